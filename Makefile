@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh machine with python3 and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# No test or tool here may look for a metadata server or another machine.
+export TPU_SKIP_MDS_QUERY := 1
+export NO_GCE_CHECK := true
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test test-slow lint format bench clean
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(READY) ## virtual environment in .venv, pinned by constraints.txt
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[tpu,dev]'
+	touch $@
+
+demo: $(READY) ## the main job, start to end, with no TPU
+	@$(BIN)/python examples/demo.py
+
+test: $(READY) ## the suite (under 12 minutes on 2 cores)
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+test-slow: $(READY) ## the cases that take minutes
+	$(BIN)/pytest -m slow
+
+lint: $(READY) ## ruff and pyright, strict on src
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(READY) ## rewrite in the house style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## every performance claim, with its target and today's figure
+	@$(BIN)/python benchmarks/run_all.py
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist

@@ -1,0 +1,145 @@
+"""Every exception of tpukit, in one tree, so that `except TPUError` always works.
+
+    TPUError
+    └── TPUBackendError               anything between your code and the chip
+        ├── TPUNotAvailableError      no TPU (or no libtpu) where one is needed
+        │   ├── MissingExtraError     an optional part of tpukit is not installed
+        │   └── PodUnavailable        the slice asked for cannot be had, or went away
+        ├── TPUDeviceError            a device is there and does not behave
+        ├── XLACompilationError       the compiler refused the program
+        ├── XLARuntimeError           the compiled program failed while running
+        ├── TPUMemoryError            memory of a chip or a host
+        │   ├── TPUOutOfMemoryError   does not fit (also exported as OutOfMemory)
+        │   └── TPUMemoryPoolError    a pool was misused or is exhausted
+        ├── TPUCacheError             a cache entry cannot be read or written
+        ├── TPUModelError             the model itself is wrong for what was asked
+        ├── TPUOptimizationError      an optimization was asked for and could not be made
+        │   └── TargetNotReached      a search ended below its target; carries the best found
+        ├── TPUDistributedError       several processes, hosts or slices
+        │   └── CommunicationTimeout  a peer did not answer in time
+        └── TPUValidationError        what you wrote is wrong (also a ValueError)
+            ├── ConfigError           a configuration key or value
+            ├── SliceError            a slice name, topology or generation
+            ├── FlagError             an XLA or libtpu flag
+            ├── MeshError             a mesh shape or axis
+            └── ShardingError         a strategy, rule or layout
+
+A message says what was seen, what was expected and the way out, in one or two sentences.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TPUError(Exception):
+    """Root of every error tpukit raises."""
+
+
+class TPUBackendError(TPUError):
+    """Something between your code and the chip failed."""
+
+
+class TPUNotAvailableError(TPUBackendError):
+    """No TPU, or no libtpu, where one is needed."""
+
+
+class MissingExtraError(TPUNotAvailableError, ImportError):
+    """An optional part of tpukit is not installed; the message names the extra."""
+
+    def __init__(self, extra: str, *, needed_for: str, module: str) -> None:
+        self.extra = extra
+        super().__init__(
+            f"{needed_for} needs '{module}', which is not installed: pip install 'tpukit[{extra}]'."
+        )
+
+
+class PodUnavailable(TPUNotAvailableError):
+    """The slice asked for cannot be had, or went away."""
+
+
+class TPUDeviceError(TPUBackendError):
+    """A device is there and does not behave."""
+
+
+class XLACompilationError(TPUBackendError):
+    """The compiler refused the program."""
+
+
+class XLARuntimeError(TPUBackendError):
+    """The compiled program failed while running."""
+
+
+class TPUMemoryError(TPUBackendError):
+    """Memory of a chip or a host."""
+
+
+class TPUOutOfMemoryError(TPUMemoryError):
+    """The program does not fit in the memory there is."""
+
+
+class TPUMemoryPoolError(TPUMemoryError):
+    """A memory pool was misused or is exhausted."""
+
+
+class TPUCacheError(TPUBackendError):
+    """A cache entry cannot be read or written."""
+
+
+class TPUModelError(TPUBackendError):
+    """The model itself is wrong for what was asked of it."""
+
+
+class TPUOptimizationError(TPUBackendError):
+    """An optimization was asked for and could not be made."""
+
+
+class TargetNotReached(TPUOptimizationError):
+    """A search ended below its target. `best` is the best result it found."""
+
+    def __init__(self, message: str, best: object = None) -> None:
+        self.best = best
+        super().__init__(message)
+
+
+class TPUDistributedError(TPUBackendError):
+    """Several processes, hosts or slices did not come together."""
+
+
+class CommunicationTimeout(TPUDistributedError, TimeoutError):
+    """A peer did not answer in time."""
+
+
+class TPUValidationError(TPUBackendError, ValueError):
+    """What was asked for is not valid; the message names what is."""
+
+
+class ConfigError(TPUValidationError):
+    """A configuration key or value is wrong."""
+
+
+class SliceError(TPUValidationError):
+    """A slice name, topology or generation is unknown or impossible."""
+
+
+class FlagError(TPUValidationError):
+    """An XLA or libtpu flag is unknown, misplaced or has a bad value."""
+
+
+class MeshError(TPUValidationError):
+    """A mesh shape or axis is wrong."""
+
+
+class ShardingError(TPUValidationError):
+    """A sharding strategy, rule or layout is wrong."""
+
+
+# The documents use both names for the one condition.
+OutOfMemory = TPUOutOfMemoryError
+
+
+def did_you_mean(seen: str, known: Iterable[str], *, most: int = 3) -> str:
+    """Return " Did you mean 'a' or 'b'?" for the known names nearest to `seen`, or ""."""
+    nearest = difflib.get_close_matches(seen, sorted(known), n=most, cutoff=0.6)
+    if not nearest:
+        return ""
+    return f" Did you mean {' or '.join(repr(name) for name in nearest)}?"

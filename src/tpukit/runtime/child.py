@@ -1,0 +1,142 @@
+"""Run a module in a child process that may hang or abort, and get a JSON answer or a clear error.
+
+libtpu can block for minutes and can abort the whole process on odd input, so every use of it goes
+through here. The child reads a JSON request from standard input and writes its JSON reply to the
+file named in `TPUKIT_CHILD_REPLY` (standard output belongs to libtpu's own chatter).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import MissingExtraError, TPUBackendError
+
+REPLY_VARIABLE = "TPUKIT_CHILD_REPLY"
+STDERR_LINES_SHOWN = 8
+
+
+class ChildError(TPUBackendError):
+    """A child process failed. `kind` is the exception's name there, or "timeout" or "exit"."""
+
+    def __init__(self, message: str, *, kind: str, log: str = "") -> None:
+        self.kind = kind
+        self.log = log
+        super().__init__(message)
+
+
+def offline_environment(
+    extra: Mapping[str, str] | None = None, *, accelerator_type: str = "v6e-4"
+) -> dict[str, str]:
+    """The environment in which libtpu compiles on a machine that has no TPU.
+
+    `TPU_SKIP_MDS_QUERY` saves minutes of metadata look-ups, `ALLOW_MULTIPLE_LIBTPU_LOAD` lets
+    a second process load libtpu, and the accelerator type and host name answer what libtpu
+    would otherwise ask the machine. Flags the user set for a real TPU are not inherited.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("LIBTPU_INIT_ARGS", "XLA_FLAGS") and not name.startswith("TPU_")
+    }
+    environment.update(
+        JAX_PLATFORMS="cpu",
+        TPU_SKIP_MDS_QUERY="1",
+        NO_GCE_CHECK="true",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+        TPU_ACCELERATOR_TYPE=accelerator_type,
+        TPU_WORKER_HOSTNAMES="localhost",
+        TPU_STDERR_LOG_LEVEL="3",
+        TPU_MIN_LOG_LEVEL="3",
+        TF_CPP_MIN_LOG_LEVEL="3",
+    )
+    environment.update(extra or {})
+    return environment
+
+
+def run_child(
+    module: str,
+    request: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run `python -m module` with `request` and return its reply.
+
+    Args:
+        module: A module whose `__main__` calls `serve_request`.
+        request: What the child is asked, as JSON data.
+        timeout_s: After this long the child and everything it started are killed.
+        environment: The whole environment of the child; `offline_environment()` by default.
+
+    Raises:
+        ChildError: The child raised, died or ran out of time.
+        MissingExtraError: The child could not import libtpu.
+    """
+    with tempfile.TemporaryDirectory(prefix="tpukit-child-") as folder:
+        reply_path = Path(folder) / "reply.json"
+        child_environment = dict(offline_environment() if environment is None else environment)
+        child_environment[REPLY_VARIABLE] = str(reply_path)
+        process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=child_environment,
+            start_new_session=True,  # so that the time-out can kill its children too
+        )
+        try:
+            output, _ = process.communicate(json.dumps(request).encode(), timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            _kill_group(process)
+            raise ChildError(
+                f"{module} did not answer within {timeout_s:g} s and was killed; "
+                "allow more time, or ask for less at once.",
+                kind="timeout",
+            ) from None
+        except BaseException:  # Ctrl-C must not leave libtpu running behind the user's back
+            _kill_group(process)
+            raise
+        log = output.decode(errors="replace")
+        if not reply_path.exists():
+            raise ChildError(_death_notice(module, process.returncode, log), kind="exit", log=log)
+        reply = json.loads(reply_path.read_text())
+    if "error" in reply:
+        error = reply["error"]
+        if error["kind"] == "ModuleNotFoundError" and "libtpu" in error["message"]:
+            raise MissingExtraError("tpu", needed_for="The offline TPU compiler", module="libtpu")
+        raise ChildError(error["message"], kind=error["kind"], log=log)
+    return reply["ok"]
+
+
+def serve_request(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """The child's side: read the request, call `answer`, write its reply or its error."""
+    request = json.loads(sys.stdin.buffer.read())
+    reply: dict[str, Any]
+    try:
+        reply = {"ok": answer(request)}
+    except Exception as error:  # noqa: BLE001 - the parent decides what each error means
+        reply = {"error": {"kind": type(error).__name__, "message": str(error)}}
+    path = Path(os.environ[REPLY_VARIABLE])
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(reply))
+    partial.replace(path)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.communicate()
+
+
+def _death_notice(module: str, code: int, log: str) -> str:
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    tail = "\n".join(line for line in log.splitlines()[-STDERR_LINES_SHOWN:] if line.strip())
+    return f"{module} {how} before it answered. Its last words:\n{tail or '(none)'}"

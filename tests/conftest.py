@@ -1,0 +1,10 @@
+"""The environment of the whole suite: no metadata look-ups, eight virtual CPU devices, no TPU."""
+
+import os
+
+os.environ.update(
+    TPU_SKIP_MDS_QUERY="1",
+    NO_GCE_CHECK="true",
+    JAX_PLATFORMS="cpu",
+    XLA_FLAGS="--xla_force_host_platform_device_count=8",
+)
