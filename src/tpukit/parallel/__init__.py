@@ -1,0 +1,1 @@
+"""Meshes and sharding: where every array of a model lives on a slice."""
