@@ -1,0 +1,168 @@
+"""The mixture-of-experts feed-forward layer, on one device or spread over an `expert` mesh axis."""
+
+from functools import partial
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from ..errors import ShardingError, TPUValidationError, did_you_mean
+from .axes import BATCH_ROLES, axes_with_role
+from .experts_dispatch import ACTIVATIONS, MoESettings, RoutingMethod, moe_shard
+from .manual_axes import AnyMesh, axes_of, axis_size, describe_axes, divisors, mesh_in_use
+from .routing import RouterStats, Score
+
+
+def moe_ffn(
+    x: Array,
+    router_w: Array,
+    w_gate: Array | None,
+    w_up: Array,
+    w_down: Array,
+    *,
+    k: int,
+    routing: RoutingMethod = "capacity",
+    capacity_factor: float = 1.25,
+    groups: int | None = None,
+    normalize: bool = True,
+    score: Score = "softmax",
+    router_bias: Array | None = None,
+    activation: str = "silu",
+    placement: Array | None = None,
+    mesh: AnyMesh | None = None,
+    axis: str = "expert",
+    x_spec: P | None = None,
+) -> tuple[Array, RouterStats]:
+    """Send every token through its `k` best experts and add up what they say.
+
+    Args:
+        x: (..., d) tokens.
+        router_w: (d, E).
+        w_gate: (E, d, f), or None for experts without a gate.
+        w_up: (E, d, f).
+        w_down: (E, f, d).
+        k: Experts a token.
+        routing: "capacity" gives every expert the same number of rows and drops pairs past it
+            (a dropped token keeps its residual); "dropless" computes every pair.
+        capacity_factor: Head-room over the even share, for "capacity".
+        groups: Tokens compete for capacity inside groups of consecutive tokens. By default one
+            group a shard of tokens, which makes drops depend on the mesh: fix the number to get
+            the same result on every mesh.
+        normalize: See `route`.
+        score: See `route`.
+        router_bias: (E,) see `route` and `update_router_bias`.
+        activation: One of `ACTIVATIONS`.
+        placement: (E,) a permutation: the weights' row p holds expert `placement[p]` (see
+            `place_experts`). The result does not depend on it.
+        mesh: Where `axis` is; None computes all experts here, or uses the mesh in context.
+        axis: The mesh axis the experts are split over.
+        x_spec: How `x` is split over the mesh: the axes named become manual, all others stay
+            automatic. By default the first dimension over the batch axes of the mesh and `axis`,
+            so that every device sorts only its own tokens.
+
+    Returns:
+        The layer's output, shaped like `x`, and the statistics of the whole batch.
+    """
+    _check_names(routing, activation)
+    num_experts = router_w.shape[-1]
+    for name, weight in (("w_gate", w_gate), ("w_up", w_up), ("w_down", w_down)):
+        if weight is not None and weight.shape[0] != num_experts:
+            raise TPUValidationError(
+                f"{name} has {weight.shape[0]} experts and the router {num_experts}; "
+                "the first dimension of every expert weight must be the router's last."
+            )
+    settings = partial(
+        MoESettings,
+        k=k,
+        routing=routing,
+        capacity_factor=capacity_factor,
+        normalize=normalize,
+        score=score,
+        activation=activation,
+    )
+    slots = None if placement is None else jnp.argsort(placement)
+    weights = (w_gate, w_up, w_down)
+    in_use = mesh_in_use(mesh)
+    if in_use is None or (mesh is None and axis not in in_use.axis_names):
+        here = settings(groups_here=groups or 1, expert_axis=None, token_axes=())
+        return moe_shard(x, router_w, router_bias, slots, weights, settings=here)
+
+    spec = _batch_spec(in_use, axis) if x_spec is None else x_spec
+    token_axes = axes_of(spec)
+    shards = _check_split(x, num_experts, in_use, axis, spec)
+    if groups is not None and groups % shards:
+        raise ShardingError(
+            f"groups={groups} capacity groups cannot be split over {shards} shards of tokens; "
+            f"use a multiple of {shards}."
+        )
+    here = settings(
+        groups_here=(groups or shards) // shards,
+        expert_axis=axis if dict(in_use.shape)[axis] > 1 else None,
+        token_axes=token_axes,
+    )
+    mapped = jax.shard_map(
+        partial(moe_shard, settings=here),
+        mesh=in_use,
+        in_specs=(spec, P(), P(), P(), P(axis)),
+        out_specs=(spec, P()),
+        axis_names=set(token_axes),
+    )
+    return mapped(x, router_w, router_bias, slots, weights)
+
+
+def place_experts(weights: Array, placement: Array) -> Array:
+    """Reorder expert weights (E, ...) so that row p holds expert `placement[p]`."""
+    return jnp.take(weights, placement, axis=0)
+
+
+def _batch_spec(mesh: AnyMesh, axis: str) -> P:
+    already_manual = {
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Manual
+    }
+    batch_axes = axes_with_role(mesh.axis_names, *BATCH_ROLES)
+    wanted = [name for name in mesh.axis_names if name in batch_axes or name == axis]
+    return P(tuple(name for name in wanted if name not in already_manual))
+
+
+def _check_names(routing: str, activation: str) -> None:
+    for what, seen, known in (
+        ("Routing", routing, get_args(RoutingMethod)),
+        ("Activation", activation, tuple(ACTIVATIONS)),
+    ):
+        if seen not in known:
+            raise TPUValidationError(
+                f"{what} '{seen}' is unknown; known are {', '.join(known)}."
+                f"{did_you_mean(seen, known)}"
+            )
+
+
+def _check_split(x: Array, num_experts: int, mesh: AnyMesh, axis: str, spec: P) -> int:
+    """The number of shards of tokens; raises when experts or tokens cannot be split."""
+    size = axis_size(mesh, axis, needed_for="Expert parallelism")
+    if num_experts % size:
+        raise ShardingError(
+            f"{num_experts} experts cannot be split over '{axis}'={size}; sizes that divide them: "
+            f"{', '.join(map(str, divisors(num_experts)))}."
+        )
+    if axis not in axes_of(spec):
+        raise ShardingError(
+            f"x_spec={spec} does not split the tokens over '{axis}', so every device of that axis "
+            f"would send the same tokens; name it, for example P(('data', '{axis}'))."
+        )
+    shards = 1
+    for dimension, entry in enumerate(spec):
+        pieces = 1
+        for name in axes_of(P(entry)):
+            pieces *= axis_size(mesh, name, needed_for="x_spec")
+        if x.shape[dimension] % pieces:
+            raise ShardingError(
+                f"Dimension {dimension} of x has {x.shape[dimension]} rows and x_spec={spec} "
+                f"splits it {pieces} ways on {describe_axes(mesh)}; use a multiple of {pieces}."
+            )
+        shards *= pieces
+    return shards

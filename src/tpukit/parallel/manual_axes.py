@@ -1,0 +1,62 @@
+"""Which mesh a function that talks over a mesh axis runs on, and whether the axis is there."""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+
+from ..errors import MeshError, did_you_mean
+
+AnyMesh: TypeAlias = Mesh | AbstractMesh
+
+
+def mesh_in_use(mesh: AnyMesh | None) -> AnyMesh | None:
+    """The mesh to map over: that of an enclosing manual region, else `mesh`, else the context's.
+
+    Inside another `shard_map` (a pipeline stage that holds a ring attention, say) jax insists on
+    the mesh that knows which axes are already manual; outside one, an explicit mesh wins.
+    """
+    current = jax.sharding.get_abstract_mesh()
+    if AxisType.Manual in current.axis_types:
+        return current
+    if mesh is not None:
+        return mesh
+    return None if current.empty else current
+
+
+def axis_size(mesh: AnyMesh, axis: str, *, needed_for: str) -> int:
+    """The number of devices along `axis`.
+
+    Raises:
+        MeshError: The mesh has no such axis.
+    """
+    sizes = dict(mesh.shape)
+    if axis not in sizes:
+        raise MeshError(
+            f"{needed_for} runs over the mesh axis '{axis}', but the mesh has "
+            f"{describe_axes(mesh)}.{did_you_mean(axis, sizes)} Add the axis to the mesh, "
+            f"or pass axis= with the name of one that is there."
+        )
+    return sizes[axis]
+
+
+def describe_axes(mesh: AnyMesh) -> str:
+    """The axes of a mesh for a message: "data=2, model=4"."""
+    return ", ".join(f"{name}={size}" for name, size in dict(mesh.shape).items()) or "no axes"
+
+
+def axes_of(spec: PartitionSpec) -> tuple[str, ...]:
+    """Every axis name in a partition spec, in order."""
+    names: list[str] = []
+    for entry in spec:
+        if isinstance(entry, str):
+            names.append(entry)
+        elif isinstance(entry, Iterable):
+            names.extend(entry)
+    return tuple(names)
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a positive number, for messages that say what would have worked."""
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
