@@ -1,0 +1,143 @@
+"""The catalog: generations read from `data/*.toml`, checked, cached, and found by any name."""
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ..errors import SliceError, did_you_mean
+from .chip import DTYPES, Chip
+from .figure import Figure
+from .topology import TopologyRules, parse_shape
+
+GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "7x", "8i")
+GIB = 2**30
+
+_FIGURES = {
+    "hbm_bytes": "B",
+    "hbm_usable_gib_per_device": "GiB",
+    "hbm_gbps": "GB/s",
+    "ici_link_gbps": "GB/s",
+    "ici_link_effective_gbps": "GB/s",
+    "dcn_gbps": "GB/s",
+    "pcie_gbps": "GB/s",
+    "vmem_bytes": "B",
+    "smem_bytes": "B",
+    "cmem_bytes": "B",
+    "mxus_per_core": "",
+    "mxu_size": "",
+    "sparse_cores": "",
+    "clock_ghz": "GHz",
+    "host_ram_bytes": "B",
+}
+_PLAIN = (
+    *("name", "title", "generation", "slice_prefix", "name_counts", "structure_source"),
+    *("cores_per_chip", "devices_per_chip", "chips_per_host", "ici_links_per_chip"),
+    *("api_prefix", "gke_accelerator", "needs_gke", "libtpu_name", "libtpu_chip_config"),
+)
+
+
+def list_chips() -> tuple[Chip, ...]:
+    """Every generation in the catalog, oldest first."""
+    return tuple(_load(name) for name in GENERATIONS)
+
+
+def get_chip(name: str) -> Chip:
+    """The generation of that name: "v5e", "v5litepod", "TPU v5 lite", "trillium", "tpu7x".
+
+    Raises:
+        SliceError: No such generation; the message names the nearest.
+    """
+    wanted = spelled(name)
+    known = names_of_chips()
+    for spelling in (wanted, wanted.removeprefix("tpu-"), wanted.removeprefix("tpu")):
+        if spelling in known:
+            return known[spelling]
+    raise SliceError(
+        f"{name!r} is not a TPU generation; known are {', '.join(GENERATIONS)}."
+        + did_you_mean(wanted.removeprefix("tpu-"), known)
+    )
+
+
+def spelled(name: str) -> str:
+    """One spelling of a name: lower case, with `-` for every separator people use."""
+    parts = "".join(char if char.isalnum() else " " for char in name.lower()).split()
+    return "-".join(parts)
+
+
+@cache
+def names_of_chips() -> dict[str, Chip]:
+    """Every spelling of every generation."""
+    names: dict[str, Chip] = {}
+    for chip in list_chips():
+        kinds = (kind.lower().removeprefix("tpu") for kind in chip.device_kinds)
+        own = (chip.name, chip.slice_prefix, *chip.aliases, *chip.shape_only_aliases, *kinds)
+        names.update((spelled(name), chip) for name in own)
+    return names
+
+
+@cache
+def _load(name: str) -> Chip:
+    file = resources.files("tpukit.hardware") / "data" / f"{name}.toml"
+    return _chip_from(tomllib.loads(file.read_text("utf-8")))
+
+
+def _chip_from(data: dict[str, Any]) -> Chip:
+    sources = data["sources"]
+
+    def figure(entry: Mapping[str, Any], unit: str) -> Figure:
+        if "missing" in entry:
+            return Figure.missing(unit, entry["missing"])
+        source = sources[entry["source"]]
+        return Figure(
+            entry["value"],
+            unit,
+            origin=source["origin"],
+            source=source["title"],
+            date=source["date"],
+            note=entry.get("note", ""),
+        )
+
+    unexpected = set(_FIGURES) ^ set(data["figures"])
+    if unexpected:
+        raise SliceError(
+            f"The data file of {data['name']} must hold exactly the catalog's figures; "
+            f"missing or unknown: {', '.join(sorted(unexpected))}."
+        )
+    figures: dict[str, Any] = {
+        key: figure(data["figures"][key], unit) for key, unit in _FIGURES.items()
+    }
+    usable_of_device: Figure = figures.pop("hbm_usable_gib_per_device")
+    topology = data.get("topology")
+    plain: dict[str, Any] = {key: data.get(key) for key in _PLAIN}
+    return Chip(
+        **plain,
+        **figures,
+        aliases=tuple(data["aliases"]),
+        shape_only_aliases=tuple(data["shape_only_aliases"]),
+        device_kinds=tuple(data["device_kinds"]),
+        gke_machine_types=tuple(data.get("gke_machine_types", ())),
+        pod_chips=topology["pod_chips"] if topology else None,
+        topology_source=topology["source"] if topology else "",
+        rules=_rules_from(topology) if topology else None,
+        peak_tflops={dtype: figure(data["peak_tflops"][dtype], "TFLOP/s") for dtype in DTYPES},
+        measured={
+            key: figure(entry, entry["unit"]) for key, entry in data.get("measured", {}).items()
+        },
+        hbm_usable_bytes=usable_of_device.scaled(GIB * data["devices_per_chip"], unit="B"),
+    )
+
+
+def _rules_from(topology: Mapping[str, Any]) -> TopologyRules:
+    x, y, z = topology["host_bounds"]
+    return TopologyRules(
+        dims=topology["dims"],
+        listed_shapes=tuple(parse_shape(shape) for shape in topology["listed_shapes"]),
+        cube=topology.get("cube"),
+        max_chips=topology["max_chips"],
+        max_axis=topology["max_axis"],
+        wrap_length=topology.get("wrap_length"),
+        host_bounds=(x, y, z),
+        single_host_shapes=tuple(parse_shape(shape) for shape in topology["single_host_shapes"]),
+    )

@@ -1,0 +1,158 @@
+"""One TPU generation: its names, its structure and every figure of a chip with its source."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import SliceError, did_you_mean
+from .figure import Figure
+from .topology import TopologyRules
+
+DTYPES = ("bf16", "fp8", "int8", "int4")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chip:
+    """One TPU generation. Rates in `gbps` are gigabytes (10^9 bytes) a second.
+
+    Attributes:
+        name: "v2" … "v6e", "7x", "8i".
+        device_kinds: What `jax.Device.device_kind` says of it.
+        name_counts: What the number in a slice's name counts: "cores", "chips", or "shape" when
+            slices are named by their shape because numbers are read in two ways.
+        cores_per_chip: TensorCores.
+        devices_per_chip: JAX devices; each has an equal share of the chip's memory and peak.
+        chips_per_host: Of multi-host slices; None when not known.
+        libtpu_name: What the offline compiler calls it; None when it does not know it.
+        rules: Legal shapes; None when no topology is public.
+        peak_tflops: Peak of the chip by type: bf16, fp8, int8, int4.
+        hbm_usable_bytes: What the compiler lets the programs of one chip use.
+        ici_link_gbps: One link, one way, as the vendor states it.
+        ici_link_effective_gbps: The same as step-time models use it.
+        dcn_gbps: Data-centre network, of one chip.
+        pcie_gbps: Host to chip.
+        vmem_bytes: Of one core; so are `smem_bytes`, `mxus_per_core`.
+        cmem_bytes: Of the chip.
+        mxu_size: Edge of the square matrix unit.
+        measured: Published microbenchmarks: ceilings for a predictor.
+    """
+
+    name: str
+    title: str
+    generation: int
+    slice_prefix: str
+    aliases: tuple[str, ...]
+    shape_only_aliases: tuple[str, ...]
+    device_kinds: tuple[str, ...]
+    api_prefix: str | None
+    gke_accelerator: str | None
+    gke_machine_types: tuple[str, ...]
+    needs_gke: bool | None
+    name_counts: str
+    cores_per_chip: int
+    devices_per_chip: int
+    chips_per_host: int | None
+    ici_links_per_chip: int | None
+    libtpu_name: str | None
+    libtpu_chip_config: str | None
+    pod_chips: int | None
+    structure_source: str
+    topology_source: str
+    rules: TopologyRules | None
+    peak_tflops: Mapping[str, Figure]
+    measured: Mapping[str, Figure]
+    hbm_bytes: Figure
+    hbm_usable_bytes: Figure
+    hbm_gbps: Figure
+    ici_link_gbps: Figure
+    ici_link_effective_gbps: Figure
+    dcn_gbps: Figure
+    pcie_gbps: Figure
+    vmem_bytes: Figure
+    smem_bytes: Figure
+    cmem_bytes: Figure
+    mxus_per_core: Figure
+    mxu_size: Figure
+    sparse_cores: Figure
+    clock_ghz: Figure
+    host_ram_bytes: Figure
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Chip) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def torus_dims(self) -> int | None:
+        """Axes of the torus that joins the chips; None when no topology is public."""
+        return self.rules.dims if self.rules else None
+
+    @property
+    def counted_per_chip(self) -> int:
+        """What one chip adds to the number in a slice's name."""
+        return self.cores_per_chip if self.name_counts == "cores" else 1
+
+    @property
+    def cores_per_device(self) -> int:
+        """TensorCores of one JAX device (2 where two cores work as one, "megacore")."""
+        return self.cores_per_chip // self.devices_per_chip
+
+    def peak(self, dtype: str = "bf16") -> Figure:
+        """Peak TFLOP/s of the chip for a type, under any of the type's usual names."""
+        family = _dtype_family(dtype)
+        return self.peak_tflops[family]
+
+    def per_device(self, figure: Figure) -> Figure:
+        """One JAX device's share of a figure of the chip."""
+        return figure.scaled(1 / self.devices_per_chip)
+
+    def figures(self) -> dict[str, Figure]:
+        """Every figure by name, peaks and measurements included."""
+        named = {f"peak_{dtype}_tflops": peak for dtype, peak in self.peak_tflops.items()}
+        own = ((field.name, getattr(self, field.name)) for field in fields(self))
+        named.update((name, value) for name, value in own if isinstance(value, Figure))
+        named.update((f"measured_{name}", figure) for name, figure in self.measured.items())
+        return named
+
+    def to_dict(self) -> dict[str, Any]:
+        """Names, structure and every figure with its provenance."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "device_kinds": list(self.device_kinds),
+            "api_prefix": self.api_prefix,
+            "gke_accelerator": self.gke_accelerator,
+            "needs_gke": self.needs_gke,
+            "cores_per_chip": self.cores_per_chip,
+            "devices_per_chip": self.devices_per_chip,
+            "chips_per_host": self.chips_per_host,
+            "ici_links_per_chip": self.ici_links_per_chip,
+            "torus_dims": self.torus_dims,
+            "pod_chips": self.pod_chips,
+            "structure_source": self.structure_source,
+            "topology_source": self.topology_source,
+            "figures": {name: figure.to_dict() for name, figure in self.figures().items()},
+        }
+
+    def __rich__(self) -> Any:
+        from .tables import chip_table
+
+        return chip_table(self)
+
+
+def _dtype_family(dtype: str) -> str:
+    wanted = dtype.lower()
+    if wanted in DTYPES:
+        return wanted
+    families = {"bfloat16": "bf16", "s8": "int8", "s4": "int4", "float8": "fp8", "f8": "fp8"}
+    for prefix, family in families.items():
+        if wanted.startswith(prefix):
+            return family
+    raise SliceError(
+        f"No peak is catalogued for type {dtype!r}; expected one of {', '.join(DTYPES)}."
+        + did_you_mean(wanted, [*DTYPES, *families])
+    )

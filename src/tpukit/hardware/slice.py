@@ -1,0 +1,237 @@
+"""A slice of TPUs: which chips, in which shape, and everything that follows from it."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import SliceError
+from .catalog import get_chip
+from .chip import DTYPES, Chip
+from .figure import Figure
+from .naming import chips_named, read_name
+from .refusals import canonical_name, no_such_count, no_such_shape, no_topology
+from .topology import Shape, TopologyRules, format_shape, parse_shape
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Chips joined by one torus, or several such slices joined by the data-centre network.
+
+    Make one with `Slice.parse("v6e-64")` or `Slice.of("v6e", chips=64)`. `chips`, `hosts` and
+    `devices` are totals over all slices; `topology` is the shape of each. `str(s)` is the
+    canonical name, and `Slice.parse(str(s)) == s`.
+    """
+
+    chip: Chip
+    topology: Shape
+    num_slices: int = 1
+
+    def __post_init__(self) -> None:
+        rules = rules_of(self.chip)
+        if not rules.is_legal(self.topology):
+            raise no_such_shape(self.chip, self.topology)
+        if self.num_slices < 1:
+            raise SliceError(f"A job has at least one slice, not {self.num_slices}.")
+
+    @classmethod
+    def parse(cls, text: str) -> "Slice":
+        """Read any spelling: `v4-32`, `v5litepod-16`, `v6e:16x16`, `tpu7x-4x4x4`, `2xv6e-256`.
+
+        Raises:
+            SliceError: The name is ambiguous, or no such slice exists; the message names the
+                valid choices.
+        """
+        name = read_name(text)
+        rules_of(name.chip)
+        return cls.of(
+            name.chip.name,
+            chips=chips_named(name),
+            topology=name.shape,
+            num_slices=name.num_slices,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        generation: str,
+        *,
+        chips: int | None = None,
+        topology: str | Shape | None = None,
+        num_slices: int = 1,
+    ) -> "Slice":
+        """The slice of `generation` with that many chips, that shape, or both.
+
+        Args:
+            generation: Any name `get_chip` takes.
+            chips: Chips of one slice, counted as chips whatever the generation's names count.
+            topology: Shape of one slice; the most cubic one for `chips` when left out.
+            num_slices: Slices joined by the data-centre network.
+
+        Raises:
+            SliceError: No such slice; the message names the valid ones.
+        """
+        chip = get_chip(generation)
+        rules = rules_of(chip)
+        if topology is None:
+            if chips is None:
+                raise SliceError(f"Say how many {chip.name} chips, or which topology.")
+            if chips not in rules.by_chips:
+                raise no_such_count(chip, chips)
+            return cls(chip, rules.by_chips[chips][0], num_slices)
+        shape = parse_shape(topology) if isinstance(topology, str) else tuple(topology)
+        if not rules.is_legal(shape) or (chips is not None and math.prod(shape) != chips):
+            raise no_such_shape(chip, shape, chips=chips)
+        return cls(chip, shape, num_slices)
+
+    def __str__(self) -> str:
+        return canonical_name(self.chip, self.topology, num_slices=self.num_slices)
+
+    @property
+    def chips_per_slice(self) -> int:
+        """Chips of one slice."""
+        return math.prod(self.topology)
+
+    @property
+    def chips(self) -> int:
+        """Chips of all slices."""
+        return self.chips_per_slice * self.num_slices
+
+    @property
+    def devices(self) -> int:
+        """What `len(jax.devices())` is on it."""
+        return self.chips * self.chip.devices_per_chip
+
+    @property
+    def hosts(self) -> int:
+        """Host machines, each running one process."""
+        return rules_of(self.chip).hosts(self.topology) * self.num_slices
+
+    @property
+    def chips_per_host(self) -> int:
+        """Chips of one host."""
+        return self.chips // self.hosts
+
+    @property
+    def devices_per_host(self) -> int:
+        """What `jax.local_device_count()` is on each host."""
+        return self.devices // self.hosts
+
+    @property
+    def wraps(self) -> tuple[bool, ...]:
+        """For each axis of the topology, whether its ends are linked into a ring."""
+        return rules_of(self.chip).wraps(self.topology)
+
+    @property
+    def bisection_gbps(self) -> Figure:
+        """GB/s one way across the narrowest cut that halves one slice."""
+        links = rules_of(self.chip).bisection_links(self.topology)
+        if not links:
+            return Figure.missing("GB/s", "a single chip has no links to cut.")
+        return self.chip.ici_link_gbps.scaled(links)
+
+    def peak_tflops(self, dtype: str = "bf16") -> Figure:
+        """Peak of all chips together, for a type."""
+        return self.chip.peak(dtype).scaled(self.chips)
+
+    @property
+    def hbm_bytes(self) -> Figure:
+        """High-bandwidth memory of all chips together."""
+        return self.chip.hbm_bytes.scaled(self.chips)
+
+    @property
+    def hbm_usable_bytes(self) -> Figure:
+        """What the compiler lets programs use of it."""
+        return self.chip.hbm_usable_bytes.scaled(self.chips)
+
+    @property
+    def dcn_gbps(self) -> Figure:
+        """GB/s one slice can send over the data-centre network."""
+        return self.chip.dcn_gbps.scaled(self.chips_per_slice)
+
+    @property
+    def needs_gke(self) -> bool:
+        """Whether it can be had through Google Kubernetes Engine only."""
+        return bool(self.chip.needs_gke)
+
+    @property
+    def api_name(self) -> str | None:
+        """Accelerator type of the Cloud TPU API; None where that API does not offer it.
+
+        A shape other than the default of its size is asked for by topology beside this name.
+        """
+        if self.chip.api_prefix is None:
+            return None
+        return f"{self.chip.api_prefix}-{self.chips_per_slice * self.chip.counted_per_chip}"
+
+    @property
+    def gke_accelerator(self) -> str | None:
+        """Value of GKE's `cloud.google.com/gke-tpu-accelerator` label."""
+        return self.chip.gke_accelerator
+
+    @property
+    def gke_topology(self) -> str:
+        """Value of GKE's `cloud.google.com/gke-tpu-topology` label."""
+        return format_shape(self.topology)
+
+    @property
+    def libtpu_topology(self) -> str:
+        """`topology_name` for `jax.experimental.topologies.get_topology_desc`."""
+        return f"{self.chip.libtpu_name}:{format_shape(self.topology)}"
+
+    @property
+    def libtpu_options(self) -> dict[str, Any]:
+        """The other keyword arguments of `get_topology_desc`; empty where defaults are right."""
+        rules = rules_of(self.chip)
+        options: dict[str, Any] = {}
+        if self.chip.libtpu_chip_config:
+            options["chip_config_name"] = self.chip.libtpu_chip_config
+        bounds = rules.bounds_of_host(self.topology)
+        if bounds != rules.host_bounds:
+            options["chips_per_host_bounds"] = bounds
+        if self.num_slices > 1:
+            options["num_slices"] = self.num_slices
+        return options
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything the slice knows, figures with their provenance."""
+        return {
+            "name": str(self),
+            "generation": self.chip.name,
+            "topology": list(self.topology),
+            "num_slices": self.num_slices,
+            "chips": self.chips,
+            "hosts": self.hosts,
+            "devices": self.devices,
+            "devices_per_host": self.devices_per_host,
+            "wraps": list(self.wraps),
+            "api_name": self.api_name,
+            "gke_accelerator": self.gke_accelerator,
+            "gke_topology": self.gke_topology,
+            "needs_gke": self.needs_gke,
+            "libtpu_topology": self.libtpu_topology,
+            "libtpu_options": self.libtpu_options,
+            "peak_tflops": {dtype: self.peak_tflops(dtype).to_dict() for dtype in DTYPES},
+            "hbm_bytes": self.hbm_bytes.to_dict(),
+            "hbm_usable_bytes": self.hbm_usable_bytes.to_dict(),
+            "bisection_gbps": self.bisection_gbps.to_dict(),
+            "dcn_gbps": self.dcn_gbps.to_dict(),
+        }
+
+    def __rich__(self) -> Any:
+        from .tables import slice_table
+
+        return slice_table(self)
+
+
+def list_slices(generation: str) -> tuple[Slice, ...]:
+    """One slice of each size a generation comes in, in its default shape, smallest first."""
+    chip = get_chip(generation)
+    rules = rules_of(chip)
+    return tuple(Slice(chip, shapes[0]) for shapes in rules.by_chips.values())
+
+
+def rules_of(chip: Chip) -> TopologyRules:
+    """The shape rules of a generation, or a SliceError where no topology is public."""
+    if chip.rules is None:
+        raise no_topology(chip)
+    return chip.rules

@@ -1,0 +1,117 @@
+"""Shapes of slices: which are legal in a generation, where they wrap, how hosts tile them."""
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import SliceError
+
+Shape = tuple[int, ...]
+
+_SHAPE = re.compile(r"[1-9]\d{0,4}(?:x[1-9]\d{0,4}){1,2}", re.ASCII)
+
+
+def parse_shape(text: str) -> Shape:
+    """Read "4x4x8" (case and spaces do not matter) as (4, 4, 8)."""
+    compact = "".join(text.lower().split()).replace("×", "x").replace("*", "x")
+    if not _SHAPE.fullmatch(compact):
+        raise SliceError(
+            f"{text!r} is not a topology; write two or three chip counts, such as '4x4' or '4x4x8'."
+        )
+    return tuple(int(length) for length in compact.split("x"))
+
+
+def format_shape(shape: Shape) -> str:
+    """Write (4, 4, 8) as "4x4x8"."""
+    return "x".join(str(length) for length in shape)
+
+
+@dataclass(frozen=True)
+class TopologyRules:
+    """The shapes one generation can be had in.
+
+    Attributes:
+        dims: Axes of the torus, 2 or 3.
+        listed_shapes: Shapes offered by name; for 3D generations those below one whole cube.
+        cube: Edge of the cube from which larger 3D shapes are made, or None.
+        max_chips: The most chips of one slice.
+        max_axis: The longest axis a slice may have.
+        wrap_length: A 2D axis this long is closed to a ring. 3D slices of whole cubes wrap
+            on every axis and smaller ones on none.
+        host_bounds: Chips of one host on each axis (always three numbers, as libtpu wants them).
+        single_host_shapes: Shapes served by one host, even when larger than `host_bounds`.
+    """
+
+    dims: int
+    listed_shapes: tuple[Shape, ...]
+    cube: int | None
+    max_chips: int
+    max_axis: int
+    wrap_length: int | None
+    host_bounds: tuple[int, int, int]
+    single_host_shapes: tuple[Shape, ...]
+
+    @cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Every legal shape, smallest first; of one size, the most cubic first."""
+        shapes = set(self.listed_shapes)
+        if self.cube:
+            lengths = range(self.cube, self.max_axis + 1, self.cube)
+            for a in lengths:
+                for b in lengths:
+                    if b < a or a * b * b > self.max_chips:
+                        continue
+                    longest = min(self.max_axis, self.max_chips // (a * b))
+                    shapes.update((a, b, c) for c in range(b, longest + 1, self.cube))
+        return tuple(sorted(shapes, key=lambda s: (math.prod(s), sum(s), s)))
+
+    @cached_property
+    def by_chips(self) -> dict[int, tuple[Shape, ...]]:
+        """Legal shapes by the number of chips; the first of each is the default."""
+        grouped: dict[int, tuple[Shape, ...]] = {}
+        for shape in self.shapes:
+            chips = math.prod(shape)
+            grouped[chips] = (*grouped.get(chips, ()), shape)
+        return grouped
+
+    def is_legal(self, shape: Shape) -> bool:
+        """Whether a slice of this shape can be had."""
+        return shape in self.by_chips.get(math.prod(shape), ())
+
+    def nearest_counts(self, chips: int, *, most: int = 4) -> list[int]:
+        """The legal chip counts nearest to `chips`, in order of size."""
+        nearest = sorted(self.by_chips, key=lambda legal: abs(legal - chips))[:most]
+        return sorted(nearest)
+
+    def wraps(self, shape: Shape) -> tuple[bool, ...]:
+        """For each axis, whether its ends are linked into a ring."""
+        if self.cube:
+            whole_cubes = all(length % self.cube == 0 for length in shape)
+            return (whole_cubes,) * len(shape)
+        return tuple(length == self.wrap_length for length in shape)
+
+    def hosts(self, shape: Shape) -> int:
+        """Host machines that serve the shape."""
+        return math.prod(shape) // math.prod(self.bounds_of_host(shape))
+
+    def bounds_of_host(self, shape: Shape) -> tuple[int, int, int]:
+        """Chips of one host on each of three axes, for this shape."""
+        if shape in self.single_host_shapes:
+            x, y, z = (*shape, 1)[:3]
+            return (x, y, z)
+        return self.host_bounds
+
+    def bisection_links(self, shape: Shape) -> int:
+        """Links cut when the slice is halved across the axis where that cuts fewest.
+
+        An axis closed to a ring is cut in two places. Zero for a single chip.
+        """
+        wraps = self.wraps(shape)
+        chips = math.prod(shape)
+        cuts = [
+            chips // length * (2 if wrapped else 1)
+            for length, wrapped in zip(shape, wraps, strict=True)
+            if length > 1
+        ]
+        return min(cuts, default=0)
