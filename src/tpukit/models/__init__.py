@@ -1,0 +1,1 @@
+"""Workloads: reference transformers, presets, remat, and adapters for anyone's model."""

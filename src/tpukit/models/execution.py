@@ -1,0 +1,31 @@
+"""How a model is run, as opposed to what it is: attention, remat, scan, the experts' mesh."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import AbstractMesh, Mesh
+
+from .attention import AttentionFunction
+from .remat import NO_REMAT, RematPolicy
+
+AnyMesh = Mesh | AbstractMesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Choices that change speed and memory, never the result.
+
+    `expert_mesh` is the mesh whose `expert_axis` the experts are spread over; None keeps every
+    expert where its tokens are.
+    """
+
+    attention: str | AttentionFunction = "auto"
+    remat: RematPolicy = NO_REMAT
+    scan_layers: bool = True
+    expert_mesh: AnyMesh | None = None
+    expert_axis: str = "expert"
+
+    def replace(self, **changes: Any) -> "Execution":
+        """The same choices with some changed."""
+        return dataclasses.replace(self, **changes)

@@ -1,0 +1,80 @@
+"""Norm, linear and embedding layers that store parameters in one dtype and compute in another."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .transformer_config import TransformerConfig
+
+EMBEDDING_STDDEV = 0.02
+
+
+def compute_dtype(config: TransformerConfig) -> jnp.dtype:
+    """The dtype of activations."""
+    return jnp.dtype(config.dtype)
+
+
+class Norm(nnx.Module):
+    """RMSNorm or LayerNorm over the last axis, computed in at least float32."""
+
+    def __init__(self, width: int, config: TransformerConfig) -> None:
+        param_dtype = jnp.dtype(config.param_dtype)
+        self.eps = config.norm_eps
+        self.centred = config.norm == "layernorm"
+        self.scale = nnx.Param(jnp.ones((width,), param_dtype))
+        self.bias = nnx.Param(jnp.zeros((width,), param_dtype)) if self.centred else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise the last axis."""
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        if self.centred:
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        wide = wide * self.scale[...]
+        if self.bias is not None:
+            wide = wide + self.bias[...]
+        return wide.astype(x.dtype)
+
+
+class Linear(nnx.Module):
+    """`x @ kernel (+ bias)`, the kernel stored as (inputs, outputs)."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        config: TransformerConfig,
+        *,
+        rngs: nnx.Rngs,
+        use_bias: bool | None = None,
+    ) -> None:
+        param_dtype = jnp.dtype(config.param_dtype)
+        init = nnx.initializers.lecun_normal()
+        self.dtype = compute_dtype(config)
+        self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), param_dtype))
+        biased = config.use_bias if use_bias is None else use_bias
+        self.bias = nnx.Param(jnp.zeros((outputs,), param_dtype)) if biased else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., inputs) -> (..., outputs)."""
+        y = x @ self.kernel[...].astype(self.dtype)
+        return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+
+
+class Embedding(nnx.Module):
+    """Rows looked up by number; `unembed` is the product with the same table."""
+
+    def __init__(self, rows: int, width: int, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        init = nnx.initializers.normal(EMBEDDING_STDDEV)
+        self.dtype = compute_dtype(config)
+        self.embedding = nnx.Param(
+            init(rngs.params(), (rows, width), jnp.dtype(config.param_dtype))
+        )
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """The rows of `ids`."""
+        return self.embedding[...].astype(self.dtype)[ids]
+
+    def unembed(self, x: jax.Array) -> jax.Array:
+        """Logits over the rows."""
+        return x @ self.embedding[...].astype(self.dtype).T

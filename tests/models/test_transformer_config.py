@@ -1,0 +1,146 @@
+"""Configurations refuse what cannot be built, and count exactly what the modules hold."""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+from flax import nnx
+
+from tpukit.errors import TPUModelError
+from tpukit.models.presets import get_preset, list_presets, presets
+from tpukit.models.transformer import Transformer
+from tpukit.models.transformer_config import RopeScaling, TransformerConfig
+
+BASE = {"n_layers": 2, "d_model": 64, "d_ff": 128, "n_heads": 4, "vocab_size": 256}
+PUBLISHED = [name for name, preset in presets().items() if preset.published_parameters]
+
+# (preset, sequence length) -> training FLOPs a token with causal attention counted once, then with
+# every key counted: the figures of the published runs these presets are compared with.
+FLOPS = {
+    ("llama3.1-8b", 8192): (51470401536, 57912852480),
+    ("llama3.1-70b", 8192): (449222541312, 481434796032),
+    ("llama3.1-70b", 131072): (932406362112, 1447802437632),
+    ("llama3.1-405b", 8192): (2523955986432, 2625424588800),
+    ("llama2-70b", 4096): (428385239040, 444491366400),
+    ("gpt3-175b", 2048): (1061881380864, 1076376895488),
+    ("maxtext2023-16B", 2048): (100864622592, 104085848064),
+    ("maxtext2023-22B", 2048): (135291469824, 138915348480),
+    ("maxtext2023-32B", 2048): (198508019712, 201729245184),
+    ("maxtext2023-64B", 2048): (395002773504, 401445224448),
+    ("maxtext2023-128B", 2048): (787992281088, 800877182976),
+    ("maxtext2023-512B", 2048): (3122172788736, 3147942592512),
+    ("maxtext2023-1024B", 2048): (6240319045632, 6291858653184),
+}
+
+
+def module_parameter_count(config: TransformerConfig) -> int:
+    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_the_arithmetic_counts_what_the_module_holds(name):
+    config = get_preset(name)
+    assert config.parameter_count().total == module_parameter_count(config)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name):
+    assert get_preset(name).parameter_count().total == presets()[name].published_parameters
+
+
+def test_gpt3_is_within_its_rounded_name():
+    assert get_preset("gpt3-175b").parameter_count().total == pytest.approx(175e9, rel=0.005)
+
+
+def test_a_token_of_mixtral_touches_two_of_eight_experts():
+    # 12.9B active is the figure of the Mixtral paper (arXiv 2401.04088).
+    assert get_preset("mixtral-8x7b").parameter_count().active == pytest.approx(12.9e9, rel=0.005)
+
+
+@pytest.mark.parametrize(("name", "seq_len"), FLOPS)
+def test_flops_are_those_of_the_published_runs(name, seq_len):
+    causal, every_key = FLOPS[name, seq_len]
+    assert get_preset(name).flops_per_token(seq_len).total == causal
+    assert get_preset(name).flops_per_token(seq_len, causal=False).total == every_key
+
+
+def test_a_window_costs_only_the_keys_it_sees():
+    config = TransformerConfig(**BASE, sliding_window=8, global_every=2)
+    seq_len = 64
+    seen = sum(
+        # The convention S / 2 counts half of the diagonal.
+        query + 0.5 if query < window else window
+        for window in (8, 64)
+        for query in range(seq_len)
+    )
+    flops = config.flops_per_token(seq_len).attention
+    assert flops == pytest.approx(12 * 4 * 16 * seen / seq_len, rel=1e-9)
+    assert "before the query" in config.flops_per_token(seq_len).convention
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm": "layernorm", "use_bias": True, "positions": "learned", "gated_mlp": False},
+        {"qk_norm": True, "post_norms": True, "tied_embeddings": True},
+        {"parallel_block": True, "head_dim": 32, "n_kv_heads": 2},
+        {"n_experts": 4, "experts_per_token": 1, "use_bias": True},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_every_option_is_counted(options):
+    config = TransformerConfig(**BASE, **options)
+    assert config.parameter_count().total == module_parameter_count(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_heads": 3}, "d_model=64 is not a multiple of n_heads=3; set head_dim"),
+        ({"n_kv_heads": 3}, "n_kv_heads=3 does not divide n_heads=4"),
+        ({"head_dim": 7}, "head_dim=7 is odd"),
+        ({"n_layers": 0}, "n_layers=0; it must be at least 1"),
+        ({"activation": "sillu"}, "activation='sillu' is not one of .* Did you mean 'silu'"),
+        ({"n_experts": 4}, "experts_per_token=0 with n_experts=4"),
+        ({"experts_per_token": 2}, "n_experts is 0; set n_experts"),
+        ({"global_every": 6}, "global_every=6 needs a sliding_window"),
+        ({"sliding_window": 0}, "sliding_window=0; it must be at least 1"),
+        ({"n_experts": 2, "experts_per_token": 1, "gated_mlp": False}, "experts are gated"),
+        ({"rope_scaling": {"kind": "lama3"}}, "rope scaling 'lama3' is not known"),
+        ({"d_fff": 3}, "'d_fff' is not a field of TransformerConfig. Did you mean 'd_ff'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_errors_teach(changes, message):
+    with pytest.raises(TPUModelError, match=message):
+        TransformerConfig.from_dict({**BASE, **changes})
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(TPUModelError, match=r"no preset is called 'llama3-8b'.*'llama3.1-8b'"):
+        get_preset("llama3-8b")
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_plain_data_reads_back(name):
+    data = json.loads(json.dumps(get_preset(name).to_dict()))
+    assert TransformerConfig.from_dict(data) == get_preset(name)
+    assert presets()[name].to_dict()["source"]
+
+
+def test_gemma3_has_one_global_layer_in_six():
+    windows = [get_preset("gemma3-12b").window_of_layer(layer) for layer in range(12)]
+    assert windows == ([1024] * 5 + [None]) * 2
+
+
+def test_rope_scaling_needs_a_positive_factor():
+    with pytest.raises(TPUModelError, match="factor is 0"):
+        RopeScaling(factor=0)
+
+
+def test_reading_a_configuration_needs_no_jax():
+    source = Path(__file__).parents[2] / "src" / "tpukit" / "models"
+    for name in ("transformer_config", "accounting", "presets"):
+        assert "import jax" not in (source / f"{name}.py").read_text()
