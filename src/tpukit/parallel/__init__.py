@@ -2,12 +2,27 @@
 
 from .activations import activation_rules as activation_rules
 from .activations import constrain as constrain
+from .expert_placement import ExpertPlacement as ExpertPlacement
+from .expert_placement import balance_experts as balance_experts
 from .experts import moe_ffn as moe_ffn
 from .experts import place_experts as place_experts
+from .layout import Layout as Layout
+from .layout import make_layout as make_layout
 from .mesh import MeshConfig as MeshConfig
 from .mesh import abstract_mesh as abstract_mesh
 from .mesh import create_mesh as create_mesh
+from .rebalance import ShardingAdvice as ShardingAdvice
+from .rebalance import detect_hotspots as detect_hotspots
+from .rebalance import optimize_sharding as optimize_sharding
+from .reshard import reshard as reshard
+from .ring_attention import ring_attention as ring_attention
+from .ring_layout import from_zigzag as from_zigzag
+from .ring_layout import to_zigzag as to_zigzag
 from .routing import RouterStats as RouterStats
 from .routing import Routing as Routing
 from .routing import route as route
 from .routing import update_router_bias as update_router_bias
+from .sharding import get_sharding_spec as get_sharding_spec
+from .sharding import shard_model as shard_model
+from .sharding import unpad as unpad
+from .validate import validate_sharding as validate_sharding

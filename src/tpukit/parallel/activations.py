@@ -44,7 +44,7 @@ class ActivationRules:
         object.__setattr__(self, "_by_name", dict(self.axes))
 
     @classmethod
-    def of(cls, mesh: AnyMesh, strategy: str) -> "ActivationRules":
+    def of(cls, mesh: AnyMesh, strategy: str | None) -> "ActivationRules":
         """The rules of a strategy on a mesh.
 
         Raises:
@@ -94,7 +94,7 @@ _current: Any = jax.make_user_context(None)
 
 
 @contextmanager
-def activation_rules(mesh: AnyMesh, strategy: str) -> Generator[ActivationRules]:
+def activation_rules(mesh: AnyMesh, strategy: str | None) -> Generator[ActivationRules]:
     """While this is open, `constrain` places activations as `strategy` says.
 
     Open it around the call that traces (`jit`, `lower`, `eval_shape`).

@@ -31,6 +31,7 @@ class Parameter:
         itemsize: Bytes of one element.
         dims: What each dimension means; None where nothing is known.
         guessed: True when `dims` rest on the shape alone.
+        axis_labels: Mesh axis names that came with the array, for each dimension.
         is_float: False for counters and random keys, which no strategy splits.
     """
 
@@ -39,6 +40,7 @@ class Parameter:
     itemsize: int
     dims: Dims
     guessed: bool = False
+    axis_labels: Dims = ()
     is_float: bool = True
 
 

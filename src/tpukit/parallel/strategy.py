@@ -142,12 +142,16 @@ def strategy_names() -> tuple[str, ...]:
     return tuple(strategy.name for strategy in STRATEGIES)
 
 
-def parse_strategy(text: str) -> tuple[Strategy, ...]:
+def parse_strategy(text: str | None) -> tuple[Strategy, ...]:
     """Return the strategies of a product such as "fsdp+megatron", in order of precedence.
+
+    None is the empty product: parameters stay whole unless a rule splits them.
 
     Raises:
         ShardingError: A name is unknown or appears twice.
     """
+    if text is None:
+        return ()
     known = strategy_names()
     names = [name.strip() for name in text.split("+")]
     for name in names:

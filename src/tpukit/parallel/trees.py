@@ -1,0 +1,144 @@
+"""See any model as named arrays: flax nnx and linen, equinox, or a plain pytree."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import GetAttrKey
+
+from .dimensions import DIMENSIONS, Dims, Parameter, find_stacks, infer_dims
+
+# Where flax keeps the names of a variable's dimensions; `dims` is ours, for nnx.Param(x, dims=...).
+_NAME_KEYS = ("dims", "sharding_names", "out_sharding", "sharding")
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model taken apart: a pytree of arrays, and the way back to the same kind of object."""
+
+    tree: Any
+    close: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of a model.
+
+    Attributes:
+        path: Names joined by "/"; flax's box around a value is not part of it.
+        value: An array, a ShapeDtypeStruct, or anything else a model may carry.
+        names: Dimension or mesh axis names that came with the array.
+    """
+
+    path: str
+    value: Any
+    names: tuple[Any, ...] | None = None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether this leaf has a place on devices."""
+        return hasattr(self.value, "shape") and hasattr(self.value, "dtype")
+
+
+def open_model(model: Any) -> OpenModel:
+    """Take a model apart; only nnx modules need it, other models are pytrees already."""
+    nnx = sys.modules.get("flax.nnx")
+    # A module's graph may share variables (tied embeddings); a plain tree map would copy them.
+    if nnx is not None and isinstance(model, nnx.Module):
+        graph, state = nnx.split(model)
+        return OpenModel(state, lambda new_state: nnx.merge(graph, new_state))
+    return OpenModel(model, lambda new_tree: new_tree)
+
+
+def named_leaves(tree: Any) -> list[Leaf]:
+    """Every leaf of a tree in the order of `jax.tree.leaves`."""
+    leaves: list[Leaf] = []
+    for outer_path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_box)[0]:
+        if _is_box(node):
+            names = _names_of(node)
+            for inner_path, value in jax.tree_util.tree_flatten_with_path(node)[0]:
+                leaves.append(Leaf(join_path((*outer_path, *inner_path)), value, names))
+        else:
+            leaves.append(Leaf(join_path(outer_path), node))
+    return leaves
+
+
+def join_path(path: Sequence[Any]) -> str:
+    """Names of a jax key path, joined by "/", without flax's final `.value`."""
+    last: Any = path[-1] if path else None
+    # A dict key "value" is the value projection of an attention; an attribute is flax's box.
+    if isinstance(last, GetAttrKey) and last.name in ("value", "raw_value"):
+        path = path[:-1]
+    return "/".join(_word(entry) for entry in path)
+
+
+def describe_parameters(tree: Any, *, stacked: Sequence[str] = ()) -> list[Parameter | None]:
+    """Describe every leaf of a tree; None for those that are not arrays.
+
+    Args:
+        tree: Arrays or ShapeDtypeStructs.
+        stacked: Regular expressions for paths whose first dimension counts layers.
+    """
+    leaves = named_leaves(tree)
+    shapes = {leaf.path: tuple(leaf.value.shape) for leaf in leaves if leaf.is_array}
+    floats = {leaf.path: shapes[leaf.path] for leaf in leaves if leaf.is_array and _is_float(leaf)}
+    stacks = find_stacks(floats, hints=stacked)
+    return [
+        _describe(leaf, shapes[leaf.path], leaf.path in stacks) if leaf.is_array else None
+        for leaf in leaves
+    ]
+
+
+def label_dims(names: Sequence[Any], rank: int) -> Dims | None:
+    """Turn labels that came with an array into dimensions, or None when they say nothing here.
+
+    Labels written for one layer fit its stacked array: the missing first one counts layers.
+    """
+    labels = list(names)
+    if len(labels) == rank - 1:
+        labels.insert(0, "layers")
+    known = tuple(label if label in DIMENSIONS else None for label in labels)
+    return known if len(known) == rank and any(known) else None
+
+
+def _describe(leaf: Leaf, shape: tuple[int, ...], is_stacked: bool) -> Parameter:
+    is_float = _is_float(leaf)
+    itemsize = int(leaf.value.dtype.itemsize)
+    labelled = label_dims(leaf.names, len(shape)) if leaf.names else None
+    if labelled is not None:
+        return Parameter(leaf.path, shape, itemsize, labelled, is_float=is_float)
+    if not is_float:
+        return Parameter(leaf.path, shape, itemsize, (None,) * len(shape), is_float=False)
+    dims, guessed = infer_dims(leaf.path, shape, stacked=is_stacked)
+    labels = leaf.names or ()
+    return Parameter(leaf.path, shape, itemsize, dims, guessed=guessed, axis_labels=labels)
+
+
+def _is_float(leaf: Leaf) -> bool:
+    return bool(jnp.issubdtype(leaf.value.dtype, jnp.inexact))
+
+
+def _is_box(node: Any) -> bool:
+    """Whether this is a flax box: an nnx Variable or a linen Partitioned."""
+    return hasattr(node, "get_metadata") or (hasattr(node, "names") and hasattr(node, "unbox"))
+
+
+def _names_of(box: Any) -> tuple[Any, ...] | None:
+    found: Any
+    if hasattr(box, "get_metadata"):
+        metadata: dict[str, Any] = box.get_metadata()
+        found = next((metadata[key] for key in _NAME_KEYS if metadata.get(key)), None)
+    else:
+        found = box.names
+    # flax also accepts whole shardings here; only plain names speak of dimensions or axes.
+    return tuple(cast("Sequence[Any]", found)) if isinstance(found, list | tuple) else None
+
+
+def _word(entry: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)
