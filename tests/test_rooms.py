@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "tpukit"
 # Top to bottom, as in docs/architecture.md.
 ROOMS = (
-    "errors hardware config runtime compiler kernels parallel models planner "
+    "errors hardware runtime config compiler kernels parallel models planner "
     "quantization observe training pods torch cli"
 ).split()
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -1,0 +1,48 @@
+"""`tpukit compile`: one function through the real TPU compiler, for a slice nobody rented."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compile_function(
+    function: Annotated[str, typer.Argument(help="module:function or path/to/file.py:function.")],
+    on: Annotated[str, typer.Option(help="Slice to compile for, e.g. v6e-8 or v5p:4x4x4.")],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(help="An argument, e.g. bf16[8,128]; repeat."),
+    ] = None,
+    donate: Annotated[
+        list[int] | None, typer.Option(help="Number of an argument whose memory may be reused.")
+    ] = None,
+    flags: Annotated[str, typer.Option(help="Compiler options: '--xla_tpu_...=true ...'.")] = "",
+    hlo: Annotated[Path | None, typer.Option(help="Write the scheduled HLO text here.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds until it is killed.")] = 1800,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compile a function for one device of a slice with the real TPU compiler; no TPU needed."""
+    from ..compiler import compile_for
+    from ..compiler.entry import load_function, parse_argument
+    from ..hardware import Slice
+    from ..runtime.environment import configure_tpu_environment
+    from ..runtime.flags import as_compiler_options, parse_flags
+    from .output import show, working
+
+    configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
+    target = Slice.parse(on)
+    arguments = [parse_argument(text) for text in arg or ()]
+    options = as_compiler_options(parse_flags(flags)) if flags else {}
+    loaded = load_function(function)
+    with working(f"compiling {function} for {target} with the TPU compiler"):
+        compiled = compile_for(
+            loaded,
+            target,
+            *arguments,
+            donate_argnums=donate or (),
+            options=options,
+            timeout_s=timeout,
+        )
+    if hlo is not None:
+        hlo.write_text(compiled.hlo)
+    show(compiled, json=json)

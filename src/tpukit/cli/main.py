@@ -1,0 +1,65 @@
+"""The `tpukit` command: global options, the commands, and how errors reach a person."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ..errors import TPUError
+from . import compile as compile_command
+from . import config, doctor, flags, slices
+
+app = typer.Typer(
+    name="tpukit",
+    help="From a laptop to a TPU pod: plan, check with the real TPU compiler, shard, train, watch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+USER_ERROR = 2
+
+
+@app.callback()
+def options(
+    log_level: Annotated[
+        str, typer.Option(help="debug, info, warning or error.", envvar="TPUKIT_LOG_LEVEL")
+    ] = "warning",
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
+) -> None:
+    """Options that hold for every command."""
+    from ..runtime.logs import setup_logging
+
+    setup_logging(level=log_level, json=log_json)
+
+
+app.command("doctor")(doctor.doctor)
+app.command("slices")(slices.slices)
+app.command("slice")(slices.slice_info)
+app.command("prices")(slices.prices)
+app.command("compile")(compile_command.compile_function)
+app.add_typer(flags.app, name="flags", help="Check, list and explain XLA and libtpu flags.")
+app.add_typer(config.app, name="config", help="Show, check and write configurations.")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from .. import __version__
+
+    typer.echo(__version__)
+
+
+def run() -> None:
+    """Entry point: a user's error is one line on standard error, never a traceback."""
+    try:
+        app()
+    except TPUError as error:
+        if os.environ.get("TPUKIT_TRACEBACK"):
+            raise
+        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        sys.exit(USER_ERROR)
+    except BrokenPipeError:  # `tpukit slices | head` is not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

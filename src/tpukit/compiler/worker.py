@@ -1,0 +1,70 @@
+"""The child that holds libtpu: maps a program onto an offline topology and compiles it.
+
+Started by `compile_for` as `python -m tpukit.compiler.worker`; never imported by the parent.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ..runtime.child import serve_request
+
+
+def compile_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile one program for one topology and report what the compiler said."""
+    import jax
+    from jax.experimental import topologies
+
+    from ..runtime.device_grid import arrange_devices
+
+    topology = topologies.get_topology_desc(
+        topology_name=request["topology"], platform="tpu", **_as_tuples(request["topology_options"])
+    )
+    exported = jax.export.deserialize(bytearray(Path(request["program"]).read_bytes()))
+    if request["mesh_axes"]:
+        names, sizes = zip(*request["mesh_axes"], strict=True)
+        grid = arrange_devices(
+            request["ici_shape"] or sizes, topology.devices, dcn_shape=request["dcn_shape"]
+        )
+        mesh = jax.sharding.Mesh(grid, names)
+    else:
+        mesh = jax.sharding.Mesh([topology.devices[0]], ("device",))
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    arguments = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding or replicated)
+        for aval, sharding in zip(exported.in_avals, exported.in_shardings_jax(mesh), strict=True)
+    ]
+    lowered = jax.jit(exported.call, donate_argnums=tuple(request["donated"])).lower(*arguments)
+    started = time.perf_counter()
+    compiled = lowered.compile(compiler_options=request["options"] or None)
+    compile_s = time.perf_counter() - started
+    memory: Any = compiled.memory_analysis()
+    return {
+        "compile_s": compile_s,
+        "hlo": compiled.as_text(),
+        "flops": _positive(compiled.cost_analysis(), "flops"),
+        "memory": {
+            "argument_bytes": memory.argument_size_in_bytes,
+            "output_bytes": memory.output_size_in_bytes,
+            "alias_bytes": memory.alias_size_in_bytes,
+            "temp_bytes": memory.temp_size_in_bytes,
+            "code_bytes": memory.generated_code_size_in_bytes,
+        },
+    }
+
+
+def _as_tuples(options: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples, and libtpu takes nothing else for bounds."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+    }
+
+
+def _positive(costs: dict[str, float] | None, name: str) -> float | None:
+    """The compiler writes -1 for what it does not know."""
+    value = (costs or {}).get(name, -1.0)
+    return value if value >= 0 else None
+
+
+if __name__ == "__main__":
+    serve_request(compile_request)
