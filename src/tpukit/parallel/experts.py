@@ -85,8 +85,8 @@ def moe_ffn(
     )
     slots = None if placement is None else jnp.argsort(placement)
     weights = (w_gate, w_up, w_down)
-    in_use = mesh_in_use(mesh)
-    if in_use is None or (mesh is None and axis not in in_use.axis_names):
+    in_use = mesh_in_use(mesh, axis)
+    if in_use is None:
         here = settings(groups_here=groups or 1, expert_axis=None, token_axes=())
         return moe_shard(x, router_w, router_bias, slots, weights, settings=here)
 

@@ -69,7 +69,7 @@ def _ragged_all_to_all(
 
 
 def segment_of_row(sizes: Array, rows: int) -> Array:
-    """The segment each row is in when segments of `sizes` stand in line; past them, their number."""
+    """The segment of each row when segments of `sizes` stand in line; past them, their number."""
     ends = jnp.cumsum(sizes)
     return jnp.cumsum(jnp.zeros_like(ends, shape=rows).at[ends].add(1, mode="drop"))
 

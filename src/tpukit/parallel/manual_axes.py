@@ -11,18 +11,17 @@ from ..errors import MeshError, did_you_mean
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 
 
-def mesh_in_use(mesh: AnyMesh | None) -> AnyMesh | None:
-    """The mesh to map over: that of an enclosing manual region, else `mesh`, else the context's.
+def mesh_in_use(mesh: AnyMesh | None, axis: str) -> AnyMesh | None:
+    """The mesh to map over, or None to compute everything here.
 
     Inside another `shard_map` (a pipeline stage that holds a ring attention, say) jax insists on
-    the mesh that knows which axes are already manual; outside one, an explicit mesh wins.
+    the mesh that knows which axes are already manual; outside one, an explicit mesh wins. The mesh
+    in context counts only when it has the axis, because nobody asked for it by name.
     """
     current = jax.sharding.get_abstract_mesh()
-    if AxisType.Manual in current.axis_types:
-        return current
-    if mesh is not None:
-        return mesh
-    return None if current.empty else current
+    if mesh is None:
+        return current if axis in current.axis_names else None
+    return current if AxisType.Manual in current.axis_types else mesh
 
 
 def axis_size(mesh: AnyMesh, axis: str, *, needed_for: str) -> int:

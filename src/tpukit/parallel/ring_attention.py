@@ -1,0 +1,120 @@
+"""Exact attention over a sequence that is split over devices: keys and values travel in a ring.
+
+No device ever holds the whole sequence or a whole score matrix: forward keeps one block of scores
+and a running softmax, backward sends keys and values round once more and recomputes the scores.
+"""
+
+from functools import partial
+from typing import TypeAlias
+
+import jax
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from ..errors import ShardingError, TPUValidationError
+from .manual_axes import AnyMesh, axis_size, divisors, mesh_in_use
+from .ring_blocks import Sight
+from .ring_layout import RingLayout, check_layout, check_length, pieces_a_shard
+from .ring_loop import Ring, ring_backward, ring_forward
+
+_Saved: TypeAlias = tuple[Array, Array, Array, Array | None, Array, Array]
+
+
+def ring_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mesh: AnyMesh | None = None,
+    axis: str = "context",
+    causal: bool = True,
+    scale: float | None = None,
+    segment_ids: Array | None = None,
+    window: int | None = None,
+    layout: RingLayout = "contiguous",
+    block_size: int = 512,
+) -> Array:
+    """Attention with the sequence split over the mesh axis `axis`; other axes stay automatic.
+
+    Args:
+        q: (B, S, H, D).
+        k: (B, S, K, D), where K divides H: a key head serves H/K query heads.
+        v: (B, S, K, D).
+        mesh: Where `axis` is; None uses the mesh in context, or computes everything here.
+        axis: The mesh axis the sequence is split over.
+        causal: Whether a token sees only itself and earlier ones.
+        scale: Of the scores; 1/sqrt(D) by default.
+        segment_ids: (B, S) ints; tokens see only tokens of their own segment.
+        window: A token sees only tokens fewer than `window` places away. With a causal mask the
+            ring then stops as soon as no device needs an older block.
+        layout: Order of the sequence. "zigzag" evens out causal work over the devices; put tokens,
+            positions and targets in that order with `to_zigzag` first.
+        block_size: Most queries and keys in one block of scores.
+
+    Returns:
+        (B, S, H, D) in the type of `q`; the softmax is computed in float32 (or better).
+    """
+    check_layout(layout)
+    _check_shapes(q, k, v, segment_ids, window)
+    in_use = mesh_in_use(mesh, axis)
+    shards = 1 if in_use is None else axis_size(in_use, axis, needed_for="Ring attention")
+    check_length(q.shape[1], shards=shards, layout=layout, axis=axis)
+    piece = q.shape[1] // (shards * pieces_a_shard(layout))
+    sight = Sight(causal, window, q.shape[-1] ** -0.5 if scale is None else scale)
+    attend = partial(_attend_shard, Ring(axis, shards, layout, _block(piece, block_size), sight))
+    if shards == 1:
+        return attend(q, k, v, segment_ids)
+    mapped = jax.shard_map(
+        attend, mesh=in_use, in_specs=P(None, axis), out_specs=P(None, axis), axis_names={axis}
+    )
+    return mapped(q, k, v, segment_ids)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend_shard(ring: Ring, q: Array, k: Array, v: Array, segment_ids: Array | None) -> Array:
+    return ring_forward(ring, q, k, v, segment_ids)[0]
+
+
+def _attend_shard_forward(
+    ring: Ring, q: Array, k: Array, v: Array, segment_ids: Array | None
+) -> tuple[Array, _Saved]:
+    out, log_normalizer = ring_forward(ring, q, k, v, segment_ids)
+    return out, (q, k, v, segment_ids, out, log_normalizer)
+
+
+def _attend_shard_backward(
+    ring: Ring, saved: _Saved, d_out: Array
+) -> tuple[Array, Array, Array, None]:
+    return (*ring_backward(ring, *saved, d_out), None)
+
+
+_attend_shard.defvjp(_attend_shard_forward, _attend_shard_backward)
+
+
+def _block(piece: int, most: int) -> int:
+    """The largest divisor of `piece` that is at most `most`: blocks never straddle two pieces."""
+    return max(size for size in divisors(piece) if size <= most)
+
+
+def _check_shapes(
+    q: Array, k: Array, v: Array, segment_ids: Array | None, window: int | None
+) -> None:
+    if q.ndim != 4 or k.shape != v.shape or k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
+        raise ShardingError(
+            f"Ring attention got q {q.shape}, k {k.shape}, v {v.shape}; it needs q (B, S, H, D) "
+            "and k and v both (B, S, K, D)."
+        )
+    if q.shape[2] % k.shape[2]:
+        raise ShardingError(
+            f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads evenly; "
+            "the number of key heads must divide the number of query heads."
+        )
+    if segment_ids is not None and segment_ids.shape != q.shape[:2]:
+        raise ShardingError(
+            f"segment_ids are {segment_ids.shape} for a batch of {q.shape[:2]}; "
+            "they need one id a token."
+        )
+    if window is not None and window < 1:
+        raise TPUValidationError(
+            f"window={window} hides even the token itself; use 1 or more, or None for no window."
+        )
