@@ -5,12 +5,15 @@ through here. The child reads a JSON request from standard input and writes its 
 file named in `TPUKIT_CHILD_REPLY` (standard output belongs to libtpu's own chatter).
 """
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,9 @@ from ..errors import MissingExtraError, TPUBackendError
 
 REPLY_VARIABLE = "TPUKIT_CHILD_REPLY"
 STDERR_LINES_SHOWN = 8
+ORPHAN_CHECK_S = 1.0
+# How Python and jax say that libtpu is not installed.
+NO_LIBTPU = ("No module named 'libtpu'", "JAX TPU support not installed")
 
 
 class ChildError(TPUBackendError):
@@ -79,36 +85,39 @@ def run_child(
         MissingExtraError: The child could not import libtpu.
     """
     with tempfile.TemporaryDirectory(prefix="tpukit-child-") as folder:
-        reply_path = Path(folder) / "reply.json"
+        request_path, reply_path = Path(folder) / "request.json", Path(folder) / "reply.json"
+        log_path = Path(folder) / "log.txt"
+        request_path.write_text(json.dumps(request))
         child_environment = dict(offline_environment() if environment is None else environment)
         child_environment[REPLY_VARIABLE] = str(reply_path)
-        process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=child_environment,
-            start_new_session=True,  # so that the time-out can kill its children too
-        )
+        # Files, not pipes: a process the child leaves behind could hold a pipe open for ever.
+        with request_path.open("rb") as asked, log_path.open("wb") as chatter:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=asked,
+                stdout=chatter,
+                stderr=subprocess.STDOUT,
+                env=child_environment,
+                start_new_session=True,  # so that everything it starts can be killed with it
+            )
         try:
-            output, _ = process.communicate(json.dumps(request).encode(), timeout=timeout_s)
+            code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            _kill_group(process)
             raise ChildError(
                 f"{module} did not answer within {timeout_s:g} s and was killed; "
                 "allow more time, or ask for less at once.",
                 kind="timeout",
+                log=log_path.read_text(errors="replace"),
             ) from None
-        except BaseException:  # Ctrl-C must not leave libtpu running behind the user's back
+        finally:  # also after Ctrl-C: libtpu must not stay behind the user's back
             _kill_group(process)
-            raise
-        log = output.decode(errors="replace")
+        log = log_path.read_text(errors="replace")
         if not reply_path.exists():
-            raise ChildError(_death_notice(module, process.returncode, log), kind="exit", log=log)
+            raise ChildError(_death_notice(module, code, log), kind="exit", log=log)
         reply = json.loads(reply_path.read_text())
     if "error" in reply:
         error = reply["error"]
-        if error["kind"] == "ModuleNotFoundError" and "libtpu" in error["message"]:
+        if any(sign in error["message"] for sign in NO_LIBTPU):
             raise MissingExtraError("tpu", needed_for="The offline TPU compiler", module="libtpu")
         raise ChildError(error["message"], kind=error["kind"], log=log)
     return reply["ok"]
@@ -116,6 +125,7 @@ def run_child(
 
 def serve_request(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
     """The child's side: read the request, call `answer`, write its reply or its error."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     request = json.loads(sys.stdin.buffer.read())
     reply: dict[str, Any]
     try:
@@ -128,12 +138,17 @@ def serve_request(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None
     partial.replace(path)
 
 
+def _end_with_parent(parent: int) -> None:
+    # A parent ended by SIGKILL cannot clean up; a compile of minutes should not outlive it.
+    while os.getppid() == parent:
+        time.sleep(ORPHAN_CHECK_S)
+    os.killpg(0, signal.SIGKILL)
+
+
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.communicate()
+    process.wait()
 
 
 def _death_notice(module: str, code: int, log: str) -> str:
