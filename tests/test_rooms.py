@@ -7,10 +7,10 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "tpukit"
 # Top to bottom, as in docs/architecture.md.
-ROOMS = (
-    "errors hardware runtime config compiler kernels parallel models planner "
-    "quantization observe training pods torch cli"
-).split()
+ROOMS = [
+    *("errors", "hardware", "runtime", "config", "compiler", "kernels", "parallel", "models"),
+    *("planner", "quantization", "observe", "training", "pods", "torch", "cli"),
+]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -1,3 +1,5 @@
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,10 +37,8 @@ def test_unknown_formats_are_guessed():
 
 @given(st.text())
 def test_only_clear_errors(text):
-    try:
+    with suppress(TPUValidationError):
         parse_argument(text)
-    except TPUValidationError as error:
-        assert str(error)
 
 
 def test_functions_by_module_and_by_file(tmp_path):

@@ -1,6 +1,7 @@
 """A jax function lowered for TPU in a portable form, made without touching a device."""
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,9 @@ import jax
 from jax.sharding import NamedSharding
 
 from ..errors import MeshError, TPUModelError
+
+# Source locations, which change with every edit of the caller and never change the program.
+_LOCATION = re.compile(r'^#loc.*$| loc\((?:#loc\d*|unknown|"[^"]*")\)', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,7 @@ def lower_program(
             f"{name} cannot be traced with the arguments given: {_first_line(error)}"
         ) from error
     mesh_axes = _mesh_axes(leaves, name)
-    # The printed module carries shardings but no source locations, the serialized one has both.
-    identity = repr((exported.mlir_module(), donated, mesh_axes))
+    identity = repr((_LOCATION.sub("", exported.mlir_module()), donated, mesh_axes))
     return Program(
         serialized=bytes(exported.serialize()),
         argument_names=tuple(jax.tree_util.keystr(path) for path, _ in leaves_with_paths),
