@@ -31,6 +31,8 @@ class Parameter:
         itemsize: Bytes of one element.
         dims: What each dimension means; None where nothing is known.
         guessed: True when `dims` rest on the shape alone.
+        units: How many indivisible units each dimension has; its size unless several elements
+            belong together, as the `head_dim` elements of one head do.
         axis_labels: Mesh axis names that came with the array, for each dimension.
         is_float: False for counters and random keys, which no strategy splits.
     """
@@ -39,6 +41,7 @@ class Parameter:
     shape: tuple[int, ...]
     itemsize: int
     dims: Dims
+    units: tuple[int, ...]
     guessed: bool = False
     axis_labels: Dims = ()
     is_float: bool = True

@@ -100,8 +100,8 @@ def balance_experts(
     loads = np.asarray(load, dtype=np.float64)
     if loads.ndim != 1 or not loads.size or not np.isfinite(loads).all() or (loads < 0).any():
         raise ShardingError(
-            f"balance_experts() got a load of shape {loads.shape}; it needs one finite, non-negative "
-            "number for each expert, such as tokens routed."
+            f"balance_experts() got a load of shape {loads.shape}; it needs one finite number "
+            "of zero or more for each expert, such as tokens routed."
         )
     if num_devices < 1 or loads.size % num_devices:
         raise ShardingError(

@@ -126,6 +126,7 @@ def make_layout(
     rules: Sequence[tuple[str, RuleSpec]] | Mapping[str, RuleSpec] | None = None,
     pad: bool = False,
     stacked: Sequence[str] = (),
+    head_counts: Mapping[str, int] | None = None,
 ) -> Layout:
     """Decide where every parameter of a model lives; nothing is moved.
 
@@ -139,6 +140,8 @@ def make_layout(
         pad: Allow hidden units and vocabularies to grow with zeros to a size the mesh divides.
         stacked: Patterns of paths whose first dimension counts layers, where the names do not
             tell (a stack called `layers`, `blocks`, ... is recognised).
+        head_counts: {"heads": 32, "kv_heads": 8} for models that merge heads and head size into
+            one dimension, so that no head is cut in two.
 
     Raises:
         ShardingError: A strategy, axis or rule is unknown, a dimension does not divide, or a
@@ -149,7 +152,7 @@ def make_layout(
     working = [(member, strategy_axes(member, sizes)) for member in members]
     parsed = parse_rules(rules, sizes)
     opened = open_model(tree).tree
-    parameters = describe_parameters(opened, stacked=stacked)
+    parameters = describe_parameters(opened, stacked=stacked, head_counts=head_counts)
     placements = [
         None if one is None else place(one, working, parsed, sizes, pad) for one in parameters
     ]

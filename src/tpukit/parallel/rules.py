@@ -123,9 +123,18 @@ def check_fits(
         ways = math.prod(sizes[axis] for axis in axes)
         if shape[index] % ways:
             name = dims[index] or f"dimension {index}"
-            size = " x ".join(f"{axis}={sizes[axis]}" for axis in axes)
-            fitting = [number for number in divisors(shape[index]) if number <= max(ways, 16)]
-            raise ShardingError(
-                f"{path}: {name}={shape[index]} does not divide over {size}; sizes that would: "
-                f"{', '.join(map(str, fitting))}. Change the mesh{hint}."
-            )
+            own = {axis: sizes[axis] for axis in axes}
+            raise does_not_divide(path, name, shape[index], own, hint=hint)
+
+
+def does_not_divide(
+    path: str, name: str, units: int, axes: Mapping[str, int], *, hint: str = ""
+) -> ShardingError:
+    """The error for `units` of a dimension that do not divide over `axes`, with what would."""
+    ways = math.prod(axes.values())
+    seen = " x ".join(f"{axis}={size}" for axis, size in axes.items())
+    fitting = [number for number in divisors(units) if number <= max(ways, 16)]
+    return ShardingError(
+        f"{path}: {name}={units} does not divide over {seen}; sizes that would: "
+        f"{', '.join(map(str, fitting))}. Change the mesh{hint}."
+    )

@@ -23,6 +23,7 @@ def shard_model(
     rules: Sequence[tuple[str, RuleSpec]] | Mapping[str, RuleSpec] | None = None,
     pad: bool = False,
     stacked: Sequence[str] = (),
+    head_counts: Mapping[str, int] | None = None,
 ) -> Any:
     """Return the same model with its arrays spread over a mesh.
 
@@ -37,7 +38,9 @@ def shard_model(
     Raises:
         ShardingError: See `make_layout`; or the mesh is abstract and the model holds arrays.
     """
-    layout = make_layout(model, mesh, strategy, rules=rules, pad=pad, stacked=stacked)
+    layout = make_layout(
+        model, mesh, strategy, rules=rules, pad=pad, stacked=stacked, head_counts=head_counts
+    )
     padded = _resize(model, layout, to_placed=True) if pad else model
     return reshard(padded, layout)
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from ..errors import ShardingError, did_you_mean
 from .axes import Role, axes_with_role, names_of_role
 from .dimensions import Parameter
+from .rules import does_not_divide
 
 # fsdp gathers what it splits; gathering a vector costs a collective and saves almost nothing.
 VECTOR_SPLIT_FROM = 2**20
@@ -58,16 +59,22 @@ class ByDimension:
     def propose(
         self, parameter: Parameter, free: Sequence[int], axes: Mapping[str, int]
     ) -> Assignment:
-        """Give all axes to the first dimension this strategy is about."""
+        """Give all axes to the first dimension this strategy is about.
+
+        Raises:
+            ShardingError: That would cut heads in two.
+        """
         ways = math.prod(axes.values())
         for index in free:
-            dim, size = parameter.dims[index], parameter.shape[index]
+            dim, units = parameter.dims[index], parameter.units[index]
             if dim not in self.splits:
                 continue
             # Fewer key/value heads than devices is how grouped-query models are made: each
             # device keeps the heads it needs. A guess from shapes is no promise either.
-            if size % ways and (dim == "kv_heads" or parameter.guessed):
+            if units % ways and (dim == "kv_heads" or parameter.guessed):
                 continue
+            if units % ways and units != parameter.shape[index]:
+                raise does_not_divide(parameter.path, str(dim), units, axes)
             return {index: tuple(axes)}
         return {}
 

@@ -1,7 +1,7 @@
 """See any model as named arrays: flax nnx and linen, equinox, or a plain pytree."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -75,19 +75,25 @@ def join_path(path: Sequence[Any]) -> str:
     return "/".join(_word(entry) for entry in path)
 
 
-def describe_parameters(tree: Any, *, stacked: Sequence[str] = ()) -> list[Parameter | None]:
+def describe_parameters(
+    tree: Any, *, stacked: Sequence[str] = (), head_counts: Mapping[str, int] | None = None
+) -> list[Parameter | None]:
     """Describe every leaf of a tree; None for those that are not arrays.
 
     Args:
         tree: Arrays or ShapeDtypeStructs.
         stacked: Regular expressions for paths whose first dimension counts layers.
+        head_counts: How many "heads" and "kv_heads" there are, where they are merged with
+            `head_dim` into one dimension.
     """
     leaves = named_leaves(tree)
     shapes = {leaf.path: tuple(leaf.value.shape) for leaf in leaves if leaf.is_array}
     floats = {leaf.path: shapes[leaf.path] for leaf in leaves if leaf.is_array and _is_float(leaf)}
     stacks = find_stacks(floats, hints=stacked)
     return [
-        _describe(leaf, shapes[leaf.path], leaf.path in stacks) if leaf.is_array else None
+        _describe(leaf, shapes[leaf.path], leaf.path in stacks, head_counts or {})
+        if leaf.is_array
+        else None
         for leaf in leaves
     ]
 
@@ -104,17 +110,27 @@ def label_dims(names: Sequence[Any], rank: int) -> Dims | None:
     return known if len(known) == rank and any(known) else None
 
 
-def _describe(leaf: Leaf, shape: tuple[int, ...], is_stacked: bool) -> Parameter:
+def _describe(
+    leaf: Leaf, shape: tuple[int, ...], is_stacked: bool, head_counts: Mapping[str, int]
+) -> Parameter:
     is_float = _is_float(leaf)
-    itemsize = int(leaf.value.dtype.itemsize)
-    labelled = label_dims(leaf.names, len(shape)) if leaf.names else None
-    if labelled is not None:
-        return Parameter(leaf.path, shape, itemsize, labelled, is_float=is_float)
-    if not is_float:
-        return Parameter(leaf.path, shape, itemsize, (None,) * len(shape), is_float=False)
-    dims, guessed = infer_dims(leaf.path, shape, stacked=is_stacked)
-    labels = leaf.names or ()
-    return Parameter(leaf.path, shape, itemsize, dims, guessed=guessed, axis_labels=labels)
+    dims = label_dims(leaf.names, len(shape)) if leaf.names else None
+    labelled, guessed = dims is not None, False
+    if dims is None and is_float:
+        dims, guessed = infer_dims(leaf.path, shape, stacked=is_stacked)
+    dims = dims or (None,) * len(shape)
+    return Parameter(
+        path=leaf.path,
+        shape=shape,
+        itemsize=int(leaf.value.dtype.itemsize),
+        dims=dims,
+        units=tuple(
+            head_counts.get(dim or "", size) for dim, size in zip(dims, shape, strict=True)
+        ),
+        guessed=guessed,
+        axis_labels=() if labelled else leaf.names or (),
+        is_float=is_float,
+    )
 
 
 def _is_float(leaf: Leaf) -> bool:
