@@ -69,7 +69,8 @@ def _group_by_slice(devices: Sequence[Any]) -> list[list[Any]]:
     attribute = "slice_index" if devices and devices[0].platform == "tpu" else "process_index"
     slices: defaultdict[int, list[Any]] = defaultdict(list)
     for device in devices:
-        slices[getattr(device, attribute)].append(device)
+        # A topology of one slice leaves the attribute out.
+        slices[getattr(device, attribute, 0)].append(device)
     return [slices[number] for number in sorted(slices)]
 
 
