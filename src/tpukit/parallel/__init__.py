@@ -11,6 +11,14 @@ from .layout import make_layout as make_layout
 from .mesh import MeshConfig as MeshConfig
 from .mesh import abstract_mesh as abstract_mesh
 from .mesh import create_mesh as create_mesh
+from .pipeline import PipelineParams as PipelineParams
+from .pipeline import join_microbatches as join_microbatches
+from .pipeline import join_stages as join_stages
+from .pipeline import pipeline as pipeline
+from .pipeline import split_microbatches as split_microbatches
+from .pipeline import split_stages as split_stages
+from .pipeline_gradient import pipeline_value_and_grad as pipeline_value_and_grad
+from .pipeline_schedule import PipelineSchedule as PipelineSchedule
 from .rebalance import ShardingAdvice as ShardingAdvice
 from .rebalance import detect_hotspots as detect_hotspots
 from .rebalance import optimize_sharding as optimize_sharding

@@ -1,5 +1,6 @@
 """The mixture-of-experts feed-forward layer, on one device or spread over an `expert` mesh axis."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import get_args
 
@@ -31,7 +32,7 @@ def moe_ffn(
     score: Score = "softmax",
     router_bias: Array | None = None,
     activation: str = "silu",
-    placement: Array | None = None,
+    placement: Array | Sequence[int] | None = None,
     mesh: AnyMesh | None = None,
     axis: str = "expert",
     x_spec: P | None = None,
@@ -83,7 +84,7 @@ def moe_ffn(
         score=score,
         activation=activation,
     )
-    slots = None if placement is None else jnp.argsort(placement)
+    slots = None if placement is None else jnp.argsort(jnp.asarray(placement))
     weights = (w_gate, w_up, w_down)
     in_use = mesh_in_use(mesh, axis)
     if in_use is None:
@@ -113,9 +114,9 @@ def moe_ffn(
     return mapped(x, router_w, router_bias, slots, weights)
 
 
-def place_experts(weights: Array, placement: Array) -> Array:
+def place_experts(weights: Array, placement: Array | Sequence[int]) -> Array:
     """Reorder expert weights (E, ...) so that row p holds expert `placement[p]`."""
-    return jnp.take(weights, placement, axis=0)
+    return jnp.take(weights, jnp.asarray(placement), axis=0)
 
 
 def _batch_spec(mesh: AnyMesh, axis: str) -> P:
