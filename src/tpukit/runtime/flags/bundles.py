@@ -1,0 +1,176 @@
+"""Optimization levels 0 to 3: which flags each TPU generation gets, read from `data/bundles.toml`."""
+
+import tomllib
+from collections.abc import Collection, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, get_args
+
+from ...errors import FlagError
+from ...hardware import detect_accelerators, get_chip
+from .record import FlagRecord, SkippedFlag
+from .registry import FlagRegistry
+from .setting import set_xla_flags
+
+Group = Literal["fusion", "async_collective", "megacore", "latency_hiding"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+HIGHEST_LEVEL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFlag:
+    """One flag of the bundles; `generations` is None for every generation."""
+
+    name: str
+    value: bool | int | str
+    level: int
+    group: Group
+    generations: frozenset[str] | None
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A flag that is published somewhere and left out here, and why."""
+
+    name: str
+    generations: frozenset[str] | None
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """Everything in `bundles.toml`."""
+
+    flags: tuple[BundleFlag, ...]
+    excluded: tuple[Exclusion, ...]
+
+
+def enable_xla_optimizations(
+    level: int = 2,
+    *,
+    enable_fusion: bool = True,
+    enable_async_collective: bool = True,
+    enable_megacore: bool = True,
+    enable_latency_hiding: bool = True,
+    generation: str | None = None,
+    environment: MutableMapping[str, str] | None = None,
+    registry: FlagRegistry | None = None,
+) -> FlagRecord:
+    """Set the flags of an optimization level.
+
+    Args:
+        level: 0 sets nothing, 1 what the compiler's authors suggest, 2 adds published recipes,
+            3 adds experimental scheduling, which can cost memory.
+        enable_fusion: Leave the flags of this group at their defaults when False.
+        enable_async_collective: The same for asynchronous collectives.
+        enable_megacore: The same for megacore; only v4 and v5p have it.
+        enable_latency_hiding: The same for the latency-hiding scheduler.
+        generation: Such as "v6e"; the TPU found here by default. With neither, only flags
+            that hold for every generation are set.
+        environment: Where to set them; `os.environ` by default.
+        registry: The flags to check against; those installed here by default.
+
+    Returns:
+        What was set with the reason for each, and what was left out and why.
+
+    Raises:
+        FlagError: The level is not 0, 1, 2 or 3.
+        SliceError: The generation is unknown.
+        MissingExtraError: libtpu is not installed, so no TPU flag can be checked.
+    """
+    wanted = dict(
+        zip(
+            GROUPS,
+            (enable_fusion, enable_async_collective, enable_megacore, enable_latency_hiding),
+            strict=True,
+        )
+    )
+    chip_name = _generation(generation)
+    chosen, skipped = select(level, chip_name, groups=[group for group, on in wanted.items() if on])
+    registry = FlagRegistry.installed() if registry is None else registry
+    if registry.libtpu_version is not None:  # without it, set_xla_flags names the extra
+        for name in [name for name in chosen if name not in registry]:
+            del chosen[name]
+            skipped.append(SkippedFlag(name, f"no such flag in {registry.described}"))
+    record = set_xla_flags(
+        {name: flag.value for name, flag in chosen.items()},
+        environment=environment,
+        registry=registry,
+    )
+    notes = record.notes
+    if chip_name is None and level:
+        notes = (
+            *notes,
+            "No TPU was found here, so only flags for every generation are set; "
+            "name one with generation='v6e'.",
+        )
+    explained = tuple(
+        replace(flag, reason=chosen[flag.name].reason, source=chosen[flag.name].source)
+        for flag in record.applied
+    )
+    return replace(record, applied=explained, skipped=tuple(skipped), notes=notes)
+
+
+def select(
+    level: int, generation: str | None, *, groups: Collection[str] = GROUPS
+) -> tuple[dict[str, BundleFlag], list[SkippedFlag]]:
+    """The flags of a level for one generation, and those left out with the reason.
+
+    Raises:
+        FlagError: The level is not 0, 1, 2 or 3.
+    """
+    if level not in range(HIGHEST_LEVEL + 1):
+        raise FlagError(f"level {level!r} is not an optimization level; use 0, 1, 2 or 3.")
+    bundles = load_bundles()
+    chosen: dict[str, BundleFlag] = {}
+    skipped: dict[str, SkippedFlag] = {}
+    for flag in bundles.flags:
+        if flag.level > level:
+            continue
+        if flag.group not in groups:
+            skipped[flag.name] = SkippedFlag(flag.name, f"{flag.group} is switched off")
+        elif _applies(flag.generations, generation):
+            chosen[flag.name] = flag
+        elif flag.name not in skipped:
+            only = ", ".join(sorted(flag.generations or ()))
+            skipped[flag.name] = SkippedFlag(flag.name, f"only for {only}")
+    if level:
+        for exclusion in bundles.excluded:
+            if generation is not None and _applies(exclusion.generations, generation):
+                skipped[exclusion.name] = SkippedFlag(exclusion.name, exclusion.reason)
+    return chosen, [flag for name, flag in skipped.items() if name not in chosen]
+
+
+@cache
+def load_bundles() -> Bundles:
+    """The bundles that come with tpukit."""
+    text = resources.files(__package__).joinpath("data", "bundles.toml").read_text()
+    data = tomllib.loads(text)
+    sources: Mapping[str, str] = data["sources"]
+    return Bundles(
+        flags=tuple(BundleFlag(**_fields(entry, sources)) for entry in data["flag"]),
+        excluded=tuple(Exclusion(**_fields(entry, sources)) for entry in data["excluded"]),
+    )
+
+
+def _fields(entry: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
+    generations = entry.get("generations")
+    return {
+        **entry,
+        "generations": None if generations is None else frozenset(generations),
+        "source": sources[entry["source"]],
+    }
+
+
+def _applies(generations: frozenset[str] | None, generation: str | None) -> bool:
+    return generations is None or generation in generations
+
+
+def _generation(asked: str | None) -> str | None:
+    if asked is not None:
+        return get_chip(asked).name
+    return detect_accelerators().generation

@@ -1,0 +1,182 @@
+"""One flag as the installed parser knows it: its type, its default, where it goes, what it takes."""
+
+import math
+import re
+from collections.abc import Container, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+
+from ...errors import FlagError
+
+Place = Literal["libtpu", "xla"]
+FlagType = Literal[
+    "bool", "int32", "int64", "uint32", "uint64", "float", "duration", "string", "enum", "other"
+]
+VARIABLES: dict[Place, str] = {"libtpu": "LIBTPU_INIT_ARGS", "xla": "XLA_FLAGS"}
+
+# What the parsers were shown to find the type of each flag; see `infer_type`.
+WORD, YES, COUNT, NEGATIVE, WIDE, FRACTION, DURATION = (
+    "@@", "true", "7", "-7", "4294967297", "1.5", "1s",
+)  # fmt: skip
+TRIAL_VALUES = (WORD, YES, COUNT, NEGATIVE, WIDE, FRACTION, DURATION)
+
+_TRUE = frozenset({"true", "t", "yes", "y", "1"})
+_FALSE = frozenset({"false", "f", "no", "n", "0"})
+_RANGES = {
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, 2**64 - 1),
+}
+_DURATION = re.compile(r"[+-]?(inf|0|(\d+(\.\d*)?|\.\d+)(ns|us|ms|s|m|h)"
+                       r"((\d+(\.\d*)?|\.\d+)(ns|us|ms|s|m|h))*)")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of the installed libtpu or jaxlib.
+
+    Attributes:
+        name: Without dashes.
+        places: Which parsers know it.
+        type: Found by asking the parser what it accepts.
+        default: As the parser writes it, or None; then `default_reason` says why.
+        choices: The values an enum takes, as the parser lists them.
+        compile_option: Whether one compile can set it (`compiler_options=` of `jax.jit`).
+        description: The parser's own help text, where it publishes one.
+    """
+
+    name: str
+    places: tuple[Place, ...]
+    type: FlagType
+    default: str | None = None
+    default_reason: str | None = None
+    choices: tuple[str, ...] = ()
+    compile_option: bool = False
+    description: str | None = None
+
+    @property
+    def place(self) -> Place:
+        """The parser it is given to; a TPU flag that both know belongs to libtpu."""
+        if "libtpu" in self.places and (len(self.places) == 1 or self.name.startswith("xla_tpu_")):
+            return "libtpu"
+        return "xla"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable it is read from."""
+        return VARIABLES[self.place]
+
+    def render(self, value: object) -> str:
+        """Return `value` as the parser wants it written.
+
+        Raises:
+            FlagError: The flag does not take this value.
+        """
+        text = _spell(value)
+        rendered = self._accept(text)
+        if rendered is None:
+            raise FlagError(f"{self.name} takes {self.expects}, not {value!r}.")
+        if self.place == "libtpu" and (not rendered or re.search(r"\s", rendered)):
+            if rendered or self.type != "string":
+                raise FlagError(
+                    f"{self.name}={value!r} cannot be given to libtpu, which splits "
+                    "LIBTPU_INIT_ARGS at spaces and knows no quotes; use a value without spaces."
+                )
+        elif re.search(r"['\"\n]", rendered):
+            raise FlagError(
+                f"{self.name}={value!r} holds a quote or a line break, which XLA_FLAGS cannot "
+                "carry; use a value without them."
+            )
+        return rendered
+
+    @property
+    def expects(self) -> str:
+        """What it takes, in words."""
+        if self.type == "bool":
+            return "true or false"
+        if self.type == "enum":
+            return "one of " + ", ".join(self.choices)
+        if self.type in _RANGES:
+            low, high = _RANGES[self.type]
+            return f"a whole number from {low} to {high}"
+        words = {"float": "a number", "duration": "a duration such as 10s or 1m30s"}
+        return words.get(self.type, "text")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines: every field, and the variable it goes to."""
+        return {**asdict(self), "variable": self.variable}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Flag":
+        """The reverse of `to_dict`."""
+        fields = {name: data[name] for name in cls.__slots__}
+        fields.update(places=tuple(data["places"]), choices=tuple(data["choices"]))
+        return cls(**fields)
+
+    def _accept(self, text: str) -> str | None:
+        lowered = text.lower()
+        if self.type == "bool":
+            return "true" if lowered in _TRUE else "false" if lowered in _FALSE else None
+        if self.type == "enum":
+            same = [choice for choice in self.choices if choice.lower() == lowered]
+            return text if text in same else same[0] if same else None
+        if self.type in _RANGES:
+            low, high = _RANGES[self.type]
+            number = _whole_number(text)
+            return str(number) if number is not None and low <= number <= high else None
+        if self.type == "float":
+            number = _number(text)
+            return None if number is None or math.isnan(number) else text
+        if self.type == "duration":
+            return text if _DURATION.fullmatch(text) else None
+        return text
+
+
+def infer_type(refused: Container[str]) -> FlagType:
+    """The type of a flag, from which of `TRIAL_VALUES` its parser refused."""
+    taken = {value for value in TRIAL_VALUES if value not in refused}
+    if WORD in taken:
+        return "string"
+    if YES in taken:
+        return "bool"
+    if FRACTION in taken:
+        return "float"
+    if COUNT in taken:
+        sign = "" if NEGATIVE in taken else "u"
+        return cast(FlagType, f"{sign}int{64 if WIDE in taken else 32}")
+    return "duration" if DURATION in taken else "other"
+
+
+def listed_choices(complaint: str) -> tuple[str, ...]:
+    """The values that a parser names when it refuses one."""
+    listed = re.search(
+        r"(?:Valid options are: |Supported values are: |Must be one of \{|Valid options: "
+        r"|Possible values are: )([\w', ]+)",
+        complaint,
+    )
+    if listed is None:
+        return ()
+    return tuple(word.strip(" '") for word in listed.group(1).split(",") if word.strip(" '"))
+
+
+def _spell(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float | str):
+        return str(value)
+    raise FlagError(f"a flag's value is a bool, a number or text, not {value!r}.")
+
+
+def _whole_number(text: str) -> int | None:
+    try:
+        return int(text, 16) if text.lower().startswith("0x") else int(text)
+    except ValueError:
+        return None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,210 @@
+"""The child that loads jaxlib or libtpu to answer one question about flags.
+
+Run by `run_child`. A parser that meets a flag or a value it does not like ends the process; that
+is an answer too, and the parent reads it from what the child printed.
+"""
+
+import glob
+import mmap
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..child import serve_request
+from .descriptor import Field, find_message, iter_fields
+
+_LIBTPU_FLAG_SYMBOL = re.compile(rb"\0FLAGS_([A-Za-z0-9]\w*)(?=\0)", re.ASCII)
+_XLA_NAME = re.compile(rb"xla_[a-z0-9_]{3,}")
+PROTO_BOOL, PROTO_STRING, PROTO_ENUM = 8, 9, 14
+PROTO_WHOLE_NUMBERS = frozenset({3, 4, 5, 13})
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer the question named in `request`."""
+    match request["question"]:
+        case "try on jaxlib":
+            return {"logs": [_try_on_jaxlib(text) for text in request["texts"]]}
+        case "first taken by jaxlib":
+            return {
+                "taken": [
+                    next((text for text in texts if not _try_on_jaxlib(text)), None)
+                    for texts in request["alternatives"]
+                ]
+            }
+        case "start libtpu":
+            _topology("v6e:2x2", {})
+            return {}
+        case "jaxlib":
+            return _describe_jaxlib()
+        case "libtpu":
+            return _describe_libtpu(request["folder"])
+        case "compile":
+            return _compile(request)
+        case question:
+            raise ValueError(f"no such question: {question!r}")
+
+
+def _try_on_jaxlib(text: str) -> str:
+    """What jaxlib's parser says of an XLA_FLAGS text, in a fork, for a complaint ends it."""
+    from jaxlib import xla_client
+
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.dup2(writer, 2)
+        os.environ["XLA_FLAGS"] = text
+        xla_client.CompileOptions()  # the first of these reads the variable
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, errors="replace") as stream:
+        log = stream.read()
+    os.waitpid(process, 0)
+    return log
+
+
+def _describe_jaxlib() -> dict[str, Any]:
+    """Candidate names, and the defaults of the ones that are fields of DebugOptions."""
+    import jaxlib
+    from jaxlib import xla_client
+
+    library = _map(Path(jaxlib.__path__[0]) / "libjax_common.so")
+    names = {found.group().decode() for found in _XLA_NAME.finditer(library)}
+    fields = find_message(library, "DebugOptions") or {}
+    outer = find_message(library, "CompileOptionsProto") or {}
+    inner = find_message(library, "ExecutableBuildOptionsProto") or {}
+    defaults: dict[str, str] = {}
+    choices: dict[str, list[str]] = {}
+    if "executable_build_options" in outer and "debug_options" in inner:
+        options = dict(iter_fields(xla_client.CompileOptions().SerializeAsString()))
+        build = dict(iter_fields(_message(options, outer["executable_build_options"].number)))
+        values = dict(iter_fields(_message(build, inner["debug_options"].number)))
+        for name, field in fields.items():
+            default = None if field.repeated else _default(field, values.get(field.number))
+            if default is not None:
+                defaults[name] = default
+            if not field.repeated:
+                choices[name] = [label for _, label in field.enum_names]
+    return {
+        "names": sorted(names | set(fields)),
+        "fields": sorted(fields),
+        "defaults": defaults,
+        "choices": {name: labels for name, labels in choices.items() if labels},
+    }
+
+
+def _default(field: Field, value: int | bytes | None) -> str | None:
+    """What an unset or set proto3 field holds, as a flag's text; None for shapes no flag has."""
+    if field.type == PROTO_BOOL and not isinstance(value, bytes):
+        return "true" if value else "false"
+    if field.type in PROTO_WHOLE_NUMBERS and not isinstance(value, bytes):
+        number = value or 0
+        return str(number - 2**64 if number >= 2**63 and field.type != 4 else number)
+    if field.type == PROTO_STRING and not isinstance(value, int):
+        return (value or b"").decode(errors="replace")
+    if field.type == PROTO_ENUM and not isinstance(value, bytes):
+        return dict(field.enum_names).get(value or 0)
+    return None
+
+
+def _describe_libtpu(folder: str) -> dict[str, Any]:
+    """Every flag name, the defaults a compile writes down, and what one compile may set."""
+    import libtpu  # pyright: ignore[reportMissingImports] - an optional extra
+
+    library = _map(Path(libtpu.__path__[0]) / "libtpu.so")
+    names = {found.group(1).decode() for found in _LIBTPU_FLAG_SYMBOL.finditer(library)}
+    options = set(find_message(library, "TpuCompilationEnvironment") or {})
+    lowered = _lower(_topology("v6e:2x2", {}), rows=8)
+    lowered.compile(compiler_options={"xla_dump_to": folder})
+    defaults: dict[str, str] = {}
+    for path in glob.glob(f"{folder}/*.tpu_comp_env.txt"):
+        for line in Path(path).read_text().splitlines():
+            if found := re.fullmatch(r"(\w+): (.*)", line):
+                defaults[found[1]] = found[2].strip('"')
+                options.add(found[1])
+    lazy: set[str] = set()
+    for path in glob.glob(f"{folder}/*.flagfile"):  # last: it writes values as the parser does
+        for line in Path(path).read_text().splitlines():
+            if found := re.fullmatch(r"--(\w+)=(.*)", line):
+                defaults[found[1]] = found[2].strip("'")
+                if found[2].startswith("'"):
+                    lazy.add(found[1])
+    # A quoted default marks a flag whose text is only read during a compile: ask one.
+    complaints = {name: _refusal(lowered, {name: "@@"}) for name in sorted(lazy & options)}
+    return {
+        "names": sorted(names | set(defaults)),
+        "defaults": defaults,
+        "options": sorted(options),
+        "option_complaints": {name: text for name, text in complaints.items() if text},
+    }
+
+
+def _compile(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Compile a small sharded product for each topology; say which the compiler refused."""
+    refused: dict[str, str] = {}
+    for trial in request["trials"]:
+        topology = _topology(trial["topology"], trial["topology_options"])
+        complaint = _refusal(_lower(topology, rows=256), trial["compiler_options"])
+        if complaint is not None:
+            refused[trial["label"]] = complaint
+    return {"refused": refused}
+
+
+def _refusal(lowered: Any, options: Mapping[str, Any]) -> str | None:
+    import jax
+
+    try:
+        lowered.compile(compiler_options=dict(options))
+    except jax.errors.JaxRuntimeError as error:
+        return str(error)
+    return None
+
+
+def _lower(topology: Any, *, rows: int) -> Any:
+    """A product whose weights are gathered in a loop and whose result is summed over devices."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(topology.devices, ("x",))
+    whole = NamedSharding(mesh, PartitionSpec())
+    by_row = NamedSharding(mesh, PartitionSpec("x"))
+    by_width = NamedSharding(mesh, PartitionSpec(None, "x"))
+
+    def loss(weights: jax.Array, inputs: jax.Array) -> jax.Array:
+        def layer(hidden: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+            gathered = jax.lax.with_sharding_constraint(weight, whole)
+            return jnp.tanh(hidden @ gathered), None
+
+        return jnp.sum(jax.lax.scan(layer, inputs, weights)[0].astype(jnp.float32))
+
+    weights = jax.ShapeDtypeStruct((2, 256, 256), jnp.bfloat16)
+    inputs = jax.ShapeDtypeStruct((rows * len(topology.devices), 256), jnp.bfloat16)
+    step = jax.jit(
+        jax.value_and_grad(loss), in_shardings=(by_width, by_row), out_shardings=(whole, by_width)
+    )
+    return step.trace(weights, inputs).lower(lowering_platforms=("tpu",))
+
+
+def _topology(name: str, options: Mapping[str, Any]) -> Any:
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc(topology_name=name, platform="tpu", **options)
+
+
+def _message(values: Mapping[int, int | bytes], number: int) -> bytes:
+    value = values.get(number, b"")
+    return value if isinstance(value, bytes) else b""
+
+
+def _map(path: Path) -> mmap.mmap:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(handle)
+
+
+if __name__ == "__main__":
+    serve_request(answer)

@@ -1,0 +1,219 @@
+"""Find out what flags the installed jaxlib and libtpu know, by asking their own parsers.
+
+Names come from the libraries themselves; whether a name is a flag, and of what type, is decided
+by the parser: it is shown every name with a handful of values, and its complaints are read.
+"""
+
+import importlib.util
+import re
+import tempfile
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
+
+from ...errors import TPUBackendError
+from ..child import ChildError, offline_environment, run_child
+from .flag import TRIAL_VALUES, WORD, Flag, Place, infer_type, listed_choices
+
+PROBE = "tpukit.runtime.flags.probe"
+TIMEOUT_S = 180.0
+# Orders to the parser itself (read a file, print help, stop), not settings of the compiler.
+PARSER_ORDERS = frozenset(
+    {"flagfile", "fromenv", "tryfromenv", "undefok", "version", "only_check_args"}
+)
+
+_LIBTPU_COMPLAINT = re.compile(
+    r"Illegal value '(?P<value>[^']*)' specified for flag '(?P<name>\w+)'(?P<hint>.*)"
+)
+_LIBTPU_UNKNOWN = re.compile(r"Unknown command line flag '(\w+)'")
+_XLA_COMPLAINT = re.compile(r"Couldn't interpret value (?P<value>\S*) for flag (?P<name>\w+)\.")
+_XLA_UNKNOWN = "in XLA_FLAGS:"
+_XLA_HELP = re.compile(r"^\t--(?P<name>\w+)=(?P<default>.*?)\s*\t\w+\t(?P<text>.+)$", re.MULTILINE)
+_NO_DEFAULT = {
+    "libtpu": "libtpu writes down the defaults of its compiler flags only",
+    "xla": "not a field of DebugOptions, where jaxlib keeps its defaults",
+}
+
+Complaints = dict[str, dict[str, str]]
+
+
+def libtpu_is_installed() -> bool:
+    """Whether the libtpu package is there, without loading it."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def ask_libtpu(settings: Iterable[tuple[str, str]]) -> tuple[Complaints, set[str]]:
+    """Show `settings` to libtpu's parser.
+
+    Returns:
+        What it said of each (name, value) that it refused, and the names it does not know.
+    """
+    with tempfile.TemporaryDirectory(prefix="tpukit-flags-") as folder:
+        path = Path(folder) / "flags.txt"
+        path.write_text("".join(f"--{name}={value}\n" for name, value in settings))
+        environment = offline_environment({"LIBTPU_INIT_ARGS": f"--flagfile={path}"})
+        try:
+            run_child(
+                PROBE, {"question": "start libtpu"}, timeout_s=TIMEOUT_S, environment=environment
+            )
+        except ChildError as error:
+            if error.kind != "exit":
+                raise
+            return _complaints(_LIBTPU_COMPLAINT, error.log), set(
+                _LIBTPU_UNKNOWN.findall(error.log)
+            )
+    return {}, set()
+
+
+def ask_jaxlib(texts: Iterable[str]) -> list[str]:
+    """What jaxlib's parser prints for each of these values of XLA_FLAGS; "" when it is content."""
+    reply = run_child(
+        PROBE,
+        {"question": "try on jaxlib", "texts": list(texts)},
+        timeout_s=TIMEOUT_S,
+        environment=offline_environment({"TF_CPP_MIN_LOG_LEVEL": "0"}),
+    )
+    return reply["logs"]
+
+
+def read_libtpu() -> dict[str, Flag]:
+    """Every flag of the installed libtpu.
+
+    Raises:
+        MissingExtraError: libtpu is not installed.
+    """
+    with tempfile.TemporaryDirectory(prefix="tpukit-flags-") as folder:
+        described = run_child(PROBE, {"question": "libtpu", "folder": folder}, timeout_s=TIMEOUT_S)
+    names = [
+        name
+        for name in described["names"]
+        if name not in PARSER_ORDERS and not name.startswith("help")
+    ]
+    complaints, unknown = ask_libtpu(((name, value) for value in TRIAL_VALUES for name in names))
+    if not complaints:
+        raise TPUBackendError(
+            "libtpu accepted '@@' for every flag it has, so its parser cannot be read; "
+            "reinstall it with pip install 'tpukit[tpu]'."
+        )
+    options = frozenset(described["options"])
+    flags: dict[str, Flag] = {}
+    for name in sorted(set(names) - unknown):
+        refused = complaints.get(name, {})
+        complaint = refused.get(WORD) or described["option_complaints"].get(name, "")
+        flags[name] = _make_flag(
+            name,
+            "libtpu",
+            refused,
+            described["defaults"].get(name),
+            choices=listed_choices(complaint),
+            compile_option=name in options,
+        )
+    return flags
+
+
+def read_jaxlib() -> dict[str, Flag]:
+    """Every flag that the installed jaxlib reads from XLA_FLAGS."""
+    described = run_child(PROBE, {"question": "jaxlib"}, timeout_s=TIMEOUT_S)
+    candidates: list[str] = described["names"]
+    every = " ".join(f"--{name}={value}" for value in TRIAL_VALUES for name in candidates)
+    log, usage = ask_jaxlib([every, f"--xla_backend_optimization_level={WORD}"])
+    complaints = _complaints(_XLA_COMPLAINT, log)
+    # One name at a time for the rest: an enum ends the parse without saying which flag did.
+    silent = [name for name in candidates if name not in complaints]
+    logs = dict(zip(silent, ask_jaxlib(f"--{name}={WORD}" for name in silent), strict=True))
+    enums = [name for name, said in logs.items() if said and _XLA_UNKNOWN not in said]
+    spellings = _spell_choices({name: described["choices"].get(name, []) for name in enums})
+    help_texts = {entry["name"]: entry["text"] for entry in _XLA_HELP.finditer(usage)}
+    fields = frozenset(described["fields"])
+    flags: dict[str, Flag] = {}
+    for name in candidates:
+        if _XLA_UNKNOWN in logs.get(name, ""):
+            continue
+        spelled = spellings.get(name)
+        default = described["defaults"].get(name)
+        flags[name] = _make_flag(
+            name,
+            "xla",
+            complaints.get(name, {}) if spelled is None else TRIAL_VALUES,
+            (spelled or {}).get(default, default),
+            choices=tuple((spelled or {}).values()),
+            compile_option=name in fields,
+            description=help_texts.get(name),
+        )
+    return flags
+
+
+def _spell_choices(labels: Mapping[str, list[str]]) -> dict[str, dict[str, str]]:
+    """For each enum, how its parser wants each label of the schema written."""
+    asked = [(name, label) for name, known in labels.items() for label in known]
+    reply = run_child(
+        PROBE,
+        {
+            "question": "first taken by jaxlib",
+            "alternatives": [
+                [f"--{name}={form}" for form in _forms(label)] for name, label in asked
+            ],
+        },
+        timeout_s=TIMEOUT_S,
+    )
+    spelled: dict[str, dict[str, str]] = {name: {} for name in labels}
+    for (name, label), taken in zip(asked, reply["taken"], strict=True):
+        if taken is not None:
+            spelled[name][label] = taken.partition("=")[2]
+    return spelled
+
+
+def _forms(label: str) -> list[str]:
+    """DETECTION_MODE_NONE may be written so, or without its prefix, or in lower case."""
+    words = label.split("_")
+    tails = ["_".join(words[start:]) for start in range(len(words))]
+    return list(dict.fromkeys(form for tail in tails for form in (tail, tail.lower())))
+
+
+def merge(jaxlib: Mapping[str, Flag], libtpu: Mapping[str, Flag]) -> dict[str, Flag]:
+    """One table; a flag that both know keeps libtpu's type and default and goes to either."""
+    merged = dict(jaxlib)
+    for name, flag in libtpu.items():
+        other = jaxlib.get(name)
+        if other is not None:
+            flag = Flag(
+                name=name,
+                places=("libtpu", "xla"),
+                type=flag.type,
+                default=flag.default if flag.default is not None else other.default,
+                default_reason=flag.default_reason and other.default_reason,
+                choices=flag.choices,
+                compile_option=flag.compile_option or other.compile_option,
+                description=other.description,
+            )
+        merged[name] = flag
+    return dict(sorted(merged.items()))
+
+
+def _make_flag(
+    name: str,
+    place: Place,
+    refused: Container[str],
+    default: str | None,
+    *,
+    choices: tuple[str, ...],
+    compile_option: bool,
+    description: str | None = None,
+) -> Flag:
+    return Flag(
+        name=name,
+        places=(place,),
+        type="enum" if choices else infer_type(refused),
+        default=default,
+        default_reason=_NO_DEFAULT[place] if default is None else None,
+        choices=choices,
+        compile_option=compile_option,
+        description=description,
+    )
+
+
+def _complaints(pattern: re.Pattern[str], log: str) -> Complaints:
+    complaints: Complaints = {}
+    for found in pattern.finditer(log):
+        hint = found.groupdict().get("hint") or ""
+        complaints.setdefault(found["name"], {})[found["value"]] = hint.lstrip("; ")
+    return complaints

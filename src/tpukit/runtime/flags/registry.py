@@ -1,0 +1,188 @@
+"""The flags of the installed libtpu and jaxlib: look one up, search them, find the nearest name."""
+
+import difflib
+import importlib.metadata
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ...errors import FlagError, MissingExtraError
+from . import cache, reading
+from .flag import Flag, Place
+
+# Families that only libtpu has; what says so when libtpu is not there to be asked.
+TPU_FAMILIES = ("xla_tpu_", "xla_jf_", "xla_sc_", "xla_msa_", "megascale_", "deepsea_", "tpu_")
+_KEPT_SHARED_PREFIX = 5
+
+
+class FlagRegistry(Mapping[str, Flag]):
+    """Every flag of one pair of jaxlib and libtpu, by name.
+
+    `FlagRegistry.installed()` is the one for this machine. The first call asks the two parsers,
+    in child processes, which takes some seconds; later calls read a file.
+    """
+
+    def __init__(
+        self, flags: Iterable[Flag], *, jaxlib_version: str, libtpu_version: str | None
+    ) -> None:
+        self.jaxlib_version = jaxlib_version
+        self.libtpu_version = libtpu_version
+        self._flags = MappingProxyType({flag.name: flag for flag in flags})
+
+    @classmethod
+    def installed(cls, *, refresh: bool = False) -> "FlagRegistry":
+        """The registry of the jaxlib and libtpu installed here.
+
+        Args:
+            refresh: Ask the parsers again even if the answer is on disk.
+
+        Without libtpu it holds jaxlib's flags only.
+        """
+        jaxlib_version = importlib.metadata.version("jaxlib")
+        libtpu_version = _version_of("libtpu")
+        path = cache.registry_path(jaxlib_version, libtpu_version)
+        if not refresh:
+            known = _from_file(path)
+            if known is not None:
+                return known
+        libtpu = reading.read_libtpu() if libtpu_version is not None else {}
+        registry = cls(
+            reading.merge(reading.read_jaxlib(), libtpu).values(),
+            jaxlib_version=jaxlib_version,
+            libtpu_version=libtpu_version,
+        )
+        cache.store(path, registry.to_dict())
+        _LOADED[path] = registry
+        return registry
+
+    def __getitem__(self, name: str) -> Flag:
+        return self._flags[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._flags)
+
+    def __len__(self) -> int:
+        return len(self._flags)
+
+    def find(self, name: str) -> Flag:
+        """The flag called `name`, with or without its dashes.
+
+        Raises:
+            FlagError: No such flag; the message holds the nearest names.
+            MissingExtraError: It is a TPU flag and libtpu is not installed.
+        """
+        bare = name.lstrip("-")
+        flag = self._flags.get(bare)
+        if flag is not None:
+            return flag
+        if self.libtpu_version is None and bare.startswith(TPU_FAMILIES):
+            raise MissingExtraError("tpu", needed_for=f"The TPU flag {bare}", module="libtpu")
+        raise FlagError(self.unknown(bare))
+
+    def unknown(self, name: str) -> str:
+        """What to tell someone who wrote a flag that is not one."""
+        nearest = " or ".join(repr(other) for other in self.nearest(name))
+        return f"No flag '{name}' in {self.described}." + (
+            f" Did you mean {nearest}?" if nearest else ""
+        )
+
+    @property
+    def described(self) -> str:
+        """Whose flags these are, for messages."""
+        libtpu = f"libtpu {self.libtpu_version} or " if self.libtpu_version else ""
+        return f"{libtpu}jaxlib {self.jaxlib_version}"
+
+    def nearest(self, name: str, *, most: int = 3) -> list[str]:
+        """Names that look or mean the same: shared words first, rare words counting most."""
+        words = _words(name)
+        shared: dict[str, float] = {}
+        for word in words:
+            for other, known in self._names_by_word.items():
+                if _same_word(word, other):
+                    for candidate in known:
+                        shared[candidate] = shared.get(candidate, 0.0) + 1.0 / len(known)
+        close = difflib.get_close_matches(name, self._flags, n=most, cutoff=0.8)
+        ranked = sorted(
+            shared,
+            key=lambda other: (
+                -shared[other],
+                -difflib.SequenceMatcher(a=name, b=other).ratio(),
+            ),
+        )
+        return list(dict.fromkeys([*close, *ranked]))[:most]
+
+    def search(self, pattern: str = "", *, place: Place | None = None) -> list[Flag]:
+        """Flags whose name holds `pattern` (a regular expression), by name.
+
+        Raises:
+            FlagError: The pattern is not a regular expression.
+        """
+        try:
+            expression = re.compile(pattern)
+        except re.error as error:
+            raise FlagError(
+                f"{pattern!r} is not a pattern ({error}); write part of a name, such as megacore."
+            ) from None
+        return [
+            flag
+            for name, flag in sorted(self._flags.items())
+            if expression.search(name) and (place is None or place in flag.places)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines and for the file on disk."""
+        return {
+            "jaxlib": self.jaxlib_version,
+            "libtpu": self.libtpu_version,
+            "flags": [flag.to_dict() for flag in self._flags.values()],
+        }
+
+    @cached_property
+    def _names_by_word(self) -> dict[str, list[str]]:
+        index: dict[str, list[str]] = {}
+        for name in self._flags:
+            for word in _words(name):
+                index.setdefault(word, []).append(name)
+        return index
+
+
+_LOADED: dict[Path, FlagRegistry] = {}  # parsed once a process; the file decides which
+
+
+def _from_file(path: Path) -> FlagRegistry | None:
+    if path in _LOADED:
+        return _LOADED[path]
+    data = cache.load(path)
+    if data is None:
+        return None
+    try:
+        registry = FlagRegistry(
+            [Flag.from_dict(entry) for entry in data["flags"]],
+            jaxlib_version=data["jaxlib"],
+            libtpu_version=data["libtpu"],
+        )
+    except (KeyError, TypeError):
+        return None  # damaged or foreign: read anew
+    _LOADED[path] = registry
+    return registry
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(name.lower().split("_")) - {"xla", "enable", ""}
+
+
+def _same_word(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    shortest = min(len(one), len(other))
+    return shortest >= _KEPT_SHARED_PREFIX and (one.startswith(other) or other.startswith(one))
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,113 @@
+"""The text of XLA_FLAGS and LIBTPU_INIT_ARGS: taken apart, checked, and put together again.
+
+The two parsers differ, and both were asked: libtpu splits at spaces, knows no quotes, takes `-x`,
+`--nox` and `--x value`, and silently skips a word without dashes. XLA wants `--x=value`, takes
+quotes after the `=`, and reads the variable as a file name when it does not start with a dash.
+"""
+
+import re
+from collections.abc import Container, Mapping
+
+from ...errors import FlagError
+
+_FLAG = re.compile(r"--?(?P<name>\w+)(?P<assignment>=(?P<value>.*))?", re.DOTALL | re.ASCII)
+_SPACES = " \t\n\r\v\f"  # what the C parsers split at; a no-break space is part of a word
+
+
+def parse_flags(text: str) -> dict[str, str | bool]:
+    """Take a flag string apart.
+
+    Args:
+        text: Such as `--xla_tpu_rwb_fusion=false --xla_dump_to='my folder'`.
+
+    Returns:
+        Values by name, in order; True for a flag written without a value.
+
+    Raises:
+        FlagError: A word is not a flag, a quote is not closed, or one flag has two values.
+    """
+    settings: dict[str, str | bool] = {}
+    for token in _tokens(text):
+        found = _FLAG.fullmatch(token)
+        if found is None:
+            raise FlagError(
+                f"{token!r} is not a flag: XLA refuses it and libtpu skips it without a word; "
+                "write each one as --name=value."
+            )
+        name, value = found["name"], _unquote(found["value"])
+        if settings.setdefault(name, value) != value:
+            raise FlagError(
+                f"--{name} is given twice, as {settings[name]!r} and as {value!r}; keep one."
+            )
+    return settings
+
+
+def format_flags(values: Mapping[str, str]) -> str:
+    """Write flags as both parsers read them; `parse_flags` is the reverse."""
+    return " ".join(f"--{name}={_quote(value)}" for name, value in values.items())
+
+
+def merge_flags(existing: str, values: Mapping[str, str], *, without: Container[str] = ()) -> str:
+    """Return `existing` with `values` set: same flags replaced, every other word kept as it is.
+
+    Flags named in `without` are taken out.
+
+    What is already in a variable may be of any shape, so nothing here refuses it.
+    """
+    kept: list[str] = []
+    drop_value = False
+    for token in _tokens(existing, strict=False):
+        found = _FLAG.fullmatch(token)
+        if found is None and drop_value:
+            drop_value = False
+            continue
+        drop_value = False
+        if found is not None:
+            names = (found["name"], found["name"].removeprefix("no"))
+            if any(name in values or name in without for name in names):
+                # `--name value` is one setting for libtpu: its value goes with it.
+                drop_value = found["assignment"] is None
+                continue
+        kept.append(token)
+    added = format_flags(values)
+    return " ".join([*kept, added] if added else kept)
+
+
+def flag_names(text: str) -> tuple[str, ...]:
+    """The names set by a flag string of any shape."""
+    matches = (_FLAG.fullmatch(token) for token in _tokens(text, strict=False))
+    return tuple(found["name"] for found in matches if found is not None)
+
+
+def _tokens(text: str, *, strict: bool = True) -> list[str]:
+    """Split at spaces, but not inside quotes that open right after the first `=` of a word."""
+    tokens: list[str] = []
+    at = 0
+    while at < len(text):
+        if text[at] in _SPACES:
+            at += 1
+            continue
+        start = at
+        while at < len(text) and text[at] not in _SPACES:
+            if text[at] in "'\"" and at > start and text.find("=", start, at) == at - 1:
+                close = text.find(text[at], at + 1)
+                if close >= 0:
+                    at = close
+                elif strict:
+                    raise FlagError(
+                        f"a quote is not closed in {text[start:]!r}; close it, or leave it out."
+                    )
+            at += 1
+        tokens.append(text[start:at])
+    return tokens
+
+
+def _unquote(value: str | None) -> str | bool:
+    if value is None:
+        return True
+    quoted = len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]
+    return value[1:-1] if quoted else value
+
+
+def _quote(value: str) -> str:
+    return f"'{value}'" if any(space in value for space in _SPACES) else value
