@@ -3,6 +3,25 @@
 from .catalog import get_chip as get_chip
 from .catalog import list_chips as list_chips
 from .chip import Chip as Chip
+from .detect import Accelerators as Accelerators
+from .detect import detect_accelerators as detect_accelerators
 from .figure import Figure as Figure
+from .prices import PriceBook as PriceBook
+from .prices import Rate as Rate
+from .prices import public_prices as public_prices
 from .slice import Slice as Slice
 from .slice import list_slices as list_slices
+
+__all__ = [
+    "Accelerators",
+    "Chip",
+    "Figure",
+    "PriceBook",
+    "Rate",
+    "Slice",
+    "detect_accelerators",
+    "get_chip",
+    "list_chips",
+    "list_slices",
+    "public_prices",
+]

@@ -117,6 +117,7 @@ def _chip_from(data: dict[str, Any]) -> Chip:
         aliases=tuple(data["aliases"]),
         shape_only_aliases=tuple(data["shape_only_aliases"]),
         device_kinds=tuple(data["device_kinds"]),
+        pci_device_ids=tuple(data["pci_device_ids"]),
         gke_machine_types=tuple(data.get("gke_machine_types", ())),
         pod_chips=topology["pod_chips"] if topology else None,
         topology_source=topology["source"] if topology else "",

@@ -18,6 +18,7 @@ class Chip:
     Attributes:
         name: "v2" … "v6e", "7x", "8i".
         device_kinds: What `jax.Device.device_kind` says of it.
+        pci_device_ids: What Linux calls it on the PCI bus, as jax lists them.
         name_counts: What the number in a slice's name counts: "cores", "chips", or "shape" when
             slices are named by their shape because numbers are read in two ways.
         cores_per_chip: TensorCores.
@@ -44,6 +45,7 @@ class Chip:
     aliases: tuple[str, ...]
     shape_only_aliases: tuple[str, ...]
     device_kinds: tuple[str, ...]
+    pci_device_ids: tuple[str, ...]
     api_prefix: str | None
     gke_accelerator: str | None
     gke_machine_types: tuple[str, ...]

@@ -97,7 +97,7 @@ def format_quantity(value: float, unit: str) -> str:
 
 
 def _plain(value: float) -> str:
-    """At least four significant digits, no exponent, no trailing zeros."""
-    decimals = 0 if abs(value) >= 1000 else 2 if abs(value) >= 10 else 4
-    text = f"{value:,.{decimals}f}"
+    """Four significant digits or all whole ones, no exponent, no trailing zeros."""
+    whole_digits = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    text = f"{value:,.{max(0, 4 - whole_digits)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

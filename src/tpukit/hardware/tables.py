@@ -71,7 +71,14 @@ def listing_table(title: str, columns: Iterable[str]) -> "Table":
     """An empty table with a header: text in the first column, numbers in the others."""
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
     for position, column in enumerate(columns):
         table.add_column(column, justify="left" if position == 0 else "right", no_wrap=True)
     return table

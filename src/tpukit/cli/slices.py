@@ -1,0 +1,65 @@
+"""`tpukit slices`, `tpukit slice` and `tpukit prices`: the hardware catalog on the command line."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .output import show
+
+if TYPE_CHECKING:
+    from ..hardware.prices import PriceBook
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Rates = Annotated[
+    Path | None, typer.Option("--rates", help="YAML file with rates of your own.", dir_okay=False)
+]
+
+
+def slices(
+    generation: Annotated[
+        str | None, typer.Argument(help="v2 … v6e, 7x; all generations when left out.")
+    ] = None,
+    rates: Rates = None,
+    json: Json = False,
+) -> None:
+    """List TPU generations, or the slices of one with their size, peak, memory and price."""
+    from ..hardware.listings import GenerationListing, SliceListing
+
+    book = _book(rates)
+    show(SliceListing.of(generation, book) if generation else GenerationListing.of(book), json=json)
+
+
+def slice_info(
+    name: Annotated[str, typer.Argument(help="v6e-64, v5p:4x4x8, tpu7x-4x4x4, 2xv6e-256 …")],
+    json: Json = False,
+) -> None:
+    """Show everything about one slice, each figure with its source."""
+    from ..hardware.slice import Slice
+
+    show(Slice.parse(name), json=json)
+
+
+def prices(
+    generation: Annotated[
+        str | None, typer.Argument(help="v2 … v6e, 7x; all when left out.")
+    ] = None,
+    region: Annotated[str | None, typer.Option(help="Such as us-east5.")] = None,
+    tier: Annotated[str | None, typer.Option(help="on_demand, spot, or one of your own.")] = None,
+    rates: Rates = None,
+    json: Json = False,
+) -> None:
+    """List prices of a chip-hour by region and tier, with their date and source."""
+    from ..hardware.listings import PriceListing
+
+    book = _book(rates)
+    found = book.find(generation, region=region, tier=tier)
+    reason = "" if found else book.why_none(generation, region=region, tier=tier)
+    show(PriceListing(found, reason), json=json)
+
+
+def _book(rates: Path | None) -> "PriceBook":
+    from ..hardware.prices import public_prices
+
+    book = public_prices()
+    return book if rates is None else book.with_rates(rates)

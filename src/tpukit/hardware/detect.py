@@ -1,0 +1,146 @@
+"""What accelerators this machine has, told from a few small files: no jax, no network, no wait."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import SliceError
+from .catalog import list_chips
+from .slice import Slice
+
+GOOGLE_VENDOR = "0x1ae0"
+TPU_VM_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "TPU_CHIPS_PER_HOST_BOUNDS")
+Kind = Literal["tpu", "gpu", "cpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerators:
+    """What was found, and what it was told from.
+
+    Attributes:
+        kind: What programs would run on here: "tpu", "gpu" or "cpu".
+        count: Chips or GPUs of this host; CPUs when there is neither.
+        generation: Name of the TPU generation, where the bus or the environment tells it.
+        slice_name: The slice this host belongs to, where the environment tells it.
+        evidence: Where each fact came from.
+    """
+
+    kind: Kind
+    count: int
+    generation: str | None = None
+    slice_name: str | None = None
+    evidence: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as plain data."""
+        return {
+            "kind": self.kind,
+            "count": self.count,
+            "generation": self.generation,
+            "slice_name": self.slice_name,
+            "evidence": list(self.evidence),
+        }
+
+    def __str__(self) -> str:
+        units = {"tpu": "TPU chip", "gpu": "NVIDIA GPU", "cpu": "CPU"}[self.kind]
+        plural = "" if self.count == 1 else "s"
+        generation = f" ({self.generation})" if self.generation else ""
+        where = f", part of {self.slice_name}" if self.slice_name else ""
+        return f"{self.count} {units}{plural}{generation}{where}"
+
+    def __rich__(self) -> Any:
+        from .tables import facts_table
+
+        table = facts_table(str(self))
+        for line in self.evidence:
+            table.add_row("seen", "", line)
+        return table
+
+
+def detect_accelerators(
+    *, root: str | Path = "/", environment: Mapping[str, str] | None = None
+) -> Accelerators:
+    """Find TPUs, else NVIDIA GPUs, else CPUs. Reads a few small files and never waits.
+
+    Args:
+        root: Root of the file system to look in; another than "/" is for tests and containers.
+        environment: The environment to read; `os.environ` by default.
+    """
+    base = Path(root)
+    env = os.environ if environment is None else environment
+    chips, generation, evidence = _tpu_chips(base, env)
+    if chips:
+        named = _slice_named(env, evidence)
+        return Accelerators(
+            kind="tpu",
+            count=chips,
+            generation=generation or (named.chip.name if named else None),
+            slice_name=str(named) if named else None,
+            evidence=tuple(evidence),
+        )
+    gpus = _nvidia_gpus(base, evidence)
+    if gpus:
+        return Accelerators(kind="gpu", count=gpus, evidence=tuple(evidence))
+    evidence.append("no TPU on the PCI bus or in /dev, no NVIDIA driver")
+    return Accelerators(kind="cpu", count=os.cpu_count() or 1, evidence=tuple(evidence))
+
+
+def _tpu_chips(base: Path, env: Mapping[str, str]) -> tuple[int, str | None, list[str]]:
+    """Count TPU chips, by PCI identity first because it tells the generation too."""
+    generations = {id_: chip.name for chip in list_chips() for id_ in chip.pci_device_ids}
+    found: list[str] = []
+    for device in sorted(_glob(base, "sys/bus/pci/devices/*")):
+        # The vendor alone is not enough: Google's network card has the same one on every VM.
+        if _text(device / "vendor") == GOOGLE_VENDOR and _text(device / "device") in generations:
+            found.append(generations[_text(device / "device")])
+    if found:
+        return len(found), found[0], [f"{len(found)} TPU chips of {found[0]} on the PCI bus"]
+    nodes = _glob(base, "dev/accel[0-9]*")
+    if nodes:
+        return len(nodes), None, [f"{len(nodes)} device nodes /dev/accel*"]
+    # Newer TPUs are handed to containers through VFIO, which other devices use as well.
+    groups = _glob(base, "dev/vfio/[0-9]*")
+    if groups and any(name in env for name in TPU_VM_VARIABLES):
+        return len(groups), None, [f"{len(groups)} VFIO groups and the environment of a TPU VM"]
+    return 0, None, []
+
+
+def _nvidia_gpus(base: Path, evidence: list[str]) -> int:
+    gpus = len(_glob(base, "proc/driver/nvidia/gpus/*"))
+    if gpus:
+        evidence.append(f"{gpus} GPUs under /proc/driver/nvidia")
+        return gpus
+    nodes = _glob(base, "dev/nvidia[0-9]*") or _glob(base, "dev/dxg")  # the latter in WSL
+    if nodes:
+        evidence.append(f"device nodes {', '.join(sorted(node.name for node in nodes))} in /dev")
+    return len(nodes)
+
+
+def _slice_named(env: Mapping[str, str], evidence: list[str]) -> Slice | None:
+    """The slice a TPU machine's environment names; a name we cannot read is only evidence."""
+    name = env.get("TPU_ACCELERATOR_TYPE", "")
+    if not name:
+        return None
+    try:
+        named = Slice.parse(name)
+    except SliceError:
+        evidence.append(f"TPU_ACCELERATOR_TYPE={name}, which names no slice in the catalog")
+        return None
+    evidence.append(f"TPU_ACCELERATOR_TYPE={name}")
+    return named
+
+
+def _glob(base: Path, pattern: str) -> list[Path]:
+    try:
+        return list(base.glob(pattern))
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace").strip().lower()
+    except OSError:
+        return ""

@@ -1,0 +1,231 @@
+"""What a chip-hour costs: dated list prices by region and tier, and rates of your own over them."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+from ..errors import ConfigError, did_you_mean
+from .catalog import get_chip
+from .figure import Figure
+from .slice import Slice
+
+UNIT = "USD/chip-h"
+TIERS = ("on_demand", "spot")
+ANY_REGION = "*"
+_RATE_KEYS = ("generation", "region", "tier", "usd_per_chip_h")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """The price of one chip for an hour, in one region, on one tier.
+
+    v2 and v3 cost more or less in slices of several hosts: `min_chips` and `max_chips` bound
+    the slices a rate is for. `region` is "*" for a rate of your own that holds everywhere.
+    """
+
+    generation: str
+    region: str
+    tier: str
+    price: Figure
+    min_chips: int = 1
+    max_chips: int | None = None
+    zones: tuple[str, ...] = ()
+
+    def covers(self, chips: int) -> bool:
+        """Whether it is the rate of a slice of that many chips."""
+        return self.min_chips <= chips and (self.max_chips is None or chips <= self.max_chips)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rate with the provenance of its price."""
+        return {
+            "generation": self.generation,
+            "region": self.region,
+            "tier": self.tier,
+            "min_chips": self.min_chips,
+            "max_chips": self.max_chips,
+            "zones": list(self.zones),
+            "price": self.price.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class PriceBook:
+    """Rates to look prices up in."""
+
+    rates: tuple[Rate, ...]
+    refusals: Mapping[tuple[str, str], str]
+
+    def find(
+        self,
+        generation: str | None = None,
+        *,
+        region: str | None = None,
+        tier: str | None = None,
+    ) -> tuple[Rate, ...]:
+        """The rates that match; anything left out matches all.
+
+        Raises:
+            ConfigError: No rate at all has that region or tier; the message names the nearest.
+        """
+        wanted = get_chip(generation).name if generation else None
+        if tier is not None:
+            self._check("tier", tier, {rate.tier for rate in self.rates})
+        if region is not None:
+            known = {rate.region for rate in self.rates} | {at for _, at in self.refusals}
+            if ANY_REGION not in known:
+                self._check("region", region, known)
+        return tuple(
+            rate
+            for rate in self.rates
+            if wanted in (None, rate.generation)
+            and (region is None or rate.region in (region, ANY_REGION))
+            and tier in (None, rate.tier)
+        )
+
+    def quote(self, of: Slice, *, region: str | None = None, tier: str = "on_demand") -> Figure:
+        """USD per chip-hour for a slice: in `region`, or in the cheapest one when left out.
+
+        Missing, with the reason, where no price is known.
+        """
+        rates = self._covering(of, region, tier)
+        if rates:
+            return rates[0].price
+        reason = self.why_none(of.chip.name, region=region, tier=tier)
+        return Figure.missing(UNIT, f"{of}: {reason}")
+
+    def cheapest_region(self, of: Slice, *, tier: str = "on_demand") -> str | None:
+        """Where the slice costs least on that tier; None where no price is known."""
+        rates = self._covering(of, None, tier)
+        return rates[0].region if rates else None
+
+    def cost_per_hour(
+        self, of: Slice, *, region: str | None = None, tier: str = "on_demand"
+    ) -> Figure:
+        """USD per hour for the whole slice, or all of its slices."""
+        return self.quote(of, region=region, tier=tier).scaled(of.chips, unit="USD/h")
+
+    def why_none(self, generation: str | None, *, region: str | None, tier: str | None) -> str:
+        """Why nothing, or nothing for a slice of this size, is listed, and where something is."""
+        name = get_chip(generation).name if generation else ""
+        refused = self.refusals.get((name, region or ""))
+        if refused:
+            return f"no price in {region}: {refused}."
+        offered = sorted({rate.region for rate in self.find(generation, tier=tier)})
+        if not offered:
+            return "no public list price is known; supply a rate of your own."
+        return f"not listed; {name or 'other'} prices exist in {', '.join(offered)}."
+
+    def with_rates(self, rates: Mapping[str, Any] | str | Path) -> "PriceBook":
+        """This book with rates of your own over it.
+
+        Args:
+            rates: A mapping, or a YAML file, of the form
+                `{source: …, date: …, rates: [{generation, region, tier, usd_per_chip_h}, …]}`.
+                `region` may be "*"; `tier` may be a name of your own, such as "reserved-1y".
+        """
+        own = read_rates(rates)
+        kept = (rate for rate in self.rates if not any(_shadows(mine, rate) for mine in own))
+        return PriceBook((*own, *kept), self.refusals)
+
+    def _covering(self, of: Slice, region: str | None, tier: str) -> list[Rate]:
+        found = self.find(of.chip.name, region=region, tier=tier)
+        covering = [rate for rate in found if rate.covers(of.chips_per_slice)]
+        if region is None:
+            covering.sort(key=lambda rate: rate.price.value or math.inf)
+        return covering
+
+    @staticmethod
+    def _check(what: str, seen: str, known: set[str]) -> None:
+        if seen not in known:
+            raise ConfigError(
+                f"No price has {what} {seen!r}; known are {', '.join(sorted(known))}."
+                + did_you_mean(seen, known)
+            )
+
+
+@cache
+def public_prices() -> PriceBook:
+    """List prices as published, placeholders rejected; spot prices move, so mind the date."""
+    text = (resources.files("tpukit.hardware") / "data" / "prices.json").read_text("utf-8")
+    data = json.loads(text)
+    rates = [
+        Rate(
+            generation=entry["generation"],
+            region=entry["region"],
+            tier=tier,
+            price=Figure(entry[tier], UNIT, "datasheet", data["source"], data["date"]),
+            min_chips=entry.get("min_chips", 1),
+            max_chips=entry.get("max_chips"),
+            zones=tuple(entry["zones"]),
+        )
+        for entry in data["rates"]
+        for tier in TIERS
+        if tier in entry
+    ]
+    refusals = {
+        (entry["generation"], region): entry["reason"]
+        for entry in data["rejected"]
+        for region in entry["regions"]
+    }
+    return PriceBook(tuple(rates), refusals)
+
+
+def read_rates(rates: Mapping[str, Any] | str | Path) -> tuple[Rate, ...]:
+    """Read rates of your own from a mapping or a YAML file; see `PriceBook.with_rates`."""
+    if isinstance(rates, (str, Path)):
+        import yaml
+
+        try:
+            content = yaml.safe_load(Path(rates).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"The rates file {str(rates)!r} cannot be read: {error}") from error
+        where = Path(rates).name
+    else:
+        content, where = rates, "a mapping"
+    entries = cast("Any", content).get("rates") if isinstance(content, Mapping) else None
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(
+            f"Rates from {where} need a list under 'rates', each with {', '.join(_RATE_KEYS)}."
+        )
+    header = cast("Mapping[str, Any]", content)
+    source = str(header.get("source", f"rates supplied by you ({where})"))
+    date = str(header.get("date", ""))
+    return tuple(
+        _own_rate(entry, number, source, date)
+        for number, entry in enumerate(cast("list[Any]", entries), start=1)
+    )
+
+
+def _shadows(own: Rate, listed: Rate) -> bool:
+    """Whether a rate of your own replaces a listed one."""
+    same = (own.generation, own.tier) == (listed.generation, listed.tier)
+    return same and own.region in (listed.region, ANY_REGION)
+
+
+def _own_rate(entry: Any, number: int, source: str, date: str) -> Rate:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"Rate {number} is {entry!r}; expected {', '.join(_RATE_KEYS)}.")
+    fields = cast("Mapping[str, Any]", entry)
+    for key in fields:
+        if key not in _RATE_KEYS:
+            raise ConfigError(
+                f"Rate {number} has an unknown key {key!r}; expected {', '.join(_RATE_KEYS)}."
+                + did_you_mean(str(key), _RATE_KEYS)
+            )
+    price = fields.get("usd_per_chip_h")
+    valid = isinstance(price, (int, float)) and not isinstance(price, bool)
+    if not valid or not 0 < float(cast("float", price)) < math.inf:
+        raise ConfigError(
+            f"Rate {number} has usd_per_chip_h {price!r}; expected a positive number of dollars."
+        )
+    return Rate(
+        generation=get_chip(str(fields.get("generation", ""))).name,
+        region=str(fields.get("region", ANY_REGION)),
+        tier=str(fields.get("tier", "on_demand")),
+        price=Figure(float(cast("float", price)), UNIT, "datasheet", source, date),
+    )
