@@ -37,9 +37,11 @@ def place(
         entries, decided_by = spec_entries(spec, rank), "the model's labels"
     else:
         entries, decided_by = _ask_strategies(parameter, working)
-    shape = _padded(parameter, entries, sizes) if pad else parameter.shape
-    hint = ", or pass pad=True" if set(parameter.dims) & set(PADDABLE) and not pad else ""
-    check_fits(parameter.path, shape, parameter.dims, entries, sizes, hint=hint)
+    padded = _padded(parameter, entries, sizes)
+    shape = padded if pad else parameter.shape
+    names = (None,) * rank if parameter.guessed else parameter.dims
+    hint = ", or pass pad=True" if padded != shape else ""
+    check_fits(parameter.path, shape, names, entries, sizes, hint=hint)
     ways = math.prod(sizes[axis] for entry in entries for axis in entry)
     return Placement(
         path=parameter.path,
@@ -72,6 +74,9 @@ def _ask_strategies(
 
 
 def _padded(parameter: Parameter, entries: Entries, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape with every dimension that may grow grown to a multiple of its axes."""
+    if parameter.guessed:  # zeros in a dimension that only looks like hidden units are no padding
+        return parameter.shape
     grown: list[int] = []
     for size, dim, axes in zip(parameter.shape, parameter.dims, entries, strict=False):
         ways = math.prod(sizes[axis] for axis in axes)
