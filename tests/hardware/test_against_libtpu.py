@@ -1,0 +1,85 @@
+"""The catalog against the TPU compiler itself, which knows every generation without a TPU."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpukit.hardware import Slice, list_chips, list_slices
+from tpukit.runtime.child import offline_environment
+
+pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
+
+COMPILED = [chip for chip in list_chips() if chip.libtpu_name]
+SLICES = [
+    *(one for chip in COMPILED for one in (list_slices(chip.name)[0], list_slices(chip.name)[-1])),
+    *map(Slice.parse, ("v2-128", "v3-32", "v4-32", "v4-128", "v5e-8", "v5e-128", "v5p-32")),
+    *map(Slice.parse, ("v5p:4x4x16", "v6e-8", "v6e-64", "tpu7x-2x2x1", "tpu7x-4x4x8")),
+    *map(Slice.parse, ("2xv4-8", "3xv5e-16", "2xv5p-128", "2xv6e-256", "2xtpu7x-2x2x1")),
+]
+REFUSED = ("v6e:3x3", "v5p:2x3x4", "v7x:2x2x1", "tpu8i:2x2x1", "8i:2x2x1", "v6e:1x1")
+
+
+def ask(folder, **request):
+    pytest.importorskip("libtpu")
+    reply = folder / "reply.json"
+    everything = {"topologies": [], "limits": [], "clocks": [], **request}
+    subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("ask_libtpu.py")), str(reply)],
+        input=json.dumps(everything).encode(),
+        env=offline_environment(),
+        check=True,
+        capture_output=True,
+        timeout=240,
+    )
+    return json.loads(reply.read_text())
+
+
+def arguments(one):
+    return [one.libtpu_topology, one.libtpu_options]
+
+
+@pytest.fixture(scope="module")
+def libtpu(tmp_path_factory):
+    return ask(
+        tmp_path_factory.mktemp("libtpu"),
+        topologies=[*map(arguments, SLICES), *([name, {}] for name in REFUSED)],
+        limits=[arguments(list_slices(chip.name)[0]) for chip in COMPILED],
+    )
+
+
+@pytest.mark.parametrize("index", range(len(SLICES)), ids=map(str, SLICES))
+def test_devices_and_coordinates_are_the_catalogs(libtpu, index):
+    one, seen = SLICES[index], libtpu["topologies"][index]
+    assert seen["devices"] == one.devices
+    axes = [range(length) for length in (*one.topology, 1)[:3]]
+    assert seen["coords"] == [list(coords) for coords in itertools.product(*axes)]
+    assert seen["slices"] == list(range(one.num_slices))
+    assert seen["hosts"] == one.hosts
+    assert seen["cores_on_chip"] == list(range(one.chip.devices_per_chip))
+    assert seen["cores_per_device"] == [one.chip.cores_per_device]
+    assert set(seen["device_kinds"]) <= set(one.chip.device_kinds)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_libtpu_refuses_what_the_catalog_lacks(libtpu, name):
+    """A single v6e chip exists, but not under the default host bounds: the catalog passes them."""
+    assert "error" in libtpu["topologies"][len(SLICES) + REFUSED.index(name)]
+
+
+@pytest.mark.parametrize("chip", COMPILED, ids=str)
+def test_usable_memory_is_what_the_compiler_states(libtpu, chip):
+    stated = libtpu["limits_gib"][COMPILED.index(chip)]
+    catalogued = chip.per_device(chip.hbm_usable_bytes).value / 2**30
+    assert stated == pytest.approx(catalogued, abs=0.011)
+
+
+@pytest.mark.slow
+def test_clocks_are_what_the_scheduler_reckons_with(tmp_path):
+    clocked = [chip for chip in COMPILED if chip.clock_ghz.value]
+    hosts = [Slice.of(chip.name, chips=4) for chip in clocked]
+    clocks = ask(tmp_path, clocks=[arguments(host) for host in hosts])["clocks_mhz"]
+    assert clocks == [[round(chip.clock_ghz.value * 1000)] for chip in clocked]
