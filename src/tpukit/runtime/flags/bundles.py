@@ -1,52 +1,16 @@
-"""Optimization levels 0 to 3: which flags each TPU generation gets, read from `data/bundles.toml`."""
+"""Optimization levels 0 to 3: which flags each TPU generation gets, and setting them."""
 
-import tomllib
-from collections.abc import Collection, Mapping, MutableMapping
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
-from typing import Any, Literal, get_args
+from collections.abc import Collection, MutableMapping
+from dataclasses import replace
 
 from ...errors import FlagError
 from ...hardware import detect_accelerators, get_chip
+from .published import GROUPS, BundleFlag, load_bundles
 from .record import FlagRecord, SkippedFlag
 from .registry import FlagRegistry
 from .setting import set_xla_flags
 
-Group = Literal["fusion", "async_collective", "megacore", "latency_hiding"]
-GROUPS: tuple[Group, ...] = get_args(Group)
 HIGHEST_LEVEL = 3
-
-
-@dataclass(frozen=True, slots=True)
-class BundleFlag:
-    """One flag of the bundles; `generations` is None for every generation."""
-
-    name: str
-    value: bool | int | str
-    level: int
-    group: Group
-    generations: frozenset[str] | None
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exclusion:
-    """A flag that is published somewhere and left out here, and why."""
-
-    name: str
-    generations: frozenset[str] | None
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bundles:
-    """Everything in `bundles.toml`."""
-
-    flags: tuple[BundleFlag, ...]
-    excluded: tuple[Exclusion, ...]
 
 
 def enable_xla_optimizations(
@@ -143,27 +107,6 @@ def select(
             if generation is not None and _applies(exclusion.generations, generation):
                 skipped[exclusion.name] = SkippedFlag(exclusion.name, exclusion.reason)
     return chosen, [flag for name, flag in skipped.items() if name not in chosen]
-
-
-@cache
-def load_bundles() -> Bundles:
-    """The bundles that come with tpukit."""
-    text = resources.files(__package__).joinpath("data", "bundles.toml").read_text()
-    data = tomllib.loads(text)
-    sources: Mapping[str, str] = data["sources"]
-    return Bundles(
-        flags=tuple(BundleFlag(**_fields(entry, sources)) for entry in data["flag"]),
-        excluded=tuple(Exclusion(**_fields(entry, sources)) for entry in data["excluded"]),
-    )
-
-
-def _fields(entry: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
-    generations = entry.get("generations")
-    return {
-        **entry,
-        "generations": None if generations is None else frozenset(generations),
-        "source": sources[entry["source"]],
-    }
 
 
 def _applies(generations: frozenset[str] | None, generation: str | None) -> bool:

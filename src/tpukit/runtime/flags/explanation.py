@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from .bundles import BundleFlag, Exclusion, load_bundles
 from .flag import Flag
+from .published import BundleFlag, Exclusion, load_bundles, published_descriptions
 from .registry import FlagRegistry
 
 NO_DESCRIPTION = "no description published"
@@ -21,9 +21,11 @@ class FlagExplanation:
 
     @property
     def description(self) -> str:
-        """jaxlib's help text, else what our bundles say, else that nothing is published."""
+        """The help text of jaxlib, else the guide's words, else a bundle's, else that there is none."""
         if self.flag.description:
             return self.flag.description
+        if self.flag.name in published_descriptions():
+            return published_descriptions()[self.flag.name]
         return self.used_by[0].reason if self.used_by else NO_DESCRIPTION
 
     def to_dict(self) -> dict[str, Any]:

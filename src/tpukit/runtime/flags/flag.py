@@ -1,4 +1,4 @@
-"""One flag as the installed parser knows it: its type, its default, where it goes, what it takes."""
+"""One flag as the installed parser knows it: type, default, where it goes, what it takes."""
 
 import math
 import re

@@ -9,8 +9,10 @@ from . import reading
 from .flag import VARIABLES, Flag
 from .record import AppliedFlag, FlagRecord
 from .registry import FlagRegistry
-from .syntax import flag_names, merge_flags
+from .published import exclusive_flags
+from .syntax import merge_flags, read_values
 
+SWITCHED_ON = frozenset({"true", "enabled"})
 TOO_LATE = (
     "jax has already started its backends in this process, so these flags take effect only in a "
     "new one; call this before the first use of jax."
@@ -44,11 +46,13 @@ def set_xla_flags(
     registry = FlagRegistry.installed() if registry is None else registry
     checked = check_flags(flags, registry=registry)
     variables = _merged(target, checked)
+    for text in variables.values():
+        _refuse_exclusive(read_values(text))
     applied = tuple(
         AppliedFlag(name, value, flag.variable, flag.default)
         for name, (flag, value) in checked.items()
     )
-    notes = list(_misplaced(variables, registry))
+    notes = list(_misplaced({**target, **variables}, registry))
     takes_effect = not (target is os.environ and jax_state() == "initialised")
     if not takes_effect:
         notes.append(TOO_LATE)
@@ -101,11 +105,21 @@ def check_flags(
         problems = list(_parser_complaints(checked))
     if problems:
         raise FlagError(" ".join(problems))
+    _refuse_exclusive({name: text for name, (_, text) in checked.items()})
     return checked
 
 
+def _refuse_exclusive(values: Mapping[str, str]) -> None:
+    """Refuse flags that do not go together, whether asked for now or set before."""
+    for pair in exclusive_flags():
+        if all(values.get(name) in SWITCHED_ON for name in pair.flags):
+            raise FlagError(
+                f"{' and '.join(pair.flags)} exclude each other: {pair.reason}; turn one off."
+            )
+
+
 def _positive_form(name: str, value: object, registry: FlagRegistry) -> tuple[str, object]:
-    """libtpu reads `--noflag` as `--flag=false`; so do we."""
+    """As libtpu does, read `--noflag` as `--flag=false`."""
     positive = registry.get(name.removeprefix("no"))
     if name in registry or positive is None or positive.type != "bool":
         return name, value
@@ -145,7 +159,7 @@ def _merged(
 def _misplaced(variables: Mapping[str, str], registry: FlagRegistry) -> Iterable[str]:
     """What was already there and will end the process at start-up."""
     for place, variable in VARIABLES.items():
-        for name in flag_names(variables.get(variable, "")):
+        for name in read_values(variables.get(variable, "")):
             flag = registry.get(name) or registry.get(name.removeprefix("no"))
             if name in reading.PARSER_ORDERS:
                 continue

@@ -73,10 +73,14 @@ def merge_flags(existing: str, values: Mapping[str, str], *, without: Container[
     return " ".join([*kept, added] if added else kept)
 
 
-def flag_names(text: str) -> tuple[str, ...]:
-    """The names set by a flag string of any shape."""
-    matches = (_FLAG.fullmatch(token) for token in _tokens(text, strict=False))
-    return tuple(found["name"] for found in matches if found is not None)
+def read_values(text: str) -> dict[str, str]:
+    """Values by name of a flag string of any shape, as far as they can be read."""
+    values: dict[str, str] = {}
+    for token in _tokens(text, strict=False):
+        if found := _FLAG.fullmatch(token):
+            value = _unquote(found["value"])
+            values[found["name"]] = value if isinstance(value, str) else "true"
+    return values
 
 
 def _tokens(text: str, *, strict: bool = True) -> list[str]:
