@@ -1,12 +1,14 @@
 """The catalog against independent truths: jax's own table, arithmetic, and the vendor's totals."""
 
 import math
+import tomllib
+from importlib import resources
 
 import pytest
 
-from tpukit.errors import SliceError
+from tpukit.errors import SliceError, TPUValidationError
 from tpukit.hardware import Slice, get_chip, list_chips
-from tpukit.hardware.catalog import GENERATIONS
+from tpukit.hardware.catalog import GENERATIONS, chip_from
 from tpukit.hardware.figure import ORIGINS
 
 CHIPS = {chip.name: chip for chip in list_chips()}
@@ -80,6 +82,7 @@ def test_structure_is_consistent(chip):
     assert chip.rules.max_chips <= chip.pod_chips
     assert math.prod(chip.rules.host_bounds) == chip.chips_per_host
     assert chip.needs_gke == (chip.api_prefix is None)
+    assert isinstance(chip.hbm_usable_bytes.value, int)
     share = chip.per_device(chip.hbm_usable_bytes)
     assert share.value * chip.devices_per_chip == pytest.approx(chip.hbm_usable_bytes.value)
     assert chip.to_dict()["figures"]["hbm_bytes"]["unit"] == "B"
@@ -118,3 +121,16 @@ def test_the_newest_chip_has_figures_and_no_slices():
     assert newest.peak("fp8").value == 8808
     assert newest.hbm_usable_bytes.value is None
     assert newest.torus_dims is None
+
+
+def test_an_incomplete_data_file_is_refused():
+    text = (resources.files("tpukit.hardware") / "data" / "v6e.toml").read_text("utf-8")
+    for found, instead, message in [
+        ("hbm_gbps =", "hbm_speed =", "missing or unknown: hbm_gbps, hbm_speed"),
+        ('source = "tpu_info"', 'source = "rumour"', "cites the source 'rumour'.*describes docs"),
+    ]:
+        assert found in text
+        with pytest.raises(SliceError, match=message):
+            chip_from(tomllib.loads(text.replace(found, instead)))
+    with pytest.raises(TPUValidationError, match="origin 'rumour'"):
+        chip_from(tomllib.loads(text.replace('origin = "datasheet"', 'origin = "rumour"')))

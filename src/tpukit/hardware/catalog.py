@@ -80,16 +80,26 @@ def names_of_chips() -> dict[str, Chip]:
 @cache
 def _load(name: str) -> Chip:
     file = resources.files("tpukit.hardware") / "data" / f"{name}.toml"
-    return _chip_from(tomllib.loads(file.read_text("utf-8")))
+    return chip_from(tomllib.loads(file.read_text("utf-8")))
 
 
-def _chip_from(data: dict[str, Any]) -> Chip:
+def chip_from(data: Mapping[str, Any]) -> Chip:
+    """Build a chip from the content of a data file, refusing one that is incomplete.
+
+    Raises:
+        SliceError: A figure is missing or unknown, or cites a source the file does not describe.
+    """
     sources = data["sources"]
 
     def figure(entry: Mapping[str, Any], unit: str) -> Figure:
         if "missing" in entry:
             return Figure.missing(unit, entry["missing"])
-        source = sources[entry["source"]]
+        source = sources.get(entry["source"])
+        if source is None:
+            raise SliceError(
+                f"The data file of {data['name']} cites the source {entry['source']!r} and does "
+                f"not describe it; it describes {', '.join(sources)}."
+            )
         return Figure(
             entry["value"],
             unit,

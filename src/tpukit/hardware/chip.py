@@ -128,6 +128,7 @@ class Chip:
             "device_kinds": list(self.device_kinds),
             "api_prefix": self.api_prefix,
             "gke_accelerator": self.gke_accelerator,
+            "gke_machine_types": list(self.gke_machine_types),
             "needs_gke": self.needs_gke,
             "cores_per_chip": self.cores_per_chip,
             "devices_per_chip": self.devices_per_chip,

@@ -51,9 +51,15 @@ class Figure:
         return cls(None, unit, reason=reason)
 
     def scaled(self, factor: float, *, unit: str | None = None) -> "Figure":
-        """The same figure times `factor`, with the same provenance; a missing one stays missing."""
+        """The same figure times `factor`, with the same provenance; a missing one stays missing.
+
+        Bytes stay whole.
+        """
+        unit = unit or self.unit
         scaled = None if self.value is None else self.value * factor
-        return replace(self, value=scaled, unit=unit or self.unit)
+        if scaled is not None and unit == "B":
+            scaled = round(scaled)
+        return replace(self, value=scaled, unit=unit)
 
     def require(self, needed_for: str) -> float:
         """The value, or a TPUNotAvailableError that gives the reason there is none."""

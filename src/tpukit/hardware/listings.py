@@ -72,7 +72,11 @@ class SliceListing:
         return {
             "generation": self.slices[0].chip.to_dict(),
             "slices": [
-                {**one.to_dict(), "usd_per_hour": self.book.cost_per_hour(one).to_dict()}
+                {
+                    **one.to_dict(),
+                    "usd_per_hour": self.book.cost_per_hour(one).to_dict(),
+                    "cheapest_region": self.book.cheapest_region(one),
+                }
                 for one in self.slices
             ],
         }
