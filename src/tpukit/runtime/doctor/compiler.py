@@ -1,0 +1,46 @@
+"""The deep check: the real TPU compiler compiles a small program on this machine."""
+
+from collections.abc import Iterator
+
+from ...errors import MissingExtraError
+from ...hardware import Slice
+from ..child import ChildError, run_child
+from .finding import Check, Finding, Site
+
+SLICE = "v6e-4"
+COMPILE_TIMEOUT_S = 180.0
+
+
+def check_offline_compile(site: Site) -> Iterator[Finding]:
+    """A sharded product compiles for a slice that is not here."""
+    if not site.deep:
+        return
+    target = Slice.parse(SLICE)
+    request = {"topology": target.libtpu_topology, "options": dict(target.libtpu_options)}
+    try:
+        reply = run_child(
+            "tpukit.runtime.doctor.compile_child", request, timeout_s=COMPILE_TIMEOUT_S
+        )
+    except MissingExtraError as missing:
+        seen = "the offline TPU compiler is not installed"
+        yield Finding("offline_compile", "compiler", "warning", seen, str(missing))
+        return
+    except ChildError as error:
+        yield Finding(
+            "offline_compile",
+            "compiler",
+            "error",
+            f"the TPU compiler failed on a product of two matrices: {error}",
+            "Install the pair that belongs together: pip install 'tpukit[tpu]'.",
+        )
+        return
+    yield Finding(
+        "offline_compile",
+        "compiler",
+        "ok",
+        f"the TPU compiler built a sharded product for {reply['devices']} x {reply['kind']} in "
+        f"{reply['compile_s']:.1f} s (measured), with no TPU",
+    )
+
+
+CHECKS: tuple[Check, ...] = (check_offline_compile,)

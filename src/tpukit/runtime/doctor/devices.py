@@ -1,0 +1,184 @@
+"""Checks of the chips: which are here, may be opened, are held by whom, and answer to jax."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from ..child import ChildError, run_child
+from .finding import Check, Finding, Site
+
+LOCK_FILE = "tmp/libtpu_lockfile"
+HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
+# jax says it of v5e and newer; older chips do not map memory this way.
+WITHOUT_HUGE_PAGES = ("v2", "v3", "v4", "v5p")
+OPEN_DEVICES_TIMEOUT_S = 90.0
+
+
+def check_accelerators(site: Site) -> Iterator[Finding]:
+    """What the machine has, told from the file system."""
+    seen = f"{site.here} ({'; '.join(site.here.evidence)})"
+    if site.here.kind == "cpu":
+        seen = f"no TPU and no GPU: {seen}. Planning and compiling for TPU need none"
+    yield Finding("accelerators", "devices", "ok", seen)
+
+
+def check_permissions(site: Site) -> Iterator[Finding]:
+    """This user may open the chips."""
+    closed = [str(node) for node in _device_nodes(site) if not os.access(node, os.R_OK | os.W_OK)]
+    if closed:
+        yield Finding(
+            "device_permissions",
+            "devices",
+            "error",
+            f"this user may not open {', '.join(closed)}",
+            "Run as the user who owns them, or: sudo chmod a+rw " + " ".join(closed),
+        )
+
+
+def check_lock_file(site: Site) -> Iterator[Finding]:
+    """Libtpu's lock file is free, or held by a live process of this user."""
+    path = site.root / LOCK_FILE
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        yield Finding("lock_file", "devices", "ok", "no process holds libtpu's lock file")
+        return
+    holder = _lock_holder(site, stat.st_ino)
+    if holder is not None:
+        yield Finding(
+            "lock_file",
+            "devices",
+            "warning" if site.here.kind == "tpu" else "info",
+            f"{_process_name(holder)} holds libtpu, so no other process can load it for a TPU here",
+            "Wait for it, or end it; tpukit's own compiles may run beside it.",
+        )
+    elif not os.access(path, os.R_OK | os.W_OK):
+        yield Finding(
+            "lock_file",
+            "devices",
+            "error",
+            f"/{LOCK_FILE} is left over from user {stat.st_uid}, and libtpu refuses to start while "
+            "it cannot open it",
+            f"sudo rm /{LOCK_FILE}",
+        )
+    else:
+        seen = f"/{LOCK_FILE} is left over and nobody holds it, which does no harm"
+        yield Finding("lock_file", "devices", "ok", seen)
+
+
+def check_holders(site: Site) -> Iterator[Finding]:
+    """No other process has the chips open."""
+    nodes = {str(node) for node in _device_nodes(site)}
+    if not nodes:
+        return
+    held: dict[int, set[str]] = {}
+    for link in site.root.glob("proc/[0-9]*/fd/*"):
+        try:
+            target = str(link.readlink())
+        except OSError:  # the process ended meanwhile, or is another user's
+            continue
+        if target in nodes and int(link.parts[-3]) != os.getpid():
+            held.setdefault(int(link.parts[-3]), set()).add(target)
+    for pid, open_nodes in sorted(held.items()):
+        yield Finding(
+            "chip_holder",
+            "devices",
+            "warning",
+            f"{_process_name(pid)} has {', '.join(sorted(open_nodes))} open",
+            f"Wait for it, or end it with: kill {pid}",
+        )
+
+
+def check_huge_pages(site: Site) -> Iterator[Finding]:
+    """Transparent huge pages are on, where the TPU runtime starts faster with them."""
+    if site.here.kind != "tpu" or site.here.generation in WITHOUT_HUGE_PAGES:
+        return
+    path = site.root / HUGE_PAGES
+    state = path.read_text().strip() if path.exists() else "(no such setting)"
+    if "[always]" in state:
+        yield Finding("huge_pages", "devices", "ok", "transparent huge pages are on")
+    else:
+        yield Finding(
+            "huge_pages",
+            "devices",
+            "warning",
+            f"transparent huge pages are {state}: the TPU runtime starts and stops slowly",
+            f"sudo sh -c 'echo always > /{HUGE_PAGES}'",
+        )
+
+
+def check_jax_devices(site: Site) -> Iterator[Finding]:
+    """Jax opens the accelerator, tried in a child that can be killed."""
+    if site.here.kind == "cpu":
+        return
+    try:
+        reply = run_child(
+            "tpukit.runtime.doctor.devices_child",
+            {},
+            timeout_s=OPEN_DEVICES_TIMEOUT_S,
+            environment=site.environment,
+        )
+    except ChildError as error:
+        yield Finding(
+            "jax_devices",
+            "devices",
+            "error",
+            f"jax cannot open the devices here: {error}",
+            "Look at the other findings first; then end every process that holds the chips and "
+            "try again, or restart the machine.",
+        )
+        return
+    seen = (
+        f"jax {reply['jax']} opened {reply['count']} x {reply['kind']} in {reply['open_s']:.1f} s"
+    )
+    if reply["platform"] == site.here.kind:
+        yield Finding("jax_devices", "devices", "ok", seen + " (measured)")
+        return
+    yield Finding(
+        "jax_devices",
+        "devices",
+        "warning",
+        f"{seen}, though this is a {site.here.kind.upper()} machine",
+        "See the findings about JAX_PLATFORMS and about the software; "
+        "configure_tpu_environment() sets what is right.",
+    )
+
+
+def _device_nodes(site: Site) -> list[Path]:
+    nodes = [*site.root.glob("dev/accel[0-9]*")]
+    if site.here.kind == "tpu":  # other devices use vfio too
+        nodes += site.root.glob("dev/vfio/[0-9]*")
+    return sorted(nodes)
+
+
+def _lock_holder(site: Site, inode: int) -> int | None:
+    # From the kernel's table: opening and closing the file ourselves would, by the rules of POSIX
+    # locks, release the lock of a libtpu that is loaded in this very process.
+    table = site.root / "proc/locks"
+    for line in table.read_text().splitlines() if table.exists() else ():
+        words = line.split()
+        # "1: POSIX ADVISORY WRITE 6220 fe:00:2146755 0 EOF"; "1: -> ..." is one that waits.
+        if len(words) > 5 and words[1] != "->" and words[5].rpartition(":")[2] == str(inode):
+            return int(words[4])
+    return None
+
+
+def _process_name(pid: int) -> str:
+    try:
+        process = psutil.Process(pid)
+        command = " ".join(process.cmdline())[:60] or process.name()
+        return f"process {pid} of {process.username()} ({command})"
+    except psutil.Error:
+        return f"process {pid}"
+
+
+CHECKS: tuple[Check, ...] = (
+    check_accelerators,
+    check_permissions,
+    check_lock_file,
+    check_holders,
+    check_huge_pages,
+    check_jax_devices,
+)

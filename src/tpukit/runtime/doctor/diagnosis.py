@@ -1,0 +1,140 @@
+"""Run every check and keep what they saw: `diagnose_tpu()` and its result."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import psutil
+
+from ...hardware.detect import detect_accelerators
+from . import compiler, devices, resources, software, variables
+from .finding import Check, Finding, Severity, Site, Topic
+
+CHECKS: Mapping[Topic, tuple[Check, ...]] = {
+    "software": software.CHECKS,
+    "devices": devices.CHECKS,
+    "environment": variables.CHECKS,
+    "resources": resources.CHECKS,
+    "compiler": compiler.CHECKS,
+}
+# A word beside each sign: neither colour nor a symbol alone carries the meaning.
+SIGNS: Mapping[Severity, tuple[str, str]] = {
+    "ok": ("✓", "green"),
+    "info": ("•", "cyan"),
+    "warning": ("!", "yellow"),
+    "error": ("✗", "red"),
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis(Mapping[str, Any]):
+    """Every finding. Reads like a mapping: `diagnosis["summary"]`, `diagnosis["findings"]`."""
+
+    machine: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing will go wrong for sure; warnings are allowed."""
+        return not self.of("error")
+
+    @property
+    def summary(self) -> str:
+        """One line: the verdict, the machine, and how much there is to mend."""
+        counts = Counter(finding.severity for finding in self.findings)
+        tally = ", ".join(
+            f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}"
+            for severity in ("error", "warning")
+        )
+        return f"{'healthy' if self.healthy else 'not healthy'}: {self.machine}; {tally}"
+
+    def of(self, severity: Severity) -> tuple[Finding, ...]:
+        """The findings of one severity."""
+        return tuple(finding for finding in self.findings if finding.severity == severity)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The diagnosis as plain data."""
+        return {
+            "summary": self.summary,
+            "healthy": self.healthy,
+            "machine": self.machine,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        parts: list[Any] = []
+        for topic in get_args(Topic):
+            here = [finding for finding in self.findings if finding.topic == topic]
+            if not here:
+                continue
+            table = Table.grid(padding=(0, 1))
+            table.add_column(width=9, no_wrap=True)
+            table.add_column(overflow="fold")
+            for finding in here:
+                sign, colour = SIGNS[finding.severity]
+                table.add_row(Text(f"{sign} {finding.severity}", style=colour), Text(finding.seen))
+                if finding.fix:
+                    table.add_row("", Text(f"→ {finding.fix}", style="bold"))
+            parts += [Text(topic, style="bold underline"), table, Text()]
+        verdict = Text(self.summary, style="bold green" if self.healthy else "bold red")
+        return Group(*parts, verdict)
+
+
+def diagnose_tpu(
+    *,
+    deep: bool = False,
+    environment: Mapping[str, str] | None = None,
+    root: str | Path = "/",
+) -> Diagnosis:
+    """Look at everything that decides whether TPU work succeeds on this machine.
+
+    Loads no libtpu and opens no device in this process, and no connection anywhere. Where a TPU
+    or GPU is present, jax is asked in a child that is killed when it hangs.
+
+    Args:
+        deep: Also compile a small program with the real TPU compiler, and check flags that have
+            not been looked up before; some seconds.
+        environment: Judge this environment instead of the process's own.
+        root: Root of the file system to look at; another than "/" is for tests and containers.
+    """
+    variables_here = dict(os.environ if environment is None else environment)
+    here = detect_accelerators(root=root, environment=variables_here)
+    site = Site(environment=variables_here, here=here, root=Path(root), deep=deep)
+    return examine(site)
+
+
+def examine(site: Site) -> Diagnosis:
+    """Run every check on `site`."""
+    findings = tuple(
+        finding
+        for topic, checks in CHECKS.items()
+        for check in checks
+        for finding in _run(check, site, topic)
+    )
+    return Diagnosis(str(site.here), findings)
+
+
+def _run(check: Check, site: Site, topic: Topic) -> list[Finding]:
+    try:
+        return list(check(site))
+    except (OSError, psutil.Error) as error:
+        # One file that cannot be read must not cost the user all the other findings.
+        name = check.__name__.removeprefix("check_")
+        seen = f"{name} could not be looked at: {error}"
+        return [Finding(name, topic, "warning", seen, "Run as a user who may read it.")]

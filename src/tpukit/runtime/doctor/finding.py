@@ -1,0 +1,68 @@
+"""The words of a diagnosis: a finding, and the site that a check looks at."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Literal
+
+from ...hardware.detect import Accelerators
+
+Severity = Literal["ok", "info", "warning", "error"]
+Topic = Literal["software", "devices", "environment", "resources", "compiler"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing a check has seen.
+
+    Attributes:
+        id: Stable name, for scripts.
+        topic: Where it belongs in the report.
+        severity: "ok", "info" (good to know), "warning" (may bite) or "error" (will bite).
+        seen: What is the case.
+        fix: What to do about it; always there for a warning or an error.
+    """
+
+    id: str
+    topic: Topic
+    severity: Severity
+    seen: str
+    fix: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.severity in ("warning", "error") and not self.fix:
+            raise ValueError(f"finding {self.id!r} is a {self.severity} and names no fix")
+
+
+def installed_version(name: str) -> str | None:
+    """The version of an installed distribution, or None."""
+    try:
+        return distribution(name).version
+    except PackageNotFoundError:
+        return None
+
+
+def requirements(name: str) -> list[str]:
+    """What an installed distribution requires, as written in its metadata."""
+    try:
+        return distribution(name).requires or []
+    except PackageNotFoundError:
+        return []
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the checks look at: everything they know comes from here, so tests can make one up."""
+
+    environment: Mapping[str, str]
+    here: Accelerators
+    root: Path = Path("/")
+    deep: bool = False
+    version_of: Callable[[str], str | None] = installed_version
+    requirements_of: Callable[[str], list[str]] = requirements
+
+
+# A check looks at one thing. To add one: write the function in the file of its topic and add it
+# to that file's CHECKS. It must not load libtpu, open a device or leave the machine.
+Check = Callable[[Site], Iterable[Finding]]

@@ -1,0 +1,140 @@
+"""Checks of what is installed: Python, jax with its jaxlib, the libtpu of that pair, extras."""
+
+import platform
+import sys
+from collections.abc import Iterator
+
+from .finding import Check, Finding, Severity, Site
+from .versions import parse_requirement, satisfies
+
+OLDEST_PYTHON = (3, 11)
+CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+
+
+def check_python(_: Site) -> Iterator[Finding]:
+    """Python is new enough."""
+    seen = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info >= OLDEST_PYTHON:
+        yield Finding("python", "software", "ok", seen)
+    else:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        yield Finding("python", "software", "error", seen, f"Use Python {oldest} or newer.")
+
+
+def check_jax(site: Site) -> Iterator[Finding]:
+    """Jax is one that tpukit supports, and jaxlib is one that this jax supports."""
+    jax, jaxlib = site.version_of("jax"), site.version_of("jaxlib")
+    if jax is None or jaxlib is None:
+        missing = "jax" if jax is None else "jaxlib"
+        seen, fix = f"{missing} is not installed", "pip install tpukit, which brings both."
+        yield Finding("jax", "software", "error", seen, fix)
+        return
+    ours = _specifier(site, "tpukit", "jax", extra=None)
+    if ours and satisfies(jax, ours) is False:
+        seen = f"jax {jax}; tpukit is made for jax{ours}"
+        yield Finding("jax", "software", "error", seen, f"pip install 'jax{ours}'")
+        return
+    theirs = _specifier(site, "jax", "jaxlib", extra=None)
+    if theirs and satisfies(jaxlib, theirs) is False:
+        seen = f"jaxlib {jaxlib} with jax {jax}, which needs jaxlib{theirs}"
+        yield Finding("jax", "software", "error", seen, f"pip install 'jaxlib{theirs}'")
+        return
+    yield Finding("jax", "software", "ok", f"jax {jax} with jaxlib {jaxlib}")
+
+
+def check_libtpu(site: Site) -> Iterator[Finding]:
+    """The libtpu is the one that jax's own `tpu` extra names."""
+    libtpu, jax = site.version_of("libtpu"), site.version_of("jax")
+    if site.version_of("libtpu-nightly"):
+        yield Finding(
+            "libtpu_nightly",
+            "software",
+            "error" if libtpu else "warning",
+            "libtpu-nightly is installed"
+            + (" beside libtpu: one overwrites the other" * bool(libtpu)),
+            "pip uninstall libtpu-nightly libtpu, then pip install 'tpukit[tpu]'.",
+        )
+    if libtpu is None:
+        on_tpu = site.here.kind == "tpu"
+        yield Finding(
+            "libtpu",
+            "software",
+            "error" if on_tpu else "warning",
+            "libtpu is not installed, so "
+            + ("the TPU here cannot be used" if on_tpu else "nothing can be compiled for TPU here"),
+            "pip install 'tpukit[tpu]'",
+        )
+        return
+    wanted = _specifier(site, "jax", "libtpu", extra="tpu")
+    if not wanted:
+        seen = f"libtpu {libtpu}; jax {jax} does not say which one it belongs to"
+        yield Finding("libtpu", "software", "info", seen)
+    elif satisfies(libtpu, wanted) is False:
+        yield Finding(
+            "libtpu",
+            "software",
+            "error",
+            f"libtpu {libtpu} with jax {jax}, which pins libtpu{wanted}: a mismatched pair cannot "
+            "always print its HLO and may place memory differently",
+            f"pip install 'jax[tpu]=={jax}'",
+        )
+    else:
+        yield Finding("libtpu", "software", "ok", f"libtpu {libtpu}, the pair of jax {jax}")
+
+
+def check_cuda_plugin(site: Site) -> Iterator[Finding]:
+    """On a GPU machine, jax's CUDA plugin is there and fits."""
+    if site.here.kind != "gpu":
+        return
+    jaxlib = site.version_of("jaxlib")
+    found = {name: version for name in CUDA_PLUGINS if (version := site.version_of(name))}
+    if not found:
+        seen = "jax has no CUDA plugin, so it runs on the CPU of this GPU machine"
+        yield Finding("cuda_plugin", "software", "warning", seen, "pip install 'jax[cuda13]'")
+    for name, version in found.items():
+        seen = f"{name} {version} with jaxlib {jaxlib}"
+        if version == jaxlib:
+            yield Finding("cuda_plugin", "software", "ok", seen)
+        else:
+            yield Finding(
+                "cuda_plugin", "software", "warning", seen, f"pip install '{name}=={jaxlib}'"
+            )
+
+
+def check_extras(site: Site) -> Iterator[Finding]:
+    """Which optional parts of tpukit are installed."""
+    needs: dict[str, list[str]] = {}
+    for line in site.requirements_of("tpukit"):
+        requirement = parse_requirement(line)
+        if requirement and requirement.extra and requirement.extra != "dev":
+            needs.setdefault(requirement.extra, []).append(requirement.name)
+    # The extra `tpu` asks for jax itself; its real part is libtpu, which has its own check.
+    needs.pop("tpu", None)
+    missing = {
+        extra: absent
+        for extra, names in sorted(needs.items())
+        if (absent := [name for name in names if site.version_of(name) is None])
+    }
+    here = ", ".join(extra for extra in sorted(needs) if extra not in missing) or "none"
+    absent = ", ".join(f"{extra} ({', '.join(names)})" for extra, names in missing.items())
+    severity: Severity = "info" if missing else "ok"
+    seen = f"extras installed: {here}" + (f"; not installed: {absent}" if missing else "")
+    fix = f"If you need one: pip install 'tpukit[{next(iter(missing))}]'" if missing else None
+    yield Finding("extras", "software", severity, seen, fix)
+
+
+def _specifier(site: Site, package: str, needed: str, *, extra: str | None) -> str:
+    for line in site.requirements_of(package):
+        requirement = parse_requirement(line)
+        if requirement and requirement.name == needed and requirement.extra == extra:
+            return requirement.specifier
+    return ""
+
+
+CHECKS: tuple[Check, ...] = (
+    check_python,
+    check_jax,
+    check_libtpu,
+    check_cuda_plugin,
+    check_extras,
+)
