@@ -21,9 +21,15 @@ def shown(*arguments):
     return result.output
 
 
+@pytest.mark.parametrize("arguments", [["slices"], ["slices", "7x"], ["slices", "v5p"], ["prices"]])
+def test_nothing_is_cut_off_in_a_terminal_of_80_columns(arguments):
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}, catch_exceptions=False)
+    assert "…" not in result.output
+
+
 def test_generations():
     text = shown("slices")
-    for part in ("v2", "v6e", "7x", "8i", "189.5 GiB", "1–256 chips", "2.7000", "datasheet"):
+    for part in ("v2", "v6e", "7x", "8i", "189.5 GiB", "1–256", "2.7000", "datasheet"):
         assert part in text
     names = [one["name"] for one in json.loads(shown("slices", "--json"))["generations"]]
     assert names == ["v2", "v3", "v4", "v5e", "v5p", "v6e", "7x", "8i"]

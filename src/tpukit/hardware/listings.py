@@ -29,8 +29,8 @@ class GenerationListing:
 
     def __rich__(self) -> Any:
         columns = (
-            *("generation", "bf16 TFLOP/s", "HBM", "usable", "HBM GB/s", "cores", "devices"),
-            *("slices", "USD/chip-h from"),
+            *("name", "bf16\nTFLOP/s", "HBM", "usable\nHBM", "HBM\nGB/s", "cores", "JAX\ndevices"),
+            *("chips of\na slice", "USD a\nchip-h"),
         )
         table = listing_table("TPU generations (of one chip)", columns)
         for chip in self.chips:
@@ -45,11 +45,12 @@ class GenerationListing:
                 _number(chip.hbm_gbps.value),
                 str(chip.cores_per_chip),
                 str(chip.devices_per_chip),
-                f"{sizes[0]}–{sizes[-1]:,} chips" if sizes else "–",
+                f"{sizes[0]}–{sizes[-1]:,}" if sizes else "–",
                 _number(cheapest, decimals=4),
             )
         table.caption = (
-            "Peaks and bandwidths are datasheet figures, usable HBM is the compiler's; "
+            "Peaks and bandwidths are datasheet figures, usable HBM is the compiler's, "
+            "prices are on demand in the cheapest region; "
             "`tpukit slices v6e --json` gives the source of each."
         )
         return table
@@ -83,19 +84,22 @@ class SliceListing:
 
     def __rich__(self) -> Any:
         chip = self.slices[0].chip
-        columns = ("slice", "shape", "chips", "hosts", "devices", "bf16 TFLOP/s", "HBM usable")
-        table = listing_table(chip.title, (*columns, "wraps", "USD/h from", "spot from"))
+        several = "s" if chip.devices_per_chip > 1 else ""
+        table = listing_table(
+            f"{chip.title}, {chip.devices_per_chip} JAX device{several} a chip",
+            (
+                *("slice", "shape", "chips", "hosts", "bf16\nTFLOP/s", "usable\nHBM"),
+                *("USD/h\non demand", "USD/h\nspot"),
+            ),
+        )
         for one in self.slices:
-            rings = "".join(axis for axis, wrap in zip("xyz", one.wraps, strict=False) if wrap)
             table.add_row(
                 str(one),
                 format_shape(one.topology),
                 f"{one.chips:,}",
                 f"{one.hosts:,}",
-                f"{one.devices:,}",
                 _number(one.peak_tflops().value),
                 one.hbm_usable_bytes.text,
-                rings or "–",
                 _number(self.book.cost_per_hour(one).value, decimals=2),
                 _number(self.book.cost_per_hour(one, tier="spot").value, decimals=2),
             )

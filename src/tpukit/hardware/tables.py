@@ -32,7 +32,7 @@ def slice_table(of: "Slice") -> "Table":
     add_figure(table, "ICI bisection of a slice", of.bisection_gbps)
     add_figure(table, "DCN of a slice", of.dcn_gbps)
     table.add_row("Cloud TPU API", of.api_name or "– (GKE only)", "")
-    table.add_row("GKE", f"{of.gke_accelerator or '–'}  {of.gke_topology}", "")
+    table.add_row("GKE", of.gke_accelerator or "–", f"topology {of.gke_topology}")
     table.add_row("offline compiler", of.libtpu_topology, _options(of.libtpu_options))
     return table
 
@@ -43,7 +43,7 @@ def chip_table(chip: Chip) -> "Table":
     table.add_row("TensorCores a chip", str(chip.cores_per_chip), chip.structure_source)
     table.add_row("JAX devices a chip", str(chip.devices_per_chip), chip.structure_source)
     for name, figure in chip.figures().items():
-        add_figure(table, name.replace("_", " "), figure)
+        add_figure(table, name.replace("_", " "), figure, with_note=True)
     return table
 
 
@@ -58,12 +58,12 @@ def facts_table(title: str) -> "Table":
     return table
 
 
-def add_figure(table: "Table", label: str, figure: Figure) -> None:
+def add_figure(table: "Table", label: str, figure: Figure, *, with_note: bool = False) -> None:
     """A row with a figure and where it came from, or why it is missing."""
     if figure.value is None:
         table.add_row(label, "–", figure.reason)
         return
-    note = f"; {figure.note}" if figure.note else ""
+    note = f"; {figure.note}" if figure.note and with_note else ""
     table.add_row(label, figure.text, f"{figure.origin}: {figure.source}{note}")
 
 
@@ -77,6 +77,7 @@ def listing_table(title: str, columns: Iterable[str]) -> "Table":
         caption_justify="left",
         box=None,
         pad_edge=False,
+        padding=(0, 1, 0, 0),
         header_style="bold",
     )
     for position, column in enumerate(columns):
