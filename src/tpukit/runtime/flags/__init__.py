@@ -4,6 +4,9 @@ from .bundles import enable_xla_optimizations as enable_xla_optimizations
 from .explanation import FlagExplanation as FlagExplanation
 from .explanation import explain_flag as explain_flag
 from .flag import Flag as Flag
+from .inspection import FlagReport as FlagReport
+from .inspection import inspect_environment as inspect_environment
+from .inspection import inspect_flags as inspect_flags
 from .record import FlagRecord as FlagRecord
 from .registry import FlagRegistry as FlagRegistry
 from .setting import as_compiler_options as as_compiler_options
@@ -17,10 +20,13 @@ __all__ = [
     "FlagExplanation",
     "FlagRecord",
     "FlagRegistry",
+    "FlagReport",
     "as_compiler_options",
     "enable_xla_optimizations",
     "explain_flag",
     "format_flags",
+    "inspect_environment",
+    "inspect_flags",
     "parse_flags",
     "set_xla_flags",
     "trial_compile",

@@ -21,7 +21,7 @@ class FlagExplanation:
 
     @property
     def description(self) -> str:
-        """The help text of jaxlib, else the guide's words, else a bundle's, else that there is none."""
+        """What is published: by jaxlib, else by the guide, else with a bundle, else nothing."""
         if self.flag.description:
             return self.flag.description
         if self.flag.name in published_descriptions():

@@ -88,7 +88,7 @@ def read_libtpu() -> dict[str, Flag]:
         for name in described["names"]
         if name not in PARSER_ORDERS and not name.startswith("help")
     ]
-    complaints, unknown = ask_libtpu(((name, value) for value in TRIAL_VALUES for name in names))
+    complaints, unknown = ask_libtpu((name, value) for value in TRIAL_VALUES for name in names)
     if not complaints:
         raise TPUBackendError(
             "libtpu accepted '@@' for every flag it has, so its parser cannot be read; "

@@ -58,6 +58,12 @@ class FlagRegistry(Mapping[str, Flag]):
         _LOADED[path] = registry
         return registry
 
+    @staticmethod
+    def is_cached() -> bool:
+        """Whether `installed` will answer from disk, at once."""
+        version = importlib.metadata.version("jaxlib")
+        return _from_file(cache.registry_path(version, _version_of("libtpu"))) is not None
+
     def __getitem__(self, name: str) -> Flag:
         return self._flags[name]
 

@@ -7,9 +7,9 @@ from ...errors import FlagError
 from ..jax_state import jax_state
 from . import reading
 from .flag import VARIABLES, Flag
+from .published import exclusive_flags
 from .record import AppliedFlag, FlagRecord
 from .registry import FlagRegistry
-from .published import exclusive_flags
 from .syntax import merge_flags, read_values
 
 SWITCHED_ON = frozenset({"true", "enabled"})

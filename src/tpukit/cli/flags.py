@@ -1,0 +1,116 @@
+"""`tpukit flags`: check, list and explain XLA and libtpu flags against what is installed."""
+
+import os
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..runtime.flags import FlagRegistry
+
+app = typer.Typer(no_args_is_help=True)
+
+WOULD_STOP_A_JOB = 2
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Place(StrEnum):
+    """Which parser reads a flag."""
+
+    libtpu = "libtpu"
+    xla = "xla"
+
+
+@app.command()
+def check(
+    flags: Annotated[
+        str | None,
+        typer.Argument(
+            help="Such as '--xla_tpu_rwb_fusion=false --xla_dump_to=/tmp/hlo'; "
+            "by default what XLA_FLAGS and LIBTPU_INIT_ARGS hold."
+        ),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="Also compile with them for this generation, such as v6e, without a TPU."
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Check flags; exit code 2 when one would stop a job."""
+    from ..runtime.flags import inspect_environment, inspect_flags, trial_compile
+    from .output import show, working
+
+    registry = _registry()
+    if flags is None:
+        report = inspect_environment(os.environ, registry=registry)
+    else:
+        report = inspect_flags(flags, registry=registry)
+    if on is not None and report.ok:
+        with working(f"compiling with these flags for {on}"):
+            target = trial_compile(report.values, on, registry=registry)
+        report = replace(report, compiled_for=str(target))
+    show(report, json=json)
+    if not report.ok:
+        raise typer.Exit(WOULD_STOP_A_JOB)
+
+
+@app.command("list")
+def list_flags(
+    pattern: Annotated[
+        str, typer.Argument(help="Part of a name, or a regular expression; all by default.")
+    ] = "",
+    where: Annotated[Place | None, typer.Option(help="Only flags this parser reads.")] = None,
+    level: Annotated[
+        int | None, typer.Option(help="What an optimization level sets, 0 to 3.")
+    ] = None,
+    on: Annotated[str | None, typer.Option(help="The generation for --level, such as v6e.")] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Ask the installed libtpu and jaxlib again.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """List flags of the installed libtpu and jaxlib, or those of an optimization level."""
+    from ..hardware import get_chip
+    from ..runtime.flags.bundles import HIGHEST_LEVEL, select
+    from ..runtime.flags.listing import BundleListing, FlagListing
+    from .output import show
+
+    if level is None and on is None:
+        registry = _registry(refresh=refresh)
+        place = None if where is None else where.value
+        found = registry.search(pattern, place=place)
+        show(FlagListing(tuple(found), registry.described), json=json)
+        return
+    generation = None if on is None else get_chip(on).name
+    asked = HIGHEST_LEVEL if level is None else level
+    chosen, skipped = select(asked, generation)
+    matching = tuple(flag for name, flag in chosen.items() if pattern in name)
+    show(BundleListing(asked, generation, matching, tuple(skipped)), json=json)
+
+
+@app.command()
+def explain(
+    flag: Annotated[str, typer.Argument(help="A flag, with or without its dashes.")],
+    json: JsonOption = False,
+) -> None:
+    """Say what a flag takes, its default, where it goes, what it does and which levels set it."""
+    from ..runtime.flags import explain_flag
+    from .output import show
+
+    show(explain_flag(flag.partition("=")[0], registry=_registry()), json=json)
+
+
+def _registry(*, refresh: bool = False) -> "FlagRegistry":
+    """The installed registry; the first reading takes seconds, and says so."""
+    from ..runtime.flags import FlagRegistry
+    from .output import working
+
+    if not refresh and FlagRegistry.is_cached():
+        return FlagRegistry.installed()
+    with working("reading the flags of the installed libtpu and jaxlib"):
+        return FlagRegistry.installed(refresh=refresh)
