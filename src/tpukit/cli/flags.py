@@ -24,10 +24,14 @@ class Place(StrEnum):
     xla = "xla"
 
 
-@app.command()
+# A flag given as an argument starts with dashes, which must not make it an option.
+FLAG_ARGUMENTS = {"ignore_unknown_options": True}
+
+
+@app.command(context_settings=FLAG_ARGUMENTS)
 def check(
     flags: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
             help="Such as '--xla_tpu_rwb_fusion=false --xla_dump_to=/tmp/hlo'; "
             "by default what XLA_FLAGS and LIBTPU_INIT_ARGS hold."
@@ -35,9 +39,7 @@ def check(
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option(
-            help="Also compile with them for this generation, such as v6e, without a TPU."
-        ),
+        typer.Option(help="Also compile with them for this generation; needs no TPU."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -46,10 +48,10 @@ def check(
     from .output import show, working
 
     registry = _registry()
-    if flags is None:
+    if not flags:
         report = inspect_environment(os.environ, registry=registry)
     else:
-        report = inspect_flags(flags, registry=registry)
+        report = inspect_flags(" ".join(flags), registry=registry)
     if on is not None and report.ok:
         with working(f"compiling with these flags for {on}"):
             target = trial_compile(report.values, on, registry=registry)
@@ -93,7 +95,7 @@ def list_flags(
     show(BundleListing(asked, generation, matching, tuple(skipped)), json=json)
 
 
-@app.command()
+@app.command(context_settings=FLAG_ARGUMENTS)
 def explain(
     flag: Annotated[str, typer.Argument(help="A flag, with or without its dashes.")],
     json: JsonOption = False,

@@ -91,15 +91,19 @@ class FlagRegistry(Mapping[str, Flag]):
     def unknown(self, name: str) -> str:
         """What to tell someone who wrote a flag that is not one."""
         nearest = " or ".join(repr(other) for other in self.nearest(name))
-        return f"No flag '{name}' in {self.described}." + (
+        return f"No flag '{name}' in {' or '.join(self._versions)}." + (
             f" Did you mean {nearest}?" if nearest else ""
         )
 
     @property
     def described(self) -> str:
         """Whose flags these are, for messages."""
-        libtpu = f"libtpu {self.libtpu_version} or " if self.libtpu_version else ""
-        return f"{libtpu}jaxlib {self.jaxlib_version}"
+        return " and ".join(self._versions)
+
+    @property
+    def _versions(self) -> list[str]:
+        libtpu = [f"libtpu {self.libtpu_version}"] if self.libtpu_version else []
+        return [*libtpu, f"jaxlib {self.jaxlib_version}"]
 
     def nearest(self, name: str, *, most: int = 3) -> list[str]:
         """Names that look or mean the same: shared words first, rare words counting most."""
