@@ -137,7 +137,7 @@ def huggingface_model_type(config: TransformerConfig) -> str:
     for option, used in foreign.items():
         if used:
             raise TPUModelError(
-                f"'{config.name}' uses {option}, which none of {', '.join(ARCHITECTURES)} has, so it "
+                f"'{config.name}' uses {option}, which no {'/'.join(ARCHITECTURES)} model has: it "
                 "cannot be written as Hugging Face weights; save it as a checkpoint instead."
             )
     if config.n_experts:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..parallel.activations import constrain
 from .transformer_config import TransformerConfig
 
 EMBEDDING_STDDEV = 0.02
@@ -73,7 +74,9 @@ class Embedding(nnx.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """The rows of `ids`."""
-        return self.embedding[...].astype(self.dtype)[ids]
+        # Gathered whole over an fsdp axis, as every weight is for use: looking up in slices of
+        # the width would leave activations to be moved from width to batch instead.
+        return constrain(self.embedding[...].astype(self.dtype), "vocab", None)[ids]
 
     def unembed(self, x: jax.Array) -> jax.Array:
         """Logits over the rows."""

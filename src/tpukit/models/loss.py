@@ -1,0 +1,67 @@
+"""Next-token cross-entropy in float32, with masked labels and an optional z-loss."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..errors import TPUModelError
+
+Batch = Mapping[str, jax.Array]
+
+
+class WeightedLoss(NamedTuple):
+    """A sum of losses and of their weights; the loss is `total / weight`.
+
+    Keeping the two apart makes a step that is cut into micro-batches equal the uncut one even
+    when the pieces hold different numbers of unmasked tokens.
+    """
+
+    total: jax.Array
+    weight: jax.Array
+
+
+# (outputs of the model, batch) -> a mean loss, or a sum and its weight.
+LossFunction = Callable[[Any, Batch], "jax.Array | WeightedLoss"]
+
+
+def next_token_loss(logits: jax.Array, targets: jax.Array, *, z_loss: float = 0.0) -> WeightedLoss:
+    """Cross-entropy of `logits` (..., V) against `targets` (...).
+
+    Args:
+        logits: Any float type; the loss is computed in at least float32.
+        targets: The token that comes next; a negative number takes the place out of the loss.
+        z_loss: Weight of the squared log of the softmax's normaliser, which keeps logits small.
+    """
+    wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    log_normaliser = jax.nn.logsumexp(wide, axis=-1)
+    # A comparison instead of a gather: it stays local when the vocabulary is split over devices.
+    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
+    chosen = jnp.sum(jnp.where(is_target, wide, 0), axis=-1)
+    losses = log_normaliser - chosen
+    if z_loss:
+        losses = losses + z_loss * log_normaliser**2
+    counted = (targets >= 0).astype(losses.dtype)
+    return WeightedLoss(jnp.sum(losses * counted), jnp.sum(counted))
+
+
+def default_loss(outputs: Any, batch: Batch) -> jax.Array | WeightedLoss:
+    """A scalar output is the loss itself; logits are compared with `batch["targets"]`."""
+    if isinstance(outputs, WeightedLoss):
+        return outputs
+    if isinstance(outputs, jax.Array):
+        if outputs.ndim == 0:
+            return outputs
+        targets = batch.get("targets")
+        if (
+            targets is not None
+            and targets.shape == outputs.shape[:-1]
+            and jnp.issubdtype(targets.dtype, jnp.integer)
+        ):
+            return next_token_loss(outputs, targets)
+    shapes = jax.tree.map(jnp.shape, outputs)
+    raise TPUModelError(
+        f"the model returns {shapes} and no loss was given; pass loss=lambda outputs, batch: … "
+        "(without one, the model must return a scalar, or logits for integer batch['targets'])."
+    )

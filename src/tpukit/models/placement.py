@@ -1,0 +1,100 @@
+"""What a strategy on a mesh asks of a model besides the place of its parameters."""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..errors import ShardingError
+from ..parallel.layout import Layout
+from ..parallel.mesh import axis_sizes
+from ..parallel.ring_attention import ring_attention
+from ..parallel.strategy import Strategy, parse_strategy, strategy_axes
+from .execution import AnyMesh, Execution
+from .transformer_config import TransformerConfig
+
+
+def execution_on(
+    mesh: AnyMesh, strategy: str, execution: Execution, *, config: TransformerConfig | None
+) -> Execution:
+    """The execution with ring attention and expert exchange put on the mesh, where asked for."""
+    context = find_axis(mesh, strategy, "context")
+    if context is not None and execution.attention in ("auto", "ring"):
+        execution = execution.replace(attention=partial(ring_attention, mesh=mesh, axis=context))
+    expert = find_axis(mesh, strategy, "expert")
+    if expert is not None and config is not None and config.n_experts:
+        execution = execution.replace(expert_mesh=mesh, expert_axis=expert)
+    return execution
+
+
+def find_axis(mesh: AnyMesh, strategy: str, name: str) -> str | None:
+    """The one mesh axis the strategy called `name` works on, or None when it is not in use."""
+    for member in parse_strategy(strategy):
+        if member.name == name:
+            axes = strategy_axes(member, axis_sizes(mesh))
+            if len(axes) > 1:
+                raise ShardingError(
+                    f"Strategy '{name}' works along one axis and the mesh has {', '.join(axes)}; "
+                    "keep one of them."
+                )
+            return next(iter(axes))
+    return None
+
+
+def check_heads(mesh: AnyMesh, strategy: str, config: TransformerConfig | None) -> None:
+    """Refuse to cut an attention head in two."""
+    ways = _ways(mesh, parse_strategy(strategy), "megatron")
+    if config is not None and config.n_heads % ways:
+        divisors = [str(n) for n in range(1, config.n_heads + 1) if config.n_heads % n == 0]
+        raise ShardingError(
+            f"{config.n_heads} attention heads of '{config.name}' cannot be split over a tensor "
+            f"axis of {ways}; sizes that divide them: {', '.join(divisors)}."
+        )
+
+
+def batch_shardings(
+    layout: Layout,
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    sequence_length: int | None,
+    microbatches: int,
+) -> dict[str, NamedSharding]:
+    """Split examples over the batch axes and, with context parallelism, sequences too."""
+    whole: list[tuple[str, ...]] = [_names(entry) for entry in layout.batch_spec]
+    batch_axes, sequence_axes = (*whole, (), ())[:2]
+    sizes = axis_sizes(layout.mesh)
+    places: dict[str, NamedSharding] = {}
+    for name, shape in shapes.items():
+        is_sequence = shape.ndim > 1 and shape.shape[1] == sequence_length
+        entries = (batch_axes, sequence_axes if is_sequence else ())[: shape.ndim]
+        ways = [math.prod(sizes[axis] for axis in axes) for axes in entries]
+        if shape.shape[0] // microbatches % ways[0]:
+            pieces = f" in {microbatches} micro-batches" if microbatches > 1 else ""
+            raise ShardingError(
+                f"batch_size={shape.shape[0]}{pieces} cannot be split over {' x '.join(batch_axes)} "
+                f"= {ways[0]} devices; use a multiple of {ways[0] * microbatches}."
+            )
+        if is_sequence and shape.shape[1] % ways[1]:
+            raise ShardingError(
+                f"sequence_length={shape.shape[1]} cannot be split over {' x '.join(sequence_axes)} "
+                f"= {ways[1]} devices; use a multiple of {ways[1]}."
+            )
+        places[name] = NamedSharding(
+            layout.mesh, PartitionSpec(*(axes or None for axes in entries))
+        )
+    return places
+
+
+def _ways(mesh: AnyMesh, members: tuple[Strategy, ...], name: str) -> int:
+    for member in members:
+        if member.name == name:
+            return math.prod(strategy_axes(member, axis_sizes(mesh)).values())
+    return 1
+
+
+def _names(entry: object) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)  # pyright: ignore[reportArgumentType]  a spec entry is a name or names
