@@ -56,11 +56,10 @@ def pipeline(
     def run(stage_params: Any, x: Tree) -> Tree:
         params = own_stage(stage_params)
         stage = lax.axis_index(axis)
-        # Varying from here on, so that gradients are summed over stages once and not every tick.
-        feed = jax.tree.map(lambda leaf: vary(_pad(leaf, stages - 1), axis), x)
+        feed = jax.tree.map(lambda leaf: _pad(leaf, stages - 1), x)
 
         def tick(arriving: Tree, fed: Tree) -> tuple[Tree, Tree]:
-            y = ensure_varying(stage_fn(params, select(stage == 0, fed, arriving)), axis)
+            y = stage_fn(params, select(stage == 0, fed, arriving))
             check_same(arriving, y)
             return pass_along(y, axis, stages), y
 
@@ -70,9 +69,7 @@ def pipeline(
         made = jax.tree.map(lambda leaf: leaf[stages - 1 :], made)
         return keep_from(stage == stages - 1, made, axis)
 
-    mapped = jax.shard_map(
-        run, mesh=in_use, in_specs=(P(axis), P()), out_specs=P(), axis_names={axis}
-    )
+    mapped = over_stages(run, in_use, axis, in_specs=(P(axis), P()), out_specs=P())
     return mapped(stage_params, x)
 
 
@@ -172,20 +169,22 @@ def check_same(x: Any, y: Any) -> None:
         )
 
 
+def over_stages(
+    run: Callable[..., Any], mesh: AnyMesh, axis: str, *, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """`run` on every stage, manual over `axis` alone.
+
+    Without jax's check of what varies over which axis: under it a stage could not scan from a
+    constant, nor could the gradient of a nested shard_map (ring attention, experts) be lowered.
+    """
+    return jax.shard_map(
+        run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names={axis}, check_vma=False
+    )
+
+
 def own_stage(stage_params: Tree) -> Tree:
     """This device's stage out of the stack."""
     return jax.tree.map(lambda leaf: leaf[0], stage_params)
-
-
-def vary(tree: Tree, axis: str) -> Tree:
-    """Mark replicated arrays as differing along `axis`, which they are about to."""
-    return jax.tree.map(lambda leaf: lax.pcast(leaf, axis, to="varying"), tree)
-
-
-def ensure_varying(tree: Tree, axis: str) -> Tree:
-    """Mark what a caller's function returned as differing along `axis`; constants in it are not."""
-    always = lax.axis_index(axis) >= 0
-    return jax.tree.map(lambda leaf: jnp.where(always, leaf, jnp.zeros_like(leaf)), tree)
 
 
 def select(condition: Array, yes: Tree, no: Tree) -> Tree:

@@ -18,11 +18,9 @@ from .pipeline import (
     PipelineParams,
     StageFn,
     check_same,
-    ensure_varying,
     own_stage,
     pass_along,
     select,
-    vary,
 )
 from .pipeline_schedule import PipelineSchedule, backward_microbatch, forward_microbatch
 
@@ -53,9 +51,7 @@ class OneForwardOneBackward:
         self, params: PipelineParams, inputs: Any, targets: Any
     ) -> tuple[tuple[Array, Any], PipelineParams]:
         """Return ((loss, aux), gradients); those of `stages` keep their leading dimension."""
-        # Varying parameters keep their gradients local: one sum over stages at the end.
-        first, last, inputs, targets = vary((params.first, params.last, inputs, targets), self.axis)
-        here = PipelineParams(first, own_stage(params.stages), last)
+        here = params._replace(stages=own_stage(params.stages))
         batch = (here, inputs, targets)
         stages, microbatches = self.plan.stages, self.plan.microbatches
 
@@ -93,29 +89,26 @@ class OneForwardOneBackward:
         here, inputs, targets = batch
 
         def one_microbatch() -> tuple[Any, tuple[Any, Any]]:
-            x = self._run_first(here.first, _at(inputs, 0))
-            y = self._run_stage(here.stages, x)
+            x = self.first_fn(here.first, _at(inputs, 0))
+            y = self.stage_fn(here.stages, x)
             check_same(x, y)
             return x, self.loss_fn(here.last, y, _at(targets, 0))
 
         x, (loss, aux) = jax.eval_shape(one_microbatch)
 
-        def zeros(shape: tuple[int, ...], dtype: Any) -> Array:
-            return vary(jnp.zeros(shape, dtype), self.axis)
-
         buffers = self.plan.buffers
         forward = _Forward(
-            jax.tree.map(lambda leaf: zeros(leaf.shape, leaf.dtype), x),
-            jax.tree.map(lambda leaf: zeros((buffers, *leaf.shape), leaf.dtype), x),
+            jax.tree.map(jnp.zeros_like, x),
+            jax.tree.map(lambda leaf: jnp.zeros((buffers, *leaf.shape), leaf.dtype), x),
         )
         backward = _Backward(
-            [zeros(leaf.shape, leaf.dtype) for leaf in _Floats.of(x).leaves],
+            [jnp.zeros_like(leaf) for leaf in _Floats.of(x).leaves],
             # Sums over many micro-batches lose bits in bfloat16.
             jax.tree.map(
-                lambda leaf: zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), here
+                lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), here
             ),
-            zeros(loss.shape, loss.dtype),
-            jax.tree.map(lambda leaf: zeros(leaf.shape, leaf.dtype), aux),
+            jnp.zeros_like(loss),
+            jax.tree.map(jnp.zeros_like, aux),
         )
         return forward, backward
 
@@ -125,11 +118,11 @@ class OneForwardOneBackward:
         here, inputs, _ = batch
         stage = lax.axis_index(self.axis)
         microbatch, active = self._work(forward_microbatch(tick, stage))
-        x = select(stage == 0, self._run_first(here.first, _at(inputs, microbatch)), state.arriving)
+        x = select(stage == 0, self.first_fn(here.first, _at(inputs, microbatch)), state.arriving)
         slot = microbatch % self.plan.buffers
         kept = select(active, x, _at(state.saved, slot))
         saved = jax.tree.map(lambda buffer, leaf: buffer.at[slot].set(leaf), state.saved, kept)
-        y = self._run_stage(here.stages, x)
+        y = self.stage_fn(here.stages, x)
         return _Forward(pass_along(y, self.axis, self.plan.stages), saved)
 
     def _backward(
@@ -141,7 +134,7 @@ class OneForwardOneBackward:
         x = _Floats.of(_at(saved, microbatch % self.plan.buffers))
 
         def run_stage(params: Any, leaves: list[Array]) -> tuple[list[Array], Any]:
-            y = _Floats.of(self._run_stage(params, x.put(leaves)))
+            y = _Floats.of(self.stage_fn(params, x.put(leaves)))
             return y.leaves, y
 
         def run_loss(params: Any, leaves: list[Array]) -> tuple[Array, Any]:
@@ -155,7 +148,7 @@ class OneForwardOneBackward:
         d_stage, d_x = pull_stage(select(stage == stages - 1, d_y, state.arriving))
 
         def run_first(params: Any) -> list[Array]:
-            return _Floats.of(self._run_first(params, _at(inputs, microbatch))).leaves
+            return _Floats.of(self.first_fn(params, _at(inputs, microbatch))).leaves
 
         _, pull_first = jax.vjp(run_first, here.first)
         (d_first,) = pull_first(d_x)
@@ -174,12 +167,6 @@ class OneForwardOneBackward:
             add(state.loss, loss, is_last),
             add(state.aux, aux, is_last),
         )
-
-    def _run_first(self, params: Any, inputs: Any) -> Any:
-        return ensure_varying(self.first_fn(params, inputs), self.axis)
-
-    def _run_stage(self, params: Any, x: Any) -> Any:
-        return ensure_varying(self.stage_fn(params, x), self.axis)
 
     def _work(self, microbatch: Array) -> tuple[Array, Array]:
         """The micro-batch, brought into range, and whether there is one."""

@@ -13,6 +13,7 @@ from .pipeline import (
     StageFn,
     check_stacked,
     count_microbatches,
+    over_stages,
     pipeline,
     stage_mesh,
 )
@@ -78,11 +79,7 @@ def pipeline_value_and_grad(
         (value, aux), gradients = jax.value_and_grad(mean_loss, has_aux=True)(params)
     else:
         run = OneForwardOneBackward(stage_fn, first, loss, plan, axis)
-        (value, aux), gradients = jax.shard_map(
-            run,
-            mesh=in_use,
-            in_specs=(PipelineParams(P(), P(axis), P()), P(), P()),
-            out_specs=(P(), PipelineParams(P(), P(axis), P())),
-            axis_names={axis},
-        )(params, inputs, targets)
+        split = PipelineParams(P(), P(axis), P())
+        mapped = over_stages(run, in_use, axis, in_specs=(split, P(), P()), out_specs=(P(), split))
+        (value, aux), gradients = mapped(params, inputs, targets)
     return ((value, aux) if has_aux else value), gradients
