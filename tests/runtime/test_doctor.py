@@ -97,6 +97,11 @@ def test_software(root, packages, id_, severity, seen, fix):
     assert fix is None or fix in finding.fix
 
 
+def test_extras_are_unknown_without_an_installation(root):
+    finding = found("software", site(root, requires={"tpukit": []}))["extras"]
+    assert "not known" in finding.seen
+
+
 def test_a_tpu_without_libtpu_is_an_error(root):
     add_tpu(root)
     assert found("software", site(root, packages={"jax": "1"}))["libtpu"].severity == "error"

@@ -103,8 +103,13 @@ def check_cuda_plugin(site: Site) -> Iterator[Finding]:
 
 def check_extras(site: Site) -> Iterator[Finding]:
     """Which optional parts of tpukit are installed."""
+    lines = site.requirements_of("tpukit")
+    if not lines:
+        seen = "tpukit runs from its sources and is not installed, so its extras are not known"
+        yield Finding("extras", "software", "info", seen, "pip install -e . installs it.")
+        return
     needs: dict[str, list[str]] = {}
-    for line in site.requirements_of("tpukit"):
+    for line in lines:
         requirement = parse_requirement(line)
         if requirement and requirement.extra and requirement.extra != "dev":
             needs.setdefault(requirement.extra, []).append(requirement.name)
