@@ -181,6 +181,8 @@ def test_canonical_names_round_trip(one):
     assert Slice.parse(str(one)) == one
     assert Slice.parse(str(one).upper()) == one
     assert hash(Slice.parse(str(one))) == hash(one)
+    assert eval(repr(one)) == one
+    assert eval(repr(one.chip)) == one.chip
 
 
 @given(slices())

@@ -11,7 +11,7 @@ from .topology import TopologyRules
 DTYPES = ("bf16", "fp8", "int8", "int4")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Chip:
     """One TPU generation. Rates in `gbps` are gigabytes (10^9 bytes) a second.
 
@@ -87,6 +87,9 @@ class Chip:
 
     def __str__(self) -> str:
         return self.name
+
+    def __repr__(self) -> str:
+        return f"get_chip({self.name!r})"
 
     @property
     def torus_dims(self) -> int | None:

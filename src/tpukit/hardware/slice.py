@@ -13,7 +13,7 @@ from .refusals import canonical_name, no_such_count, no_such_shape, no_topology
 from .topology import Shape, TopologyRules, format_shape, parse_shape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Slice:
     """Chips joined by one torus, or several such slices joined by the data-centre network.
 
@@ -85,6 +85,9 @@ class Slice:
 
     def __str__(self) -> str:
         return canonical_name(self.chip, self.topology, num_slices=self.num_slices)
+
+    def __repr__(self) -> str:
+        return f"Slice.parse({str(self)!r})"
 
     @property
     def chips_per_slice(self) -> int:
