@@ -1,14 +1,11 @@
 """What one offline compile gave: memory as the compiler counts it, the program, the versions."""
 
-import re
-from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..hardware import Slice
-
-COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-_DEFINITION = re.compile(rf"= \S.*? ({'|'.join(COLLECTIVES)})(?:-start)?\(")
+from .hlo import HloModule, count_collectives, parse_hlo
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,15 @@ class CompiledStep:
     hlo: str = field(repr=False)
     versions: dict[str, str]
 
+    @cached_property
+    def module(self) -> HloModule:
+        """The scheduled program, read."""
+        return parse_hlo(self.hlo)
+
     @property
     def collectives(self) -> dict[str, int]:
-        """How many of each collective the scheduled program contains."""
-        return dict(Counter(_DEFINITION.findall(self.hlo)))
+        """How many of each collective the program contains (a loop's body counts once)."""
+        return count_collectives(self.module)
 
     @property
     def usable_bytes(self) -> int | None:

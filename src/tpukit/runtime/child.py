@@ -22,6 +22,7 @@ from ..errors import MissingExtraError, TPUBackendError
 
 REPLY_VARIABLE = "TPUKIT_CHILD_REPLY"
 STDERR_LINES_SHOWN = 8
+POLL_S = 0.1
 ORPHAN_CHECK_S = 1.0
 # How Python and jax say that libtpu is not installed.
 NO_LIBTPU = ("No module named 'libtpu'", "JAX TPU support not installed")
@@ -84,6 +85,24 @@ def run_child(
         ChildError: The child raised, died or ran out of time.
         MissingExtraError: The child could not import libtpu.
     """
+    reply = watch_child(module, request, timeout_s=timeout_s, environment=environment)
+    assert reply is not None  # only a watched child is stopped
+    return reply
+
+
+def watch_child(
+    module: str,
+    request: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    stop_when: Callable[[], bool] | None = None,
+) -> dict[str, Any] | None:
+    """Like `run_child`, but stop the child, and return None, once `stop_when` is true.
+
+    `stop_when` is asked several times a second: what the child has left on disk by then is
+    all that is wanted of it. It may also report progress.
+    """
     with tempfile.TemporaryDirectory(prefix="tpukit-child-") as folder:
         request_path, reply_path = Path(folder) / "request.json", Path(folder) / "reply.json"
         log_path = Path(folder) / "log.txt"
@@ -101,7 +120,9 @@ def run_child(
                 start_new_session=True,  # so that everything it starts can be killed with it
             )
         try:
-            code = process.wait(timeout_s)
+            code = _wait(process, timeout_s, stop_when)
+            if code is None:
+                return None
         except subprocess.TimeoutExpired:
             raise ChildError(
                 f"{module} did not answer within {timeout_s:g} s and was killed; "
@@ -136,6 +157,22 @@ def serve_request(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(reply))
     partial.replace(path)
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout_s: float, stop_when: Callable[[], bool] | None
+) -> int | None:
+    """The exit code, or None once `stop_when` is true."""
+    if stop_when is None:
+        return process.wait(timeout_s)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(POLL_S)
+        if stop_when():
+            return None
+        if time.monotonic() > deadline:
+            raise subprocess.TimeoutExpired(process.args, timeout_s)
 
 
 def _end_with_parent(parent: int) -> None:

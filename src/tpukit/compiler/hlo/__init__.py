@@ -1,0 +1,29 @@
+"""Reading what the compiler wrote: programs, shapes, loops, collectives."""
+
+from .collectives import Collective as Collective
+from .collectives import count_collectives as count_collectives
+from .collectives import find_collective as find_collective
+from .flops import matrix_flops as matrix_flops
+from .flops import nested_matrix_flops as nested_matrix_flops
+from .loops import trip_count as trip_count
+from .module import Computation as Computation
+from .module import HloModule as HloModule
+from .module import Instruction as Instruction
+from .module import parse_hlo as parse_hlo
+from .shape import Shape as Shape
+from .shape import parse_shapes as parse_shapes
+
+__all__ = [
+    "Collective",
+    "Computation",
+    "HloModule",
+    "Instruction",
+    "Shape",
+    "count_collectives",
+    "find_collective",
+    "matrix_flops",
+    "nested_matrix_flops",
+    "parse_hlo",
+    "parse_shapes",
+    "trip_count",
+]

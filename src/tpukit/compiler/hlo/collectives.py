@@ -1,0 +1,155 @@
+"""Collectives of a program: what they do, among which devices, with how many bytes."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from .module import Computation, HloModule, Instruction
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:,? ?device_ids=\[?[^\]]*\]?)? ?\{([^}]*)\}")
+_MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
+_USED_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]*\}(?:,\s*\{[\d,]*\})*)\}")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective as the network sees it.
+
+    Attributes:
+        kind: One of `KINDS`; an all-reduce whose result is cut at once is a reduce-scatter.
+        groups: Devices that take part together; source and target for a permute.
+        bytes: Size of the whole (gathered, reduced or exchanged) array on one device.
+    """
+
+    kind: str
+    groups: tuple[tuple[int, ...], ...]
+    bytes: int
+    name: str
+
+    @property
+    def group_size(self) -> int:
+        """Devices in one group."""
+        return len(self.groups[0]) if self.groups else 1
+
+
+def find_collective(
+    instruction: Instruction, parent: Computation, module: HloModule
+) -> Collective | None:
+    """The collective an instruction performs or starts, itself or in what it calls."""
+    kind = kind_of(instruction.opcode)
+    if kind is not None:
+        return _describe(instruction, kind, module, scattered=False)
+    if not instruction.called:
+        return None
+    for computation in module.called_by(instruction):
+        for inner in computation:
+            kind = kind_of(inner.opcode)
+            if kind is None:
+                deeper = find_collective(inner, computation, module) if inner.called else None
+                if deeper is not None:
+                    return deeper
+                continue
+            # The TPU compiler fuses an all-reduce with the slice of its result that is kept.
+            scattered = kind == "all-reduce" and computation.name.startswith("all-reduce-scatter")
+            return _describe(inner, kind, module, scattered=scattered)
+    return None
+
+
+def count_collectives(module: HloModule) -> dict[str, int]:
+    """How many of each kind the program contains; a loop's body counts once.
+
+    Between slices the compiler turns a collective into send and recv over the data-centre
+    network; those count as "dcn-send".
+    """
+    counts: Counter[str] = Counter()
+
+    def visit(computation: Computation) -> None:
+        for instruction in computation:
+            if instruction.opcode in ("while", "conditional", "call"):
+                for called in module.called_by(instruction):
+                    visit(called)
+            elif instruction.opcode == "send" and "megascale" in instruction.attributes:
+                counts["dcn-send"] += 1
+            elif not instruction.opcode.endswith(("-done", "-update")):
+                found = find_collective(instruction, computation, module)
+                if found is not None:
+                    counts[found.kind] += 1
+
+    visit(module.entry)
+    return dict(counts)
+
+
+def kind_of(opcode: str) -> str | None:
+    """The kind of collective an opcode is or starts, or None."""
+    plain = opcode.removesuffix("-start")
+    return plain if plain in KINDS else None
+
+
+def _describe(
+    instruction: Instruction, kind: str, module: HloModule, *, scattered: bool
+) -> Collective:
+    groups = parse_groups(instruction.attributes, module.num_partitions)
+    shapes = [shape for shape in instruction.shapes if shape.elements > 1] or instruction.shapes
+    if instruction.opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
+        # The start carries its operand and its result: the larger one is the whole array.
+        size = max(shape.bytes for shape in shapes)
+    else:
+        size = sum(shape.bytes for shape in shapes)
+    if kind == "reduce-scatter":
+        size *= len(groups[0]) if groups else 1
+    return Collective("reduce-scatter" if scattered else kind, groups, size, instruction.name)
+
+
+@lru_cache(maxsize=4096)
+def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...], ...]:
+    """The groups of devices, whichever way they are written; all devices if they are not."""
+    if found := _IOTA.search(attributes):
+        shape = _numbers(found[1])
+        source = _numbers(found[2])
+        order = _numbers(found[3]) if found[3] else list(range(len(source)))
+        ids = np.arange(prod(source)).reshape(source).transpose(order).reshape(shape[0], -1)
+        return _as_tuples(ids)
+    if found := _MESH.search(attributes):
+        return _mesh_groups(found[1], found[2])
+    if found := _LISTED.search(attributes):
+        return tuple(
+            tuple(_numbers(group)) for group in re.findall(r"\{([\d,]*)\}", found[1]) if group
+        )
+    return (tuple(range(num_partitions)),)
+
+
+def _mesh_groups(mesh: str, used: str) -> tuple[tuple[int, ...], ...]:
+    """Groups along named axes of a mesh; `'a':(2)4` is the part of size 4 behind 2 others."""
+    names: list[str] = []
+    sizes: list[int] = []
+    parts = {name: (before, size) for name, before, size in _USED_AXIS.findall(used)}
+    chosen: list[int] = []
+    for name, text in _MESH_AXIS.findall(mesh):
+        size = int(text)
+        before, part = parts.get(name, ("", ""))
+        pieces = [size]
+        if part:
+            outer = int(before)
+            pieces = [outer, int(part), size // (outer * int(part))]
+        if name in parts:
+            chosen.append(len(sizes) + (1 if part else 0))
+        names.append(name)
+        sizes.extend(pieces)
+    rest = [axis for axis in range(len(sizes)) if axis not in chosen]
+    ids = np.arange(prod(sizes)).reshape(sizes).transpose([*rest, *chosen])
+    return _as_tuples(ids.reshape(-1, prod(sizes[axis] for axis in chosen)))
+
+
+def _as_tuples(ids: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(member) for member in group) for group in ids)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]

@@ -1,0 +1,79 @@
+"""How often a loop runs, read from its condition and its first value."""
+
+import re
+
+from .module import Computation, HloModule, Instruction
+
+_INDEX = re.compile(r"index=(\d+)")
+
+
+def trip_count(loop: Instruction, parent: Computation, module: HloModule) -> int | None:
+    """Iterations of a `while` that counts from a constant to a constant; None if it does not.
+
+    jax's scans and the compiler's own pipelined loops all count a tuple element upwards (or
+    downwards) by a constant until it meets a constant.
+    """
+    condition = module.computations[loop.called["condition"]]
+    body = module.computations[loop.called["body"]]
+    compare = condition.root
+    if compare.opcode != "compare" or len(compare.operands) != 2:
+        return None
+    left, right = (condition.by_name[name] for name in compare.operands)
+    direction = compare.attribute("direction")
+    index, limit = _counter_index(left), _constant(right)
+    if index is None:  # the constant may stand on the left
+        index, limit = _counter_index(right), _constant(left)
+        direction = {"GT": "LT", "GE": "LE", "LT": "GT", "LE": "GE"}.get(direction or "", direction)
+    if index is None or limit is None:
+        return None
+    start = _initial_value(loop, index, parent)
+    step = _step(body, index)
+    if start is None or not step:
+        return None
+    span = {"LT": limit - start, "LE": limit - start + 1, "NE": limit - start}
+    down = {"GT": start - limit, "GE": start - limit + 1}
+    if direction in span and step > 0:
+        return max(0, -(-span[direction] // step))
+    if direction in down and step < 0:
+        return max(0, -(-down[direction] // -step))
+    return None
+
+
+def _counter_index(instruction: Instruction) -> int | None:
+    found = _INDEX.search(instruction.attributes)
+    return int(found[1]) if instruction.opcode == "get-tuple-element" and found else None
+
+
+def _constant(instruction: Instruction) -> int | None:
+    text = instruction.arguments.strip()
+    is_whole = instruction.opcode == "constant" and re.fullmatch(r"-?\d+", text)
+    return int(text) if is_whole else None
+
+
+def _initial_value(loop: Instruction, index: int, parent: Computation) -> int | None:
+    state = parent.by_name[loop.operands[0]]
+    if state.opcode != "tuple" or index >= len(state.operands):
+        return None
+    return _through_copies(parent.by_name[state.operands[index]], parent)
+
+
+def _through_copies(instruction: Instruction, computation: Computation) -> int | None:
+    while instruction.opcode in ("copy", "copy-done", "copy-start", "bitcast", "convert"):
+        instruction = computation.by_name[instruction.operands[0]]
+    return _constant(instruction)
+
+
+def _step(body: Computation, index: int) -> int | None:
+    root = body.root
+    if root.opcode != "tuple" or index >= len(root.operands):
+        return None
+    update = body.by_name[root.operands[index]]
+    while update.opcode in ("copy", "copy-done", "copy-start", "bitcast"):
+        update = body.by_name[update.operands[0]]
+    if update.opcode not in ("add", "subtract") or len(update.operands) != 2:
+        return None
+    for name, other in (update.operands, update.operands[::-1]):
+        value = _constant(body.by_name[name])
+        if value is not None and _counter_index(body.by_name[other]) == index:
+            return value if update.opcode == "add" else -value
+    return None

@@ -1,0 +1,249 @@
+"""A reader for the scheduled HLO text that the TPU compiler prints."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ...errors import XLACompilationError
+from .shape import Shape, parse_shapes
+
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
+_OPCODE = re.compile(r"([a-z][\w\-]*)\(")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(r"\b(calls|body|condition|to_apply)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction of a scheduled computation.
+
+    Attributes:
+        shapes: Its result: one array, or the leaves of a tuple.
+        arguments: The text between its parentheses (a constant's value, a parameter's number).
+        attributes: The text after them.
+    """
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    operands: tuple[str, ...]
+    arguments: str
+    attributes: str = field(repr=False)
+    is_root: bool = False
+
+    @cached_property
+    def called(self) -> Mapping[str, str]:
+        """The computations it calls, by role: calls, body, condition, to_apply."""
+        return dict(_CALLED.findall(self.attributes))
+
+    @cached_property
+    def branches(self) -> tuple[str, ...]:
+        """The computations of a conditional."""
+        found = _BRANCHES.search(self.attributes)
+        return tuple(name.strip().lstrip("%") for name in found[1].split(",")) if found else ()
+
+    @property
+    def op_name(self) -> str:
+        """Where in the user's program it comes from, as jax wrote it."""
+        found = _OP_NAME.search(self.attributes)
+        return found[1] if found else ""
+
+    @property
+    def stack_frame(self) -> int | None:
+        """Number of the source frame it comes from."""
+        found = _FRAME.search(self.attributes)
+        return int(found[1]) if found else None
+
+    @property
+    def custom_call_target(self) -> str:
+        """What a custom call calls."""
+        found = _TARGET.search(self.attributes)
+        return found[1] if found else ""
+
+    @property
+    def estimated_cycles(self) -> int | None:
+        """The compiler's own cycle count; present only after code generation."""
+        found = _CYCLES.search(self.attributes)
+        return int(found[1]) if found else None
+
+    @cached_property
+    def backend_config(self) -> dict[str, Any]:
+        """The compiler's notes on it, e.g. the algorithm of a collective."""
+        _, found, text = self.attributes.partition("backend_config=")
+        if not found:
+            return {}
+        try:
+            notes, _ = json.JSONDecoder().raw_decode(text)
+        except json.JSONDecodeError:
+            return {}
+        return notes if isinstance(notes, dict) else {}
+
+    def attribute(self, name: str) -> str | None:
+        """The text of a braced or plain attribute, e.g. `attribute("dimensions")` → "0"."""
+        found = re.search(rf"\b{name}=(\{{[^}}]*\}}|[^,\s]+)", self.attributes)
+        return found[1].strip("{}") if found else None
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Instructions in the order in which they are issued."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        """The instructions by name."""
+        return {instruction.name: instruction for instruction in self.instructions}
+
+    @cached_property
+    def root(self) -> Instruction:
+        """The instruction whose result is the computation's."""
+        return next((i for i in self.instructions if i.is_root), self.instructions[-1])
+
+    @cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        """The parameters by number."""
+        return {int(i.arguments): i for i in self.instructions if i.opcode == "parameter"}
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions)
+
+
+@dataclass(frozen=True)
+class HloModule:
+    """A whole program."""
+
+    name: str
+    computations: Mapping[str, Computation] = field(repr=False)
+    entry_name: str
+    header: str = field(repr=False, default="")
+
+    @property
+    def entry(self) -> Computation:
+        """Where the program starts."""
+        return self.computations[self.entry_name]
+
+    def called_by(self, instruction: Instruction) -> list[Computation]:
+        """Every computation the instruction calls, in a fixed order."""
+        names = [*instruction.called.values(), *instruction.branches]
+        return [self.computations[name] for name in names if name in self.computations]
+
+    def nested(self, instruction: Instruction) -> Iterator[Instruction]:
+        """Every instruction inside what `instruction` calls, at any depth."""
+        for computation in self.called_by(instruction):
+            for inner in computation:
+                yield inner
+                yield from self.nested(inner)
+
+    @cached_property
+    def num_partitions(self) -> int:
+        """How many devices run the program together."""
+        found = re.search(r"num_partitions=(\d+)", self.header)
+        return int(found[1]) if found else 1
+
+
+def parse_hlo(text: str) -> HloModule:
+    """Read scheduled HLO text.
+
+    Raises:
+        XLACompilationError: The text is not HLO, or has no entry computation.
+    """
+    computations: dict[str, Computation] = {}
+    entry = header = ""
+    name = ""
+    body: list[Instruction] = []
+    for line in _logical_lines(text):
+        if line.startswith("HloModule"):
+            header = line
+        elif line.startswith("}"):
+            if name and body:
+                computations[name] = Computation(name, tuple(body))
+            name, body = "", []
+        elif name:
+            instruction = _instruction(line)
+            if instruction is not None:
+                body.append(instruction)
+        elif opened := _COMPUTATION.match(line):
+            name = opened[2]
+            entry = name if opened[1] else entry
+    if entry not in computations:
+        raise XLACompilationError(
+            "the text is not a scheduled HLO program: it has no ENTRY computation; "
+            "pass what the compiler printed, whole."
+        )
+    module_name = header.split(",")[0].removeprefix("HloModule").strip()
+    return HloModule(module_name, computations, entry, header)
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Lines of the text, with instructions that were broken over several lines joined."""
+    pending = ""
+    for line in text.splitlines():
+        starts = not line.startswith(" ") or _INSTRUCTION.match(line) is not None
+        if starts and (line or pending):
+            if pending:
+                yield pending
+            pending = line
+        elif pending:
+            pending += " " + line.strip()
+    if pending:
+        yield pending
+
+
+def _instruction(line: str) -> Instruction | None:
+    head = _INSTRUCTION.match(line)
+    if head is None:
+        return None
+    rest = line[head.end() :]
+    if rest.startswith("("):
+        end = _closing(rest, 0) + 1
+        result, rest = rest[:end], rest[end:].lstrip()
+    else:
+        result, _, rest = rest.partition(" ")
+    opcode = _OPCODE.match(rest)
+    if opcode is None:
+        return None
+    open_at = opcode.end() - 1
+    close_at = _closing(rest, open_at)
+    arguments = rest[open_at + 1 : close_at]
+    return Instruction(
+        name=head[2],
+        opcode=opcode[1],
+        shapes=parse_shapes(result),
+        operands=tuple(_OPERAND.findall(arguments)),
+        arguments=arguments,
+        attributes=rest[close_at + 1 :],
+        is_root=bool(head[1]),
+    )
+
+
+def _closing(text: str, open_at: int) -> int:
+    """Where the parenthesis opened at `open_at` closes; quoted text does not count."""
+    depth, quoted, position = 0, False, open_at
+    while position < len(text):
+        character = text[position]
+        if quoted:
+            if character == "\\":
+                position += 1
+            elif character == '"':
+                quoted = False
+        elif character == '"':
+            quoted = True
+        elif character == "(":
+            depth += 1
+        elif character == ")":
+            depth -= 1
+            if depth == 0:
+                return position
+        position += 1
+    return len(text)

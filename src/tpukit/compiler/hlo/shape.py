@@ -1,0 +1,118 @@
+"""Shapes as the TPU compiler prints them: format, dimensions, layout, tiles, memory space."""
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from ...errors import XLACompilationError
+
+# Bits of one element; sub-byte formats are packed.
+ELEMENT_BITS = {
+    "pred": 8,
+    "s2": 2,
+    "u2": 2,
+    "s4": 4,
+    "u4": 4,
+    "f4e2m1fn": 4,
+    "s8": 8,
+    "u8": 8,
+    "f8e5m2": 8,
+    "f8e4m3": 8,
+    "f8e4m3fn": 8,
+    "f8e4m3b11fnuz": 8,
+    "f8e5m2fnuz": 8,
+    "f8e4m3fnuz": 8,
+    "f8e8m0fnu": 8,
+    "s16": 16,
+    "u16": 16,
+    "f16": 16,
+    "bf16": 16,
+    "s32": 32,
+    "u32": 32,
+    "f32": 32,
+    "s64": 64,
+    "u64": 64,
+    "f64": 64,
+    "c64": 64,
+    "c128": 128,
+    "token": 0,
+}
+HBM, VMEM, SMEM, HOST = 0, 1, 2, 5
+_SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=?]*)\](?:\{([^}]*)\})?")
+_TILE = re.compile(r"\(([\d,*]*)\)")
+_SPACE = re.compile(r"S\((\d+)\)")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One array: what it holds and where it lies.
+
+    Attributes:
+        layout: Dimension numbers from the fastest-varying to the slowest.
+        tiles: Tilings, outermost first, e.g. `((8, 128), (2, 1))` for bf16 on TPU.
+        memory_space: 0 HBM, 1 VMEM, 2 SMEM, 5 pinned host memory.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    layout: tuple[int, ...] = ()
+    tiles: tuple[tuple[int, ...], ...] = ()
+    memory_space: int = HBM
+
+    @property
+    def elements(self) -> int:
+        """How many elements there are."""
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the elements alone."""
+        return (self.elements * ELEMENT_BITS[self.dtype] + 7) // 8
+
+    @cached_property
+    def padded_bytes(self) -> int:
+        """Bytes with the padding that the first tile forces on the fastest dimensions."""
+        if not self.tiles or not self.dims:
+            return self.bytes
+        tile = self.tiles[0]
+        order = self.layout or tuple(range(len(self.dims) - 1, -1, -1))
+        physical = [self.dims[index] for index in reversed(order)]
+        missing = len(tile) - len(physical)
+        physical = [1] * missing + physical
+        for offset, size in enumerate(reversed(tile), start=1):
+            physical[-offset] = -(-physical[-offset] // size) * size
+        return (math.prod(physical) * ELEMENT_BITS[self.dtype] + 7) // 8
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+@lru_cache(maxsize=65536)
+def parse_shapes(text: str) -> tuple[Shape, ...]:
+    """Return the arrays of a type, in order; the arrays of a tuple are its leaves."""
+    return tuple(_shape(match) for match in _SHAPE.finditer(text))
+
+
+def _shape(match: re.Match[str]) -> Shape:
+    dtype, sizes, details = match.groups()
+    if dtype not in ELEMENT_BITS:
+        raise XLACompilationError(
+            f"the compiler printed a number format this reader does not know: {dtype!r}."
+        )
+    dims = tuple(int(size.strip("<=?")) for size in sizes.split(",") if size)
+    order, _, rest = (details or "").partition(":")
+    layout = tuple(int(index) for index in order.split(",") if index)
+    tiling = rest.partition("T")[2] if rest.startswith("T") else ""
+    tiles = _tiles(tiling)
+    space = _SPACE.search(rest)
+    return Shape(dtype, dims, layout, tiles, int(space[1]) if space else HBM)
+
+
+def _tiles(text: str) -> tuple[tuple[int, ...], ...]:
+    tiles: list[tuple[int, ...]] = []
+    position = 0
+    while match := _TILE.match(text, position):
+        tiles.append(tuple(1 if size == "*" else int(size) for size in match[1].split(",") if size))
+        position = match.end()
+    return tuple(tiles)
