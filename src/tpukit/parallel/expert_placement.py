@@ -58,8 +58,8 @@ class ExpertPlacement:
     def __rich__(self) -> RenderableType:
         """A row for each device."""
         table = Table(
-            title=f"busiest device {self.imbalance_before:.2f}× the mean (measured) → "
-            f"{self.imbalance_after:.2f}× (model), {len(self.moved)} experts move"
+            title=f"busiest / mean {self.imbalance_before:.2f} (measured) → "
+            f"{self.imbalance_after:.2f} (model)\n{len(self.moved)} experts move"
         )
         for name in ("device", "experts", "load before", "load after"):
             table.add_column(name, justify="left" if name == "experts" else "right")

@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ..errors import ShardingError
+from .expert_moves import reorder_experts
 from .expert_placement import ExpertPlacement
 from .layout import Layout
 from .trees import describe_parameters, open_model
@@ -72,7 +73,6 @@ def move(value: Any, sharding: Sharding | None) -> Any:
 
 
 def _reorder_experts(tree: Any, placement: ExpertPlacement) -> Any:
-    order = np.asarray(placement.order)
     leaves, structure = jax.tree.flatten(tree)
     parameters = describe_parameters(tree)
     moved: list[Any] = []
@@ -82,30 +82,18 @@ def _reorder_experts(tree: Any, placement: ExpertPlacement) -> Any:
         along = [
             index
             for index, dim in enumerate(dims)
-            if dim in ("expert", "router") and leaf.shape[index] == len(order)
+            if dim in ("expert", "router") and leaf.shape[index] == len(placement.order)
         ]
         found = found or bool(along)
         for index in along:
-            leaf = _take(leaf, order, index)
+            leaf = reorder_experts(leaf, placement.order, index)
         moved.append(leaf)
     if not found:
         raise ShardingError(
-            f"reshard() found no array with {len(order)} experts to reorder; keep experts in one "
-            "array under a name such as 'experts', or label the dimension 'expert'."
+            f"reshard() found no array with {len(placement.order)} experts to reorder; "
+            "keep them in one array called 'experts', or label its dimension 'expert'."
         )
     return jax.tree.unflatten(structure, moved)
-
-
-def _take(leaf: Any, order: np.ndarray, axis: int) -> Any:
-    if not isinstance(leaf, jax.Array):
-        return np.take(leaf, order, axis=axis)
-    # Compiled with the array's own sharding on both sides, so only experts that change device
-    # cross the network and the result stays where the model expects it.
-    reorder = jax.jit(
-        lambda value: jnp.take(value, order, axis=axis),
-        out_shardings=leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None,
-    )
-    return reorder(leaf)
 
 
 def _identity(sharding: Sharding) -> Any:
