@@ -30,7 +30,8 @@ LOOP = """HloModule jit_f, is_scheduled=true, num_partitions=4
   %one = s32[]{:T(128)} constant(1)
   %next = s32[]{:T(128)} add(%i, %one)
   %w = bf16[256,256]{1,0:T(8,128)(2,1)S(1)} constant({...})
-  %dot = bf16[8,256]{1,0:T(8,128)(2,1)} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0},
+  %dot = bf16[8,256]{1,0:T(8,128)(2,1)} dot(%x, %w), lhs_contracting_dims={1},
+    rhs_contracting_dims={0},
     metadata={op_name="jit(f)/while/body/dot_general" stack_frame_id=7}
   ROOT %out = (s32[]{:T(128)}, bf16[8,256]{1,0:T(8,128)(2,1)}) tuple(%next, %dot)
 }
@@ -49,7 +50,8 @@ ENTRY %main (a: bf16[8,256]) -> bf16[8,256] {
   %loop = (s32[]{:T(128)}, bf16[8,256]{1,0:T(8,128)(2,1)}) while(%state), condition=%condition,
     body=%body
   %y = bf16[8,256]{1,0:T(8,128)(2,1)} get-tuple-element(%loop), index=1
-  ROOT %sum = bf16[8,256]{1,0:T(8,128)(2,1)} all-reduce(%y), channel_id=1, replica_groups=[2,2]<=[4],
+  ROOT %sum = bf16[8,256]{1,0:T(8,128)(2,1)} all-reduce(%y), channel_id=1,
+    replica_groups=[2,2]<=[4],
     to_apply=%add
 }
 """
