@@ -134,14 +134,17 @@ def test_a_wrong_load_is_refused(load, devices, message):
         balance_experts(load, devices)
 
 
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
 def moe_params():
-    keys = jax.random.split(jax.random.key(0), 3)
     return {
         "moe": {
-            "router": {"kernel": jax.random.normal(keys[0], (EMBED, EXPERTS))},
+            "router": {"kernel": normal(0, EMBED, EXPERTS)},
             "experts": {
-                "up": jax.random.normal(keys[1], (EXPERTS, EMBED, MLP)),
-                "down": jax.random.normal(keys[2], (EXPERTS, MLP, EMBED)),
+                "up": normal(1, EXPERTS, EMBED, MLP),
+                "down": normal(2, EXPERTS, MLP, EMBED),
             },
         }
     }
@@ -164,7 +167,7 @@ def test_experts_move_to_the_bit_and_the_model_stays_the_same():
     params = shard_model(moe_params(), mesh, "expert")
     state = optax.adam(1e-3).init(params)
     layout = make_layout(params, mesh, "expert")
-    tokens = jax.random.normal(jax.random.key(9), (64, EMBED)) + 1.0
+    tokens = normal(9, 64, EMBED) + 1.0
     before, load = moe(params, tokens)
     placement = balance_experts(load, 4)
     assert placement.moved
