@@ -12,8 +12,16 @@ from jax.sharding import PartitionSpec as P
 
 from ..errors import ShardingError, TPUValidationError, did_you_mean
 from .axes import BATCH_ROLES, axes_with_role
-from .experts_dispatch import ACTIVATIONS, MoESettings, RoutingMethod, moe_shard
-from .manual_axes import AnyMesh, axes_of, axis_size, describe_axes, divisors, mesh_in_use
+from .experts_dispatch import ACTIVATIONS, ExpertWeights, MoESettings, RoutingMethod, moe_shard
+from .manual_axes import (
+    AnyMesh,
+    axes_of,
+    axis_size,
+    copy_each,
+    describe_axes,
+    divisors,
+    mesh_in_use,
+)
 from .routing import RouterStats, Score
 
 
@@ -104,14 +112,28 @@ def moe_ffn(
         expert_axis=axis if dict(in_use.shape)[axis] > 1 else None,
         token_axes=token_axes,
     )
+
+    def run(
+        x: Array,
+        router_w: Array,
+        router_bias: Array | None,
+        slots: Array | None,
+        weights: ExpertWeights,
+    ) -> tuple[Array, RouterStats]:
+        own = jax.tree.map(lambda weight: weight[0], weights)
+        return moe_shard(x, router_w, router_bias, slots, own, settings=here)
+
+    copy_axes = tuple(name for name in token_axes if name != axis)
     mapped = jax.shard_map(
-        partial(moe_shard, settings=here),
+        run,
         mesh=in_use,
-        in_specs=(spec, P(), P(), P(), P(axis)),
+        in_specs=(spec, P(), P(), P(), P(copy_axes or None, axis)),
         out_specs=(spec, P()),
         axis_names=set(token_axes),
     )
-    return mapped(x, router_w, router_bias, slots, weights)
+    copies = shards // dict(in_use.shape)[axis]
+    precise = router_w.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return mapped(x, precise, router_bias, slots, copy_each(weights, copies))
 
 
 def place_experts(weights: Array, placement: Array | Sequence[int]) -> Array:

@@ -1,14 +1,16 @@
 """Which mesh a function that talks over a mesh axis runs on, and whether the axis is there."""
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from ..errors import MeshError, did_you_mean
 
 AnyMesh: TypeAlias = Mesh | AbstractMesh
+Tree = TypeVar("Tree")
 
 
 def mesh_in_use(mesh: AnyMesh | None, axis: str) -> AnyMesh | None:
@@ -38,6 +40,16 @@ def axis_size(mesh: AnyMesh, axis: str, *, needed_for: str) -> int:
             f"or pass axis= with the name of one that is there."
         )
     return sizes[axis]
+
+
+def copy_each(tree: Tree, copies: int) -> Tree:
+    """Arrays with a new first dimension of equal copies, to be split over manual axes.
+
+    Each device gets its one copy, as if the array were replicated, but gradients are summed by the
+    partitioner outside the manual region: where other axes are automatic, XLA:CPU aborts on a
+    bfloat16 sum inside it.
+    """
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (copies, *leaf.shape)), tree)
 
 
 def describe_axes(mesh: AnyMesh) -> str:

@@ -9,7 +9,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from ..errors import MeshError, ShardingError
-from .manual_axes import AnyMesh, axis_size, divisors, mesh_in_use
+from .manual_axes import AnyMesh, axis_size, copy_each, divisors, mesh_in_use
 
 Tree = TypeVar("Tree")
 StageFn = Callable[[Any, Any], Any]
@@ -54,7 +54,7 @@ def pipeline(
     count_microbatches(x)
 
     def run(stage_params: Any, x: Tree) -> Tree:
-        params = own_stage(stage_params)
+        params, x = own_stage((stage_params, x))
         stage = lax.axis_index(axis)
         feed = jax.tree.map(lambda leaf: _pad(leaf, stages - 1), x)
 
@@ -67,10 +67,10 @@ def pipeline(
         start = jax.tree.map(lambda leaf: leaf[0], feed)
         _, made = lax.scan(tick, start, feed)
         made = jax.tree.map(lambda leaf: leaf[stages - 1 :], made)
-        return keep_from(stage == stages - 1, made, axis)
+        return give_from(stage == stages - 1, made)
 
-    mapped = over_stages(run, in_use, axis, in_specs=(P(axis), P()), out_specs=P())
-    return mapped(stage_params, x)
+    mapped = over_stages(run, in_use, axis, in_specs=P(axis), out_specs=P(axis))
+    return sum_over_stages(mapped(stage_params, copy_each(x, stages)))
 
 
 def split_stages(layers: Tree, stages: int) -> Tree:
@@ -198,11 +198,14 @@ def pass_along(tree: Tree, axis: str, stages: int, *, step: int = 1) -> Tree:
     return jax.tree.map(lambda leaf: lax.ppermute(leaf, axis, ring), tree)
 
 
-def keep_from(condition: Array, tree: Tree, axis: str) -> Tree:
-    """Give every stage the arrays of the one stage where `condition` holds."""
-    return jax.tree.map(
-        lambda leaf: lax.psum(jnp.where(condition, leaf, jnp.zeros_like(leaf)), axis), tree
-    )
+def give_from(condition: Array, tree: Tree) -> Tree:
+    """One stage's part of a sum over stages to which only those where `condition` holds add."""
+    return jax.tree.map(lambda leaf: jnp.where(condition, leaf, jnp.zeros_like(leaf))[None], tree)
+
+
+def sum_over_stages(tree: Tree) -> Tree:
+    """Add up what the stages gave, outside the manual region (see `copy_each`)."""
+    return jax.tree.map(lambda leaf: leaf.sum(0).astype(leaf.dtype), tree)
 
 
 def _pad(x: Array, more: int) -> Array:

@@ -49,8 +49,11 @@ class OneForwardOneBackward:
 
     def __call__(
         self, params: PipelineParams, inputs: Any, targets: Any
-    ) -> tuple[tuple[Array, Any], PipelineParams]:
-        """Return ((loss, aux), gradients); those of `stages` keep their leading dimension."""
+    ) -> tuple[Array, Any, PipelineParams]:
+        """Return this stage's share of loss, aux and gradients, each with a leading dimension of 1.
+
+        The loss, aux and the gradients of `first` and `last` are to be added up over the stages.
+        """
         here = params._replace(stages=own_stage(params.stages))
         batch = (here, inputs, targets)
         stages, microbatches = self.plan.stages, self.plan.microbatches
@@ -73,17 +76,9 @@ class OneForwardOneBackward:
             return self._backward(batch, forward.saved, state, tick), None
 
         backward, _ = lax.scan(backward_slot, backward, jnp.arange(end, end + turn))
-        loss, aux, first, last = lax.psum(
-            (backward.loss, backward.aux, backward.gradients.first, backward.gradients.last),
-            self.axis,
+        return jax.tree.map(
+            lambda leaf: leaf[None], (backward.loss, backward.aux, backward.gradients)
         )
-        stacked = jax.tree.map(lambda leaf: leaf[None], backward.gradients.stages)
-        gradients = jax.tree.map(
-            lambda gradient, param: gradient.astype(param.dtype),
-            PipelineParams(first, stacked, last),
-            params,
-        )
-        return (loss, aux), gradients
 
     def _start(self, batch: tuple[PipelineParams, Any, Any]) -> tuple[_Forward, _Backward]:
         here, inputs, targets = batch

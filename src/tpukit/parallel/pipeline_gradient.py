@@ -16,6 +16,7 @@ from .pipeline import (
     over_stages,
     pipeline,
     stage_mesh,
+    sum_over_stages,
 )
 from .pipeline_1f1b import OneForwardOneBackward
 from .pipeline_schedule import PipelineSchedule, ScheduleName
@@ -80,6 +81,14 @@ def pipeline_value_and_grad(
     else:
         run = OneForwardOneBackward(stage_fn, first, loss, plan, axis)
         split = PipelineParams(P(), P(axis), P())
-        mapped = over_stages(run, in_use, axis, in_specs=(split, P(), P()), out_specs=(P(), split))
-        (value, aux), gradients = mapped(params, inputs, targets)
+        mapped = over_stages(run, in_use, axis, in_specs=(split, P(), P()), out_specs=P(axis))
+        value, aux, shares = mapped(params, inputs, targets)
+        value, aux, first_share, last_share = sum_over_stages(
+            (value, aux, shares.first, shares.last)
+        )
+        gradients = jax.tree.map(
+            lambda gradient, param: gradient.astype(param.dtype),
+            PipelineParams(first_share, shares.stages, last_share),
+            params,
+        )
     return ((value, aux) if has_aux else value), gradients
