@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tpukit.errors import MissingExtraError
-from tpukit.runtime.child import ChildError, offline_environment, run_child
+from tpukit.runtime.child import ChildError, offline_environment, run_child, watch_child
 
 HERE = str(Path(__file__).parent)
 MODULE = "child_under_test"
@@ -102,6 +102,35 @@ def test_the_time_out_kills_grandchildren_too(tmp_path):
         ask("hang with a grandchild", timeout_s=3, note=str(note))
     assert caught.value.kind == "timeout"
     assert wait_until_gone(*read_note(note))
+
+
+def watch(do, *, stop_when, timeout_s=20, **request):
+    environment = offline_environment({"PYTHONPATH": HERE})
+    return watch_child(
+        MODULE,
+        {"do": do, **request},
+        timeout_s=timeout_s,
+        environment=environment,
+        stop_when=stop_when,
+    )
+
+
+def test_a_watched_child_is_stopped_with_all_it_started(tmp_path):
+    note = tmp_path / "note"
+    stopped = watch("hang with a grandchild", stop_when=lambda: read_note(note), note=str(note))
+    assert stopped is None
+    assert wait_until_gone(*read_note(note))
+
+
+def test_a_watched_child_that_is_never_stopped_answers_or_runs_out_of_time(tmp_path):
+    assert watch("echo", stop_when=lambda: False, say="hi") == {"echo": "hi"}
+    with pytest.raises(ChildError, match=r"did not answer within 0\.5 s"):
+        watch(
+            "hang with a grandchild",
+            stop_when=lambda: False,
+            timeout_s=0.5,
+            note=str(tmp_path / "note"),
+        )
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
