@@ -73,13 +73,14 @@ def batch_shardings(
         if shape.shape[0] // microbatches % ways[0]:
             pieces = f" in {microbatches} micro-batches" if microbatches > 1 else ""
             raise ShardingError(
-                f"batch_size={shape.shape[0]}{pieces} cannot be split over {' x '.join(batch_axes)} "
-                f"= {ways[0]} devices; use a multiple of {ways[0] * microbatches}."
+                f"batch_size={shape.shape[0]}{pieces} cannot be split over "
+                f"{' x '.join(batch_axes)} = {ways[0]} devices; "
+                f"use a multiple of {ways[0] * microbatches}."
             )
         if is_sequence and shape.shape[1] % ways[1]:
             raise ShardingError(
-                f"sequence_length={shape.shape[1]} cannot be split over {' x '.join(sequence_axes)} "
-                f"= {ways[1]} devices; use a multiple of {ways[1]}."
+                f"sequence_length={shape.shape[1]} cannot be split over "
+                f"{' x '.join(sequence_axes)} = {ways[1]} devices; use a multiple of {ways[1]}."
             )
         places[name] = NamedSharding(
             layout.mesh, PartitionSpec(*(axes or None for axes in entries))
