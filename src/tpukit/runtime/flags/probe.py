@@ -16,7 +16,7 @@ from ..child import serve_request
 from .descriptor import Field, find_message, iter_fields
 
 _LIBTPU_FLAG_SYMBOL = re.compile(rb"\0FLAGS_([A-Za-z0-9]\w*)(?=\0)", re.ASCII)
-_XLA_NAME = re.compile(rb"xla_[a-z0-9_]{3,}")
+_XLA_NAME = re.compile(rb"xla_(?!2f)[a-z0-9_]{2,}[a-z0-9]")  # "2f" is a mangled file name
 PROTO_BOOL, PROTO_STRING, PROTO_ENUM = 8, 9, 14
 PROTO_WHOLE_NUMBERS = frozenset({3, 4, 5, 13})
 

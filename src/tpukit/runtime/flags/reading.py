@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...errors import TPUBackendError
 from ..child import ChildError, offline_environment, run_child
-from .flag import TRIAL_VALUES, WORD, Flag, Place, infer_type, listed_choices
+from .flag import NEGATIVE, TRIAL_VALUES, WORD, Flag, Place, infer_type, listed_choices
 
 PROBE = "tpukit.runtime.flags.probe"
 TIMEOUT_S = 180.0
@@ -20,13 +20,17 @@ TIMEOUT_S = 180.0
 PARSER_ORDERS = frozenset(
     {"flagfile", "fromenv", "tryfromenv", "undefok", "version", "only_check_args"}
 )
+# jaxlib cuts a message off at 15,000 characters.
+NAMES_PER_LOT = 100
+# libtpu forgives an unknown flag that comes from a file, so a file is only for what is too long.
+LONGEST_VARIABLE = 100_000
 
 _LIBTPU_COMPLAINT = re.compile(
     r"Illegal value '(?P<value>[^']*)' specified for flag '(?P<name>\w+)'(?P<hint>.*)"
 )
 _LIBTPU_UNKNOWN = re.compile(r"Unknown command line flag '(\w+)'")
 _XLA_COMPLAINT = re.compile(r"Couldn't interpret value (?P<value>\S*) for flag (?P<name>\w+)\.")
-_XLA_UNKNOWN = "in XLA_FLAGS:"
+_XLA_UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _XLA_HELP = re.compile(r"^\t--(?P<name>\w+)=(?P<default>.*?)\s*\t\w+\t(?P<text>.+)$", re.MULTILINE)
 _NO_DEFAULT = {
     "libtpu": "libtpu writes down the defaults of its compiler flags only",
@@ -48,9 +52,12 @@ def ask_libtpu(settings: Iterable[tuple[str, str]]) -> tuple[Complaints, set[str
         What it said of each (name, value) that it refused, and the names it does not know.
     """
     with tempfile.TemporaryDirectory(prefix="tpukit-flags-") as folder:
-        path = Path(folder) / "flags.txt"
-        path.write_text("".join(f"--{name}={value}\n" for name, value in settings))
-        environment = offline_environment({"LIBTPU_INIT_ARGS": f"--flagfile={path}"})
+        text = " ".join(f"--{name}={value}" for name, value in settings)
+        if len(text) > LONGEST_VARIABLE:
+            path = Path(folder) / "flags.txt"
+            path.write_text(text.replace(" ", "\n"))
+            text = f"--flagfile={path}"
+        environment = offline_environment({"LIBTPU_INIT_ARGS": text})
         try:
             run_child(
                 PROBE, {"question": "start libtpu"}, timeout_s=TIMEOUT_S, environment=environment
@@ -117,19 +124,26 @@ def read_jaxlib() -> dict[str, Flag]:
     every = " ".join(f"--{name}={value}" for value in TRIAL_VALUES for name in candidates)
     log, usage = ask_jaxlib([every, f"--xla_backend_optimization_level={WORD}"])
     complaints = _complaints(_XLA_COMPLAINT, log)
-    # One name at a time for the rest: an enum ends the parse without saying which flag did.
-    silent = [name for name in candidates if name not in complaints]
-    logs = dict(zip(silent, ask_jaxlib(f"--{name}={WORD}" for name in silent), strict=True))
-    enums = [name for name, said in logs.items() if said and _XLA_UNKNOWN not in said]
-    spellings = _spell_choices({name: described["choices"].get(name, []) for name in enums})
-    help_texts = {entry["name"]: entry["text"] for entry in _XLA_HELP.finditer(usage)}
     fields = frozenset(described["fields"])
+    silent = [name for name in candidates if name not in complaints]
+    # Fields go alone, for many are enums, and an enum ends a parse without naming itself.
+    alone = [[name] for name in silent if name in fields]
+    together = _lots([name for name in silent if name not in fields])
+    unknown, enums = _sort_out([*alone, *together], WORD)
+    signed = [name for name, said in complaints.items() if infer_type(said) in ("int32", "int64")]
+    _, picky = _sort_out(_lots(signed), NEGATIVE)  # a range of their own: only jaxlib can tell
+    complaints.update((name, dict.fromkeys(TRIAL_VALUES, "")) for name in picky)
+    spellings = _spell_choices({name: described["choices"].get(name, []) for name in enums})
+    printed = {entry["name"]: entry for entry in list(_XLA_HELP.finditer(usage))[:-1]}  # one is cut
     flags: dict[str, Flag] = {}
     for name in candidates:
-        if _XLA_UNKNOWN in logs.get(name, ""):
+        if name in unknown:
             continue
         spelled = spellings.get(name)
         default = described["defaults"].get(name)
+        help_text = printed.get(name)
+        if help_text and help_text["default"] in ("true", "false"):
+            default = help_text["default"]  # jaxlib's own options start from another for a few
         flags[name] = _make_flag(
             name,
             "xla",
@@ -137,9 +151,30 @@ def read_jaxlib() -> dict[str, Flag]:
             (spelled or {}).get(default, default),
             choices=tuple((spelled or {}).values()),
             compile_option=name in fields,
-            description=help_texts.get(name),
+            description=help_text and help_text["text"],
         )
     return flags
+
+
+def _lots(names: list[str]) -> list[list[str]]:
+    return [names[start : start + NAMES_PER_LOT] for start in range(0, len(names), NAMES_PER_LOT)]
+
+
+def _sort_out(lots: list[list[str]], value: str) -> tuple[set[str], list[str]]:
+    """Of names that raised no complaint: those that are no flags, and those that refuse `value`."""
+    unknown: set[str] = set()
+    refusing: list[str] = []
+    while lots:
+        logs = ask_jaxlib(" ".join(f"--{name}={value}" for name in lot) for lot in lots)
+        asked, lots = lots, []
+        for lot, log in zip(asked, logs, strict=True):
+            if listed := _XLA_UNKNOWN.search(log):
+                unknown |= {word[2:].partition("=")[0] for word in listed[1].split()}
+            elif log and len(lot) == 1:
+                refusing += lot
+            elif log:
+                lots += [lot[: len(lot) // 2], lot[len(lot) // 2 :]]
+    return unknown, refusing
 
 
 def _spell_choices(labels: Mapping[str, list[str]]) -> dict[str, dict[str, str]]:
