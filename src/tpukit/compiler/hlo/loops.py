@@ -54,26 +54,27 @@ def _initial_value(loop: Instruction, index: int, parent: Computation) -> int | 
     state = parent.by_name[loop.operands[0]]
     if state.opcode != "tuple" or index >= len(state.operands):
         return None
-    return _through_copies(parent.by_name[state.operands[index]], parent)
-
-
-def _through_copies(instruction: Instruction, computation: Computation) -> int | None:
-    while instruction.opcode in ("copy", "copy-done", "copy-start", "bitcast", "convert"):
-        instruction = computation.by_name[instruction.operands[0]]
-    return _constant(instruction)
+    return _constant(_origin(state.operands[index], parent))
 
 
 def _step(body: Computation, index: int) -> int | None:
     root = body.root
     if root.opcode != "tuple" or index >= len(root.operands):
         return None
-    update = body.by_name[root.operands[index]]
-    while update.opcode in ("copy", "copy-done", "copy-start", "bitcast"):
-        update = body.by_name[update.operands[0]]
+    update = _origin(root.operands[index], body)
     if update.opcode not in ("add", "subtract") or len(update.operands) != 2:
         return None
-    for name, other in (update.operands, update.operands[::-1]):
-        value = _constant(body.by_name[name])
-        if value is not None and _counter_index(body.by_name[other]) == index:
+    left, right = (_origin(name, body) for name in update.operands)
+    for constant, counter in ((right, left), (left, right)):
+        value = _constant(constant)
+        if value is not None and _counter_index(counter) == index:
             return value if update.opcode == "add" else -value
     return None
+
+
+def _origin(name: str, computation: Computation) -> Instruction:
+    """The instruction a value comes from, seen through copies."""
+    instruction = computation.by_name[name]
+    while instruction.opcode in ("copy", "copy-done", "copy-start", "bitcast", "convert"):
+        instruction = computation.by_name[instruction.operands[0]]
+    return instruction

@@ -165,7 +165,7 @@ def parse_hlo(text: str) -> HloModule:
     for line in _logical_lines(text):
         if line.startswith("HloModule"):
             header = line
-        elif line.startswith("}"):
+        elif line == "}":
             if name and body:
                 computations[name] = Computation(name, tuple(body))
             name, body = "", []
@@ -186,15 +186,21 @@ def parse_hlo(text: str) -> HloModule:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines of the text, with instructions that were broken over several lines joined."""
+    """Lines of the text, with instructions that were broken over several lines joined.
+
+    Kernels carry metadata with line breaks, whose lines may begin like anything; inside a
+    computation only an instruction or a lone brace begins something new.
+    """
     pending = ""
+    inside = False
     for line in text.splitlines():
-        starts = not line.startswith(" ") or _INSTRUCTION.match(line) is not None
-        if starts and (line or pending):
+        closes = line == "}"
+        if not inside or closes or _INSTRUCTION.match(line):
             if pending:
                 yield pending
             pending = line
-        elif pending:
+            inside = not closes and (inside or _COMPUTATION.match(line) is not None)
+        else:
             pending += " " + line.strip()
     if pending:
         yield pending

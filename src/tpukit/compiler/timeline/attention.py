@@ -1,0 +1,67 @@
+"""How long jax's splash attention kernels run, from their shapes and measured shares of peak."""
+
+import re
+from dataclasses import dataclass
+
+from ..hlo import Computation, Instruction, Shape
+from .machine import Machine, fitted_constants
+
+# Matrix products of each kernel, as multiples of one (queries x keys x head size) product.
+_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "dkv fused": 5}
+_KERNEL = re.compile(r"splash_m[hq]a_(fwd|dkv|dq)")
+
+
+@dataclass(frozen=True)
+class SplashTimer:
+    """A `KernelTimer` for the splash kernels; it knows no other kernel."""
+
+    machine: Machine
+
+    def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
+        """Seconds of one call, or None when `kernel` is not a splash kernel."""
+        found = _KERNEL.search(kernel.name) or _KERNEL.search(kernel.op_name)
+        if found is None:
+            return None
+        operands = [parent.by_name[name].shapes[0] for name in kernel.operands]
+        queries, keys = [shape for shape in operands if shape.dtype in ("bf16", "f32")][:2]
+        kind = found[1]
+        if kind == "dkv" and len(kernel.shapes) > 2 and _has_partial_dq(kernel, queries):
+            kind = "dkv fused"
+        head = queries.dims[-1]
+        pairs = queries.elements // head * keys.dims[-2] * _visited_share(operands, queries, keys)
+        flops = _PRODUCTS[kind] * 2.0 * pairs * head
+        share = self._share(head)
+        if kind != "fwd":
+            share *= fitted_constants()["attention"]["backward_over_forward"]
+        return flops / (self.machine.peak_flops("bf16") * share)
+
+    def _share(self, head: int) -> float:
+        shares = fitted_constants()["attention"].get(self.machine.slice.chip.name)
+        if shares is None:
+            return self.machine.matrix_efficiency * min(1.0, head / 256)
+        sizes = sorted(int(size) for size in shares)
+        nearest = min(sizes, key=lambda size: abs(size - head))
+        return shares[str(nearest)] * (head / nearest if head < nearest else 1.0)
+
+
+def _has_partial_dq(kernel: Instruction, queries: Shape) -> bool:
+    """A fused backward kernel also writes dq, once per block of keys."""
+    return any(shape.elements >= queries.elements for shape in kernel.shapes)
+
+
+def _visited_share(operands: list[Shape], queries: Shape, keys: Shape) -> float:
+    """The share of (query, key) blocks the kernel visits.
+
+    Its first operands tabulate the grid of blocks. A causal mask keeps the whole grid and skips
+    what is above the diagonal; a window shrinks the grid to what it sees.
+    """
+    tables = [shape for shape in operands if shape.dtype in ("s8", "s32", "s16")]
+    grid = next((shape.dims[-2:] for shape in tables if len(shape.dims) >= 3), None)
+    if grid is None:
+        return 0.5
+    rows, columns = grid
+    block_q, length = queries.dims[-2] / rows, keys.dims[-2]
+    if rows == columns or columns * block_q >= length:
+        n = max(rows, columns)
+        return (n + 1) / (2 * n)
+    return columns * block_q / length

@@ -1,0 +1,90 @@
+"""The rates of one JAX device of a slice, and where each of them comes from."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ...hardware import Figure, Slice
+
+# Products of these formats run at the rate the catalog gives for the family; float32 operands
+# are fed to the matrix unit as bf16 pieces at the default precision.
+_FAMILY = {
+    "bf16": "bf16",
+    "f16": "bf16",
+    "f32": "bf16",
+    "s8": "int8",
+    "u8": "int8",
+    "s4": "int4",
+    "u4": "int4",
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a device can do, in SI units, with the fitted shares that ops reach."""
+
+    slice: Slice
+    hbm_bytes_per_s: float
+    vmem_bytes_per_s: float
+    ici_bytes_per_s: float
+    dcn_bytes_per_s: float | None
+    host_bytes_per_s: float
+    matrix_efficiency: float
+    hbm_efficiency: float
+    op_overhead_s: float
+    hop_latency_s: float
+
+    @classmethod
+    def of(cls, target: Slice) -> "Machine":
+        """The machine behind one device of `target`."""
+        chip = target.chip
+        constants = _constants(chip.name)
+        needed = "the step-time model"
+        hbm = chip.per_device(chip.hbm_gbps).require(needed) * 1e9
+        dcn = chip.per_device(chip.dcn_gbps).value
+        return cls(
+            slice=target,
+            hbm_bytes_per_s=hbm,
+            vmem_bytes_per_s=hbm * constants["vmem_over_hbm"],
+            ici_bytes_per_s=chip.ici_link_effective_gbps.require(needed) * 1e9,
+            dcn_bytes_per_s=None if dcn is None else dcn * 1e9,
+            host_bytes_per_s=constants["host_gbps"] * 1e9,
+            matrix_efficiency=constants["matrix_efficiency"],
+            hbm_efficiency=constants["hbm_efficiency"],
+            op_overhead_s=constants["op_overhead_s"],
+            hop_latency_s=constants["hop_latency_s"],
+        )
+
+    def peak_flops(self, dtype: str) -> float:
+        """Peak of one device for products of a format; bf16's where it has no rate of its own."""
+        family = _FAMILY.get(dtype, "fp8" if dtype.startswith("f8") else "bf16")
+        chip = self.slice.chip
+        figure: Figure = chip.per_device(chip.peak(family))
+        if figure.value is None:
+            figure = chip.per_device(chip.peak("bf16"))
+        return figure.require("the step-time model") * 1e12
+
+    def matrix_s(self, flops_by_dtype: dict[str, float]) -> float:
+        """Time of the products at the efficiency large ones reach."""
+        return sum(
+            flops / (self.peak_flops(dtype) * self.matrix_efficiency)
+            for dtype, flops in flops_by_dtype.items()
+        )
+
+    def hbm_s(self, amount: float) -> float:
+        """Time to move bytes between HBM and the core."""
+        return amount / (self.hbm_bytes_per_s * self.hbm_efficiency)
+
+
+def _constants(generation: str) -> dict[str, Any]:
+    tables = fitted_constants()
+    return {**tables["default"], **tables.get(generation, {})}
+
+
+@cache
+def fitted_constants() -> dict[str, Any]:
+    """Every fitted constant, as data/constants.toml documents it."""
+    text = (files("tpukit.compiler.timeline") / "data" / "constants.toml").read_text()
+    return tomllib.loads(text)

@@ -1,0 +1,138 @@
+"""How long a collective takes on the torus: by the links its groups really span."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...errors import XLACompilationError
+from ..hlo import Collective
+from .machine import Machine
+
+Coordinate = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A collective's time and the lanes of the network it fills meanwhile."""
+
+    seconds: float
+    lanes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links between the devices of one program.
+
+    Attributes:
+        coordinates: Place on the torus of each device, in the program's order; the devices of
+            one chip share theirs.
+        slices: Slice number of each device.
+    """
+
+    machine: Machine
+    coordinates: tuple[Coordinate, ...]
+    slices: tuple[int, ...]
+    _routes: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = field(
+        default_factory=dict[tuple[tuple[int, ...], ...], tuple[int, int]], repr=False
+    )
+
+    def transfer(self, collective: Collective) -> Transfer:
+        """Time of `collective` if nothing else used the network."""
+        if collective.kind == "collective-permute":
+            return self._permute(collective)
+        group = collective.groups[0] if collective.groups else ()
+        if max(group, default=0) >= len(self.coordinates):
+            raise XLACompilationError(
+                f"{collective.name} names device {max(group)} of a program of "
+                f"{len(self.coordinates)} devices; the program and the slice do not belong together."
+            )
+        if len(group) < 2:
+            return Transfer(0.0, frozenset())
+        chips = {self.coordinates[device] for device in group}
+        extents = self._extents(chips)
+        if not extents:  # only the devices of one chip: the link between them is not modelled
+            return Transfer(self.machine.hop_latency_s, frozenset())
+        share = (len(chips) - 1) / len(chips)
+        rate = sum(self._axis_rate(axis, extent) for axis, extent in extents.items())
+        hops = sum(self._hops(axis, extent) for axis, extent in extents.items())
+        latency = hops * self.machine.hop_latency_s
+        if collective.kind == "all-to-all":
+            seconds = max(
+                collective.bytes * extent / (4 * self._axis_rate(axis, extent))
+                for axis, extent in extents.items()
+            )
+        else:
+            seconds = collective.bytes * share / rate
+            if collective.kind == "all-reduce":
+                seconds, latency = 2 * seconds, 2 * latency
+        lanes = frozenset(f"{axis}{way}" for axis in map(_letter, extents) for way in "+-")
+        return Transfer(seconds + latency, lanes)
+
+    def _extents(self, chips: set[Coordinate]) -> dict[int, int]:
+        """How many places the chips take along each axis, where more than one."""
+        dims = len(next(iter(chips)))
+        counts = {axis: len({chip[axis] for chip in chips}) for axis in range(dims)}
+        return {axis: count for axis, count in counts.items() if count > 1}
+
+    def _axis_rate(self, axis: int, extent: int) -> float:
+        """Bytes a second a device can take in along an axis: both ways round a ring, one on a line."""
+        return self.machine.ici_bytes_per_s * (2 if self._is_ring(axis, extent) else 1)
+
+    def _hops(self, axis: int, extent: int) -> int:
+        return extent // 2 if self._is_ring(axis, extent) else extent - 1
+
+    def _is_ring(self, axis: int, extent: int) -> bool:
+        target = self.machine.slice
+        return (
+            extent > 2
+            and axis < len(target.topology)
+            and target.wraps[axis]
+            and extent == target.topology[axis]
+        )
+
+    def _permute(self, collective: Collective) -> Transfer:
+        load, hops = self._route(collective.groups)
+        seconds = collective.bytes * load / self.machine.ici_bytes_per_s
+        way = "+" if self._goes_up(collective) else "-"
+        return Transfer(
+            seconds + hops * self.machine.hop_latency_s, frozenset((f"permute{way}",))
+        )
+
+    def _goes_up(self, collective: Collective) -> bool:
+        """Whether most pairs go to a higher device number: the two ways round use other links."""
+        up = sum(target > source for source, target in collective.groups)
+        return 2 * up >= len(collective.groups)
+
+    def _route(self, pairs: tuple[tuple[int, ...], ...]) -> tuple[int, int]:
+        """The most pairs that share one link, and the longest way, by axis-ordered routing."""
+        if pairs not in self._routes:
+            links: Counter[tuple[Coordinate, Coordinate]] = Counter()
+            longest = 0
+            for source, target in pairs:
+                path = list(self._path(self.coordinates[source], self.coordinates[target]))
+                links.update(path)
+                longest = max(longest, len(path))
+            # Devices of one chip send over the same links, each its own half.
+            per_chip = max(1, self.machine.slice.chip.devices_per_chip)
+            busiest = max(links.values(), default=0)
+            self._routes[pairs] = (-(-busiest // per_chip) if busiest else 0, longest)
+        return self._routes[pairs]
+
+    def _path(self, start: Coordinate, end: Coordinate) -> Iterator[tuple[Coordinate, Coordinate]]:
+        here = list(start)
+        target = self.machine.slice
+        for axis in range(len(here)):
+            size = target.topology[axis] if axis < len(target.topology) else 1
+            distance = end[axis] - here[axis]
+            wraps = axis < len(target.wraps) and target.wraps[axis]
+            if wraps and abs(distance) > size / 2:
+                distance -= size if distance > 0 else -size
+            step = 1 if distance > 0 else -1
+            for _ in range(abs(distance)):
+                before = tuple(here)
+                here[axis] = (here[axis] + step) % size
+                yield before, tuple(here)
+
+
+def _letter(axis: int) -> str:
+    return "xyz"[axis]

@@ -1,0 +1,165 @@
+"""What one instruction makes the chip do: products, bytes of HBM, bytes of VMEM.
+
+Bytes are counted as the hardware moves them: with tile padding, each operand once, only the
+touched part of slices and in-place updates, and nothing for what already lies in VMEM.
+"""
+
+from dataclasses import dataclass, field
+
+from ..hlo import Computation, HloModule, Instruction, Shape, matrix_flops
+from ..hlo.shape import HBM, HOST, VMEM
+
+FREE = frozenset(
+    "parameter constant get-tuple-element tuple bitcast after-all partition-id replica-id "
+    "opt-barrier domain add-dependency".split()
+)
+_VIEWS = frozenset(("bitcast", "reshape", "copy", "convert"))
+_SLICES = frozenset(("dynamic-slice", "slice", "gather"))
+
+
+@dataclass(frozen=True)
+class Work:
+    """Products by number format, and bytes by memory."""
+
+    flops_by_dtype: dict[str, float] = field(default_factory=dict[str, float])
+    hbm_bytes: float = 0.0
+    vmem_bytes: float = 0.0
+    host_bytes: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        """All products together."""
+        return sum(self.flops_by_dtype.values())
+
+
+def work_of(instruction: Instruction, parent: Computation, module: HloModule) -> Work:
+    """The work of an instruction that runs on the core (not of a loop or an async start)."""
+    if instruction.opcode in FREE:
+        return Work()
+    fused = instruction.called.get("calls") if instruction.opcode == "fusion" else None
+    if fused is not None:
+        computation = module.computations[fused]
+        traffic = _fusion_traffic(computation, module)
+        return Work(_flops_in(computation, module), **traffic)
+    traffic = _plain_traffic(instruction, parent)
+    flops = matrix_flops(instruction, parent)
+    by_dtype = {_product_dtype(instruction, parent): flops} if flops else {}
+    return Work(by_dtype, **traffic)
+
+
+def _flops_in(computation: Computation, module: HloModule) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for instruction in computation:
+        flops = matrix_flops(instruction, computation)
+        if flops:
+            dtype = _product_dtype(instruction, computation)
+            total[dtype] = total.get(dtype, 0.0) + flops
+        elif instruction.opcode == "fusion":
+            for called in module.called_by(instruction):
+                for dtype, more in _flops_in(called, module).items():
+                    total[dtype] = total.get(dtype, 0.0) + more
+    return total
+
+
+def _product_dtype(instruction: Instruction, computation: Computation) -> str:
+    """The wider of the two operand formats: that is what the matrix unit is fed with."""
+    formats = [computation.by_name[name].shapes[0] for name in instruction.operands[:2]]
+    widest = max(formats, key=lambda shape: shape.bytes / max(1, shape.elements))
+    return widest.dtype
+
+
+def _fusion_traffic(computation: Computation, module: HloModule) -> dict[str, float]:
+    bytes_by_space = {HBM: 0.0, VMEM: 0.0, HOST: 0.0}
+    for parameter in computation.parameters.values():
+        for shape in parameter.shapes[:1] if len(parameter.shapes) == 1 else parameter.shapes:
+            touched = _touched_bytes(parameter, shape, computation, module)
+            _add(bytes_by_space, shape, touched)
+    for written, shape in _results(computation, module):
+        _add(bytes_by_space, shape, written)
+    return _named(bytes_by_space)
+
+
+def _touched_bytes(
+    value: Instruction, shape: Shape, computation: Computation, module: HloModule
+) -> float:
+    """Bytes of `value` that the computation reads."""
+    whole = float(shape.padded_bytes)
+    touched = 0.0
+    for user in computation:
+        if value.name not in user.operands:
+            continue
+        if user.opcode in _SLICES and user.operands[0] == value.name:
+            touched += user.shapes[0].padded_bytes
+        elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
+            continue  # updated in place: what stays is not read
+        elif user.opcode in ("bitcast", "reshape"):
+            touched += _touched_bytes(user, shape, computation, module)
+        elif user.opcode == "fusion":
+            called = module.computations[user.called["calls"]]
+            for place, name in enumerate(user.operands):
+                if name == value.name and place in called.parameters:
+                    touched += _touched_bytes(called.parameters[place], shape, called, module)
+        else:
+            return whole
+        if touched >= whole:
+            return whole
+    return touched
+
+
+def _results(computation: Computation, module: HloModule) -> list[tuple[float, Shape]]:
+    """Bytes written and shape of each result."""
+    root = computation.root
+    parts = (
+        [computation.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    )
+    return [
+        (_written_bytes(part, shape, computation, module), shape)
+        for part, shape in zip(parts, root.shapes, strict=False)
+    ]
+
+
+def _written_bytes(
+    value: Instruction, shape: Shape, computation: Computation, module: HloModule
+) -> float:
+    while value.opcode in ("bitcast", "reshape") and value.operands:
+        value = computation.by_name[value.operands[0]]
+    if value.opcode == "dynamic-update-slice":
+        return float(computation.by_name[value.operands[1]].shapes[0].padded_bytes)
+    if value.opcode == "fusion":
+        called = module.computations[value.called["calls"]]
+        inner = _results(called, module)
+        if len(inner) == 1:
+            return inner[0][0]
+    return float(shape.padded_bytes)
+
+
+def _plain_traffic(instruction: Instruction, parent: Computation) -> dict[str, float]:
+    bytes_by_space = {HBM: 0.0, VMEM: 0.0, HOST: 0.0}
+    if instruction.opcode == "dynamic-update-slice":
+        update = parent.by_name[instruction.operands[1]].shapes[0]
+        _add(bytes_by_space, update, update.padded_bytes)
+        _add(bytes_by_space, instruction.shapes[0], update.padded_bytes)
+        return _named(bytes_by_space)
+    for shape in instruction.shapes:
+        _add(bytes_by_space, shape, shape.padded_bytes)
+    if instruction.opcode in _SLICES:
+        source = parent.by_name[instruction.operands[0]].shapes[0]
+        _add(bytes_by_space, source, instruction.shapes[0].padded_bytes)
+        return _named(bytes_by_space)
+    for name in dict.fromkeys(instruction.operands):
+        for shape in parent.by_name[name].shapes if name in parent.by_name else ():
+            _add(bytes_by_space, shape, shape.padded_bytes)
+    return _named(bytes_by_space)
+
+
+def _add(bytes_by_space: dict[int, float], shape: Shape, amount: float) -> None:
+    if shape.memory_space in bytes_by_space:
+        bytes_by_space[shape.memory_space] += amount
+
+
+def _named(bytes_by_space: dict[int, float]) -> dict[str, float]:
+    return {
+        "hbm_bytes": bytes_by_space[HBM],
+        "vmem_bytes": bytes_by_space[VMEM],
+        "host_bytes": bytes_by_space[HOST],
+    }

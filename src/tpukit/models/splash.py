@@ -1,0 +1,103 @@
+"""Attention on TPU through jax's splash kernel: blocks of scores that never leave VMEM."""
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import jax
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jax.sharding import PartitionSpec
+
+from ..errors import TPUModelError
+from ..parallel.mesh import AnyMesh
+
+# Block sizes of the published Trillium recipes; shorter sequences take what divides them.
+LARGEST_BLOCK = 2048
+SMALLEST_BLOCK = 128
+
+
+def splash_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    window: int | None = None,
+    segment_ids: jax.Array | None = None,
+    mesh: AnyMesh | None = None,
+    batch_axes: tuple[str, ...] = (),
+    head_axes: tuple[str, ...] = (),
+) -> jax.Array:
+    """Causal attention of q (B, S, H, D) over k, v (B, S, KV, D), as a Pallas kernel.
+
+    Args:
+        q: Queries.
+        k: Keys; H must be a multiple of KV.
+        v: Values.
+        window: How many keys back a query sees, itself included.
+        segment_ids: (B, S) numbers that keep packed documents apart.
+        mesh: The mesh the arrays are spread over: a kernel sees only its own device's part.
+        batch_axes: Mesh axes that split the batch.
+        head_axes: Mesh axes that split the heads.
+
+    Raises:
+        TPUModelError: The sequence is no multiple of 128.
+    """
+    if q.shape[1] % SMALLEST_BLOCK:
+        raise TPUModelError(
+            f"splash attention works on blocks of {SMALLEST_BLOCK} tokens and the sequence has "
+            f"{q.shape[1]}; use a multiple of {SMALLEST_BLOCK}, or attention='xla'."
+        )
+    if mesh is None or not (batch_axes or head_axes):
+        return _attend(q, k, v, segment_ids, window=window)
+    spread = PartitionSpec(batch_axes or None, None, head_axes or None, None)
+    rows = PartitionSpec(batch_axes or None, None)
+    arguments = (q, k, v) if segment_ids is None else (q, k, v, segment_ids)
+    specs = (spread,) * 3 if segment_ids is None else (spread,) * 3 + (rows,)
+
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> jax.Array:
+        return _attend(q, k, v, ids[0] if ids else None, window=window)
+
+    call: Any = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=spread, check_vma=False)
+    return call(*arguments)
+
+
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array | None,
+    *,
+    window: int | None,
+) -> jax.Array:
+    heads, kv_heads = q.shape[2], k.shape[2]
+    kernel = _kernel(q.shape[1], heads // kv_heads, window, q.dtype.itemsize)
+    by_head = [x.transpose(0, 2, 1, 3) for x in (q * q.shape[-1] ** -0.5, k, v)]
+    batch, _, length, width = by_head[0].shape
+    grouped = by_head[0].reshape(batch, kv_heads, heads // kv_heads, length, width)
+    ids = None if segment_ids is None else splash.SegmentIds(segment_ids, segment_ids)
+    over_heads: Any = jax.vmap(kernel, in_axes=(0, 0, 0, None))
+    over_batch: Any = jax.vmap(over_heads, in_axes=(0, 0, 0, None if ids is None else 0))
+    out = over_batch(grouped, by_head[1], by_head[2], ids)
+    return out.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
+
+
+@lru_cache(maxsize=64)
+def _kernel(length: int, queries_per_key: int, window: int | None, itemsize: int) -> Any:
+    """The kernel of one key head: its queries share keys, which are read once."""
+    block = math.gcd(length, LARGEST_BLOCK)
+    if window is None:
+        mask: Any = splash.CausalMask((length, length))
+    else:
+        mask = splash.LocalMask((length, length), window_size=(window - 1, 0), offset=0)
+    sizes = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=block,
+        use_fused_bwd_kernel=True,
+    )
+    masks = splash.MultiHeadMask([mask] * queries_per_key)
+    with jax.ensure_compile_time_eval():
+        return splash.make_splash_mqa_single_device(masks, block_sizes=sizes)
