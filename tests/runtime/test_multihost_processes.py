@@ -1,7 +1,9 @@
 """Real processes on loopback: hosts that meet compute together, hosts that cannot get an error."""
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -13,37 +15,41 @@ WORKER = Path(__file__).with_name("multihost_worker.py")
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    # Below the range the kernel hands out, or another test's connection could take it meanwhile.
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a hundred ports are in use")
 
 
-def run_hosts(host_ids, *, num_hosts, address, timeout_s=30, arguments=(), **environment):
-    """Start the given hosts at once; return each one's (exit code, answer, standard error)."""
-    variables = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": "", **environment}
-    processes = [
-        subprocess.Popen(
-            [
-                *(sys.executable, str(WORKER)),
-                *(str(part) for part in (num_hosts, host, address, timeout_s, *arguments)),
-            ],
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for host in host_ids
-    ]
+def start_host(host, *, num_hosts, address, timeout_s=60, arguments=(), **environment):
+    words = (WORKER, num_hosts, host, address, timeout_s, *arguments)
+    return subprocess.Popen(
+        [sys.executable, *map(str, words)],
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": "", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(processes):
+    """Each host's (exit code, answer, standard error)."""
     results = []
     try:
         for process in processes:
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=120)
             lines = output.splitlines()
             results.append((process.returncode, json.loads(lines[-1]) if lines else None, errors))
     finally:
         for process in processes:
             process.kill()
     return results
+
+
+def run_hosts(host_ids, **settings):
+    return finish([start_host(host, **settings) for host in host_ids])
 
 
 @pytest.mark.parametrize(
@@ -60,6 +66,7 @@ def test_hosts_compute_together(num_hosts, environment):
     squares = [float(i * i) for i in range(2 * num_hosts)]
     for host, (code, answer, errors) in enumerate(results):
         assert code == 0, errors
+        assert "error" not in answer, answer
         assert answer["process"] == host
         assert answer["processes"] == num_hosts
         assert answer["devices"] == len(squares)
@@ -70,11 +77,13 @@ def test_hosts_compute_together(num_hosts, environment):
 
 
 def test_missing_host_is_named_on_every_host_that_came():
-    address = f"127.0.0.1:{free_port()}"
-    for code, answer, errors in run_hosts([0, 1], num_hosts=3, address=address, timeout_s=6):
+    job = {"num_hosts": 3, "address": f"127.0.0.1:{free_port()}"}
+    first = start_host(1, **job)
+    assert "Host 0 is not reachable yet" in first.stderr.readline()
+    for code, answer, errors in finish([first, start_host(0, timeout_s=2, **job)]):
         assert code == 0, errors
         assert answer["error"] == "CommunicationTimeout"
-        assert "2 of 3 hosts came within 6 s; missing: host 2." in answer["message"]
+        assert "2 of 3 hosts came within 2 s; missing: host 2." in answer["message"]
 
 
 def test_no_coordinator_at_the_address():
