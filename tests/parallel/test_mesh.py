@@ -4,7 +4,7 @@ import math
 
 import jax
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
@@ -34,6 +34,7 @@ def test_minus_one_is_all_that_is_left():
     assert some.shape["data"] == 3
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.booleans())
 def test_a_mesh_covers_the_devices_or_says_why_not(sizes, fill):
     shape = (*sizes[:-1], -1) if fill else tuple(sizes)

@@ -30,6 +30,7 @@ from tpukit.parallel.expert_moves import plan_rounds, reorder_experts
 EXPERTS, EMBED, MLP = 8, 16, 32
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(0, 9), min_size=3, max_size=3), min_size=1), st.floats(0, 9))
 def test_hotspots_are_what_the_document_loops_over(load, threshold):
     expected = [
@@ -206,6 +207,7 @@ def test_odd_bits_survive_the_move(axes):
     np.testing.assert_array_equal(np.asarray(moved).view(np.uint32), bits[:, order])
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_each_moving_expert_is_sent_once(devices, each, random):
     order = list(range(devices * each))

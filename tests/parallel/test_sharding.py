@@ -105,9 +105,11 @@ def test_labels_of_the_model_win_over_its_names(mesh):
 def test_a_label_for_one_layer_fits_its_stack():
     mesh = abstract_mesh(mesh_shape=(2, 2), axis_names=("stage", "model"))
     tree = {"odd": nnx.Param(jnp.zeros((4, 64, 64)), dims=("embed", "mlp"))}
-    assert make_layout(tree, mesh, "pipeline+megatron").specs["odd"].get_value() == P(
-        "stage", None, "model"
-    )
+    specs = make_layout(tree, mesh, "pipeline+megatron").specs
+    assert specs["odd"].get_value() == P("stage", None, "model")
+    named = nnx.Param(jnp.zeros((4, 64, 64)), out_sharding=(None, "model"), eager_sharding=False)
+    tree = {"odd": named}
+    assert make_layout(tree, mesh, None).specs["odd"].get_value() == P(None, None, "model")
 
 
 def test_random_keys_and_counters_are_replicated(mesh):
@@ -118,6 +120,12 @@ def test_random_keys_and_counters_are_replicated(mesh):
 
     sharded = shard_model(Noisy(nnx.Rngs(0)), mesh, "fsdp")
     assert sharded.dropout.rngs.key[...].sharding.is_fully_replicated
+
+
+def test_quantized_weights_are_split_like_the_weights_they_stand_for(mesh):
+    params = {"up_proj": {"kernel": jnp.zeros((64, 128), jnp.int8)}, "steps": jnp.zeros(64, int)}
+    specs = make_layout(params, mesh, "fsdp+megatron").specs
+    assert specs == {"up_proj": {"kernel": P("data", "model")}, "steps": P()}
 
 
 def test_shapes_get_their_sharding_attached():
@@ -154,7 +162,8 @@ def test_padding_changes_no_output_and_comes_off_exactly():
     padded = shard_model(model, mesh, "megatron", pad=True)
     assert padded.up_proj.kernel.shape == (64, 132)
     assert padded.up_proj.bias.shape == (132,)
-    np.testing.assert_allclose(padded(X), model(X), rtol=1e-5, atol=1e-5)
+    apply = nnx.jit(lambda mlp: mlp(X))
+    np.testing.assert_allclose(apply(padded), apply(model), rtol=1e-5, atol=1e-5)
     restored = unpad(padded, layout)
     jax.tree.map(np.testing.assert_array_equal, nnx.state(restored), nnx.state(model))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import MeshError
@@ -28,6 +28,7 @@ def test_cpu_devices_keep_their_order():
     assert arrange_devices((2, 3), devices).tolist() == [devices[:3], devices[3:]]
 
 
+@settings(deadline=None)
 @given(
     dcn=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     ici=st.tuples(st.integers(1, 3), st.integers(1, 3)),

@@ -34,7 +34,7 @@ class Parameter:
         units: How many indivisible units each dimension has; its size unless several elements
             belong together, as the `head_dim` elements of one head do.
         axis_labels: Mesh axis names that came with the array, for each dimension.
-        is_float: False for counters and random keys, which no strategy splits.
+        is_weight: False for counters and random keys, which no strategy splits.
     """
 
     path: str
@@ -44,7 +44,7 @@ class Parameter:
     units: tuple[int, ...]
     guessed: bool = False
     axis_labels: Dims = ()
-    is_float: bool = True
+    is_weight: bool = True
 
 
 _GENERIC_LEAF = re.compile(r"kernel|weights?|w|bias|b|scale|gamma|beta|embedding|value")
@@ -123,8 +123,7 @@ def find_stacks(shapes: Mapping[str, tuple[int, ...]], *, hints: Sequence[str] =
     """Return the paths whose first dimension counts layers.
 
     A stack is a container such as `layers` that is not numbered inside, whose arrays all agree
-    on their first dimension. Passing only floating-point parameters keeps counters and random
-    keys from hiding one.
+    on their first dimension. Pass weights only: counters and random keys would hide one.
 
     Args:
         shapes: Shape of every parameter by path.

@@ -61,7 +61,7 @@ def _ask_strategies(
     entries: list[tuple[str, ...]] = [()] * len(parameter.shape)
     contributors: list[str] = []
     taken: set[str] = set()
-    for member, axes in working if parameter.is_float else ():
+    for member, axes in working if parameter.is_weight else ():
         free = [index for index, entry in enumerate(entries) if not entry]
         own = {axis: size for axis, size in axes.items() if axis not in taken}
         proposal = member.propose(parameter, free, own) if own else {}

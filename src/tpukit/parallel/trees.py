@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey
 
 from .dimensions import DIMENSIONS, Dims, Parameter, find_stacks, infer_dims
 
 # Where flax keeps the names of a variable's dimensions; `dims` is ours, for nnx.Param(x, dims=...).
-_NAME_KEYS = ("dims", "sharding_names", "out_sharding", "sharding")
+_NAME_KEYS = ("dims", "out_sharding")
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,10 @@ def describe_parameters(
     """
     leaves = named_leaves(tree)
     shapes = {leaf.path: tuple(leaf.value.shape) for leaf in leaves if leaf.is_array}
-    floats = {leaf.path: shapes[leaf.path] for leaf in leaves if leaf.is_array and _is_float(leaf)}
-    stacks = find_stacks(floats, hints=stacked)
+    weights = {
+        leaf.path: shapes[leaf.path] for leaf in leaves if leaf.is_array and _is_weight(leaf)
+    }
+    stacks = find_stacks(weights, hints=stacked)
     return [
         _describe(leaf, shapes[leaf.path], leaf.path in stacks, head_counts or {})
         if leaf.is_array
@@ -103,20 +106,23 @@ def label_dims(names: Sequence[Any], rank: int) -> Dims | None:
 
     Labels written for one layer fit its stacked array: the missing first one counts layers.
     """
-    labels = list(names)
-    if len(labels) == rank - 1:
-        labels.insert(0, "layers")
-    known = tuple(label if label in DIMENSIONS else None for label in labels)
-    return known if len(known) == rank and any(known) else None
+    labels = _for_stack(names, rank, "layers")
+    if len(labels) != rank or not any(name in DIMENSIONS for name in names):
+        return None
+    return tuple(label if label in DIMENSIONS else None for label in labels)
+
+
+def _for_stack(names: Sequence[Any], rank: int, first: str | None) -> tuple[Any, ...]:
+    return (first, *names) if len(names) == rank - 1 else tuple(names)
 
 
 def _describe(
     leaf: Leaf, shape: tuple[int, ...], is_stacked: bool, head_counts: Mapping[str, int]
 ) -> Parameter:
-    is_float = _is_float(leaf)
+    is_weight = _is_weight(leaf)
     dims = label_dims(leaf.names, len(shape)) if leaf.names else None
     labelled, guessed = dims is not None, False
-    if dims is None and is_float:
+    if dims is None and is_weight:
         dims, guessed = infer_dims(leaf.path, shape, stacked=is_stacked)
     dims = dims or (None,) * len(shape)
     return Parameter(
@@ -128,13 +134,17 @@ def _describe(
             head_counts.get(dim or "", size) for dim, size in zip(dims, shape, strict=True)
         ),
         guessed=guessed,
-        axis_labels=() if labelled else leaf.names or (),
-        is_float=is_float,
+        axis_labels=() if labelled or not leaf.names else _for_stack(leaf.names, len(shape), None),
+        is_weight=is_weight,
     )
 
 
-def _is_float(leaf: Leaf) -> bool:
-    return bool(jnp.issubdtype(leaf.value.dtype, jnp.inexact))
+def _is_weight(leaf: Leaf) -> bool:
+    """Floating-point arrays, and integer matrices: quantized weights are those."""
+    dtype = leaf.value.dtype
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return True
+    return bool(jnp.issubdtype(dtype, jnp.integer)) and len(leaf.value.shape) > 1
 
 
 def _is_box(node: Any) -> bool:
@@ -150,7 +160,8 @@ def _names_of(box: Any) -> tuple[Any, ...] | None:
     else:
         found = box.names
     # flax also accepts whole shardings here; only plain names speak of dimensions or axes.
-    return tuple(cast("Sequence[Any]", found)) if isinstance(found, list | tuple) else None
+    plain = isinstance(found, list | tuple | PartitionSpec)
+    return tuple(cast("Sequence[Any]", found)) if plain else None
 
 
 def _word(entry: Any) -> str:
