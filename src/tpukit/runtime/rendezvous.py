@@ -60,6 +60,7 @@ class Gathering:
         self._own = own
         self._selector = selectors.DefaultSelector()
         self._unread: dict[socket.socket, bytes] = {}
+        self._peers: dict[socket.socket, str] = {}
         self._here: dict[int, socket.socket] = {}
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -93,9 +94,12 @@ class Gathering:
 
     def _serve(self, ready: socket.socket) -> None:
         if ready is self._listener:
-            connection, _ = self._listener.accept()
+            try:
+                connection, peer = self._listener.accept()
+            except (BlockingIOError, ConnectionError):  # gone before it was let in
+                return
             connection.setblocking(False)
-            self._unread[connection] = b""
+            self._unread[connection], self._peers[connection] = b"", peer[0]
             self._selector.register(connection, selectors.EVENT_READ)
             return
         try:
@@ -113,7 +117,7 @@ class Gathering:
             self._forget(ready)
 
     def _welcome(self, connection: socket.socket, hello: Hello | None) -> None:
-        peer = connection.getpeername()[0]
+        peer = self._peers[connection]
         if hello is None:
             logger.warning("A stranger connected to the coordinator's port", extra={"peer": peer})
             self._forget(connection)
@@ -143,7 +147,7 @@ class Gathering:
 
     def _forget(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
-        del self._unread[connection]
+        del self._unread[connection], self._peers[connection]
         self._here = {host: other for host, other in self._here.items() if other is not connection}
         connection.close()
 
