@@ -9,4 +9,4 @@ from tpukit.runtime.flags import FlagRegistry
 def registry(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TPUKIT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield FlagRegistry.installed()
+        return FlagRegistry.installed()

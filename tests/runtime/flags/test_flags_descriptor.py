@@ -1,7 +1,7 @@
 """The schema reader finds what protobuf itself wrote, and refuses what is not protobuf."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.runtime.flags.descriptor import find_message, iter_fields
@@ -45,6 +45,7 @@ def test_a_missing_message_is_none():
     assert find_message(library_with(example_message()), "Absent") is None
 
 
+@settings(deadline=None)
 @given(st.binary())
 def test_only_a_value_error_comes_out(data):
     try:

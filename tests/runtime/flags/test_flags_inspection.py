@@ -4,7 +4,7 @@ import contextlib
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -61,6 +61,7 @@ def test_orders_to_libtpus_parser_are_not_flags():
     assert report.values == {"xla_tpu_b": "1", "xla_a": "true"}
 
 
+@settings(deadline=None)
 @given(st.text() | st.lists(st.sampled_from(["--xla_a", "--xla_tpu_b=1", "=", "'"])).map(" ".join))
 def test_only_a_flag_error_comes_out(text):
     with contextlib.suppress(FlagError):

@@ -85,6 +85,7 @@ def test_a_flag_in_the_wrong_variable_is_moved_when_set_and_reported_when_not(re
         ({"xla_tpu_rwb_fusion": True, "--xla_tpu_rwb_fusion": False}, "both true and false"),
         ({"xla_tpu_rwb_fusion": True, "noxla_tpu_rwb_fusion": True}, "both true and false"),
         ({"xla_tpu_bf16_emission_mode": "fast"}, "one of PROMOTE_F32, NATIVE_EMISSION"),
+        ({"noxla_tpu_rwb_fusion": "false"}, "No flag 'noxla_tpu_rwb_fusion'"),
         ({"xla_jf_dump_to": "/tmp/a b"}, "knows no quotes"),
         ({"deepsea_host_bounds": "many"}, "libtpu does not take 'many' for deepsea_host_bounds"),
         ({"xla_gpu_enable_command_buffer": "@@"}, "jaxlib does not take --xla_gpu_enable_command"),

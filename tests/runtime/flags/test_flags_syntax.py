@@ -1,7 +1,7 @@
 """Any text goes in; flags or a FlagError come out, and what is written reads back the same."""
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import FlagError
@@ -54,33 +54,37 @@ def test_the_same_setting_twice_is_one():
     assert parse_flags("--xla_a=1 --xla_a=1") == {"xla_a": "1"}
 
 
+@settings(deadline=None)
 @given(st.text() | flag_like)
 @example("--a='")
 @example("--a=''b")
 def test_only_a_flag_error_comes_out(text):
     try:
-        settings = parse_flags(text)
+        flags = parse_flags(text)
     except FlagError:
         return
-    assert all(isinstance(value, str) or value is True for value in settings.values())
+    assert all(isinstance(value, str) or value is True for value in flags.values())
 
 
+@settings(deadline=None)
 @given(st.dictionaries(names, values))
-def test_what_is_written_reads_back(settings):
-    assert parse_flags(format_flags(settings)) == settings
+def test_what_is_written_reads_back(flags):
+    assert parse_flags(format_flags(flags)) == flags
 
 
+@settings(deadline=None)
 @given(st.text() | flag_like, st.dictionaries(names, values, max_size=3))
-def test_setting_wins_over_whatever_was_there(existing, settings):
-    merged = merge_flags(existing, settings)
-    assert {name: read_values(merged)[name] for name in settings} == settings
+def test_setting_wins_over_whatever_was_there(existing, flags):
+    merged = merge_flags(existing, flags)
+    assert {name: read_values(merged)[name] for name in flags} == flags
 
 
+@settings(deadline=None)
 @given(st.dictionaries(names, values), st.dictionaries(names, values, max_size=3))
-def test_other_settings_are_kept(before, settings):
-    after = read_values(merge_flags(format_flags(before), settings))
-    replaced = {*settings, *(f"no{name}" for name in settings)}
-    assert after == {k: v for k, v in before.items() if k not in replaced} | settings
+def test_other_settings_are_kept(before, flags):
+    after = read_values(merge_flags(format_flags(before), flags))
+    replaced = {*flags, *(f"no{name}" for name in flags)}
+    assert after == {k: v for k, v in before.items() if k not in replaced} | flags
 
 
 def test_merging_replaces_every_form_libtpu_reads():

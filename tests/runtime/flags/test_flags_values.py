@@ -1,7 +1,7 @@
 """Types are told from what a parser takes, and values are written as it wants them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import FlagError
@@ -125,6 +125,7 @@ kinds = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(kinds, st.text() | st.integers() | st.floats() | st.booleans())
 def test_only_a_flag_error_comes_out_and_rendering_is_stable(kind, value):
     one = flag(kind, choices=("auto", "on") if kind == "enum" else ())

@@ -4,7 +4,6 @@ Names come from the libraries themselves; whether a name is a flag, and of what 
 by the parser: it is shown every name with a handful of values, and its complaints are read.
 """
 
-import importlib.util
 import re
 import tempfile
 from collections.abc import Container, Iterable, Mapping
@@ -34,15 +33,10 @@ _XLA_UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _XLA_HELP = re.compile(r"^\t--(?P<name>\w+)=(?P<default>.*?)\s*\t\w+\t(?P<text>.+)$", re.MULTILINE)
 _NO_DEFAULT = {
     "libtpu": "libtpu writes down the defaults of its compiler flags only",
-    "xla": "not a field of DebugOptions, where jaxlib keeps its defaults",
+    "xla": "jaxlib says no default for lists and for what it keeps outside DebugOptions",
 }
 
 Complaints = dict[str, dict[str, str]]
-
-
-def libtpu_is_installed() -> bool:
-    """Whether the libtpu package is there, without loading it."""
-    return importlib.util.find_spec("libtpu") is not None
 
 
 def ask_libtpu(settings: Iterable[tuple[str, str]]) -> tuple[Complaints, set[str]]:

@@ -123,7 +123,7 @@ def _positive_form(name: str, value: object, registry: FlagRegistry) -> tuple[st
     positive = registry.get(name.removeprefix("no"))
     if name in registry or positive is None or positive.type != "bool":
         return name, value
-    return positive.name, not value if isinstance(value, bool) else value
+    return (positive.name, not value) if isinstance(value, bool) else (name, value)
 
 
 def _parser_complaints(checked: Mapping[str, tuple[Flag, str]]) -> Iterable[str]:
