@@ -1,17 +1,25 @@
 """The offline TPU compiler: any lowerable function, any slice, no TPU."""
 
 from .aot import compile_for as compile_for
-from .aot import compiler_versions as compiler_versions
+from .aot import compile_many as compile_many
+from .cache import CompileCache as CompileCache
 from .compiled import CompiledStep as CompiledStep
-from .compiled import MemoryUse as MemoryUse
+from .memory import MemoryReport as MemoryReport
 from .program import Program as Program
 from .program import lower_program as lower_program
+from .request import CompileRequest as CompileRequest
+from .request import compiler_versions as compiler_versions
+from .request import make_request as make_request
 
 __all__ = [
+    "CompileCache",
+    "CompileRequest",
     "CompiledStep",
-    "MemoryUse",
+    "MemoryReport",
     "Program",
     "compile_for",
+    "compile_many",
     "compiler_versions",
     "lower_program",
+    "make_request",
 ]

@@ -1,152 +1,226 @@
 """`compile_for`: the real TPU compiler, for any slice, on a machine that has none."""
 
 import logging
-import re
+import os
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from math import prod
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ..errors import (
-    FlagError,
-    MeshError,
-    MissingExtraError,
-    TPUOutOfMemoryError,
-    XLACompilationError,
-)
+from ..errors import TPUError, TPUOutOfMemoryError, XLACompilationError
 from ..hardware import Slice
-from ..runtime.child import ChildError, run_child
-from .compiled import CompiledStep, MemoryUse
-from .program import Program, lower_program
+from ..runtime.child import ChildError, watch_child
+from .cache import CompileCache
+from .compiled import CompiledStep
+from .dump import Dump
+from .program import Program
+from .refusal import explain_failure, ran_out_of_hbm
+from .request import CompileRequest, StepSource, compiler_versions, make_request
+from .stages import Progress, Stage, Until, silent
 
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 1800.0
-_OUT_OF_MEMORY = re.compile(r"\(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)")
-_USED_OF = re.compile(r"[Uu]sed ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm")
+# What a compile of an 8B training step was measured to take, with room; see benchmarks/check_cost.
+CHILD_MEMORY_BYTES = 3 * 2**30
 
 
 def compile_for(
-    function: Callable[..., Any] | Program,
+    function: Callable[..., Any] | Program | StepSource,
     slice: Slice | str,
     *args: Any,
     donate_argnums: Sequence[int] = (),
+    mesh: Mapping[str, int] | Any | None = None,
     dcn_mesh_shape: Sequence[int] | None = None,
     options: Mapping[str, Any] | None = None,
+    until: Until = "codegen",
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    progress: Progress = silent,
+    use_cache: bool = True,
+    dump_to: Path | None = None,
 ) -> CompiledStep:
     """Compile `function` for `slice` with the real TPU compiler, in a child process.
 
     Args:
-        function: Anything jax can lower, or a `Program` that is lowered already.
+        function: Anything jax can lower, a `Program` that is lowered already, or a workload.
         slice: The slice to compile for, as a `Slice` or a name such as "v6e-16".
         *args: Example arguments: arrays or `jax.ShapeDtypeStruct`s. Shardings over an abstract
             mesh with as many devices as the slice make it a program for the whole slice;
-            without shardings it is compiled for one device.
+            without shardings it is compiled for one device. A workload brings its own.
         donate_argnums: Arguments whose memory the result may reuse.
+        mesh: For a workload: an abstract mesh, or sizes by axis name such as `{"fsdp": -1}`.
         dcn_mesh_shape: Factor of each mesh axis that runs across slices, for several slices.
         options: Compiler options for this compile alone, e.g. `{"xla_tpu_...": True}`.
+        until: Stop once this is known: "memory" and "schedule" take seconds and answer also for a
+            program that does not fit; "codegen" takes minutes and adds FLOPs and cycles.
         timeout_s: The child is killed after this long.
+        progress: Called with each stage as it is reached.
+        use_cache: Whether an answer on disk will do, and this one is kept.
+        dump_to: A folder that gets a copy of every file the compiler wrote.
 
     Raises:
-        TPUOutOfMemoryError: The program does not fit in the chip's memory.
+        TPUOutOfMemoryError: The program does not fit, and code generation was asked for.
         XLACompilationError: The compiler refused the program, crashed or ran out of time.
         FlagError: The compiler does not know an option.
         MeshError: The mesh has not as many devices as the slice.
+        TPUModelError: The function cannot be traced.
     """
-    target = Slice.parse(slice) if isinstance(slice, str) else slice
-    program = function if isinstance(function, Program) else lower_program(
-        function, *args, donate_argnums=donate_argnums
-    )  # fmt: skip
-    sizes = tuple(size for _, size in program.mesh_axes)
-    if sizes and prod(sizes) != target.devices:
-        raise MeshError(
-            f"{program.name} is laid out on a mesh of {' x '.join(map(str, sizes))} = "
-            f"{prod(sizes)} devices, but {target} has {target.devices}; "
-            "change the mesh or the slice."
-        )
-    across = _across_slices(sizes, target, dcn_mesh_shape)
-    with tempfile.TemporaryDirectory(prefix="tpukit-program-") as folder:
-        path = Path(folder) / "program.bin"
-        path.write_bytes(program.serialized)
-        request = {
-            "program": str(path),
-            "topology": target.libtpu_topology,
-            "topology_options": dict(target.libtpu_options),
-            "mesh_axes": program.mesh_axes,
-            "ici_shape": [size // outer for size, outer in zip(sizes, across, strict=True)],
-            "dcn_shape": across,
-            "donated": program.donated,
-            "options": dict(options or {}),
-        }
-        logger.info("compiling", extra={"program": program.name, "slice": str(target)})
-        try:
-            reply = run_child("tpukit.compiler.worker", request, timeout_s=timeout_s)
-        except ChildError as error:
-            raise _explain(error, program.name, target) from None
-    return CompiledStep(
-        name=program.name,
-        slice=target,
-        memory=MemoryUse(**reply["memory"]),
-        flops=reply["flops"],
-        compile_s=reply["compile_s"],
-        hlo=reply["hlo"],
-        versions=compiler_versions(),
+    request = make_request(
+        function,
+        slice,
+        *args,
+        donate_argnums=donate_argnums,
+        mesh=mesh,
+        dcn_mesh_shape=dcn_mesh_shape,
+        options=options,
+        progress=progress,
+    )
+    return run_request(
+        request,
+        until=until,
+        timeout_s=timeout_s,
+        progress=progress,
+        use_cache=use_cache,
+        dump_to=dump_to,
     )
 
 
-def compiler_versions() -> dict[str, str]:
-    """The versions that decide what the compiler does.
-
-    Raises:
-        MissingExtraError: libtpu is not installed.
-    """
+def run_request(
+    request: CompileRequest,
+    *,
+    until: Until = "codegen",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    progress: Progress = silent,
+    use_cache: bool = True,
+    dump_to: Path | None = None,
+) -> CompiledStep:
+    """Compile what `make_request` described, or take it from the cache."""
+    cache = CompileCache.default() if use_cache else None
+    if cache is not None and dump_to is None:
+        found = load_compiled(cache, request.key, until=until)
+        if found is not None:
+            return _or_raise(found.seen_as(request.program.facts, request.slice), until)
     try:
-        return {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
-    except PackageNotFoundError:
-        raise MissingExtraError(
-            "tpu", needed_for="The offline TPU compiler", module="libtpu"
-        ) from None
+        with tempfile.TemporaryDirectory(prefix="tpukit-compile-") as folder:
+            compiled = _compile(request, Path(folder), until, timeout_s, progress)
+            if dump_to is not None:
+                shutil.copytree(Path(folder) / "dump", dump_to, dirs_exist_ok=True)
+    except OSError as error:
+        raise XLACompilationError(
+            f"compiling {request.program.name} needs room for its files, and "
+            f"{error.filename or tempfile.gettempdir()} cannot be written ({error.strerror}); "
+            "free some space, or set TMPDIR to another folder."
+        ) from error
+    if cache is not None:
+        cache.store(_entry(request.key, compiled.stage), compiled.to_texts())
+    return _or_raise(compiled, until)
 
 
-def _across_slices(
-    sizes: tuple[int, ...], target: Slice, dcn_mesh_shape: Sequence[int] | None
-) -> list[int]:
-    """How each mesh axis is cut across slices; by default the first axis that can be."""
-    if dcn_mesh_shape is not None:
-        if len(dcn_mesh_shape) != len(sizes) or prod(dcn_mesh_shape) != target.num_slices:
-            raise MeshError(
-                f"dcn_mesh_shape={tuple(dcn_mesh_shape)} does not cut a mesh of {sizes} into "
-                f"{target.num_slices} slices; give one factor per axis with that product."
-            )
-        return list(dcn_mesh_shape)
-    across = [1] * len(sizes)
-    if target.num_slices > 1 and sizes:
-        axis = next((i for i, size in enumerate(sizes) if size % target.num_slices == 0), None)
-        if axis is None:
-            raise MeshError(
-                f"no axis of the mesh {sizes} can be cut into {target.num_slices} slices; "
-                "make one axis a multiple of it, or pass dcn_mesh_shape."
-            )
-        across[axis] = target.num_slices
-    return across
+def compile_many(
+    requests: Iterable[CompileRequest],
+    *,
+    workers: int | None = None,
+    until: Until = "schedule",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    use_cache: bool = True,
+) -> list[CompiledStep | TPUError]:
+    """Compile several programs side by side: for each its result, or the error it met.
+
+    Args:
+        requests: What `make_request` made.
+        workers: Compiles at once; by default as many as cores and free memory allow.
+        until: As for `compile_for`.
+        timeout_s: For each of them.
+        use_cache: As for `compile_for`.
+    """
+
+    def one(request: CompileRequest) -> CompiledStep | TPUError:
+        try:
+            return run_request(request, until=until, timeout_s=timeout_s, use_cache=use_cache)
+        except TPUError as error:
+            return error
+
+    with ThreadPoolExecutor(workers or _room_for_workers()) as pool:
+        return list(pool.map(one, requests))
 
 
-def _explain(error: ChildError, name: str, target: Slice) -> Exception:
-    text = str(error)
-    memory = _OUT_OF_MEMORY.search(text) or _USED_OF.search(text)
-    if "RESOURCE_EXHAUSTED" in text and memory:
-        return TPUOutOfMemoryError(
-            f"{name} does not fit on {target}: the compiler needs {memory[1]} of HBM per device "
-            f"and has {memory[2]}. Use a smaller batch, more rematerialization, more sharding "
-            "or a larger slice."
+def load_compiled(cache: CompileCache, key: str, *, until: Until) -> CompiledStep | None:
+    """What an earlier compile left under `key`, if it went far enough."""
+    # A program that does not fit never gets beyond its schedule: that is the answer to both.
+    for stage in ("codegen", "schedule") if until == "codegen" else ("schedule",):
+        texts = cache.load(_entry(key, stage))
+        found = None if texts is None else CompiledStep.from_texts(texts)
+        if found is not None and (found.stage == "codegen" or until != "codegen" or not found.fits):
+            return found
+    return None
+
+
+def _entry(key: str, stage: Stage) -> str:
+    return f"{key[:40]}-{stage}"
+
+
+def _compile(
+    request: CompileRequest, folder: Path, until: Until, timeout_s: float, progress: Progress
+) -> CompiledStep:
+    program_path, dump = folder / "program.bin", Dump(folder / "dump")
+    dump.folder.mkdir()
+    program_path.write_bytes(request.program.serialized)
+    asked = request.for_worker(str(program_path), dump.options)
+    told: set[Stage] = set()
+
+    def tell(stage: Stage) -> None:
+        if stage not in told:
+            told.add(stage)
+            progress(stage)
+
+    def far_enough() -> bool:
+        if dump.scheduled:
+            tell("memory")
+        if not dump.accepted:
+            return False
+        tell("schedule")
+        if until == "codegen":
+            tell("codegen")
+        return until != "codegen"
+
+    tell("compile")
+    logger.info("compiling", extra={"program": request.program.name, "slice": str(request.slice)})
+    started = time.perf_counter()
+    fits = True
+    reply: dict[str, Any] | None = None
+    try:
+        reply = watch_child(
+            "tpukit.compiler.worker", asked, timeout_s=timeout_s, stop_when=far_enough
         )
-    unknown = re.search(r"No such compile option: '?\"?([\w-]+)", text)
-    if unknown:
-        return FlagError(
-            f"the TPU compiler does not know the option {unknown[1]!r}; "
-            "`tpukit flags explain` finds the nearest one it knows."
-        )
-    first = next((line for line in text.splitlines() if line.strip()), "no message")
-    return XLACompilationError(f"compiling {name} for {target} failed ({error.kind}): {first}")
+    except ChildError as error:
+        if not (ran_out_of_hbm(error) and dump.scheduled):
+            raise explain_failure(error, request.program.name, request.slice) from None
+        fits = False
+    complete = reply is not None and until == "codegen"
+    return CompiledStep(
+        facts=request.program.facts,
+        slice=request.slice,
+        stage="codegen" if complete else "schedule",
+        fits=fits,
+        listings=dump.listings(),
+        compile_s=time.perf_counter() - started,
+        versions=compiler_versions(),
+        generated_hlo=reply["hlo"] if reply is not None and complete else None,
+        flops=reply["flops"] if reply is not None and complete else None,
+        code_bytes=reply["code_bytes"] if reply is not None and complete else None,
+    )
+
+
+def _or_raise(compiled: CompiledStep, until: Until) -> CompiledStep:
+    if compiled.fits or until != "codegen":
+        return compiled
+    raise TPUOutOfMemoryError(compiled.memory.refusal)
+
+
+def _room_for_workers() -> int:
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, psutil.virtual_memory().available // CHILD_MEMORY_BYTES))

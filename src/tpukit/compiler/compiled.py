@@ -1,46 +1,72 @@
-"""What one offline compile gave: memory as the compiler counts it, the program, the versions."""
+"""What one offline compile gave: the verdict on memory, the program, the versions."""
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from ..hardware import Slice
+from .dump import Listings
+from .facts import ProgramFacts
 from .hlo import HloModule, count_collectives, parse_hlo
+from .memory import MemoryReport, read_memory
+from .stages import Stage
 
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes per device as the compiler's own analysis states them."""
-
-    argument_bytes: int
-    output_bytes: int
-    alias_bytes: int
-    temp_bytes: int
-    code_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Arguments, results that reuse no argument, temporaries and code."""
-        fresh_output = self.output_bytes - self.alias_bytes
-        return self.argument_bytes + fresh_output + self.temp_bytes + self.code_bytes
+_LISTINGS = ("hlo", "assignment", "live_ranges")
 
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A program the real TPU compiler accepted for a slice."""
+    """A program the real TPU compiler scheduled for a slice.
 
-    name: str
+    Attributes:
+        stage: How far it went: "schedule", or "codegen" for all the way.
+        fits: Whether the compiler accepted it.
+        compile_s: From the start of the compiler to this answer, when it was made.
+        flops: Per device as the compiler counts them, a loop's body once; None before codegen.
+        code_bytes: Of the generated code; None before codegen.
+        source_lines: False when the source has changed since, so that its lines cannot be told.
+    """
+
+    facts: ProgramFacts
     slice: Slice
-    memory: MemoryUse
-    flops: float | None
+    stage: Stage
+    fits: bool
+    listings: Listings = field(repr=False)
     compile_s: float
-    hlo: str = field(repr=False)
-    versions: dict[str, str]
+    versions: Mapping[str, str]
+    generated_hlo: str | None = field(default=None, repr=False)
+    flops: float | None = None
+    code_bytes: int | None = None
+    from_cache: bool = False
+    source_lines: bool = True
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.facts.name
+
+    @property
+    def hlo(self) -> str:
+        """The scheduled program; after codegen with the compiler's cycle counts in it."""
+        return self.generated_hlo or self.listings.hlo
 
     @cached_property
     def module(self) -> HloModule:
         """The scheduled program, read."""
         return parse_hlo(self.hlo)
+
+    @cached_property
+    def memory(self) -> MemoryReport:
+        """Where the memory of one device goes."""
+        return read_memory(
+            self.listings,
+            facts=self.facts,
+            target=self.slice,
+            fits=self.fits,
+            source_lines=self.source_lines,
+        )
 
     @property
     def collectives(self) -> dict[str, int]:
@@ -50,63 +76,79 @@ class CompiledStep:
     @property
     def usable_bytes(self) -> int | None:
         """HBM of one device that the compiler lets a program use."""
-        per_chip = self.slice.chip.hbm_usable_bytes.value
-        return None if per_chip is None else int(per_chip // self.slice.chip.devices_per_chip)
+        return self.memory.usable_bytes
+
+    def seen_as(self, facts: ProgramFacts, target: Slice) -> "CompiledStep":
+        """The same compile under the names at hand; the source may have moved since."""
+        same_lines = facts.source_fingerprint == self.facts.source_fingerprint
+        return replace(self, facts=facts, slice=target, source_lines=same_lines)
+
+    def to_texts(self) -> dict[str, str]:
+        """Everything, as texts by name, for a cache."""
+        about = {
+            "facts": self.facts.to_dict(),
+            "slice": str(self.slice),
+            "stage": self.stage,
+            "fits": self.fits,
+            "compile_s": self.compile_s,
+            "versions": dict(self.versions),
+            "flops": self.flops,
+            "code_bytes": self.code_bytes,
+        }
+        texts = {name: getattr(self.listings, name) for name in _LISTINGS}
+        if self.generated_hlo is not None:
+            texts["generated_hlo"] = self.generated_hlo
+        return {"about.json": json.dumps(about), **texts}
+
+    @classmethod
+    def from_texts(cls, texts: Mapping[str, str]) -> "CompiledStep | None":
+        """Read what `to_texts` wrote; None when something is missing or of another make."""
+        try:
+            about = json.loads(texts["about.json"])
+            return cls(
+                facts=ProgramFacts.from_dict(about["facts"]),
+                slice=Slice.parse(about["slice"]),
+                stage=about["stage"],
+                fits=about["fits"],
+                listings=Listings(**{name: texts[name] for name in _LISTINGS}),
+                compile_s=about["compile_s"],
+                versions=about["versions"],
+                generated_hlo=texts.get("generated_hlo"),
+                flops=about["flops"],
+                code_bytes=about["code_bytes"],
+                from_cache=True,
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain data, without the program text."""
         return {
             "name": self.name,
             "slice": str(self.slice),
-            "fits": True,
-            "memory": {
-                "argument_bytes": self.memory.argument_bytes,
-                "output_bytes": self.memory.output_bytes,
-                "alias_bytes": self.memory.alias_bytes,
-                "temp_bytes": self.memory.temp_bytes,
-                "code_bytes": self.memory.code_bytes,
-                "total_bytes": self.memory.total_bytes,
-                "usable_bytes": self.usable_bytes,
-                "origin": "compiler",
-            },
+            "stage": self.stage,
+            "fits": self.fits,
+            "memory": self.memory.to_dict(),
+            "code_bytes": {"value": self.code_bytes, "origin": "compiler"},
             "flops_per_device": {"value": self.flops, "origin": "compiler"},
             "collectives": self.collectives,
             "compile_s": {"value": round(self.compile_s, 3), "origin": "measured"},
-            "versions": self.versions,
+            "from_cache": self.from_cache,
+            "versions": dict(self.versions),
         }
 
     def __rich__(self) -> Any:
-        """A short report with the verdict first."""
+        """A report with the verdict first."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
-        usable = self.usable_bytes
-        share = f" of {_amount(usable)} ({self.memory.total_bytes / usable:.1%})" if usable else ""
-        verdict = Text.assemble(
-            ("FITS ", "bold green"),
-            f"{self.name} on {self.slice}: {_amount(self.memory.total_bytes)}{share} per device",
-        )
         table = Table(box=None, show_header=False, pad_edge=False)
-        for label, amount in (
-            ("arguments", self.memory.argument_bytes),
-            ("results", self.memory.output_bytes),
-            ("  of which reuse arguments", self.memory.alias_bytes),
-            ("temporaries", self.memory.temp_bytes),
-            ("code", self.memory.code_bytes),
-        ):
-            table.add_row(label, _amount(amount), "compiler")
         if self.flops is not None:
             table.add_row("FLOPs per device", f"{self.flops:.4g}", "compiler")
         found = ", ".join(f"{count} {kind}" for kind, count in self.collectives.items())
         table.add_row("collectives", found or "none", "compiler")
-        table.add_row("compile time", f"{self.compile_s:.1f} s", "measured")
+        made = "measured, when it was compiled" if self.from_cache else "measured"
+        table.add_row("compile time", f"{self.compile_s:.1f} s", made)
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
-        return Group(verdict, table, Text(versions, style="dim"))
-
-
-def _amount(amount: int) -> str:
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if amount >= factor:
-            return f"{amount / factor:.2f} {unit}"
-    return f"{amount} B"
+        return Group(self.memory, table, Text(versions, style="dim"))

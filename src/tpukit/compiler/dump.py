@@ -1,60 +1,87 @@
-"""The files the compiler leaves in its dump folder, in the order in which they appear."""
+"""The files one compile leaves in its dump folder: which there are, and when they are whole.
+
+libtpu writes them one after another from one thread, so a file is whole as soon as the next one
+exists. In order: the scheduled program, the buffer assignment, the live ranges, the memory report;
+then, only if the program was found to fit, the program once more; minutes later, generated code.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-# Stages of a compile, each known by the file that marks its end.
-STAGES = {
-    "optimize": "after_optimizations.txt",
-    "memory": "after_optimizations-memory-usage-report.txt",
-    "schedule": "after_optimizations_after_buffer_assignment.txt",
-    "codegen": "after_codegen.txt",
-}
+from ..errors import XLACompilationError
+
+# The name jax gives the program that calls an exported one; libtpu also dumps small helpers.
+PROGRAM = "jit_call"
+_SCHEDULE = "after_optimizations.txt"
+_ASSIGNMENT = "after_optimizations-buffer-assignment.txt"
+_LIVE_RANGES = "after_optimizations-live-range.txt"
+_REPORT = "after_optimizations-memory-usage-report.txt"
+_ACCEPTED = "after_optimizations_after_buffer_assignment.txt"
+
+
+@dataclass(frozen=True)
+class Listings:
+    """What the compiler wrote about a scheduled program.
+
+    Attributes:
+        hlo: The scheduled program, before code generation.
+        assignment: Every allocation with the values that lie in it.
+        live_ranges: When each value is alive, as positions in one flat schedule.
+    """
+
+    hlo: str
+    assignment: str
+    live_ranges: str
 
 
 @dataclass(frozen=True)
 class Dump:
-    """A folder that one compile writes into.
-
-    Attributes:
-        folder: Where the compiler writes.
-        program: Name of the main program; libtpu also dumps small helpers.
-    """
+    """A folder that one compile writes into."""
 
     folder: Path
-    program: str
 
     @property
     def options(self) -> dict[str, object]:
         """The compiler options that make it write there."""
         return {"xla_dump_to": str(self.folder), "xla_dump_hlo_as_text": True}
 
-    def path(self, suffix: str) -> Path | None:
-        """The main program's file with that ending, if it is there."""
-        found = sorted(self.folder.glob(f"*.{self.program}.*.{suffix}"))
-        return found[-1] if found else None
+    @property
+    def scheduled(self) -> bool:
+        """Whether the compiler has fixed order and addresses; the program may still not fit."""
+        return self._path(_REPORT) is not None
 
-    def read(self, suffix: str) -> str | None:
-        """Its text, if it is there."""
-        path = self.path(suffix)
-        return None if path is None else path.read_text(errors="replace")
+    @property
+    def accepted(self) -> bool:
+        """Whether the program fits, and every file read by `listings` is whole."""
+        return self._path(_ACCEPTED) is not None
 
-    def reached(self, stage: str) -> bool:
-        """Whether the compile has written all that `stage` gives.
+    def listings(self) -> Listings:
+        """Read the files; call it once `accepted`, or after the compiler has ended.
 
-        A file appears before it is complete, but files are written one after another: the
-        next stage's file, or an unchanged size, tells that this one is whole.
+        Raises:
+            XLACompilationError: A file is missing or cut short.
         """
-        names = list(STAGES)
-        path = self.path(STAGES[stage])
+        report = self._read(_REPORT)
+        listings = Listings(
+            hlo=self._read(_SCHEDULE),
+            assignment=self._read(_ASSIGNMENT),
+            live_ranges=self._read(_LIVE_RANGES),
+        )
+        if "Total bytes:" not in report or not listings.hlo.rstrip().endswith("}"):
+            raise XLACompilationError(
+                "what the compiler wrote about this program is cut short; "
+                "free some space in the temporary folder and compile again."
+            )
+        return listings
+
+    def _path(self, ending: str) -> Path | None:
+        return next(self.folder.glob(f"*.{PROGRAM}.*.{ending}"), None)
+
+    def _read(self, ending: str) -> str:
+        path = self._path(ending)
         if path is None:
-            return False
-        later = names[names.index(stage) + 1 :]
-        return any(self.path(STAGES[name]) for name in later) or _settled(path)
-
-
-def _settled(path: Path, *, quiet_s: float = 0.3) -> bool:
-    import time
-
-    age = time.time() - path.stat().st_mtime
-    return age > quiet_s and path.stat().st_size > 0
+            raise XLACompilationError(
+                f"the compiler wrote no '{ending}' for this program; the temporary folder may be "
+                "full, or this libtpu names its files in another way."
+            )
+        return path.read_text(errors="replace")

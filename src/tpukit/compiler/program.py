@@ -1,15 +1,15 @@
 """A jax function lowered for TPU in a portable form, made without touching a device."""
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-from jax.sharding import NamedSharding
-
 from ..errors import MeshError, TPUModelError
+from .facts import ProgramFacts
+from .stages import Progress, silent
 
 # Source locations, which change with every edit of the caller and never change the program.
 _LOCATION = re.compile(r'^#loc.*$| loc\((?:#loc\d*|unknown|"[^"]*")\)', re.MULTILINE)
@@ -21,22 +21,33 @@ class Program:
 
     Attributes:
         serialized: What `jax.export` wrote; a flat buffer, not a pickle.
-        argument_names: A readable name for each flat argument, e.g. `[0]['layers']['w']`.
-        donated: Flat arguments whose memory the result may reuse.
-        mesh_axes: Name and size of each mesh axis, empty for one device.
-        fingerprint: A hash of what the compiler is given, whatever line of source it came from.
+        facts: All that is worth remembering of it without the program itself.
     """
 
     serialized: bytes
-    argument_names: tuple[str, ...]
-    donated: tuple[int, ...]
-    mesh_axes: tuple[tuple[str, int], ...]
-    name: str
-    fingerprint: str
+    facts: ProgramFacts
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.facts.name
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """A readable name for each flat argument."""
+        return self.facts.argument_names
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the compiler is given."""
+        return self.facts.fingerprint
 
 
 def lower_program(
-    function: Callable[..., Any], *args: Any, donate_argnums: Sequence[int] = ()
+    function: Callable[..., Any],
+    *args: Any,
+    donate_argnums: Sequence[int] = (),
+    progress: Progress = silent,
 ) -> Program:
     """Trace `function` on abstract arguments and lower it for TPU.
 
@@ -45,11 +56,14 @@ def lower_program(
         *args: Arrays or `jax.ShapeDtypeStruct`s; shardings on them decide the layout and may
             name a `jax.sharding.AbstractMesh`, so no device of that kind is needed.
         donate_argnums: Positions in `args` whose buffers may be reused for the results.
+        progress: Called as tracing and lowering start.
 
     Raises:
         TPUModelError: The function cannot be traced with these arguments.
         MeshError: The arguments are sharded over different meshes.
     """
+    import jax
+
     name = getattr(function, "__name__", type(function).__name__)
     leaves_with_paths, structure = jax.tree_util.tree_flatten_with_path(args)
     leaves = [leaf for _, leaf in leaves_with_paths]
@@ -63,24 +77,48 @@ def lower_program(
     flat_function.__name__ = name  # the compiler's own names for the program start with it
     jitted = jax.jit(flat_function, donate_argnums=donated)
     try:
+        progress("trace")
+        jitted.trace(*leaves)  # jit remembers it: the export below does not trace again
+        progress("lower")
         exported = jax.export.export(jitted, platforms=["tpu"])(*leaves)
     except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
         raise TPUModelError(
             f"{name} cannot be traced with the arguments given: {_first_line(error)}"
         ) from error
     mesh_axes = _mesh_axes(leaves, name)
+    serialized = bytes(exported.serialize())
     identity = repr((_LOCATION.sub("", exported.mlir_module()), donated, mesh_axes))
     return Program(
-        serialized=bytes(exported.serialize()),
-        argument_names=tuple(jax.tree_util.keystr(path) for path, _ in leaves_with_paths),
-        donated=donated,
-        mesh_axes=mesh_axes,
-        name=name,
-        fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+        serialized=serialized,
+        facts=ProgramFacts(
+            name=name,
+            argument_names=tuple(jax.tree_util.keystr(path) for path, _ in leaves_with_paths),
+            argument_copies=tuple(_copies(leaf, mesh_axes) for leaf in leaves),
+            donated=donated,
+            mesh_axes=mesh_axes,
+            fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+            source_fingerprint=hashlib.sha256(serialized).hexdigest(),
+        ),
     )
 
 
+def _copies(leaf: Any, mesh_axes: tuple[tuple[str, int], ...]) -> int:
+    """On how many devices the same piece of an argument lies."""
+    from jax.sharding import NamedSharding
+
+    sizes = dict(mesh_axes)
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        return math.prod(sizes.values())
+    used: set[str] = set()
+    for entry in sharding.spec:
+        used.update((entry,) if isinstance(entry, str) else entry or ())  # pyright: ignore[reportArgumentType]  an entry is a name or names
+    return math.prod(size for axis, size in sizes.items() if axis not in used)
+
+
 def _mesh_axes(leaves: Sequence[Any], name: str) -> tuple[tuple[str, int], ...]:
+    from jax.sharding import NamedSharding
+
     meshes = {
         tuple(leaf.sharding.mesh.shape.items())
         for leaf in leaves

@@ -1,0 +1,176 @@
+"""Finished compiles on disk: never half written, never larger than allowed, never trusted blindly.
+
+Each compile is one zip file (its members carry checksums) that is written beside its place and
+renamed into it, so any number of processes may read and write at once. A file that cannot be read
+is deleted and the compile is made again. The files read least recently go first.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import TPUCacheError
+from ..runtime.flags.cache import cache_folder
+
+logger = logging.getLogger(__name__)
+DEFAULT_LIMIT_BYTES = 2 * 2**30
+SUFFIX = ".zip"
+_PARTIAL = ".partial"
+_ABANDONED_S = 3600.0
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class CacheSummary:
+    """What the cache holds."""
+
+    folder: Path
+    entries: int
+    size_bytes: int
+    limit_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "folder": str(self.folder),
+            "entries": self.entries,
+            "size_bytes": self.size_bytes,
+            "limit_bytes": self.limit_bytes,
+            "origin": "measured",
+        }
+
+    def __rich__(self) -> str:
+        from ..hardware.figure import format_quantity
+
+        return (
+            f"{self.entries} compiles, {format_quantity(self.size_bytes, 'B')} of at most "
+            f"{format_quantity(self.limit_bytes, 'B')}, in {self.folder}"
+        )
+
+
+@dataclass(frozen=True)
+class CompileCache:
+    """Texts by key, in a folder.
+
+    Attributes:
+        folder: Where they lie.
+        limit_bytes: The oldest go when all together are larger.
+    """
+
+    folder: Path
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+
+    @classmethod
+    def default(cls) -> "CompileCache":
+        """The user's own, under `TPUKIT_CACHE_DIR` or the usual cache folder."""
+        return cls(cache_folder() / "compiles")
+
+    def load(self, key: str) -> dict[str, str] | None:
+        """The texts stored under `key`, or None; a damaged file is deleted."""
+        path = self._path(key)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                found = {name: archive.read(name).decode() for name in archive.namelist()}
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.warning("cannot read the compile cache: %s", error)
+            return None
+        except _DAMAGED as error:
+            logger.warning("dropped a damaged entry of the compile cache: %s", error)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+        return found
+
+    def store(self, key: str, texts: Mapping[str, str]) -> bool:
+        """Keep `texts`; False, and a warning, where they cannot be written."""
+        partial: str | None = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, partial = tempfile.mkstemp(dir=self.folder, suffix=_PARTIAL)
+            with (
+                os.fdopen(handle, "wb") as file,
+                zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=5) as archive,
+            ):
+                for name, text in texts.items():
+                    archive.writestr(name, text)
+            os.replace(partial, self._path(key))
+        except OSError as error:
+            logger.warning("the compile cache cannot be written, going on without it: %s", error)
+            if partial is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(partial)
+            return False
+        self._make_room(keep=key)
+        return True
+
+    def load_json(self, key: str) -> dict[str, Any] | None:
+        """The one JSON text stored under `key`, or None."""
+        texts = self.load(key)
+        try:
+            return None if texts is None else json.loads(texts["data.json"])
+        except (ValueError, KeyError):
+            return None
+
+    def store_json(self, key: str, data: Mapping[str, Any]) -> bool:
+        """Keep one piece of JSON data."""
+        return self.store(key, {"data.json": json.dumps(data)})
+
+    def summary(self) -> CacheSummary:
+        """How much is there."""
+        files = self._files()
+        size = sum(size for _, size, _ in files)
+        return CacheSummary(self.folder, len(files), size, self.limit_bytes)
+
+    def clear(self) -> int:
+        """Delete everything; the number of files that went.
+
+        Raises:
+            TPUCacheError: A file cannot be deleted.
+        """
+        files = self._files()
+        for _, _, path in files:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise TPUCacheError(
+                    f"{path} cannot be deleted ({error.strerror}); check who owns the folder."
+                ) from error
+        return len(files)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{SUFFIX}"
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """(last use, size, path) of every entry, the least recently used first."""
+        found: list[tuple[float, int, Path]] = []
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self.folder):
+                if entry.name.endswith((SUFFIX, _PARTIAL)):
+                    # Another process may delete it between the listing and the look.
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat()
+                        found.append((status.st_mtime, status.st_size, Path(entry.path)))
+        return sorted(found)
+
+    def _make_room(self, *, keep: str) -> None:
+        files = self._files()
+        newest = max((used for used, _, _ in files), default=0.0)
+        total = sum(size for _, size, _ in files)
+        for used, size, path in files:
+            abandoned = path.suffix == _PARTIAL and newest - used > _ABANDONED_S
+            over = total > self.limit_bytes and path.suffix != _PARTIAL
+            if abandoned or (over and path != self._path(keep)):
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                    total -= size

@@ -1,0 +1,66 @@
+"""From the number of a stack frame to the line of source it stands for."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_TABLE = re.compile(r"^(FileNames|FileLocations|StackFrames)\n((?:\d+ .*\n)*)", re.MULTILINE)
+_NUMBER = re.compile(r"\d+")
+# Frames of this package's own machinery around the user's function.
+_MACHINERY = ("compiler/worker.py", "compiler/program.py", "runtime/child.py", "<frozen")
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """The frames that the compiler lists at the head of a program.
+
+    Attributes:
+        frames: File, line and calling frame of each frame by number.
+    """
+
+    frames: dict[int, tuple[str, int, int]]
+
+    def line_of(self, frame: int | None) -> str | None:
+        """The innermost line of the user's code, as "file.py:12"; a library's if there is none."""
+        innermost: str | None = None
+        seen: set[int] = set()
+        while frame in self.frames and frame not in seen:
+            seen.add(frame)
+            file, line, caller = self.frames[frame]
+            if any(part in file for part in _MACHINERY):
+                break
+            here = f"{_short(file)}:{line}"
+            if not any(part in file for part in _LIBRARIES):
+                return here
+            innermost = innermost or here
+            frame = caller
+        return innermost
+
+
+def parse_sources(hlo: str) -> SourceTable:
+    """Read the tables; a program printed without them has no lines."""
+    tables = {found[1]: found[2].splitlines() for found in _TABLE.finditer(hlo)}
+    files: dict[int, str] = {}
+    for entry in tables.get("FileNames", []):
+        number, _, name = entry.partition(" ")
+        files[int(number)] = name.strip('"')
+    places: dict[int, tuple[str, int]] = {}
+    for entry in tables.get("FileLocations", []):
+        number, file, _function, line, *_ = map(int, _NUMBER.findall(entry))
+        places[number] = (files.get(file, "?"), line)
+    frames: dict[int, tuple[str, int, int]] = {}
+    for entry in tables.get("StackFrames", []):
+        number, place, caller = map(int, _NUMBER.findall(entry))
+        # The compiler prints the caller's number plus one, so that 1 means "none".
+        frames[number] = (*places.get(place, ("?", 0)), caller - 1)
+    return SourceTable(frames)
+
+
+def _short(file: str) -> str:
+    """A path a person recognises: inside the working folder, or from the package on."""
+    path = Path(file)
+    for root in (Path.cwd(), *(parent for parent in path.parents if parent.name in _LIBRARIES)):
+        if path.is_relative_to(root):
+            return str(path.relative_to(root))
+    return "/".join(path.parts[-3:])

@@ -1,0 +1,113 @@
+"""A memory report for a terminal: verdict, a bar by purpose, the curve, the largest buffers."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ...hardware.figure import format_quantity
+from .attribution import CATEGORIES
+from .report import MemoryReport
+
+BUFFERS_SHOWN = 10
+BAR_WIDTH = 60
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_COLORS = {
+    "parameters": "blue",
+    "optimizer state": "cyan",
+    "batch inputs": "white",
+    "arguments": "bright_blue",
+    "gradients": "magenta",
+    "activations": "yellow",
+    "weight copies": "green",
+    "temporaries": "bright_black",
+    "results": "bright_cyan",
+    "unattributed": "red",
+    "constants and stack": "white",
+    "padding": "bright_red",
+    "gaps": "black",
+}
+
+
+def verdict_line(report: MemoryReport) -> Text:
+    """FITS or DOES NOT FIT, and by how much."""
+    word, style = ("FITS", "bold green") if report.fits else ("DOES NOT FIT", "bold red")
+    return Text.assemble((f"{word} ", style), report.verdict)
+
+
+def memory_view(report: MemoryReport) -> Group:
+    """The whole report."""
+    parts: list[RenderableType] = [
+        verdict_line(report),
+        _bar(report),
+        _purposes(report),
+        _curve(report),
+        _buffers(report),
+    ]
+    for one in report.findings:
+        size = format_quantity(one.size_bytes, "B")
+        parts.append(Text.assemble((f"{one.kind} ", "yellow"), f"{one.what}, {size}: {one.advice}"))
+    return Group(*parts)
+
+
+def _bar(report: MemoryReport) -> Text:
+    scale = max(report.total_bytes, report.usable_bytes or 0) or 1
+    bar = Text()
+    drawn = 0
+    reached = 0
+    for name, amount in report.purposes.items():
+        reached += amount
+        width = round(BAR_WIDTH * reached / scale) - drawn
+        bar.append("█" * width, style=_COLORS[name])
+        drawn += width
+    bar.append("░" * (BAR_WIDTH - drawn), style="dim")
+    return bar
+
+
+def _purposes(report: MemoryReport) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, amount in report.purposes.items():
+        share = f"{amount / report.total_bytes:.1%}" if report.total_bytes else ""
+        table.add_row(
+            Text("█ " + name, style=_COLORS[name]),
+            Text(format_quantity(amount, "B"), justify="right"),
+            Text(share, justify="right"),
+            Text(CATEGORIES[name], style="dim"),
+        )
+    if report.host_bytes:
+        table.add_row(
+            "  pinned host memory", format_quantity(report.host_bytes, "B"), "", "on the host"
+        )
+    table.add_row("  origin", "compiler", "", Text("the figures its own test looks at", "dim"))
+    return table
+
+
+def _curve(report: MemoryReport) -> RenderableType:
+    if report.peak is None or not report.curve:
+        return Text("the compiler listed no schedule, so there is no curve", style="dim")
+    highest = max(amount for _, amount in report.curve)
+    stretch = max(1, -(-len(report.curve) // BAR_WIDTH))
+    groups = [report.curve[at : at + stretch] for at in range(0, len(report.curve), stretch)]
+    marks = "".join(
+        _LEVELS[round((len(_LEVELS) - 1) * max(a for _, a in group) / highest)] for group in groups
+    )
+    where = f" ({report.peak.source})" if report.peak.source else ""
+    peak = report.peak.op_name or report.peak.instruction
+    return Group(
+        Text(marks, style="cyan"),
+        Text(
+            f"live HBM over the schedule, fullest at {report.peak.position} of "
+            f"{report.schedule_length}: {peak}{where}",
+            style="dim",
+        ),
+    )
+
+
+def _buffers(report: MemoryReport) -> Table:
+    table = Table("size", "purpose", "shape", "padding", "what", box=None, pad_edge=False)
+    for one in [one for one in report.buffers if one.at_peak][:BUFFERS_SHOWN]:
+        padding = f"{one.padding_bytes / one.size_bytes:.0%}" if one.padding_bytes else ""
+        purpose = one.purpose + (" (host)" if one.space == "host" else "")
+        what = one.name + (f" ({one.source})" if one.source else "")
+        row = (format_quantity(one.size_bytes, "B"), purpose, one.shape, padding, what)
+        table.add_row(*map(Text, row))
+    return table
