@@ -43,7 +43,7 @@ def run(registry, monkeypatch):
         ({"XLA_FLAGS": "-xla_a=true"}, "one dash, which XLA refuses"),
         ({"XLA_FLAGS": "xla_a=true"}, "takes it for the name of a file"),
         ({"XLA_FLAGS": "--noxla_a"}, "a form only libtpu reads"),
-        ({"LIBTPU_INIT_ARGS": "xla_tpu_b=1"}, "libtpu skips it without a word"),
+        ({"LIBTPU_INIT_ARGS": "xla_tpu_b=1"}, "skip it silently"),
         ({"LIBTPU_INIT_ARGS": "--xla_tpu_b=fast"}, "takes a whole number"),
         ({"LIBTPU_INIT_ARGS": "--xla_tpu_c=1"}, "No flag 'xla_tpu_c' in libtpu 2 or jaxlib 1"),
     ],

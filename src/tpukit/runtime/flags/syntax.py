@@ -1,8 +1,8 @@
 """The text of XLA_FLAGS and LIBTPU_INIT_ARGS: taken apart, checked, and put together again.
 
-The two parsers differ, and both were asked: libtpu splits at spaces, knows no quotes, takes `-x`,
-`--nox` and `--x value`, and silently skips a word without dashes. XLA wants `--x=value`, takes
-quotes after the `=`, and reads the variable as a file name when it does not start with a dash.
+The two parsers differ, and both were asked: libtpu splits at spaces, knows no quotes, and takes
+`-x`, `--nox` and `--x value`. XLA wants `--x=value`, takes quotes after the `=`, and reads the
+variable as a file name when it does not start with a dash. Both skip a stray word silently.
 """
 
 import re
@@ -31,8 +31,8 @@ def parse_flags(text: str) -> dict[str, str | bool]:
         found = _FLAG.fullmatch(token)
         if found is None:
             raise FlagError(
-                f"{token!r} is not a flag: XLA refuses it and libtpu skips it without a word; "
-                "write each one as --name=value."
+                f"{token!r} is not a flag: XLA and libtpu stop at such a word or skip it "
+                "silently; write each one as --name=value."
             )
         name, value = found["name"], _unquote(found["value"])
         if settings.setdefault(name, value) != value:
