@@ -113,6 +113,17 @@ def one_sequence(params, config, tokens, segments):
 
 
 @pytest.fixture(scope="session")
+def quick_jit():
+    """`jax.jit` that compiles in half the time: code that runs once needs no optimising."""
+
+    def compiled(function, *args):
+        lowered = jax.jit(function).lower(*args)
+        return lowered.compile(compiler_options={"xla_backend_optimization_level": 0})(*args)
+
+    return compiled
+
+
+@pytest.fixture(scope="session")
 def reference_logits():
     """(parameter tree, config, tokens (B, S), segment ids or None) -> logits in float64."""
 

@@ -123,7 +123,7 @@ class NnxAdapter:
                 "for plain functions pass the pair (init, apply)."
             )
         _, params, rest = nnx.split(model, nnx.Param, ...)
-        return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(rest))
+        return _copy(Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(rest)))
 
     def apply(
         self, variables: Variables, batch: Batch, *, rng: jax.Array, execution: Execution
@@ -185,7 +185,7 @@ class EquinoxAdapter:
         """The module's own arrays."""
         import equinox
 
-        return Variables(equinox.filter(self.model, equinox.is_inexact_array), {})
+        return _copy(Variables(equinox.filter(self.model, equinox.is_inexact_array), {}))
 
     def apply(
         self, variables: Variables, batch: Batch, *, rng: jax.Array, execution: Execution
@@ -244,6 +244,11 @@ def adapt(
         "nnx, flax linen or equinox module, a function that makes an nnx module from nnx.Rngs, or "
         "a pair (init, apply)."
     )
+
+
+def _copy(variables: Variables) -> Variables:
+    # A step donates its state; without copies it would delete the arrays of the user's own model.
+    return jax.tree.map(lambda leaf: leaf.copy(), variables)
 
 
 def _pick(batch: Batch, names: tuple[str, ...]) -> list[Any]:

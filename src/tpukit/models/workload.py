@@ -87,7 +87,7 @@ class Workload:
     def __post_init__(self) -> None:
         shapes = self.batch_shapes()
         for name, shape in shapes.items():
-            if shape.ndim == 0 or shape.shape[0] != self.examples:
+            if shape.shape[:1] != (self.examples,):
                 raise TPUModelError(
                     f"batch entry '{name}' has shape {shape.shape}; every entry starts with the "
                     f"batch dimension, here {self.examples}."
@@ -112,7 +112,7 @@ class Workload:
     @property
     def examples(self) -> int:
         """Examples in a step, over all devices."""
-        return next(iter(self.batch_shapes().values())).shape[0]
+        return next((shape.shape[0] for shape in self.batch_shapes().values() if shape.ndim), 1)
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -208,8 +208,12 @@ class Workload:
 
     def layout(self, mesh: AnyMesh) -> Layout:
         """Where every parameter lives on `mesh`."""
-        check_heads(mesh, self.strategy, self.config)
-        return make_layout(self._param_shapes, mesh, self.strategy, rules=self.rules)
+        if mesh not in self._layouts:
+            check_heads(mesh, self.strategy, self.config)
+            self._layouts[mesh] = make_layout(
+                self._param_shapes, mesh, self.strategy, rules=self.rules
+            )
+        return self._layouts[mesh]
 
     def shardings(self, mesh: AnyMesh) -> StepShardings:
         """A sharding for every leaf of the state and the batch; optimizer state follows params."""
@@ -280,6 +284,10 @@ class Workload:
         return table
 
     @cached_property
+    def _layouts(self) -> dict[AnyMesh, Layout]:
+        return {}
+
+    @cached_property
     def _param_shapes(self) -> Any:
         return jax.eval_shape(lambda rng: self.adapter.init(rng).params, jax.random.key(0))
 
@@ -312,7 +320,7 @@ class Workload:
         )
         metrics = {
             "loss": result.loss,
-            "grad_norm": optax.global_norm(result.gradients),
+            "grad_norm": optax.tree.norm(result.gradients),
             "weight": result.weight,
             **result.router_metrics(),
         }
