@@ -11,6 +11,7 @@ from ...errors import XLACompilationError
 from .shape import Shape, parse_shapes
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
+_CLOSING = re.compile(r'\}(, execution_thread="[^"]*")?')
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"([a-z][\w\-]*)\(")
 _OPERAND = re.compile(r"%([\w.\-]+)")
@@ -165,7 +166,7 @@ def parse_hlo(text: str) -> HloModule:
     for line in _logical_lines(text):
         if line.startswith("HloModule"):
             header = line
-        elif line == "}":
+        elif _CLOSING.fullmatch(line):
             if name and body:
                 computations[name] = Computation(name, tuple(body))
             name, body = "", []
@@ -194,7 +195,7 @@ def _logical_lines(text: str) -> Iterator[str]:
     pending = ""
     inside = False
     for line in text.splitlines():
-        closes = line == "}"
+        closes = _CLOSING.fullmatch(line) is not None
         if not inside or closes or _INSTRUCTION.match(line):
             if pending:
                 yield pending

@@ -1,12 +1,14 @@
 """The rates of one JAX device of a slice, and where each of them comes from."""
 
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from ...hardware import Figure, Slice
+from .work import Product
 
 # Products of these formats run at the rate the catalog gives for the family; float32 operands
 # are fed to the matrix unit as bf16 pieces at the default precision.
@@ -32,6 +34,8 @@ class Machine:
     dcn_bytes_per_s: float | None
     host_bytes_per_s: float
     matrix_efficiency: float
+    streamed_matrix_efficiency: float
+    resident_bytes: float
     hbm_efficiency: float
     op_overhead_s: float
     hop_latency_s: float
@@ -52,6 +56,8 @@ class Machine:
             dcn_bytes_per_s=None if dcn is None else dcn * 1e9,
             host_bytes_per_s=constants["host_gbps"] * 1e9,
             matrix_efficiency=constants["matrix_efficiency"],
+            streamed_matrix_efficiency=constants["streamed_matrix_efficiency"],
+            resident_bytes=constants["resident_mib"] * 2**20,
             hbm_efficiency=constants["hbm_efficiency"],
             op_overhead_s=constants["op_overhead_s"],
             hop_latency_s=constants["hop_latency_s"],
@@ -66,12 +72,17 @@ class Machine:
             figure = chip.per_device(chip.peak("bf16"))
         return figure.require("the step-time model") * 1e12
 
-    def matrix_s(self, flops_by_dtype: dict[str, float]) -> float:
-        """Time of the products at the efficiency large ones reach."""
+    def matrix_s(self, products: Iterable[Product]) -> float:
+        """Time of the products at the share of peak that measured ones reach."""
         return sum(
-            flops / (self.peak_flops(dtype) * self.matrix_efficiency)
-            for dtype, flops in flops_by_dtype.items()
+            product.flops / (self.peak_flops(product.dtype) * self._share_of_peak(product))
+            for product in products
         )
+
+    def _share_of_peak(self, product: Product) -> float:
+        """Less when neither operand can stay in VMEM, because both are then read repeatedly."""
+        stays = product.smaller_operand_bytes <= self.resident_bytes
+        return self.matrix_efficiency if stays else self.streamed_matrix_efficiency
 
     def hbm_s(self, amount: float) -> float:
         """Time to move bytes between HBM and the core."""

@@ -44,7 +44,7 @@ class Network:
         if max(group, default=0) >= len(self.coordinates):
             raise XLACompilationError(
                 f"{collective.name} names device {max(group)} of a program of "
-                f"{len(self.coordinates)} devices; the program and the slice do not belong together."
+                f"{len(self.coordinates)} devices; program and slice do not belong together."
             )
         if len(group) < 2:
             return Transfer(0.0, frozenset())
@@ -75,7 +75,7 @@ class Network:
         return {axis: count for axis, count in counts.items() if count > 1}
 
     def _axis_rate(self, axis: int, extent: int) -> float:
-        """Bytes a second a device can take in along an axis: both ways round a ring, one on a line."""
+        """Bytes a second a device takes in along an axis: from both sides of a ring, else one."""
         return self.machine.ici_bytes_per_s * (2 if self._is_ring(axis, extent) else 1)
 
     def _hops(self, axis: int, extent: int) -> int:
@@ -94,9 +94,7 @@ class Network:
         load, hops = self._route(collective.groups)
         seconds = collective.bytes * load / self.machine.ici_bytes_per_s
         way = "+" if self._goes_up(collective) else "-"
-        return Transfer(
-            seconds + hops * self.machine.hop_latency_s, frozenset((f"permute{way}",))
-        )
+        return Transfer(seconds + hops * self.machine.hop_latency_s, frozenset((f"permute{way}",)))
 
     def _goes_up(self, collective: Collective) -> bool:
         """Whether most pairs go to a higher device number: the two ways round use other links."""

@@ -4,24 +4,40 @@ Bytes are counted as the hardware moves them: with tile padding, each operand on
 touched part of slices and in-place updates, and nothing for what already lies in VMEM.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ..hlo import Computation, HloModule, Instruction, Shape, matrix_flops
 from ..hlo.shape import HBM, HOST, VMEM
 
 FREE = frozenset(
-    "parameter constant get-tuple-element tuple bitcast after-all partition-id replica-id "
-    "opt-barrier domain add-dependency".split()
+    (
+        *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
+        *("partition-id", "replica-id", "opt-barrier", "domain", "add-dependency"),
+    )
 )
-_VIEWS = frozenset(("bitcast", "reshape", "copy", "convert"))
 _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
 
 
 @dataclass(frozen=True)
-class Work:
-    """Products by number format, and bytes by memory."""
+class Product:
+    """One matrix product.
 
-    flops_by_dtype: dict[str, float] = field(default_factory=dict[str, float])
+    Attributes:
+        dtype: The wider of the two operand formats: what the matrix unit is fed with.
+        smaller_operand_bytes: Whether it can stay in VMEM decides how often the other is read.
+    """
+
+    flops: float
+    dtype: str
+    smaller_operand_bytes: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """Matrix products, and bytes by memory."""
+
+    products: tuple[Product, ...] = ()
     hbm_bytes: float = 0.0
     vmem_bytes: float = 0.0
     host_bytes: float = 0.0
@@ -29,7 +45,7 @@ class Work:
     @property
     def flops(self) -> float:
         """All products together."""
-        return sum(self.flops_by_dtype.values())
+        return sum(product.flops for product in self.products)
 
 
 def work_of(instruction: Instruction, parent: Computation, module: HloModule) -> Work:
@@ -40,32 +56,28 @@ def work_of(instruction: Instruction, parent: Computation, module: HloModule) ->
     if fused is not None:
         computation = module.computations[fused]
         traffic = _fusion_traffic(computation, module)
-        return Work(_flops_in(computation, module), **traffic)
-    traffic = _plain_traffic(instruction, parent)
-    flops = matrix_flops(instruction, parent)
-    by_dtype = {_product_dtype(instruction, parent): flops} if flops else {}
-    return Work(by_dtype, **traffic)
+        return Work(tuple(_products_in(computation, module)), **traffic)
+    product = _product(instruction, parent)
+    return Work((product,) if product else (), **_plain_traffic(instruction, parent))
 
 
-def _flops_in(computation: Computation, module: HloModule) -> dict[str, float]:
-    total: dict[str, float] = {}
+def _products_in(computation: Computation, module: HloModule) -> Iterator[Product]:
     for instruction in computation:
-        flops = matrix_flops(instruction, computation)
-        if flops:
-            dtype = _product_dtype(instruction, computation)
-            total[dtype] = total.get(dtype, 0.0) + flops
+        product = _product(instruction, computation)
+        if product:
+            yield product
         elif instruction.opcode == "fusion":
             for called in module.called_by(instruction):
-                for dtype, more in _flops_in(called, module).items():
-                    total[dtype] = total.get(dtype, 0.0) + more
-    return total
+                yield from _products_in(called, module)
 
 
-def _product_dtype(instruction: Instruction, computation: Computation) -> str:
-    """The wider of the two operand formats: that is what the matrix unit is fed with."""
-    formats = [computation.by_name[name].shapes[0] for name in instruction.operands[:2]]
-    widest = max(formats, key=lambda shape: shape.bytes / max(1, shape.elements))
-    return widest.dtype
+def _product(instruction: Instruction, computation: Computation) -> Product | None:
+    flops = matrix_flops(instruction, computation)
+    if not flops:
+        return None
+    operands = [computation.by_name[name].shapes[0] for name in instruction.operands[:2]]
+    widest = max(operands, key=lambda shape: shape.bytes / max(1, shape.elements))
+    return Product(flops, widest.dtype, min(shape.bytes for shape in operands))
 
 
 def _fusion_traffic(computation: Computation, module: HloModule) -> dict[str, float]:

@@ -1,0 +1,25 @@
+"""Step-time prediction: a scheduled program simulated on the chip's own figures."""
+
+from .machine import Machine as Machine
+from .network import Network as Network
+from .prediction import MFU_CONVENTION as MFU_CONVENTION
+from .prediction import OpTime as OpTime
+from .prediction import StepPrediction as StepPrediction
+from .prediction import predict_step as predict_step
+from .simulate import KernelTimer as KernelTimer
+from .simulate import Simulation as Simulation
+from .spans import CAUSES as CAUSES
+from .spans import Span as Span
+
+__all__ = [
+    "CAUSES",
+    "MFU_CONVENTION",
+    "KernelTimer",
+    "Machine",
+    "Network",
+    "OpTime",
+    "Simulation",
+    "Span",
+    "StepPrediction",
+    "predict_step",
+]

@@ -1,0 +1,201 @@
+"""The predicted step: how long, why, and how sure we are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...hardware import Slice
+from ..hlo import HloModule
+from .attention import SplashTimer
+from .machine import Machine, fitted_constants
+from .network import Coordinate, Network
+from .simulate import KernelTimer, Simulation
+from .spans import CAUSES, Span
+
+MFU_CONVENTION = "model FLOPs (causal attention counted once, no recomputation) over bf16 peak"
+_MEANING = {
+    "matrix": "bound by the matrix unit",
+    "hbm": "bound by HBM",
+    "vector": "bound by VMEM and the vector unit",
+    "kernel": "Pallas kernels",
+    "ici": "waiting for chips of the slice",
+    "dcn": "waiting for other slices",
+    "host": "waiting for host memory",
+    "overhead": "starting ops",
+}
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """One op's share of the step."""
+
+    name: str
+    cause: str
+    seconds: float
+    times: int
+    flops: float
+    bytes: float
+    op_name: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """A step's predicted time with its breakdown; every figure has origin `model`.
+
+    Attributes:
+        step_time_s: The most likely time.
+        low_s: The step is expected to take at least this long.
+        high_s: And at most this long.
+        seconds_by_cause: Where the time goes; the parts add up to the step.
+        transfer_s: Whole length of asynchronous transfers by kind, hidden or not.
+        spans: What runs when, for a timeline; a loop's body is shown once.
+        caveats: What the model could not see; empty when it saw everything.
+    """
+
+    slice: Slice
+    step_time_s: float
+    low_s: float
+    high_s: float
+    seconds_by_cause: dict[str, float]
+    transfer_s: dict[str, float]
+    hardware_flops: float
+    spans: tuple[Span, ...] = field(repr=False)
+    caveats: tuple[str, ...] = ()
+    tokens_per_step: int | None = None
+    model_flops: float | None = None
+
+    @property
+    def tokens_per_s_per_chip(self) -> float | None:
+        """Throughput, when the batch is made of tokens."""
+        if self.tokens_per_step is None:
+            return None
+        return self.tokens_per_step / self.step_time_s / self.slice.chips
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOP utilisation; `MFU_CONVENTION` says how FLOPs are counted."""
+        peak = self.slice.peak_tflops("bf16").value
+        if self.model_flops is None or not peak:
+            return None
+        return self.model_flops / self.step_time_s / (peak * 1e12)
+
+    def top_ops(self, most: int = 10) -> list[OpTime]:
+        """The ops that take the most core time, the heaviest first."""
+        heaviest = sorted(
+            (span for span in self.spans if span.track == "core" and span.cause != "loop"),
+            key=lambda span: -span.duration_s * span.times,
+        )
+        return [
+            OpTime(
+                span.name,
+                span.cause,
+                span.duration_s * span.times,
+                span.times,
+                span.flops * span.times,
+                span.bytes * span.times,
+                span.op_name,
+            )
+            for span in heaviest[:most]
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure as plain data; spans are left to the trace file."""
+        return {
+            "origin": "model",
+            "step_time_s": self.step_time_s,
+            "low_s": self.low_s,
+            "high_s": self.high_s,
+            "seconds_by_cause": {cause: self.seconds_by_cause.get(cause, 0.0) for cause in CAUSES},
+            "transfer_s": self.transfer_s,
+            "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
+            "mfu": self.mfu,
+            "mfu_convention": MFU_CONVENTION,
+            "hardware_flops_per_device": self.hardware_flops,
+            "top_ops": [op.to_dict() for op in self.top_ops()],
+            "caveats": list(self.caveats),
+        }
+
+    def __rich__(self) -> Any:
+        """The step in one line, then where its time goes as bars, then the heaviest ops."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        line = f"step {self.step_time_s:.4g} s ({self.low_s:.3g} to {self.high_s:.3g})"
+        if self.tokens_per_s_per_chip is not None:
+            line += f", {self.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+        if self.mfu is not None:
+            line += f", MFU {self.mfu:.1%}"
+        shares = Table(box=None, show_header=False, pad_edge=False)
+        for cause in CAUSES:
+            seconds = self.seconds_by_cause.get(cause, 0.0)
+            share = seconds / self.step_time_s if self.step_time_s else 0.0
+            if share >= 0.001:
+                bar = "█" * round(share * 40) or "▏"
+                shares.add_row(_MEANING[cause], f"{seconds:.4g} s", f"{share:6.1%}", bar)
+        ops = Table("op", "bound by", "seconds", "times", "from", box=None, pad_edge=False)
+        for op in self.top_ops(6):
+            source = op.op_name.split("/")[-1]
+            ops.add_row(op.name, op.cause, f"{op.seconds:.4g}", str(op.times), source)
+        parts: list[Any] = [Text(line + "  [model]", style="bold"), shares, ops]
+        parts += [Text(f"note: {caveat}", style="yellow") for caveat in self.caveats]
+        return Group(*parts)
+
+
+def predict_step(
+    module: HloModule,
+    target: Slice,
+    *,
+    coordinates: Sequence[Coordinate],
+    slice_of_device: Sequence[int],
+    kernel_timer: KernelTimer | None = None,
+    tokens_per_step: int | None = None,
+    model_flops: float | None = None,
+) -> StepPrediction:
+    """Predict how long one step of a scheduled program takes on `target`.
+
+    Args:
+        module: The scheduled program.
+        target: The slice it was compiled for.
+        coordinates: Place on the torus of each device, in the program's order.
+        slice_of_device: Slice number of each device.
+        kernel_timer: Times Pallas kernels; by default it knows jax's splash attention.
+        tokens_per_step: For tokens per second.
+        model_flops: FLOPs of the model in one step over all devices, for MFU.
+    """
+    machine = Machine.of(target)
+    network = Network(machine, tuple(coordinates), tuple(slice_of_device))
+    simulation = Simulation(module, network, kernel_timer=kernel_timer or SplashTimer(machine))
+    seconds = simulation.run()
+    ledger = simulation.ledger
+    caveats: list[str] = []
+    if ledger.unknown_kernels:
+        caveats.append(
+            f"{len(ledger.unknown_kernels)} Pallas kernels could not be timed "
+            f"({ledger.unknown_kernels[0]} …) and count as nothing: the step takes longer."
+        )
+    if ledger.unknown_loops:
+        caveats.append(
+            f"{len(ledger.unknown_loops)} loops have no constant length "
+            f"({ledger.unknown_loops[0]} …) and count as one turn: the step takes longer."
+        )
+    if target.num_slices > 1 and machine.dcn_bytes_per_s is None:
+        caveats.append("the network between slices has no published rate and counts as nothing.")
+    band = fitted_constants()["band"]
+    return StepPrediction(
+        slice=target,
+        step_time_s=seconds,
+        low_s=seconds * (1 - band["below"]),
+        high_s=seconds * (1 + band["above"]),
+        seconds_by_cause=dict(ledger.seconds),
+        transfer_s=dict(ledger.hidden_s),
+        hardware_flops=ledger.flops,
+        spans=tuple(ledger.spans),
+        caveats=tuple(caveats),
+        tokens_per_step=tokens_per_step,
+        model_flops=model_flops,
+    )
