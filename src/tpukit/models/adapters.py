@@ -71,7 +71,7 @@ class TransformerAdapter:
         """The nnx module that holds `params`."""
         empty = nnx.eval_shape(lambda: Transformer(self.config, rngs=nnx.Rngs(0)))
         definition, state = nnx.split(empty)
-        nnx.replace_by_pure_dict(state, params)
+        nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, params))
         model = nnx.merge(definition, state)
         model.execution = execution
         return model

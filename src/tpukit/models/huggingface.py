@@ -14,8 +14,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ..errors import TPUModelError
+from .adapters import TransformerAdapter
+from .execution import Execution
 from .huggingface_config import config_to_huggingface
 from .huggingface_names import TensorEntry, huggingface_tensors
+from .transformer import Transformer
 from .transformer_config import TransformerConfig
 
 SINGLE_FILE = "model.safetensors"
@@ -25,10 +28,17 @@ DEFAULT_SHARD_BYTES = 5 * 10**9
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A transformer and its parameters, in the tree that a workload's state has."""
+    """A transformer and its parameters, in the tree that a workload's state has.
+
+    Without `shardings` the parameters are numpy arrays on the host.
+    """
 
     config: TransformerConfig
     params: dict[str, Any]
+
+    def module(self, execution: Execution | None = None) -> Transformer:
+        """The parameters as an nnx module that can be called."""
+        return TransformerAdapter(self.config).module(self.params, execution or Execution())
 
 
 def import_huggingface(
