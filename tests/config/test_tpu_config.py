@@ -172,6 +172,26 @@ def test_development_preset_is_strict_and_unoptimized():
         TPUConfig.preset("trainin")
 
 
+def test_environment_of_a_tpu_job():
+    config = TPUConfig(tpu_version="v5p", num_chips=8, xla_optimization_level=2)
+    environment: dict[str, str] = {}
+    report = config.setup_environment_variables(environment, platform="tpu")
+    assert report.platform == "tpu"
+    assert environment["JAX_PLATFORMS"].startswith("tpu")
+    assert "--xla_tpu_" in environment["LIBTPU_INIT_ARGS"]
+    assert "xla_tpu_" not in environment.get("XLA_FLAGS", "")  # jaxlib would abort on it
+    assert environment["XLA_PYTHON_CLIENT_ALLOCATOR"] == "platform"
+    assert environment["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+def test_environment_off_a_tpu_has_no_tpu_flags():
+    environment: dict[str, str] = {}
+    report = TPUConfig(tpu_version="v6e").setup_environment_variables(environment, platform="cpu")
+    assert environment["JAX_PLATFORMS"] == "cpu"
+    assert "LIBTPU_INIT_ARGS" not in environment
+    assert {change.name for change in report.changes} >= {"JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY"}
+
+
 def test_debugging_mode_finds_a_nan_and_can_be_left():
     config = TPUConfig()
     with config.enable_debugging_mode():

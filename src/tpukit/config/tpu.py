@@ -26,7 +26,7 @@ from .sharding import spec_for_shape
 if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
 
-    from ..runtime.environment import EnvironmentReport
+    from ..runtime.environment import EnvironmentReport, Platform
 
 SAME_WITHIN = 0.02  # two datasheet figures this close are the same figure, rounded
 _COMPUTE_DTYPE = {
@@ -217,14 +217,23 @@ class TPUConfig(
     # --- effects -------------------------------------------------------------------------
 
     def setup_environment_variables(
-        self, environment: MutableMapping[str, str] | None = None
+        self,
+        environment: MutableMapping[str, str] | None = None,
+        *,
+        platform: "Platform | None" = None,
     ) -> "EnvironmentReport":
-        """Set what this job needs before jax starts, and return what was set and why."""
+        """Set what this job needs before jax starts, and return what was set and why.
+
+        On a TPU that includes the flags of `xla_optimization_level`; off one, flags for a chip
+        that is not there are left alone. `platform` skips the detection.
+        """
         from ..runtime.environment import configure_tpu_environment
         from ..runtime.flags import enable_xla_optimizations
 
         target = os.environ if environment is None else environment
-        report = configure_tpu_environment(environment=target)
+        report = configure_tpu_environment(
+            environment=target, platform=platform, allocator="platform", preallocate=False
+        )
         if report.platform == "tpu" and self.xla_optimization_level:
             enable_xla_optimizations(
                 self.xla_optimization_level,

@@ -124,7 +124,11 @@ def environment_for(
 
 
 def configure_tpu_environment(
-    *, environment: MutableMapping[str, str] | None = None, platform: Platform | None = None
+    *,
+    environment: MutableMapping[str, str] | None = None,
+    platform: Platform | None = None,
+    allocator: str | None = None,
+    preallocate: bool | None = None,
 ) -> EnvironmentReport:
     """Find out whether this is a TPU, GPU or CPU machine and set what is right for it.
 
@@ -135,6 +139,8 @@ def configure_tpu_environment(
     Args:
         environment: What to change; the process's own environment by default.
         platform: Skip the detection.
+        allocator: XLA_PYTHON_CLIENT_ALLOCATOR, if you want one.
+        preallocate: XLA_PYTHON_CLIENT_PREALLOCATE, if you want to fix it.
 
     Raises:
         ConfigError: `platform` is not "tpu", "gpu" or "cpu".
@@ -143,7 +149,8 @@ def configure_tpu_environment(
     found, evidence = _choose_platform(target, platform)
     state = jax_state()
     changes: list[VariableChange] = []
-    for name, setting in environment_for(found).items():
+    wanted = environment_for(found, allocator=allocator, preallocate=preallocate)
+    for name, setting in wanted.items():
         before = target.get(name)
         if before is not None:
             why = "already so" if before == setting.value else "you set it; " + setting.why
