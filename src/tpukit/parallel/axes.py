@@ -1,12 +1,11 @@
 """What each mesh axis name means: one table that every strategy reads."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 from ..errors import MeshError, did_you_mean
 
 Role = Literal["replica", "data", "fsdp", "tensor", "expert", "stage", "context"]
-ROLES: tuple[Role, ...] = get_args(Role)
 
 # Many names are in use for the same thing; the role is what the axis is for.
 ROLE_OF_AXIS: dict[str, Role] = {
