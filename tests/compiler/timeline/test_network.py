@@ -1,0 +1,97 @@
+"""Collectives on the torus, against the counting argument for each."""
+
+import itertools
+
+import pytest
+
+from tpukit.compiler.hlo import Collective
+from tpukit.compiler.timeline import Machine, Network
+from tpukit.errors import XLACompilationError
+from tpukit.hardware import Slice
+
+MEGABYTE = 10**6
+
+
+def network(name):
+    target = Slice.parse(name)
+    places = tuple(itertools.product(*(range(size) for size in target.topology)))
+    per_chip = target.chip.devices_per_chip
+    coordinates = tuple(place for place in places for _ in range(per_chip))
+    return Network(Machine.of(target), coordinates, (0,) * len(coordinates))
+
+
+def seconds(net, kind, groups, size=100 * MEGABYTE):
+    return net.transfer(Collective(kind, groups, size, "c")).seconds
+
+
+def everyone(net):
+    return (tuple(range(len(net.coordinates))),)
+
+
+def test_a_wrapped_torus_gathers_from_four_sides():
+    net = network("v6e-256")  # 16x16, both axes wrap
+    expected = 100e6 * 255 / 256 / (4 * 90e9) + (8 + 8) * 1e-6
+    assert seconds(net, "all-gather", everyone(net)) == pytest.approx(expected)
+    assert seconds(net, "reduce-scatter", everyone(net)) == pytest.approx(expected)
+    assert seconds(net, "all-reduce", everyone(net)) == pytest.approx(2 * expected)
+
+
+def test_a_small_slice_has_no_wrap():
+    net = network("v6e-16")  # 4x4, no wrap
+    expected = 100e6 * 15 / 16 / (2 * 90e9) + (3 + 3) * 1e-6
+    assert seconds(net, "all-gather", everyone(net)) == pytest.approx(expected)
+
+
+def test_a_group_along_one_axis_uses_that_axis_alone():
+    net = network("v6e-256")
+    row = (tuple(range(16)),)  # devices 0 … 15 share x
+    expected = 100e6 * 15 / 16 / (2 * 90e9) + 8 * 1e-6
+    assert seconds(net, "all-gather", row) == pytest.approx(expected)
+    lanes = net.transfer(Collective("all-gather", row, 1, "c")).lanes
+    assert lanes == {"y+", "y-"}
+
+
+def test_a_cube_uses_three_axes():
+    net = network("v5p-128")  # 4x4x4, all wrap
+    expected = 100e6 * 63 / 64 / (6 * 90e9) + 6 * 1e-6
+    assert seconds(net, "all-gather", everyone(net)) == pytest.approx(expected)
+
+
+def test_two_devices_of_a_chip_share_its_links():
+    net = network("tpu7x-4x4x4")
+    assert len(net.coordinates) == 128
+    link = Slice.parse("tpu7x-4x4x4").chip.ici_link_effective_gbps.value * 1e9
+    expected = 100e6 * 63 / 64 / (6 * link) + 6 * 1e-6
+    assert seconds(net, "all-gather", everyone(net)) == pytest.approx(expected)
+
+
+def test_neighbours_permute_over_one_link_each():
+    net = network("v6e-256")
+    ring = tuple((i, (i + 1) % 16) for i in range(16))
+    assert seconds(net, "collective-permute", ring) == pytest.approx(100e6 / 90e9 + 1e-6)
+    back = tuple((b, a) for a, b in ring)
+    up = net.transfer(Collective("collective-permute", ring, 1, "c")).lanes
+    down = net.transfer(Collective("collective-permute", back, 1, "c")).lanes
+    assert not up & down
+
+
+def test_permutes_that_share_a_link_take_turns():
+    net = network("v6e-16")
+    line = ((0, 2), (1, 3))  # both cross the link between 1 and 2
+    assert seconds(net, "collective-permute", line) == pytest.approx(2 * 100e6 / 90e9 + 2e-6)
+
+
+@pytest.mark.parametrize("kind", ["all-gather", "all-reduce", "all-to-all"])
+def test_more_bytes_never_take_less_time(kind):
+    net = network("v5e-16")
+    times = [seconds(net, kind, everyone(net), size=10**power) for power in range(3, 10)]
+    assert times == sorted(times)
+
+
+def test_a_group_of_one_costs_nothing():
+    assert seconds(network("v5e-16"), "all-gather", ((3,),)) == 0.0
+
+
+def test_a_program_of_another_slice_is_refused():
+    with pytest.raises(XLACompilationError, match="do not belong together"):
+        seconds(network("v6e-16"), "all-gather", ((0, 99),))

@@ -1,0 +1,229 @@
+"""The simulation against programs small enough to time by hand from the catalog's figures."""
+
+import itertools
+
+import pytest
+
+from tpukit.compiler.hlo import parse_hlo
+from tpukit.compiler.timeline import Machine, Network, Simulation, predict_step
+from tpukit.hardware import Slice
+
+SLICE = Slice.parse("v6e-8")
+MACHINE = Machine.of(SLICE)
+COORDINATES = tuple(itertools.product(range(2), range(4)))
+HBM_RATE = 1638e9 * MACHINE.hbm_efficiency
+OVERHEAD = MACHINE.op_overhead_s
+LARGE = "bf16[8192,8192]{1,0:T(8,128)(2,1)}"
+IN_VMEM = "bf16[4096,4096]{1,0:T(8,128)(2,1)S(1)}"
+
+
+def run(body, *, computations="", kernel_timer=None):
+    text = (
+        "HloModule jit_step, is_scheduled=true, num_partitions=8\n\n"
+        + computations
+        + "\nENTRY %main (a: bf16[8192,8192]) -> bf16[8192,8192] {\n"
+        + "".join(f"  {line}\n" for line in body)
+        + "}\n"
+    )
+    network = Network(MACHINE, COORDINATES, (0,) * 8)
+    simulation = Simulation(parse_hlo(text), network, kernel_timer=kernel_timer)
+    return simulation.run(), simulation.ledger
+
+
+def test_a_product_runs_at_the_measured_share_of_peak():
+    seconds, ledger = run(
+        [
+            f"%a = {IN_VMEM} parameter(0)",
+            f"ROOT %dot = {IN_VMEM} dot(%a, %a), lhs_contracting_dims={{1}}, "
+            "rhs_contracting_dims={0}",
+        ]
+    )
+    flops = 2 * 4096**3
+    assert ledger.flops == flops
+    expected = flops / (918e12 * MACHINE.matrix_efficiency) + OVERHEAD
+    assert seconds == pytest.approx(expected)
+    assert ledger.seconds["matrix"] == pytest.approx(expected - OVERHEAD)
+
+
+def test_a_product_of_two_large_operands_is_slower():
+    _, ledger = run(
+        [
+            f"%a = {LARGE} parameter(0)",
+            f"ROOT %dot = {LARGE} dot(%a, %a), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}",
+        ]
+    )
+    expected = 2 * 8192**3 / (918e12 * MACHINE.streamed_matrix_efficiency)
+    assert ledger.seconds["matrix"] == pytest.approx(expected)
+
+
+def test_an_elementwise_op_runs_at_the_rate_of_hbm():
+    seconds, ledger = run([f"%a = {LARGE} parameter(0)", f"ROOT %n = {LARGE} negate(%a)"])
+    moved = 2 * 2 * 8192 * 8192  # read and written, two bytes each
+    assert seconds == pytest.approx(moved / HBM_RATE + OVERHEAD)
+    assert ledger.seconds["hbm"] == pytest.approx(moved / HBM_RATE)
+
+
+def test_an_update_in_place_moves_only_the_update():
+    body = [
+        "%a = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} parameter(0)",
+        "%u = bf16[1,1024,1024]{2,1,0:T(8,128)(2,1)} parameter(1)",
+        "%i = s32[]{:T(128)} constant(3)",
+        "ROOT %d = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} dynamic-update-slice(%a, %u, %i, %i, %i)",
+    ]
+    seconds, _ = run(body)
+    assert seconds == pytest.approx(2 * 2 * 1024 * 1024 / HBM_RATE + OVERHEAD)
+
+
+GATHER = (
+    "%g = (bf16[1024,8192]{1,0:T(8,128)(2,1)}, bf16[8192,8192]{1,0:T(8,128)(2,1)}) "
+    "all-gather-start(%s), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}"
+)
+# 2x4 without wrap: one link along each axis, and all devices take part.
+GATHER_S = 2 * 8192 * 8192 * 7 / 8 / (2 * 90e9) + (1 + 3) * 1e-6
+
+
+def test_a_collective_nobody_computes_beside_is_exposed():
+    seconds, ledger = run(
+        [
+            "%s = bf16[1024,8192]{1,0:T(8,128)(2,1)} parameter(0)",
+            GATHER,
+            f"ROOT %d = {LARGE} all-gather-done(%g)",
+        ]
+    )
+    assert seconds == pytest.approx(GATHER_S)
+    assert ledger.seconds["ici"] == pytest.approx(GATHER_S)
+
+
+def test_a_collective_hides_behind_compute():
+    negations = [f"%n{i} = {LARGE} negate(%a)" for i in range(8)]
+    seconds, ledger = run(
+        [
+            "%s = bf16[1024,8192]{1,0:T(8,128)(2,1)} parameter(0)",
+            f"%a = {LARGE} parameter(1)",
+            GATHER,
+            *negations,
+            f"ROOT %d = {LARGE} all-gather-done(%g)",
+        ]
+    )
+    compute = 8 * (2 * 2 * 8192 * 8192 / HBM_RATE + OVERHEAD)
+    assert compute > GATHER_S
+    assert seconds == pytest.approx(compute)
+    assert ledger.seconds["ici"] == 0.0
+    assert ledger.hidden_s["ici"] == pytest.approx(GATHER_S)
+
+
+def test_a_copy_to_vmem_drains_only_while_hbm_is_free():
+    copy = [
+        f"%c = ({IN_VMEM}, bf16[4096,4096]{{1,0:T(8,128)(2,1)}}, u32[]{{:S(2)}}) copy-start(%p)",
+        f"ROOT %d = {IN_VMEM} copy-done(%c)",
+    ]
+    source = "%p = bf16[4096,4096]{1,0:T(8,128)(2,1)} parameter(0)"
+    copy_s = 2 * 4096 * 4096 / HBM_RATE
+    alone, _ = run([source, *copy])
+    assert alone == pytest.approx(copy_s)
+    # An op that keeps HBM busy all the time leaves the copy nothing ...
+    busy = f"%n = {LARGE} negate(%a)"
+    seconds, _ = run([source, f"%a = {LARGE} parameter(1)", copy[0], busy, copy[1]])
+    negate_s = 2 * 2 * 8192 * 8192 / HBM_RATE
+    assert seconds == pytest.approx(negate_s + copy_s, rel=1e-3)
+    # ... and one that works in VMEM hides it.
+    product = f"%m = {IN_VMEM} dot(%v, %v), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
+    hidden, _ = run([source, f"%v = {IN_VMEM} parameter(1)", copy[0], product, copy[1]])
+    assert hidden == pytest.approx(2 * 4096**3 / (918e12 * MACHINE.matrix_efficiency) + OVERHEAD)
+
+
+def test_the_host_link_carries_both_ways_at_once():
+    to_host = (
+        "%o = (bf16[8192,8192]{1,0:T(8,128)(2,1)S(5)}, bf16[8192,8192]{1,0:T(8,128)(2,1)}, "
+        "u32[]{:S(2)}) copy-start(%a)"
+    )
+    from_host = (
+        "%i = (bf16[8192,8192]{1,0:T(8,128)(2,1)}, bf16[8192,8192]{1,0:T(8,128)(2,1)S(5)}, "
+        "u32[]{:S(2)}) copy-start(%h)"
+    )
+    seconds, ledger = run(
+        [
+            f"%a = {LARGE} parameter(0)",
+            "%h = bf16[8192,8192]{1,0:T(8,128)(2,1)S(5)} parameter(1)",
+            to_host,
+            from_host,
+            "%od = bf16[8192,8192]{1,0:T(8,128)(2,1)S(5)} copy-done(%o)",
+            f"ROOT %id = {LARGE} copy-done(%i)",
+        ]
+    )
+    one_way = 2 * 8192 * 8192 / MACHINE.host_bytes_per_s
+    assert seconds == pytest.approx(one_way)
+    assert ledger.seconds["host"] == pytest.approx(one_way)
+
+
+LOOP = f"""%body (p: (s32[], {LARGE})) -> (s32[], {LARGE}) {{
+  %p = (s32[]{{:T(128)}}, {LARGE}) parameter(0)
+  %i = s32[]{{:T(128)}} get-tuple-element(%p), index=0
+  %x = {LARGE} get-tuple-element(%p), index=1
+  %one = s32[]{{:T(128)}} constant(1)
+  %next = s32[]{{:T(128)}} add(%i, %one)
+  %n = {LARGE} negate(%x)
+  ROOT %t = (s32[]{{:T(128)}}, {LARGE}) tuple(%next, %n)
+}}
+
+%condition (q: (s32[], {LARGE})) -> pred[] {{
+  %q = (s32[]{{:T(128)}}, {LARGE}) parameter(0)
+  %j = s32[]{{:T(128)}} get-tuple-element(%q), index=0
+  %limit = s32[]{{:T(128)}} constant(5)
+  ROOT %less = pred[]{{:T(512)}} compare(%j, %limit), direction=LT
+}}
+"""
+LOOP_BODY = [
+    f"%a = {LARGE} parameter(0)",
+    "%zero = s32[]{:T(128)} constant(0)",
+    f"%state = (s32[]{{:T(128)}}, {LARGE}) tuple(%zero, %a)",
+    f"%loop = (s32[]{{:T(128)}}, {LARGE}) while(%state), condition=%condition, body=%body",
+    f"ROOT %y = {LARGE} get-tuple-element(%loop), index=1",
+]
+
+
+def test_a_loop_takes_its_body_as_often_as_it_runs():
+    seconds, ledger = run(LOOP_BODY, computations=LOOP)
+    once = 2 * 2 * 8192 * 8192 / HBM_RATE
+    assert ledger.seconds["hbm"] == pytest.approx(5 * once, rel=1e-3)
+    assert seconds == pytest.approx(sum(ledger.seconds.values()))
+    inside = next(span for span in ledger.spans if span.name == "n")
+    assert inside.times == 5
+
+
+def test_what_cannot_be_timed_is_said():
+    kernel = (
+        f'%k = {LARGE} custom-call(%a), custom_call_target="tpu_custom_call", '
+        'metadata={op_name="jit(f)/my_kernel"}'
+    )
+    text = (
+        "HloModule jit_step, num_partitions=8\n\n"
+        f"ENTRY %main (a: bf16[8192,8192]) -> bf16[8192,8192] {{\n  %a = {LARGE} parameter(0)\n"
+        f"  ROOT {kernel}\n}}\n"
+    )
+    prediction = predict_step(
+        parse_hlo(text), SLICE, coordinates=COORDINATES, slice_of_device=(0,) * 8
+    )
+    assert "1 Pallas kernels could not be timed" in prediction.caveats[0]
+
+
+def test_the_parts_of_a_prediction_add_up_to_the_step():
+    text = "HloModule jit_step, num_partitions=8\n\n" + LOOP
+    text += "\nENTRY %main (a: bf16[8192,8192]) -> bf16[8192,8192] {\n"
+    text += "".join(f"  {line}\n" for line in LOOP_BODY) + "}\n"
+    prediction = predict_step(
+        parse_hlo(text),
+        SLICE,
+        coordinates=COORDINATES,
+        slice_of_device=(0,) * 8,
+        tokens_per_step=8_000,
+        model_flops=1e12,
+    )
+    assert sum(prediction.seconds_by_cause.values()) == pytest.approx(prediction.step_time_s)
+    assert prediction.low_s < prediction.step_time_s < prediction.high_s
+    assert prediction.tokens_per_s_per_chip == pytest.approx(1_000 / prediction.step_time_s)
+    assert prediction.mfu == pytest.approx(1e12 / prediction.step_time_s / (8 * 918e12))
+    data = prediction.to_dict()
+    assert data["origin"] == "model"
+    assert "causal" in data["mfu_convention"]
+    assert prediction.top_ops(1)[0].name == "n"
