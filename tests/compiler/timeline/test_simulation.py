@@ -49,7 +49,8 @@ def test_a_product_of_two_large_operands_is_slower():
     _, ledger = run(
         [
             f"%a = {LARGE} parameter(0)",
-            f"ROOT %dot = {LARGE} dot(%a, %a), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}",
+            f"ROOT %dot = {LARGE} dot(%a, %a), lhs_contracting_dims={{1}}, "
+            "rhs_contracting_dims={0}",
         ]
     )
     expected = 2 * 8192**3 / (918e12 * MACHINE.streamed_matrix_efficiency)
@@ -68,7 +69,8 @@ def test_an_update_in_place_moves_only_the_update():
         "%a = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} parameter(0)",
         "%u = bf16[1,1024,1024]{2,1,0:T(8,128)(2,1)} parameter(1)",
         "%i = s32[]{:T(128)} constant(3)",
-        "ROOT %d = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} dynamic-update-slice(%a, %u, %i, %i, %i)",
+        "ROOT %d = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} "
+        "dynamic-update-slice(%a, %u, %i, %i, %i)",
     ]
     seconds, _ = run(body)
     assert seconds == pytest.approx(2 * 2 * 1024 * 1024 / HBM_RATE + OVERHEAD)
