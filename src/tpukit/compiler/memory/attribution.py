@@ -38,6 +38,8 @@ _FORWARD = "jvp("
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 _COPIES = frozenset({"copy", "copy-start", "copy-done", "bitcast", "convert", "dynamic-slice"})
 _HOPS = 8
+_STACKING = ("dynamic_update_slice",)
+_RESHAPING = ("broadcast_in_dim", "reshape", "squeeze", "while", "transpose")
 _PASS_ON = frozenset({"get-tuple-element", "tuple", "bitcast", "while", "parameter", "call"})
 
 
@@ -94,6 +96,21 @@ class Attributor:
     def op_name(self, value: Value) -> str:
         """Where a value comes from in the user's program; a copy comes from what it copies."""
         return self._name_of(value.instruction)
+
+    def maker(self, value: Value) -> Instruction | None:
+        """The instruction that says what a value is.
+
+        A loop writes its results into a stack: what is written says more than the writing.
+        """
+        found = self.instructions.get(value.instruction)
+        if found is None or not found.op_name.endswith(_STACKING):
+            return found
+        inside = list(self.module.nested(found))
+        written = [self.instructions[name] for name in found.operands if name in self.instructions]
+        for one in [*reversed(inside), *written]:
+            if _FORWARD in one.op_name and not one.op_name.endswith((*_STACKING, *_RESHAPING)):
+                return one
+        return found
 
     def category(self, tenancy: Tenancy, moment: int) -> str:
         """What the buffer is for at a moment."""

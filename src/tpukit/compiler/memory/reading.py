@@ -153,7 +153,7 @@ class _Writer:
         return Peak(self.moment, name, op_name, source)
 
     def _origin(self, value: Value) -> tuple[str, str | None]:
-        found = self.attributor.instructions.get(value.instruction)
+        found = self.attributor.maker(value)
         if found is None:
             return value.instruction, None
         name = short_op_name(found.op_name) or value.instruction

@@ -1,5 +1,7 @@
 """A memory report for a terminal: verdict, a bar by purpose, the curve, the largest buffers."""
 
+import re
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -10,6 +12,8 @@ from .report import MemoryReport
 
 BUFFERS_SHOWN = 10
 BAR_WIDTH = 60
+_KEY = re.compile(r"\['([^']*)'\]")
+_ROOT = re.compile(r"^\[\d+\]\.?")
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _COLORS = {
     "parameters": "blue",
@@ -36,8 +40,12 @@ def verdict_line(report: MemoryReport) -> Text:
 
 def memory_view(report: MemoryReport) -> Group:
     """The whole report."""
+    return Group(verdict_line(report), memory_details(report))
+
+
+def memory_details(report: MemoryReport) -> Group:
+    """Everything but the verdict."""
     parts: list[RenderableType] = [
-        verdict_line(report),
         _bar(report),
         _purposes(report),
         _curve(report),
@@ -102,12 +110,20 @@ def _curve(report: MemoryReport) -> RenderableType:
     )
 
 
+def readable_path(name: str) -> str:
+    """An argument's path without its punctuation: "[0].params['w']" is "params.w"."""
+    plain = _KEY.sub(r".\1", name)
+    return _ROOT.sub("", plain) or name
+
+
 def _buffers(report: MemoryReport) -> Table:
-    table = Table("size", "purpose", "shape", "padding", "what", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("size", "purpose", "shape", "padding", "what"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "size")
     for one in [one for one in report.buffers if one.at_peak][:BUFFERS_SHOWN]:
         padding = f"{one.padding_bytes / one.size_bytes:.0%}" if one.padding_bytes else ""
         purpose = one.purpose + (" (host)" if one.space == "host" else "")
-        what = one.name + (f" ({one.source})" if one.source else "")
+        what = readable_path(one.name.split("/")[-1]) + (f" {one.source}" if one.source else "")
         row = (format_quantity(one.size_bytes, "B"), purpose, one.shape, padding, what)
         table.add_row(*map(Text, row))
     return table

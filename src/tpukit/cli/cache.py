@@ -1,0 +1,29 @@
+"""`tpukit cache`: what finished compiles take on disk, and how to be rid of them."""
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("show")
+def show_cache(json: Json = False) -> None:
+    """Show how many compiles are kept, how large they are and where."""
+    from ..compiler.cache import CompileCache
+    from .output import show
+
+    show(CompileCache.default().summary(), json=json)
+
+
+@app.command("clear")
+def clear_cache(json: Json = False) -> None:
+    """Delete every compile that is kept; the next check compiles again."""
+    from ..compiler.cache import CompileCache
+    from .output import show
+
+    cache = CompileCache.default()
+    cache.clear()
+    show(cache.summary(), json=json)

@@ -1,0 +1,75 @@
+"""The answer to "does it fit, and how long is a step", as one object for every kind of report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .compiled import CompiledStep
+from .fixes import FixList
+from .memory.view import memory_details, verdict_line
+
+FITS, DOES_NOT_FIT, COULD_NOT_TELL = 0, 3, 4
+
+
+class Prediction(Protocol):
+    """A predicted step, as the timeline gives it."""
+
+    def to_dict(self) -> Mapping[str, Any]:
+        """Plain data."""
+        ...
+
+    def __rich__(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What one check found.
+
+    Attributes:
+        compiled: The compile it rests on.
+        job: The job that was checked, as plain data; None for a bare function.
+        prediction: Of the step time; None with `no_prediction` saying why.
+        fixes: What could make it fit, where that was looked for.
+    """
+
+    compiled: CompiledStep
+    job: Mapping[str, Any] | None = None
+    prediction: Prediction | None = None
+    no_prediction: str = ""
+    fixes: FixList | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 when it fits, 3 when it does not."""
+        return FITS if self.compiled.fits else DOES_NOT_FIT
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what every other kind of report is made from."""
+        return {
+            "verdict": "fits" if self.compiled.fits else "does not fit",
+            "job": None if self.job is None else dict(self.job),
+            "compile": self.compiled.to_dict(),
+            "prediction": None if self.prediction is None else dict(self.prediction.to_dict()),
+            "no_prediction": self.no_prediction,
+            "fixes": None if self.fixes is None else self.fixes.to_dict()["fixes"],
+        }
+
+    def details(self) -> Any:
+        """Everything but the verdict, for a terminal that shows it already."""
+        from rich.console import Group
+        from rich.text import Text
+
+        parts: list[Any] = [memory_details(self.compiled.memory)]
+        if self.prediction is not None:
+            parts += ["", self.prediction]
+        elif self.no_prediction:
+            parts.append(Text(f"no step time: {self.no_prediction}", style="dim"))
+        if self.fixes is not None:
+            parts += ["", Text("what could make it fit", style="bold"), self.fixes]
+        versions = ", ".join(f"{name} {number}" for name, number in self.compiled.versions.items())
+        return Group(*parts, Text(versions, style="dim"))
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        return Group(verdict_line(self.compiled.memory), self.details())
