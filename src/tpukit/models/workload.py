@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.table import Table
@@ -260,8 +261,14 @@ class Workload:
         )
 
     def put_batch(self, mesh: AnyMesh, batch: Batch) -> dict[str, jax.Array]:
-        """Move a batch that this process holds whole to its shards."""
-        return jax.device_put(dict(batch), self.shardings(mesh).batch)
+        """Move a batch that every process holds whole to its shards, each its own part."""
+        places = self.shardings(mesh).batch
+        return {
+            name: jax.make_array_from_callback(
+                value.shape, places[name], lambda index, value=value: np.asarray(value)[index]
+            )
+            for name, value in batch.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain data, with the parameter count."""
