@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..compiler import CompiledStep, CompileRequest
     from ..compiler.fixes import FixList
     from ..compiler.stages import Progress, Stage, Until
-    from ..compiler.verdict import Prediction
+    from ..compiler.timeline import StepPrediction
     from .check_job import CheckJob
 
 FIXES_VERIFIED = 6
@@ -236,8 +236,26 @@ def _report(
     return result.exit_code
 
 
-def _predict(compiled: "CompiledStep", job: "CheckJob | None") -> "tuple[Prediction | None, str]":
-    return None, "the timeline is not part of this version"
+def _predict(
+    compiled: "CompiledStep", job: "CheckJob | None"
+) -> "tuple[StepPrediction | None, str]":
+    """The predicted step, or the reason there is none."""
+    from ..compiler.timeline import predict_step
+    from ..errors import TPUError
+
+    if not compiled.fits:
+        return None, "a program that does not fit takes no step"
+    try:
+        return predict_step(
+            compiled.module,
+            compiled.slice,
+            coordinates=compiled.coordinates,
+            slice_of_device=compiled.slice_of_device,
+            tokens_per_step=None if job is None else job.tokens_per_step,
+            model_flops=None if job is None else job.model_flops,
+        ), ""
+    except TPUError as error:
+        return None, str(error)
 
 
 def _fixes(run: _Run, job: "CheckJob", compiled: "CompiledStep", *, verify: bool) -> "FixList":

@@ -163,6 +163,24 @@ class CheckJob:
             )
         return found[1], found[2]
 
+    @property
+    def examples(self) -> int:
+        """Examples in a step over all devices."""
+        return self.batch_size or self._batch_ways * self.microbatches
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in a step over all devices."""
+        return self.examples * self.sequence_length
+
+    @property
+    def model_flops(self) -> float:
+        """FLOPs of the model in one step, causal attention counted once."""
+        from ..models.presets import get_preset
+
+        config = get_preset(self.model, **self.model_changes)
+        return config.flops_per_token(self.sequence_length).total * self.tokens_per_step
+
     @cached_property
     def workload(self) -> Any:
         """The workload it describes."""
@@ -173,7 +191,7 @@ class CheckJob:
         names = dict.fromkeys(_STRATEGY_OF_ROLE[role_of(axis)] for axis in self.mesh)
         return Workload(
             get_preset(self.model, **self.model_changes),
-            batch_size=self.batch_size or self._batch_ways * self.microbatches,
+            batch_size=self.examples,
             sequence_length=self.sequence_length,
             optimizer=self._transformation(),
             remat=self.remat,
@@ -186,12 +204,12 @@ class CheckJob:
     def shape(self) -> JobShape:
         """What proposing fixes needs to know of it."""
         config = self.workload.config
-        tokens = self.workload.tokens_per_step // self._batch_ways // self.microbatches
+        tokens = self.tokens_per_step // self._batch_ways // self.microbatches
         width = _COMPUTE_BYTES[config.dtype]
         return JobShape(
             model=self.model,
             model_changes=self.model_changes,
-            batch_size=self.workload.examples,
+            batch_size=self.examples,
             batch_ways=self._batch_ways,
             microbatches=self.microbatches,
             remat=str(self.workload.remat),

@@ -167,7 +167,7 @@ def _compile(
     program_path, dump = folder / "program.bin", Dump(folder / "dump")
     dump.folder.mkdir()
     program_path.write_bytes(request.program.serialized)
-    asked = request.for_worker(str(program_path), dump.options)
+    asked = request.for_worker(program_path, dump)
     told: set[Stage] = set()
 
     def tell(stage: Stage) -> None:

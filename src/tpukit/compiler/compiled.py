@@ -13,7 +13,7 @@ from .hlo import HloModule, count_collectives, parse_hlo
 from .memory import MemoryReport, read_memory
 from .stages import Stage
 
-_LISTINGS = ("hlo", "assignment", "live_ranges")
+_LISTINGS = ("hlo", "assignment", "live_ranges", "devices")
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,16 @@ class CompiledStep:
     def collectives(self) -> dict[str, int]:
         """How many of each collective the program contains (a loop's body counts once)."""
         return count_collectives(self.module)
+
+    @cached_property
+    def coordinates(self) -> tuple[tuple[int, ...], ...]:
+        """Place on the torus of each device, in the program's order."""
+        return tuple(tuple(place) for place, _ in json.loads(self.listings.devices))
+
+    @cached_property
+    def slice_of_device(self) -> tuple[int, ...]:
+        """Slice number of each device, in the program's order."""
+        return tuple(number for _, number in json.loads(self.listings.devices))
 
     @property
     def usable_bytes(self) -> int | None:

@@ -27,11 +27,13 @@ class Listings:
         hlo: The scheduled program, before code generation.
         assignment: Every allocation with the values that lie in it.
         live_ranges: When each value is alive, as positions in one flat schedule.
+        devices: Place on the torus and slice number of each device, in the program's order.
     """
 
     hlo: str
     assignment: str
     live_ranges: str
+    devices: str
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Dump:
     def options(self) -> dict[str, object]:
         """The compiler options that make it write there."""
         return {"xla_dump_to": str(self.folder), "xla_dump_hlo_as_text": True}
+
+    @property
+    def devices_path(self) -> Path:
+        """Where the child writes the places of the devices before it compiles."""
+        return self.folder / "devices.json"
 
     @property
     def scheduled(self) -> bool:
@@ -66,6 +73,7 @@ class Dump:
             hlo=self._read(_SCHEDULE),
             assignment=self._read(_ASSIGNMENT),
             live_ranges=self._read(_LIVE_RANGES),
+            devices=self.devices_path.read_text(),
         )
         if "Total bytes:" not in report or not listings.hlo.rstrip().endswith("}"):
             raise XLACompilationError(

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import FlagError, MeshError, MissingExtraError
 from ..hardware import Slice
+from .dump import Dump
 from .facts import ProgramFacts
 from .program import Program, lower_program
 from .stages import Progress, silent
@@ -45,18 +47,19 @@ class CompileRequest:
         """What the answer depends on, as one hash."""
         return compile_key(self.program.facts, self.slice, self.dcn_shape, self.options)
 
-    def for_worker(self, program_path: str, extra_options: Mapping[str, Any]) -> dict[str, Any]:
+    def for_worker(self, program_path: Path, dump: Dump) -> dict[str, Any]:
         """The request as the child reads it."""
         sizes = [size for _, size in self.program.facts.mesh_axes]
         return {
-            "program": program_path,
+            "program": str(program_path),
+            "devices": str(dump.devices_path),
             "topology": self.slice.libtpu_topology,
             "topology_options": dict(self.slice.libtpu_options),
             "mesh_axes": self.program.facts.mesh_axes,
             "ici_shape": [size // outer for size, outer in zip(sizes, self.dcn_shape, strict=True)],
             "dcn_shape": list(self.dcn_shape),
             "donated": self.program.facts.donated,
-            "options": {**self.options, **extra_options},
+            "options": {**self.options, **dump.options},
         }
 
 

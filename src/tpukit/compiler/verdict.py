@@ -2,23 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .compiled import CompiledStep
 from .fixes import FixList
 from .memory.view import memory_details, verdict_line
 
+if TYPE_CHECKING:
+    from .timeline import StepPrediction
+
 FITS, DOES_NOT_FIT, COULD_NOT_TELL = 0, 3, 4
-
-
-class Prediction(Protocol):
-    """A predicted step, as the timeline gives it."""
-
-    def to_dict(self) -> Mapping[str, Any]:
-        """Plain data."""
-        ...
-
-    def __rich__(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,7 @@ class CheckResult:
 
     compiled: CompiledStep
     job: Mapping[str, Any] | None = None
-    prediction: Prediction | None = None
+    prediction: "StepPrediction | None" = None
     no_prediction: str = ""
     fixes: FixList | None = None
 

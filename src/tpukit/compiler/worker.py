@@ -3,7 +3,9 @@
 Started by `compile_for` as `python -m tpukit.compiler.worker`; never imported by the parent.
 """
 
+import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         mesh = jax.sharding.Mesh(grid, names)
     else:
         mesh = jax.sharding.Mesh([topology.devices[0]], ("device",))
+    _write_places(Path(request["devices"]), mesh.devices.flat)
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     arguments = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding or replicated)
@@ -46,6 +49,12 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         # Its other figures overstate what the compiler tests; the memory report is read instead.
         "code_bytes": memory.generated_code_size_in_bytes,
     }
+
+
+def _write_places(path: Path, devices: Iterable[Any]) -> None:
+    """Leave where each device of the program stands, in the program's order, for the parent."""
+    places = [[list(one.coords), getattr(one, "slice_index", None) or 0] for one in devices]
+    path.write_text(json.dumps(places))
 
 
 def _as_tuples(options: dict[str, Any]) -> dict[str, Any]:
