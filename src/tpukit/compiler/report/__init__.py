@@ -1,0 +1,23 @@
+"""Reports of a check for other places than the terminal: a page, a trace, a comparison."""
+
+from .build import build_report as build_report
+from .diff import Change as Change
+from .diff import ReportDiff as ReportDiff
+from .diff import diff_reports as diff_reports
+from .loading import read_report as read_report
+from .loading import spans_of as spans_of
+from .perfetto import write_perfetto as write_perfetto
+from .schema import SCHEMA as SCHEMA
+from .schema import Report as Report
+
+__all__ = [
+    "SCHEMA",
+    "Change",
+    "Report",
+    "ReportDiff",
+    "build_report",
+    "diff_reports",
+    "read_report",
+    "spans_of",
+    "write_perfetto",
+]
