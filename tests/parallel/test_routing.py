@@ -36,17 +36,16 @@ def logits_of(tokens, experts, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=(tokens, experts)), jnp.float32)
 
 
-shapes = st.sampled_from([(7, 4, 2), (12, 6, 3)])
+TOKENS, EXPERTS, K = 7, 4, 2
 
 
 @settings(max_examples=25, deadline=None)
-@given(shapes, st.integers(0, 99), st.sampled_from(["softmax", "sigmoid"]), st.booleans())
-def test_every_token_gets_its_k_best_experts(shape, seed, score, normalize):
-    tokens, experts, k = shape
-    logits = logits_of(tokens, experts, seed)
-    routing, _, _ = route_and_count(logits, k=k, score=score, normalize=normalize)
+@given(st.integers(0, 99), st.sampled_from(["softmax", "sigmoid"]), st.booleans())
+def test_every_token_gets_its_k_best_experts(seed, score, normalize):
+    logits = logits_of(TOKENS, EXPERTS, seed)
+    routing, _, _ = route_and_count(logits, k=K, score=score, normalize=normalize)
     # Both scores rise with the logit, so the best k are the k largest logits.
-    best = np.argsort(-np.asarray(logits), axis=-1, kind="stable")[:, :k]
+    best = np.argsort(-np.asarray(logits), axis=-1, kind="stable")[:, :K]
     np.testing.assert_array_equal(routing.experts, best)
     np.testing.assert_allclose(np.sum(routing.probabilities, -1), 1, rtol=1e-5)
     if normalize:
@@ -55,19 +54,18 @@ def test_every_token_gets_its_k_best_experts(shape, seed, score, normalize):
 
 
 @settings(max_examples=25, deadline=None)
-@given(shapes, st.integers(0, 99), st.sampled_from([0.5, 1.0, 8.0]))
-def test_capacity_is_never_exceeded_and_earlier_tokens_win(shape, seed, factor):
-    tokens, experts, k = shape
-    capacity = expert_capacity(tokens, num_experts=experts, k=k, capacity_factor=factor)
-    routing, kept, stats = route_and_count(logits_of(tokens, experts, seed), k=k, capacity=capacity)
+@given(st.integers(0, 99), st.sampled_from([0.5, 1.0, 8.0]))
+def test_capacity_is_never_exceeded_and_earlier_tokens_win(seed, factor):
+    capacity = expert_capacity(TOKENS, num_experts=EXPERTS, k=K, capacity_factor=factor)
+    routing, kept, stats = route_and_count(logits_of(TOKENS, EXPERTS, seed), k=K, capacity=capacity)
     kept, stats = np.asarray(kept), jax.tree.map(np.asarray, stats)
-    room = [capacity] * experts
+    room = [capacity] * EXPERTS
     for token, choices in enumerate(np.asarray(routing.experts)):
         for choice, expert in enumerate(choices):
             assert kept[token, choice] == (room[expert] > 0)
             room[expert] -= 1
-    assert float(stats.expert_tokens.sum()) == tokens * k
-    assert float(stats.tokens) == tokens
+    assert float(stats.expert_tokens.sum()) == TOKENS * K
+    assert float(stats.tokens) == TOKENS
     assert float(stats.dropped_tokens.sum()) == (~kept).sum()
     assert (stats.expert_tokens - stats.dropped_tokens <= capacity).all()
 

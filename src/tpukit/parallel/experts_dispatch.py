@@ -16,6 +16,7 @@ from .routing import (
     RouterStats,
     Score,
     expert_capacity,
+    invert,
     route,
     router_stats,
     sort_assignments,
@@ -88,20 +89,16 @@ def _through_buffers(
         size, num_experts=num_experts, k=k, capacity_factor=settings.capacity_factor
     )
 
-    def plan(experts: Array) -> tuple[Array, Array, Array]:
-        sorted_pairs = sort_assignments(experts, num_experts)
-        kept = within_capacity(experts, sorted_pairs, capacity)
-        row = jnp.arange(capacity)
-        pair = sorted_pairs.order.at[sorted_pairs.starts[:, None] + row].get(mode="clip")
-        filled = row < sorted_pairs.counts[:, None]
-        token_of_row = jnp.where(filled, pair // k, size)
-        position = sorted_pairs.place.reshape(experts.shape) - sorted_pairs.starts[experts]
-        row_of_pair = jnp.where(kept, experts * capacity + position, num_experts * capacity)
-        return token_of_row, row_of_pair, kept
-
-    grouped_experts = experts.reshape(groups, size, k)
-    token_of_row, row_of_pair, kept = jax.vmap(plan)(grouped_experts)
-    rows = jax.vmap(_take_rows)(tokens.reshape(groups, size, -1), token_of_row)  # (g, E, C, d)
+    # An expert has a buffer in every group, so (group, expert) is what pairs are sorted by.
+    group = jnp.arange(tokens.shape[0]) // size
+    buffers = group[:, None] * num_experts + experts
+    sorted_pairs = sort_assignments(buffers, groups * num_experts)
+    kept = within_capacity(buffers, sorted_pairs, capacity)
+    row = jnp.arange(capacity)
+    pair = sorted_pairs.order.at[sorted_pairs.starts[:, None] + row].get(mode="clip")
+    filled = row < sorted_pairs.counts[:, None]
+    rows = _take_rows(tokens, jnp.where(filled, pair // k, tokens.shape[0]))
+    rows = rows.reshape(groups, num_experts, capacity, -1)
     rows = rows.swapaxes(0, 1).reshape(num_experts, groups * capacity, -1)
     if settings.expert_axis:
         rows = lax.all_to_all(rows, settings.expert_axis, split_axis=0, concat_axis=1, tiled=True)
@@ -109,9 +106,10 @@ def _through_buffers(
     if settings.expert_axis:
         rows = lax.all_to_all(rows, settings.expert_axis, split_axis=1, concat_axis=0, tiled=True)
     rows = rows.reshape(num_experts, groups, capacity, -1).swapaxes(0, 1)
-    rows = rows.reshape(groups, num_experts * capacity, -1)
-    out = jax.vmap(_take_rows)(rows, row_of_pair)
-    return out.reshape(*experts.shape, -1), kept.reshape(experts.shape)
+    rows = rows.reshape(groups * num_experts * capacity, -1)
+    position = sorted_pairs.place.reshape(buffers.shape) - sorted_pairs.starts[buffers]
+    row_of_pair = jnp.where(kept, buffers * capacity + position, rows.shape[0])
+    return _take_rows(rows, row_of_pair), kept
 
 
 def _through_sorted_rows(
@@ -151,7 +149,7 @@ def _on_other_devices(
     expert = jnp.where(segment < arrived.size, segment % experts_here, experts_here)
     order = jnp.argsort(expert, stable=True)
     computed = _grouped_feed_forward(received[order], arrived.sum(0), weights, settings.activation)
-    return exchange.send_back(computed[jnp.argsort(order)])
+    return exchange.send_back(computed[invert(order)])
 
 
 def _grouped_feed_forward(

@@ -176,10 +176,12 @@ def over_stages(
 
     Without jax's check of what varies over which axis: under it a stage could not scan from a
     constant, nor could the gradient of a nested shard_map (ring attention, experts) be lowered.
+    Such a region runs only when compiled, hence the jit.
     """
-    return jax.shard_map(
+    mapped = jax.shard_map(
         run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names={axis}, check_vma=False
     )
+    return jax.jit(mapped)
 
 
 def own_stage(stage_params: Tree) -> Tree:

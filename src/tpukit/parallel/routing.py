@@ -80,9 +80,14 @@ def sort_assignments(experts: Array, num_experts: int) -> SortedAssignments:
     """Group the (T, k) chosen experts by expert; earlier tokens come first in every group."""
     flat = experts.reshape(-1)
     order = jnp.argsort(flat, stable=True)
-    place = jnp.argsort(order)
+    place = invert(order)
     counts = jnp.zeros_like(flat, shape=num_experts).at[flat].add(1)
     return SortedAssignments(order, place, counts, jnp.cumsum(counts) - counts)
+
+
+def invert(order: Array) -> Array:
+    """The inverse of a permutation, without a second sort."""
+    return jnp.zeros_like(order).at[order].set(jnp.arange(order.size), unique_indices=True)
 
 
 def expert_capacity(tokens: int, *, num_experts: int, k: int, capacity_factor: float) -> int:
