@@ -48,7 +48,8 @@ def test_one_device_memory_is_what_the_arrays_need():
 @pytest.mark.parametrize("name", ["v4-16", "v5e-8", "v6e-8", "tpu7x-2x2x1"])
 def test_a_sharded_program_for_every_kind_of_slice(name):
     weights = {"w": shape(1024, 2048, spec=("data", "model")), "b": shape(2048, spec=("model",))}
-    compiled = compile_for(layer, name, weights, shape(256, 1024, spec=("data", None)))
+    x = shape(256, 1024, spec=("data", None))
+    compiled = compile_for(layer, name, weights, x, until="schedule")
     per_device = 2 * (1024 * 2048 // 8 + 2048 // 4 + 256 * 1024 // 2)
     assert compiled.memory.argument_bytes == per_device
     assert sum(compiled.collectives.values()) > 0  # the weights are gathered over "data"
@@ -58,8 +59,9 @@ def test_donation_reuses_the_argument():
     def add(a, b):
         return a + b
 
-    kept = compile_for(add, "v5e-1", shape(512, 512), shape(512, 512))
-    donated = compile_for(add, "v5e-1", shape(512, 512), shape(512, 512), donate_argnums=(0,))
+    x = shape(512, 512)
+    kept = compile_for(add, "v5e-1", x, x, until="memory")
+    donated = compile_for(add, "v5e-1", x, x, donate_argnums=(0,), until="memory")
     assert kept.memory.alias_bytes == 0
     assert donated.memory.alias_bytes == 2 * 512 * 512
     assert donated.memory.total_bytes < kept.memory.total_bytes
@@ -98,10 +100,9 @@ def test_mesh_and_slice_must_agree():
 
 
 def test_two_slices_compile():
-    compiled = compile_for(
-        lambda x: x.sum(), "2xv6e-4", shape(8, 128, spec=("data", "model")), dcn_mesh_shape=(2, 1)
-    )
-    assert compiled.memory.argument_bytes > 0
+    x = shape(8, 128, spec=("data", "model"))
+    compiled = compile_for(lambda x: x.sum(), "2xv6e-4", x, dcn_mesh_shape=(2, 1), until="schedule")
+    assert compiled.slice_of_device == (0, 0, 0, 0, 1, 1, 1, 1)
 
 
 def test_a_pallas_kernel_goes_through_mosaic():
@@ -121,6 +122,9 @@ def test_the_same_program_has_the_same_fingerprint():
     first = lower_program(layer, {"w": shape(8, 8), "b": shape(8)}, shape(4, 8))
     again = lower_program(layer, {"w": shape(8, 8), "b": shape(8)}, shape(4, 8))
     other = lower_program(layer, {"w": shape(8, 8), "b": shape(8)}, shape(2, 8))
+    deeper = (lambda: lower_program(layer, {"w": shape(8, 8), "b": shape(8)}, shape(4, 8)))()
+    assert deeper.fingerprint == first.fingerprint
+    assert deeper.facts.source_fingerprint != first.facts.source_fingerprint
     assert first.fingerprint == again.fingerprint != other.fingerprint
     assert first.argument_names == ("[0]['b']", "[0]['w']", "[1]")
 

@@ -50,7 +50,7 @@ def check(
     from ..errors import TPUNotAvailableError, XLACompilationError
 
     settings: dict[str, Any] = {
-        "on": on,
+        "slice": on,
         "batch_size": batch,
         "sequence_length": sequence,
         "mesh": mesh,
@@ -116,7 +116,7 @@ class _Run:
         found = None if link is None else load_compiled(cache, link["key"], until="schedule")
         if link is None or found is None:
             return None
-        return found.seen_as(ProgramFacts.from_dict(link["facts"]), job.slice)
+        return found.seen_as(ProgramFacts.from_dict(link["facts"]), job.target)
 
     def lower(self, job: "CheckJob", progress: "Progress") -> "CompileRequest":
         """Lower a job's training step, and remember which compile answers it."""
@@ -127,7 +127,7 @@ class _Run:
         configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
         request = make_request(
             job.workload,
-            job.slice,
+            job.target,
             mesh=job.mesh_sizes,
             dcn_mesh_shape=job.dcn_mesh,
             options=job.options,
@@ -153,16 +153,16 @@ class _Run:
         from ..runtime.environment import configure_tpu_environment
 
         only_for_jobs = [
-            name for name, value in settings.items() if value and name not in ("on", "options")
+            name for name, value in settings.items() if value and name not in ("slice", "options")
         ]
-        if only_for_jobs or not settings["on"]:
+        if only_for_jobs or not settings["slice"]:
             wrong = f"takes no {', '.join(only_for_jobs)}" if only_for_jobs else "needs --on"
             raise ConfigError(f"a function {wrong}; write --on SLICE and its arguments as --arg.")
         configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
         until: Until = "schedule"
         return compile_for(
             load_function(target),
-            settings["on"],
+            settings["slice"],
             *[parse_argument(text) for text in arg or ()],
             donate_argnums=donate or (),
             options=settings["options"],

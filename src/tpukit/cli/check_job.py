@@ -41,7 +41,7 @@ class CheckJob:
 
     Attributes:
         model: A preset's name.
-        on: The slice.
+        slice: The slice it is for, e.g. "v6e-8".
         model_changes: Fields of the preset to change, e.g. `{"n_layers": 4}`.
         batch_size: Examples in a step over all devices; None is one for each device.
         mesh: Size of each axis by name; -1 is all that is left.
@@ -52,7 +52,7 @@ class CheckJob:
     """
 
     model: str
-    on: str
+    slice: str
     model_changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     batch_size: int | None = None
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH
@@ -72,7 +72,7 @@ class CheckJob:
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of 1 or more.")
         self.optimizer_settings()
-        fill_mesh(self.mesh, self.slice)
+        fill_mesh(self.mesh, self.target)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "CheckJob":
@@ -93,7 +93,7 @@ class CheckJob:
             changes: dict[str, Any] = dict(model)  # pyright: ignore[reportUnknownArgumentType]  checked by the model
             values["model"] = changes.pop("preset", None)
             values["model_changes"] = changes
-        for key in ("model", "on"):
+        for key in ("model", "slice"):
             if not isinstance(values.get(key), str):
                 raise ConfigError(f"a job needs '{key}', for example {_EXAMPLES[key]}.")
         if isinstance(values.get("mesh"), str):
@@ -116,7 +116,9 @@ class CheckJob:
         except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
         if not isinstance(data, dict):
-            raise ConfigError(f"{path} holds no job; write keys such as model, batch_size and on.")
+            raise ConfigError(
+                f"{path} holds no job; write keys such as model, batch_size and slice."
+            )
         given = {key: value for key, value in overrides.items() if value is not None}
         return cls.from_dict({**data, **given})
 
@@ -125,14 +127,14 @@ class CheckJob:
         return CheckJob.from_dict({**self.to_dict(), **changes})
 
     @property
-    def slice(self) -> Slice:
+    def target(self) -> Slice:
         """The slice it is for."""
-        return Slice.parse(self.on)
+        return Slice.parse(self.slice)
 
     @property
     def mesh_sizes(self) -> dict[str, int]:
         """The mesh with every size filled in."""
-        return fill_mesh(self.mesh, self.slice)
+        return fill_mesh(self.mesh, self.target)
 
     @property
     def key(self) -> str:
@@ -239,7 +241,7 @@ class CheckJob:
         return {"lion": optax.lion, "adafactor": optax.adafactor, "sgd": optax.sgd}[name](1e-4)
 
 
-_EXAMPLES = {"model": "model: llama3.1-8b", "on": "on: v6e-8"}
+_EXAMPLES = {"model": "model: llama3.1-8b", "slice": "slice: v6e-8"}
 
 
 def parse_mesh(text: str) -> dict[str, int]:

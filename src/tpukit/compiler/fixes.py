@@ -281,14 +281,16 @@ def _together(fixes: list[Fix], report: MemoryReport) -> Fix | None:
     if len(best) < 2:
         return None
     saved = sum(report.total_bytes - (fix.estimate_bytes or 0) for fix in best.values())
-    kept = _amount(report, "parameters", "results", "constants and stack")
+    # Savings of different kinds overlap, so no less is promised than what none of them can touch.
+    touched = _amount(report, "activations", "temporaries", "optimizer state")
+    floor = report.total_bytes - touched - _amount(report, "parameters") // 2
     changes: dict[str, Any] = {}
     for fix in best.values():
         changes.update(fix.changes)
     return Fix(
         changes=changes,
         cost="all of these together",
-        estimate_bytes=max(kept // 2, report.total_bytes - saved),
+        estimate_bytes=max(floor, report.total_bytes - saved),
     )
 
 

@@ -12,7 +12,7 @@ from .facts import ProgramFacts
 from .stages import Progress, silent
 
 # Source locations, which change with every edit of the caller and never change the program.
-_LOCATION = re.compile(r'^#loc.*$| loc\((?:#loc\d*|unknown|"[^"]*")\)', re.MULTILINE)
+_LOCATION = re.compile(r'^#loc.*(?:\n|$)| loc\((?:#loc\d*|unknown|"[^"]*")\)', re.MULTILINE)
 
 
 @dataclass(frozen=True)

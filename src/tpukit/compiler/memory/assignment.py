@@ -62,6 +62,7 @@ class Allocation:
         parameter: Number of the argument it holds, if it holds one.
         is_temporary: Whether it is the heap that temporaries share.
         is_live_out: Whether a result of the program may lie in it.
+        is_output_table: Whether it only lists where several results lie.
     """
 
     number: int
@@ -109,7 +110,7 @@ def _allocation(head: re.Match[str], values: list[Value]) -> Allocation:
         parameter=int(parameter[1]) if parameter else None,
         is_temporary="preallocated-temp" in about,
         is_live_out="maybe-live-out" in about,
-        is_output_table="output shape is" in about,
+        is_output_table="output shape is |(" in about,
         values=tuple(values),
     )
 

@@ -1,0 +1,178 @@
+"""`tpukit check` from the outside: exit codes, verdict first, JSON, the cache, a function."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tpukit.cli import cache, check
+from tpukit.compiler import CompileCache
+from tpukit.errors import TPUModelError, TPUValidationError, XLACompilationError
+
+SMALL = ["tiny", "--on", "v6e-8", "--batch", "16", "--sequence", "32", "--mesh", "fsdp=8"]
+
+
+@pytest.fixture(scope="module")
+def app():
+    made = typer.Typer()
+    made.command("check")(check.check)
+    made.add_typer(cache.app, name="cache")
+    return made
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("TPUKIT_CACHE_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def first(app, own_cache):
+    """The one real check of this file."""
+    return CliRunner().invoke(app, ["check", *SMALL])
+
+
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+class TestOneRealCheck:
+    def test_the_verdict_comes_first(self, first):
+        assert first.exit_code == 0, first.output
+        assert first.stdout.startswith("FITS tiny on v6e-8")
+        assert "optimizer state" in first.stdout
+        assert "[model]" in first.stdout  # the predicted step
+
+    def test_progress_goes_to_standard_error_by_stage(self, first):
+        stages = [line.split()[-1] for line in first.stderr.splitlines()[1:]]
+        assert stages == ["trace", "lower", "compile", "memory", "schedule"]
+        assert "checking tiny on v6e-8" in first.stderr
+
+    def test_the_same_again_needs_no_compiler(self, first, app, monkeypatch):
+        def no_child(*args, **options):
+            raise AssertionError("a child was started")
+
+        monkeypatch.setattr("tpukit.compiler.aot.watch_child", no_child)
+        monkeypatch.setattr("tpukit.compiler.request.lower_program", no_child)
+        again = CliRunner().invoke(app, ["check", *SMALL, "--json", "--memory-only"])
+        assert again.exit_code == 0, again.output
+        data = json.loads(again.stdout)
+        assert data["verdict"] == "fits"
+        assert data["compile"]["from_cache"]
+        assert data["job"]["batch_size"] == 16
+        assert data["no_prediction"] == "not asked for"
+        assert (
+            sum(data["compile"]["memory"]["purposes"].values())
+            == (data["compile"]["memory"]["total_bytes"])
+        )
+
+    def test_the_cache_shows_and_clears(self, first, app):
+        shown = CliRunner().invoke(app, ["cache", "show", "--json"])
+        assert json.loads(shown.stdout)["entries"] == 2  # the compile, and which job it answers
+        cleared = CliRunner().invoke(app, ["cache", "clear"])
+        assert cleared.stdout.startswith("0 compiles")
+        assert CompileCache.default().summary().entries == 0
+
+
+def test_what_does_not_fit_exits_3_with_fixes(app, own_cache, monkeypatch):
+    from dataclasses import replace
+
+    asked = []
+
+    def too_big(self, job):
+        asked.append(job)
+        report = _report(fits=False)
+        return _Compiled(report)
+
+    monkeypatch.setattr(check._Run, "job", too_big)
+    monkeypatch.setattr(
+        check._Run, "known", lambda self, job: _Compiled(replace(_report(fits=True)))
+    )
+    result = CliRunner().invoke(app, ["check", *SMALL, "--fix", "--json"])
+    assert result.exit_code == 3, result.output
+    data = json.loads(result.stdout)
+    assert data["verdict"] == "does not fit"
+    assert data["fixes"][0]["fits"] is True
+    assert data["fixes"][0]["verified"]["origin"] == "compiler"
+    assert data["fixes"][-1]["estimate"]["origin"] == "model"
+    plain = CliRunner().invoke(app, ["check", *SMALL])
+    assert plain.exit_code == 3
+    assert plain.stdout.startswith("DOES NOT FIT")
+    assert "what could make it fit" in plain.stdout
+
+
+def test_what_cannot_be_told_exits_4(app, own_cache, monkeypatch):
+    def crash(self, job):
+        raise XLACompilationError("compiling tiny for v6e-8 failed (exit): it was killed")
+
+    monkeypatch.setattr(check._Run, "job", crash)
+    result = CliRunner().invoke(app, ["check", *SMALL])
+    assert result.exit_code == 4
+    assert "could not tell: compiling tiny" in result.stderr
+
+
+def test_what_the_user_got_wrong_is_an_error_of_theirs(app, own_cache, tmp_path):
+    runner = CliRunner()
+    unknown = runner.invoke(app, ["check", "lama3.1-8b", "--on", "v6e-8"])
+    assert isinstance(unknown.exception, TPUValidationError)
+    path = tmp_path / "own.py"
+    path.write_text("def step(x):\n    return x @ x\n")
+    wrong = runner.invoke(app, ["check", f"{path}:step", "--on", "v6e-1", "--arg", "f32[8,9]"])
+    assert isinstance(wrong.exception, TPUModelError)
+    mixed = runner.invoke(app, ["check", f"{path}:step", "--on", "v6e-1", "--batch", "8"])
+    assert isinstance(mixed.exception, TPUValidationError)
+    assert "takes no batch_size" in str(mixed.exception)
+    nowhere = runner.invoke(app, ["check", f"{path}:step"])
+    assert "needs --on" in str(nowhere.exception)
+
+
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+def test_somebodys_own_function(app, own_cache, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("def step(x):\n    return x * 2\n")
+    result = CliRunner().invoke(
+        app, ["check", f"{path}:step", "--on", "v5e-1", "--arg", "f32[1024,1024]", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert data["job"] is None
+    assert data["compile"]["memory"]["argument_bytes"] == 4 * 1024 * 1024
+    assert data["compile"]["memory"]["findings"][0]["kind"] == "not donated"
+
+
+class _Compiled:
+    """A compile with a report that was made up."""
+
+    def __init__(self, report):
+        self.memory, self.fits, self.slice = report, report.fits, report.slice
+        self.versions = {"jax": "0"}
+
+    def to_dict(self):
+        return {"memory": self.memory.to_dict()}
+
+
+def _report(*, fits):
+    from tpukit.compiler.memory import MemoryReport
+    from tpukit.hardware import Slice
+
+    used = 2**30 if fits else 40 * 2**30
+    return MemoryReport(
+        program="tiny",
+        slice=Slice.parse("v6e-8"),
+        fits=fits,
+        total_bytes=used,
+        usable_bytes=31 * 2**30,
+        host_bytes=0,
+        argument_bytes=0,
+        temp_bytes=used,
+        result_bytes=0,
+        alias_bytes=0,
+        purposes={"activations": used},
+        buffers=(),
+        peak=None,
+        curve=(),
+        schedule_length=0,
+        findings=(),
+    )
