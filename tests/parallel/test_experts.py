@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from tpukit.errors import MeshError, ShardingError, TPUValidationError
@@ -150,7 +150,7 @@ def test_bfloat16_on_a_mesh(arrays, mesh):
     ("routing", "collective"), [("capacity", "all_to_all"), ("dropless", "ragged_all_to_all")]
 )
 def test_lowers_for_tpu_without_devices(arrays, routing, collective):
-    mesh = AbstractMesh((2, 2, 2), AXES)
+    mesh = AbstractMesh((2, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3)
     layer = jax.jit(lambda *arrays: moe_ffn(*arrays, k=K, routing=routing, mesh=mesh))
     text = layer.trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
     assert len(re.findall(rf"[.@]\"?{collective}\b", text)) == 2  # there and back

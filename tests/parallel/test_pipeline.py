@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tpukit.errors import MeshError, ShardingError, TPUValidationError
@@ -198,7 +198,7 @@ def test_a_stage_may_hold_a_ring_attention():
 
 @pytest.mark.parametrize(("schedule", "permutes"), [("gpipe", 2), ("1f1b", 4)])
 def test_lowers_for_tpu_without_devices(schedule, permutes):
-    mesh = AbstractMesh((2, 2, 2), AXES)
+    mesh = AbstractMesh((2, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3)
     weights, x = jnp.ones((2, D, D)), jnp.ones((4, 2, D))
     step = jax.jit(
         lambda weights, x: pipeline_value_and_grad(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from tpukit.errors import MeshError, ShardingError, TPUValidationError
 from tpukit.parallel.ring_attention import ring_attention
@@ -161,7 +161,7 @@ def test_a_window_shortens_the_ring(window, layout, hops):
 
 
 def test_lowers_for_tpu_without_devices(qkv):
-    mesh = AbstractMesh((SHARDS, 2), ("context", "model"))
+    mesh = AbstractMesh((SHARDS, 2), ("context", "model"), axis_types=(AxisType.Auto,) * 2)
     attend = jax.jit(lambda *qkv: ring_attention(*qkv, mesh=mesh))
     text = attend.trace(*qkv).lower(lowering_platforms=("tpu",)).as_text()
     assert len(re.findall("collective_permute", text)) == 3  # keys, values and their positions
