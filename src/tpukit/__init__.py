@@ -13,57 +13,144 @@ if TYPE_CHECKING:
     from .config import TPUConfig as TPUConfig
     from .config import TPUVersion as TPUVersion
     from .errors import TPUError as TPUError
+    from .hardware import Accelerators as Accelerators
     from .hardware import Chip as Chip
     from .hardware import Figure as Figure
+    from .hardware import PriceBook as PriceBook
     from .hardware import Slice as Slice
+    from .hardware import detect_accelerators as detect_accelerators
     from .hardware import get_chip as get_chip
     from .hardware import list_chips as list_chips
     from .hardware import list_slices as list_slices
+    from .hardware import public_prices as public_prices
+    from .models import RematPolicy as RematPolicy
+    from .models import Transformer as Transformer
+    from .models import TransformerConfig as TransformerConfig
+    from .models import Workload as Workload
+    from .models import enable_gradient_checkpointing as enable_gradient_checkpointing
+    from .models import export_huggingface as export_huggingface
+    from .models import get_preset as get_preset
+    from .models import import_huggingface as import_huggingface
+    from .models import list_presets as list_presets
+    from .parallel import Layout as Layout
+    from .parallel import MeshConfig as MeshConfig
+    from .parallel import abstract_mesh as abstract_mesh
+    from .parallel import create_mesh as create_mesh
+    from .parallel import detect_hotspots as detect_hotspots
+    from .parallel import get_sharding_spec as get_sharding_spec
+    from .parallel import make_layout as make_layout
+    from .parallel import optimize_sharding as optimize_sharding
+    from .parallel import reshard as reshard
+    from .parallel import ring_attention as ring_attention
+    from .parallel import shard_model as shard_model
+    from .parallel import validate_sharding as validate_sharding
+    from .runtime.doctor import Diagnosis as Diagnosis
     from .runtime.doctor import diagnose_tpu as diagnose_tpu
+    from .runtime.environment import EnvironmentReport as EnvironmentReport
     from .runtime.environment import configure_tpu_environment as configure_tpu_environment
+    from .runtime.flags import FlagRegistry as FlagRegistry
     from .runtime.flags import enable_xla_optimizations as enable_xla_optimizations
     from .runtime.flags import set_xla_flags as set_xla_flags
+    from .runtime.logs import setup_logging as setup_logging
     from .runtime.multihost import MultiHostConfig as MultiHostConfig
 
 __version__ = "0.1.0"
 
 # Which module each public name lives in; the block above says the same to type checkers.
 _HOME_OF = {
+    "Accelerators": "hardware",
     "Chip": "hardware",
     "CompiledStep": "compiler",
+    "Diagnosis": "runtime.doctor",
+    "EnvironmentReport": "runtime.environment",
     "Figure": "hardware",
+    "FlagRegistry": "runtime.flags",
+    "Layout": "parallel",
+    "MeshConfig": "parallel",
     "MultiHostConfig": "runtime.multihost",
+    "PriceBook": "hardware",
+    "RematPolicy": "models",
     "Slice": "hardware",
     "TPUConfig": "config",
     "TPUError": "errors",
     "TPUVersion": "config",
+    "Transformer": "models",
+    "TransformerConfig": "models",
+    "Workload": "models",
+    "abstract_mesh": "parallel",
     "compile_for": "compiler",
     "configure_tpu_environment": "runtime.environment",
+    "create_mesh": "parallel",
+    "detect_accelerators": "hardware",
+    "detect_hotspots": "parallel",
     "diagnose_tpu": "runtime.doctor",
+    "enable_gradient_checkpointing": "models",
     "enable_xla_optimizations": "runtime.flags",
+    "export_huggingface": "models",
     "get_chip": "hardware",
+    "get_preset": "models",
+    "get_sharding_spec": "parallel",
+    "import_huggingface": "models",
     "list_chips": "hardware",
+    "list_presets": "models",
     "list_slices": "hardware",
+    "make_layout": "parallel",
+    "optimize_sharding": "parallel",
+    "public_prices": "hardware",
+    "reshard": "parallel",
+    "ring_attention": "parallel",
     "set_xla_flags": "runtime.flags",
+    "setup_logging": "runtime.logs",
+    "shard_model": "parallel",
+    "validate_sharding": "parallel",
 }
 
 __all__ = [
+    "Accelerators",
     "Chip",
     "CompiledStep",
+    "Diagnosis",
+    "EnvironmentReport",
     "Figure",
+    "FlagRegistry",
+    "Layout",
+    "MeshConfig",
     "MultiHostConfig",
+    "PriceBook",
+    "RematPolicy",
     "Slice",
     "TPUConfig",
     "TPUError",
     "TPUVersion",
+    "Transformer",
+    "TransformerConfig",
+    "Workload",
+    "abstract_mesh",
     "compile_for",
     "configure_tpu_environment",
+    "create_mesh",
+    "detect_accelerators",
+    "detect_hotspots",
     "diagnose_tpu",
+    "enable_gradient_checkpointing",
     "enable_xla_optimizations",
+    "export_huggingface",
     "get_chip",
+    "get_preset",
+    "get_sharding_spec",
+    "import_huggingface",
     "list_chips",
+    "list_presets",
     "list_slices",
+    "make_layout",
+    "optimize_sharding",
+    "public_prices",
+    "reshard",
+    "ring_attention",
     "set_xla_flags",
+    "setup_logging",
+    "shard_model",
+    "validate_sharding",
 ]
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from ..errors import TPUError
+from . import cache, check, config, doctor, flags, slices
 from . import compile as compile_command
-from . import config, doctor, flags, slices
 
 app = typer.Typer(
     name="tpukit",
@@ -38,8 +38,10 @@ app.command("doctor")(doctor.doctor)
 app.command("slices")(slices.slices)
 app.command("slice")(slices.slice_info)
 app.command("prices")(slices.prices)
+app.command("check")(check.check)
 app.command("compile")(compile_command.compile_function)
 app.add_typer(flags.app, name="flags", help="Check, list and explain XLA and libtpu flags.")
+app.add_typer(cache.app, name="cache", help="Look at the cache of compiled programs, or empty it.")
 app.add_typer(config.app, name="config", help="Show, check and write configurations.")
 
 
