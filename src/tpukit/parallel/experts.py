@@ -14,7 +14,6 @@ from ..errors import ShardingError, TPUValidationError, did_you_mean
 from .axes import BATCH_ROLES, axes_with_role
 from .experts_dispatch import ACTIVATIONS, ExpertWeights, MoESettings, RoutingMethod, moe_shard
 from .manual_axes import (
-    AnyMesh,
     axes_of,
     axis_size,
     copy_each,
@@ -22,6 +21,7 @@ from .manual_axes import (
     divisors,
     mesh_in_use,
 )
+from .mesh import AnyMesh, axis_sizes
 from .routing import RouterStats, Score
 
 
@@ -109,7 +109,7 @@ def moe_ffn(
         )
     here = settings(
         groups_here=(groups or shards) // shards,
-        expert_axis=axis if dict(in_use.shape)[axis] > 1 else None,
+        expert_axis=axis if axis_sizes(in_use)[axis] > 1 else None,
         token_axes=token_axes,
     )
 
@@ -131,7 +131,7 @@ def moe_ffn(
         out_specs=(spec, P()),
         axis_names=set(token_axes),
     )
-    copies = shards // dict(in_use.shape)[axis]
+    copies = shards // axis_sizes(in_use)[axis]
     precise = router_w.astype(jnp.promote_types(x.dtype, jnp.float32))
     return mapped(x, precise, router_bias, slots, copy_each(weights, copies))
 

@@ -1,15 +1,15 @@
 """Which mesh a function that talks over a mesh axis runs on, and whether the axis is there."""
 
 from collections.abc import Iterable
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from ..errors import MeshError, did_you_mean
+from .mesh import AnyMesh, axis_sizes
 
-AnyMesh: TypeAlias = Mesh | AbstractMesh
 Tree = TypeVar("Tree")
 
 
@@ -32,7 +32,7 @@ def axis_size(mesh: AnyMesh, axis: str, *, needed_for: str) -> int:
     Raises:
         MeshError: The mesh has no such axis.
     """
-    sizes = dict(mesh.shape)
+    sizes = axis_sizes(mesh)
     if axis not in sizes:
         raise MeshError(
             f"{needed_for} runs over the mesh axis '{axis}', but the mesh has "
@@ -54,7 +54,7 @@ def copy_each(tree: Tree, copies: int) -> Tree:
 
 def describe_axes(mesh: AnyMesh) -> str:
     """The axes of a mesh for a message: "data=2, model=4"."""
-    return ", ".join(f"{name}={size}" for name, size in dict(mesh.shape).items()) or "no axes"
+    return ", ".join(f"{name}={size}" for name, size in axis_sizes(mesh).items()) or "no axes"
 
 
 def axes_of(spec: PartitionSpec) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from ..errors import MeshError, ShardingError
-from .manual_axes import AnyMesh, axis_size, copy_each, divisors, mesh_in_use
+from .manual_axes import axis_size, copy_each, divisors, mesh_in_use
+from .mesh import AnyMesh
 
 Tree = TypeVar("Tree")
 StageFn = Callable[[Any, Any], Any]

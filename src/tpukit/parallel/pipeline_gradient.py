@@ -7,7 +7,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from .manual_axes import AnyMesh
+from .mesh import AnyMesh
 from .pipeline import (
     PipelineParams,
     StageFn,

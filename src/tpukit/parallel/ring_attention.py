@@ -12,7 +12,8 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from ..errors import ShardingError, TPUValidationError
-from .manual_axes import AnyMesh, axis_size, divisors, mesh_in_use
+from .manual_axes import axis_size, divisors, mesh_in_use
+from .mesh import AnyMesh
 from .ring_blocks import Sight
 from .ring_layout import RingLayout, check_layout, check_length, pieces_a_shard
 from .ring_loop import Ring, ring_backward, ring_forward
