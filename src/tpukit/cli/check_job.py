@@ -31,6 +31,7 @@ _STRATEGY_OF_ROLE = {
     "replica": "data",
 }
 # Everything that decides which program a job becomes.
+_ROOMS_OF_PROGRAMS = ("kernels", "models", "parallel")
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "numpy")
 _COMPUTE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
@@ -138,7 +139,7 @@ class CheckJob:
 
     @property
     def key(self) -> str:
-        """A hash of the job, of this package's source and of the versions of what it builds on."""
+        """A hash of the job, of the source it is built from and of what that stands on."""
         identity = [self.to_dict(), _source_fingerprint(), _versions()]
         return hashlib.sha256(
             json.dumps(identity, sort_keys=True, default=str).encode()
@@ -258,10 +259,13 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def _source_fingerprint() -> str:
-    """A hash of this package's own source: another version makes another program."""
+    """A hash of the source that decides which program a job becomes."""
     root = Path(__file__).parents[1]
+    files = [Path(__file__), root / "compiler" / "program.py", root / "runtime" / "device_grid.py"]
+    for room in _ROOMS_OF_PROGRAMS:
+        files += [*(root / room).rglob("*.py"), *(root / room).rglob("*.toml")]
     digest = hashlib.sha256()
-    for path in sorted([*root.rglob("*.py"), *root.rglob("*.toml")]):
+    for path in sorted(files):
         digest.update(str(path.relative_to(root)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

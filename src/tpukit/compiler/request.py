@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from .. import __version__
 from ..errors import FlagError, MeshError, MissingExtraError
 from ..hardware import Slice
 from .dump import Dump
@@ -69,6 +70,7 @@ def compile_key(
     """The key of a compile, from what is known of its program."""
     identity = [
         FORMAT,
+        __version__,  # the order of devices is this package's own work
         facts.fingerprint,
         target.libtpu_topology,
         sorted((name, str(value)) for name, value in target.libtpu_options.items()),
