@@ -17,10 +17,12 @@ import pytest
 
 from tpukit.compiler import compile_for, compile_many, lower_program, make_request
 from tpukit.compiler.aot import run_request
+from tpukit.compiler.stages import parse_until
 from tpukit.errors import (
     FlagError,
     MeshError,
     TPUOutOfMemoryError,
+    TPUValidationError,
     XLACompilationError,
 )
 from tpukit.runtime.child import ChildError
@@ -227,3 +229,9 @@ def test_facts_survive_json():
 
     facts = lower_program(jnp.sin, X).facts
     assert ProgramFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
+
+
+def test_the_last_stage_is_named_or_guessed():
+    assert parse_until("schedule") == "schedule"
+    with pytest.raises(TPUValidationError, match="Did you mean 'codegen'"):
+        parse_until("codgen")

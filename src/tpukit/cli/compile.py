@@ -18,6 +18,9 @@ def compile_function(
     ] = None,
     flags: Annotated[str, typer.Option(help="Compiler options: '--xla_tpu_...=true ...'.")] = "",
     hlo: Annotated[Path | None, typer.Option(help="Write the scheduled HLO text here.")] = None,
+    until: Annotated[
+        str, typer.Option(help="memory, schedule (seconds) or codegen (minutes, FLOPs).")
+    ] = "codegen",
     timeout: Annotated[float, typer.Option(help="Seconds until it is killed.")] = 1800,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -25,6 +28,7 @@ def compile_function(
     from ..compiler import compile_for
     from ..compiler.entry import load_function, parse_argument
     from ..hardware import Slice
+    from ..compiler.stages import parse_until
     from ..runtime.environment import configure_tpu_environment
     from ..runtime.flags import as_compiler_options, parse_flags
     from .output import show, working
@@ -41,6 +45,7 @@ def compile_function(
             *arguments,
             donate_argnums=donate or (),
             options=options,
+            until=parse_until(until),
             timeout_s=timeout,
         )
     if hlo is not None:

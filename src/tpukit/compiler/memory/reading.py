@@ -140,6 +140,8 @@ class _Writer:
         when = self.moment if alive else tenancy.end
         value = self.attributor.speaker(tenancy, when)
         purpose = self.attributor.category(tenancy, when)
+        if heap.color == HOST and purpose == "unattributed":
+            purpose = "offloaded"  # whatever it is, that is why it lies on the host
         return self._buffer(
             purpose, value, tenancy.size_bytes, heap.color, *self._origin(value), at_peak=alive
         )

@@ -15,7 +15,7 @@ class Buffer:
     """One array in memory.
 
     Attributes:
-        purpose: One of `attribution.CATEGORIES`.
+        purpose: One of `attribution.CATEGORIES`, or "offloaded" for one on the host.
         shape: As the compiler writes it, e.g. "bf16[32,512,14336]".
         layout: Order and tiles of its dimensions.
         size_bytes: What it takes, with padding.

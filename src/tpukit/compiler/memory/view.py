@@ -12,6 +12,7 @@ from .report import MemoryReport
 
 BUFFERS_SHOWN = 10
 BAR_WIDTH = 60
+SMALLEST_SHOWN = 0.0005  # of the total; the rest is one line
 _KEY = re.compile(r"\['([^']*)'\]")
 _ROOT = re.compile(r"^\[\d+\]\.?")
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -73,20 +74,27 @@ def _bar(report: MemoryReport) -> Text:
 
 def _purposes(report: MemoryReport) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
+    least = SMALLEST_SHOWN * report.total_bytes
     for name, amount in report.purposes.items():
-        share = f"{amount / report.total_bytes:.1%}" if report.total_bytes else ""
-        table.add_row(
-            Text("█ " + name, style=_COLORS[name]),
-            Text(format_quantity(amount, "B"), justify="right"),
-            Text(share, justify="right"),
-            Text(CATEGORIES[name], style="dim"),
-        )
+        if amount >= least:
+            _add(table, name, amount, report.total_bytes, CATEGORIES[name], _COLORS[name])
+    small = sum(amount for amount in report.purposes.values() if amount < least)
+    if small:
+        _add(table, "everything else", small, report.total_bytes, "all that is smaller", "dim")
     if report.host_bytes:
-        table.add_row(
-            "  pinned host memory", format_quantity(report.host_bytes, "B"), "", "on the host"
-        )
+        host = format_quantity(report.host_bytes, "B")
+        table.add_row("  pinned host memory", Text(host, justify="right"), "", "beside the HBM")
     table.add_row("  origin", "compiler", "", Text("the figures its own test looks at", "dim"))
     return table
+
+
+def _add(table: Table, name: str, amount: int, total: int, what: str, color: str) -> None:
+    table.add_row(
+        Text("█ " + name, style=color),
+        Text(format_quantity(amount, "B"), justify="right"),
+        Text(f"{amount / total:.1%}", justify="right"),
+        Text(what, style="dim"),
+    )
 
 
 def _curve(report: MemoryReport) -> RenderableType:
