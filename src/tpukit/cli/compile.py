@@ -27,8 +27,8 @@ def compile_function(
     """Compile a function for one device of a slice with the real TPU compiler; no TPU needed."""
     from ..compiler import compile_for
     from ..compiler.entry import load_function, parse_argument
-    from ..hardware import Slice
     from ..compiler.stages import parse_until
+    from ..hardware import Slice
     from ..runtime.environment import configure_tpu_environment
     from ..runtime.flags import as_compiler_options, parse_flags
     from .output import show, working
