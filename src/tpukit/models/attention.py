@@ -8,6 +8,7 @@ import jax
 
 from ..errors import TPUModelError, did_you_mean
 from ..parallel.ring_attention import ring_attention
+from .splash import AnyMesh, can_splash, splash_attention
 
 # Above this length the full score matrix outweighs every other activation of a layer.
 LONGEST_UNBLOCKED = 2048
@@ -65,17 +66,32 @@ def automatic_attention(
     *,
     window: int | None = None,
     segment_ids: jax.Array | None = None,
+    mesh: AnyMesh | None = None,
+    batch_axes: tuple[str, ...] = (),
+    head_axes: tuple[str, ...] = (),
 ) -> jax.Array:
-    """The whole score matrix for short sequences, block by block for long ones."""
-    choose = dot_attention if q.shape[1] <= LONGEST_UNBLOCKED else ring_attention
-    return choose(q, k, v, window=window, segment_ids=segment_ids)
+    """On TPU the splash kernel; elsewhere the whole score matrix, or blocks when it is long.
+
+    The platform is the one the program is lowered for, so a program made on a laptop for a TPU
+    holds the kernel. `mesh`, `batch_axes` and `head_axes` are those of `splash_attention`.
+    """
+    options = {"window": window, "segment_ids": segment_ids}
+    plain = partial(dot_attention if q.shape[1] <= LONGEST_UNBLOCKED else ring_attention, **options)
+    if not can_splash(q):
+        return plain(q, k, v)
+    kernel = partial(
+        splash_attention, mesh=mesh, batch_axes=batch_axes, head_axes=head_axes, **options
+    )
+    choose: Any = jax.lax.platform_dependent
+    return choose(q, k, v, tpu=kernel, default=plain)
 
 
-# "ring" without a mesh is attention in blocks on one device; a workload gives it its mesh.
+# "ring" and "splash" without a mesh work on one device; a workload gives them its mesh.
 _BY_NAME: dict[str, Callable[..., jax.Array]] = {
     "auto": automatic_attention,
     "xla": dot_attention,
     "ring": ring_attention,
+    "splash": splash_attention,
     "cudnn": partial(dot_attention, implementation="cudnn"),
 }
 

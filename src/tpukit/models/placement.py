@@ -8,11 +8,14 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import ShardingError
+from ..parallel.activations import ActivationRules
 from ..parallel.layout import Layout
 from ..parallel.mesh import axis_sizes
 from ..parallel.ring_attention import ring_attention
 from ..parallel.strategy import Strategy, parse_strategy, strategy_axes
+from .attention import automatic_attention
 from .execution import AnyMesh, Execution
+from .splash import splash_attention
 from .transformer_config import TransformerConfig
 
 
@@ -23,6 +26,15 @@ def execution_on(
     context = find_axis(mesh, strategy, "context")
     if context is not None and execution.attention in ("auto", "ring"):
         execution = execution.replace(attention=partial(ring_attention, mesh=mesh, axis=context))
+    elif execution.attention in ("auto", "splash") and "pipeline" not in strategy:
+        # A kernel sees one device's examples and heads: nobody can split it from outside.
+        axes = dict(ActivationRules.of(mesh, strategy).axes)
+        chosen = splash_attention if execution.attention == "splash" else automatic_attention
+        execution = execution.replace(
+            attention=partial(
+                chosen, mesh=mesh, batch_axes=axes["batch"], head_axes=axes.get("heads", ())
+            )
+        )
     expert = find_axis(mesh, strategy, "expert")
     if expert is not None and config is not None and config.n_experts:
         execution = execution.replace(expert_mesh=mesh, expert_axis=expert)

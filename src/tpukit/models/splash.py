@@ -5,15 +5,21 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import PartitionSpec
 
 from ..errors import TPUModelError
-from ..parallel.mesh import AnyMesh
+from ..parallel.mesh import AnyMesh, axis_sizes
 
 # Block sizes of the published Trillium recipes; shorter sequences take what divides them.
 LARGEST_BLOCK = 2048
 SMALLEST_BLOCK = 128
+
+
+def can_splash(q: jax.Array) -> bool:
+    """Whether the kernel's blocks fit queries of this shape."""
+    return q.shape[1] % SMALLEST_BLOCK == 0 and q.shape[-1] % SMALLEST_BLOCK == 0
 
 
 def splash_attention(
@@ -26,6 +32,7 @@ def splash_attention(
     mesh: AnyMesh | None = None,
     batch_axes: tuple[str, ...] = (),
     head_axes: tuple[str, ...] = (),
+    interpret: bool = False,
 ) -> jax.Array:
     """Causal attention of q (B, S, H, D) over k, v (B, S, KV, D), as a Pallas kernel.
 
@@ -38,24 +45,31 @@ def splash_attention(
         mesh: The mesh the arrays are spread over: a kernel sees only its own device's part.
         batch_axes: Mesh axes that split the batch.
         head_axes: Mesh axes that split the heads.
+        interpret: Run the kernel's meaning without a TPU, slowly.
 
     Raises:
-        TPUModelError: The sequence is no multiple of 128.
+        TPUModelError: The sequence or the head size is no multiple of 128.
     """
-    if q.shape[1] % SMALLEST_BLOCK:
+    if not can_splash(q):
         raise TPUModelError(
-            f"splash attention works on blocks of {SMALLEST_BLOCK} tokens and the sequence has "
-            f"{q.shape[1]}; use a multiple of {SMALLEST_BLOCK}, or attention='xla'."
+            f"splash attention works on multiples of {SMALLEST_BLOCK} tokens and head dimensions, "
+            f"and the queries are {q.shape}; change the shape, or use attention='xla'."
         )
+    if mesh is not None:
+        sizes = axis_sizes(mesh)
+        if k.shape[2] % math.prod(sizes[axis] for axis in head_axes):
+            # Fewer key heads than shares: each share needs whole ones of its own.
+            k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     if mesh is None or not (batch_axes or head_axes):
-        return _attend(q, k, v, segment_ids, window=window)
+        return _attend(q, k, v, segment_ids, window=window, interpret=interpret)
     spread = PartitionSpec(batch_axes or None, None, head_axes or None, None)
     rows = PartitionSpec(batch_axes or None, None)
     arguments = (q, k, v) if segment_ids is None else (q, k, v, segment_ids)
     specs = (spread,) * 3 if segment_ids is None else (spread,) * 3 + (rows,)
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> jax.Array:
-        return _attend(q, k, v, ids[0] if ids else None, window=window)
+        local_ids = ids[0] if ids else None
+        return _attend(q, k, v, local_ids, window=window, interpret=interpret)
 
     call: Any = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=spread, check_vma=False)
     return call(*arguments)
@@ -68,9 +82,10 @@ def _attend(
     segment_ids: jax.Array | None,
     *,
     window: int | None,
+    interpret: bool,
 ) -> jax.Array:
     heads, kv_heads = q.shape[2], k.shape[2]
-    kernel = _kernel(q.shape[1], heads // kv_heads, window, q.dtype.itemsize)
+    kernel = _kernel(q.shape[1], heads // kv_heads, window, interpret)
     by_head = [x.transpose(0, 2, 1, 3) for x in (q * q.shape[-1] ** -0.5, k, v)]
     batch, _, length, width = by_head[0].shape
     grouped = by_head[0].reshape(batch, kv_heads, heads // kv_heads, length, width)
@@ -82,7 +97,7 @@ def _attend(
 
 
 @lru_cache(maxsize=64)
-def _kernel(length: int, queries_per_key: int, window: int | None, itemsize: int) -> Any:
+def _kernel(length: int, queries_per_key: int, window: int | None, interpret: bool) -> Any:
     """The kernel of one key head: its queries share keys, which are read once."""
     block = math.gcd(length, LARGEST_BLOCK)
     if window is None:
@@ -100,4 +115,4 @@ def _kernel(length: int, queries_per_key: int, window: int | None, itemsize: int
     )
     masks = splash.MultiHeadMask([mask] * queries_per_key)
     with jax.ensure_compile_time_eval():
-        return splash.make_splash_mqa_single_device(masks, block_sizes=sizes)
+        return splash.make_splash_mqa_single_device(masks, block_sizes=sizes, interpret=interpret)

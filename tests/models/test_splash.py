@@ -1,0 +1,75 @@
+"""The splash kernel as the models call it, against attention with the whole score matrix."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tpukit.errors import TPUModelError
+from tpukit.models import Workload
+from tpukit.models.attention import automatic_attention, dot_attention
+from tpukit.models.splash import splash_attention
+from tpukit.parallel import abstract_mesh, create_mesh
+
+
+def arrays(*, batch=1, length=256, heads=2, kv_heads=1, width=128):
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = [(batch, length, heads, width), *[(batch, length, kv_heads, width)] * 2]
+    return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_values_and_gradients_of_grouped_heads(window):
+    q, k, v = arrays()
+
+    def total(attend, q, k, v, **options):
+        return jnp.sum(jnp.sin(attend(q, k, v, window=window, **options)))
+
+    expected, wanted = jax.value_and_grad(lambda *a: total(dot_attention, *a), (0, 1, 2))(q, k, v)
+    kernel = lambda *a: total(splash_attention, *a, interpret=True)  # noqa: E731
+    value, gradients = jax.value_and_grad(kernel, (0, 1, 2))(q, k, v)
+    assert float(value) == pytest.approx(float(expected), rel=1e-4)
+    for seen, known in zip(gradients, wanted, strict=True):
+        assert jnp.max(jnp.abs(seen - known)) < 2e-3 * jnp.max(jnp.abs(known))
+
+
+def test_packed_documents_stay_apart():
+    q, k, v = arrays(batch=1, length=256)
+    ids = jnp.where(jnp.arange(256) < 100, 0, 1)[None]
+    expected = dot_attention(q, k, v, segment_ids=ids)
+    seen = splash_attention(q, k, v, segment_ids=ids, interpret=True)
+    assert jnp.allclose(seen, expected, atol=1e-3)
+
+
+def test_a_mesh_splits_examples_and_heads():
+    q, k, v = arrays(batch=2, heads=4, kv_heads=1)
+    mesh = create_mesh(mesh_shape=(2, 2), axis_names=("data", "model"), devices=jax.devices()[:4])
+    attend = jax.jit(
+        lambda *a: splash_attention(
+            *a, mesh=mesh, batch_axes=("data",), head_axes=("model",), interpret=True
+        )
+    )
+    assert jnp.allclose(attend(q, k, v), dot_attention(q, k, v), atol=1e-3)
+
+
+def test_off_a_tpu_auto_is_plain_attention():
+    q, k, v = arrays()
+    assert jnp.array_equal(automatic_attention(q, k, v), dot_attention(q, k, v))
+
+
+def test_a_program_lowered_for_tpu_holds_the_kernel():
+    work = Workload(
+        "small-125m", batch_size=8, sequence_length=256, strategy="fsdp", attention="auto"
+    )
+    config = work.config
+    assert config is not None
+    if config.head_dim % 128:
+        work = work.replace(model=config.replace(head_dim=128))
+    mesh = abstract_mesh(mesh_shape=(8,), axis_names=("fsdp",))
+    traced = work.jit_train_step(mesh).trace(*work.abstract_args(mesh))
+    assert "tpu_custom_call" in traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
+def test_shapes_the_kernel_cannot_take():
+    q, k, v = arrays(length=100)
+    with pytest.raises(TPUModelError, match="multiples of 128"):
+        splash_attention(q, k, v)
