@@ -8,7 +8,12 @@ from typer.testing import CliRunner
 
 from tpukit.cli import cache, check
 from tpukit.compiler import CompileCache
-from tpukit.errors import TPUModelError, TPUValidationError, XLACompilationError
+from tpukit.errors import (
+    TPUModelError,
+    TPUOutOfMemoryError,
+    TPUValidationError,
+    XLACompilationError,
+)
 
 SMALL = ["tiny", "--on", "v6e-8", "--batch", "16", "--sequence", "32", "--mesh", "fsdp=8"]
 
@@ -110,6 +115,33 @@ def test_what_cannot_be_told_exits_4(app, own_cache, monkeypatch):
     result = CliRunner().invoke(app, ["check", *SMALL])
     assert result.exit_code == 4
     assert "could not tell: compiling tiny" in result.stderr
+
+
+def test_a_refusal_without_a_report_still_exits_3(app, own_cache, monkeypatch):
+    def refuse(self, job):
+        raise TPUOutOfMemoryError("tiny does not fit on v6e-8: the compiler needs 181G.")
+
+    monkeypatch.setattr(check._Run, "job", refuse)
+    result = CliRunner().invoke(app, ["check", *SMALL])
+    assert result.exit_code == 3
+    assert result.stdout.startswith("DOES NOT FIT tiny")
+
+
+@pytest.mark.slow
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+def test_an_8b_model_that_needs_a_fix(app, own_cache):
+    asked = ["check", "llama3.1-8b", "--on", "v6e-8", "--batch", "32", "--memory-only", "--json"]
+    result = CliRunner().invoke(app, [*asked, "--remat", "none", "--attention", "xla", "--fix"])
+    assert result.exit_code == 3, result.output
+    data = json.loads(result.stdout)
+    memory = data["compile"]["memory"]
+    # Scores of 32 layers, 4 examples and 32 heads are kept: 64 GiB in float32 alone.
+    assert memory["purposes"]["activations"] > 64 * 2**30
+    assert memory["buffers"][0]["shape"] == "f32[32,4,4,8,2048,2048]"
+    best = data["fixes"][0]
+    assert best["fits"] is True
+    assert best["verified"]["value"] < memory["usable_bytes"]
 
 
 def test_what_the_user_got_wrong_is_an_error_of_theirs(app, own_cache, tmp_path):

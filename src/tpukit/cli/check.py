@@ -46,8 +46,8 @@ def check(
     """Check a job against the real TPU compiler: exit 0 fits, 3 does not fit, 4 could not tell."""
     say = _Announcer()
     say(f"checking {target}" + (f" on {on}" if on else ""))
-    from ..compiler.verdict import COULD_NOT_TELL
-    from ..errors import TPUNotAvailableError, XLACompilationError
+    from ..compiler.verdict import COULD_NOT_TELL, DOES_NOT_FIT
+    from ..errors import TPUNotAvailableError, TPUOutOfMemoryError, XLACompilationError
 
     settings: dict[str, Any] = {
         "slice": on,
@@ -65,6 +65,9 @@ def check(
     try:
         job = None if ":" in target else _job(target, settings)
         compiled = run.job(job) if job is not None else run.function(target, arg, donate, settings)
+    except TPUOutOfMemoryError as error:  # refused before there was anything to report
+        typer.secho(f"DOES NOT FIT {error}", fg=typer.colors.RED)
+        raise typer.Exit(DOES_NOT_FIT) from None
     except (XLACompilationError, TPUNotAvailableError) as error:
         typer.secho(f"could not tell: {error}", fg=typer.colors.YELLOW, err=True)
         raise typer.Exit(COULD_NOT_TELL) from None

@@ -15,6 +15,7 @@ from .memory import MemoryReport
 _EFFORT = ("microbatches", "remat", "optimizer", "mesh", "batch_size", "model")
 _NO_REMAT = ("none", "everything")
 THIN_SHARE = 0.05
+MOST_PIECES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +175,7 @@ def _more_microbatches(shape: JobShape, report: MemoryReport) -> list[Fix]:
     # Adding up gradients keeps one for every weight all the time.
     sums = max(0, _amount(report, "parameters") - _amount(report, "gradients"))
     found: list[Fix] = []
-    for pieces in (2, 4, 8, 16):
+    for pieces in range(2, MOST_PIECES + 1):
         count = shape.microbatches * pieces
         if per_device % count == 0:
             saved = moving - moving // pieces
@@ -198,7 +199,8 @@ def _other_remat(shape: JobShape, report: MemoryReport) -> list[Fix]:
         found.append(Fix(changes={"remat": "full"}, cost=cost, estimate_bytes=estimate))
     if "offload" not in shape.remat:
         cost = "recomputes each layer, and moves its input to the host and back"
-        estimate = report.total_bytes - kept
+        saved = min(kept, inputs) if shape.remat.startswith("full") else kept
+        estimate = report.total_bytes - saved
         changes = {"remat": "offload=decoder_layer_input"}
         found.append(Fix(changes=changes, cost=cost, estimate_bytes=estimate))
     return found

@@ -58,7 +58,8 @@ class CheckResult:
         elif self.no_prediction:
             parts.append(Text(f"no step time: {self.no_prediction}", style="dim"))
         if self.fixes is not None:
-            parts += ["", Text("what could make it fit", style="bold"), self.fixes]
+            aim = "what would leave more room" if self.compiled.fits else "what could make it fit"
+            parts += ["", Text(aim, style="bold"), self.fixes]
         versions = ", ".join(f"{name} {number}" for name, number in self.compiled.versions.items())
         return Group(*parts, Text(versions, style="dim"))
 
