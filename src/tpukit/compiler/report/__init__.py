@@ -4,8 +4,9 @@ from .build import build_report as build_report
 from .diff import Change as Change
 from .diff import ReportDiff as ReportDiff
 from .diff import diff_reports as diff_reports
+from .html import write_html as write_html
+from .loading import RecordedStep as RecordedStep
 from .loading import read_report as read_report
-from .loading import spans_of as spans_of
 from .perfetto import write_perfetto as write_perfetto
 from .schema import SCHEMA as SCHEMA
 from .schema import Report as Report
@@ -13,11 +14,12 @@ from .schema import Report as Report
 __all__ = [
     "SCHEMA",
     "Change",
+    "RecordedStep",
     "Report",
     "ReportDiff",
     "build_report",
     "diff_reports",
     "read_report",
-    "spans_of",
+    "write_html",
     "write_perfetto",
 ]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +39,21 @@ def as_report(data: object, *, name: str = "the report") -> Report:
             "run the check again with the version that reads it."
         )
     return cast("Report", dict(found))
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A predicted step as a report remembers it: enough for a trace."""
+
+    name: str
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def of(cls, report: Report) -> "RecordedStep":
+        """The step of a report; without spans where there was no prediction."""
+        target = (report.get("slice") or {}).get("name", "an unnamed slice")
+        name = f"{report.get('program', 'program')} on {target}, one device, predicted"
+        return cls(name, spans_of(report))
 
 
 def spans_of(report: Report) -> tuple[Span, ...]:

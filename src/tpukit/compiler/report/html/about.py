@@ -73,7 +73,11 @@ def _fixes(fixes: Sequence[Mapping[str, Any]]) -> Html:
         amount = verified if verified is not None else estimate
         reason = fix.get("failure") or fix["estimate"].get("reason") or ""
         origin = "compiler" if verified is not None else "model"
-        size = join(bytes_text(amount), " ", badge(origin)) if amount is not None else reason
+        size = (
+            join(bytes_text(amount), " ", badge(origin))
+            if amount is not None
+            else tag("div", reason, class_="reason")
+        )
         fits = _COMPILED[fix["fits"]]
         changes = ", ".join(f"{key}: {_plain(value)}" for key, value in fix["changes"].items())
         rows.append((code(changes), size, fits, fix["cost"]))

@@ -7,7 +7,7 @@ from ...memory.attribution import CATEGORIES
 from ..schema import Report
 from ..wording import bytes_text
 from .markup import Html, coordinate, join, slug, tag
-from .parts import Column, absent, badge, op_cell, section, stacked_bar, swatch, table
+from .parts import Column, absent, badge, colored, op_cell, section, stacked_bar, table
 
 BUFFERS_OPEN = 12
 _APART = 0.15  # of the bar: two marks nearer than this would be written over each other
@@ -50,7 +50,7 @@ def _purposes(memory: dict[str, Any]) -> Html:
     total = memory["total_bytes"]
     rows: list[Sequence[str]] = [
         (
-            join(swatch(_kind(name)), name),
+            colored(_kind(name), name),
             bytes_text(amount),
             f"{amount / total:.1%}" if total else "",
             CATEGORIES.get(name, ""),
@@ -185,7 +185,7 @@ def _buffer_row(one: dict[str, Any]) -> Sequence[str]:
     purpose = one["purpose"] + (" (host)" if one["space"] == "host" else "")
     return (
         bytes_text(one["size_bytes"]),
-        join(swatch(_kind(one["purpose"])), purpose),
+        colored(_kind(one["purpose"]), purpose),
         shape,
         f"{waste / one['size_bytes']:.0%}" if waste and one["size_bytes"] else "–",
         "yes" if one["at_peak"] else "no",

@@ -74,9 +74,10 @@ def table(
     return tag("div", inside, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
-def swatch(kind: str) -> Html:
-    """The colour of a kind of memory or time."""
-    return tag("span", class_=f"swatch {kind}", aria_hidden="true")
+def colored(kind: str, words: str) -> Html:
+    """A kind of memory or time, with its colour before it."""
+    swatch = tag("span", class_=f"swatch {kind}", aria_hidden="true")
+    return tag("span", swatch, words, class_="kind")
 
 
 def stacked_bar(

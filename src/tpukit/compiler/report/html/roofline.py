@@ -10,7 +10,7 @@ from .markup import Html, coordinate, tag
 from .parts import absent, badge, section
 
 OPS_DRAWN = 200
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 400, 70, 34, 24, 52
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 400, 70, 34, 34, 52
 _WAITS = ("loop", "ici", "dcn", "host")
 
 
@@ -87,7 +87,7 @@ def _chart(ops: Sequence[Span], peak: float, rate: float) -> Html:
     drawn.append(
         tag("text", "FLOP per byte of HBM", x=middle, y=_HEIGHT - 10, text_anchor="middle")
     )
-    drawn.append(tag("text", "TFLOP/s", x=6, y=_TOP - 10))
+    drawn.append(tag("text", "TFLOP/s", x=6, y=_TOP - 16))
     start = max(10.0**left, 10.0**bottom / rate)
     roof = [(start, start * rate), (corner, peak), (10.0**right, peak)]
     points = " ".join(f"{coordinate(across(x))},{coordinate(up(y))}" for x, y in roof)

@@ -6,7 +6,7 @@ from ..schema import Report
 from ..wording import bytes_text, flops_text, seconds_text, short_op
 from .headline import BOUND_BY
 from .markup import Html, join, tag
-from .parts import Column, absent, badge, op_cell, section, stacked_bar, swatch, table
+from .parts import Column, absent, badge, colored, op_cell, section, stacked_bar, table
 
 _SHOWN_SHARE = 0.0005
 _MEANING = {
@@ -54,7 +54,7 @@ def time_section(report: Report) -> Html:
 def _causes(seconds: dict[str, float], step: float) -> Html:
     rows: list[Sequence[str]] = [
         (
-            join(swatch(f"c-{cause}"), BOUND_BY.get(cause, cause)),
+            colored(f"c-{cause}", BOUND_BY.get(cause, cause)),
             seconds_text(amount),
             f"{amount / step:.1%}",
             _MEANING.get(cause, ""),
@@ -77,7 +77,7 @@ def _top_ops(report: Report) -> Html:
     rows: list[Sequence[str]] = [
         (
             op_cell(op["name"], short_op(op["op_name"])),
-            join(swatch(f"c-{op['cause']}"), BOUND_BY.get(op["cause"]) or op["cause"]),
+            colored(f"c-{op['cause']}", BOUND_BY.get(op["cause"]) or op["cause"]),
             seconds_text(op["seconds"]),
             f"{op['seconds'] / step:.1%}" if step else "",
             f"{op['times']:,}",
@@ -110,7 +110,7 @@ def communication_section(report: Report) -> Html:
     step = (report.get("prediction") or {}).get("step_time_s") or 0.0
     cells: list[Sequence[str]] = [
         (
-            row["kind"],
+            tag("span", row["kind"], class_="kind"),
             f"{row['group_size']:,}",
             bytes_text(row["bytes"]),
             f"{row['times']:,}",
@@ -135,7 +135,8 @@ def communication_section(report: Report) -> Html:
     whole = sum(row["seconds"] for row in rows)
     words = (
         f"{seconds_text(whole)} of transfers in a step; the core waits for "
-        f"{seconds_text(waited)} of it, the rest is hidden behind work. "
+        f"{seconds_text(waited)} of it, the start of each "
+        "included, and the rest is hidden behind work. "
     )
     return section(
         "Communication",

@@ -10,7 +10,7 @@ from ..lanes import NESTING_TRACKS, TRACK_TITLES, Lane, nanoseconds, split_into_
 from ..wording import seconds_text, short_op
 from .headline import BOUND_BY
 from .markup import Html, coordinate, tag
-from .parts import absent, badge, section, swatch
+from .parts import absent, badge, colored, section
 
 SPANS_KEPT = 12_000
 _UNITS = 1000
@@ -36,7 +36,7 @@ def timeline_section(spans: Sequence[Span]) -> Html:
     loops = find_loops(spans)
     axis = FoldedAxis.of(loops)
     legend = [
-        tag("li", swatch(f"c-{cause}"), title)
+        tag("li", colored(f"c-{cause}", title))
         for cause, title in {**BOUND_BY, "loop": "a loop"}.items()
         if any(span.cause == cause for span in kept)
     ]

@@ -1,0 +1,46 @@
+"""`tpukit report`: what changed between two checks, and one check as a page or a trace."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import show
+
+app = typer.Typer(no_args_is_help=True)
+
+ReportFile = Annotated[Path, typer.Argument(help="What `tpukit check … --json` printed.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to write.")]
+
+
+@app.command("diff")
+def diff(
+    before: ReportFile,
+    after: ReportFile,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare two checks: only what changed."""
+    from ..compiler.report import diff_reports, read_report
+
+    show(diff_reports(read_report(before), read_report(after)), json=json)
+
+
+@app.command("html")
+def html(report: ReportFile, output: Output = None) -> None:
+    """Write a check as one HTML file that needs nothing else."""
+    from ..compiler.report import read_report, write_html
+
+    written = write_html(read_report(report), output or report.with_suffix(".html"))
+    typer.echo(f"wrote {written}")
+
+
+@app.command("perfetto")
+def perfetto(report: ReportFile, output: Output = None) -> None:
+    """Write a check's timeline as .json, .pftrace or either with .gz, for ui.perfetto.dev."""
+    from ..compiler.report import RecordedStep, read_report, write_perfetto
+
+    found = read_report(report)
+    step = RecordedStep.of(found)
+    place = output or report.with_suffix(".pftrace")
+    written = write_perfetto(step, place, memory=found.get("live_memory"), name=step.name)
+    typer.echo(f"wrote {written}; open it at https://ui.perfetto.dev")
