@@ -107,6 +107,26 @@ def test_what_does_not_fit_exits_3_with_fixes(app, own_cache, monkeypatch):
     assert "what could make it fit" in plain.stdout
 
 
+def test_a_job_file_with_options_before_it(app, own_cache, monkeypatch, tmp_path):
+    asked = []
+
+    def remember(self, job):
+        asked.append(job)
+        return _Compiled(_report(fits=True))
+
+    monkeypatch.setattr(check._Run, "job", remember)
+    path = tmp_path / "job.yaml"
+    path.write_text("model: tiny\nslice: v6e-8\nbatch_size: 16\nsequence_length: 32\n")
+    result = CliRunner().invoke(
+        app, ["check", str(path), "--on", "v6e-16", "--mesh", "fsdp=8,tensor=2", "--memory-only"]
+    )
+    assert result.exit_code == 0, result.output
+    (job,) = asked
+    assert job.slice == "v6e-16"
+    assert job.batch_size == 16
+    assert job.mesh_sizes == {"fsdp": 8, "tensor": 2}
+
+
 def test_what_cannot_be_told_exits_4(app, own_cache, monkeypatch):
     def crash(self, job):
         raise XLACompilationError("compiling tiny for v6e-8 failed (exit): it was killed")

@@ -54,7 +54,7 @@ def test_what_a_job_leaves_out_follows_from_its_mesh():
         ({"optimizer": "adamv"}, r"Did you mean 'adamw'"),
         ({"optimizer": "sgd mu=bfloat16"}, r"adamw mu=bfloat16"),
         ({"mesh": [8]}, r"sizes by axis"),
-        ({"slice": None}, r"needs 'slice', for example slice: v6e-8"),
+        ({"slice": None}, r"needs 'slice', for example slice: v6e-8 \(or --on"),
         ({"model": {"n_layers": 2}}, r"needs 'model'"),
     ],
 )

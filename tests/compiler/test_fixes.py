@@ -73,6 +73,15 @@ def test_estimates_are_the_arithmetic_they_claim():
     assert "model: {preset: llama3.1-8b, param_dtype: bfloat16}" in fixes
 
 
+def test_a_larger_slice_is_one_the_batch_can_be_split_over():
+    fixes = propose_fixes(SHAPE, too_many_activations()).fixes
+    (larger,) = [fix for fix in fixes if "slice" in fix.changes]
+    assert larger.changes == {"slice": "v6e-16", "mesh": {"fsdp": 16}}
+    assert larger.estimate_bytes == 29 * GIB
+    odd = propose_fixes(replace(SHAPE, batch_size=24), too_many_activations()).fixes
+    assert not [fix for fix in odd if "slice" in fix.changes]
+
+
 def test_what_should_fit_comes_first_and_the_cheapest_of_it():
     fixes = propose_fixes(SHAPE, too_many_activations()).fixes
     fitting = [fix.promising for fix in fixes]

@@ -242,7 +242,7 @@ class CheckJob:
         return {"lion": optax.lion, "adafactor": optax.adafactor, "sgd": optax.sgd}[name](1e-4)
 
 
-_EXAMPLES = {"model": "model: llama3.1-8b", "slice": "slice: v6e-8"}
+_EXAMPLES = {"model": "model: llama3.1-8b", "slice": "slice: v6e-8 (or --on v6e-8)"}
 
 
 def parse_mesh(text: str) -> dict[str, int]:

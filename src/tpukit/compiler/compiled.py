@@ -65,6 +65,7 @@ class CompiledStep:
             facts=self.facts,
             target=self.slice,
             fits=self.fits,
+            module=self.module if self.generated_hlo is None else None,
             source_lines=self.source_lines,
         )
 

@@ -95,6 +95,21 @@ def test_stages_and_devices(trained):
     assert trained.compiled.slice_of_device == (0,) * 8
 
 
+def test_files_appear_in_the_order_that_tells_when_they_are_whole(trained):
+    # The child is stopped when the last of these exists, so those before it must be complete.
+    endings = (
+        "after_optimizations.txt",
+        "after_optimizations-buffer-assignment.txt",
+        "after_optimizations-live-range.txt",
+        "after_optimizations-memory-usage-report.txt",
+        "after_optimizations_after_buffer_assignment.txt",
+    )
+    written = [
+        next(trained.folder.glob(f"*.jit_call.*.{end}")).stat().st_mtime_ns for end in endings
+    ]
+    assert written == sorted(written)
+
+
 def test_what_does_not_fit_is_explained_all_the_same():
     def grow(x, y):
         return jnp.sin(x @ y).sum()

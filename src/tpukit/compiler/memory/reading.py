@@ -7,7 +7,7 @@ from ...errors import XLACompilationError
 from ...hardware import Slice
 from ..dump import Listings
 from ..facts import ProgramFacts
-from ..hlo import Shape, parse_hlo
+from ..hlo import HloModule, Shape, parse_hlo
 from ..hlo.shape import HBM, HOST
 from .assignment import Allocation, Value, parse_assignment, total_bytes
 from .attribution import (
@@ -32,6 +32,7 @@ def read_memory(
     facts: ProgramFacts,
     target: Slice,
     fits: bool,
+    module: HloModule | None = None,
     source_lines: bool = True,
 ) -> MemoryReport:
     """Trace every allocation to what it is for.
@@ -41,6 +42,7 @@ def read_memory(
         facts: Names and layout of the program's arguments.
         target: The slice it was compiled for.
         fits: Whether the compiler accepted it.
+        module: The program of the listings, where it has been read already.
         source_lines: Whether the program's line numbers are still those of the source.
 
     Raises:
@@ -49,7 +51,7 @@ def read_memory(
     allocations = parse_assignment(listings.assignment)
     schedule = parse_live_ranges(listings.live_ranges)
     sources = parse_sources(listings.hlo) if source_lines else SourceTable({})
-    module = parse_hlo(listings.hlo)
+    module = module or parse_hlo(listings.hlo)
     attributor = Attributor(module, schedule, weight_shapes(allocations, facts))
     heaps = [_Heap.of(one, schedule) for one in allocations if one.is_temporary]
     hbm_heaps = [heap for heap in heaps if heap.allocation.color == HBM]
