@@ -8,7 +8,7 @@ export TPU_SKIP_MDS_QUERY := 1
 export NO_GCE_CHECK := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-slow lint format bench clean
+.PHONY: help setup demo test test-slow browser lint format bench clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -21,11 +21,19 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## the main job, start to end, with no TPU
 	@$(BIN)/python examples/demo.py
 
-test: $(READY) ## the suite (under 12 minutes on 2 cores)
+test: $(READY) browser ## the suite (under 12 minutes on 2 cores)
 	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-slow: $(READY) ## the cases that take minutes
 	$(BIN)/pytest -m slow
+
+# Without it the browser tests are skipped; any other system brings its own Chromium.
+browser: ## Chromium for the browser tests, on Debian as root
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+	|| command -v google-chrome >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	|| echo "no Chromium: the browser tests are skipped (apt-get install chromium)"
 
 lint: $(READY) ## ruff and pyright, strict on src
 	$(BIN)/ruff check .

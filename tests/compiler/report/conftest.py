@@ -84,8 +84,9 @@ class Browser:
         message, _, self._unread = self._unread.partition(b"\0")
         return json.loads(message)
 
-    def open(self, path, *, width=1400, height=900, dark=False):
+    def open(self, path, *, width=1400, height=900, dark=False, scripts=True):
         self.events.clear()
+        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call(
@@ -97,8 +98,9 @@ class Browser:
         while self.run("document.readyState") != "complete":
             assert time.monotonic() < deadline, "the page did not load"
             time.sleep(0.02)
-        # One drawn frame later everything the script asked for is done.
-        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        if scripts:  # one drawn frame later everything the page asked for is done
+            frame = "(done) => requestAnimationFrame(() => requestAnimationFrame(done))"
+            self.run(f"new Promise({frame})")
 
     def run(self, script):
         answer = self.call(
