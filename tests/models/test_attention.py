@@ -31,8 +31,8 @@ def qkv():
     return [rng.normal(size=(2, 12, heads, 8)).astype(np.float32) for heads in (4, 2, 2)]
 
 
-@pytest.mark.parametrize("name", ["xla", "ring", "auto"])
-@pytest.mark.parametrize("window", [None, 1, 5, 99])
+@pytest.mark.parametrize("name", ["xla", "ring"])
+@pytest.mark.parametrize("window", [None, 5, 99])
 def test_windows(qkv, name, window):
     out = get_attention(name)(*map(jnp.asarray, qkv), window=window)
     np.testing.assert_allclose(out, by_definition(*qkv, window, None), atol=1e-5)

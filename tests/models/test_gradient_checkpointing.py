@@ -29,7 +29,7 @@ class Block(nnx.Module):
 
 class Tower(nnx.Module):
     def __init__(self, rngs):
-        self.layers = nnx.List([Block(rngs) for _ in range(5)])
+        self.layers = nnx.List([Block(rngs) for _ in range(3)])
 
     def __call__(self, x):
         for layer in self.layers:
@@ -61,7 +61,7 @@ def tower():
     return Tower(nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("every", [1, 2])
 def test_nnx_list_of_layers(tower, every):
     checkpointed = enable_gradient_checkpointing(tower, checkpoint_every_n_layers=every)
     plain_loss, state = nnx_loss(tower)
@@ -80,7 +80,7 @@ def test_nnx_list_of_layers(tower, every):
 def test_longer_segments_keep_less(tower):
     sizes = [
         saved_residual_bytes(*nnx_loss(enable_gradient_checkpointing(tower, every)))
-        for every in (1, 2, 5)
+        for every in (1, 2, 3)
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[2]

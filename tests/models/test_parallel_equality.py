@@ -52,7 +52,7 @@ def case(model, strategy, /, **options):
 
 # Every strategy at least once, in the products that people run.
 QUICK = [
-    case("dense", "fsdp", fsdp=8, remat="full"),
+    case("dense", "fsdp", fsdp=8),
     case("dense", "fsdp+megatron+sequence", data=4, model=2),
     case("dense", "fsdp+context", fsdp=2, context=4),
     case("dense", "pipeline+fsdp+megatron", stage=2, fsdp=2, model=2, microbatches=2),
@@ -60,7 +60,7 @@ QUICK = [
 ]
 SLOW = [
     case("gemma-like", "pipeline+fsdp+megatron", stage=2, fsdp=2, model=2, microbatches=2),
-    case("dense", "data", data=8),
+    case("dense", "data", data=8, remat="full"),
     case("dense", "megatron", model=4),
     case("dense", "megatron+sequence", model=2),
     case("dense", "fsdp+megatron", replica=2, fsdp=2, model=2),

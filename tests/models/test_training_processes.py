@@ -7,6 +7,7 @@ import random
 import socket
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -28,7 +29,8 @@ def free_port():
     raise AssertionError("a hundred ports are in use")
 
 
-def run_hosts(num_hosts):
+@contextlib.contextmanager
+def started_hosts(num_hosts):
     address = f"127.0.0.1:{free_port()}"
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2"}
     environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
@@ -43,18 +45,19 @@ def run_hosts(num_hosts):
         for host in range(num_hosts)
     ]
     try:
-        answers = []
-        for host in hosts:
-            output, errors = host.communicate(timeout=300)
-            assert host.returncode == 0, errors
-            answers.append(json.loads(output.splitlines()[-1]))
+        yield hosts
     finally:
         for host in hosts:
             host.kill()
-    return answers
 
 
-@pytest.fixture(scope="module")
+def answer_of(host):
+    output, errors = host.communicate(timeout=300)
+    assert host.returncode == 0, errors
+    return json.loads(output.splitlines()[-1])
+
+
+@cache
 def alone():
     config = get_preset("tiny", d_model=32, d_ff=64, head_dim=8, vocab_size=64)
     work = Workload(config, batch_size=8, sequence_length=16, optimizer=optax.sgd(0.3))
@@ -71,9 +74,10 @@ def alone():
 
 
 @pytest.mark.parametrize("num_hosts", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_hosts_train_together(num_hosts, alone):
-    losses, norm = alone
-    for answer in run_hosts(num_hosts):
-        assert answer["losses"] == pytest.approx(losses, abs=1e-5)
-        assert answer["norm"] == pytest.approx(norm, rel=1e-6)
-        assert answer["held"] == pytest.approx(1 / num_hosts), "each host holds only its part"
+def test_hosts_train_together(num_hosts):
+    with started_hosts(num_hosts) as hosts:
+        losses, norm = alone()  # while they compile
+        for answer in map(answer_of, hosts):
+            assert answer["losses"] == pytest.approx(losses, abs=1e-5)
+            assert answer["norm"] == pytest.approx(norm, rel=1e-6)
+            assert answer["held"] == pytest.approx(1 / num_hosts), "each holds only its part"
