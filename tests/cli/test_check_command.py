@@ -6,8 +6,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tpukit.cli import cache, check
+from tpukit.cli import cache, check, check_run
 from tpukit.compiler import CompileCache
+from tpukit.compiler.report import read_report
 from tpukit.errors import (
     TPUModelError,
     TPUOutOfMemoryError,
@@ -67,10 +68,18 @@ class TestOneRealCheck:
         assert data["compile"]["from_cache"]
         assert data["job"]["batch_size"] == 16
         assert data["no_prediction"] == "not asked for"
-        assert (
-            sum(data["compile"]["memory"]["purposes"].values())
-            == (data["compile"]["memory"]["total_bytes"])
+        assert sum(data["memory"]["purposes"].values()) == (data["memory"]["total_bytes"])
+
+    def test_it_can_be_a_page_and_a_trace(self, first, app, tmp_path):
+        page, trace, saved = (tmp_path / name for name in ("a.html", "a.json", "report.json"))
+        result = CliRunner().invoke(
+            app, ["check", *SMALL, "--json", "--html", str(page), "--perfetto", str(trace)]
         )
+        assert result.exit_code == 0, result.output
+        assert "tiny" in page.read_text()
+        assert json.loads(trace.read_text())["traceEvents"]
+        saved.write_text(result.stdout)
+        assert read_report(saved)["verdict"] == "fits"
 
     def test_the_cache_shows_and_clears(self, first, app):
         shown = CliRunner().invoke(app, ["cache", "show", "--json"])
@@ -90,9 +99,9 @@ def test_what_does_not_fit_exits_3_with_fixes(app, own_cache, monkeypatch):
         report = _report(fits=False)
         return _Compiled(report)
 
-    monkeypatch.setattr(check._Run, "job", too_big)
+    monkeypatch.setattr(check_run.Run, "job", too_big)
     monkeypatch.setattr(
-        check._Run, "known", lambda self, job: _Compiled(replace(_report(fits=True)))
+        check_run.Run, "known", lambda self, job: _Compiled(replace(_report(fits=True)))
     )
     result = CliRunner().invoke(app, ["check", *SMALL, "--fix", "--json"])
     assert result.exit_code == 3, result.output
@@ -114,7 +123,7 @@ def test_a_job_file_with_options_before_it(app, own_cache, monkeypatch, tmp_path
         asked.append(job)
         return _Compiled(_report(fits=True))
 
-    monkeypatch.setattr(check._Run, "job", remember)
+    monkeypatch.setattr(check_run.Run, "job", remember)
     path = tmp_path / "job.yaml"
     path.write_text("model: tiny\nslice: v6e-8\nbatch_size: 16\nsequence_length: 32\n")
     result = CliRunner().invoke(
@@ -131,7 +140,7 @@ def test_what_cannot_be_told_exits_4(app, own_cache, monkeypatch):
     def crash(self, job):
         raise XLACompilationError("compiling tiny for v6e-8 failed (exit): it was killed")
 
-    monkeypatch.setattr(check._Run, "job", crash)
+    monkeypatch.setattr(check_run.Run, "job", crash)
     result = CliRunner().invoke(app, ["check", *SMALL])
     assert result.exit_code == 4
     assert "could not tell: compiling tiny" in result.stderr
@@ -141,7 +150,7 @@ def test_a_refusal_without_a_report_still_exits_3(app, own_cache, monkeypatch):
     def refuse(self, job):
         raise TPUOutOfMemoryError("tiny does not fit on v6e-8: the compiler needs 181G.")
 
-    monkeypatch.setattr(check._Run, "job", refuse)
+    monkeypatch.setattr(check_run.Run, "job", refuse)
     result = CliRunner().invoke(app, ["check", *SMALL])
     assert result.exit_code == 3
     assert result.stdout.startswith("DOES NOT FIT tiny")
@@ -155,7 +164,7 @@ def test_an_8b_model_that_needs_a_fix(app, own_cache):
     result = CliRunner().invoke(app, [*asked, "--remat", "none", "--attention", "xla", "--fix"])
     assert result.exit_code == 3, result.output
     data = json.loads(result.stdout)
-    memory = data["compile"]["memory"]
+    memory = data["memory"]
     # Scores of 32 layers, 4 examples and 32 heads are kept: 64 GiB in float32 alone.
     assert memory["purposes"]["activations"] > 64 * 2**30
     assert memory["buffers"][0]["shape"] == "f32[32,4,4,8,2048,2048]"
@@ -190,8 +199,8 @@ def test_somebodys_own_function(app, own_cache, tmp_path):
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
     assert data["job"] is None
-    assert data["compile"]["memory"]["argument_bytes"] == 4 * 1024 * 1024
-    assert data["compile"]["memory"]["findings"][0]["kind"] == "not donated"
+    assert data["memory"]["argument_bytes"] == 4 * 1024 * 1024
+    assert data["memory"]["findings"][0]["kind"] == "not donated"
 
 
 class _Compiled:
@@ -200,9 +209,10 @@ class _Compiled:
     def __init__(self, report):
         self.memory, self.fits, self.slice = report, report.fits, report.slice
         self.versions = {"jax": "0"}
+        self.name = report.program
 
     def to_dict(self):
-        return {"memory": self.memory.to_dict()}
+        return dict.fromkeys(("compile_s", "stage", "from_cache", "flops_per_device", "code_bytes"))
 
 
 def _report(*, fits):

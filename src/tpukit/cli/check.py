@@ -1,21 +1,15 @@
 """`tpukit check`: does it fit and how long is a step, from the real compiler, on no TPU."""
 
-import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from ..compiler import CompiledStep, CompileRequest
-    from ..compiler.fixes import FixList
-    from ..compiler.stages import Progress, Stage, Until
-    from ..compiler.timeline import StepPrediction
-    from .check_job import CheckJob
+from .check_run import Announcer, Run, find_fixes, predict
 
-FIXES_VERIFIED = 6
+if TYPE_CHECKING:
+    from ..compiler.verdict import CheckResult
+    from .check_job import CheckJob
 
 
 def check(
@@ -38,16 +32,25 @@ def check(
     flags: Annotated[str, typer.Option(help="Compiler options: '--xla_tpu_...=true ...'.")] = "",
     memory_only: Annotated[bool, typer.Option(help="Stop at the verdict on memory.")] = False,
     fix: Annotated[bool, typer.Option(help="Verify fixes, each by a compile.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML file.")] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write the timeline: trace.json or trace.pftrace.")
+    ] = None,
     no_cache: Annotated[bool, typer.Option(help="Compile again, keep nothing.")] = False,
     dump: Annotated[Path | None, typer.Option(help="Keep the compiler's files here.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds until it is killed.")] = 1800,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check a job against the real TPU compiler: exit 0 fits, 3 does not fit, 4 could not tell."""
-    say = _Announcer()
+    say = Announcer()
     say(f"checking {target}" + (f" on {on}" if on else ""))
-    from ..compiler.verdict import COULD_NOT_TELL, DOES_NOT_FIT
+    from rich.console import Console
+
+    from ..compiler.fixes import is_thin
+    from ..compiler.memory.view import verdict_line
+    from ..compiler.verdict import COULD_NOT_TELL, DOES_NOT_FIT, CheckResult
     from ..errors import TPUNotAvailableError, TPUOutOfMemoryError, XLACompilationError
+    from .output import show
 
     settings: dict[str, Any] = {
         "slice": on,
@@ -61,125 +64,34 @@ def check(
         "attention": attention,
         "options": _options(flags) or None,
     }
-    run = _Run(say, use_cache=not no_cache, dump=dump, timeout_s=timeout)
+    run = Run(say, use_cache=not no_cache, dump=dump, timeout_s=timeout)
     try:
         job = None if ":" in target else _job(target, settings)
         compiled = run.job(job) if job is not None else run.function(target, arg, donate, settings)
+        memory = compiled.memory  # what the compiler wrote may turn out not to add up
     except TPUOutOfMemoryError as error:  # refused before there was anything to report
         typer.secho(f"DOES NOT FIT {error}", fg=typer.colors.RED)
         raise typer.Exit(DOES_NOT_FIT) from None
     except (XLACompilationError, TPUNotAvailableError) as error:
         typer.secho(f"could not tell: {error}", fg=typer.colors.YELLOW, err=True)
         raise typer.Exit(COULD_NOT_TELL) from None
-    raise typer.Exit(_report(run, compiled, job, memory_only=memory_only, fix=fix, json=json))
-
-
-class _Announcer:
-    """Says on standard error what is being done, with the seconds since the start."""
-
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
-
-    def __call__(self, what: str) -> None:
-        sys.stderr.write(f"{time.perf_counter() - self.started:6.1f} s  {what}\n")
-        sys.stderr.flush()
-
-    def stage(self, stage: "Stage") -> None:
-        self(stage)
-
-
-class _Run:
-    """One check: how to compile, and whom to tell."""
-
-    def __init__(
-        self, say: _Announcer, *, use_cache: bool, dump: Path | None, timeout_s: float
-    ) -> None:
-        self.say, self.use_cache, self.dump, self.timeout_s = say, use_cache, dump, timeout_s
-
-    def job(self, job: "CheckJob") -> "CompiledStep":
-        """Compile a job, or find what an earlier check of the same job left."""
-        from ..compiler.aot import run_request
-
-        known = self.known(job)
-        if known is not None:
-            return known
-        request = self.lower(job, self.say.stage)
-        return run_request(request, until="schedule", **self._how())
-
-    def known(self, job: "CheckJob") -> "CompiledStep | None":
-        """What an earlier check of the same job left; needs no jax."""
-        from ..compiler.aot import load_compiled
-        from ..compiler.cache import CompileCache
-        from ..compiler.facts import ProgramFacts
-
-        if not self.use_cache or self.dump is not None:
-            return None
-        cache = CompileCache.default()
-        link = cache.load_json(f"job-{job.key}")
-        found = None if link is None else load_compiled(cache, link["key"], until="schedule")
-        if link is None or found is None:
-            return None
-        return found.seen_as(ProgramFacts.from_dict(link["facts"]), job.target)
-
-    def lower(self, job: "CheckJob", progress: "Progress") -> "CompileRequest":
-        """Lower a job's training step, and remember which compile answers it."""
-        from ..compiler.cache import CompileCache
-        from ..compiler.request import make_request
-        from ..runtime.environment import configure_tpu_environment
-
-        configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
-        request = make_request(
-            job.workload,
-            job.target,
-            mesh=job.mesh_sizes,
-            dcn_mesh_shape=job.dcn_mesh,
-            options=job.options,
-            progress=progress,
-        )
-        facts = replace(request.program.facts, name=job.model)  # every job's function is "step"
-        if self.use_cache:
-            link = {"key": request.key, "facts": facts.to_dict()}
-            CompileCache.default().store_json(f"job-{job.key}", link)
-        return replace(request, program=replace(request.program, facts=facts))
-
-    def function(
-        self,
-        target: str,
-        arg: list[str] | None,
-        donate: list[int] | None,
-        settings: dict[str, Any],
-    ) -> "CompiledStep":
-        """Compile somebody's own function."""
-        from ..compiler import compile_for
-        from ..compiler.entry import load_function, parse_argument
-        from ..errors import ConfigError
-        from ..runtime.environment import configure_tpu_environment
-
-        only_for_jobs = [
-            name for name, value in settings.items() if value and name not in ("slice", "options")
-        ]
-        if only_for_jobs or not settings["slice"]:
-            wrong = f"takes no {', '.join(only_for_jobs)}" if only_for_jobs else "needs --on"
-            raise ConfigError(f"a function {wrong}; write --on SLICE and its arguments as --arg.")
-        configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
-        until: Until = "schedule"
-        return compile_for(
-            load_function(target),
-            settings["slice"],
-            *[parse_argument(text) for text in arg or ()],
-            donate_argnums=donate or (),
-            options=settings["options"],
-            until=until,
-            **self._how(),
-        )
-
-    def _how(self) -> dict[str, Any]:
-        return {
-            "timeout_s": self.timeout_s,
-            "progress": self.say.stage,
-            "use_cache": self.use_cache,
-            "dump_to": self.dump,
-        }
+    if not json:
+        Console().print(verdict_line(memory))
+    prediction, reason = (None, "not asked for") if memory_only else predict(compiled, job)
+    wanted = job is not None and (fix or is_thin(memory))
+    result = CheckResult(
+        compiled=compiled,
+        job=None if job is None else job.to_dict(),
+        prediction=prediction,
+        no_prediction=reason,
+        fixes=find_fixes(run, job, compiled, verify=fix) if wanted and job is not None else None,
+    )
+    _write(result, html, perfetto, say)
+    if json:
+        show(result, json=True)
+    else:
+        Console().print(result.details())
+    raise typer.Exit(result.exit_code)
 
 
 def _job(target: str, settings: dict[str, Any]) -> "CheckJob":
@@ -200,97 +112,16 @@ def _options(flags: str) -> dict[str, Any]:
     return dict(as_compiler_options(parse_flags(flags)))
 
 
-def _report(
-    run: _Run,
-    compiled: "CompiledStep",
-    job: "CheckJob | None",
-    *,
-    memory_only: bool,
-    fix: bool,
-    json: bool,
-) -> int:
-    """Show the verdict at once, then the rest; the exit code."""
-    from rich.console import Console
+def _write(result: "CheckResult", html: Path | None, perfetto: Path | None, say: Announcer) -> None:
+    """Write the page and the trace that were asked for."""
+    from ..compiler.report import RecordedStep, write_html, write_perfetto
 
-    from ..compiler.fixes import is_thin
-    from ..compiler.memory.view import verdict_line
-    from ..compiler.verdict import CheckResult
-    from .output import show
-
-    if not json:
-        Console().print(verdict_line(compiled.memory))
-    prediction, reason = (None, "not asked for") if memory_only else _predict(compiled, job)
-    fixes = (
-        _fixes(run, job, compiled, verify=fix)
-        if job and (fix or is_thin(compiled.memory))
-        else None
-    )
-    result = CheckResult(
-        compiled=compiled,
-        job=None if job is None else job.to_dict(),
-        prediction=prediction,
-        no_prediction=reason,
-        fixes=fixes,
-    )
-    if json:
-        show(result, json=True)
-    else:
-        Console().print(result.details())
-    return result.exit_code
-
-
-def _predict(
-    compiled: "CompiledStep", job: "CheckJob | None"
-) -> "tuple[StepPrediction | None, str]":
-    """The predicted step, or the reason there is none."""
-    from ..compiler.timeline import predict_step
-    from ..errors import TPUError
-
-    if not compiled.fits:
-        return None, "a program that does not fit takes no step"
-    try:
-        return predict_step(
-            compiled.module,
-            compiled.slice,
-            coordinates=compiled.coordinates,
-            slice_of_device=compiled.slice_of_device,
-            tokens_per_step=None if job is None else job.tokens_per_step,
-            model_flops=None if job is None else job.model_flops,
-        ), ""
-    except TPUError as error:
-        return None, str(error)
-
-
-def _fixes(run: _Run, job: "CheckJob", compiled: "CompiledStep", *, verify: bool) -> "FixList":
-    """The fixes; with `verify` the first of them compiled."""
-    from ..compiler import CompiledStep, compile_many
-    from ..compiler.fixes import propose_fixes, rank
-    from ..compiler.stages import silent
-    from ..errors import TPUError
-
-    proposed = propose_fixes(job.shape(), compiled.memory)
-    if not verify:
-        return proposed
-    tried = list(proposed.fixes[:FIXES_VERIFIED])
-    run.say(f"verifying {len(tried)} fixes, each by a compile")
-    requests: dict[int, CompileRequest] = {}
-    for place, one in enumerate(tried):
-        try:
-            changed = job.replace(**one.changes)
-            known = run.known(changed)
-            if known is not None:
-                tried[place] = one.verified(known.memory)
-            else:
-                requests[place] = run.lower(changed, silent)
-        except TPUError as error:
-            tried[place] = replace(one, failure=str(error))
-    answers = compile_many(
-        requests.values(), until="memory", timeout_s=run.timeout_s, use_cache=run.use_cache
-    )
-    for place, answer in zip(requests, answers, strict=True):
-        tried[place] = (
-            tried[place].verified(answer.memory)
-            if isinstance(answer, CompiledStep)
-            else replace(tried[place], failure=str(answer))
-        )
-    return rank([*tried, *proposed.fixes[FIXES_VERIFIED:]])
+    if html is None and perfetto is None:
+        return
+    report = result.to_report()
+    if html is not None:
+        say(f"wrote {write_html(report, html)}")
+    if perfetto is not None:
+        step = RecordedStep.of(report)
+        memory = report.get("live_memory")
+        say(f"wrote {write_perfetto(step, perfetto, memory=memory, name=step.name)}")

@@ -261,7 +261,8 @@ def parse_mesh(text: str) -> dict[str, int]:
 def _source_fingerprint() -> str:
     """A hash of the source that decides which program a job becomes."""
     root = Path(__file__).parents[1]
-    files = [Path(__file__), root / "compiler" / "program.py", root / "runtime" / "device_grid.py"]
+    others = ("compiler/program.py", "compiler/facts.py", "runtime/device_grid.py")
+    files = [Path(__file__), *(root / name for name in others)]
     for room in _ROOMS_OF_PROGRAMS:
         files += [*(root / room).rglob("*.py"), *(root / room).rglob("*.toml")]
     digest = hashlib.sha256()

@@ -9,6 +9,7 @@ from .fixes import FixList
 from .memory.view import memory_details, verdict_line
 
 if TYPE_CHECKING:
+    from .report import Report
     from .timeline import StepPrediction
 
 FITS, DOES_NOT_FIT, COULD_NOT_TELL = 0, 3, 4
@@ -36,16 +37,15 @@ class CheckResult:
         """0 when it fits, 3 when it does not."""
         return FITS if self.compiled.fits else DOES_NOT_FIT
 
+    def to_report(self) -> "Report":
+        """The data that pages, traces and comparisons are made from."""
+        from .report import build_report
+
+        return build_report(self)
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: what every other kind of report is made from."""
-        return {
-            "verdict": "fits" if self.compiled.fits else "does not fit",
-            "job": None if self.job is None else dict(self.job),
-            "compile": self.compiled.to_dict(),
-            "prediction": None if self.prediction is None else dict(self.prediction.to_dict()),
-            "no_prediction": self.no_prediction,
-            "fixes": None if self.fixes is None else self.fixes.to_dict()["fixes"],
-        }
+        """The report as plain data; `tpukit report` reads it back."""
+        return dict(self.to_report())
 
     def details(self) -> Any:
         """Everything but the verdict, for a terminal that shows it already."""

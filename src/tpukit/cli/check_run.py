@@ -1,0 +1,183 @@
+"""One check, step by step: compile or remember, predict, look for fixes."""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..compiler import CompiledStep, CompileRequest
+    from ..compiler.fixes import FixList
+    from ..compiler.stages import Progress, Stage, Until
+    from ..compiler.timeline import StepPrediction
+    from .check_job import CheckJob
+
+FIXES_VERIFIED = 6
+
+
+class Announcer:
+    """Says on standard error what is being done, with the seconds since the start."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __call__(self, what: str) -> None:
+        """Write one line."""
+        sys.stderr.write(f"{time.perf_counter() - self.started:6.1f} s  {what}\n")
+        sys.stderr.flush()
+
+    def stage(self, stage: "Stage") -> None:
+        """Write a compile's stage, as its progress callback."""
+        self(stage)
+
+
+class Run:
+    """One check: how to compile, and whom to tell."""
+
+    def __init__(
+        self, say: Announcer, *, use_cache: bool, dump: Path | None, timeout_s: float
+    ) -> None:
+        self.say, self.use_cache, self.dump, self.timeout_s = say, use_cache, dump, timeout_s
+
+    def job(self, job: "CheckJob") -> "CompiledStep":
+        """Compile a job, or find what an earlier check of the same job left."""
+        from ..compiler.aot import run_request
+
+        known = self.known(job)
+        if known is not None:
+            return known
+        request = self.lower(job, self.say.stage)
+        return run_request(request, until="schedule", **self._how())
+
+    def known(self, job: "CheckJob") -> "CompiledStep | None":
+        """What an earlier check of the same job left; needs no jax."""
+        from ..compiler.aot import load_compiled
+        from ..compiler.cache import CompileCache
+        from ..compiler.facts import ProgramFacts
+
+        if not self.use_cache or self.dump is not None:
+            return None
+        cache = CompileCache.default()
+        link = cache.load_json(f"job-{job.key}")
+        found = None if link is None else load_compiled(cache, link["key"], until="schedule")
+        if link is None or found is None:
+            return None
+        return found.seen_as(ProgramFacts.from_dict(link["facts"]), job.target)
+
+    def lower(self, job: "CheckJob", progress: "Progress") -> "CompileRequest":
+        """Lower a job's training step, and remember which compile answers it."""
+        from ..compiler.cache import CompileCache
+        from ..compiler.request import make_request
+        from ..runtime.environment import configure_tpu_environment
+
+        configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
+        request = make_request(
+            job.workload,
+            job.target,
+            mesh=job.mesh_sizes,
+            dcn_mesh_shape=job.dcn_mesh,
+            options=job.options,
+            progress=progress,
+        )
+        facts = replace(request.program.facts, name=job.model)  # every job's function is "step"
+        if self.use_cache:
+            link = {"key": request.key, "facts": facts.to_dict()}
+            CompileCache.default().store_json(f"job-{job.key}", link)
+        return replace(request, program=replace(request.program, facts=facts))
+
+    def function(
+        self,
+        target: str,
+        arg: list[str] | None,
+        donate: list[int] | None,
+        settings: dict[str, Any],
+    ) -> "CompiledStep":
+        """Compile somebody's own function."""
+        from ..compiler import compile_for
+        from ..compiler.entry import load_function, parse_argument
+        from ..errors import ConfigError
+        from ..runtime.environment import configure_tpu_environment
+
+        only_for_jobs = [
+            name for name, value in settings.items() if value and name not in ("slice", "options")
+        ]
+        if only_for_jobs or not settings["slice"]:
+            wrong = f"takes no {', '.join(only_for_jobs)}" if only_for_jobs else "needs --on"
+            raise ConfigError(f"a function {wrong}; write --on SLICE and its arguments as --arg.")
+        configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
+        until: Until = "schedule"
+        return compile_for(
+            load_function(target),
+            settings["slice"],
+            *[parse_argument(text) for text in arg or ()],
+            donate_argnums=donate or (),
+            options=settings["options"],
+            until=until,
+            **self._how(),
+        )
+
+    def _how(self) -> dict[str, Any]:
+        return {
+            "timeout_s": self.timeout_s,
+            "progress": self.say.stage,
+            "use_cache": self.use_cache,
+            "dump_to": self.dump,
+        }
+
+
+def predict(
+    compiled: "CompiledStep", job: "CheckJob | None"
+) -> "tuple[StepPrediction | None, str]":
+    """The predicted step, or the reason there is none."""
+    from ..compiler.timeline import predict_step
+    from ..errors import TPUError
+
+    if not compiled.fits:
+        return None, "a program that does not fit takes no step"
+    try:
+        return predict_step(
+            compiled.module,
+            compiled.slice,
+            coordinates=compiled.coordinates,
+            slice_of_device=compiled.slice_of_device,
+            tokens_per_step=None if job is None else job.tokens_per_step,
+            model_flops=None if job is None else job.model_flops,
+        ), ""
+    except TPUError as error:
+        return None, str(error)
+
+
+def find_fixes(run: Run, job: "CheckJob", compiled: "CompiledStep", *, verify: bool) -> "FixList":
+    """The fixes; with `verify` the first of them compiled."""
+    from ..compiler import CompiledStep, compile_many
+    from ..compiler.fixes import propose_fixes, rank
+    from ..compiler.stages import silent
+    from ..errors import TPUError
+
+    proposed = propose_fixes(job.shape(), compiled.memory)
+    if not verify:
+        return proposed
+    tried = list(proposed.fixes[:FIXES_VERIFIED])
+    run.say(f"verifying {len(tried)} fixes, each by a compile")
+    requests: dict[int, CompileRequest] = {}
+    for place, one in enumerate(tried):
+        try:
+            changed = job.replace(**one.changes)
+            known = run.known(changed)
+            if known is not None:
+                tried[place] = one.verified(known.memory)
+            else:
+                requests[place] = run.lower(changed, silent)
+        except TPUError as error:
+            tried[place] = replace(one, failure=str(error))
+    answers = compile_many(
+        requests.values(), until="memory", timeout_s=run.timeout_s, use_cache=run.use_cache
+    )
+    for place, answer in zip(requests, answers, strict=True):
+        tried[place] = (
+            tried[place].verified(answer.memory)
+            if isinstance(answer, CompiledStep)
+            else replace(tried[place], failure=str(answer))
+        )
+    return rank([*tried, *proposed.fixes[FIXES_VERIFIED:]])
