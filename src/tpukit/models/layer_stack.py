@@ -66,15 +66,17 @@ def _run_unrolled(
     for start in range(0, n_layers, remat.every_n_layers):
         places = range(start, min(start + remat.every_n_layers, n_layers))
 
-        def segment(parameters: list[Any], x: jax.Array, places: range = places) -> Any:
+        # Layers are cut out of the stack inside the segment: cut outside, each cut would be an
+        # input of the segment, and the backward pass would keep a second copy of the weights.
+        def segment(stacked: Any, x: jax.Array, places: range = places) -> Any:
             statistics: list[Any] = []
-            for one, place in zip(parameters, places, strict=True):
+            for place in places:
+                one = jax.tree.map(lambda leaf, place=place: leaf[place], stacked)
                 x, seen = layer(one, x, place % period)
                 statistics.append(seen)
             return x, _add(statistics)
 
-        parameters = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in places]
-        x, seen = remat.wrap(segment, in_loop=in_loop)(parameters, x)
+        x, seen = remat.wrap(segment, in_loop=in_loop)(stacked, x)
         totals.append(seen)
     return x, _add(totals)
 
