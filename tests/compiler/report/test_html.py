@@ -70,13 +70,14 @@ def test_the_verdict_and_its_figures_come_first(report):
         "model.py:40",
         "while.1 turns 4 times, 20 ms each",
         "all-gather",
-        "80 ms of transfers in a step; the core waits for 20 ms",
+        "80 ms of transfers in a step; the core waits 20 ms for them",
         "918 bf16 TFLOP/s",
         "tpukit train tiny.yaml",
         "remat: full",
         "xla_tpu_x",
         "0.0.42.1",
         "not donated",
+        "28 smaller buffers",
     ):
         assert words in text, words
     assert text.index("FITS") < text.index("HBM by purpose")

@@ -7,9 +7,8 @@ from ...memory.attribution import CATEGORIES
 from ..schema import Report
 from ..wording import bytes_text
 from .markup import Html, coordinate, join, slug, tag
-from .parts import Column, absent, badge, colored, op_cell, section, stacked_bar, table
+from .parts import Column, absent, badge, colored, long_table, op_cell, section, stacked_bar, table
 
-BUFFERS_OPEN = 12
 _APART = 0.15  # of the bar: two marks nearer than this would be written over each other
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 900, 260, 72, 18, 34
 
@@ -169,12 +168,7 @@ def _buffers(memory: dict[str, Any]) -> Html:
         Column("from"),
     )
     rows = [_buffer_row(one) for one in buffers]
-    first = table(columns, rows[:BUFFERS_OPEN], caption="Largest buffers")
-    if len(rows) <= BUFFERS_OPEN:
-        return first
-    rest = table(columns, rows[BUFFERS_OPEN:], caption="Smaller buffers")
-    summary = tag("summary", f"{len(rows) - BUFFERS_OPEN} smaller buffers")
-    return join(first, tag("details", summary, rest))
+    return long_table(columns, rows, caption="Largest buffers", rest="smaller buffers")
 
 
 def _buffer_row(one: dict[str, Any]) -> Sequence[str]:

@@ -7,11 +7,12 @@ from .markup import Html, coordinate, join, slug, tag
 
 ORIGINS = {
     "measured": "timed on this machine or taken from a published measurement",
-    "compiler": "written by the TPU compiler for this very program",
+    "compiler": "read from what the TPU compiler wrote for this very program",
     "model": "predicted by tpukit's step-time model",
     "datasheet": "published by the maker of the chip",
 }
 BAR_HEIGHT = 32
+ROWS_OPEN = 12
 
 
 def badge(origin: str) -> Html:
@@ -72,6 +73,22 @@ def table(
     ]
     inside = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", body))
     return tag("div", inside, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def long_table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence["str | Html"]],
+    *,
+    caption: str,
+    rest: str,
+) -> Html:
+    """A table whose first rows are open and whose others are one click away."""
+    first = table(columns, rows[:ROWS_OPEN], caption=caption)
+    if len(rows) <= ROWS_OPEN:
+        return first
+    words = f"{len(rows) - ROWS_OPEN} {rest}"
+    hidden = table(columns, rows[ROWS_OPEN:], caption=words)
+    return join(first, tag("details", tag("summary", words), hidden))
 
 
 def colored(kind: str, words: str) -> Html:

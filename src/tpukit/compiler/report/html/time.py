@@ -6,7 +6,7 @@ from ..schema import Report
 from ..wording import bytes_text, flops_text, seconds_text, short_op
 from .headline import BOUND_BY
 from .markup import Html, join, tag
-from .parts import Column, absent, badge, colored, op_cell, section, stacked_bar, table
+from .parts import Column, absent, badge, colored, long_table, op_cell, section, stacked_bar, table
 
 _SHOWN_SHARE = 0.0005
 _MEANING = {
@@ -134,12 +134,16 @@ def communication_section(report: Report) -> Html:
     waited = sum(row["exposed_s"] for row in rows)
     whole = sum(row["seconds"] for row in rows)
     words = (
-        f"{seconds_text(whole)} of transfers in a step; the core waits for "
-        f"{seconds_text(waited)} of it, the start of each "
-        "included, and the rest is hidden behind work. "
+        f"{seconds_text(whole)} of transfers in a step; the core waits {seconds_text(waited)} for "
+        "them, their start and their turn on a link included, and works beside the rest. "
     )
     return section(
         "Communication",
-        table(columns, cells, caption="Collectives, the most waited for first"),
+        long_table(
+            columns,
+            cells,
+            caption="Collectives, the most waited for first",
+            rest="more, less waited for",
+        ),
         intro=join(words, badge("model")),
     )
