@@ -43,9 +43,16 @@ def test_copies_side_by_side_get_rows_of_their_own(step):
     assert [(lane.title, len(lane.spans)) for lane in lanes] == [
         ("Core (MXU and VPU)", 5),
         ("HBM DMA", 1),
-        ("HBM DMA 2", 1),
+        ("HBM DMA #2", 1),
         ("ICI", 1),
     ]
+
+
+def test_tracks_are_in_reading_order_whatever_axes_there_are():
+    tracks = ("other", "dcn", "ici y", "host", "core", "ici x")
+    lanes = split_into_lanes([Span(track, "a", 0.0, 1.0, "hbm") for track in tracks])
+    titles = [lane.title for lane in lanes]
+    assert titles == ["Core (MXU and VPU)", "ICI x", "ICI y", "DCN", "Host link", "other"]
 
 
 def test_turns_follow_from_how_often_the_body_runs(step):

@@ -49,7 +49,7 @@ def decode(data):
 def read_pftrace(data):
     """Tracks by name, each with its slices (name, start, end, depth, arguments) or values."""
     names, tracks, open_slices = {}, defaultdict(list), defaultdict(list)
-    last = defaultdict(int)
+    last = 0
     for packet in map(decode, decode(data)[1]):
         assert packet[10] == [1]
         if 60 in packet:
@@ -59,8 +59,8 @@ def read_pftrace(data):
             continue
         event, (moment,) = decode(packet[11][0]), packet[8]
         (uuid,), (kind,) = event[11], event[9]
-        assert moment >= last[uuid], "events of one track are in order of time"
-        last[uuid] = moment
+        assert moment >= last, "events are in order of time"
+        last = moment
         track = names[uuid]
         if kind == 1:
             notes = [decode(note) for note in event[4]]
@@ -78,7 +78,7 @@ def read_pftrace(data):
 def test_the_native_trace_says_what_the_spans_say(step, tmp_path):
     path = write_perfetto(step, tmp_path / "step.pftrace", memory=MEMORY)
     tracks = read_pftrace(path.read_bytes())
-    assert list(tracks) == ["Core (MXU and VPU)", "HBM DMA", "HBM DMA 2", "ICI", "live HBM"]
+    assert set(tracks) == {"Core (MXU and VPU)", "HBM DMA", "HBM DMA #2", "ICI", "live HBM"}
     assert tracks["live HBM"] == [(0, 100), (10_000_000, 300), (90_000_000, 100)]
     found = {
         name: (start, end, arguments)

@@ -34,8 +34,21 @@ class Lane:
     @property
     def title(self) -> str:
         """The name of the row."""
-        title = TRACK_TITLES.get(self.track, self.track)
-        return title if self.number == 0 else f"{title} {self.number + 1}"
+        title = track_title(self.track)
+        return title if self.number == 0 else f"{title} #{self.number + 1}"
+
+
+def track_title(track: str) -> str:
+    """What a person calls a track; "ici x" is the x axis of "ici"."""
+    kind, _, axis = track.partition(" ")
+    title = TRACK_TITLES.get(kind, kind)
+    return f"{title} {axis}" if axis else title
+
+
+def _rank(track: str) -> int:
+    known = list(TRACK_TITLES)
+    kind = track.partition(" ")[0]
+    return known.index(kind) if kind in known else len(known)
 
 
 def split_into_lanes(spans: Sequence[Span]) -> list[Lane]:
@@ -43,10 +56,7 @@ def split_into_lanes(spans: Sequence[Span]) -> list[Lane]:
     tracks: defaultdict[str, list[tuple[int, int, Span]]] = defaultdict(list)
     for span in spans:
         tracks[span.track].append((*nanoseconds(span), span))
-    known = list(TRACK_TITLES)
-    order = sorted(
-        tracks, key=lambda name: (known.index(name) if name in known else len(known), name)
-    )
+    order = sorted(tracks, key=lambda track: (_rank(track), track))
     return [
         Lane(track, number, tuple(row))
         for track in order

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...timeline import Span
 from ..folding import FoldedAxis, Loop, find_loops
-from ..lanes import NESTING_TRACKS, TRACK_TITLES, Lane, nanoseconds, split_into_lanes
+from ..lanes import NESTING_TRACKS, Lane, nanoseconds, split_into_lanes, track_title
 from ..wording import seconds_text, short_op
 from .headline import BOUND_BY
 from .markup import Html, coordinate, tag
@@ -112,7 +112,7 @@ def lay_out(spans: Sequence[Span]) -> tuple[list[str], list[Placed]]:
     placed: list[Placed] = []
     rows_before = 0
     for lane in split_into_lanes(spans):
-        title = TRACK_TITLES.get(lane.track, lane.track)
+        title = track_title(lane.track)
         if not titles or titles[-1] != title:
             titles.append(title)
             rows_before = 0

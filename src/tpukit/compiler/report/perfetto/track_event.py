@@ -30,38 +30,40 @@ def track_event_bytes(trace: Trace) -> bytes:
 
 
 def _packets(trace: Trace) -> Iterator[bytes]:
+    """The tracks, then all that happens on them in order of time."""
     process = number(PID, 1) + text(PROCESS_NAME, trace.name)
     root = number(UUID, _ROOT) + block(PROCESS, process) + number(ORDERING, EXPLICIT)
     yield _packet(block(DESCRIPTOR, root), flags=STATE_CLEARED)
-    uuid = _ROOT
-    for lane in trace.lanes:
-        uuid += 1
+    events: list[tuple[int, bytes]] = []
+    for uuid, lane in enumerate(trace.lanes, start=_ROOT + 1):
         yield _packet(block(DESCRIPTOR, _track(uuid, lane.title)))
-        yield from _slices(uuid, lane.spans)
+        events += _slices(uuid, lane.spans)
     if trace.memory:
-        uuid += 1
+        uuid = _ROOT + 1 + len(trace.lanes)
         counter = block(COUNTER, number(UNIT, UNIT_BYTES))
         yield _packet(block(DESCRIPTOR, _track(uuid, MEMORY_COUNTER) + counter))
-        for moment, amount in trace.memory:
-            event = number(TYPE, COUNT) + number(TRACK, uuid) + number(VALUE, amount)
-            yield _packet(block(EVENT, event), moment=moment)
+        about = number(TYPE, COUNT) + number(TRACK, uuid)
+        events += [(moment, about + number(VALUE, amount)) for moment, amount in trace.memory]
+    # Stable: what a track says of one moment stays in the order it was said.
+    for moment, event in sorted(events, key=lambda one: one[0]):
+        yield _packet(block(EVENT, event), moment=moment)
 
 
 def _track(uuid: int, title: str) -> bytes:
     return number(UUID, uuid) + number(PARENT, _ROOT) + text(NAME, title) + number(RANK, uuid)
 
 
-def _slices(uuid: int, spans: tuple[tuple[int, int, Span], ...]) -> Iterator[bytes]:
+def _slices(uuid: int, spans: tuple[tuple[int, int, Span], ...]) -> Iterator[tuple[int, bytes]]:
     """Begins and ends in order of time: a begin opens inside what is open, an end closes it."""
     still_open: list[int] = []
-    finish = block(EVENT, number(TYPE, END) + number(TRACK, uuid))
+    finish = number(TYPE, END) + number(TRACK, uuid)
     for start, end, span in spans:
         while still_open and still_open[-1] <= start:
-            yield _packet(finish, moment=still_open.pop())
-        yield _packet(block(EVENT, _begin(uuid, span)), moment=start)
+            yield still_open.pop(), finish
+        yield start, _begin(uuid, span)
         still_open.append(end)
     while still_open:
-        yield _packet(finish, moment=still_open.pop())
+        yield still_open.pop(), finish
 
 
 def _begin(uuid: int, span: Span) -> bytes:
