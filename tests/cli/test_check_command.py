@@ -85,7 +85,7 @@ class TestOneRealCheck:
         shown = CliRunner().invoke(app, ["cache", "show", "--json"])
         assert json.loads(shown.stdout)["entries"] == 2  # the compile, and which job it answers
         cleared = CliRunner().invoke(app, ["cache", "clear"])
-        assert cleared.stdout.startswith("0 compiles")
+        assert cleared.stdout.startswith("0 entries")
         assert CompileCache.default().summary().entries == 0
 
 

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tpukit.cli.check_job import CheckJob, parse_mesh, refuse_unknown_preset
 from tpukit.errors import ConfigError, MeshError, SliceError, TPUValidationError
@@ -72,6 +75,12 @@ def test_meshes_and_slices_are_checked_at_once():
     for wrong in ("fsdp", "fsdp=", "=8", "fsdp=8,fsdp=2", "fsdp=x"):
         with pytest.raises(MeshError):
             parse_mesh(wrong)
+
+
+@given(st.text(alphabet="fsdp=-18, tensor") | st.text())
+def test_any_text_is_a_mesh_or_a_clear_error(text):
+    with suppress(MeshError):
+        assert all(isinstance(size, int) for size in parse_mesh(text).values())
 
 
 def test_files_that_are_no_jobs(tmp_path):

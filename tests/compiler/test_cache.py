@@ -27,7 +27,7 @@ def test_texts_come_back_as_they_went(cache):
     assert cache.load_json("b") == {"key": [1, "two"]}
     assert cache.load_json("a") is None
     assert cache.summary().entries == 2
-    assert "2 compiles" in cache.summary().__rich__()
+    assert "2 entries" in cache.summary().__rich__()
     assert cache.summary().to_dict()["size_bytes"] > 0
     assert cache.clear() == 2
     assert cache.load("a") is None

@@ -51,7 +51,7 @@ class CacheSummary:
         from ..hardware.figure import format_quantity
 
         return (
-            f"{self.entries} compiles, {format_quantity(self.size_bytes, 'B')} of at most "
+            f"{self.entries} entries, {format_quantity(self.size_bytes, 'B')} of at most "
             f"{format_quantity(self.limit_bytes, 'B')}, in {self.folder}"
         )
 
