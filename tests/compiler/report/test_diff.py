@@ -19,8 +19,8 @@ memory
     temporaries              1 GiB    32 GiB  +31 GiB (+3100.0 %)  compiler
 time
   step                      100 ms    150 ms       +50 ms (+50.0 %)  model
-  tokens/s/chip             20,480    13,653       −6,827 (-33.3 %)  model
-  MFU                        30.0%     20.0%                 −10.0%  model
+  tokens/s/chip             20,480    13,653       −6,827 (−33.3 %)  model
+  MFU                        30.0%     20.0%                 −10.0 points  model
     ici                      20 ms     70 ms      +50 ms (+250.0 %)  model
 communication
   all-gather over 8, exposed 20 ms     70 ms      +50 ms (+250.0 %)  model

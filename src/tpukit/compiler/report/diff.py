@@ -12,6 +12,7 @@ SECTIONS = (*("verdict", "program", "memory", "time", "communication", "options"
 # Two runs of one program agree to the last bit; a smaller difference is arithmetic, not news.
 _SAME = 1e-9
 _MEMORY = ("total_bytes", "host_bytes", "argument_bytes", "temp_bytes", "usable_bytes")
+_ELSEWHERE = ("options", "slice")  # of a job: the report has them itself
 _TIMES: tuple[tuple[str, Unit], ...] = (
     ("step_time_s", "s"),
     ("tokens_per_s_per_chip", "count"),
@@ -115,7 +116,7 @@ def _pairs(a: Report, b: Report) -> Iterator[Change]:
     yield Change("program", "program", a.get("program"), b.get("program"))
     yield Change("program", "slice", _slice(a), _slice(b))
     for name, before, after in _both(a.get("job"), b.get("job")):
-        if name != "options":
+        if name not in _ELSEWHERE:
             yield Change("program", name, before, after)
     yield from _memory(a.get("memory") or {}, b.get("memory") or {})
     yield from _time(a, b)
@@ -199,9 +200,11 @@ def _words(change: Change) -> tuple[str, str, str]:
     if change.delta is None:
         return before, after, ""
     sign = "+" if change.delta >= 0 else "−"
+    if change.unit == "share":
+        return before, after, f"{sign}{100 * abs(change.delta):.1f} points"
     difference = sign + _word(abs(change.delta), change.unit)
-    if change.percent is not None and change.unit != "share":  # points say more than a ratio
-        difference += f" ({change.percent:+.1f} %)"
+    if change.percent is not None:
+        difference += f" ({sign}{abs(change.percent):.1f} %)"
     return before, after, difference
 
 

@@ -42,7 +42,7 @@ def render_html(report: Mapping[str, Any]) -> str:
     spans = spans_of(known)
     style, script = _asset("report.css"), _asset("report.js")
     sections = _sections(known, spans)
-    data = {"timeline": timeline_data(spans) if spans else None}
+    data = {"timeline": timeline_data(spans, known.get("live_memory") or ()) if spans else None}
     target = (known.get("slice") or {}).get("name", "")
     title = f"{known.get('program', 'program')} on {target}: {known.get('verdict', 'unknown')}"
     head = [

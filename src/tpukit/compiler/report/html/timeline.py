@@ -65,8 +65,8 @@ def timeline_section(spans: Sequence[Span]) -> Html:
     )
 
 
-def timeline_data(spans: Sequence[Span]) -> dict[str, Any]:
-    """What the script draws: whole nanoseconds, texts by number."""
+def timeline_data(spans: Sequence[Span], memory: Sequence[Sequence[float]] = ()) -> dict[str, Any]:
+    """What the script draws: whole nanoseconds, texts by number, live HBM below the tracks."""
     kept = sorted(spans, key=lambda span: -span.duration_s * span.times)[:SPANS_KEPT]
     loops = find_loops(spans)
     turns = {loop.span: loop.turns for loop in loops}
@@ -102,6 +102,10 @@ def timeline_data(spans: Sequence[Span]) -> dict[str, Any]:
         ],
         "causes": {**BOUND_BY, "loop": "a loop"},
         "texts": list(texts),
+        "memory": [
+            [round(seconds * 1e9), round(axis.place(seconds) * 1e9), amount]
+            for seconds, amount in memory
+        ],
         "spans": rows,
     }
 
@@ -162,7 +166,7 @@ def _controls() -> Html:
     fold = tag(
         "label",
         tag("input", type="checkbox", id="timeline-fold", checked=True),
-        " each loop once",
+        " each loop once (off: true scale)",
     )
     hint = tag(
         "span",

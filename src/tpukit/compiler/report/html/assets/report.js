@@ -58,14 +58,16 @@ document.addEventListener("securitypolicyviolation", (event) => {
   if (view && data.timeline) drawTimeline(view, data.timeline);
   setTheme("auto");
 
-  function drawTimeline(frame, { tracks, texts, causes, spans: rows }) {
-    const AXIS = 24, GAP = 10, LABEL = 18, LEAST_VIEW_NS = 200;
+  function drawTimeline(frame, { tracks, texts, causes, memory, spans: rows }) {
+    const AXIS = 24, GAP = 10, LABEL = 18, MEMORY = 56, LEAST_VIEW_NS = 200;
     let top = AXIS;
     for (const track of tracks) {
       track.top = top + LABEL;
       top = track.top + track.rows * track.rowHeight + GAP;
     }
-    const height = top;
+    const memoryTop = top + LABEL;
+    const height = memory.length ? memoryTop + MEMORY + GAP : top;
+    const fullest = Math.max(1, ...memory.map(([, , amount]) => amount));
     const spans = rows.map(
       ([track, row, start, length, foldedStart, foldedLength, cause, name, op, work, moved, times, turns]) => ({
         track, row, start, length, foldedStart, foldedLength, times, turns, work, moved,
@@ -115,6 +117,7 @@ document.addEventListener("securitypolicyviolation", (event) => {
         pen.fillText(track.title, 8, track.top - LABEL / 2);
       }
       for (const span of spans) drawSpan(span);
+      if (memory.length) drawMemory();
       if (chosen) outline(chosen, colors.ink, 2);
       if (hovered && hovered !== chosen) outline(hovered, colors.ink, 1);
     };
@@ -159,6 +162,26 @@ document.addEventListener("securitypolicyviolation", (event) => {
       pen.fillStyle = span.cause === "loop" ? colors.ink : colors.page;
       pen.fillText(words, x + 5, topOf(span) + tall / 2);
       pen.restore();
+    };
+    const drawMemory = () => {
+      const floor = memoryTop + MEMORY;
+      pen.fillStyle = colors.soft;
+      pen.fillText(`Live HBM, ${binary(fullest)} at most [compiler]`, 8, memoryTop - LABEL / 2);
+      pen.fillStyle = colors.matrix;
+      pen.globalAlpha = 0.45;
+      pen.beginPath();
+      pen.moveTo(across(0), floor);
+      let level = floor;
+      for (const [at, foldedAt, amount] of memory) {
+        const x = across(fold.checked ? foldedAt : at);
+        pen.lineTo(x, level);
+        level = floor - (amount / fullest) * MEMORY;
+        pen.lineTo(x, level);
+      }
+      pen.lineTo(across(whole()), level);
+      pen.lineTo(across(whole()), floor);
+      pen.fill();
+      pen.globalAlpha = 1;
     };
     const outline = (span, color, thick) => {
       pen.strokeStyle = color;
