@@ -25,11 +25,3 @@ def flops_text(amount: float) -> str:
         if amount >= least:
             return f"{amount / least:.4g} {unit}"
     return f"{amount:.4g} FLOP"
-
-
-def short_op(op_name: str) -> str:
-    """An op's name without the frames that every program of ours starts with."""
-    parts = op_name.split("/")
-    while len(parts) > 1 and (parts[0].startswith("jit(") or parts[0] == "call_exported"):
-        parts.pop(0)
-    return "/".join(parts)

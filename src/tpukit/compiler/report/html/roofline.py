@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from math import ceil, floor, log10, sqrt
 
+from ...memory.reading import short_op_name
 from ...timeline import Span
 from ..schema import Report
-from ..wording import seconds_text, short_op
+from ..wording import seconds_text
 from .markup import Html, coordinate, tag
 from .parts import absent, badge, section
 
@@ -120,5 +121,5 @@ def _decades(values: Sequence[float], *, within: tuple[int, int]) -> tuple[int, 
 def _words(op: Span, intensity: float, speed: float) -> str:
     return (
         f"{op.name}: {intensity:,.3g} FLOP/byte, {speed / 1e12:,.4g} TFLOP/s, "
-        f"{seconds_text(op.duration_s * op.times)} in a step. {short_op(op.op_name)}"
+        f"{seconds_text(op.duration_s * op.times)} in a step. {short_op_name(op.op_name)}"
     )

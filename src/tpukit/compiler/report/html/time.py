@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from ...memory.reading import short_op_name
 from ..schema import Report
-from ..wording import bytes_text, flops_text, seconds_text, short_op
+from ..wording import bytes_text, flops_text, seconds_text
 from .headline import BOUND_BY
 from .markup import Html, join, tag
 from .parts import Column, absent, badge, colored, long_table, op_cell, section, stacked_bar, table
@@ -76,7 +77,7 @@ def _top_ops(report: Report) -> Html:
     step = prediction["step_time_s"]
     rows: list[Sequence[str]] = [
         (
-            op_cell(op["name"], short_op(op["op_name"])),
+            op_cell(op["name"], short_op_name(op["op_name"])),
             colored(f"c-{op['cause']}", BOUND_BY.get(op["cause"]) or op["cause"]),
             seconds_text(op["seconds"]),
             f"{op['seconds'] / step:.1%}" if step else "",
@@ -117,7 +118,7 @@ def communication_section(report: Report) -> Html:
             seconds_text(row["seconds"]),
             seconds_text(row["exposed_s"]),
             f"{row['exposed_s'] / step:.1%}" if step else "",
-            op_cell("", short_op(row["op_name"])),
+            op_cell("", short_op_name(row["op_name"])),
         )
         for row in rows
     ]

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...memory.reading import short_op_name
 from ...timeline import Span
 from ..folding import FoldedAxis, Loop, find_loops
 from ..lanes import NESTING_TRACKS, Lane, nanoseconds, split_into_lanes, track_title
-from ..wording import seconds_text, short_op
+from ..wording import seconds_text
 from .headline import BOUND_BY
 from .markup import Html, coordinate, tag
 from .parts import absent, badge, colored, section
@@ -87,7 +88,7 @@ def timeline_data(spans: Sequence[Span], memory: Sequence[Sequence[float]] = ())
         rows.append(
             [
                 *(one.track, one.row, start, end - start, folded[0], folded[1] - folded[0]),
-                *(number(span.cause), number(span.name), number(short_op(span.op_name))),
+                *(number(span.cause), number(span.name), number(short_op_name(span.op_name))),
                 *(span.flops, span.bytes, span.times, turns.get(span, 1)),
             ]
         )
