@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..errors import TPUError
-from . import cache, check, config, doctor, flags, slices
+from . import cache, check, config, doctor, flags, report, slices
 from . import compile as compile_command
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ app.command("check")(check.check)
 app.command("compile")(compile_command.compile_function)
 app.add_typer(flags.app, name="flags", help="Check, list and explain XLA and libtpu flags.")
 app.add_typer(cache.app, name="cache", help="Look at the cache of compiled programs, or empty it.")
+app.add_typer(report.app, name="report", help="Compare checks; show one as a page or a trace.")
 app.add_typer(config.app, name="config", help="Show, check and write configurations.")
 
 

@@ -73,11 +73,12 @@ def automatic_attention(
     """On TPU the splash kernel; elsewhere the whole score matrix, or blocks when it is long.
 
     The platform is the one the program is lowered for, so a program made on a laptop for a TPU
-    holds the kernel. `mesh`, `batch_axes` and `head_axes` are those of `splash_attention`.
+    holds the kernel. `mesh`, `batch_axes` and `head_axes` are those of `splash_attention`;
+    without a mesh nobody knows how the arrays are spread, so there is no kernel.
     """
     options = {"window": window, "segment_ids": segment_ids}
     plain = partial(dot_attention if q.shape[1] <= LONGEST_UNBLOCKED else ring_attention, **options)
-    if not can_splash(q):
+    if mesh is None or not can_splash(q):
         return plain(q, k, v)
     kernel = partial(
         splash_attention, mesh=mesh, batch_axes=batch_axes, head_axes=head_axes, **options

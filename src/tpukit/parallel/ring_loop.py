@@ -1,7 +1,8 @@
 """One device's part of ring attention: forward and backward over the keys that come round."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +62,11 @@ class Ring:
         return Queries(q, places, segments), Keys(k, v, places, segments)
 
 
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a block in one piece: jax would else hoist its scores out of the loops, all at once."""
+    return jax.checkpoint(function, prevent_cse=False, static_argnums=0)
+
+
 def ring_forward(
     ring: Ring, q: Array, k: Array, v: Array, segments: Array | None
 ) -> tuple[Array, Array]:
@@ -74,7 +80,7 @@ def ring_forward(
             def key_block(softmax: Softmax, keys: Keys) -> tuple[Softmax, None]:
                 softmax = lax.cond(
                     ring.sight.any_visible(queries.positions, keys.positions),
-                    lambda: add_block(ring.sight, softmax, queries, keys),
+                    lambda: _whole(add_block)(ring.sight, softmax, queries, keys),
                     lambda: softmax,
                 )
                 return softmax, None
@@ -90,7 +96,8 @@ def ring_forward(
         return (see(softmax, keys), coming), None
 
     start = (Softmax.empty(queries.q), keys)
-    (softmax, keys), _ = lax.scan(hop, start, length=ring.hops(q.shape[1]))
+    hops = ring.hops(q.shape[1])
+    (softmax, keys), _ = lax.scan(hop, start, length=hops) if hops else (start, None)
     softmax = see(softmax, keys)
     return from_blocks(softmax.output).reshape(q.shape).astype(q.dtype), softmax.log_normalizer
 
@@ -125,7 +132,9 @@ def ring_backward(
                 queries, gradient, d_q = block
 
                 def add() -> tuple[KeyGradients, Array]:
-                    more_q, more_k, more_v = block_gradients(ring.sight, queries, keys, gradient)
+                    more_q, more_k, more_v = _whole(block_gradients)(
+                        ring.sight, queries, keys, gradient
+                    )
                     return (d_keys[0] + more_k, d_keys[1] + more_v), d_q + more_q
 
                 return lax.cond(
@@ -148,7 +157,8 @@ def ring_backward(
     hops = ring.hops(q.shape[1])
     d_q = jnp.zeros_like(queries.q, dtype=precise)
     d_keys = (jnp.zeros_like(keys.k, dtype=precise), jnp.zeros_like(keys.v, dtype=precise))
-    (d_q, keys, d_keys), _ = lax.scan(hop, (d_q, keys, d_keys), length=hops)
+    if hops:
+        (d_q, keys, d_keys), _ = lax.scan(hop, (d_q, keys, d_keys), length=hops)
     d_q, d_keys = see(d_q, keys, d_keys)
     d_k, d_v = ring.pass_on(d_keys, -hops)
     return (

@@ -1,0 +1,1 @@
+"""What surrounds the program: environment, flags, child processes, hosts, doctor, logs."""

@@ -1,0 +1,170 @@
+"""Published training runs as workloads we can compile; a row we cannot express says why."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optax
+
+from tpukit import Slice, Workload, get_preset, list_presets
+from tpukit.runtime.flags.bundles import select
+
+QUANTIZED = "quantized matrix products are not part of the workload yet"
+# What the published Trillium recipes set beyond our level 3 (AI-Hypercomputer/maxtext,
+# benchmarks/xla_flags_library.py): all-gathers fused with compute, and host transfers overlapped.
+TRILLIUM_FLAGS = {
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_host_transfer_overlap_limit": 24,
+    "xla_max_concurrent_host_send_recv": 100,
+    "xla_tpu_scheduler_percent_shared_memory_limit": 100,
+}
+NO_COLLECTIVE_MATMUL = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
+
+
+class NotExpressible(Exception):
+    """We cannot build the program of this row."""
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """One row of a results file, ready to be compiled."""
+
+    name: str
+    slice: Slice
+    workload: Workload
+    mesh: dict[str, int]
+    dcn_mesh_shape: tuple[int, ...] | None
+    options: dict[str, Any]
+    step_time_s: float
+    mfu: float
+    model_flops: float
+    peak_flops: float
+
+
+def load_rows(path: Path, *, only: str | None = None) -> list[dict[str, Any]]:
+    """The rows with a full configuration."""
+    rows = json.loads(path.read_text())["results"]
+    return [row for row in rows if row["config"] == "full" and (only is None or only in row["id"])]
+
+
+def as_run(row: dict[str, Any]) -> PublishedRun:
+    """The run of a row.
+
+    Raises:
+        NotExpressible: With the reason.
+    """
+    if row["quantization"]:
+        raise NotExpressible(QUANTIZED)
+    model = row["model"]
+    if model not in list_presets():
+        raise NotExpressible(f"no preset has the architecture of {model}")
+    hardware, batch = row["hardware"], row["batch"]
+    shape = hardware["topology"].split(" x ")[-1]
+    target = Slice.of(hardware["gen"], topology=shape, num_slices=hardware["slices"])
+    mesh, dcn = read_parallelism(row["parallelism"], target)
+    sequence, examples = int(batch["seq_len"]), int(batch["global_seqs"])
+    remat = read_remat(row["remat"])
+    chosen, _ = select(3, target.chip.name)
+    options = {name: flag.value for name, flag in chosen.items()}
+    if target.chip.name == "v6e":
+        options.update(TRILLIUM_FLAGS)
+        if target.chips_per_slice <= 32:
+            options.update(NO_COLLECTIVE_MATMUL)
+    per_token = get_preset(model).flops_per_token(sequence).total
+    model_flops = per_token * examples * sequence
+    peak = target.peak_tflops("bf16").require("a benchmark") * 1e12
+    seconds = published_step_s(row, examples * sequence, target)
+    return PublishedRun(
+        name=row["id"],
+        slice=target,
+        workload=Workload(
+            model,
+            batch_size=examples,
+            sequence_length=sequence,
+            remat=remat,
+            strategy=strategy_of(mesh),
+            optimizer=read_optimizer(row["optimizer"]),
+            attention="xla" if "plain" in (row["attention"] or "") else "splash",
+        ),
+        mesh=mesh,
+        dcn_mesh_shape=dcn,
+        options=options,
+        step_time_s=seconds,
+        mfu=model_flops / seconds / peak,
+        model_flops=model_flops,
+        peak_flops=peak,
+    )
+
+
+def published_step_s(row: dict[str, Any], tokens: int, target: Slice) -> float:
+    """The measured step: as printed, or from the printed rate."""
+    measured = row["measured"]
+    if measured["step_time_s"]:
+        return measured["step_time_s"]
+    if measured["tokens_per_s_per_chip"]:
+        return tokens / measured["tokens_per_s_per_chip"] / target.chips
+    flops = row["derived"].get("reported_flops_per_token")
+    if flops is None:
+        derived = row["derived"]
+        convention = derived.get("flop_convention", "noncausal")
+        flops = derived[f"flops_per_token_{convention}"]
+    return flops * tokens / (measured["tflops_per_chip"] * 1e12 * target.chips)
+
+
+def read_parallelism(text: str, target: Slice) -> tuple[dict[str, int], tuple[int, ...] | None]:
+    """Mesh sizes by axis over all slices, and the part of each that crosses slices."""
+    within: dict[str, int] = {}
+    across: dict[str, int] = {}
+    place = within
+    for word, name, size in re.findall(r"\b(ici|dcn)\b|(\w+)=(\w+)", text):
+        if word:
+            place = within if word == "ici" else across
+            continue
+        axis = {"fsdp_transpose": "fsdp"}.get(name, name)
+        if axis not in ("fsdp", "tensor", "data", "context"):
+            raise NotExpressible(f"no strategy for an axis called {name}")
+        place[axis] = place.get(axis, 1) * (-1 if size == "rest" else int(size))
+    known = 1
+    for size in within.values():
+        known *= size if size > 0 else 1
+    devices = target.devices // target.num_slices
+    within = {axis: size if size > 0 else devices // known for axis, size in within.items()}
+    names = [axis for axis in ("data", "fsdp", "context", "tensor") if axis in {**within, **across}]
+    mesh = {axis: within.get(axis, 1) * across.get(axis, 1) for axis in names}
+    dcn = tuple(across.get(axis, 1) for axis in names) if across else None
+    return mesh, dcn
+
+
+def strategy_of(mesh: dict[str, int]) -> str:
+    """The strategy that uses every axis of the mesh."""
+    parts = ["fsdp"]
+    if mesh.get("tensor", 1) > 1:
+        parts.append("megatron")
+    if mesh.get("context", 1) > 1:
+        parts.append("context")
+    return "+".join(parts)
+
+
+def read_remat(text: str) -> str:
+    """Our remat policy for a published description."""
+    if text in ("full", "minimal"):
+        return text
+    if "nothing_saveable" in text or text == "remat, no scan, no offload":
+        return "full"
+    names = [name for name in ("decoder_layer_input", "context", "mlpwo") if name in text]
+    if "q/k/v" in text or "qkv" in text:
+        names.append("qkv_proj")
+    if "out_proj" in text:
+        names.append("out_proj")
+    if not names:
+        raise NotExpressible(f"the remat {text!r} is not described well enough")
+    return f"{'offload' if 'offload' in text else 'save'}={','.join(names)}"
+
+
+def read_optimizer(text: str) -> optax.GradientTransformation:
+    """Our optimizer for a published description."""
+    if "adafactor" in text:
+        return optax.adafactor(5e-5)
+    return optax.adamw(3e-4, mu_dtype="bfloat16" if "mu bf16" in text else None)
