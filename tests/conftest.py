@@ -1,10 +1,13 @@
 """The environment of the whole suite: no metadata look-ups, eight virtual CPU devices, no TPU."""
 
 import os
+from pathlib import Path
 
 os.environ.update(
     TPU_SKIP_MDS_QUERY="1",
     NO_GCE_CHECK="true",
     JAX_PLATFORMS="cpu",
     XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    # Not the user's own cache; kept between runs, so that a second run compiles less.
+    TPUKIT_CACHE_DIR=str(Path(__file__).parents[1] / ".cache" / "tests"),
 )
