@@ -20,7 +20,6 @@ from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 
 from tpukit import configure_tpu_environment
 from tpukit.compiler import compile_for
-from tpukit.compiler.timeline import predict_step
 from tpukit.errors import TPUError
 
 DEFAULT_RESULTS = Path(__file__).parent / "data" / "published_results.json"
@@ -36,12 +35,7 @@ def predicted_s(run: PublishedRun) -> float:
         options=run.options,
         until="schedule",
     )
-    prediction = predict_step(
-        compiled.module,
-        compiled.slice,
-        coordinates=compiled.coordinates,
-        slice_of_device=compiled.slice_of_device,
-    )
+    prediction = compiled.predict()
     shares = {cause: round(s, 3) for cause, s in prediction.seconds_by_cause.items() if s > 1e-3}
     gib = compiled.memory.total_bytes / 2**30
     fits = "fits" if compiled.fits else "DOES NOT FIT"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..compiler import CompiledStep, CompileRequest
     from ..compiler.fixes import FixList
-    from ..compiler.stages import Progress, Stage, Until
+    from ..compiler.stages import Progress, Stage
     from ..compiler.timeline import StepPrediction
     from .check_job import CheckJob
 
@@ -94,8 +94,21 @@ class Run:
         settings: dict[str, Any],
     ) -> "CompiledStep":
         """Compile somebody's own function."""
-        from ..compiler import compile_for
+        from ..compiler.aot import run_request
+
+        request = self.lower_function(target, arg, donate, settings)
+        return run_request(request, until="schedule", **self._how())
+
+    def lower_function(
+        self,
+        target: str,
+        arg: list[str] | None,
+        donate: list[int] | None,
+        settings: dict[str, Any],
+    ) -> "CompileRequest":
+        """Lower somebody's own function."""
         from ..compiler.entry import load_function, parse_argument
+        from ..compiler.request import make_request
         from ..errors import ConfigError
         from ..runtime.environment import configure_tpu_environment
 
@@ -106,15 +119,13 @@ class Run:
             wrong = f"takes no {', '.join(only_for_jobs)}" if only_for_jobs else "needs --on"
             raise ConfigError(f"a function {wrong}; write --on SLICE and its arguments as --arg.")
         configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
-        until: Until = "schedule"
-        return compile_for(
+        return make_request(
             load_function(target),
             settings["slice"],
             *[parse_argument(text) for text in arg or ()],
             donate_argnums=donate or (),
             options=settings["options"],
-            until=until,
-            **self._how(),
+            progress=self.say.stage,
         )
 
     def _how(self) -> dict[str, Any]:
@@ -130,17 +141,12 @@ def predict(
     compiled: "CompiledStep", job: "CheckJob | None"
 ) -> "tuple[StepPrediction | None, str]":
     """The predicted step, or the reason there is none."""
-    from ..compiler.timeline import predict_step
     from ..errors import TPUError
 
     if not compiled.fits:
         return None, "a program that does not fit takes no step"
     try:
-        return predict_step(
-            compiled.module,
-            compiled.slice,
-            coordinates=compiled.coordinates,
-            slice_of_device=compiled.slice_of_device,
+        return compiled.predict(
             tokens_per_step=None if job is None else job.tokens_per_step,
             model_flops=None if job is None else job.model_flops,
         ), ""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..hardware import Slice
 from .dump import Listings
@@ -12,6 +12,9 @@ from .facts import ProgramFacts
 from .hlo import HloModule, count_collectives, parse_hlo
 from .memory import MemoryReport, read_memory
 from .stages import Stage
+
+if TYPE_CHECKING:
+    from .timeline import StepPrediction
 
 _LISTINGS = ("hlo", "assignment", "live_ranges", "devices")
 
@@ -83,6 +86,26 @@ class CompiledStep:
     def slice_of_device(self) -> tuple[int, ...]:
         """Slice number of each device, in the program's order."""
         return tuple(number for _, number in json.loads(self.listings.devices))
+
+    def predict(
+        self, *, tokens_per_step: int | None = None, model_flops: float | None = None
+    ) -> "StepPrediction":
+        """How long one step takes, by simulating the schedule.
+
+        Args:
+            tokens_per_step: For tokens per second.
+            model_flops: FLOPs of the model in one step over all devices, for MFU.
+        """
+        from .timeline import predict_step
+
+        return predict_step(
+            self.module,
+            self.slice,
+            coordinates=self.coordinates,
+            slice_of_device=self.slice_of_device,
+            tokens_per_step=tokens_per_step,
+            model_flops=model_flops,
+        )
 
     @property
     def usable_bytes(self) -> int | None:
