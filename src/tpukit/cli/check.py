@@ -62,11 +62,11 @@ def check(
         "optimizer": optimizer,
         "microbatches": microbatches,
         "attention": attention,
-        "options": _options(flags) or None,
+        "options": read_options(flags) or None,
     }
     run = Run(say, use_cache=not no_cache, dump=dump, timeout_s=timeout)
     try:
-        job = None if ":" in target else _job(target, settings)
+        job = None if ":" in target else read_job(target, settings)
         compiled = run.job(job) if job is not None else run.function(target, arg, donate, settings)
         memory = compiled.memory  # what the compiler wrote may turn out not to add up
     except TPUOutOfMemoryError as error:  # refused before there was anything to report
@@ -94,7 +94,8 @@ def check(
     raise typer.Exit(result.exit_code)
 
 
-def _job(target: str, settings: dict[str, Any]) -> "CheckJob":
+def read_job(target: str, settings: dict[str, Any]) -> "CheckJob":
+    """The job that a preset's name or a file, with the options given, describes."""
     from .check_job import CheckJob, is_job_file, refuse_unknown_preset
 
     if is_job_file(target):
@@ -104,7 +105,8 @@ def _job(target: str, settings: dict[str, Any]) -> "CheckJob":
     return CheckJob.from_dict({"model": target, **given})
 
 
-def _options(flags: str) -> dict[str, Any]:
+def read_options(flags: str) -> dict[str, Any]:
+    """Compiler options from a flag string."""
     if not flags:
         return {}
     from ..runtime.flags import as_compiler_options, parse_flags

@@ -1,4 +1,4 @@
-"""`tpukit flags`: check, list and explain XLA and libtpu flags against what is installed."""
+"""`tpukit flags`: check, list, explain and tune XLA and libtpu flags against what is installed."""
 
 import os
 from dataclasses import replace
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .flags_tune import tune
+
 if TYPE_CHECKING:
     from ..runtime.flags import FlagRegistry
 
 app = typer.Typer(no_args_is_help=True)
+app.command()(tune)
 
 WOULD_STOP_A_JOB = 2
 

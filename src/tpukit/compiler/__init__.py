@@ -4,6 +4,9 @@ from .aot import compile_for as compile_for
 from .aot import compile_many as compile_many
 from .cache import CompileCache as CompileCache
 from .compiled import CompiledStep as CompiledStep
+from .flag_search import tune_flags as tune_flags
+from .flag_trials import FlagSearch as FlagSearch
+from .flag_trials import FlagTrial as FlagTrial
 from .memory import MemoryReport as MemoryReport
 from .program import Program as Program
 from .program import lower_program as lower_program
@@ -15,6 +18,8 @@ __all__ = [
     "CompileCache",
     "CompileRequest",
     "CompiledStep",
+    "FlagSearch",
+    "FlagTrial",
     "MemoryReport",
     "Program",
     "compile_for",
@@ -22,4 +27,5 @@ __all__ = [
     "compiler_versions",
     "lower_program",
     "make_request",
+    "tune_flags",
 ]

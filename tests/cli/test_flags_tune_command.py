@@ -1,0 +1,49 @@
+"""`tpukit flags tune` from the outside: what it prints and its exit codes."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tpukit.cli import flags
+from tpukit.compiler import flag_search
+from tpukit.errors import TPUValidationError, XLACompilationError
+
+FUNCTION = "import jax.numpy as jnp\ndef step(x):\n    return jnp.tanh(x @ x)\n"
+
+
+@pytest.fixture
+def tune(tmp_path):
+    (tmp_path / "train.py").write_text(FUNCTION)
+    target = [f"{tmp_path}/train.py:step", "--on", "v6e-1", "--arg", "bf16[256,256]"]
+    return lambda *more: CliRunner().invoke(flags.app, ["tune", *target, *more])
+
+
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+def test_a_function_is_tuned_within_its_budget(tune):
+    result = tune("--budget", "2", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [trial["fits"] for trial in found["trials"]] == [True, True]
+    assert found["trials"][1]["options"] == {"xla_tpu_scoped_vmem_limit_kib": 16384}
+    assert found["trials"][1]["step_time_s"]["origin"] == "model"
+    assert found["stopped"] == "the budget of 2 compiles is spent"
+    assert "tuning" in result.stderr.splitlines()[0]
+    assert "+ scoped VMEM: 16 MiB" in result.stderr
+
+
+def test_a_compiler_that_dies_is_no_answer(tune, monkeypatch):
+    def die(*args, **how):
+        raise XLACompilationError("the child was ended by SIGKILL")
+
+    monkeypatch.setattr(flag_search, "run_request", die)
+    result = tune()
+    assert result.exit_code == 4
+    assert "could not tell: the child was ended" in result.stderr
+
+
+def test_what_is_no_job_is_refused():
+    result = CliRunner().invoke(flags.app, ["tune", "tinny", "--on", "v6e-8"])
+    assert isinstance(result.exception, TPUValidationError)
+    assert "Did you mean 'tiny'" in str(result.exception)
