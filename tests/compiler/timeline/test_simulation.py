@@ -229,3 +229,27 @@ def test_the_parts_of_a_prediction_add_up_to_the_step():
     assert data["origin"] == "model"
     assert "causal" in data["mfu_convention"]
     assert prediction.top_ops(1)[0].name == "n"
+
+
+NESTED = """%copy_fusion (q: bf16[64,1024,1024]) -> bf16[64,1024,1024] {
+  %q = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %c = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} copy(%q)
+}
+
+%fused (a: bf16[64,1024,1024], i: s32[]) -> bf16[1,1024,1024] {
+  %fa = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %view = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} fusion(%fa), kind=kLoop, calls=%copy_fusion
+  %fi = s32[]{:T(128)} parameter(1)
+  ROOT %s = bf16[1,1024,1024]{2,1,0:T(8,128)(2,1)} dynamic-slice(%view, %fi, %fi, %fi)
+}
+"""
+
+
+def test_a_slice_of_a_stack_moves_one_layer_however_it_is_wrapped():
+    body = [
+        "%a = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} parameter(0)",
+        "%i = s32[]{:T(128)} constant(3)",
+        "ROOT %f = bf16[1,1024,1024]{2,1,0:T(8,128)(2,1)} fusion(%a, %i), kind=kLoop, calls=%fused",
+    ]
+    seconds, _ = run(body, computations=NESTED)
+    assert seconds == pytest.approx(2 * 2 * 1024 * 1024 / HBM_RATE + OVERHEAD, rel=1e-3)

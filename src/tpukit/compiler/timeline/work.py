@@ -16,6 +16,7 @@ FREE = frozenset(
         *("partition-id", "replica-id", "opt-barrier", "domain", "add-dependency"),
     )
 )
+_PASSES_ON = frozenset(("parameter", "bitcast", "copy", "reshape", "transpose"))
 _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
 
 
@@ -104,7 +105,7 @@ def _touched_bytes(
             touched += user.shapes[0].padded_bytes
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
             continue  # updated in place: what stays is not read
-        elif user.opcode in ("bitcast", "reshape"):
+        elif user.opcode in ("bitcast", "reshape") or _only_looks(user, module):
             touched += _touched_bytes(user, shape, computation, module)
         elif user.opcode == "fusion":
             called = module.computations[user.called["calls"]]
@@ -116,6 +117,17 @@ def _touched_bytes(
         if touched >= whole:
             return whole
     return touched
+
+
+def _only_looks(instruction: Instruction, module: HloModule) -> bool:
+    """Whether a nested fusion only passes its operand on, in another layout at most.
+
+    The compiler wraps whole stacks of layers so before it slices one layer out of them.
+    """
+    if instruction.opcode != "fusion" or len(instruction.operands) != 1:
+        return False
+    called = module.computations[instruction.called["calls"]]
+    return all(inner.opcode in _PASSES_ON for inner in called)
 
 
 def _results(computation: Computation, module: HloModule) -> list[tuple[float, Shape]]:
