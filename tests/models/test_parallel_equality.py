@@ -39,6 +39,7 @@ class Case:
     microbatches: int = 1
     schedule: str = "1f1b"
     remat: str = "none"
+    loss_chunks: int | None = None
 
     def __str__(self):
         return f"{self.model}-{self.strategy}-{'x'.join(str(size) for _, size in self.sizes)}"
@@ -50,7 +51,8 @@ def case(model, strategy, /, **options):
     return Case(model, strategy, tuple(options.items()), **own)
 
 
-# Every strategy at least once, in the products that people run.
+# Every strategy at least once, in the products that people run. One device computes its loss from
+# whole logits; here it is cut into chunks, 3 of which never come out even.
 QUICK = [
     case("dense", "fsdp", fsdp=8),
     case("dense", "fsdp+megatron+sequence", data=4, model=2),
@@ -59,6 +61,7 @@ QUICK = [
     case("moe", "fsdp+expert+megatron", fsdp=2, expert=2, model=2),
 ]
 SLOW = [
+    *QUICK,
     case("gemma-like", "pipeline+fsdp+megatron", stage=2, fsdp=2, model=2, microbatches=2),
     case("dense", "data", data=8, remat="full"),
     case("dense", "megatron", model=4),
@@ -90,6 +93,7 @@ def workload(case):
         microbatches=case.microbatches,
         schedule=case.schedule,
         remat=case.remat,
+        loss_chunks=case.loss_chunks,
     )
 
 
@@ -152,7 +156,7 @@ def check(case):
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
 def test_equal(case):
-    check(case)
+    check(dataclasses.replace(case, loss_chunks=3))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .accounting import FlopsPerToken as FlopsPerToken
     from .accounting import ParameterCount as ParameterCount
+    from .chunked_loss import chunked_next_token_loss as chunked_next_token_loss
     from .execution import Execution as Execution
     from .gradient_checkpointing import (
         enable_gradient_checkpointing as enable_gradient_checkpointing,
@@ -44,6 +45,7 @@ _HOMES = {
     "TransformerConfig": "transformer_config",
     "WeightedLoss": "loss",
     "Workload": "workload",
+    "chunked_next_token_loss": "chunked_loss",
     "enable_gradient_checkpointing": "gradient_checkpointing",
     "export_huggingface": "huggingface",
     "get_preset": "presets",

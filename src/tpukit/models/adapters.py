@@ -12,9 +12,10 @@ from flax.core import meta
 
 from ..errors import TPUModelError
 from ..parallel.routing import RouterStats
+from .chunked_loss import TokenSplit, chunked_next_token_loss, count_chunks
 from .execution import Execution
 from .gradient_checkpointing import checkpoint_layers
-from .loss import Batch
+from .loss import Batch, WeightedLoss, token_targets
 from .presets import get_preset
 from .transformer import Transformer
 from .transformer_config import TransformerConfig
@@ -80,13 +81,26 @@ class TransformerAdapter:
         self, variables: Variables, batch: Batch, *, rng: jax.Array, execution: Execution
     ) -> Applied:
         """Logits for `batch["inputs"]`; `positions` and `segment_ids` are read if present."""
-        output = self.module(variables.params, execution).forward(
+        model = self.module(variables.params, execution)
+        x, router = model.hidden(
             batch["inputs"],
             positions=batch.get("positions"),
             segment_ids=batch.get("segment_ids"),
         )
-        router = output.router
-        return Applied(output.logits, variables.model_state, router, self.penalty(router))
+        outputs = self.read_out(model, x, batch)
+        return Applied(outputs, variables.model_state, router, self.penalty(router))
+
+    def read_out(self, model: Transformer, x: jax.Array, batch: Batch) -> jax.Array | WeightedLoss:
+        """Logits of the last layer's output, or their loss where they are too many to hold."""
+        targets, wanted = token_targets(batch, x.shape[:2]), model.execution.loss_chunks
+        if targets is not None and wanted is not None:
+            head = model.head()
+            shape = (*x.shape[:2], head.shape[-1])
+            split = TokenSplit.of(shape)
+            if count_chunks(wanted, shape, itemsize=head.dtype.itemsize, split=split) > 1:
+                normed = model.final_norm(x)
+                return chunked_next_token_loss(normed, head, targets, chunks=wanted)
+        return model.unembed(x)
 
     def layer_state(self, layers: Any) -> Any:
         """Some layers' parameters in the form the module scans over."""

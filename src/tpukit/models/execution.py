@@ -7,6 +7,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, Mesh
 
 from .attention import AttentionFunction
+from .chunked_loss import LossChunks
 from .remat import NO_REMAT, RematPolicy
 
 AnyMesh = Mesh | AbstractMesh
@@ -16,13 +17,15 @@ AnyMesh = Mesh | AbstractMesh
 class Execution:
     """Choices that change speed and memory, never the result.
 
-    `expert_mesh` is the mesh whose `expert_axis` the experts are spread over; None keeps every
-    expert where its tokens are.
+    `loss_chunks` is how the loss is cut where a model computes it from activations; None gives
+    the loss whole logits. `expert_mesh` is the mesh whose `expert_axis` the experts are spread
+    over; None keeps every expert where its tokens are.
     """
 
     attention: str | AttentionFunction = "auto"
     remat: RematPolicy = NO_REMAT
     scan_layers: bool = True
+    loss_chunks: LossChunks = None
     expert_mesh: AnyMesh | None = None
     expert_axis: str = "expert"
 

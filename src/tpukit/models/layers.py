@@ -58,12 +58,16 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(..., inputs) -> (..., outputs)."""
-        y = x @ self.kernel[...].astype(self.dtype)
+        y = x @ self.matrix()
         return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+
+    def matrix(self) -> jax.Array:
+        """The kernel in the dtype of activations."""
+        return self.kernel[...].astype(self.dtype)
 
 
 class Embedding(nnx.Module):
-    """Rows looked up by number; `unembed` is the product with the same table."""
+    """Rows looked up by number; `head` is the same table for the way back."""
 
     def __init__(self, rows: int, width: int, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         init = nnx.initializers.normal(EMBEDDING_STDDEV)
@@ -78,6 +82,6 @@ class Embedding(nnx.Module):
         # the width would leave activations to be moved from width to batch instead.
         return constrain(self.embedding[...].astype(self.dtype), "vocab", None)[ids]
 
-    def unembed(self, x: jax.Array) -> jax.Array:
-        """Logits over the rows."""
-        return x @ self.embedding[...].astype(self.dtype).T
+    def head(self) -> jax.Array:
+        """The table turned round, (width, rows): times it, activations give logits."""
+        return self.embedding[...].astype(self.dtype).T

@@ -46,6 +46,14 @@ def next_token_loss(logits: jax.Array, targets: jax.Array, *, z_loss: float = 0.
     return WeightedLoss(jnp.sum(losses * counted), jnp.sum(counted))
 
 
+def token_targets(batch: Batch, shape: tuple[int, ...]) -> jax.Array | None:
+    """`batch["targets"]` if they are token numbers for every place of `shape`."""
+    targets = batch.get("targets")
+    if targets is None or targets.shape != shape:
+        return None
+    return targets if jnp.issubdtype(targets.dtype, jnp.integer) else None
+
+
 def default_loss(outputs: Any, batch: Batch) -> jax.Array | WeightedLoss:
     """A scalar output is the loss itself; logits are compared with `batch["targets"]`."""
     if isinstance(outputs, WeightedLoss):
@@ -53,12 +61,8 @@ def default_loss(outputs: Any, batch: Batch) -> jax.Array | WeightedLoss:
     if isinstance(outputs, jax.Array):
         if outputs.ndim == 0:
             return outputs
-        targets = batch.get("targets")
-        if (
-            targets is not None
-            and targets.shape == outputs.shape[:-1]
-            and jnp.issubdtype(targets.dtype, jnp.integer)
-        ):
+        targets = token_targets(batch, outputs.shape[:-1])
+        if targets is not None:
             return next_token_loss(outputs, targets)
     shapes = jax.tree.map(jnp.shape, outputs)
     raise TPUModelError(

@@ -64,8 +64,8 @@ def pipeline_loss_and_gradients(
         return new
 
     def last(params: Any, carried: dict[str, Any], piece: Batch) -> tuple[jax.Array, Any]:
-        logits = adapter.module(params, execution).unembed(carried["x"])
-        loss = weighted_loss(settings.loss, logits, piece)
+        outputs = adapter.read_out(adapter.module(params, execution), carried["x"], piece)
+        loss = weighted_loss(settings.loss, outputs, piece)
         router = carried.get("router")
         penalty = adapter.penalty(router)
         total = loss.total

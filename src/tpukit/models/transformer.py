@@ -91,10 +91,20 @@ class Transformer(nnx.Module):
             positions: (B, S) place of each token in its document; 0, 1, 2 … by default.
             segment_ids: (B, S) number of the packed document a token belongs to.
         """
+        x, router = self.hidden(tokens, positions=positions, segment_ids=segment_ids)
+        return TransformerOutput(self.unembed(x), router)
+
+    def hidden(
+        self,
+        tokens: jax.Array,
+        *,
+        positions: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+    ) -> tuple[jax.Array, RouterStats | None]:
+        """The last layer's output (B, S, d_model), and router statistics."""
         x = self.embed_tokens(tokens, positions)
         context = self.context(tokens.shape, positions=positions, segment_ids=segment_ids)
-        x, router = self.run_stack(nnx.state(self.layers), x, context)
-        return TransformerOutput(self.unembed(x), router)
+        return self.run_stack(nnx.state(self.layers), x, context)
 
     def embed_tokens(self, tokens: jax.Array, positions: jax.Array | None = None) -> jax.Array:
         """The input of the first layer, (B, S, d_model)."""
@@ -145,6 +155,8 @@ class Transformer(nnx.Module):
 
     def unembed(self, x: jax.Array) -> jax.Array:
         """Logits of the last layer's output."""
-        x = self.final_norm(x)
-        logits = self.embed.unembed(x) if self.lm_head is None else self.lm_head(x)
-        return constrain(logits, "batch", "sequence", "vocab")
+        return constrain(self.final_norm(x) @ self.head(), "batch", "sequence", "vocab")
+
+    def head(self) -> jax.Array:
+        """The matrix (d_model, V) that normed activations are multiplied with."""
+        return self.embed.head() if self.lm_head is None else self.lm_head.matrix()

@@ -17,6 +17,7 @@ from ..errors import TPUModelError
 from ..parallel.layout import Layout, make_layout
 from .adapters import ModelAdapter, TransformerAdapter, Variables, adapt
 from .attention import AttentionFunction
+from .chunked_loss import LossChunks
 from .execution import AnyMesh, Execution
 from .loss import Batch, LossFunction
 from .placement import batch_shardings, check_heads, execution_on
@@ -51,6 +52,9 @@ class Workload:
         inputs: The batch entries that a module is called with.
         loss: (outputs, batch) -> a mean loss or a `WeightedLoss`. By default a scalar output is
             the loss, and logits are compared with `batch["targets"]`.
+        loss_chunks: Pieces each device's tokens are cut into for the reference transformer's own
+            loss, so that logits never exist whole; "auto" cuts where they would be large (see
+            `chunked_next_token_loss`), None never.
         optimizer: Any optax transformation; AdamW by default.
         remat: What the backward pass recomputes; see `RematPolicy`.
         strategy: How to split the work over a mesh: "fsdp", "megatron", "fsdp+megatron", …
@@ -75,6 +79,7 @@ class Workload:
     batch: Mapping[str, jax.ShapeDtypeStruct] | None = None
     inputs: Sequence[str] = ("inputs",)
     loss: LossFunction | None = None
+    loss_chunks: LossChunks = "auto"
     optimizer: optax.GradientTransformation | None = None
     remat: RematSpec = None
     strategy: str = "fsdp"
@@ -104,6 +109,7 @@ class Workload:
                 f"sequence_length={self.sequence_length} is longer than '{config.name}' takes "
                 f"(max_seq_len={config.max_seq_len}); shorten it or raise max_seq_len."
             )
+        _check_loss_chunks(self.loss_chunks, own_loss=self.loss is None and config is not None)
         object.__setattr__(self, "remat", RematPolicy.parse(self.remat))
 
     def replace(self, **changes: Any) -> "Workload":
@@ -280,6 +286,7 @@ class Workload:
             "sequence_length": self.sequence_length,
             "strategy": self.strategy,
             "remat": str(self.remat),
+            "loss_chunks": self.loss_chunks,
             "microbatches": self.microbatches,
             "schedule": self.schedule if "pipeline" in self.strategy else None,
         }
@@ -304,6 +311,7 @@ class Workload:
             attention=self.attention,
             remat=RematPolicy.parse(self.remat),
             scan_layers=self.scan_layers,
+            loss_chunks=self.loss_chunks if self.loss is None else None,
         )
 
     def _step(
@@ -338,3 +346,19 @@ class Workload:
             model_state=result.model_state,
         )
         return new, metrics
+
+
+def _check_loss_chunks(chunks: LossChunks, *, own_loss: bool) -> None:
+    if chunks is None or chunks == "auto":
+        return
+    if type(chunks) is not int or chunks < 1:
+        raise TPUModelError(
+            f"loss_chunks={chunks!r} is not a number of pieces; use 'auto', None or an integer "
+            "from 1."
+        )
+    if chunks > 1 and not own_loss:
+        raise TPUModelError(
+            f"loss_chunks={chunks} cuts the reference transformer's own loss, and this workload "
+            "has another model or a loss= that is given whole logits; leave it out, or call "
+            "tpukit.models.chunked_next_token_loss in your model and return what it returns."
+        )

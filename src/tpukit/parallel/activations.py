@@ -123,20 +123,30 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
     Raises:
         ShardingError: A name is unknown, or there are more or fewer names than dimensions.
     """
+    place = activation_sharding(x.shape, *logical_axes)
+    return x if place is None else jax.lax.with_sharding_constraint(x, place)
+
+
+def activation_sharding(shape: tuple[int, ...], *logical_axes: str | None) -> NamedSharding | None:
+    """Where `constrain` would put an activation of `shape`; None when it would leave it alone.
+
+    Raises:
+        ShardingError: A name is unknown, or there are more or fewer names than dimensions.
+    """
     for name in logical_axes:
         if name is not None and name not in DIMENSIONS:
             raise ShardingError(
                 f"constrain() got the dimension {name!r}; names are {', '.join(DIMENSIONS)}."
                 f"{did_you_mean(name, DIMENSIONS)}"
             )
-    if len(logical_axes) != x.ndim:
+    if len(logical_axes) != len(shape):
         raise ShardingError(
             f"constrain() got {len(logical_axes)} names {logical_axes} for an array of shape "
-            f"{x.shape}; give one name, or None, for each dimension."
+            f"{shape}; give one name, or None, for each dimension."
         )
     rules = current_rules()
     if rules is None:
-        return x
+        return None
     mesh = rules.mesh
     # Inside shard_map some axes are already split by hand and x is one piece: only the axes
     # still automatic there may be named, and on the mesh jax sees at that point.
@@ -150,9 +160,8 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
         if kind != AxisType.Auto
     )
     if set(fixed) == set(mesh.axis_names):
-        return x
-    spec = rules.spec(logical_axes, x.shape, without=fixed)
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+        return None
+    return NamedSharding(mesh, rules.spec(logical_axes, shape, without=fixed))
 
 
 def _rank(name: str | None) -> int:
