@@ -18,6 +18,9 @@ def compile_function(
     ] = None,
     flags: Annotated[str, typer.Option(help="Compiler options: '--xla_tpu_...=true ...'.")] = "",
     hlo: Annotated[Path | None, typer.Option(help="Write the scheduled HLO text here.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Save the program here, for load_executable on the slice.")
+    ] = None,
     until: Annotated[
         str, typer.Option(help="memory, schedule (seconds) or codegen (minutes, FLOPs).")
     ] = "codegen",
@@ -25,29 +28,32 @@ def compile_function(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compile a function for one device of a slice with the real TPU compiler; no TPU needed."""
-    from ..compiler import compile_for
+    from ..compiler import make_request, save_executable
+    from ..compiler.aot import run_request
     from ..compiler.entry import load_function, parse_argument
     from ..compiler.stages import parse_until
+    from ..errors import ConfigError
     from ..hardware import Slice
     from ..runtime.environment import configure_tpu_environment
     from ..runtime.flags import as_compiler_options, parse_flags
     from .output import show, working
 
     configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
-    target = Slice.parse(on)
+    target, stage = Slice.parse(on), parse_until(until)
+    if save is not None and (stage != "codegen" or hlo is not None):
+        raise ConfigError("--save needs the whole compile: leave out --until and --hlo.")
     arguments = [parse_argument(text) for text in arg or ()]
     options = as_compiler_options(parse_flags(flags)) if flags else {}
     loaded = load_function(function)
     with working(f"compiling {function} for {target} with the TPU compiler"):
-        compiled = compile_for(
-            loaded,
-            target,
-            *arguments,
-            donate_argnums=donate or (),
-            options=options,
-            until=parse_until(until),
-            timeout_s=timeout,
+        request = make_request(
+            loaded, target, *arguments, donate_argnums=donate or (), options=options
         )
+        if save is not None:
+            header = save_executable(request, save, timeout_s=timeout)
+            show(header, json=json)
+            return
+        compiled = run_request(request, until=stage, timeout_s=timeout)
     if hlo is not None:
         hlo.write_text(compiled.hlo)
     show(compiled, json=json)

@@ -41,6 +41,8 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     compiled = lowered.compile(compiler_options=request["options"] or None)
     compile_s = time.perf_counter() - started
+    if "executable" in request:
+        return {"executable": _save(compiled, Path(request["executable"]))}
     memory: Any = compiled.memory_analysis()
     return {
         "compile_s": compile_s,
@@ -49,6 +51,19 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         # Its other figures overstate what the compiler tests; the memory report is read instead.
         "code_bytes": memory.generated_code_size_in_bytes,
     }
+
+
+def _save(compiled: Any, path: Path) -> dict[str, Any]:
+    """Leave the program itself for the parent, and say what goes into and comes out of it."""
+    from dataclasses import asdict
+
+    from .executable_slots import describe_program
+
+    path.write_bytes(compiled.runtime_executable().serialize())
+    about = describe_program(compiled)
+    for part in ("arguments", "results"):
+        about[part] = [asdict(slot) for slot in about[part]]
+    return about
 
 
 def _write_places(path: Path, devices: Iterable[Any]) -> None:
