@@ -90,6 +90,39 @@ def test_drops_do_not_depend_on_the_mesh_when_groups_are_fixed(arrays, mesh):
     assert 0 < float(stats.dropped_fraction) < 0.5
 
 
+@pytest.mark.parametrize("x_spec", [None, P("data", "expert")], ids=["examples", "sequences-too"])
+def test_without_an_expert_axis_every_device_routes_its_own_tokens(arrays, dense, mesh, x_spec):
+    def loss(*arrays):
+        y, _ = moe_ffn(*arrays, k=K, routing="dropless", mesh=mesh, axis=None, x_spec=x_spec)
+        return jnp.sin(y).mean()
+
+    compiled = jax.jit(jax.value_and_grad(loss, argnums=range(5))).lower(*arrays).compile()
+    for ours, theirs in zip(
+        jax.tree.leaves(compiled(*arrays)), jax.tree.leaves(dense), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    # 32 tokens choose 2 experts each, and 4 devices share them.
+    sizes = set(re.findall(r"s32\[(\d+)\]", compiled.as_text()))
+    assert "16" in sizes
+    assert not {"32", "64"} & sizes, "nobody holds the choices of all tokens"
+
+
+def test_without_an_expert_axis_fixed_groups_drop_the_same_tokens(arrays, mesh):
+    settings = {"k": K, "capacity_factor": 1.0, "groups": 4}
+    alone, alone_stats = jax.jit(functools.partial(moe_ffn, **settings))(*arrays)
+    layer = functools.partial(moe_ffn, **settings, mesh=mesh, axis=None)
+    spread, stats = jax.jit(layer)(*arrays)
+    np.testing.assert_allclose(spread, alone, atol=1e-5)
+    np.testing.assert_array_equal(stats.dropped_tokens, alone_stats.dropped_tokens)
+
+
+def test_a_mesh_that_splits_no_tokens_needs_no_region_of_its_own(arrays, mesh):
+    tensor_only = Mesh(mesh.devices[0, 0], ("model",))
+    layer = functools.partial(moe_ffn, *arrays, k=K, axis=None)
+    assert "shard_map" not in str(jax.make_jaxpr(lambda: layer(mesh=tensor_only))())
+    assert "shard_map" in str(jax.make_jaxpr(lambda: layer(mesh=mesh))())
+
+
 def test_a_dropped_token_adds_nothing(arrays):
     # One expert wanted by all, with room for a single token: only the first gets an answer.
     x, _, *weights = arrays

@@ -1,4 +1,4 @@
-"""The mixture-of-experts feed-forward layer, on one device or spread over an `expert` mesh axis."""
+"""The mixture-of-experts feed-forward layer: on one device, on each for its own, or spread out."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +21,7 @@ from .manual_axes import (
     divisors,
     mesh_in_use,
 )
-from .mesh import AnyMesh, axis_sizes
+from .mesh import AnyMesh
 from .routing import RouterStats, Score
 
 
@@ -42,7 +42,7 @@ def moe_ffn(
     activation: str = "silu",
     placement: Array | Sequence[int] | None = None,
     mesh: AnyMesh | None = None,
-    axis: str = "expert",
+    axis: str | None = "expert",
     x_spec: P | None = None,
 ) -> tuple[Array, RouterStats]:
     """Send every token through its `k` best experts and add up what they say.
@@ -67,7 +67,8 @@ def moe_ffn(
         placement: (E,) a permutation: the weights' row p holds expert `placement[p]` (see
             `place_experts`). The result does not depend on it.
         mesh: Where `axis` is; None computes all experts here, or uses the mesh in context.
-        axis: The mesh axis the experts are split over.
+        axis: The mesh axis the experts are split over; None when they are not: every device then
+            gathers them, as fsdp does any weight, and computes its own tokens.
         x_spec: How `x` is split over the mesh: the axes named become manual, all others stay
             automatic. By default the first dimension over the batch axes of the mesh and `axis`,
             so that every device sorts only its own tokens.
@@ -94,14 +95,17 @@ def moe_ffn(
     )
     slots = None if placement is None else jnp.argsort(jnp.asarray(placement))
     weights = (w_gate, w_up, w_down)
-    in_use = mesh_in_use(mesh, axis)
-    if in_use is None:
+    in_use = mesh if mesh is None and axis is None else mesh_in_use(mesh, axis or "")
+    spec = x_spec
+    if in_use is not None and spec is None:
+        spec = _batch_spec(in_use, axis)
+    token_axes = () if spec is None else axes_of(spec)
+    if in_use is None or spec is None or (axis is None and not token_axes):
         here = settings(groups_here=groups or 1, expert_axis=None, token_axes=())
         return moe_shard(x, router_w, router_bias, slots, weights, settings=here)
 
-    spec = _batch_spec(in_use, axis) if x_spec is None else x_spec
-    token_axes = axes_of(spec)
-    shards = _check_split(x, num_experts, in_use, axis, spec)
+    expert_ways = 1 if axis is None else _check_experts(num_experts, in_use, axis, spec)
+    shards = _check_split(x, in_use, spec)
     if groups is not None and groups % shards:
         raise ShardingError(
             f"groups={groups} capacity groups cannot be split over {shards} shards of tokens; "
@@ -109,7 +113,7 @@ def moe_ffn(
         )
     here = settings(
         groups_here=(groups or shards) // shards,
-        expert_axis=axis if axis_sizes(in_use)[axis] > 1 else None,
+        expert_axis=axis if expert_ways > 1 else None,
         token_axes=token_axes,
     )
 
@@ -131,9 +135,8 @@ def moe_ffn(
         out_specs=(spec, P()),
         axis_names=set(token_axes),
     )
-    copies = shards // axis_sizes(in_use)[axis]
     precise = router_w.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return mapped(x, precise, router_bias, slots, copy_each(weights, copies))
+    return mapped(x, precise, router_bias, slots, copy_each(weights, shards // expert_ways))
 
 
 def place_experts(weights: Array, placement: Array | Sequence[int]) -> Array:
@@ -141,7 +144,7 @@ def place_experts(weights: Array, placement: Array | Sequence[int]) -> Array:
     return jnp.take(weights, jnp.asarray(placement), axis=0)
 
 
-def _batch_spec(mesh: AnyMesh, axis: str) -> P:
+def _batch_spec(mesh: AnyMesh, axis: str | None) -> P:
     already_manual = {
         name
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -164,8 +167,8 @@ def _check_names(routing: str, activation: str) -> None:
             )
 
 
-def _check_split(x: Array, num_experts: int, mesh: AnyMesh, axis: str, spec: P) -> int:
-    """The number of shards of tokens; raises when experts or tokens cannot be split."""
+def _check_experts(num_experts: int, mesh: AnyMesh, axis: str, spec: P) -> int:
+    """Into how many parts the experts are split; raises when they cannot be."""
     size = axis_size(mesh, axis, needed_for="Expert parallelism")
     if num_experts % size:
         raise ShardingError(
@@ -177,6 +180,11 @@ def _check_split(x: Array, num_experts: int, mesh: AnyMesh, axis: str, spec: P) 
             f"x_spec={spec} does not split the tokens over '{axis}', so every device of that axis "
             f"would send the same tokens; name it, for example P(('data', '{axis}'))."
         )
+    return size
+
+
+def _check_split(x: Array, mesh: AnyMesh, spec: P) -> int:
+    """The number of shards of tokens; raises when tokens cannot be split."""
     shards = 1
     for dimension, entry in enumerate(spec):
         pieces = 1
