@@ -13,10 +13,16 @@ Coordinate = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Transfer:
-    """A collective's time and the lanes of the network it fills meanwhile."""
+    """A collective's time, the lanes of the network it fills meanwhile, and the axes of those."""
 
     seconds: float
     lanes: frozenset[str]
+    axes: str = ""
+
+    @property
+    def track(self) -> str:
+        """What a timeline calls the links it uses, e.g. "ici x" or "ici xy"."""
+        return f"ici {self.axes}".strip()
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,8 @@ class Network:
     machine: Machine
     coordinates: tuple[Coordinate, ...]
     slices: tuple[int, ...]
-    _routes: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = field(
-        default_factory=dict[tuple[tuple[int, ...], ...], tuple[int, int]], repr=False
+    _routes: dict[tuple[tuple[int, ...], ...], tuple[int, int, str]] = field(
+        default_factory=dict[tuple[tuple[int, ...], ...], tuple[int, int, str]], repr=False
     )
 
     def transfer(self, collective: Collective) -> Transfer:
@@ -65,8 +71,9 @@ class Network:
             seconds = collective.bytes * share / rate
             if collective.kind == "all-reduce":
                 seconds, latency = 2 * seconds, 2 * latency
-        lanes = frozenset(f"{axis}{way}" for axis in map(_letter, extents) for way in "+-")
-        return Transfer(seconds + latency, lanes)
+        axes = "".join(map(_letter, extents))
+        lanes = frozenset(f"{axis}{way}" for axis in axes for way in "+-")
+        return Transfer(seconds + latency, lanes, axes)
 
     def _extents(self, chips: set[Coordinate]) -> dict[int, int]:
         """How many places the chips take along each axis, where more than one."""
@@ -91,18 +98,19 @@ class Network:
         )
 
     def _permute(self, collective: Collective) -> Transfer:
-        load, hops = self._route(collective.groups)
+        load, hops, axes = self._route(collective.groups)
         seconds = collective.bytes * load / self.machine.ici_bytes_per_s
         way = "+" if self._goes_up(collective) else "-"
-        return Transfer(seconds + hops * self.machine.hop_latency_s, frozenset((f"permute{way}",)))
+        latency = hops * self.machine.hop_latency_s
+        return Transfer(seconds + latency, frozenset((f"permute{way}",)), axes)
 
     def _goes_up(self, collective: Collective) -> bool:
         """Whether most pairs go to a higher device number: the two ways round use other links."""
         up = sum(target > source for source, target in collective.groups)
         return 2 * up >= len(collective.groups)
 
-    def _route(self, pairs: tuple[tuple[int, ...], ...]) -> tuple[int, int]:
-        """The most pairs that share one link, and the longest way, by axis-ordered routing."""
+    def _route(self, pairs: tuple[tuple[int, ...], ...]) -> tuple[int, int, str]:
+        """The most pairs that share one link, the longest way and its axes, axis by axis."""
         if pairs not in self._routes:
             links: Counter[tuple[Coordinate, Coordinate]] = Counter()
             longest = 0
@@ -113,7 +121,9 @@ class Network:
             # Devices of one chip send over the same links, each its own half.
             per_chip = max(1, self.machine.slice.chip.devices_per_chip)
             busiest = max(links.values(), default=0)
-            self._routes[pairs] = (-(-busiest // per_chip) if busiest else 0, longest)
+            moved = {axis for a, b in links for axis in range(len(a)) if a[axis] != b[axis]}
+            axes = "".join(map(_letter, sorted(moved)))
+            self._routes[pairs] = (-(-busiest // per_chip) if busiest else 0, longest, axes)
         return self._routes[pairs]
 
     def _path(self, start: Coordinate, end: Coordinate) -> Iterator[tuple[Coordinate, Coordinate]]:

@@ -110,8 +110,9 @@ class Simulation:
         begin = frame.occupy("ici", instruction.name, transfer.lanes, transfer.seconds)
         self.ledger.overlap("ici", transfer.seconds, frame.times)
         self._span(
-            "ici", instruction, frame, begin, transfer.seconds, "ici", moved=collective.bytes
-        )
+            transfer.track, instruction, frame, begin, transfer.seconds, "ici",
+            moved=collective.bytes,
+        )  # fmt: skip
 
     def _between_slices(self, instruction: Instruction, frame: Frame) -> None:
         moved = float(max((shape.bytes for shape in instruction.shapes), default=0))

@@ -13,7 +13,7 @@ class Span:
     """One op on one track, from the first time it runs.
 
     Attributes:
-        track: "core", "hbm", "ici x", "dcn", "host".
+        track: "core", "hbm", "ici x" (the axes it uses), "dcn", "host".
         cause: What bounds it, one of `CAUSES`, or "loop".
         times: How often it runs in a step (its share of enclosing loops included).
     """
