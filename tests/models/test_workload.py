@@ -144,7 +144,7 @@ def test_a_batch_entry_without_its_batch_dimension_is_named():
 @pytest.mark.parametrize(
     ("strategy", "sizes", "changes", "message"),
     [
-        ("megatron", {"model": 8}, {}, "4 attention heads of 'tiny' cannot be split over a tensor"),
+        ("megatron", {"model": 8}, {}, "heads=4 does not divide over model=8"),
         ("fsdp", {"fsdp": 16}, {}, "batch_size=8 cannot be split over fsdp = 16 devices"),
         (
             "fsdp",
@@ -162,6 +162,15 @@ def test_a_mesh_that_does_not_fit_is_refused(strategy, sizes, changes, message):
     mesh = abstract_mesh(mesh_shape=tuple(sizes.values()), axis_names=tuple(sizes))
     with pytest.raises(ShardingError, match=message):
         TINY.replace(strategy=strategy, **changes).shardings(mesh)
+
+
+def test_key_heads_too_few_to_split_stay_whole():
+    mesh = abstract_mesh(mesh_shape=(4,), axis_names=("model",))
+    config = get_preset("tiny", n_heads=4, n_kv_heads=2)
+    work = Workload(config, batch_size=8, sequence_length=16, strategy="megatron")
+    attention = work.layout(mesh).specs["layers"]["self_attention"]
+    split = {name: "model" in attention[name]["kernel"] for name in attention}
+    assert split == {"q_proj": True, "k_proj": False, "v_proj": False, "o_proj": True}
 
 
 def test_a_pipeline_keeps_patterns_whole():

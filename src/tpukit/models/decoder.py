@@ -135,6 +135,7 @@ class MixtureOfExperts(nnx.Module):
             activation=_EXPERT_ACTIVATIONS[c.activation],
             mesh=context.execution.expert_mesh,
             axis=context.execution.expert_axis,
+            x_spec=context.execution.expert_tokens,
         )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from .attention import AttentionFunction
 from .chunked_loss import LossChunks
@@ -19,7 +19,8 @@ class Execution:
 
     `loss_chunks` is how the loss is cut where a model computes it from activations; None gives
     the loss whole logits. `expert_mesh` is the mesh whose `expert_axis` the experts are spread
-    over; None keeps every expert where its tokens are.
+    over (None: over no axis) and over which tokens are split as `expert_tokens` says; without a
+    mesh every expert is where its tokens are.
     """
 
     attention: str | AttentionFunction = "auto"
@@ -27,7 +28,8 @@ class Execution:
     scan_layers: bool = True
     loss_chunks: LossChunks = None
     expert_mesh: AnyMesh | None = None
-    expert_axis: str = "expert"
+    expert_axis: str | None = None
+    expert_tokens: PartitionSpec | None = None
 
     def replace(self, **changes: Any) -> "Execution":
         """The same choices with some changed."""

@@ -12,7 +12,7 @@ from ..parallel.activations import ActivationRules
 from ..parallel.layout import Layout
 from ..parallel.mesh import axis_sizes
 from ..parallel.ring_attention import ring_attention
-from ..parallel.strategy import Strategy, parse_strategy, strategy_axes
+from ..parallel.strategy import parse_strategy, strategy_axes
 from .attention import automatic_attention
 from .execution import AnyMesh, Execution
 from .splash import splash_attention
@@ -22,7 +22,7 @@ from .transformer_config import TransformerConfig
 def execution_on(
     mesh: AnyMesh, strategy: str, execution: Execution, *, config: TransformerConfig | None
 ) -> Execution:
-    """The execution with ring attention and expert exchange put on the mesh, where asked for."""
+    """The execution with ring attention and experts put on the mesh, where there are any."""
     context = find_axis(mesh, strategy, "context")
     if context is not None and execution.attention in ("auto", "ring"):
         execution = execution.replace(attention=partial(ring_attention, mesh=mesh, axis=context))
@@ -35,9 +35,14 @@ def execution_on(
                 chosen, mesh=mesh, batch_axes=axes["batch"], head_axes=axes.get("heads", ())
             )
         )
-    expert = find_axis(mesh, strategy, "expert")
-    if expert is not None and config is not None and config.n_experts:
-        execution = execution.replace(expert_mesh=mesh, expert_axis=expert)
+    if config is not None and config.n_experts:
+        # Left to the partitioner, sorting tokens by expert would sort those of all devices.
+        axes = dict(ActivationRules.of(mesh, strategy).axes)
+        execution = execution.replace(
+            expert_mesh=mesh,
+            expert_axis=find_axis(mesh, strategy, "expert"),
+            expert_tokens=PartitionSpec(axes["batch"] or None, context),
+        )
     return execution
 
 
@@ -53,17 +58,6 @@ def find_axis(mesh: AnyMesh, strategy: str, name: str) -> str | None:
                 )
             return next(iter(axes))
     return None
-
-
-def check_heads(mesh: AnyMesh, strategy: str, config: TransformerConfig | None) -> None:
-    """Refuse to cut an attention head in two."""
-    ways = _ways(mesh, parse_strategy(strategy), "megatron")
-    if config is not None and config.n_heads % ways:
-        divisors = [str(n) for n in range(1, config.n_heads + 1) if config.n_heads % n == 0]
-        raise ShardingError(
-            f"{config.n_heads} attention heads of '{config.name}' cannot be split over a tensor "
-            f"axis of {ways}; sizes that divide them: {', '.join(divisors)}."
-        )
 
 
 def batch_shardings(
@@ -98,13 +92,6 @@ def batch_shardings(
             layout.mesh, PartitionSpec(*(axes or None for axes in entries))
         )
     return places
-
-
-def _ways(mesh: AnyMesh, members: tuple[Strategy, ...], name: str) -> int:
-    for member in members:
-        if member.name == name:
-            return math.prod(strategy_axes(member, axis_sizes(mesh)).values())
-    return 1
 
 
 def _names(entry: object) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from .attention import AttentionFunction
 from .chunked_loss import LossChunks
 from .execution import AnyMesh, Execution
 from .loss import Batch, LossFunction
-from .placement import batch_shardings, check_heads, execution_on
+from .placement import batch_shardings, execution_on
 from .remat import RematPolicy, RematSpec
 from .step import loss_and_gradients
 from .step_parts import StepSettings
@@ -216,9 +216,10 @@ class Workload:
     def layout(self, mesh: AnyMesh) -> Layout:
         """Where every parameter lives on `mesh`."""
         if mesh not in self._layouts:
-            check_heads(mesh, self.strategy, self.config)
+            c = self.config
+            heads = None if c is None else {"heads": c.n_heads, "kv_heads": c.n_kv_heads}
             self._layouts[mesh] = make_layout(
-                self._param_shapes, mesh, self.strategy, rules=self.rules
+                self._param_shapes, mesh, self.strategy, rules=self.rules, head_counts=heads
             )
         return self._layouts[mesh]
 
