@@ -33,7 +33,8 @@ class SplashTimer:
         share = self._share(head)
         if kind != "fwd":
             share *= fitted_constants()["attention"]["backward_over_forward"]
-        return flops / (self.machine.peak_flops("bf16") * share)
+        alone = flops / (self.machine.peak_flops("bf16") * share)
+        return alone * self.machine.op_time_in_a_step
 
     def _share(self, head: int) -> float:
         shares = fitted_constants()["attention"].get(self.machine.slice.chip.name)

@@ -25,7 +25,7 @@ _FAMILY = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What a device can do, in SI units, with the fitted shares that ops reach."""
+    """What a device can do, in SI units, with the fitted shares that ops reach inside a step."""
 
     slice: Slice
     hbm_bytes_per_s: float
@@ -39,12 +39,14 @@ class Machine:
     hbm_efficiency: float
     op_overhead_s: float
     hop_latency_s: float
+    op_time_in_a_step: float
 
     @classmethod
-    def of(cls, target: Slice) -> "Machine":
-        """The machine behind one device of `target`."""
+    def of(cls, target: Slice, *, op_time_in_a_step: float | None = None) -> "Machine":
+        """The machine behind one device of `target`; the fitted constant can be another."""
         chip = target.chip
         constants = _constants(chip.name)
+        together = op_time_in_a_step or constants["op_time_in_a_step"]
         needed = "the step-time model"
         hbm = chip.per_device(chip.hbm_gbps).require(needed) * 1e9
         dcn = chip.per_device(chip.dcn_gbps).value
@@ -55,12 +57,13 @@ class Machine:
             ici_bytes_per_s=chip.ici_link_effective_gbps.require(needed) * 1e9,
             dcn_bytes_per_s=None if dcn is None else dcn * 1e9,
             host_bytes_per_s=constants["host_gbps"] * 1e9,
-            matrix_efficiency=constants["matrix_efficiency"],
-            streamed_matrix_efficiency=constants["streamed_matrix_efficiency"],
+            matrix_efficiency=constants["matrix_efficiency"] / together,
+            streamed_matrix_efficiency=constants["streamed_matrix_efficiency"] / together,
             resident_bytes=constants["resident_mib"] * 2**20,
-            hbm_efficiency=constants["hbm_efficiency"],
+            hbm_efficiency=constants["hbm_efficiency"] / together,
             op_overhead_s=constants["op_overhead_s"],
             hop_latency_s=constants["hop_latency_s"],
+            op_time_in_a_step=together,
         )
 
     def peak_flops(self, dtype: str) -> float:

@@ -152,6 +152,7 @@ def predict_step(
     *,
     coordinates: Sequence[Coordinate],
     slice_of_device: Sequence[int],
+    machine: Machine | None = None,
     kernel_timer: KernelTimer | None = None,
     tokens_per_step: int | None = None,
     model_flops: float | None = None,
@@ -163,11 +164,12 @@ def predict_step(
         target: The slice it was compiled for.
         coordinates: Place on the torus of each device, in the program's order.
         slice_of_device: Slice number of each device.
+        machine: The rates of a device; by default those of the catalog and the fitted constants.
         kernel_timer: Times Pallas kernels; by default it knows jax's splash attention.
         tokens_per_step: For tokens per second.
         model_flops: FLOPs of the model in one step over all devices, for MFU.
     """
-    machine = Machine.of(target)
+    machine = machine or Machine.of(target)
     network = Network(machine, tuple(coordinates), tuple(slice_of_device))
     simulation = Simulation(module, network, kernel_timer=kernel_timer or SplashTimer(machine))
     seconds = simulation.run()
