@@ -110,10 +110,12 @@ def test_what_does_not_fit_exits_3_with_fixes(app, own_cache, monkeypatch):
     assert data["fixes"][0]["fits"] is True
     assert data["fixes"][0]["verified"]["origin"] == "compiler"
     assert data["fixes"][-1]["estimate"]["origin"] == "model"
+    assert data["next"].startswith("tpukit check tiny --on v6e-8 --batch 16")
     plain = CliRunner().invoke(app, ["check", *SMALL])
     assert plain.exit_code == 3
     assert plain.stdout.startswith("DOES NOT FIT")
     assert "what could make it fit" in plain.stdout
+    assert "next: tpukit check tiny" in plain.stdout.replace("\n", " ")
 
 
 def test_a_job_file_with_options_before_it(app, own_cache, monkeypatch, tmp_path):
@@ -190,15 +192,26 @@ def test_what_the_user_got_wrong_is_an_error_of_theirs(app, own_cache, tmp_path)
 
 @pytest.mark.libtpu
 @pytest.mark.xdist_group("libtpu")
-def test_somebodys_own_function(app, own_cache, tmp_path):
+def test_somebodys_own_function(app, own_cache, tmp_path, monkeypatch):
+    # Reading every flag of libtpu takes longer than the rest of this file.
+    monkeypatch.setattr(check, "read_options", lambda flags: {"xla_tpu_rwb_fusion": False})
     path = tmp_path / "own.py"
     path.write_text("def step(x):\n    return x * 2\n")
     result = CliRunner().invoke(
-        app, ["check", f"{path}:step", "--on", "v5e-1", "--arg", "f32[1024,1024]", "--json"]
+        app,
+        [
+            *("check", f"{path}:step", "--on", "v5e-1", "--arg", "f32[1024,1024]", "--json"),
+            *("--flags", "--xla_tpu_rwb_fusion=false"),
+        ],
     )
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
     assert data["job"] is None
+    assert data["options"] == {"xla_tpu_rwb_fusion": False}
+    assert data["next"] == (
+        f"tpukit flags tune {path}:step --on v5e-1 --flags --xla_tpu_rwb_fusion=false "
+        "--arg 'f32[1024,1024]'"
+    )
     assert data["memory"]["argument_bytes"] == 4 * 1024 * 1024
     assert data["memory"]["findings"][0]["kind"] == "not donated"
 

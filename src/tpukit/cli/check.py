@@ -85,6 +85,10 @@ def check(
         prediction=prediction,
         no_prediction=reason,
         fixes=find_fixes(run, job, compiled, verify=fix) if wanted and job is not None else None,
+        memory_only=memory_only,
+        target=target,
+        asked={**settings, "arg": arg, "donate": donate},
+        options=settings["options"] if job is None else job.options,
     )
     _write(result, html, perfetto, say)
     if json:

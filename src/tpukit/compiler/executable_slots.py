@@ -50,12 +50,11 @@ def describe_program(compiled: Any) -> dict[str, Any]:
 
 
 def place_of(device: Any) -> tuple[int, ...]:
-    """What tells a device from the others: its place on the torus, or its number."""
-    coordinates = getattr(device, "coords", None)
-    if coordinates is None:
+    """What tells a device from the others: its place on a TPU's torus, elsewhere its number."""
+    if device.platform != "tpu":
         return (device.id,)
     return (
-        *coordinates,
+        *device.coords,
         getattr(device, "core_on_chip", 0),
         getattr(device, "slice_index", None) or 0,
     )

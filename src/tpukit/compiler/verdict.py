@@ -1,7 +1,7 @@
 """The answer to "does it fit, and how long is a step", as one object for every kind of report."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .compiled import CompiledStep
@@ -24,6 +24,10 @@ class CheckResult:
         job: The job that was checked, as plain data; None for a bare function.
         prediction: Of the step time; None with `no_prediction` saying why.
         fixes: What could make it fit, where that was looked for.
+        memory_only: Whether no step time was asked for.
+        target: What was checked, as it was named: a preset, a file or a function.
+        asked: What was set beside it, by key of a job; for a function also `arg` and `donate`.
+        options: Compiler options that were set; by default those of the job.
     """
 
     compiled: CompiledStep
@@ -31,17 +35,28 @@ class CheckResult:
     prediction: "StepPrediction | None" = None
     no_prediction: str = ""
     fixes: FixList | None = None
+    memory_only: bool = False
+    target: str = ""
+    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: Mapping[str, Any] | None = None
 
     @property
     def exit_code(self) -> int:
         """0 when it fits, 3 when it does not."""
         return FITS if self.compiled.fits else DOES_NOT_FIT
 
+    @property
+    def next_command(self) -> str:
+        """What to run next; "" when it is not known what was checked."""
+        from .report.next_command import next_command
+
+        return next_command(self)
+
     def to_report(self) -> "Report":
         """The data that pages, traces and comparisons are made from."""
         from .report import build_report
 
-        return build_report(self)
+        return build_report(self, options=self.options, next_command=self.next_command)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data; `tpukit report` reads it back."""
@@ -61,7 +76,10 @@ class CheckResult:
             aim = "what would leave more room" if self.compiled.fits else "what could make it fit"
             parts += ["", Text(aim, style="bold"), self.fixes]
         versions = ", ".join(f"{name} {number}" for name, number in self.compiled.versions.items())
-        return Group(*parts, Text(versions, style="dim"))
+        parts.append(Text(versions, style="dim"))
+        if self.next_command:
+            parts.append(Text(f"next: {self.next_command}", style="bold"))
+        return Group(*parts)
 
     def __rich__(self) -> Any:
         from rich.console import Group

@@ -192,7 +192,7 @@ def _diagnose(
     if timing is not None:
         source = f"median of {timing.steps} steps on {timing.devices}"
         step = Figure(timing.step_time_s, "s", "measured", source)
-        compile_s = Figure(timing.compile_s, "s", "measured", source)
+        compile_s = Figure(timing.compile_s, "s", "measured", f"one compile on {timing.devices}")
     peak = (
         target.peak_tflops("bf16")
         if target is not None
