@@ -26,11 +26,13 @@ def test_a_function_is_tuned_within_its_budget(tune):
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [trial["fits"] for trial in found["trials"]] == [True, True]
-    assert found["trials"][1]["options"] == {"xla_tpu_scoped_vmem_limit_kib": 16384}
+    assert found["trials"][1]["options"] == {
+        "xla_tpu_enable_all_experimental_scheduler_features": True
+    }
     assert found["trials"][1]["step_time_s"]["origin"] == "model"
     assert found["stopped"] == "the budget of 2 compiles is spent"
     assert "tuning" in result.stderr.splitlines()[0]
-    assert "+ scoped VMEM: 16 MiB" in result.stderr
+    assert "+ scheduler: experimental features" in result.stderr
 
 
 def test_a_compiler_that_dies_is_no_answer(tune, monkeypatch):

@@ -36,8 +36,8 @@ def candidate(group, label, **options):
     return Candidate(group, label, options, None, "a test", "here")
 
 
-def group(name, *candidates, needs=""):
-    return CandidateGroup(name, "?", needs, tuple(candidates))
+def group(name, *candidates, needs="", unseen=""):
+    return CandidateGroup(name, "?", needs, unseen, tuple(candidates))
 
 
 SIZES = group("size", *[candidate("size", str(kib), **{VMEM: kib}) for kib in (20000, 30000)])
@@ -123,6 +123,16 @@ class TestTheSearch:
         assert found.best.options == {VMEM: 20000}
         assert found.exit_code == 0
         assert "fit" in _text(found)
+
+    def test_what_the_prediction_is_blind_to_is_tried_and_not_chosen(
+        self, pretend, request_for_one_chip, registry
+    ):
+        calls = pretend(lambda options: (1.0 - options.get(VMEM, 0) / 1e5, 1000))
+        blind = dataclasses.replace(SIZES, unseen="the gain of larger tiles")
+        found = tune_flags(request_for_one_chip, groups=[blind], registry=registry)
+        assert len(calls) == 3
+        assert found.best is found.baseline
+        assert found.skipped == (("size by its time", "the gain of larger tiles"),)
 
     def test_when_nothing_fits_it_says_so(self, pretend, request_for_one_chip, registry):
         pretend(lambda options: (None, 99))

@@ -39,11 +39,13 @@ class CandidateGroup:
     Attributes:
         question: What the group decides, as a question.
         needs: What a program must have for the group to matter; "" for nothing.
+        unseen: What the prediction cannot see of it, so that its times do not decide.
     """
 
     name: str
     question: str
     needs: str
+    unseen: str
     candidates: tuple[Candidate, ...]
 
     def candidates_for(self, generation: str) -> tuple[Candidate, ...]:
@@ -74,6 +76,7 @@ def _group(entry: Mapping[str, Any], sources: Mapping[str, str]) -> CandidateGro
         name=entry["name"],
         question=entry["question"],
         needs=entry.get("needs", ""),
+        unseen=entry.get("unseen", ""),
         candidates=tuple(
             Candidate(
                 group=entry["name"],

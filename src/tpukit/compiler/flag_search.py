@@ -45,7 +45,7 @@ def tune_flags(
 
     Group after group is tried on top of the best so far; a candidate stays only when the predicted
     step gets shorter (or the memory smaller at the same time). What the compiler refuses is
-    recorded with its reason.
+    recorded with its reason; what the prediction is blind to is tried and shown, not chosen.
 
     Args:
         workload: What `compile_for` takes, or what `make_request` made of it.
@@ -139,8 +139,10 @@ class _Search:
         better = list(kept)
         for trial in answers:
             parent = next(one for one in kept if one.names == trial.names[:-1])
-            if is_better(trial, parent):
+            if is_better(trial, parent) and (not group.unseen or trial.fits != parent.fits):
                 better.append(trial)
+        if group.unseen and answers:
+            self.skipped.append((f"{group.name} by its time", group.unseen))
         return sorted(better, key=lambda trial: trial.order)[: self.beam]
 
     def _refuse_or_pose(self, candidate: Candidate, kept: list[FlagTrial]) -> list[FlagTrial]:

@@ -85,7 +85,7 @@ class FlagSearch:
         baseline: The program with the options it started from.
         best: The best found; the baseline itself when nothing was better.
         trials: All that went to the compiler, in order, the baseline first.
-        skipped: What was not tried, and why.
+        skipped: What was not tried or not chosen, and why.
         variables: The best options as environment variables: LIBTPU_INIT_ARGS and, rarely,
             XLA_FLAGS.
         flags: The best options as `tpukit check --flags` takes them.
@@ -150,7 +150,7 @@ class FlagSearch:
         if len(answered) > TRIALS_SHOWN:
             parts.append(Text(f"and {len(answered) - TRIALS_SHOWN} slower", style="dim"))
         parts += [Text(f"refused {one.title}: {one.refusal}", "yellow") for one in self.refused]
-        parts += [Text(f"not tried {what}: {reason}", style="dim") for what, reason in self.skipped]
+        parts += [Text(f"left out {what}: {reason}", style="dim") for what, reason in self.skipped]
         if self.stopped:
             parts.append(Text(f"stopped early: {self.stopped}", style="yellow"))
         parts += [Text(f"note: {caveat}", style="yellow") for caveat in self.best.caveats]
