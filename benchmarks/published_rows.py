@@ -141,7 +141,7 @@ def strategy_of(mesh: dict[str, int]) -> str:
     """The strategy that uses every axis of the mesh."""
     parts = ["fsdp"]
     if mesh.get("tensor", 1) > 1:
-        parts.append("megatron")
+        parts += ["megatron", "sequence"]  # as MaxText splits activations between blocks
     if mesh.get("context", 1) > 1:
         parts.append("context")
     return "+".join(parts)
