@@ -112,15 +112,12 @@ def one_sequence(params, config, tokens, segments):
     return x @ params["lm_head"]["kernel"]
 
 
-@pytest.fixture(scope="session")
-def quick_jit():
-    """`jax.jit` that compiles in half the time: code that runs once needs no optimising."""
-
-    def compiled(function, *args):
-        lowered = jax.jit(function).lower(*args)
-        return lowered.compile(compiler_options={"xla_backend_optimization_level": 0})(*args)
-
-    return compiled
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """What is compiled here runs once or twice: optimising it takes longer than it saves."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")

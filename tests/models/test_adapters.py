@@ -103,7 +103,7 @@ def test_one_step_is_gradient_descent(kind):
 
 
 @pytest.mark.parametrize("kind", ["nnx factory", "equinox"])
-def test_a_mesh_and_remat_change_nothing(kind, quick_jit):
+def test_a_mesh_and_remat_change_nothing(kind):
     mesh = create_mesh(mesh_shape=(4, 2), axis_names=("fsdp", "model"))
     alone = make(kind)
     work = alone.replace(strategy="fsdp", remat=None if kind == "nnx factory" else "full")
@@ -112,7 +112,7 @@ def test_a_mesh_and_remat_change_nothing(kind, quick_jit):
     assert all(not leaf.sharding.is_fully_replicated for leaf in kernels)
     batch = work.example_batch()
     state, _ = work.jit_train_step(mesh)(state, work.put_batch(mesh, batch))
-    expected, _ = quick_jit(alone.train_step, alone.init(jax.random.key(1)), batch)
+    expected, _ = jax.jit(alone.train_step)(alone.init(jax.random.key(1)), batch)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected.params
     )
@@ -153,11 +153,11 @@ def test_batch_statistics_are_carried_and_dropout_draws_anew(model):
     assert first["loss"] != second["loss"], "the mask of dropout must differ from step to step"
 
 
-def test_linen_language_model_needs_no_loss(quick_jit):
+def test_linen_language_model_needs_no_loss():
     model = linen.Embed(32, 32)
     work = Workload(model, batch_size=2, sequence_length=4)
     state = work.init(jax.random.key(0))
-    _, metrics = quick_jit(work.train_step, state, work.example_batch())
+    _, metrics = jax.jit(work.train_step)(state, work.example_batch())
     assert float(metrics["weight"]) == 8
 
 

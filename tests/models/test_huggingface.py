@@ -176,11 +176,11 @@ def feed_forward(config, linear, x, at):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_those_of_the_original(tmp_path, quick_jit, kind):
+def test_logits_are_those_of_the_original(tmp_path, kind):
     tensors = tensors_of(KINDS[kind])
     model = import_huggingface(write(tmp_path / "model", KINDS[kind], tensors))
     module = ImportedModel(model.config.replace(dtype="float32"), model.params).module()
-    logits = quick_jit(lambda tokens: module(tokens), jnp.asarray(TOKENS))
+    logits = jax.jit(lambda tokens: module(tokens))(jnp.asarray(TOKENS))
     expected = llama_by_definition(KINDS[kind], tensors, TOKENS)
     np.testing.assert_allclose(logits, expected, atol=5e-5)
 

@@ -10,21 +10,23 @@ from tpukit.models.transformer_config import RopeScaling
 
 
 def test_scores_depend_only_on_the_distance():
-    q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 16))
+    q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 16)).astype(np.float32)
     frequencies = rope_frequencies(16, theta=100.0)
 
+    @jax.jit
     def score(at_q, at_k):
-        turned_q = apply_rope(q, jnp.asarray([[at_q]]), frequencies)
-        turned_k = apply_rope(k, jnp.asarray([[at_k]]), frequencies)
-        return float(jnp.sum(turned_q * turned_k))
+        turned_q = apply_rope(jnp.asarray(q), jnp.asarray([[at_q]]), frequencies)
+        turned_k = apply_rope(jnp.asarray(k), jnp.asarray([[at_k]]), frequencies)
+        return jnp.sum(turned_q * turned_k)
 
-    assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-4)
-    assert score(7, 3) != pytest.approx(score(7, 4), abs=1e-3)
+    near, as_near, nearer = (float(score(*places)) for places in ((7, 3), (104, 100), (7, 4)))
+    assert near == pytest.approx(as_near, abs=1e-4)
+    assert near != pytest.approx(nearer, abs=1e-3)
 
 
 def test_position_zero_turns_nothing():
-    x = jax.random.normal(jax.random.key(0), (1, 1, 2, 8))
-    turned = apply_rope(x, jnp.zeros((1, 1), jnp.int32), rope_frequencies(8, theta=1e4))
+    x = np.random.default_rng(0).normal(size=(1, 1, 2, 8)).astype(np.float32)
+    turned = jax.jit(apply_rope)(x, jnp.zeros((1, 1), jnp.int32), rope_frequencies(8, theta=1e4))
     np.testing.assert_array_equal(turned, x)
 
 

@@ -22,9 +22,12 @@ SIZES = {
 # strategy, model, mesh of one v6e-16, collectives it cannot do without
 STRATEGIES = [
     ("fsdp", "tiny", {"fsdp": 16}, {"all-gather"}),
-    ("fsdp+megatron", "tiny", {"fsdp": 4, "tensor": 4}, {"all-gather"}),
     ("fsdp+expert", "tiny-moe", {"fsdp": 4, "expert": 4}, {"all-to-all"}),
     ("pipeline+fsdp", "tiny", {"stage": 4, "fsdp": 4}, {"collective-permute"}),
+]
+MORE_STRATEGIES = [
+    ("fsdp", "tiny-moe", {"fsdp": 16}, {"all-gather"}),
+    ("fsdp+megatron", "tiny", {"fsdp": 4, "tensor": 4}, {"all-gather"}),
     ("fsdp+context", "tiny", {"fsdp": 4, "context": 4}, {"collective-permute"}),
 ]
 SUMS = {"all-reduce", "reduce-scatter", "collective-permute"}
@@ -63,7 +66,13 @@ def test_on_v6e_16(strategy, model, mesh, promised):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "model", "mesh", "promised"), MORE_STRATEGIES)
+def test_more_on_v6e_16(strategy, model, mesh, promised):
+    check(strategy, model, mesh, "v6e-16", promised)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("slice_name", ["v5e-16", "v5p-32", "2xv6e-8"])
-@pytest.mark.parametrize(("strategy", "model", "mesh", "promised"), STRATEGIES)
+@pytest.mark.parametrize(("strategy", "model", "mesh", "promised"), [*STRATEGIES, *MORE_STRATEGIES])
 def test_on_other_slices(strategy, model, mesh, promised, slice_name):
     check(strategy, model, mesh, slice_name, promised)
