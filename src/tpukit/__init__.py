@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .compiler import CompiledStep as CompiledStep
     from .compiler import compile_for as compile_for
+    from .compiler import load_executable as load_executable
+    from .compiler import save_executable as save_executable
+    from .compiler import tune_flags as tune_flags
     from .config import TPUConfig as TPUConfig
     from .config import TPUVersion as TPUVersion
     from .errors import TPUError as TPUError
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from .models import get_preset as get_preset
     from .models import import_huggingface as import_huggingface
     from .models import list_presets as list_presets
+    from .models.performance import diagnose_performance as diagnose_performance
     from .parallel import Layout as Layout
     from .parallel import MeshConfig as MeshConfig
     from .parallel import abstract_mesh as abstract_mesh
@@ -83,6 +87,7 @@ _HOME_OF = {
     "create_mesh": "parallel",
     "detect_accelerators": "hardware",
     "detect_hotspots": "parallel",
+    "diagnose_performance": "models.performance",
     "diagnose_tpu": "runtime.doctor",
     "enable_gradient_checkpointing": "models",
     "enable_xla_optimizations": "runtime.flags",
@@ -94,14 +99,17 @@ _HOME_OF = {
     "list_chips": "hardware",
     "list_presets": "models",
     "list_slices": "hardware",
+    "load_executable": "compiler",
     "make_layout": "parallel",
     "optimize_sharding": "parallel",
     "public_prices": "hardware",
     "reshard": "parallel",
     "ring_attention": "parallel",
+    "save_executable": "compiler",
     "set_xla_flags": "runtime.flags",
     "setup_logging": "runtime.logs",
     "shard_model": "parallel",
+    "tune_flags": "compiler",
     "validate_sharding": "parallel",
 }
 
@@ -131,6 +139,7 @@ __all__ = [
     "create_mesh",
     "detect_accelerators",
     "detect_hotspots",
+    "diagnose_performance",
     "diagnose_tpu",
     "enable_gradient_checkpointing",
     "enable_xla_optimizations",
@@ -142,14 +151,17 @@ __all__ = [
     "list_chips",
     "list_presets",
     "list_slices",
+    "load_executable",
     "make_layout",
     "optimize_sharding",
     "public_prices",
     "reshard",
     "ring_attention",
+    "save_executable",
     "set_xla_flags",
     "setup_logging",
     "shard_model",
+    "tune_flags",
     "validate_sharding",
 ]
 
