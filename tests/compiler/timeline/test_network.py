@@ -72,7 +72,9 @@ def test_neighbours_permute_over_one_link_each():
     back = tuple((b, a) for a, b in ring)
     up = net.transfer(Collective("collective-permute", ring, 1, "c")).lanes
     down = net.transfer(Collective("collective-permute", back, 1, "c")).lanes
-    assert not up & down
+    assert (up, down) == ({"y+"}, {"y-"})
+    across = tuple((16 * i, 16 * ((i + 1) % 16)) for i in range(16))
+    assert net.transfer(Collective("collective-permute", across, 1, "c")).lanes == {"x+"}
 
 
 def test_permutes_that_share_a_link_take_turns():
@@ -95,3 +97,11 @@ def test_a_group_of_one_costs_nothing():
 def test_a_program_of_another_slice_is_refused():
     with pytest.raises(XLACompilationError, match="do not belong together"):
         seconds(network("v6e-16"), "all-gather", ((0, 99),))
+
+
+def test_slices_do_not_share_links():
+    one = network("v6e-16")
+    two = Network(one.machine, one.coordinates * 2, (0,) * 16 + (1,) * 16)
+    neighbours = ((0, 1), (16, 17))  # the same places in two slices
+    expected = pytest.approx(100e6 / 90e9 + 1e-6)
+    assert seconds(two, "collective-permute", neighbours) == expected

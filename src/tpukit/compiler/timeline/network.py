@@ -102,7 +102,8 @@ class Network:
         seconds = collective.bytes * load / self.machine.ici_bytes_per_s
         way = "+" if self._goes_up(collective) else "-"
         latency = hops * self.machine.hop_latency_s
-        return Transfer(seconds + latency, frozenset((f"permute{way}",)), axes)
+        lanes = frozenset(f"{axis}{way}" for axis in axes)
+        return Transfer(seconds + latency, lanes, axes)
 
     def _goes_up(self, collective: Collective) -> bool:
         """Whether most pairs go to a higher device number: the two ways round use other links."""
@@ -112,16 +113,17 @@ class Network:
     def _route(self, pairs: tuple[tuple[int, ...], ...]) -> tuple[int, int, str]:
         """The most pairs that share one link, the longest way and its axes, axis by axis."""
         if pairs not in self._routes:
-            links: Counter[tuple[Coordinate, Coordinate]] = Counter()
+            links: Counter[tuple[int, Coordinate, Coordinate]] = Counter()
             longest = 0
             for source, target in pairs:
                 path = list(self._path(self.coordinates[source], self.coordinates[target]))
-                links.update(path)
+                # Slices have the same coordinates and links of their own.
+                links.update((self.slices[source], here, there) for here, there in path)
                 longest = max(longest, len(path))
             # Devices of one chip send over the same links, each its own half.
             per_chip = max(1, self.machine.slice.chip.devices_per_chip)
             busiest = max(links.values(), default=0)
-            moved = {axis for a, b in links for axis in range(len(a)) if a[axis] != b[axis]}
+            moved = {axis for _, a, b in links for axis in range(len(a)) if a[axis] != b[axis]}
             axes = "".join(map(_letter, sorted(moved)))
             self._routes[pairs] = (-(-busiest // per_chip) if busiest else 0, longest, axes)
         return self._routes[pairs]
