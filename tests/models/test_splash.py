@@ -17,12 +17,13 @@ def arrays(*, batch=1, length=256, heads=2, kv_heads=1, width=128):
     return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
 
 
-@pytest.mark.parametrize("window", [None, 100])
-def test_values_and_gradients_of_grouped_heads(window):
-    q, k, v = arrays()
+@pytest.mark.parametrize(("window", "width"), [(None, 64), (100, 128)])
+def test_values_and_gradients_of_grouped_heads(window, width):
+    q, k, v = arrays(width=width)
 
     def total(attend, q, k, v, **options):
-        return jnp.sum(jnp.sin(attend(q, k, v, window=window, **options)))
+        # A sum of squares: positive terms do not cancel, so its relative error means something.
+        return jnp.sum(jnp.square(attend(q, k, v, window=window, **options)))
 
     plain = jax.value_and_grad(lambda *a: total(dot_attention, *a), (0, 1, 2))
     kernel = jax.value_and_grad(lambda *a: total(splash_attention, *a, interpret=True), (0, 1, 2))
@@ -64,10 +65,6 @@ def test_a_program_lowered_for_tpu_holds_the_kernel():
     work = Workload(
         "small-125m", batch_size=8, sequence_length=256, strategy="fsdp", attention="auto"
     )
-    config = work.config
-    assert config is not None
-    if config.head_dim % 128:
-        work = work.replace(model=config.replace(head_dim=128))
     mesh = abstract_mesh(mesh_shape=(8,), axis_names=("fsdp",))
     traced = work.jit_train_step(mesh).trace(*work.abstract_args(mesh))
     assert "tpu_custom_call" in traced.lower(lowering_platforms=("tpu",)).as_text()

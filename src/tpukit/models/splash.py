@@ -15,11 +15,12 @@ from ..parallel.mesh import AnyMesh, axis_sizes
 # Block sizes of the published Trillium recipes; shorter sequences take what divides them.
 LARGEST_BLOCK = 2048
 SMALLEST_BLOCK = 128
+HALF_LANES = 64  # heads of 64 compile and run; nothing smaller was tried
 
 
 def can_splash(q: jax.Array) -> bool:
     """Whether the kernel's blocks fit queries of this shape."""
-    return q.shape[1] % SMALLEST_BLOCK == 0 and q.shape[-1] % SMALLEST_BLOCK == 0
+    return q.shape[1] % SMALLEST_BLOCK == 0 and q.shape[-1] % HALF_LANES == 0
 
 
 def splash_attention(
@@ -48,12 +49,13 @@ def splash_attention(
         interpret: Run the kernel's meaning without a TPU, slowly.
 
     Raises:
-        TPUModelError: The sequence or the head size is no multiple of 128.
+        TPUModelError: The sequence is no multiple of 128, or the head size none of 64.
     """
     if not can_splash(q):
         raise TPUModelError(
-            f"splash attention works on multiples of {SMALLEST_BLOCK} tokens and head dimensions, "
-            f"and the queries are {q.shape}; change the shape, or use attention='xla'."
+            f"splash attention works on multiples of {SMALLEST_BLOCK} tokens and heads of "
+            f"multiples of {HALF_LANES}, and the queries are {q.shape}; change the shape, or use "
+            "attention='xla'."
         )
     if mesh is not None:
         sizes = axis_sizes(mesh)
