@@ -127,7 +127,7 @@ def write_executable(path: Path, header: ExecutableHeader, code: bytes) -> None:
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(entry, data)
         Path(partial).replace(path)
-    except BaseException:
+    except BaseException:  # Ctrl-C and a full disk alike: leave no half-written file behind
         Path(partial).unlink(missing_ok=True)
         raise
 
