@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import job_options as options
 from .check_run import Announcer, Run, find_fixes, predict
 
 if TYPE_CHECKING:
@@ -13,33 +14,29 @@ if TYPE_CHECKING:
 
 
 def check(
-    target: Annotated[
-        str, typer.Argument(help="A preset, a job.yaml, or module:function with --arg.")
-    ],
-    on: Annotated[str | None, typer.Option(help="Slice, e.g. v6e-8 or 2xv6e-256.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples in a step, all devices.")] = None,
-    sequence: Annotated[int | None, typer.Option(help="Tokens in an example.")] = None,
-    mesh: Annotated[str | None, typer.Option(help="fsdp=8,tensor=4; -1 for the rest.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="fsdp, fsdp+megatron, …")] = None,
-    remat: Annotated[str | None, typer.Option(help="none, minimal, full, offload=…")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adamw, 'adamw mu=bfloat16', …")] = None,
-    microbatches: Annotated[int | None, typer.Option(help="Pieces a step is cut into.")] = None,
-    attention: Annotated[str | None, typer.Option(help="Attention of the model.")] = None,
-    arg: Annotated[
-        list[str] | None, typer.Option(help="Of a function: bf16[8,128]; repeat.")
-    ] = None,
-    donate: Annotated[list[int] | None, typer.Option(help="Arguments that may be reused.")] = None,
-    flags: Annotated[str, typer.Option(help="Compiler options: '--xla_tpu_...=true ...'.")] = "",
+    target: options.Target,
+    on: options.On = None,
+    batch: options.Batch = None,
+    sequence: options.Sequence = None,
+    mesh: options.Mesh = None,
+    strategy: options.Strategy = None,
+    remat: options.Remat = None,
+    optimizer: options.Optimizer = None,
+    microbatches: options.Microbatches = None,
+    attention: options.Attention = None,
+    arg: options.Arg = None,
+    donate: options.Donate = None,
+    flags: options.Flags = "",
     memory_only: Annotated[bool, typer.Option(help="Stop at the verdict on memory.")] = False,
     fix: Annotated[bool, typer.Option(help="Verify fixes, each by a compile.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report as one HTML file.")] = None,
     perfetto: Annotated[
         Path | None, typer.Option(help="Write the timeline: trace.json or trace.pftrace.")
     ] = None,
-    no_cache: Annotated[bool, typer.Option(help="Compile again, keep nothing.")] = False,
+    no_cache: options.NoCache = False,
     dump: Annotated[Path | None, typer.Option(help="Keep the compiler's files here.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until it is killed.")] = 1800,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout: options.Timeout = 1800,
+    json: options.Json = False,
 ) -> None:
     """Check a job against the real TPU compiler: exit 0 fits, 3 does not fit, 4 could not tell."""
     say = Announcer()

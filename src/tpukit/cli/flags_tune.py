@@ -4,33 +4,30 @@ from typing import Annotated
 
 import typer
 
+from . import job_options as options
 from .check_run import Announcer, Run
 
 
 def tune(
-    target: Annotated[
-        str, typer.Argument(help="A preset, a job.yaml, or module:function with --arg.")
-    ],
-    on: Annotated[str | None, typer.Option(help="Slice, e.g. v6e-8 or 2xv6e-256.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples in a step, all devices.")] = None,
-    sequence: Annotated[int | None, typer.Option(help="Tokens in an example.")] = None,
-    mesh: Annotated[str | None, typer.Option(help="fsdp=8,tensor=4; -1 for the rest.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="fsdp, fsdp+megatron, …")] = None,
-    remat: Annotated[str | None, typer.Option(help="none, minimal, full, offload=…")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adamw, 'adamw mu=bfloat16', …")] = None,
-    microbatches: Annotated[int | None, typer.Option(help="Pieces a step is cut into.")] = None,
-    attention: Annotated[str | None, typer.Option(help="Attention of the model.")] = None,
-    arg: Annotated[
-        list[str] | None, typer.Option(help="Of a function: bf16[8,128]; repeat.")
-    ] = None,
-    donate: Annotated[list[int] | None, typer.Option(help="Arguments that may be reused.")] = None,
+    target: options.Target,
+    on: options.On = None,
+    batch: options.Batch = None,
+    sequence: options.Sequence = None,
+    mesh: options.Mesh = None,
+    strategy: options.Strategy = None,
+    remat: options.Remat = None,
+    optimizer: options.Optimizer = None,
+    microbatches: options.Microbatches = None,
+    attention: options.Attention = None,
+    arg: options.Arg = None,
+    donate: options.Donate = None,
     flags: Annotated[str, typer.Option(help="Options to start from.")] = "",
     budget: Annotated[int, typer.Option(help="Compiles to spend at most.")] = 24,
     seconds: Annotated[float | None, typer.Option(help="Time to spend at most.")] = None,
     beam: Annotated[int, typer.Option(help="Sets of options kept from group to group.")] = 1,
-    no_cache: Annotated[bool, typer.Option(help="Compile again, keep nothing.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds until one compile is killed.")] = 1800,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    no_cache: options.NoCache = False,
+    timeout: options.Timeout = 1800,
+    json: options.Json = False,
 ) -> None:
     """Search compiler options for a job: exit 0 fits, 3 nothing fits, 4 could not tell."""
     say = Announcer()
