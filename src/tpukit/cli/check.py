@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import job_options as options
-from .check_run import Announcer, Run, find_fixes, predict
+from .check_run import Announcer, Run, find_fixes, predict, refusals_as_exit_codes
 
 if TYPE_CHECKING:
     from ..compiler.verdict import CheckResult
@@ -45,8 +45,7 @@ def check(
 
     from ..compiler.fixes import is_thin
     from ..compiler.memory.view import verdict_line
-    from ..compiler.verdict import COULD_NOT_TELL, DOES_NOT_FIT, CheckResult
-    from ..errors import TPUNotAvailableError, TPUOutOfMemoryError, XLACompilationError
+    from ..compiler.verdict import CheckResult
     from .output import show
 
     settings: dict[str, Any] = {
@@ -62,16 +61,10 @@ def check(
         "options": read_options(flags) or None,
     }
     run = Run(say, use_cache=not no_cache, dump=dump, timeout_s=timeout)
-    try:
+    with refusals_as_exit_codes():
         job = None if ":" in target else read_job(target, settings)
         compiled = run.job(job) if job is not None else run.function(target, arg, donate, settings)
         memory = compiled.memory  # what the compiler wrote may turn out not to add up
-    except TPUOutOfMemoryError as error:  # refused before there was anything to report
-        typer.secho(f"DOES NOT FIT {error}", fg=typer.colors.RED)
-        raise typer.Exit(DOES_NOT_FIT) from None
-    except (XLACompilationError, TPUNotAvailableError) as error:
-        typer.secho(f"could not tell: {error}", fg=typer.colors.YELLOW, err=True)
-        raise typer.Exit(COULD_NOT_TELL) from None
     if not json:
         Console().print(verdict_line(memory))
     prediction, reason = (None, "not asked for") if memory_only else predict(compiled, job)

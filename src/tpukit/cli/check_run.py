@@ -2,9 +2,13 @@
 
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 if TYPE_CHECKING:
     from ..compiler import CompiledStep, CompileRequest
@@ -14,6 +18,25 @@ if TYPE_CHECKING:
     from .check_job import CheckJob
 
 FIXES_VERIFIED = 6
+
+
+@contextmanager
+def refusals_as_exit_codes() -> Generator[None]:
+    """Say what the compiler refused before there was anything to report, and exit as `check` does.
+
+    Other errors are the user's, and pass through to `main.run`.
+    """
+    from ..compiler.verdict import COULD_NOT_TELL, DOES_NOT_FIT
+    from ..errors import TPUNotAvailableError, TPUOutOfMemoryError, XLACompilationError
+
+    try:
+        yield
+    except TPUOutOfMemoryError as error:
+        typer.secho(f"DOES NOT FIT {error}", fg=typer.colors.RED)
+        raise typer.Exit(DOES_NOT_FIT) from None
+    except (XLACompilationError, TPUNotAvailableError) as error:
+        typer.secho(f"could not tell: {error}", fg=typer.colors.YELLOW, err=True)
+        raise typer.Exit(COULD_NOT_TELL) from None
 
 
 class Announcer:

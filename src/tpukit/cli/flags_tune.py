@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from . import job_options as options
-from .check_run import Announcer, Run
+from .check_run import Announcer, Run, refusals_as_exit_codes
 
 
 def tune(
@@ -33,8 +33,6 @@ def tune(
     say = Announcer()
     say(f"tuning {target}" + (f" on {on}" if on else ""))
     from ..compiler.flag_search import tune_flags
-    from ..compiler.verdict import COULD_NOT_TELL, DOES_NOT_FIT
-    from ..errors import TPUNotAvailableError, TPUOutOfMemoryError, XLACompilationError
     from .check import read_job, read_options
     from .output import show
 
@@ -51,7 +49,7 @@ def tune(
         "options": read_options(flags) or None,
     }
     run = Run(say, use_cache=not no_cache, dump=None, timeout_s=timeout)
-    try:
+    with refusals_as_exit_codes():
         request = (
             run.lower_function(target, arg, donate, settings)
             if ":" in target
@@ -66,11 +64,5 @@ def tune(
             use_cache=not no_cache,
             progress=say,
         )
-    except TPUOutOfMemoryError as error:  # refused before there was anything to report
-        typer.secho(f"DOES NOT FIT {error}", fg=typer.colors.RED)
-        raise typer.Exit(DOES_NOT_FIT) from None
-    except (XLACompilationError, TPUNotAvailableError) as error:
-        typer.secho(f"could not tell: {error}", fg=typer.colors.YELLOW, err=True)
-        raise typer.Exit(COULD_NOT_TELL) from None
     show(found, json=json)
     raise typer.Exit(found.exit_code)

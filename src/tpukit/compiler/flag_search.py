@@ -15,7 +15,6 @@ from .flag_candidates import Candidate, CandidateGroup, load_candidates
 from .flag_trials import FlagSearch, FlagTrial
 from .program import Program
 from .request import CompileRequest, StepSource, make_request
-from .timeline import predict_step
 
 DEFAULT_BUDGET = 24
 # Predicted times nearer than this count as equal: no search can tell them apart.
@@ -213,12 +212,7 @@ def judge(answer: CompiledStep | TPUError, trial: FlagTrial) -> FlagTrial:
         found = replace(trial, fits=answer.fits, total_bytes=answer.memory.total_bytes)
         if not answer.fits:
             return replace(found, no_prediction="a program that does not fit takes no step")
-        prediction = predict_step(
-            answer.module,
-            answer.slice,
-            coordinates=answer.coordinates,
-            slice_of_device=answer.slice_of_device,
-        )
+        prediction = answer.predict()
     except TPUError as error:
         return replace(trial, refusal=str(error))
     return replace(found, step_time_s=prediction.step_time_s, caveats=prediction.caveats)

@@ -19,7 +19,7 @@ from ..compiler.performance_issues import (
     target_issues,
 )
 from ..compiler.request import fill_mesh
-from ..compiler.timeline import StepPrediction, predict_step
+from ..compiler.timeline import StepPrediction
 from ..errors import TPUModelError, TPUValidationError
 from ..hardware import Figure, Slice, detect_accelerators
 from ..parallel.mesh import create_mesh
@@ -158,14 +158,7 @@ def _workload(
 
 
 def _predict(compiled: CompiledStep, work: Workload) -> StepPrediction:
-    return predict_step(
-        compiled.module,
-        compiled.slice,
-        coordinates=compiled.coordinates,
-        slice_of_device=compiled.slice_of_device,
-        tokens_per_step=work.tokens_per_step,
-        model_flops=_model_flops(work),
-    )
+    return compiled.predict(tokens_per_step=work.tokens_per_step, model_flops=_model_flops(work))
 
 
 def _model_flops(work: Workload) -> float | None:
