@@ -22,7 +22,8 @@
             ├── SliceError            a slice name, topology or generation
             ├── FlagError             an XLA or libtpu flag
             ├── MeshError             a mesh shape or axis
-            └── ShardingError         a strategy, rule or layout
+            ├── ShardingError         a strategy, rule or layout
+            └── TPUKernelError        a kernel's implementation, blocks, dtype or shape
 
 A message says what was seen, what was expected and the way out, in one or two sentences.
 """
@@ -131,6 +132,10 @@ class MeshError(TPUValidationError):
 
 class ShardingError(TPUValidationError):
     """A sharding strategy, rule or layout is wrong."""
+
+
+class TPUKernelError(TPUValidationError):
+    """A kernel was asked for an implementation, blocks, a dtype or a shape it has not."""
 
 
 # The documents use both names for the one condition.

@@ -1,0 +1,68 @@
+"""Which implementation runs: chosen by the platform a program is lowered for, not by the host."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from .op import PALLAS_TPU, REFERENCE, find_implementation
+
+
+def dispatch(
+    op: str,
+    implementations: Mapping[str, Callable[..., Any]],
+    *arrays: Any,
+    implementation: str | None = None,
+    on_tpu: str = PALLAS_TPU,
+    on_gpu: str = REFERENCE,
+    elsewhere: str = REFERENCE,
+    options: Mapping[str, Any] | None = None,
+    pallas_options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Run `op` on `arrays`, by name or as the platform of the lowering wants it.
+
+    A program that is exported on a laptop for a TPU holds the TPU kernel. All implementations
+    that are candidates are traced, so they must accept the same shapes; where a kernel does not,
+    the op names another one as `on_tpu`.
+
+    Differentiating through this function would keep the residuals of every candidate, not only
+    of the one that runs. So an op with a gradient calls it inside the forward and inside the
+    backward function of its `jax.custom_vjp`, whose residuals all candidates share.
+
+    Args:
+        op: The op's name, for messages and for the scope that profiles show.
+        implementations: By name.
+        *arrays: Arrays, or trees of them.
+        implementation: A name, which is taken and never replaced; None chooses.
+        on_tpu: What None means on a TPU.
+        on_gpu: What None means on an NVIDIA GPU.
+        elsewhere: What None means on everything else.
+        options: Static keyword arguments of all implementations.
+        pallas_options: Further ones of "pallas_tpu" alone, such as `blocks`.
+
+    Raises:
+        TPUKernelError: There is no implementation of that name.
+    """
+    shared, own = dict(options or {}), dict(pallas_options or {})
+
+    def bound(name: str) -> Callable[..., Any]:
+        function = find_implementation(op, implementations, name)
+        keywords = {**shared, **own} if name == PALLAS_TPU else shared
+
+        def call(*arrays: Any) -> Any:
+            return function(*arrays, **keywords)
+
+        return call
+
+    with jax.named_scope(op):
+        if implementation is not None:
+            return bound(implementation)(*arrays)
+        candidates = {name: bound(name) for name in (on_tpu, on_gpu, elsewhere)}
+        if len(candidates) == 1:
+            return candidates[elsewhere](*arrays)
+        return jax.lax.platform_dependent(
+            *arrays,
+            tpu=candidates[on_tpu],
+            cuda=candidates[on_gpu],
+            default=candidates[elsewhere],
+        )
