@@ -10,7 +10,7 @@ from .check_run import Announcer, Run, find_fixes, predict, refusals_as_exit_cod
 
 if TYPE_CHECKING:
     from ..compiler.verdict import CheckResult
-    from .check_job import CheckJob
+    from ..planner.plan import Plan
 
 
 def check(
@@ -46,6 +46,7 @@ def check(
     from ..compiler.fixes import is_thin
     from ..compiler.memory.view import verdict_line
     from ..compiler.verdict import CheckResult
+    from ..planner.model_source import is_own_model
     from .output import show
 
     settings: dict[str, Any] = {
@@ -68,7 +69,8 @@ def check(
     if not json:
         Console().print(verdict_line(memory))
     prediction, reason = (None, "not asked for") if memory_only else predict(compiled, job)
-    wanted = job is not None and (fix or is_thin(memory))
+    reference = job is not None and not is_own_model(job.model)
+    wanted = reference and (fix or is_thin(memory))
     result = CheckResult(
         compiled=compiled,
         job=None if job is None else job.to_dict(),
@@ -88,15 +90,15 @@ def check(
     raise typer.Exit(result.exit_code)
 
 
-def read_job(target: str, settings: dict[str, Any]) -> "CheckJob":
+def read_job(target: str, settings: dict[str, Any]) -> "Plan":
     """The job that a preset's name or a file, with the options given, describes."""
-    from .check_job import CheckJob, is_job_file, refuse_unknown_preset
+    from ..planner.plan import Plan
+    from ..planner.plan_file import is_job_file
 
     if is_job_file(target):
-        return CheckJob.from_yaml(Path(target), **settings)
-    refuse_unknown_preset(target)
+        return Plan.from_yaml(Path(target), **settings)
     given = {name: value for name, value in settings.items() if value is not None}
-    return CheckJob.from_dict({"model": target, **given})
+    return Plan.from_dict({"model": target, **given})
 
 
 def read_options(flags: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..compiler.fixes import FixList
     from ..compiler.stages import Progress, Stage
     from ..compiler.timeline import StepPrediction
-    from .check_job import CheckJob
+    from ..planner.plan import Plan
 
 FIXES_VERIFIED = 6
 
@@ -63,7 +63,7 @@ class Run:
     ) -> None:
         self.say, self.use_cache, self.dump, self.timeout_s = say, use_cache, dump, timeout_s
 
-    def job(self, job: "CheckJob") -> "CompiledStep":
+    def job(self, job: "Plan") -> "CompiledStep":
         """Compile a job, or find what an earlier check of the same job left."""
         from ..compiler.aot import run_request
 
@@ -73,7 +73,7 @@ class Run:
         request = self.lower(job, self.say.stage)
         return run_request(request, until="schedule", **self._how())
 
-    def known(self, job: "CheckJob") -> "CompiledStep | None":
+    def known(self, job: "Plan") -> "CompiledStep | None":
         """What an earlier check of the same job left; needs no jax."""
         from ..compiler.aot import load_compiled
         from ..compiler.cache import CompileCache
@@ -88,21 +88,14 @@ class Run:
             return None
         return found.seen_as(ProgramFacts.from_dict(link["facts"]), job.target)
 
-    def lower(self, job: "CheckJob", progress: "Progress") -> "CompileRequest":
+    def lower(self, job: "Plan", progress: "Progress") -> "CompileRequest":
         """Lower a job's training step, and remember which compile answers it."""
         from ..compiler.cache import CompileCache
         from ..compiler.request import make_request
         from ..runtime.environment import configure_tpu_environment
 
         configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
-        request = make_request(
-            job.workload,
-            job.target,
-            mesh=job.mesh_sizes,
-            dcn_mesh_shape=job.dcn_mesh,
-            options=job.options,
-            progress=progress,
-        )
+        request = make_request(job.workload, job.target, plan=job, progress=progress)
         facts = replace(request.program.facts, name=job.model)  # every job's function is "step"
         if self.use_cache:
             link = {"key": request.key, "facts": facts.to_dict()}
@@ -160,9 +153,7 @@ class Run:
         }
 
 
-def predict(
-    compiled: "CompiledStep", job: "CheckJob | None"
-) -> "tuple[StepPrediction | None, str]":
+def predict(compiled: "CompiledStep", job: "Plan | None") -> "tuple[StepPrediction | None, str]":
     """The predicted step, or the reason there is none."""
     from ..errors import TPUError
 
@@ -177,7 +168,7 @@ def predict(
         return None, str(error)
 
 
-def find_fixes(run: Run, job: "CheckJob", compiled: "CompiledStep", *, verify: bool) -> "FixList":
+def find_fixes(run: Run, job: "Plan", compiled: "CompiledStep", *, verify: bool) -> "FixList":
     """The fixes; with `verify` the first of them compiled."""
     from ..compiler import CompiledStep, compile_many
     from ..compiler.fixes import propose_fixes, rank

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from .. import __version__
 from ..errors import FlagError, MeshError, MissingExtraError
 from ..hardware import Slice
+from ..hardware.target import target_chip
 from .dump import Dump
 from .facts import ProgramFacts
 from .program import Program, lower_program
@@ -31,6 +32,26 @@ class StepSource(Protocol):
 
     def abstract_args(self, mesh: Any) -> tuple[Any, ...]:
         """Its arguments as shapes with shardings."""
+        ...
+
+
+@runtime_checkable
+class PlannedStep(Protocol):
+    """What a plan says of how a step is laid out and compiled."""
+
+    @property
+    def mesh_sizes(self) -> Mapping[str, int]:
+        """Size of each mesh axis."""
+        ...
+
+    @property
+    def dcn_mesh(self) -> Sequence[int] | None:
+        """Factor of each axis that runs across slices."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Compiler options."""
         ...
 
 
@@ -89,6 +110,7 @@ def make_request(
     mesh: Mapping[str, int] | Any | None = None,
     dcn_mesh_shape: Sequence[int] | None = None,
     options: Mapping[str, Any] | None = None,
+    plan: PlannedStep | None = None,
     progress: Progress = silent,
 ) -> CompileRequest:
     """Lower `function` and check that it, its mesh and the slice go together.
@@ -96,17 +118,18 @@ def make_request(
     The arguments are those of `compile_for`.
     """
     target = Slice.parse(slice) if isinstance(slice, str) else slice
+    if plan is not None:
+        mesh = plan.mesh_sizes if mesh is None else mesh
+        dcn_mesh_shape = plan.dcn_mesh if dcn_mesh_shape is None else dcn_mesh_shape
+        options = {**plan.options, **(options or {})}
     for name in options or {}:
         if name in OWN_OPTIONS:
             raise FlagError(f"{name!r} is set by tpukit itself; pass dump_to= to keep the files.")
     if isinstance(function, Program):
         program = function
-    elif isinstance(function, StepSource):
-        place = as_abstract_mesh(mesh, target)
-        step, step_args = function.jit_train_step(place), function.abstract_args(place)
-        program = lower_program(step, *step_args, donate_argnums=(0,), progress=progress)
     else:
-        program = lower_program(function, *args, donate_argnums=donate_argnums, progress=progress)
+        with target_chip(target.chip.name):
+            program = _lower(function, target, args, donate_argnums, mesh, progress)
     sizes = tuple(size for _, size in program.facts.mesh_axes)
     if sizes and prod(sizes) != target.devices:
         raise MeshError(
@@ -116,6 +139,21 @@ def make_request(
         )
     across = cut_across_slices(sizes, target, dcn_mesh_shape)
     return CompileRequest(program, target, across, dict(options or {}))
+
+
+def _lower(
+    function: Callable[..., Any] | StepSource,
+    target: Slice,
+    args: tuple[Any, ...],
+    donate_argnums: Sequence[int],
+    mesh: Mapping[str, int] | Any | None,
+    progress: Progress,
+) -> Program:
+    if not isinstance(function, StepSource):
+        return lower_program(function, *args, donate_argnums=donate_argnums, progress=progress)
+    place = as_abstract_mesh(mesh, target)
+    step, step_args = function.jit_train_step(place), function.abstract_args(place)
+    return lower_program(step, *step_args, donate_argnums=(0,), progress=progress)
 
 
 def as_abstract_mesh(mesh: Mapping[str, int] | Any | None, target: Slice) -> Any:

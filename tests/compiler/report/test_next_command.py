@@ -8,13 +8,13 @@ import typer
 from typer.testing import CliRunner
 
 from tpukit.cli import check, flags
-from tpukit.cli.check_job import CheckJob
+from tpukit.planner.plan import Plan
 from tpukit.cli.check_run import Run
 from tpukit.compiler.fixes import Fix, FixList
 from tpukit.compiler.report.next_command import command, next_command
 from tpukit.errors import XLACompilationError
 
-JOB = CheckJob.from_dict(
+JOB = Plan.from_dict(
     {
         "model": "tiny",
         "slice": "v6e-8",
