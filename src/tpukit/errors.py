@@ -12,6 +12,7 @@
         │   ├── TPUOutOfMemoryError   does not fit (also exported as OutOfMemory)
         │   └── TPUMemoryPoolError    a pool was misused or is exhausted
         ├── TPUCacheError             a cache entry cannot be read or written
+        ├── TPUCheckpointError        a checkpoint cannot be written, read or trusted
         ├── TPUModelError             the model itself is wrong for what was asked
         ├── TPUOptimizationError      an optimization was asked for and could not be made
         │   └── TargetNotReached      a search ended below its target; carries the best found
@@ -84,6 +85,10 @@ class TPUMemoryPoolError(TPUMemoryError):
 
 class TPUCacheError(TPUBackendError):
     """A cache entry cannot be read or written."""
+
+
+class TPUCheckpointError(TPUBackendError):
+    """A checkpoint cannot be written, read or trusted, or is of another model or run."""
 
 
 class TPUModelError(TPUBackendError):
