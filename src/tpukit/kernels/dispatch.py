@@ -1,6 +1,8 @@
 """Which implementation runs: chosen by the platform a program is lowered for, not by the host."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,8 +28,7 @@ def dispatch(
     the op names another one as `on_tpu`.
 
     Differentiating through this function would keep the residuals of every candidate, not only
-    of the one that runs. So an op with a gradient calls it inside the forward and inside the
-    backward function of its `jax.custom_vjp`, whose residuals all candidates share.
+    of the one that runs: an op with a gradient calls `dispatch_with_gradient`.
 
     Args:
         op: The op's name, for messages and for the scope that profiles show.
@@ -66,3 +67,48 @@ def dispatch(
             cuda=candidates[on_gpu],
             default=candidates[elsewhere],
         )
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The two passes of one implementation. All implementations of an op share the residuals.
+
+    Attributes:
+        forward: `f(*arrays, **options)` -> the result and the residuals.
+        backward: `f(residuals, cotangent, **options)` -> the gradient of each array, in order;
+            None for those that have none.
+    """
+
+    forward: Callable[..., tuple[Any, Any]]
+    backward: Callable[..., tuple[Any, ...]]
+
+
+def dispatch_with_gradient(
+    op: str, passes: Mapping[str, Passes], *arrays: Any, **choice: Any
+) -> Any:
+    """`dispatch` for an op with a gradient: both passes choose, and one set of residuals is kept.
+
+    Args:
+        op: As for `dispatch`.
+        passes: The forward and backward functions by implementation.
+        *arrays: Arrays, or trees of them; None for one that is left out.
+        **choice: The keyword arguments of `dispatch`.
+
+    Raises:
+        TPUKernelError: There is no implementation of the name asked for.
+    """
+    forward = partial(dispatch, op, {name: both.forward for name, both in passes.items()})
+    backward = partial(dispatch, op, {name: both.backward for name, both in passes.items()})
+
+    @jax.custom_vjp
+    def call(*arrays: Any) -> Any:
+        return forward(*arrays, **choice)[0]
+
+    def keep(*arrays: Any) -> tuple[Any, Any]:
+        return forward(*arrays, **choice)
+
+    def pull(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
+        return backward(residuals, cotangent, **choice)
+
+    call.defvjp(keep, pull)
+    return call(*arrays)

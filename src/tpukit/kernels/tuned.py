@@ -1,0 +1,139 @@
+"""Tuned blocks: read from JSON beside each op, by generation and shape bucket."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+
+from ..errors import TPUKernelError
+from ..hardware.target import current_target
+from .op import BlockSizes, KernelCase
+
+Sizes = TypeVar("Sizes", bound=BlockSizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class TunedEntry:
+    """The best blocks found for one bucket of shapes on one generation.
+
+    Attributes:
+        bucket: What `shape_bucket` says of the shapes.
+        blocks: The sizes by name.
+        time_us: Of the bucket's largest shape with these blocks.
+        origin: Where `time_us` comes from: "measured" or "model".
+        versions: Of the tools that found it.
+    """
+
+    bucket: str
+    blocks: Mapping[str, int | bool]
+    time_us: float
+    origin: str
+    versions: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the data file stores it."""
+        return dataclasses.asdict(self)
+
+
+def shape_bucket(case: KernelCase) -> str:
+    """The bucket of a case: every size rounded up to a power of two, and the options.
+
+    Options that are floats (an epsilon, a scale) change no schedule and are left out.
+    """
+    shapes = [
+        f"{jnp.dtype(array.dtype).name}[{','.join(str(_power(size)) for size in array.shape)}]"
+        for array in case.arguments
+    ]
+    options = [
+        f"{name}={value}"
+        for name, value in sorted(case.options.items())
+        if value is not None and not isinstance(value, float)
+    ]
+    return " ".join([*shapes, *options])
+
+
+def choose_blocks(
+    op: str,
+    case: KernelCase,
+    default_blocks: Callable[[KernelCase, str | None], Sizes],
+    *,
+    folder: Path | None = None,
+) -> Sizes:
+    """The blocks for a case on the generation being traced for: tuned ones, else the default.
+
+    Args:
+        op: The op's name, which is its folder's unless `folder` says otherwise.
+        case: The shapes at hand.
+        default_blocks: The op's own choice, given the case and the chip (None: not known).
+        folder: Where `<chip>.json` files lie; by default `data/` in the op's folder.
+    """
+    chip = current_target()
+    fallback = default_blocks(case, chip)
+    if chip is None:
+        return fallback
+    entry = load_tuned(folder or data_folder(op), chip).get(shape_bucket(case))
+    if entry is None:
+        return fallback
+    known = {field.name for field in dataclasses.fields(fallback)}
+    if set(entry.blocks) != known:
+        raise TPUKernelError(
+            f"The tuned blocks of {op} on {chip} for {entry.bucket} name "
+            f"{', '.join(sorted(entry.blocks))}, and the kernel takes {', '.join(sorted(known))}; "
+            "tune it again."
+        )
+    return dataclasses.replace(fallback, **entry.blocks)
+
+
+def data_folder(op: str) -> Path:
+    """Where the tuned blocks of one of tpukit's own ops lie."""
+    return Path(__file__).parent / op / "data"
+
+
+@lru_cache(maxsize=128)
+def load_tuned(folder: Path, chip: str) -> Mapping[str, TunedEntry]:
+    """Every tuned entry of one op on one generation, by bucket; none when there is no file.
+
+    Raises:
+        TPUKernelError: The file is not what `save_tuned` writes.
+    """
+    path = folder / f"{chip}.json"
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        entries = [TunedEntry(**entry) for entry in data["entries"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TPUKernelError(
+            f"{path} is not a file of tuned blocks ({error}); tune the op again, or remove it."
+        ) from error
+    bad = [
+        entry.bucket
+        for entry in entries
+        if not entry.blocks or not all(_is_size(size) for size in entry.blocks.values())
+    ]
+    if bad or data.get("chip") != chip:
+        what = f"the blocks of {bad[0]} are not positive integers" if bad else "of another chip"
+        raise TPUKernelError(f"{path} cannot be used: {what}; tune the op again, or remove it.")
+    return {entry.bucket: entry for entry in entries}
+
+
+def save_tuned(folder: Path, chip: str, entries: Mapping[str, TunedEntry]) -> Path:
+    """Write the entries of one op on one generation, in an order that makes small diffs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{chip}.json"
+    ordered = [entries[bucket].to_dict() for bucket in sorted(entries)]
+    path.write_text(json.dumps({"chip": chip, "entries": ordered}, indent=1) + "\n", "utf-8")
+    load_tuned.cache_clear()
+    return path
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, bool) or (isinstance(value, int) and value > 0)
+
+
+def _power(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
