@@ -99,7 +99,9 @@ class TransformerAdapter:
             split = TokenSplit.of(shape)
             if count_chunks(wanted, shape, itemsize=head.dtype.itemsize, split=split) > 1:
                 normed = model.final_norm(x)
-                return chunked_next_token_loss(normed, head, targets, chunks=wanted)
+                return chunked_next_token_loss(
+                    normed, head, targets, chunks=wanted, z_loss=model.execution.z_loss
+                )
         return model.unembed(x)
 
     def layer_state(self, layers: Any) -> Any:

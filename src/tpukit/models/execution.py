@@ -15,18 +15,21 @@ AnyMesh = Mesh | AbstractMesh
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """Choices that change speed and memory, never the result.
+    """Choices that change speed and memory, never the result; `z_loss` alone adds to the loss.
 
     `loss_chunks` is how the loss is cut where a model computes it from activations; None gives
-    the loss whole logits. `expert_mesh` is the mesh whose `expert_axis` the experts are spread
-    over (None: over no axis) and over which tokens are split as `expert_tokens` says; without a
-    mesh every expert is where its tokens are.
+    the loss whole logits. `z_loss` is what either then weighs log² of the normaliser with.
+    `expert_mesh` is the mesh whose `expert_axis` the experts are spread over (None: over no axis)
+    and over which tokens are split as `expert_tokens` says; without a mesh every expert is where
+    its tokens are.
     """
 
     attention: str | AttentionFunction = "auto"
     remat: RematPolicy = NO_REMAT
     scan_layers: bool = True
+    fused_projections: bool = False
     loss_chunks: LossChunks = None
+    z_loss: float = 0.0
     expert_mesh: AnyMesh | None = None
     expert_axis: str | None = None
     expert_tokens: PartitionSpec | None = None

@@ -54,7 +54,9 @@ def token_targets(batch: Batch, shape: tuple[int, ...]) -> jax.Array | None:
     return targets if jnp.issubdtype(targets.dtype, jnp.integer) else None
 
 
-def default_loss(outputs: Any, batch: Batch) -> jax.Array | WeightedLoss:
+def default_loss(
+    outputs: Any, batch: Batch, *, z_loss: float = 0.0
+) -> jax.Array | WeightedLoss:
     """A scalar output is the loss itself; logits are compared with `batch["targets"]`."""
     if isinstance(outputs, WeightedLoss):
         return outputs
@@ -63,7 +65,7 @@ def default_loss(outputs: Any, batch: Batch) -> jax.Array | WeightedLoss:
             return outputs
         targets = token_targets(batch, outputs.shape[:-1])
         if targets is not None:
-            return next_token_loss(outputs, targets)
+            return next_token_loss(outputs, targets, z_loss=z_loss)
     shapes = jax.tree.map(jnp.shape, outputs)
     raise TPUModelError(
         f"the model returns {shapes} and no loss was given; pass loss=lambda outputs, batch: … "

@@ -65,7 +65,7 @@ def pipeline_loss_and_gradients(
 
     def last(params: Any, carried: dict[str, Any], piece: Batch) -> tuple[jax.Array, Any]:
         outputs = adapter.read_out(adapter.module(params, execution), carried["x"], piece)
-        loss = weighted_loss(settings.loss, outputs, piece)
+        loss = weighted_loss(settings.loss, outputs, piece, z_loss=execution.z_loss)
         router = carried.get("router")
         penalty = adapter.penalty(router)
         total = loss.total

@@ -74,7 +74,9 @@ def _one_piece(
             rng=rng,
             execution=settings.execution,
         )
-        loss = weighted_loss(settings.loss, applied.outputs, batch)
+        loss = weighted_loss(
+            settings.loss, applied.outputs, batch, z_loss=settings.execution.z_loss
+        )
         value = loss.total
         if applied.penalty is not None:
             value = value + (applied.penalty * loss.weight).astype(value.dtype)

@@ -47,9 +47,11 @@ class StepResult:
         }
 
 
-def weighted_loss(loss: LossFunction | None, outputs: Any, batch: Batch) -> WeightedLoss:
+def weighted_loss(
+    loss: LossFunction | None, outputs: Any, batch: Batch, *, z_loss: float = 0.0
+) -> WeightedLoss:
     """The user's loss, or the default one, as a total and a weight."""
-    value = (loss or default_loss)(outputs, batch)
+    value = loss(outputs, batch) if loss else default_loss(outputs, batch, z_loss=z_loss)
     if isinstance(value, WeightedLoss):
         return value
     return WeightedLoss(value, jnp.ones((), value.dtype))

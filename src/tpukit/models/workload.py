@@ -20,6 +20,7 @@ from .attention import AttentionFunction
 from .chunked_loss import LossChunks
 from .execution import AnyMesh, Execution
 from .loss import Batch, LossFunction
+from .mixed_precision import narrowed
 from .placement import batch_shardings, execution_on
 from .remat import RematPolicy, RematSpec
 from .step import loss_and_gradients
@@ -55,6 +56,9 @@ class Workload:
         loss_chunks: Pieces each device's tokens are cut into for the reference transformer's own
             loss, so that logits never exist whole; "auto" cuts where they would be large (see
             `chunked_next_token_loss`), None never.
+        z_loss: Weight of the squared log of the softmax's normaliser in the default loss.
+        compute_dtype: For somebody's own model: parameters and inputs are cast to this for each
+            use, while masters, gradients and the loss stay as they are ("bfloat16").
         optimizer: Any optax transformation; AdamW by default.
         remat: What the backward pass recomputes; see `RematPolicy`.
         strategy: How to split the work over a mesh: "fsdp", "megatron", "fsdp+megatron", …
@@ -64,6 +68,8 @@ class Workload:
         schedule: Of the pipeline: "gpipe" or "1f1b".
         attention: "auto", "xla", "ring", "cudnn", or a function.
         scan_layers: Whether the reference transformer scans its layers or unrolls them.
+        fused_projections: Whether query, key and value, and gate and up, are one product each.
+            Faster on one GPU; over a tensor axis the joined matrices would have to move.
         seed: Of the random numbers a step draws (dropout).
 
     Example:
@@ -80,6 +86,8 @@ class Workload:
     inputs: Sequence[str] = ("inputs",)
     loss: LossFunction | None = None
     loss_chunks: LossChunks = "auto"
+    z_loss: float = 0.0
+    compute_dtype: str | None = None
     optimizer: optax.GradientTransformation | None = None
     remat: RematSpec = None
     strategy: str = "fsdp"
@@ -88,6 +96,7 @@ class Workload:
     schedule: str = "1f1b"
     attention: str | AttentionFunction = "auto"
     scan_layers: bool = True
+    fused_projections: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -134,7 +143,8 @@ class Workload:
     @cached_property
     def adapter(self) -> ModelAdapter:
         """The model, behind the one protocol the rest uses."""
-        return adapt(self.model, inputs=self.inputs, batch_shapes=self.batch_shapes())
+        found = adapt(self.model, inputs=self.inputs, batch_shapes=self.batch_shapes())
+        return found if self.compute_dtype is None else narrowed(found, self.compute_dtype)
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of every batch entry."""
@@ -185,12 +195,12 @@ class Workload:
         self, state: TrainState, batch: Batch
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """One step on whatever devices the arguments are on: a pure function."""
-        return self._step(state, batch, self._execution, mesh=None)
+        return self._step(state, batch, self.execution, mesh=None)
 
     def train_step_on(self, mesh: AnyMesh) -> TrainStep:
         """The step with activations and collectives placed for `mesh`: a pure function."""
         layout = self.layout(mesh)
-        execution = execution_on(mesh, self.strategy, self._execution, config=self.config)
+        execution = execution_on(mesh, self.strategy, self.execution, config=self.config)
 
         def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
             with layout.activation_rules():
@@ -307,12 +317,15 @@ class Workload:
         return jax.eval_shape(lambda rng: self.adapter.init(rng).params, jax.random.key(0))
 
     @property
-    def _execution(self) -> Execution:
+    def execution(self) -> Execution:
+        """How the model runs before a mesh has its say."""
         return Execution(
             attention=self.attention,
             remat=RematPolicy.parse(self.remat),
             scan_layers=self.scan_layers,
+            fused_projections=self.fused_projections,
             loss_chunks=self.loss_chunks if self.loss is None else None,
+            z_loss=self.z_loss,
         )
 
     def _step(

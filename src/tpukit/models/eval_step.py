@@ -1,0 +1,40 @@
+"""The loss of a batch without training on it: the same model, placed the same way."""
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .adapters import Variables
+from .execution import AnyMesh
+from .loss import Batch, WeightedLoss
+from .placement import execution_on
+from .step_parts import weighted_loss
+from .workload import Workload
+
+
+def jit_eval_step(work: Workload, mesh: AnyMesh) -> Any:
+    """(params, model_state, batch) -> the sum of losses and its weight, compiled for `mesh`.
+
+    No z-loss and no router penalty: those are for training. Layers that a pipeline spreads over
+    stages are used one after the other, each gathered when its turn comes.
+    """
+    places, layout = work.shardings(mesh), work.layout(mesh)
+    execution = execution_on(mesh, work.strategy, work.execution, config=work.config)
+    execution = execution.replace(z_loss=0.0)
+
+    def loss(params: Any, model_state: Any, batch: Batch) -> WeightedLoss:
+        with layout.activation_rules():
+            applied = work.adapter.apply(
+                Variables(params, model_state),
+                batch,
+                rng=jax.random.key(work.seed),
+                execution=execution,
+            )
+            return weighted_loss(work.loss, applied.outputs, batch)
+
+    return jax.jit(
+        loss,
+        in_shardings=(places.state.params, places.state.model_state, places.batch),
+        out_shardings=NamedSharding(mesh, PartitionSpec()),
+    )
