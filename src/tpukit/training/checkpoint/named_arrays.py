@@ -1,0 +1,201 @@
+"""A pytree as named arrays, and a pytree from named arrays again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorstore
+from jax.sharding import Sharding
+from jax.tree_util import SequenceKey
+
+from ...errors import TPUCheckpointError
+from ...parallel.trees import join_path, open_model
+
+# What a leaf was before it became an array: an array, a typed random key, or a plain number.
+ARRAY, KEY = "array", "key"
+NUMBERS = {"bool": bool, "int": int, "float": float, "complex": complex}
+
+
+@dataclass(frozen=True)
+class LeafShape:
+    """What one array of a checkpoint is.
+
+    Attributes:
+        name: Its place in the tree, words joined by "/".
+        words: The same place word by word; a whole number is a place in a list.
+        shape: Its dimensions; of a random key, without the words of the key.
+        dtype: Its element type, as numpy or jax name it.
+        kind: "array", "key" (a typed random key), or the Python type of a plain number.
+    """
+
+    name: str
+    words: tuple[str | int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no elements, so that nothing of it is written."""
+        return 0 in self.shape
+
+    @property
+    def what(self) -> str:
+        """Shape and element type, for people."""
+        return f"{self.shape} {self.dtype}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The leaf as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "LeafShape":
+        """Read what `to_dict` wrote."""
+        return cls(
+            name=saved["name"],
+            words=tuple(saved["words"]),
+            shape=tuple(saved["shape"]),
+            dtype=saved["dtype"],
+            kind=saved["kind"],
+        )
+
+
+def describe_tree(tree: Any, *, item: str) -> list[LeafShape]:
+    """What every leaf of a tree is, in the order of `jax.tree.leaves`.
+
+    Raises:
+        TPUCheckpointError: A leaf is neither array nor number, or two leaves share a name.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(open_model(tree).tree)
+    described = [_describe(path, leaf, item) for path, leaf in leaves]
+    names: set[str] = set()
+    for leaf in described:
+        if leaf.name in names:
+            raise TPUCheckpointError(
+                f"Two arrays of '{item}' are both called '{leaf.name}'; a key that holds a '/' "
+                "or equals a number reads like a nested one: rename it."
+            )
+        names.add(leaf.name)
+    return described
+
+
+def arrays_of(tree: Any, *, item: str) -> dict[str, Any]:
+    """The leaves of a tree by name, each as the array that is written."""
+    values = jax.tree.leaves(open_model(tree).tree)
+    shapes = describe_tree(tree, item=item)
+    return {
+        shape.name: _writable(value)
+        for shape, value in zip(shapes, values, strict=True)
+        if not shape.is_empty
+    }
+
+
+def places_of(tree: Any, *, item: str) -> dict[str, Sharding | None]:
+    """Where the leaves of a tree are, or shall be, by name; None is host memory."""
+    values = jax.tree.leaves(open_model(tree).tree)
+    shapes = describe_tree(tree, item=item)
+    return {
+        shape.name: getattr(value, "sharding", None)
+        for shape, value in zip(shapes, values, strict=True)
+    }
+
+
+def tree_like(like: Any, arrays: Mapping[str, Any], *, item: str) -> Any:
+    """The tree `like` with its leaves taken from `arrays` by name."""
+    opened = open_model(like)
+    shapes = describe_tree(like, item=item)
+    structure = jax.tree.structure(opened.tree)
+    return opened.close(jax.tree.unflatten(structure, [arrays[shape.name] for shape in shapes]))
+
+
+def nested(shapes: Sequence[LeafShape], arrays: Mapping[str, Any]) -> Any:
+    """The arrays as dicts and lists, for whoever has no object to restore into."""
+    if [shape.words for shape in shapes] == [()]:
+        return arrays[shapes[0].name]
+    tree: dict[Any, Any] = {}
+    for shape in shapes:
+        branch = tree
+        for word in shape.words[:-1]:
+            branch = branch.setdefault(word, {})
+        branch[shape.words[-1]] = arrays[shape.name]
+    return _with_lists(tree)
+
+
+def restored_leaf(shape: LeafShape, value: Any) -> Any:
+    """What a leaf was before it was written, from the array that was read."""
+    if shape.kind == KEY:
+        return jax.random.wrap_key_data(value, impl=key_implementation(shape.dtype))
+    if shape.kind in NUMBERS:
+        return NUMBERS[shape.kind](value)
+    return value
+
+
+def key_implementation(dtype: str) -> str:
+    """The generator's name in a key's element type: "key<fry>" is threefry's."""
+    tag = dtype.removeprefix("key<").removesuffix(">")
+    known = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
+    if tag not in known:
+        raise TPUCheckpointError(
+            f"The checkpoint holds random keys of type '{dtype}', and only those of "
+            f"{', '.join(known.values())} can be restored; save jax.random.key_data(key) instead."
+        )
+    return known[tag]
+
+
+def is_key(value: Any) -> bool:
+    """Whether a leaf is a typed random key."""
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _describe(path: Sequence[Any], leaf: Any, item: str) -> LeafShape:
+    name = join_path(path)
+    words = tuple(
+        entry.idx if isinstance(entry, SequenceKey) else join_path([entry]) for entry in path
+    )
+    kind = KEY if is_key(leaf) else ARRAY
+    if not hasattr(leaf, "dtype"):
+        kind = type(leaf).__name__
+        if kind not in NUMBERS:
+            raise TPUCheckpointError(
+                f"'{item}' holds a {kind} at '{name or item}', and a checkpoint holds arrays and "
+                "numbers; take it out of the tree, or pass it in metadata=."
+            )
+        leaf = np.asarray(leaf)
+    dtype = str(leaf.dtype)
+    if kind == KEY:
+        key_implementation(dtype)  # refuse now what could not be restored later
+    elif not _is_storable(dtype):
+        raise TPUCheckpointError(
+            f"'{item}' holds {dtype} at '{name or item}', which the storage format does not know; "
+            "save it as a wider type (uint8) and convert it back after restoring."
+        )
+    return LeafShape(name or item, words, tuple(leaf.shape), dtype, kind)
+
+
+def _is_storable(dtype: str) -> bool:
+    try:
+        tensorstore.dtype(dtype)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _writable(value: Any) -> Any:
+    if is_key(value):
+        value = jax.random.key_data(value)
+    # An array that lives in each process separately is written by one of them, from host memory.
+    if not isinstance(value, jax.Array) or (jax.process_count() > 1 and value.is_fully_addressable):
+        return np.array(value)  # a copy: the owner may change it while it is being written
+    return value
+
+
+def _with_lists(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    inner = {word: _with_lists(branch) for word, branch in tree.items()}
+    if inner and all(isinstance(word, int) for word in inner):
+        return [inner[index] for index in sorted(inner)]
+    return inner

@@ -1,0 +1,106 @@
+"""Named arrays to and from disk or bucket, through Orbax."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.sharding import Sharding
+
+from ...parallel.reshard import move
+from .named_arrays import KEY, LeafShape, key_implementation, restored_leaf
+
+# How long other processes may take to write their part before Orbax gives up on the save.
+WRITE_TIMEOUT_S = 1200
+
+
+class OrbaxArrays:
+    """Writes and reads the arrays of one checkpoint: a folder for each item.
+
+    Weights hardly compress, so they are written as they are: zstd would cost seconds of every
+    core for a few percent.
+    """
+
+    def __init__(self) -> None:
+        self._handler = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        registry.add(None, ocp.args.PyTreeSave, self._handler)
+        registry.add(None, ocp.args.PyTreeRestore, self._handler)
+        self._checkpointer = ocp.AsyncCheckpointer(
+            ocp.CompositeCheckpointHandler(handler_registry=registry),
+            async_options=ocp.options.AsyncOptions(timeout_secs=WRITE_TIMEOUT_S),
+        )
+
+    def start_save(self, folder: epath.Path, items: Mapping[str, Mapping[str, Any]]) -> None:
+        """Copy the arrays off the devices and begin to write them; `wait()` ends it."""
+        # Orbax writes nothing for an empty item, and refuses it.
+        filled = {name: dict(arrays) for name, arrays in items.items() if arrays}
+        if not filled:
+            folder.mkdir(parents=True, exist_ok=True)
+            return
+        arguments = {name: ocp.args.PyTreeSave(arrays) for name, arrays in filled.items()}
+        self._checkpointer.save(folder, args=ocp.args.Composite(**arguments))
+
+    def wait(self) -> None:
+        """Return when every process's arrays are written and Orbax has committed them."""
+        self._checkpointer.wait_until_finished()
+
+    def load(
+        self,
+        folder: epath.Path,
+        items: Mapping[str, Sequence[LeafShape]],
+        places: Mapping[str, Mapping[str, Sharding | None]],
+    ) -> dict[str, dict[str, Any]]:
+        """Read items onto their places; an array without one is read to host memory."""
+        arguments: dict[str, Any] = {}
+        for item, shapes in items.items():
+            wanted = {
+                shape.name: _how(shape, places[item].get(shape.name))
+                for shape in shapes
+                if not shape.is_empty
+            }
+            if wanted:
+                arguments[item] = ocp.args.PyTreeRestore(restore_args=wanted)
+        found: Any = {}
+        if arguments:
+            found = self._checkpointer.restore(folder, args=ocp.args.Composite(**arguments))
+        return {
+            item: {
+                shape.name: _empty(shape, places[item].get(shape.name))
+                if shape.is_empty
+                else _placed(shape, found[item][shape.name], places[item].get(shape.name))
+                for shape in shapes
+            }
+            for item, shapes in items.items()
+        }
+
+    def close(self) -> None:
+        """Finish what is being written and stop Orbax's threads."""
+        self._checkpointer.close()
+
+
+def _how(shape: LeafShape, place: Sharding | None) -> ocp.RestoreArgs:
+    # The words of a random key have one dimension more than the key's own sharding speaks of.
+    if place is None or shape.kind == KEY:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(
+        restore_type=jax.Array,
+        sharding=place,
+        global_shape=shape.shape,
+        dtype=jnp.dtype(shape.dtype),
+    )
+
+
+def _placed(shape: LeafShape, value: Any, place: Sharding | None) -> Any:
+    leaf = restored_leaf(shape, value)
+    return move(leaf, place) if shape.kind == KEY else leaf
+
+
+def _empty(shape: LeafShape, place: Sharding | None) -> Any:
+    if shape.kind == KEY:
+        words = jax.random.key_data(jax.random.key(0, impl=key_implementation(shape.dtype)))
+        return move(restored_leaf(shape, np.zeros((*shape.shape, *words.shape), np.uint32)), place)
+    return move(np.zeros(shape.shape, jnp.dtype(shape.dtype)), place)
