@@ -1,0 +1,9 @@
+"""The compiler's final bundles of a kernel: read, run for what decides its course, and timed."""
+
+from .listing import BundleListing as BundleListing
+from .listing import parse_listing as parse_listing
+from .tables import words_of as words_of
+from .trace import CallEstimate as CallEstimate
+from .trace import CallRates as CallRates
+from .trace import CallTrace as CallTrace
+from .trace import trace_call as trace_call

@@ -1,0 +1,214 @@
+"""Run a kernel's scalar program and write down what it did: bundles, loops, transfers, waits.
+
+Nothing is guessed. A branch, a transfer or a wait that depends on an unknown value ends the run
+with an error, and so does a program that does not come to its end.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import XLACompilationError
+from .listing import BundleListing
+from .scalar import ADDRESS, UNKNOWN, allocation_address, operand_address, operand_of
+from .segments import Segment, cut_segments
+from .units import Core
+
+GRANULE_BYTES = 32
+DEFAULT_STEP_LIMIT = 4_000_000
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A transfer that was started, or waited for, at a point of the program.
+
+    Attributes:
+        cycle: Cycles of computing before it.
+        flag: The semaphore it signals, or that is waited for.
+        granules: Its size, 32 bytes each.
+        direction: "in" or "out" of the core, "local" inside it, "wait" for a wait.
+    """
+
+    cycle: int
+    flag: int
+    granules: int
+    direction: str
+
+
+@dataclass(frozen=True)
+class CoreRun:
+    """What one core did.
+
+    Attributes:
+        bundles: Issued ones.
+        compute_cycles: Issuing and waiting for results, transfers not counted.
+        busy: Slots (engine cycles for MXU and XLU) by unit.
+        waits: Part of the compute cycles spent waiting, by what for.
+        loop_turns: Turns of its outermost loops: the grid steps, plus those that only fill or
+            drain the pipeline.
+        transfers: Every transfer and wait, in order.
+    """
+
+    bundles: int
+    compute_cycles: int
+    busy: Mapping[str, int]
+    waits: Mapping[str, int]
+    loop_turns: int
+    transfers: Sequence[Transfer] = field(repr=False)
+
+
+class Machine:
+    """One core and its scalar memory."""
+
+    def __init__(self, core_number: int, tables: Mapping[int, Sequence[int]]) -> None:
+        self.now = 0
+        self.transfers: list[Transfer] = []
+        self._tables = tables
+        self._memory: dict[int, Any] = {allocation_address(0): core_number}
+        self._values: dict[str, Any] = {}
+        for index, words in tables.items():
+            self._write(operand_address(index), words)
+
+    def run(self, segment: Segment) -> Any:
+        """Run one segment; whether the branch inside it is taken."""
+        taken = segment.run(
+            self._values,
+            self._load,
+            self._store,
+            self._issue,
+            self._wait,
+            self._meet,
+            self._operand,
+        )
+        self.now += segment.stretch.cycles
+        return taken
+
+    def _write(self, address: int, words: Sequence[int]) -> None:
+        for offset, word in enumerate(words):
+            self._memory[address + offset] = word
+
+    def _operand(self, index: int) -> Any:
+        words = self._tables.get(index)
+        return words[0] if words else UNKNOWN
+
+    def _load(self, address: Any) -> Any:
+        return UNKNOWN if address is UNKNOWN else self._memory.get(address, UNKNOWN)
+
+    def _store(self, predicate: Any, address: Any, value: Any) -> None:
+        if predicate is False:
+            return
+        if address is UNKNOWN:
+            raise XLACompilationError(
+                "the kernel writes scalar memory at an address that is not known here, so what "
+                "it does afterwards is not known either."
+            )
+        self._memory[address] = UNKNOWN if predicate is UNKNOWN else value
+
+    def _issue(
+        self, predicate: Any, opcode: str, source: Any, size: Any, target: Any, flag: Any, at: int
+    ) -> None:
+        if predicate is False:
+            return
+        if predicate is UNKNOWN or size is UNKNOWN or flag is UNKNOWN:
+            raise XLACompilationError(
+                f"a transfer of the kernel ({opcode}) depends on a value that is not known here; "
+                "pass the integers it prefetches as concrete arguments."
+            )
+        if opcode.endswith("_to_smem"):
+            self._fill_table(source, target)
+        origin, _, destination = opcode.removeprefix("dma.").partition("_to_")
+        direction = (
+            "out" if destination == "hbm" else "local" if origin in ("vmem", "smem") else "in"
+        )
+        self.transfers.append(Transfer(self.now + at, flag, size, direction))
+
+    def _fill_table(self, source: Any, target: Any) -> None:
+        index = operand_of(source)
+        words = None if index is None else self._tables.get(index)
+        if words is not None and target is not UNKNOWN and target >= ADDRESS:
+            self._write(target, words)
+
+    def _wait(self, predicate: Any, flag: Any, size: Any, at: int) -> None:
+        if predicate is False:
+            return
+        if predicate is UNKNOWN or size is UNKNOWN or flag is UNKNOWN:
+            raise XLACompilationError(
+                "the kernel waits for a transfer in a way that depends on a value that is not "
+                "known here; pass the integers it prefetches as concrete arguments."
+            )
+        self.transfers.append(Transfer(self.now + at, flag, size, "wait"))
+
+    def _meet(self, predicate: Any) -> None:
+        if predicate is not False:
+            raise XLACompilationError(
+                "the kernel waits for a semaphore that something else sets; how long cannot be "
+                "told from its program."
+            )
+
+
+def run_program(
+    listing: BundleListing,
+    core: Core,
+    *,
+    core_number: int = 0,
+    tables: Mapping[int, Sequence[int]] | None = None,
+    step_limit: int = DEFAULT_STEP_LIMIT,
+) -> CoreRun:
+    """Run a kernel's scalar program on one core.
+
+    Args:
+        listing: The program.
+        core: The generation's core.
+        core_number: Which of the cores that share the work.
+        tables: Words of the scalar operands, by operand number; others are unknown.
+        step_limit: Stretches of code after which the run is given up.
+
+    Raises:
+        XLACompilationError: Something it does depends on a value that is not known, or it does
+            not come to its end.
+    """
+    segments = cut_segments(listing, core)
+    machine = Machine(core_number, tables or {})
+    visits: Counter[int] = Counter()
+    place, end = 0, len(listing.bundles)
+    steps = 0
+    pending: tuple[int, int] | None = None  # a taken branch: where it leaves, where it goes
+    while place < end:
+        if steps == step_limit:
+            raise XLACompilationError(
+                f"the kernel had not ended after {step_limit:,} stretches of code; "
+                "time a smaller shape and scale."
+            )
+        steps += 1
+        segment = segments[place]
+        visits[place] += 1
+        taken = machine.run(segment)
+        if taken is not None:
+            leave, target = segment.branch_end, segment.branch_target
+            pending = (
+                (leave, target) if taken and leave is not None and target is not None else None
+            )
+        place = segment.end
+        if pending is not None and place >= pending[0]:
+            place, pending = pending[1], None
+    busy: Counter[str] = Counter()
+    waits: Counter[str] = Counter()
+    for start, times in visits.items():
+        stretch = segments[start].stretch
+        for unit, amount in stretch.busy.items():
+            busy[unit] += amount * times
+        for cause, amount in stretch.waits.items():
+            waits[cause] += amount * times
+    return CoreRun(
+        bundles=sum((segments[at].end - at) * times for at, times in visits.items()),
+        compute_cycles=machine.now,
+        busy=busy,
+        waits=waits,
+        loop_turns=sum(
+            times
+            for at, times in visits.items()
+            if segments[at].is_loop_body and segments[at].depth == 1
+        ),
+        transfers=tuple(machine.transfers),
+    )

@@ -1,0 +1,127 @@
+"""When each bundle of a straight stretch of code issues: in order, waiting for results and engines.
+
+The core stops at a bundle until every operand is there, the engine it starts is free, and the
+result it takes from a queue has come out. The queues behind the matrix units give results in the
+order of the products; every product gives the same number of them.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .listing import Bundle
+from .units import Core, Reading, read_opcode
+
+_TAKES_ENGINE = ("product", "weights", "lanes", "permute", "transpose")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The timing of one stretch.
+
+    Attributes:
+        issue_cycles: When each of its bundles issues, the first at 0.
+        cycles: From its first bundle to the one after it.
+        busy: Slots taken by unit; for MXU and XLU the cycles its engines were taken.
+        waits: Cycles waited, by what for.
+    """
+
+    issue_cycles: tuple[int, ...]
+    cycles: int
+    busy: Counter[str]
+    waits: Counter[str]
+
+
+class _Queues:
+    """What comes out of the matrix units and the transposers."""
+
+    def __init__(self, bundles: Sequence[Bundle]) -> None:
+        products: Counter[str] = Counter()
+        pops: Counter[str] = Counter()
+        for bundle in bundles:
+            for one in bundle.instructions:
+                reading = read_opcode(one.opcode)
+                if reading.buffer is None:
+                    products[reading.engine] += reading.kind == "product"
+                    pops[reading.engine] += reading.kind == "result"
+        self._products_per_pop = {
+            engine: products[engine] / pops[engine] for engine in pops if pops[engine]
+        }
+        self._ready: defaultdict[str, deque[int]] = defaultdict(deque)
+        self._buffers: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        self._taken: Counter[str] = Counter()
+        self._popped: Counter[str] = Counter()
+        self._last_pop: dict[str, int] = {}
+
+    def put(self, reading: Reading, at: int) -> None:
+        if reading.kind == "transpose":
+            self._ready[f"trf {reading.engine}"] = deque([at])
+        elif reading.buffer is not None:
+            self._buffers[reading.engine][reading.buffer] = at
+        else:
+            self._ready[reading.engine].append(at)
+
+    def ready(self, reading: Reading, now: int, spacing: int) -> int:
+        """When the next result can be taken; taking it is counted."""
+        if reading.kind == "transposed":
+            queue = self._ready[f"trf {reading.engine}"]
+            previous = self._last_pop.get(reading.engine, -spacing)
+            at = max(now, queue[0] if queue else 0, previous + spacing)
+            self._last_pop[reading.engine] = at
+            return at
+        if reading.buffer is not None:
+            # A product fills the entries from the one it names up to the next product's.
+            entries = self._buffers[reading.engine]
+            first = max((entry for entry in entries if entry <= reading.buffer), default=None)
+            return 0 if first is None else entries[first]
+        engine = reading.engine
+        self._popped[engine] += 1
+        needed = self._popped[engine] * self._products_per_pop[engine]
+        queue = self._ready[engine]
+        while len(queue) > 1 and self._taken[engine] + 1 < needed - 1e-9:
+            queue.popleft()
+            self._taken[engine] += 1
+        return queue[0] if queue else 0
+
+
+def time_stretch(bundles: Sequence[Bundle], core: Core) -> Stretch:
+    """Issue a stretch of bundles on an idle core."""
+    queues = _Queues(bundles)
+    results: dict[str, int] = {}
+    free: dict[str, int] = {}
+    busy: Counter[str] = Counter()
+    waits: Counter[str] = Counter()
+    issued: list[int] = []
+    now = -1
+    for bundle in bundles:
+        now += 1
+        planned, cause = now, ""
+        for one in bundle.instructions:
+            reading = read_opcode(one.opcode)
+            for name in one.reads:
+                if results.get(name, 0) > now:
+                    now, cause = results[name], reading.unit
+            if reading.kind in ("result", "transposed"):
+                at = queues.ready(reading, now, core.lane_spacing)
+                if at > now:
+                    now, cause = at, "MXU result" if reading.kind == "result" else "XLU result"
+            elif reading.kind in _TAKES_ENGINE and free.get(reading.engine, 0) > now:
+                now, cause = free[reading.engine], f"{reading.unit} busy"
+        if now > planned:
+            waits[cause] += now - planned
+        for one in bundle.instructions:
+            reading = read_opcode(one.opcode)
+            spacing = core.spacing(reading)
+            busy[reading.unit] += spacing if reading.unit in ("MXU", "XLU") else 1
+            if reading.kind == "special":
+                busy["VALU"] += 1  # what feeds the special-function unit takes a vector slot
+            if reading.kind in _TAKES_ENGINE:
+                free[reading.engine] = now + spacing
+            done = now + core.result_cycles(reading)
+            starts = reading.kind == "transpose" and ".start" in one.opcode
+            if reading.kind == "product" or starts:
+                queues.put(reading, done)
+            if one.target:
+                results[one.target] = done
+        issued.append(now)
+    return Stretch(tuple(issued), now + 1, busy, waits)

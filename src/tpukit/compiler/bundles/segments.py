@@ -1,0 +1,237 @@
+"""Cut a kernel's program at its branches and make each piece a Python function.
+
+A piece runs from a place where control can arrive to the next branch's last delay slot. Its
+function computes the scalars, loads and stores scalar memory, and reports transfers; vector
+instructions take time but change nothing that decides what happens next.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ...errors import XLACompilationError
+from .listing import BundleListing, Instruction
+from .scalar import (
+    NAMESPACE,
+    address_source,
+    expression,
+    operand_address,
+    value_source,
+)
+from .scoreboard import Stretch, time_stretch
+from .units import Core
+
+_TARGET = re.compile(r"target = \$region(\d+)")
+_MEMORY = re.compile(r"\[smem:\[(.*?)\]\]\s*,?\s*(.*)", re.DOTALL)
+_OPERAND = re.compile(r"index: (\d+), kind: (\w+)")
+_SCALAR = re.compile(r"[sp]\d+_([sp]\d+)$")
+_NO_EFFECT = ("vsyncadd", "vsyncpa", "vsyncset", "shalt", "sfence", "sphi", "sbr")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of the program.
+
+    Attributes:
+        end: Address of the bundle after it.
+        run: Called with the values of names, and the machine's memory and transfer handlers;
+            returns whether a branch inside it is taken, or None without one.
+        branch_end: Address behind the delay slots of the branch inside it; None without one.
+        branch_target: Where that branch goes.
+    """
+
+    start: int
+    end: int
+    depth: int
+    is_loop_body: bool
+    stretch: Stretch
+    run: Callable[..., Any]
+    branch_end: int | None = None
+    branch_target: int | None = None
+
+
+@dataclass(frozen=True)
+class _Branch:
+    address: int
+    end: int
+    target: int
+
+
+def cut_segments(listing: BundleListing, core: Core) -> dict[int, Segment]:
+    """Every segment of a program, by its first address."""
+    branches = list(_branches(listing, core.branch_delay_slots))
+    cuts = {0, len(listing.bundles)}
+    for branch in branches:
+        cuts.update((branch.end, branch.target))
+    places = sorted(place for place in cuts if place <= len(listing.bundles))
+    at = {branch.address: branch for branch in branches}
+    ranges = list(pairwise(places))
+    names = _Names(listing, ranges)
+    segments: dict[int, Segment] = {}
+    for start, end in ranges:
+        bundles = listing.bundles[start:end]
+        inside = [at[address] for address in range(start, end) if address in at]
+        if len(inside) > 1:
+            raise XLACompilationError(
+                f"two branches of a kernel share their delay slots at bundle {start:#x}, "
+                "which is not followed; no time can be told."
+            )
+        stretch = time_stretch(bundles, core)
+        source = _source(listing, start, end, stretch, names)
+        scope = dict(NAMESPACE)
+        exec(compile(source, f"<bundles {start:#x}>", "exec"), scope)
+        segments[start] = Segment(
+            start,
+            end,
+            bundles[0].depth,
+            bundles[0].label == "LB",
+            stretch,
+            scope["run"],
+            inside[0].end if inside else None,
+            inside[0].target if inside else None,
+        )
+    return segments
+
+
+def _branches(listing: BundleListing, delay_slots: int) -> Iterator[_Branch]:
+    for address, bundle in enumerate(listing.bundles):
+        for one in bundle.instructions:
+            if not one.opcode.startswith("sbr"):
+                continue
+            region = _TARGET.search(one.text)
+            target = listing.region_starts.get(int(region[1])) if region else None
+            if target is None and region and bundle.depth == 0 and listing.uses_core_id:
+                target = len(listing.bundles)  # the core that has nothing to do leaves
+            if target is None:
+                raise XLACompilationError(
+                    f"the branch in bundle {address:#x} of a kernel goes nowhere in its listing; "
+                    "no time can be told."
+                )
+            yield _Branch(address, address + 1 + delay_slots, target)
+
+
+class _Names:
+    """Which values leave the segment that computes them, and which registers a phi reads."""
+
+    def __init__(self, listing: BundleListing, ranges: Sequence[tuple[int, int]]) -> None:
+        self.phi_registers: set[str] = set()
+        read_in: defaultdict[str, set[int]] = defaultdict(set)
+        made_in: dict[str, int] = {}
+        for start, end in ranges:
+            for bundle in listing.bundles[start:end]:
+                for one in bundle.instructions:
+                    for name in one.reads:
+                        read_in[name].add(start)
+                    if one.target:
+                        made_in[one.target] = start
+                    if one.opcode == "sphi":
+                        register = _SCALAR.match(one.target)
+                        self.phi_registers.update((register[1],) if register else ())
+        self.leaving = {
+            name for name, places in read_in.items() if places - {made_in.get(name, -1)}
+        }
+
+
+def _source(listing: BundleListing, start: int, end: int, stretch: Stretch, names: _Names) -> str:
+    """Python source of a segment's `run`."""
+    body: list[str] = []
+    made: list[str] = []
+    needed: dict[str, None] = {}
+
+    def use(source: str) -> str:
+        for name in re.findall(r"\b[sp]\d+_[sp]\d+\b", source):
+            if name not in made:
+                needed[name] = None
+        return source
+
+    def make(one: Instruction, source: str) -> None:
+        register = _SCALAR.match(one.target)
+        if register is None:
+            return
+        kept = register[1] if register[1] in names.phi_registers else "UNKNOWN"
+        if one.predicate:
+            otherwise = value_source(f"%{one.otherwise}") if one.otherwise else kept
+            if otherwise == register[1] and otherwise not in made:
+                needed[otherwise] = None
+            source = f"choose({_guard(one)},{source},{otherwise})"
+        body.append(f"{one.target} = {use(source)}")
+        made.append(one.target)
+        if kept != "UNKNOWN":
+            body.append(f"{kept} = {one.target}")
+            made.append(kept)
+
+    for address in range(start, end):
+        # A phi stands for the register's value on entry, and loads see memory before stores.
+        for one in sorted(listing.bundles[address].instructions, key=_order):
+            at = stretch.issue_cycles[address - start]
+            opcode = one.opcode
+            if opcode == "sphi":
+                register = _SCALAR.match(one.target)
+                if register is not None:
+                    if register[1] not in made:
+                        needed[register[1]] = None
+                    body.append(f"{one.target} = {register[1]}")
+                    made.append(one.target)
+            elif opcode.startswith("dma"):
+                values = [value_source(operand) for operand in one.operands]
+                body.append(use(f"{_transfer(one, values)}{at})"))
+            elif opcode == "sst":
+                stored = _MEMORY.match(one.text)
+                if stored:
+                    where, value = address_source(stored[1]), value_source(stored[2])
+                    body.append(use(f"store({_guard(one)},{where},{value})"))
+            elif opcode.startswith("vwait"):
+                body.append(use(f"meet({_guard(one)})"))
+            elif opcode.startswith("sbr"):
+                body.append(use(f"taken = {_guard(one)}"))
+                made.append("taken")
+            elif not opcode.startswith(_NO_EFFECT):
+                make(one, _value(one))
+    lines = [f"{name} = values.get({name!r}, UNKNOWN)" for name in needed]
+    lines += body
+    lines += [
+        f"values[{name!r}] = {name}"
+        for name in dict.fromkeys(made)
+        if name in names.leaving or name in names.phi_registers
+    ]
+    lines.append("return taken" if "taken" in made else "return None")
+    return "def run(values, load, store, issue, wait, meet, operand):\n " + "\n ".join(lines)
+
+
+def _order(one: Instruction) -> int:
+    return 0 if one.opcode == "sphi" else 2 if one.opcode == "sst" else 1
+
+
+def _guard(one: Instruction) -> str:
+    if not one.predicate:
+        return "True"
+    return f"negate({one.predicate})" if one.negated else one.predicate
+
+
+def _value(one: Instruction) -> str:
+    if one.opcode == "sld":
+        place = _MEMORY.match(one.text)
+        return f"load({address_source(place[1])})" if place else "UNKNOWN"
+    if one.opcode.startswith("inlined_call_operand"):
+        found = _OPERAND.search(one.text)
+        if found is None:
+            return "UNKNOWN"
+        index = int(found[1])
+        return f"operand({index})" if "<" in one.opcode else str(operand_address(index))
+    return expression(one)
+
+
+def _transfer(one: Instruction, values: Sequence[str]) -> str:
+    guard = _guard(one)
+    if one.opcode.startswith("dma.done.wait") and len(values) >= 2:
+        return f"wait({guard},{values[0]},{values[1]},"
+    if len(values) < 4:
+        raise XLACompilationError(
+            f"a transfer of a kernel ({one.opcode}) has operands that cannot be read; "
+            "no time can be told."
+        )
+    source, size, destination, flag = values[:4]
+    return f"issue({guard},{one.opcode!r},{source},{size},{destination},{flag},"
