@@ -1,0 +1,29 @@
+"""Training data: files, buckets, text or iterables as batches, in an order that can be resumed."""
+
+from .description import DataDescription as DataDescription
+from .opening import TokenData as TokenData
+from .opening import open_data as open_data
+from .opening import open_tokens as open_tokens
+from .prepare import Prepared as Prepared
+from .prepare import Progress as Progress
+from .prepare import prepare_tokens as prepare_tokens
+from .stream import DataStream as DataStream
+from .token_store import TokenStore as TokenStore
+from .tokenizer import ByteTokenizer as ByteTokenizer
+from .tokenizer import Tokenizer as Tokenizer
+from .tokenizer import load_tokenizer as load_tokenizer
+
+__all__ = [
+    "ByteTokenizer",
+    "DataDescription",
+    "DataStream",
+    "Prepared",
+    "Progress",
+    "TokenData",
+    "TokenStore",
+    "Tokenizer",
+    "load_tokenizer",
+    "open_data",
+    "open_tokens",
+    "prepare_tokens",
+]

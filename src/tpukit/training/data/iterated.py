@@ -1,0 +1,239 @@
+"""Batches that somebody else makes: any iterable, with the same promises where they can be kept."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from ...errors import TPUValidationError
+from .description import DataDescription
+from .stream import Batch, Stopwatch, check_same
+
+BatchIterable = Iterable[Any] | Callable[[], Iterator[Any]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class IteratedData:
+    """An iterable of batches, or a function that starts one.
+
+    A batch is a mapping of arrays, a pair (inputs, targets), or tokens (B, S + 1) of which the
+    targets are the next ones. It holds the rows of all processes, of which this one takes its
+    own, or `batch_size / process_count` rows, which are taken to be this process's.
+    """
+
+    source: BatchIterable
+    sequence_length: int | None
+    batch_size: int
+    vocab_size: int | None
+    process_index: int
+    process_count: int
+    num_epochs: int | None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"a {type(self.source).__name__}"
+
+    def describe(self) -> DataDescription:
+        """What can be known without drawing from it."""
+        return DataDescription(
+            kind="iterable",
+            path=self.name,
+            sequence_length=self.sequence_length,
+            batch_size=self.batch_size,
+        )
+
+    def stream(self) -> "IteratedStream":
+        """Batches from the start."""
+        return IteratedStream(self)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether it can be gone through more than once."""
+        return callable(self.source) or iter(self.source) is not self.source
+
+    def start(self) -> Iterator[Any]:
+        """Go through it."""
+        return iter(self.source() if callable(self.source) else self.source)
+
+    def own_rows(self, element: Any) -> Batch:
+        """This process's rows of one batch.
+
+        Raises:
+            TPUValidationError: It is no batch, or one of another size.
+        """
+        batch = as_batch(element, self.name)
+        local = self.batch_size // self.process_count
+        first = self.process_index * local
+        for key, value in batch.items():
+            rows = value.shape[0] if value.ndim else 0
+            if rows == self.batch_size:
+                batch[key] = value[first : first + local]
+            elif rows != local:
+                raise TPUValidationError(
+                    f"batch entry '{key}' of {self.name} has shape {value.shape}; it must start "
+                    f"with {self.batch_size} rows (the whole batch)"
+                    + (f" or {local} (this process's)." if local != self.batch_size else ".")
+                )
+        self._check_tokens(batch)
+        return batch
+
+    def _check_tokens(self, batch: Batch) -> None:
+        inputs = batch.get("inputs")
+        if inputs is None or not np.issubdtype(inputs.dtype, np.integer):
+            return
+        if self.sequence_length is not None and inputs.shape[1:] != (self.sequence_length,):
+            raise TPUValidationError(
+                f"inputs of {self.name} have shape {inputs.shape}; rows of sequence_length="
+                f"{self.sequence_length} tokens were asked for."
+            )
+        largest = int(inputs.max(initial=0))
+        if self.vocab_size is not None and largest >= self.vocab_size:
+            raise TPUValidationError(
+                f"{self.name} gave the token {largest}, and the model's vocabulary ends at "
+                f"{self.vocab_size - 1} (vocab_size={self.vocab_size})."
+            )
+
+
+class IteratedStream:
+    """Batches of `IteratedData`.
+
+    The position is the iterator's own where it has one (`state`/`restore`, or grain's
+    `get_state`/`set_state`); else the number of batches drawn, and coming back draws them again.
+    """
+
+    def __init__(self, data: IteratedData) -> None:
+        self._data = data
+        self._iterator: Iterator[Any] = data.start()
+        self._batches = self._epoch = self._in_epoch = 0
+        self._first: str | None = None  # digest of the first batch of all
+        self._waiting = Stopwatch()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds `next` took in all."""
+        return self._waiting.total_s
+
+    def __iter__(self) -> "IteratedStream":
+        return self
+
+    def __next__(self) -> Batch:
+        with self._waiting:
+            drawn = self._draw()
+            batch = self._data.own_rows(drawn)
+        if self._first is None:
+            self._first = self._digest(as_batch(drawn, self._data.name))
+        self._batches += 1
+        self._in_epoch += 1
+        return batch
+
+    def _draw(self) -> Any:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            if self._in_epoch == 0:
+                raise TPUValidationError(
+                    f"{self._data.name} is empty; give one that yields batches."
+                ) from None
+        epochs = self._data.num_epochs
+        if not self._data.restarts or (epochs is not None and self._epoch + 1 >= epochs):
+            raise StopIteration
+        self._epoch, self._in_epoch = self._epoch + 1, 0
+        self._iterator = self._data.start()
+        return self._draw()
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last batch drawn."""
+        state: dict[str, Any] = {"kind": "iterable", "batches": self._batches}
+        state |= {"first_batch": self._first, "epoch": self._epoch, "in_epoch": self._in_epoch}
+        take = _method(self._iterator, "state", "get_state")
+        return state if take is None else {**state, "iterator": take()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to where `state` was taken.
+
+        Raises:
+            TPUValidationError: It was taken on other data, or the iterable cannot go there.
+        """
+        check_same(state, {"kind": "iterable"}, path=self._data.name)
+        own = state.get("iterator")
+        if own is not None:
+            put = _method(self._iterator, "restore", "set_state")
+            if put is None:
+                raise TPUValidationError(
+                    f"this position was taken on an iterator with a state of its own, and "
+                    f"{self._data.name} has none to restore. Give the same kind of iterable."
+                )
+            put(own)
+            self._batches, self._first = int(state["batches"]), state["first_batch"]
+            self._epoch, self._in_epoch = int(state["epoch"]), int(state["in_epoch"])
+            return
+        self._replay(int(state["batches"]), state["first_batch"])
+
+    def _replay(self, batches: int, first_batch: str | None) -> None:
+        if self._batches:
+            if not self._data.restarts:
+                raise TPUValidationError(
+                    f"{self._data.name} has been drawn from and cannot start again. Give a list, "
+                    "a function that makes the iterator, or one with state() and restore()."
+                )
+            self._iterator = self._data.start()
+        self._batches = self._epoch = self._in_epoch = 0
+        self._first = None
+        for _ in range(batches):
+            next(self)
+            if self._first != first_batch:
+                raise TPUValidationError(
+                    f"this position in the data cannot be taken up on {self._data.name}: its "
+                    "first batch is another. Give the same data in the same order, or start the "
+                    "data anew."
+                )
+
+    def close(self) -> None:
+        """Close the iterator, where it can be."""
+        close = getattr(self._iterator, "close", None)
+        if callable(close):
+            close()
+
+    def _digest(self, batch: Batch) -> str:
+        """Of the whole batch; "" where every process draws its own rows, which differ."""
+        digest = hashlib.blake2b(digest_size=16)
+        for key in sorted(batch):
+            value = np.ascontiguousarray(batch[key])
+            if len(value) != self._data.batch_size:
+                return ""
+            digest.update(f"{key}{value.shape}{value.dtype};".encode())
+            digest.update(value.tobytes())
+        return digest.hexdigest()
+
+
+def as_batch(element: Any, name: str) -> Batch:
+    """What an iterable gave, as a mapping of arrays.
+
+    Raises:
+        TPUValidationError: It is nothing a batch can be made of.
+    """
+    if isinstance(element, Mapping):
+        found = cast("Mapping[str, Any]", element)
+        return {str(key): np.asarray(value) for key, value in found.items()}
+    if isinstance(element, tuple) and len(cast("tuple[Any, ...]", element)) == 2:
+        inputs, targets = cast("tuple[Any, Any]", element)
+        return {"inputs": np.asarray(inputs), "targets": np.asarray(targets)}
+    tokens = np.asarray(element)
+    if tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer) and tokens.shape[1] > 1:
+        narrow = tokens.astype(np.int32)
+        return {"inputs": narrow[:, :-1], "targets": narrow[:, 1:]}
+    raise TPUValidationError(
+        f"{name} gave a {type(element).__name__} of shape {tokens.shape} and dtype {tokens.dtype}; "
+        "a batch is a mapping of arrays, a pair (inputs, targets), or integer tokens (B, S + 1)."
+    )
+
+
+def _method(iterator: Any, *names: str) -> Callable[..., Any] | None:
+    for name in names:
+        found = getattr(iterator, name, None)
+        if callable(found):
+            return found
+    return None

@@ -1,0 +1,77 @@
+"""Which kind of data a file or folder holds, told from its names."""
+
+from dataclasses import dataclass
+
+from ...errors import TPUValidationError
+from .manifest import MANIFEST
+from .places import Place
+
+TOKEN_KINDS = ("prepared", "tokens")
+TEXT_KINDS = ("text", "jsonl", "array_record", "huggingface")
+
+_SUFFIXES = {
+    "tokens": (".npy", ".bin"),
+    "jsonl": (".jsonl", ".jsonl.gz", ".ndjson"),
+    "text": (".txt", ".txt.gz", ".md"),
+    "array_record": (".array_record", ".arrayrecord"),
+}
+_HUGGINGFACE = ("dataset_info.json", "dataset_dict.json", "state.json")
+# Files of one folder that are parts of an experiment and not shards of one data set.
+_SPLITS = ("train", "val", "valid", "validation", "test", "eval", "dev")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What there is and the files that make it up, in reading order."""
+
+    name: str
+    files: tuple[str, ...]
+
+
+def kind_of(place: Place) -> Kind:
+    """Tell what a place holds.
+
+    Raises:
+        TPUValidationError: Nothing known, more than one kind, or several splits.
+    """
+    names = place.names
+    if not place.is_file:
+        if MANIFEST in names:
+            return Kind("prepared", (MANIFEST,))
+        if any(name in names for name in _HUGGINGFACE):
+            return Kind("huggingface", names)
+        if "tokens.npy" in names:
+            return Kind("tokens", ("tokens.npy",))
+    elif names[0] == MANIFEST:
+        raise TPUValidationError(f"{place.path} describes a folder; give the folder itself.")
+    found: dict[str, list[str]] = {}
+    for name in names:
+        for kind, suffixes in _SUFFIXES.items():
+            if name.lower().endswith(suffixes):
+                found.setdefault(kind, []).append(name)
+    if not found:
+        raise TPUValidationError(
+            f"{place.path} holds no data of a known kind ({', '.join(names[:3])}"
+            f"{', …' if len(names) > 3 else ''}); known are .npy and .bin tokens, .jsonl, .txt, "
+            ".array_record, a folder of Hugging Face datasets, and what 'tpukit data prepare' "
+            "writes."
+        )
+    if len(found) > 1:
+        raise TPUValidationError(
+            f"{place.path} holds several kinds of data ("
+            + ", ".join(f"{files[0]}: {kind}" for kind, files in found.items())
+            + "); name one file, or keep each kind in a folder of its own."
+        )
+    kind, files = next(iter(found.items()))
+    _refuse_splits(place, files)
+    return Kind(kind, tuple(files))
+
+
+def _refuse_splits(place: Place, files: list[str]) -> None:
+    splits = {name for name in files if name.split(".")[0].split("-")[0].lower() in _SPLITS}
+    beginnings = {name.split(".")[0].split("-")[0].lower() for name in splits}
+    if len(beginnings) > 1:
+        raise TPUValidationError(
+            f"{place.path} holds {' and '.join(sorted(splits)[:4])}, which look like splits; "
+            f"trained on together they would leak. Name one: {place.path}/{sorted(splits)[0]}."
+        )

@@ -1,0 +1,114 @@
+"""What `tpukit data prepare` leaves behind: token shards and a file that says what they are."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import TPUValidationError
+from .shards import TokenShard, parse_token_dtype
+
+MANIFEST, DOCUMENTS = "tokens.json", "documents.npy"
+FORMAT, VERSION = "tpukit tokens", 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardEntry:
+    """A shard and what it must be."""
+
+    file: str
+    num_tokens: int
+    blake2b: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a prepared folder holds."""
+
+    dtype: str
+    num_tokens: int
+    num_documents: int
+    smallest_token: int
+    largest_token: int
+    tokenizer: Mapping[str, Any]
+    shards: tuple[ShardEntry, ...]
+
+    def to_json(self) -> str:
+        """As it is written."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+
+def read_manifest(content: bytes, *, name: str) -> Manifest:
+    """Parse a manifest.
+
+    Raises:
+        TPUValidationError: It is damaged, or newer than this tpukit.
+    """
+    try:
+        data = json.loads(content)
+        if data.pop("format") != FORMAT:
+            raise ValueError("another format")
+        version = data.pop("version")
+        if version != VERSION:
+            raise TPUValidationError(
+                f"{name} has version {version}, this tpukit reads {VERSION}; prepare the data "
+                "again, or install the tpukit that made it."
+            )
+        shards = tuple(ShardEntry(**entry) for entry in data.pop("shards"))
+        manifest = Manifest(shards=shards, **data)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, TPUValidationError):
+            raise
+        raise TPUValidationError(
+            f"{name} is not what 'tpukit data prepare' writes ({error}); prepare the data again."
+        ) from None
+    parse_token_dtype(manifest.dtype)
+    return manifest
+
+
+def open_manifest_shards(
+    manifest: Manifest, folder: str, open_one: Callable[[str], TokenShard | None]
+) -> tuple[TokenShard, ...]:
+    """Every shard a manifest names, checked against what it says.
+
+    Args:
+        manifest: Of the folder.
+        folder: For messages.
+        open_one: Opens a file of the folder by name; None when it is not there.
+
+    Raises:
+        TPUValidationError: A shard is missing, or is not what the manifest says.
+    """
+    opened: list[TokenShard] = []
+    for entry in manifest.shards:
+        shard = open_one(entry.file)
+        if shard is None:
+            raise TPUValidationError(
+                f"{folder}/{entry.file} is missing, one of {len(manifest.shards)} shards; copy "
+                "the whole folder again."
+            )
+        if shard.num_tokens != entry.num_tokens or shard.dtype.name != manifest.dtype:
+            raise TPUValidationError(
+                f"{folder}/{entry.file} is corrupt: it holds {shard.num_tokens} "
+                f"{shard.dtype.name} tokens and its manifest says {entry.num_tokens} "
+                f"{manifest.dtype}; copy or prepare it again."
+            )
+        opened.append(shard)
+    return tuple(opened)
+
+
+def check_documents(documents: np.ndarray, num_tokens: int, *, name: str) -> np.ndarray:
+    """Refuse offsets of documents that do not belong to the tokens.
+
+    Raises:
+        TPUValidationError: They do not rise from 0 to the number of tokens.
+    """
+    fits = len(documents) > 0 and documents[0] == 0 and documents[-1] == num_tokens
+    if not fits or bool((np.diff(documents.astype(np.int64)) < 0).any()):
+        raise TPUValidationError(
+            f"{name} does not fit its tokens: offsets of documents rise from 0 to {num_tokens}, "
+            "the number of tokens. Prepare the data again."
+        )
+    return documents

@@ -1,0 +1,235 @@
+"""`open_data`: whatever holds training data, as batches for this process."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+
+from ...errors import ConfigError, TPUValidationError, did_you_mean
+from ...runtime.flags.cache import cache_folder
+from .description import DataDescription
+from .examples import vocabulary_overflow
+from .iterated import IteratedData
+from .kinds import Kind, kind_of
+from .manifest import DOCUMENTS, MANIFEST, check_documents, open_manifest_shards, read_manifest
+from .places import Place, look_at
+from .prepare import prepare_tokens
+from .shards import ArrayShard, TokenShard, check_token_dtype
+from .stored import StoredData
+from .stream import DataStream
+from .token_store import TokenStore
+from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
+
+PACKINGS = ("concat", "documents")
+
+
+class TokenData(Protocol):
+    """Data that a trainer can draw batches from."""
+
+    def describe(self) -> DataDescription:
+        """What the data are."""
+        ...
+
+    def stream(self) -> DataStream:
+        """Batches from the start."""
+        ...
+
+
+def open_data(
+    source: "str | Path | np.ndarray | Iterable[Any] | Callable[[], Any]",
+    *,
+    sequence_length: int | None,
+    batch_size: int,
+    vocab_size: int | None = None,
+    seed: int = 0,
+    shuffle: bool = True,
+    tokenizer: str | Path | Tokenizer | None = None,
+    text_key: str = "text",
+    packing: Literal["concat", "documents"] = "concat",
+    dtype: str | None = None,
+    process_index: int | None = None,
+    process_count: int | None = None,
+    num_epochs: int | None = None,
+) -> TokenData:
+    """Open training data.
+
+    Args:
+        source: A token file (.npy, .bin), a folder of them, what `tpukit data prepare` wrote,
+            text (.txt, .jsonl, ArrayRecord, a Hugging Face data set on disk), the same at
+            gs://…, an array of tokens, an iterable of batches or a function that starts one.
+        sequence_length: Tokens in an example; None is for iterables only.
+        batch_size: Examples in a batch, over all processes.
+        vocab_size: Token numbers from here on are refused: at once where the largest is known
+            (prepared data), else in the batch that holds one.
+        seed: Of the shuffle.
+        shuffle: Whether examples come in another order each epoch; tokens and text only.
+        tokenizer: For text: see `load_tokenizer`. The tokens are made once and kept in the cache.
+        text_key: Field with the text (or token numbers), where records have fields.
+        packing: "concat" cuts everything every `sequence_length` tokens; "documents" puts whole
+            documents side by side and adds segment_ids and positions.
+        dtype: Of .bin files; uint16 when left out.
+        process_index: Whose rows; this process's when left out.
+        process_count: Of how many.
+        num_epochs: Times through the data; None goes on forever.
+
+    Raises:
+        TPUValidationError: The data are missing, damaged, too few or not for this model.
+        ConfigError: A setting is wrong, or a bucket may not be read.
+
+    Example:
+        >>> data = open_data(np.arange(1000), sequence_length=16, batch_size=4)
+        >>> next(data.stream())["inputs"].shape
+        (4, 16)
+    """
+    if process_index is None or process_count is None:
+        import jax
+
+        process_index, process_count = jax.process_index(), jax.process_count()
+    _check_settings(batch_size, seed, packing, process_index, process_count, num_epochs)
+    if not isinstance(source, str | Path | np.ndarray):
+        return IteratedData(
+            source=source,
+            sequence_length=sequence_length,
+            batch_size=batch_size,
+            vocab_size=vocab_size,
+            process_index=process_index,
+            process_count=process_count,
+            num_epochs=num_epochs,
+        )
+    if sequence_length is None or sequence_length < 1:
+        raise ConfigError(
+            f"sequence_length is {sequence_length}; data made of tokens need one from 1 on."
+        )
+    store = open_tokens(source, tokenizer=tokenizer, text_key=text_key, dtype=dtype)
+    _check_content(store, vocab_size)
+    data = StoredData(
+        store=store,
+        sequence_length=sequence_length,
+        batch_size=batch_size,
+        vocab_size=vocab_size,
+        seed=seed,
+        shuffle=shuffle,
+        packing=packing,
+        process_index=process_index,
+        process_count=process_count,
+        num_epochs=num_epochs,
+    )
+    if len(data.examples) == 0:
+        raise TPUValidationError(
+            f"{store.path} holds {store.num_tokens} tokens, fewer than one example of "
+            f"sequence_length={sequence_length} and the token after it; shorten the sequence or "
+            "add data."
+        )
+    if data.num_batches == 0:
+        raise TPUValidationError(
+            f"{store.path} has {len(data.examples)} examples of {sequence_length} tokens, which "
+            f"in {num_epochs} epochs is less than one batch of {batch_size}; lower batch_size or "
+            "sequence_length, or raise num_epochs."
+        )
+    return data
+
+
+def open_tokens(
+    source: "str | Path | np.ndarray",
+    *,
+    tokenizer: str | Path | Tokenizer | None = None,
+    text_key: str = "text",
+    dtype: str | None = None,
+) -> TokenStore:
+    """The tokens of a file, folder, bucket or array; text is tokenized once, into the cache.
+
+    Raises:
+        TPUValidationError: The data are missing or damaged.
+        ConfigError: Text without a tokenizer, or a bucket that may not be read.
+    """
+    if isinstance(source, np.ndarray):
+        check_token_dtype("the array", source.dtype, source.ndim)
+        return TokenStore((ArrayShard("the array", source),), "array", "the array")
+    place = look_at(source)
+    kind = kind_of(place)
+    if kind.name == "prepared":
+        return _open_prepared(place)
+    if kind.name == "tokens":
+        return _open_shards(place, kind, dtype)
+    if tokenizer is None:
+        raise ConfigError(
+            f"{place.path} is {kind.name.replace('_', ' ')}, which needs a tokenizer: tokenizer="
+            "'bytes', or the path of a tokenizer.json. 'tpukit data prepare' makes tokens of it "
+            "once and for all."
+        )
+    return _open_text(place, kind, load_tokenizer(tokenizer), text_key)
+
+
+def _open_shards(place: Place, kind: Kind, dtype: str | None) -> TokenStore:
+    shards = tuple(cast(TokenShard, place.shard(name, dtype=dtype)) for name in kind.files)
+    suffixes = {name.rsplit(".", 1)[1].lower() for name in kind.files}
+    documents = None
+    if kind.files == ("tokens.npy",) and DOCUMENTS in place.names:
+        documents = _documents(place, sum(shard.num_tokens for shard in shards))
+    return TokenStore(shards, "+".join(sorted(suffixes)), place.path, documents)
+
+
+def _open_prepared(place: Place) -> TokenStore:
+    manifest = read_manifest(place.content(MANIFEST), name=f"{place.path}/{MANIFEST}")
+    shards = open_manifest_shards(manifest, place.path, place.shard)
+    return TokenStore(
+        shards,
+        "prepared",
+        place.path,
+        _documents(place, manifest.num_tokens),
+        manifest.largest_token,
+        dict(manifest.tokenizer),
+    )
+
+
+def _documents(place: Place, num_tokens: int) -> np.ndarray:
+    name = f"{place.path}/{DOCUMENTS}"
+    found = place.shard(DOCUMENTS)
+    if found is None:
+        raise TPUValidationError(f"{name} is missing; copy the whole folder again.")
+    return check_documents(found.read([(0, found.num_tokens)])[0], num_tokens, name=name)
+
+
+def _open_text(place: Place, kind: Kind, tokenizer: Tokenizer, text_key: str) -> TokenStore:
+    about = f"{place.version(kind.files)};{tokenizer_key(tokenizer)};{text_key}"
+    key = hashlib.blake2b(about.encode(), digest_size=12).hexdigest()
+    folder = cache_folder() / "tokens" / key
+    if not (folder / MANIFEST).exists():
+        prepare_tokens(place.path, folder, tokenizer=tokenizer, text_key=text_key, exist_ok=True)
+    return _open_prepared(look_at(folder))
+
+
+def _check_content(store: TokenStore, vocab_size: int | None) -> None:
+    if store.num_tokens == 0:
+        raise TPUValidationError(f"{store.path} holds no tokens; give data that hold some.")
+    largest = store.largest_token
+    if vocab_size is not None and largest is not None and largest >= vocab_size:
+        raise vocabulary_overflow(store, largest, vocab_size)
+
+
+def _check_settings(
+    batch_size: int,
+    seed: int,
+    packing: str,
+    process_index: int,
+    process_count: int,
+    num_epochs: int | None,
+) -> None:
+    if packing not in PACKINGS:
+        raise ConfigError(
+            f"packing is '{packing}'; choose {' or '.join(PACKINGS)}."
+            + did_you_mean(packing, PACKINGS)
+        )
+    if batch_size < 1 or batch_size % process_count:
+        raise ConfigError(
+            f"batch_size={batch_size} cannot be split evenly over {process_count} processes; "
+            f"choose a multiple of {process_count}."
+        )
+    if not 0 <= process_index < process_count:
+        raise ConfigError(f"process_index={process_index} is not in 0 … {process_count - 1}.")
+    if seed < 0:
+        raise ConfigError(f"seed={seed} is negative; choose one from 0.")
+    if num_epochs is not None and num_epochs < 1:
+        raise ConfigError(f"num_epochs={num_epochs}; choose one from 1, or None to go on forever.")

@@ -1,0 +1,159 @@
+"""Where data lie: a local file or folder, or one in a bucket, looked at in the same way."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ...errors import TPUValidationError, did_you_mean
+from ...runtime.flags.cache import cache_folder
+from .remote import RemoteFile, is_remote, list_remote, open_remote_shard
+from .shards import TokenShard, open_shard
+
+
+class Place(Protocol):
+    """A file, or a folder with its files."""
+
+    @property
+    def path(self) -> str:
+        """As it was named."""
+        ...
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is one file."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The files directly in it, sorted; of a file, its own name."""
+        ...
+
+    def shard(self, name: str, *, dtype: str | None = None) -> TokenShard | None:
+        """The token file of this name, opened; None when it is not there."""
+        ...
+
+    def content(self, name: str) -> bytes:
+        """All bytes of a small file."""
+        ...
+
+    def local(self, names: Sequence[str]) -> list[Path]:
+        """Local files with the content of these, fetched once where they are far away."""
+        ...
+
+    def version(self, names: Sequence[str]) -> str:
+        """Changes when one of these files does."""
+        ...
+
+
+class LocalPlace:
+    """A file or folder on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.path = str(path)
+        self.is_file = path.is_file()
+        self._folder = path.parent if self.is_file else path
+        entries = [path] if self.is_file else path.iterdir()
+        self.names = tuple(sorted(entry.name for entry in entries if _counts(entry)))
+
+    def shard(self, name: str, *, dtype: str | None = None) -> TokenShard | None:
+        """Map a token file into memory."""
+        file = self._folder / name
+        return open_shard(file, dtype=dtype) if file.is_file() else None
+
+    def content(self, name: str) -> bytes:
+        """All bytes of a small file."""
+        return (self._folder / name).read_bytes()
+
+    def local(self, names: Sequence[str]) -> list[Path]:
+        """They are local already."""
+        return [self._folder / name for name in names]
+
+    def version(self, names: Sequence[str]) -> str:
+        """From path, size and time of change."""
+        stats = [(self._folder / name).resolve() for name in names]
+        return _key(f"{file};{file.stat().st_size};{file.stat().st_mtime_ns}" for file in stats)
+
+
+class RemotePlace:
+    """A file or folder in a bucket."""
+
+    def __init__(self, url: str) -> None:
+        self.path = url
+        files = list_remote(url)
+        self._files: dict[str, RemoteFile] = {file.name: file for file in files}
+        self.is_file = len(files) == 1 and files[0].url.rstrip("/") == _plain(url)
+        self.names = tuple(self._files)
+
+    def shard(self, name: str, *, dtype: str | None = None) -> TokenShard | None:
+        """Look at the header of a token file; its tokens are read in ranges."""
+        file = self._files.get(name)
+        return None if file is None else open_remote_shard(file, dtype=dtype)
+
+    def content(self, name: str) -> bytes:
+        """All bytes of a small file."""
+        file = self._files[name]
+        return file.read([(0, file.size_bytes)])[0]
+
+    def local(self, names: Sequence[str]) -> list[Path]:
+        """Fetch what is not here yet into the cache."""
+        folder = cache_folder() / "fetched" / self.version(names)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if not (folder / name).exists():
+                partial = folder / f".{name}.partial"
+                self._files[name].fetch(partial)
+                partial.replace(folder / name)
+        return [folder / name for name in names]
+
+    def version(self, names: Sequence[str]) -> str:
+        """From address, size and what the bucket says about the content."""
+        files = [self._files[name] for name in names]
+        return _key(f"{file.url};{file.size_bytes};{file.version}" for file in files)
+
+
+def look_at(path: str | Path) -> Place:
+    """The file or folder at `path`.
+
+    Raises:
+        TPUValidationError: There is none, or an empty one.
+        ConfigError: It is in a bucket that may not be read.
+    """
+    if is_remote(str(path)):
+        place: Place = RemotePlace(str(path))
+        if not place.names:
+            raise TPUValidationError(
+                f"there is nothing at {path}; look with 'gcloud storage ls {_parent(str(path))}'."
+            )
+        return place
+    local = Path(path).expanduser()
+    if not local.exists():
+        siblings = [entry.name for entry in local.parent.iterdir()] if local.parent.is_dir() else []
+        raise TPUValidationError(
+            f"there is no data at {local}; give a file or a folder."
+            + did_you_mean(local.name, siblings)
+        )
+    place = LocalPlace(local)
+    if not place.names:
+        raise TPUValidationError(f"the folder {local} is empty; give one that holds data.")
+    return place
+
+
+def _counts(entry: Path) -> bool:
+    return entry.is_file() and not entry.name.startswith((".", "_"))
+
+
+def _plain(url: str) -> str:
+    return "gs://" + url.split("://", 1)[1].rstrip("/")
+
+
+def _parent(url: str) -> str:
+    return url.rstrip("/").rsplit("/", 1)[0] + "/"
+
+
+def _key(parts: Iterable[str]) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        digest.update(part.encode() + b"\n")
+    return digest.hexdigest()

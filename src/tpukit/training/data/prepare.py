@@ -1,0 +1,205 @@
+"""Text to tokens, once and for all: what `tpukit data prepare` does."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from ...errors import ConfigError, TPUValidationError
+from .documents import Piece, read_documents
+from .kinds import TEXT_KINDS, Kind, kind_of
+from .manifest import MANIFEST, Manifest
+from .places import Place, look_at
+from .token_writer import SHARD_TOKENS, TokenWriter, refuse_to_overwrite
+from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
+
+_BATCH_PIECES, _BATCH_CHARACTERS = 1024, 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far it is."""
+
+    documents: int
+    tokens: int
+    read_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What was made."""
+
+    folder: str
+    num_tokens: int
+    num_documents: int
+    largest_token: int
+    dtype: str
+    shards: int
+    tokenizer: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+    def __rich__(self) -> Table:
+        table = Table(title=f"prepared: {self.folder}", show_header=False, title_justify="left")
+        table.add_row("tokens", f"{self.num_tokens:,}")
+        table.add_row("documents", f"{self.num_documents:,}")
+        table.add_row("largest token", f"{self.largest_token:,}")
+        table.add_row("stored as", f"{self.dtype} in {self.shards} files")
+        table.add_row("tokenizer", self.tokenizer)
+        return table
+
+
+def prepare_tokens(
+    source: str | Path,
+    output: str | Path,
+    *,
+    tokenizer: str | Path | Tokenizer | None,
+    end: str | None = None,
+    text_key: str = "text",
+    shard_tokens: int = SHARD_TOKENS,
+    force: bool = False,
+    exist_ok: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Prepared:
+    """Make a folder of tokens out of text.
+
+    Nothing is at `output` before all of it is; killed half-way, it starts anew.
+
+    Args:
+        source: Text (.txt: a file is a document), .jsonl, ArrayRecord, a Hugging Face data set
+            on disk, a folder of one of these, or the same at gs://….
+        output: The folder to make.
+        tokenizer: See `load_tokenizer`; None where documents are token numbers already.
+        end: The token that ends a document, where the tokenizer does not say it.
+        text_key: Field with the text or the token numbers, where records have fields.
+        shard_tokens: Tokens in a file at most.
+        force: Replace prepared data that are there.
+        exist_ok: Take prepared data that are there, or that somebody else makes meanwhile.
+        progress: Called now and then.
+
+    Raises:
+        TPUValidationError: The data cannot be read, or something is in the way at `output`.
+        ConfigError: The tokenizer is missing.
+    """
+    output = Path(output).expanduser()
+    if not exist_ok:
+        refuse_to_overwrite(output, force=force)
+    place = look_at(source)
+    kind = kind_of(place)
+    if kind.name not in TEXT_KINDS:
+        raise ConfigError(f"{place.path} holds tokens already; open it as it is.")
+    used = None if tokenizer is None else load_tokenizer(tokenizer, end=end)
+    about = {} if used is None else _about(used)
+    writer = TokenWriter(
+        output,
+        vocab_size=None if used is None else used.vocab_size,
+        tokenizer=about,
+        shard_tokens=shard_tokens,
+        force=force,
+    )
+    with writer:
+        _write_all(writer, place, kind, used, text_key, progress)
+        manifest = _finish(writer, output, exist_ok=exist_ok)
+    return Prepared(
+        folder=str(output),
+        num_tokens=manifest.num_tokens,
+        num_documents=manifest.num_documents,
+        largest_token=manifest.largest_token,
+        dtype=manifest.dtype,
+        shards=len(manifest.shards),
+        tokenizer=about.get("name", "none: token numbers as they were"),
+    )
+
+
+def _finish(writer: TokenWriter, output: Path, *, exist_ok: bool) -> Manifest:
+    from .manifest import read_manifest
+
+    try:
+        return writer.finish()
+    except (TPUValidationError, OSError):
+        # Another process may have made the same folder in the meantime.
+        if exist_ok and (output / MANIFEST).is_file():
+            return read_manifest((output / MANIFEST).read_bytes(), name=str(output))
+        raise
+
+
+def _write_all(
+    writer: TokenWriter,
+    place: Place,
+    kind: Kind,
+    tokenizer: Tokenizer | None,
+    text_key: str,
+    progress: Callable[[Progress], None] | None,
+) -> None:
+    paths = place.local(kind.files)
+    total = sum(path.stat().st_size for path in paths)
+    if kind.name == "huggingface":
+        paths = [paths[0].parent]
+    done = 0
+    for batch in _batched(read_documents(kind.name, paths, text_key=text_key)):
+        for tokens, piece in zip(_encode(batch, tokenizer, place.path), batch, strict=True):
+            writer.add(tokens)
+            done += piece.size_bytes
+            if piece.ends:
+                if tokenizer is not None and tokenizer.end_of_document is not None:
+                    _end(writer, piece, tokenizer.end_of_document)
+                writer.end_document()
+        if progress is not None:
+            progress(
+                Progress(
+                    documents=writer.num_documents,
+                    tokens=writer.num_tokens,
+                    read_bytes=done,
+                    total_bytes=total,
+                )
+            )
+
+
+def _end(writer: TokenWriter, piece: Piece, token: int) -> None:
+    """Who made token numbers has ended the document already, or wants it so."""
+    if isinstance(piece.content, str):
+        writer.add([token])
+
+
+def _encode(
+    batch: list[Piece], tokenizer: Tokenizer | None, path: str
+) -> Iterator["np.ndarray | Any"]:
+    texts = [piece.content for piece in batch if isinstance(piece.content, str)]
+    if texts and tokenizer is None:
+        raise ConfigError(
+            f"{path} holds text, which needs a tokenizer: 'bytes', or the path of a "
+            "tokenizer.json (--tokenizer)."
+        )
+    encoded = iter(tokenizer.encode_batch(texts) if tokenizer is not None and texts else ())
+    for piece in batch:
+        yield next(encoded) if isinstance(piece.content, str) else np.asarray(piece.content)
+
+
+def _batched(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Enough at once for a tokenizer to use all cores."""
+    batch: list[Piece] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.content)
+        if len(batch) >= _BATCH_PIECES or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _about(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "name": tokenizer.name,
+        "vocab_size": tokenizer.vocab_size,
+        "end_of_document": tokenizer.end_of_document,
+        "key": tokenizer_key(tokenizer),
+    }

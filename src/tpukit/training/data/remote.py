@@ -1,0 +1,153 @@
+"""Files in a bucket: listed, read in ranges and fetched, with errors a person can act on."""
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import ConfigError, MissingExtraError, TPUValidationError
+from .shards import HEAD_BYTES, read_layout
+
+_SCHEMES = ("gs://", "gcs://")
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is an address rather than a local path.
+
+    Raises:
+        ConfigError: It is an address nobody here can read.
+    """
+    if path.startswith(_SCHEMES):
+        return True
+    if "://" in path:
+        raise ConfigError(
+            f"'{path}' is neither a local path nor gs://…; copy the data to one of the two."
+        )
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteFile:
+    """A file in a bucket; `version` changes with its content."""
+
+    url: str
+    size_bytes: int
+    version: str
+
+    @property
+    def name(self) -> str:
+        """Without the folder."""
+        return self.url.rsplit("/", 1)[-1]
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes from `start` to `stop` of each span, asked for at the same time."""
+        with _explained(self.url):
+            starts, stops = [list(ends) for ends in zip(*spans, strict=True)]
+            return _filesystem().cat_ranges([self.url] * len(spans), starts, stops)
+
+    def fetch(self, to: Path) -> None:
+        """Copy it to a local file."""
+        with _explained(self.url):
+            _filesystem().get_file(self.url, str(to))
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteShard:
+    """Tokens in a bucket, read in ranges."""
+
+    file: RemoteFile
+    dtype: np.dtype[Any]
+    num_tokens: int
+    offset_bytes: int
+    name: str = field(default="")
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Fetch all spans at the same time."""
+        width, base = self.dtype.itemsize, self.offset_bytes
+        found = self.file.read([(base + a * width, base + b * width) for a, b in spans])
+        for (start, stop), content in zip(spans, found, strict=True):
+            if len(content) != (stop - start) * width:
+                raise TPUValidationError(
+                    f"{self.name} gave {len(content)} bytes for {stop - start} tokens; it changed "
+                    "while it was read. Open the data again."
+                )
+        return [np.frombuffer(content, self.dtype) for content in found]
+
+
+def open_remote_shard(file: RemoteFile, *, dtype: str | None = None) -> RemoteShard:
+    """Look at the header of a token file in a bucket.
+
+    Raises:
+        TPUValidationError: It holds no one-dimensional integers, or is damaged.
+    """
+    head = file.read([(0, min(HEAD_BYTES, file.size_bytes))])[0] if file.size_bytes else b""
+    layout = read_layout(file.url, head, file.size_bytes, dtype=dtype)
+    return RemoteShard(file, layout.dtype, layout.num_tokens, layout.offset_bytes, file.url)
+
+
+def list_remote(url: str) -> tuple[RemoteFile, ...]:
+    """The file at `url`, or the files directly in that folder by name; nothing if neither is there.
+
+    Raises:
+        ConfigError: Nobody may look there with the credentials there are.
+    """
+    with _explained(url):
+        system = _filesystem()
+        try:
+            found = system.ls(url, detail=True)
+        except FileNotFoundError:
+            return ()
+    files = [entry for entry in found if entry["type"] == "file" and entry["size"]]
+    return tuple(
+        RemoteFile(
+            "gs://" + entry["name"],
+            int(entry["size"]),
+            str(entry.get("etag") or entry.get("generation") or entry.get("mtime")),
+        )
+        for entry in sorted(files, key=lambda entry: entry["name"])
+    )
+
+
+@lru_cache(maxsize=1)
+def _filesystem() -> Any:
+    try:
+        # The class of gcsfs itself: the one it registers asks another API about every bucket.
+        from gcsfs.core import GCSFileSystem
+    except ImportError:
+        raise MissingExtraError("data", needed_for="gs:// paths", module="gcsfs") from None
+    logger = logging.getLogger("gcsfs")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)  # it logs a traceback for what is raised anyway
+    return GCSFileSystem(use_listings_cache=False)
+
+
+@contextmanager
+def _explained(url: str) -> Generator[None]:
+    """Turn what a bucket answers into an error that names the way out."""
+    from gcsfs.retry import HttpError
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise TPUValidationError(f"{url} is not there; look with 'gcloud storage ls'.") from None
+    except HttpError as error:
+        if error.code not in (401, 403):
+            raise TPUValidationError(f"{url} cannot be read: {error.message}.") from None
+        raise _no_access(url) from None
+    except OSError as error:
+        if not str(error).startswith("Forbidden"):
+            raise TPUValidationError(f"{url} cannot be read: {error}.") from None
+        raise _no_access(url) from None
+
+
+def _no_access(url: str) -> ConfigError:
+    return ConfigError(
+        f"{url} may not be read with the credentials found here. Run 'gcloud auth "
+        "application-default login', or set GOOGLE_APPLICATION_CREDENTIALS to a service account's "
+        "key file with access to the bucket."
+    )

@@ -1,0 +1,184 @@
+"""Batches out of a token store through grain: shuffled by number, one element a batch."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...errors import MissingExtraError, TPUValidationError
+from .description import DataDescription
+from .examples import ConcatenatedExamples, DocumentExamples, Examples
+from .permutation import permute
+from .stream import Batch, Stopwatch, check_same
+from .token_store import TokenStore
+
+READ_THREADS, BATCHES_AHEAD = 4, 8
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StoredData:
+    """Tokens cut into examples, and the order in which every process gets its rows.
+
+    Example number p of the run (p counts on through the epochs) is row `p % batch_size` of batch
+    `p // batch_size`; process i of n has the i-th n-th of the rows of each. So the order is the
+    same for any number of processes, and a position is one number.
+    """
+
+    store: TokenStore
+    sequence_length: int
+    batch_size: int
+    vocab_size: int | None
+    seed: int
+    shuffle: bool
+    packing: str
+    process_index: int
+    process_count: int
+    num_epochs: int | None
+
+    @cached_property
+    def examples(self) -> Examples:
+        """The tokens, cut."""
+        cut = DocumentExamples if self.packing == "documents" else ConcatenatedExamples
+        return cut(self.store, self.sequence_length, self.vocab_size)
+
+    @property
+    def rows(self) -> range:
+        """The rows of each batch that belong to this process."""
+        count = self.batch_size // self.process_count
+        return range(self.process_index * count, (self.process_index + 1) * count)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches in all epochs; None when they go on forever."""
+        if self.num_epochs is None:
+            return None
+        return self.num_epochs * len(self.examples) // self.batch_size
+
+    def describe(self) -> DataDescription:
+        """What the data are."""
+        documents = self.store.documents
+        examples = self.examples
+        return DataDescription(
+            kind=self.store.kind,
+            path=self.store.path,
+            num_tokens=self.store.num_tokens,
+            num_examples=len(examples),
+            num_documents=None if documents is None else len(documents) - 1,
+            sequence_length=self.sequence_length,
+            batch_size=self.batch_size,
+            packing=self.packing,
+            filled=examples.packing.filled if isinstance(examples, DocumentExamples) else 1.0,
+            dtype=self.store.dtype.name,
+            largest_token=self.store.largest_token,
+            fingerprint=self.store.fingerprint,
+        )
+
+    def stream(self) -> "StoredStream":
+        """Batches from the start."""
+        return StoredStream(self)
+
+    def batch(self, first_example: int) -> Batch:
+        """This process's rows of the batch that starts at this example of the run."""
+        positions = first_example + np.asarray(self.rows, np.int64)
+        epochs, numbers = np.divmod(positions, len(self.examples))
+        if self.shuffle:
+            for epoch in np.unique(epochs).tolist():
+                at = epochs == epoch
+                numbers[at] = permute(
+                    numbers[at], size=len(self.examples), seed=self.seed, epoch=epoch
+                )
+        return self.examples.read(numbers)
+
+
+class StoredStream:
+    """Batches of `StoredData`, read ahead by threads of grain."""
+
+    def __init__(self, data: StoredData) -> None:
+        self._data = data
+        self._consumed = 0  # examples, over all processes and epochs
+        self._waiting = Stopwatch()
+        self._iterator: Any = None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds `next` took in all, waiting for batches."""
+        return self._waiting.total_s
+
+    def __iter__(self) -> "StoredStream":
+        return self
+
+    def __next__(self) -> Batch:
+        with self._waiting:
+            if self._iterator is None:
+                self._iterator = _read_ahead(self._data, self._consumed)
+            batch: Batch = next(self._iterator)
+        self._consumed += self._data.batch_size
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last batch drawn, and what it is a position in."""
+        return {"consumed_examples": self._consumed, **self._identity()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to where `state` was taken, on any number of processes and with any batch size.
+
+        Raises:
+            TPUValidationError: It was taken on other data, or cut or shuffled otherwise.
+        """
+        check_same(state, self._identity(), path=self._data.store.path)
+        consumed = state.get("consumed_examples")
+        if not isinstance(consumed, int) or consumed < 0:
+            raise TPUValidationError(
+                f"this position in the data says consumed_examples={consumed!r}; it must be a "
+                "number from 0. The checkpoint's data state is damaged."
+            )
+        self.close()
+        self._consumed = consumed
+
+    def close(self) -> None:
+        """Stop reading ahead; drawing again starts anew from the position."""
+        if self._iterator is not None:
+            self._iterator.close()
+            self._iterator = None
+
+    def _identity(self) -> dict[str, Any]:
+        data = self._data
+        return {
+            "kind": "tokens",
+            "fingerprint": data.store.fingerprint,
+            "sequence_length": data.sequence_length,
+            "packing": data.packing,
+            "shuffle": data.shuffle,
+            "seed": data.seed,
+        }
+
+
+class _BatchSource:
+    """The batches from one position on, by number: what grain calls a random access source.
+
+    One element is a whole batch, because grain's cost is by element.
+    """
+
+    def __init__(self, data: StoredData, first_example: int) -> None:
+        self._data, self._first = data, first_example
+
+    def __len__(self) -> int:
+        size, epochs = self._data.batch_size, self._data.num_epochs
+        last = sys.maxsize if epochs is None else epochs * len(self._data.examples)
+        return max(0, (last - self._first) // size)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self._data.batch(self._first + index * self._data.batch_size)
+
+
+def _read_ahead(data: StoredData, first_example: int) -> Any:
+    try:
+        import grain
+    except ImportError:
+        raise MissingExtraError("data", needed_for="reading batches", module="grain") from None
+    source = _BatchSource(data, first_example)
+    options = grain.ReadOptions(num_threads=READ_THREADS, prefetch_buffer_size=BATCHES_AHEAD)
+    return iter(grain.MapDataset.source(source).to_iter_dataset(options))
