@@ -1,31 +1,26 @@
 """Next-token loss straight from activations, a chunk of tokens at a time: no array of all logits.
 
-The loss is a sum over tokens, so a chunk's gradients are known as soon as its logits are. They are
-computed with the loss, which leaves the backward pass only a factor to apply: the same matrix
-products as for whole logits, and nothing is computed twice.
+The loss itself is the chunked cross-entropy of the kernels room; here every device of a mesh cuts
+its own tokens for it.
 """
 
 import math
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..kernels.cross_entropy.chunked import LOGITS_BYTES as LOGITS_BYTES
+from ..kernels.cross_entropy.chunked import MIN_TOKENS as MIN_TOKENS
+from ..kernels.cross_entropy.chunked import chunk_count, weighted_total
+from ..kernels.cross_entropy.terms import LossTerms
 from ..parallel.activations import activation_sharding
 from ..parallel.manual_axes import axes_of
 from ..parallel.mesh import axis_sizes
-from .loss import WeightedLoss, next_token_loss
+from .loss import WeightedLoss
 
 LossChunks: TypeAlias = int | Literal["auto"] | None
-
-# "auto" cuts the loss only where one device's logits would be larger than this ...
-LOGITS_BYTES = 512 * 2**20
-# ... and not into fewer tokens than this: every chunk reads and writes the gradient of the head
-# once, in float32, which takes longer than its matrix product when fewer tokens share it (v6e:
-# 918 TFLOP/s over 1.6 TB/s, times 8 bytes over 2 FLOPs a token, is 2300 tokens; others need less).
-MIN_TOKENS = 2048
 
 
 class TokenSplit(NamedTuple):
@@ -70,13 +65,7 @@ def count_chunks(
     if wanted != "auto":
         return wanted or 1
     batch, length, vocab = (size // split.ways(place) for place, size in enumerate(logits))
-    tokens = batch * length
-    fewest = math.ceil(tokens * vocab * itemsize / LOGITS_BYTES)
-    most = max(1, tokens // MIN_TOKENS)
-    if fewest >= most:
-        return most
-    # A number that divides the tokens needs no padding.
-    return next((n for n in range(fewest, most) if tokens % n == 0), fewest)
+    return chunk_count(batch * length, vocab, itemsize)
 
 
 def chunked_next_token_loss(
@@ -120,75 +109,10 @@ def chunked_next_token_loss(
         leaf = split.place(leaf, groups=0).reshape(groups, count, -1, *rest)
         return split.place(leaf.swapaxes(0, 1), groups=1)
 
-    total: jax.Array = _total(cut(x, 0), kernel, cut(targets, -1), split, z_loss)
+    labels = cut(targets, -1)
+    counted = (labels >= 0).astype(jnp.promote_types(kernel.dtype, jnp.float32))
+    result: Any = weighted_total(
+        cut(x, 0), kernel, labels, counted, LossTerms(z_loss), split, kernel.dtype
+    )
+    total = result[0]
     return WeightedLoss(total, jnp.sum(targets >= 0, dtype=total.dtype))
-
-
-# Shapes below: n chunks, g groups (devices that split tokens), c tokens, width d, vocabulary v.
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _total(
-    x: jax.Array, kernel: jax.Array, targets: jax.Array, split: TokenSplit, z_loss: float
-) -> jax.Array:
-    """The sum of losses of (n, g, c, d) activations, a (d, v) head and (n, g, c) targets."""
-    copies = _copies(kernel, x.shape[1], split)
-
-    def one_chunk(_: None, piece: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
-        return None, _chunk_losses(_logits(piece[0], copies, split), piece[1], z_loss)
-
-    _, totals = jax.lax.scan(one_chunk, None, (x, targets))
-    return totals.sum()
-
-
-def _total_and_gradients(
-    x: jax.Array, kernel: jax.Array, targets: jax.Array, split: TokenSplit, z_loss: float
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    copies = _copies(kernel, x.shape[1], split)
-    precise = jnp.promote_types(kernel.dtype, jnp.float32)
-
-    def one_chunk(
-        d_copies: jax.Array, piece: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        x, targets = piece
-        logits = _logits(x, copies, split)
-        totals, pull = jax.vjp(lambda logits: _chunk_losses(logits, targets, z_loss), logits)
-        (d_logits,) = pull(jnp.ones_like(totals))
-        d_logits = split.place(d_logits, groups=0, vocab=2)
-        d_x = split.place(jnp.einsum("gcv,gdv->gcd", d_logits, copies), groups=0)
-        more = jnp.einsum("gcd,gcv->gdv", x, d_logits, preferred_element_type=precise)
-        return split.place(d_copies + more, groups=0, vocab=2), (totals, d_x)
-
-    nothing = split.place(jnp.zeros_like(copies, dtype=precise), groups=0, vocab=2)
-    d_copies, (totals, d_x) = jax.lax.scan(one_chunk, nothing, (x, targets))
-    # Summed over devices in its own type, as every other weight's gradient is.
-    none = jnp.zeros((), kernel.dtype)
-    d_kernel = jax.lax.reduce(d_copies.astype(kernel.dtype), none, jax.lax.add, (0,))
-    # The layers' backward pass waits for this sum, or each device would hold its own, as large
-    # as the whole head in float32, until the optimizer asks for it.
-    d_x, d_kernel = jax.lax.optimization_barrier((d_x, d_kernel))
-    return totals.sum(), (d_x, d_kernel)
-
-
-def _scale_gradients(
-    split: TokenSplit, z_loss: float, gradients: tuple[jax.Array, jax.Array], factor: jax.Array
-) -> tuple[jax.Array, jax.Array, None]:
-    d_x, d_kernel = ((gradient * factor).astype(gradient.dtype) for gradient in gradients)
-    return d_x, d_kernel, None
-
-
-_total.defvjp(_total_and_gradients, _scale_gradients)
-
-
-def _copies(kernel: jax.Array, groups: int, split: TokenSplit) -> jax.Array:
-    """A copy of the head for every group: gathered once, and gradients that stay where they are."""
-    copies = jnp.broadcast_to(kernel, (groups, *kernel.shape))
-    return split.place(copies, groups=0, vocab=2)
-
-
-def _logits(x: jax.Array, copies: jax.Array, split: TokenSplit) -> jax.Array:
-    return split.place(jnp.einsum("gcd,gdv->gcv", x, copies), groups=0, vocab=2)
-
-
-def _chunk_losses(logits: jax.Array, targets: jax.Array, z_loss: float) -> jax.Array:
-    return jax.vmap(lambda *one: next_token_loss(*one, z_loss=z_loss).total)(logits, targets)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import TPUModelError
+from ..kernels.cross_entropy.terms import LossTerms
 
 Batch = Mapping[str, jax.Array]
 
@@ -34,14 +35,7 @@ def next_token_loss(logits: jax.Array, targets: jax.Array, *, z_loss: float = 0.
         targets: The token that comes next; a negative number takes the place out of the loss.
         z_loss: Weight of the squared log of the softmax's normaliser, which keeps logits small.
     """
-    wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    log_normaliser = jax.nn.logsumexp(wide, axis=-1)
-    # A comparison instead of a gather: it stays local when the vocabulary is split over devices.
-    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
-    chosen = jnp.sum(jnp.where(is_target, wide, 0), axis=-1)
-    losses = log_normaliser - chosen
-    if z_loss:
-        losses = losses + z_loss * log_normaliser**2
+    losses, _ = LossTerms(z_loss).of_logits(logits, targets)
     counted = (targets >= 0).astype(losses.dtype)
     return WeightedLoss(jnp.sum(losses * counted), jnp.sum(counted))
 
@@ -54,9 +48,7 @@ def token_targets(batch: Batch, shape: tuple[int, ...]) -> jax.Array | None:
     return targets if jnp.issubdtype(targets.dtype, jnp.integer) else None
 
 
-def default_loss(
-    outputs: Any, batch: Batch, *, z_loss: float = 0.0
-) -> jax.Array | WeightedLoss:
+def default_loss(outputs: Any, batch: Batch, *, z_loss: float = 0.0) -> jax.Array | WeightedLoss:
     """A scalar output is the loss itself; logits are compared with `batch["targets"]`."""
     if isinstance(outputs, WeightedLoss):
         return outputs

@@ -1,0 +1,1 @@
+"""Softmax cross-entropy from hidden states that never holds all logits."""

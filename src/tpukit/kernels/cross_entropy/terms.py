@@ -1,0 +1,88 @@
+"""What a token's loss is, given its logits, and the gradient of that: the maths all paths share."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+Reduction: TypeAlias = Literal["none", "sum", "mean"]
+
+
+class CrossEntropy(NamedTuple):
+    """The loss, and the log of each token's softmax normaliser, which passes no gradient."""
+
+    loss: jax.Array
+    log_normaliser: jax.Array
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """How logits become a loss.
+
+    Attributes:
+        z_loss: Weight of the squared log of the softmax's normaliser, which keeps logits small.
+        soft_cap: Logits are squeezed into ±soft_cap by a tanh before the softmax.
+    """
+
+    z_loss: float = 0.0
+    soft_cap: float | None = None
+
+    def capped(self, logits: jax.Array) -> jax.Array:
+        """The logits the softmax sees."""
+        if self.soft_cap is None:
+            return logits
+        return self.soft_cap * jnp.tanh(logits / self.soft_cap)
+
+    def from_normaliser(self, log_normaliser: jax.Array, chosen: jax.Array) -> jax.Array:
+        """The loss of tokens from their normaliser and the capped logit of their label."""
+        losses = log_normaliser - chosen
+        if self.z_loss:
+            losses = losses + self.z_loss * log_normaliser**2
+        return losses
+
+    def of_logits(self, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Losses and log-normalisers (...) of logits (..., V), in float32 or wider."""
+        wide = self.capped(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+        log_normaliser = jax.nn.logsumexp(wide, axis=-1)
+        # A comparison instead of a gather: it stays local when the vocabulary is split.
+        is_label = jnp.arange(wide.shape[-1]) == labels[..., None]
+        chosen = jnp.sum(jnp.where(is_label, wide, 0), axis=-1)
+        return self.from_normaliser(log_normaliser, chosen), log_normaliser
+
+    def gradient(
+        self,
+        logits: jax.Array,
+        is_label: jax.Array,
+        log_normaliser: jax.Array,
+        factor: jax.Array,
+    ) -> jax.Array:
+        """The gradient of `factor · loss` with respect to uncapped logits (tokens, V).
+
+        Args:
+            logits: In float32 or wider.
+            is_label: Which column is the token's label, as `logits`.
+            log_normaliser: Of each token, broadcastable to `logits`.
+            factor: Of each token, broadcastable to `logits`.
+        """
+        capped = self.capped(logits)
+        pull = factor * (1 + 2 * self.z_loss * log_normaliser) if self.z_loss else factor
+        slope = pull * jnp.exp(capped - log_normaliser) - jnp.where(is_label, factor, 0)
+        if self.soft_cap is None:
+            return slope
+        return slope * (1 - (capped / self.soft_cap) ** 2)
+
+
+def reduce_losses(losses: jax.Array, weights: jax.Array, reduction: Reduction) -> jax.Array:
+    """Weigh the tokens' losses; a mean over no weight at all is zero."""
+    weighted = losses * weights
+    if reduction == "none":
+        return weighted
+    total = weighted.sum()
+    return total if reduction == "sum" else mean_of(total, weights)
+
+
+def mean_of(total: jax.Array, weights: jax.Array) -> jax.Array:
+    """`total` over the sum of weights."""
+    weight = weights.sum()
+    return total / jnp.where(weight == 0, 1, weight)

@@ -1,0 +1,1 @@
+"""Matrix products in every precision, and over a mesh axis."""
