@@ -1,0 +1,110 @@
+"""Estimated against measured kernel times, by constants fitted without the scored shape.
+
+    python benchmarks/kernel_estimate.py [--timings FILE] [--by-impl] [--json FILE] [--fit]
+
+Each kernel family has a small analytic model (kernel_rows/): tiles visited, padded matrix work,
+HBM traffic, grid steps, in ideal microseconds of the device. Its constants, one non-negative factor
+a term, are in kernel_rows/data/constants.json. They were fitted five times, each time without a
+fifth of the shapes; a row whose shape was seen is estimated by the fit that left it out, any other
+row by the fit on all. `--fit` makes the file anew from FILE.
+"""
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+
+from claims import Claim, report
+from kernel_rows.calibration import DEFAULT_FILE, Calibration
+from kernel_rows.families import Work, work_of
+from kernel_rows.rows import Row, read_rows
+from kernel_rows.scoring import LEAST_NAMED, Estimated, namings, scores
+
+DEFAULT_TIMINGS = Path(__file__).parent / "data" / "kernel_timings.json.gz"
+SOURCE = (
+    "tokamax autotuning caches (openxla/tokamax@783ea957 with history) and published kernel "
+    "benchmarks, measured on real v5e, v5p, v6e and TPU7x"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--timings", type=Path, default=DEFAULT_TIMINGS, help="measured rows")
+    parser.add_argument("--by-impl", action="store_true", help="one line an implementation")
+    parser.add_argument("--json", type=Path, help="write scores and every row's figures here")
+    parser.add_argument("--fit", action="store_true", help="fit the constants on these rows")
+    options = parser.parse_args()
+    works, left_out = modelled(read_rows(options.timings))
+    if options.fit:
+        Calibration.fit(works, source=SOURCE).write(DEFAULT_FILE)
+    estimated, without = estimate(works, Calibration.read())
+    left_out.update(without)
+    for reason, count in left_out.most_common():
+        print(f"left out {count} rows: {reason}")
+    show(estimated, by_impl=options.by_impl)
+    if options.json:
+        options.json.write_text(json.dumps(as_dict(estimated, left_out), indent=1) + "\n")
+    return 0
+
+
+def modelled(rows: list[Row]) -> tuple[list[Work], Counter[str]]:
+    """The rows that have a model, and why the others have none."""
+    works: list[Work] = []
+    left_out: Counter[str] = Counter()
+    for row in rows:
+        work = work_of(row)
+        if isinstance(work, Work):
+            works.append(work)
+        else:
+            left_out[f"{row.op} as {row.impl}: {work}"] += 1
+    return works, left_out
+
+
+def estimate(works: list[Work], calibration: Calibration) -> tuple[list[Estimated], Counter[str]]:
+    """Each row's time, and the rows whose group has no constants."""
+    estimated: list[Estimated] = []
+    without: Counter[str] = Counter()
+    for work in works:
+        time_us = calibration.estimate_us(work)
+        if time_us is None:
+            without[f"{work.row.op} as {work.row.impl}: no row to fit its constants on"] += 1
+        else:
+            estimated.append(Estimated(work.row, time_us))
+    return estimated, without
+
+
+def show(estimated: list[Estimated], *, by_impl: bool) -> None:
+    """Scores, then who was named the faster."""
+    print("\nEstimated (model) against measured, each row by constants fitted without its shape")
+    for score in scores(estimated, by_impl=by_impl):
+        print(score)
+    print("\nFaster of Pallas and XLA named right")
+    named = namings(estimated)
+    for one in named:
+        print(one)
+    totals = [one for one in named if one.op == "all"]
+    if totals:
+        share = sum(one.right for one in totals) / sum(one.compared for one in totals)
+        report(Claim("named right over all devices", share, "", at_least=LEAST_NAMED))
+
+
+def as_dict(estimated: list[Estimated], left_out: Counter[str]) -> dict[str, object]:
+    """Everything shown, and every row."""
+    return {
+        "scores": [score.to_dict() for score in scores(estimated)],
+        "scores_by_implementation": [one.to_dict() for one in scores(estimated, by_impl=True)],
+        "named_right": [one.to_dict() for one in namings(estimated)],
+        "left_out": dict(left_out),
+        "rows": [
+            {
+                "id": one.row.id,
+                "measured_us": one.row.measured_us,
+                "estimate_us": round(one.estimate_us, 2),
+            }
+            for one in estimated
+        ],
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
