@@ -12,10 +12,10 @@ from typing import Any
 
 from ..errors import TPUError, TPUOutOfMemoryError, XLACompilationError
 from ..hardware import Slice
-from ..runtime.child import ChildError, watch_child
+from ..runtime.child import ChildError, offline_environment, watch_child
 from .cache import CompileCache
 from .compiled import CompiledStep
-from .dump import Dump
+from .dump import Dump, KernelDump
 from .program import Program
 from .refusal import explain_failure, ran_out_of_hbm
 from .request import CompileRequest, PlannedStep, StepSource, compiler_versions, make_request
@@ -98,16 +98,20 @@ def run_request(
     progress: Progress = silent,
     use_cache: bool = True,
     dump_to: Path | None = None,
+    bundles: bool = False,
 ) -> CompiledStep:
-    """Compile what `make_request` described, or take it from the cache."""
+    """Compile what `make_request` described, or take it from the cache.
+
+    `bundles` adds the compiler's final bundles of every Pallas kernel; code must be generated.
+    """
     cache = CompileCache.default() if use_cache else None
     if cache is not None and dump_to is None:
-        found = load_compiled(cache, request.key, until=until)
+        found = load_compiled(cache, request.key, until=until, bundles=bundles)
         if found is not None:
             return _or_raise(found.seen_as(request.program.facts, request.slice), until)
     try:
         with tempfile.TemporaryDirectory(prefix="tpukit-compile-") as folder:
-            compiled = _compile(request, Path(folder), until, timeout_s, progress)
+            compiled = _compile(request, Path(folder), until, timeout_s, progress, bundles)
             if dump_to is not None:
                 shutil.copytree(Path(folder) / "dump", dump_to, dirs_exist_ok=True)
     except OSError as error:
@@ -117,7 +121,7 @@ def run_request(
             "free some space, or set TMPDIR to another folder."
         ) from error
     if cache is not None:
-        cache.store(_entry(request.key, compiled.stage), compiled.to_texts())
+        cache.store(_entry(request.key, compiled.stage, bundles), compiled.to_texts())
     return _or_raise(compiled, until)
 
 
@@ -149,26 +153,34 @@ def compile_many(
         return list(pool.map(one, requests))
 
 
-def load_compiled(cache: CompileCache, key: str, *, until: Until) -> CompiledStep | None:
+def load_compiled(
+    cache: CompileCache, key: str, *, until: Until, bundles: bool = False
+) -> CompiledStep | None:
     """What an earlier compile left under `key`, if it went far enough."""
     # A program that does not fit never gets beyond its schedule: that is the answer to both.
     for stage in ("codegen", "schedule") if until == "codegen" else ("schedule",):
-        texts = cache.load(_entry(key, stage))
+        texts = cache.load(_entry(key, stage, bundles))
         found = None if texts is None else CompiledStep.from_texts(texts)
         if found is not None and (found.stage == "codegen" or until != "codegen" or not found.fits):
             return found
     return None
 
 
-def _entry(key: str, stage: Stage) -> str:
-    return f"{key[:40]}-{stage}"
+def _entry(key: str, stage: Stage, bundles: bool) -> str:
+    return f"{key[:40]}-{stage}{'-bundles' if bundles else ''}"
 
 
 def _compile(
-    request: CompileRequest, folder: Path, until: Until, timeout_s: float, progress: Progress
+    request: CompileRequest,
+    folder: Path,
+    until: Until,
+    timeout_s: float,
+    progress: Progress,
+    bundles: bool,
 ) -> CompiledStep:
     program_path, dump = folder / "program.bin", Dump(folder / "dump")
     dump.folder.mkdir()
+    kernels = KernelDump(folder / "kernels")
     program_path.write_bytes(request.program.serialized)
     asked = request.for_worker(program_path, dump)
     told: set[Stage] = set()
@@ -195,7 +207,11 @@ def _compile(
     reply: dict[str, Any] | None = None
     try:
         reply = watch_child(
-            "tpukit.compiler.worker", asked, timeout_s=timeout_s, stop_when=far_enough
+            "tpukit.compiler.worker",
+            asked,
+            timeout_s=timeout_s,
+            stop_when=far_enough,
+            environment=offline_environment(kernels.environment if bundles else None),
         )
     except ChildError as error:
         if not (ran_out_of_hbm(error) and dump.scheduled):
@@ -213,6 +229,7 @@ def _compile(
         generated_hlo=reply["hlo"] if reply is not None and complete else None,
         flops=reply["flops"] if reply is not None and complete else None,
         code_bytes=reply["code_bytes"] if reply is not None and complete else None,
+        kernel_listings=kernels.listings() if bundles else {},
     )
 
 

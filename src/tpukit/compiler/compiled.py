@@ -16,6 +16,7 @@ from .stages import Stage
 if TYPE_CHECKING:
     from .timeline import StepPrediction
 
+_KERNEL = "kernel/"
 _LISTINGS = ("hlo", "assignment", "live_ranges", "devices")
 
 
@@ -29,6 +30,8 @@ class CompiledStep:
         compile_s: From the start of the compiler to this answer, when it was made.
         flops: Per device as the compiler counts them, a loop's body once; None before codegen.
         code_bytes: Of the generated code; None before codegen.
+        kernel_listings: The final bundles of each Pallas kernel by the name of its call, when they
+            were asked for.
         source_lines: False when the source has changed since, so that its lines cannot be told.
     """
 
@@ -42,6 +45,7 @@ class CompiledStep:
     generated_hlo: str | None = field(default=None, repr=False)
     flops: float | None = None
     code_bytes: int | None = None
+    kernel_listings: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     from_cache: bool = False
     source_lines: bool = True
 
@@ -132,6 +136,7 @@ class CompiledStep:
         texts = {name: getattr(self.listings, name) for name in _LISTINGS}
         if self.generated_hlo is not None:
             texts["generated_hlo"] = self.generated_hlo
+        texts.update((f"{_KERNEL}{name}", text) for name, text in self.kernel_listings.items())
         return {"about.json": json.dumps(about), **texts}
 
     @classmethod
@@ -150,6 +155,11 @@ class CompiledStep:
                 generated_hlo=texts.get("generated_hlo"),
                 flops=about["flops"],
                 code_bytes=about["code_bytes"],
+                kernel_listings={
+                    name.removeprefix(_KERNEL): text
+                    for name, text in texts.items()
+                    if name.startswith(_KERNEL)
+                },
                 from_cache=True,
             )
         except (KeyError, TypeError, ValueError):

@@ -5,6 +5,8 @@ exists. In order: the scheduled program, the buffer assignment, the live ranges,
 then, only if the program was found to fit, the program once more; minutes later, generated code.
 """
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,3 +95,32 @@ class Dump:
                 "full, or this libtpu names its files in another way."
             )
         return path.read_text(errors="replace")
+
+
+_KERNEL_MARK = re.compile(r"/\* entry bundle: [^*]*custom-call\(")
+_KERNEL_LISTING = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
+
+
+@dataclass(frozen=True)
+class KernelDump:
+    """A folder that gets the final bundles of everything one compile makes code for."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the compiling child needs: these are flags of libtpu, not options of a compile."""
+        return {
+            "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={self.folder} --xla_jf_dump_llo_text=true "
+            "--xla_jf_dump_llo_pass_label_regex=^final_bundles$"
+        }
+
+    def listings(self) -> Mapping[str, str]:
+        """The listing of each custom call, by the name of the instruction it is the code of."""
+        found: dict[str, str] = {}
+        for path in sorted(self.folder.glob("*-final_bundles.txt")):
+            match = _KERNEL_LISTING.fullmatch(path.name)
+            text = path.read_text(errors="replace") if match is not None else ""
+            if match is not None and _KERNEL_MARK.search(text):
+                found[match[1]] = text
+        return found

@@ -105,18 +105,20 @@ def time_stretch(bundles: Sequence[Bundle], core: Core) -> Stretch:
                 at = queues.ready(reading, now, core.lane_spacing)
                 if at > now:
                     now, cause = at, "MXU result" if reading.kind == "result" else "XLU result"
-            elif reading.kind in _TAKES_ENGINE and free.get(reading.engine, 0) > now:
-                now, cause = free[reading.engine], f"{reading.unit} busy"
+            elif reading.kind in _TAKES_ENGINE and free.get(core.engine(reading), 0) > now:
+                now, cause = free[core.engine(reading)], f"{reading.unit} busy"
         if now > planned:
             waits[cause] += now - planned
         for one in bundle.instructions:
             reading = read_opcode(one.opcode)
             spacing = core.spacing(reading)
-            busy[reading.unit] += spacing if reading.unit in ("MXU", "XLU") else 1
+            beside = reading.kind == "weights" and core.weights_beside_products
+            engine_cycles = reading.unit in ("MXU", "XLU") and not beside
+            busy[reading.unit] += spacing if engine_cycles else 1
             if reading.kind == "special":
                 busy["VALU"] += 1  # what feeds the special-function unit takes a vector slot
             if reading.kind in _TAKES_ENGINE:
-                free[reading.engine] = now + spacing
+                free[core.engine(reading)] = now + spacing
             done = now + core.result_cycles(reading)
             starts = reading.kind == "transpose" and ".start" in one.opcode
             if reading.kind == "product" or starts:

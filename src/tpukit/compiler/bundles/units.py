@@ -94,6 +94,7 @@ class Core:
     slots: Mapping[str, int]
     matrix_spacing: Mapping[str, int]
     push_spacing: Mapping[str, int]
+    weights_beside_products: bool
     matrix_result: int
     integer_matrix_result: int
     lane_result: int
@@ -102,6 +103,11 @@ class Core:
     lane_spacing: int
     special_result: int
     to_scalar_result: int
+
+    def engine(self, reading: Reading) -> str:
+        """What it takes for that long."""
+        beside = reading.kind == "weights" and self.weights_beside_products
+        return f"{reading.engine} weights" if beside else reading.engine
 
     def spacing(self, reading: Reading) -> int:
         """Cycles its engine is taken."""
