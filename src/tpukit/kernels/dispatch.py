@@ -83,6 +83,19 @@ class Passes:
     backward: Callable[..., tuple[Any, ...]]
 
 
+def recomputed(function: Callable[..., Any]) -> Passes:
+    """Both passes of a plain function: it keeps its arguments and is run again for the gradient."""
+
+    def forward(*arrays: Any, **options: Any) -> tuple[Any, Any]:
+        return function(*arrays, **options), arrays
+
+    def backward(residuals: Any, cotangent: Any, **options: Any) -> tuple[Any, ...]:
+        _, pull = jax.vjp(partial(function, **options), *residuals)
+        return pull(cotangent)
+
+    return Passes(forward, backward)
+
+
 def dispatch_with_gradient(
     op: str, passes: Mapping[str, Passes], *arrays: Any, **choice: Any
 ) -> Any:
@@ -100,6 +113,8 @@ def dispatch_with_gradient(
     forward = partial(dispatch, op, {name: both.forward for name, both in passes.items()})
     backward = partial(dispatch, op, {name: both.backward for name, both in passes.items()})
 
+    given = len(arrays)
+
     @jax.custom_vjp
     def call(*arrays: Any) -> Any:
         return forward(*arrays, **choice)[0]
@@ -108,7 +123,22 @@ def dispatch_with_gradient(
         return forward(*arrays, **choice)
 
     def pull(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
-        return backward(residuals, cotangent, **choice)
+        # An optional array that was not given is no argument that wants a gradient.
+        return tuple(backward(residuals, cotangent, **choice))[:given]
 
     call.defvjp(keep, pull)
     return call(*arrays)
+
+
+def with_gradient(op: str, passes: Mapping[str, Passes], name: str) -> Callable[..., Any]:
+    """One implementation of an op as a function `f(*arrays, **options)` with its gradient.
+
+    This is what `Op.implementations` holds: for "pallas_tpu" it takes `blocks` and `interpret`
+    among the options.
+    """
+    both = {name: find_implementation(op, passes, name)}
+
+    def call(*arrays: Any, **options: Any) -> Any:
+        return dispatch_with_gradient(op, both, *arrays, implementation=name, options=options)
+
+    return call

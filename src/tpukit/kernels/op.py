@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 
 from ..errors import TPUKernelError, did_you_mean
 
+Found = TypeVar("Found")
 Direction = Literal["forward", "backward"]
 REFERENCE = "reference"
 PALLAS_TPU = "pallas_tpu"
@@ -54,6 +55,23 @@ class BlockSizes:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
+def shape_bucket(case: KernelCase) -> str:
+    """The bucket of a case: every size rounded up to a power of two, and the options.
+
+    Options that are floats (an epsilon, a scale) change no schedule and are left out.
+    """
+    shapes = [
+        f"{jnp.dtype(array.dtype).name}[{','.join(str(_power(size)) for size in array.shape)}]"
+        for array in case.arguments
+    ]
+    options = [
+        f"{name}={value}"
+        for name, value in sorted(case.options.items())
+        if value is not None and not isinstance(value, float)
+    ]
+    return " ".join([*shapes, *options])
+
+
 @dataclass(frozen=True)
 class Op:
     """An op: what dispatch, the static timer and the tuner need to know of it.
@@ -73,6 +91,7 @@ class Op:
             is not known, so that the blocks must be safe on every generation.
         differentiable: Numbers of the array arguments that have a gradient; none means forward
             only.
+        bucket: The key of tuned blocks: what of a case decides which are best.
     """
 
     name: str
@@ -83,6 +102,7 @@ class Op:
     vmem_bytes: Callable[[KernelCase, Any], int]
     default_blocks: Callable[[KernelCase, str | None], Blocks]
     differentiable: tuple[int, ...] = (0,)
+    bucket: Callable[[KernelCase], str] = shape_bucket
 
     def case(self, name: str) -> KernelCase:
         """The case of that name.
@@ -134,9 +154,7 @@ class Op:
         return bound
 
 
-def find_implementation(
-    op: str, implementations: Mapping[str, Callable[..., Any]], name: str
-) -> Callable[..., Any]:
+def find_implementation(op: str, implementations: Mapping[str, Found], name: str) -> Found:
     """The implementation asked for by name, which is never replaced by another.
 
     Raises:
@@ -153,3 +171,7 @@ def find_implementation(
 def shape_text(array: Any) -> str:
     """Dtype and shape as HLO writes them, e.g. "bfloat16[8,128]"."""
     return f"{jnp.dtype(array.dtype).name}[{','.join(map(str, array.shape))}]"
+
+
+def _power(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()

@@ -7,11 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax.numpy as jnp
-
 from ..errors import TPUKernelError
 from ..hardware.target import current_target
-from .op import BlockSizes, KernelCase
+from .op import BlockSizes, KernelCase, shape_bucket
 
 Sizes = TypeVar("Sizes", bound=BlockSizes)
 
@@ -21,7 +19,7 @@ class TunedEntry:
     """The best blocks found for one bucket of shapes on one generation.
 
     Attributes:
-        bucket: What `shape_bucket` says of the shapes.
+        bucket: What `Op.bucket` says of the shapes.
         blocks: The sizes by name.
         time_us: Of the bucket's largest shape with these blocks.
         origin: Where `time_us` comes from: "measured" or "model".
@@ -39,28 +37,12 @@ class TunedEntry:
         return dataclasses.asdict(self)
 
 
-def shape_bucket(case: KernelCase) -> str:
-    """The bucket of a case: every size rounded up to a power of two, and the options.
-
-    Options that are floats (an epsilon, a scale) change no schedule and are left out.
-    """
-    shapes = [
-        f"{jnp.dtype(array.dtype).name}[{','.join(str(_power(size)) for size in array.shape)}]"
-        for array in case.arguments
-    ]
-    options = [
-        f"{name}={value}"
-        for name, value in sorted(case.options.items())
-        if value is not None and not isinstance(value, float)
-    ]
-    return " ".join([*shapes, *options])
-
-
 def choose_blocks(
     op: str,
     case: KernelCase,
     default_blocks: Callable[[KernelCase, str | None], Sizes],
     *,
+    bucket: Callable[[KernelCase], str] = shape_bucket,
     folder: Path | None = None,
 ) -> Sizes:
     """The blocks for a case on the generation being traced for: tuned ones, else the default.
@@ -69,13 +51,14 @@ def choose_blocks(
         op: The op's name, which is its folder's unless `folder` says otherwise.
         case: The shapes at hand.
         default_blocks: The op's own choice, given the case and the chip (None: not known).
+        bucket: The op's own, as in `Op.bucket`.
         folder: Where `<chip>.json` files lie; by default `data/` in the op's folder.
     """
     chip = current_target()
     fallback = default_blocks(case, chip)
     if chip is None:
         return fallback
-    entry = load_tuned(folder or data_folder(op), chip).get(shape_bucket(case))
+    entry = load_tuned(folder or data_folder(op), chip).get(bucket(case))
     if entry is None:
         return fallback
     known = {field.name for field in dataclasses.fields(fallback)}
@@ -133,7 +116,3 @@ def save_tuned(folder: Path, chip: str, entries: Mapping[str, TunedEntry]) -> Pa
 
 def _is_size(value: object) -> bool:
     return isinstance(value, bool) or (isinstance(value, int) and value > 0)
-
-
-def _power(size: int) -> int:
-    return 1 << max(size - 1, 0).bit_length()

@@ -1,0 +1,1 @@
+"""Layer normalisation in one pass over HBM."""

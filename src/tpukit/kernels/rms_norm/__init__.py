@@ -1,0 +1,1 @@
+"""RMS normalisation in one pass over HBM."""

@@ -1,0 +1,52 @@
+"""RMS norm as a Pallas kernel for TPU: the passes over whole rows of `row_norm`, not centred."""
+
+from typing import Any
+
+import jax
+
+from ..row_norm import (
+    RowBlocks,
+    RowNorm,
+    bucket,
+    default_blocks,
+    normalise,
+    normalise_backward,
+    row_case,
+)
+from ..tuned import choose_blocks
+
+Residuals = tuple[jax.Array, jax.Array | None]
+
+
+def forward(
+    x: jax.Array,
+    scale: jax.Array | None = None,
+    *,
+    eps: float = 1e-6,
+    blocks: RowBlocks | None = None,
+    interpret: Any = False,
+) -> tuple[jax.Array, Residuals]:
+    """The result, and the arguments as residuals."""
+    norm = RowNorm(eps=eps, centred=False, interpret=interpret)
+    chosen = blocks or _blocks_for(x)
+    return normalise(x, scale, None, norm=norm, blocks=chosen), (x, scale)
+
+
+def backward(
+    residuals: Residuals,
+    cotangent: jax.Array,
+    *,
+    eps: float = 1e-6,
+    blocks: RowBlocks | None = None,
+    interpret: Any = False,
+) -> Residuals:
+    """Gradients of x and scale."""
+    x, scale = residuals
+    norm = RowNorm(eps=eps, centred=False, interpret=interpret)
+    chosen = blocks or _blocks_for(x)
+    dx, dscale, _ = normalise_backward(x, scale, cotangent, biased=False, norm=norm, blocks=chosen)
+    return dx, dscale if scale is None or dscale is None else dscale.astype(scale.dtype)
+
+
+def _blocks_for(x: jax.Array) -> RowBlocks:
+    return choose_blocks("rms_norm", row_case(x), default_blocks, bucket=bucket)
