@@ -46,7 +46,7 @@ def playback(trained, monkeypatch):
     calls = []
 
     def play(*, error=None, leave_out=(), reply=None):
-        def watch(module, request, *, timeout_s, stop_when):
+        def watch(module, request, *, timeout_s, stop_when, environment):
             calls.append(request)
             folder = Path(request["options"]["xla_dump_to"])
             for path in sorted(trained.folder.iterdir()):
