@@ -6,6 +6,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
+from tpukit.training.data.remote import _filesystem
+
 LIST, DOWNLOAD = "/storage/v1/b/", "/download/storage/v1/b/"
 
 
@@ -114,3 +118,13 @@ def serve_bucket():
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@pytest.fixture
+def bucket(monkeypatch, tmp_path):
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path / "cache"))
+    with serve_bucket() as (bucket, address):
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        _filesystem.cache_clear()
+        yield bucket
+    _filesystem.cache_clear()
