@@ -91,6 +91,8 @@ def _array_record(path: Path, text_key: str) -> Generator[Piece]:
         raise MissingExtraError("data", needed_for=str(path), module="array_record") from None
     try:
         reader = ArrayRecordReader(str(path))
+        if not reader.ok():  # it says so instead of raising, and then counts 0 records
+            raise ValueError("its footer cannot be read")
         count = reader.num_records()
         for first in range(0, count, _RECORDS_AT_ONCE):
             records = reader.read(first, min(first + _RECORDS_AT_ONCE, count))

@@ -129,6 +129,7 @@ def _filesystem() -> Any:
 @contextmanager
 def _explained(url: str) -> Generator[None]:
     """Turn what a bucket answers into an error that names the way out."""
+    from aiohttp import ClientError
     from gcsfs.retry import HttpError
 
     try:
@@ -139,7 +140,7 @@ def _explained(url: str) -> Generator[None]:
         if error.code not in (401, 403):
             raise TPUValidationError(f"{url} cannot be read: {error.message}.") from None
         raise _no_access(url) from None
-    except OSError as error:
+    except (OSError, ClientError) as error:
         if not str(error).startswith("Forbidden"):
             raise TPUValidationError(f"{url} cannot be read: {error}.") from None
         raise _no_access(url) from None
