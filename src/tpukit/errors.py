@@ -8,6 +8,7 @@
         ├── TPUDeviceError            a device is there and does not behave
         ├── XLACompilationError       the compiler refused the program
         ├── XLARuntimeError           the compiled program failed while running
+        ├── TrainingDiverged          the loss went bad, and going back did not help
         ├── TPUMemoryError            memory of a chip or a host
         │   ├── TPUOutOfMemoryError   does not fit (also exported as OutOfMemory)
         │   └── TPUMemoryPoolError    a pool was misused or is exhausted
@@ -69,6 +70,10 @@ class XLACompilationError(TPUBackendError):
 
 class XLARuntimeError(TPUBackendError):
     """The compiled program failed while running."""
+
+
+class TrainingDiverged(TPUBackendError):
+    """The loss went bad and the policy was to stop, or rolling back did not help."""
 
 
 class TPUMemoryError(TPUBackendError):

@@ -1,7 +1,7 @@
 """What a strategy on a mesh asks of a model besides the place of its parameters."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import jax
@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import ShardingError
 from ..parallel.activations import ActivationRules
+from ..parallel.axes import Role, role_of
 from ..parallel.layout import Layout
 from ..parallel.mesh import axis_sizes
 from ..parallel.ring_attention import ring_attention
@@ -17,6 +18,21 @@ from .attention import automatic_attention
 from .execution import AnyMesh, Execution
 from .splash import splash_attention
 from .transformer_config import TransformerConfig
+
+_STRATEGY_OF_ROLE: dict[Role, str] = {
+    "fsdp": "fsdp",
+    "tensor": "megatron",
+    "expert": "expert",
+    "stage": "pipeline",
+    "context": "context",
+    "data": "data",
+    "replica": "data",
+}
+
+
+def strategy_for(axis_names: Iterable[str]) -> str:
+    """The strategy that a mesh's axis names ask for: "fsdp+megatron" for fsdp and tensor."""
+    return "+".join(dict.fromkeys(_STRATEGY_OF_ROLE[role_of(axis)] for axis in axis_names))
 
 
 def execution_on(

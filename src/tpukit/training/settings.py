@@ -69,7 +69,7 @@ class Reliability(Section):
         default="stop", description="when the loss is not finite or jumps"
     )
     spike_factor: PositiveFloat | None = Field(
-        default=None, description="a loss this many times the recent one is bad; None: only NaN"
+        default=None, description="robust deviations above the recent loss; None: only NaN"
     )
     hang_timeout_s: PositiveFloat | None = Field(
         default=None, description="end the process when no step completes for so long"

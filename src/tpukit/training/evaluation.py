@@ -1,0 +1,100 @@
+"""The loss on data that is not trained on: the same batches every time."""
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+
+from ..errors import TPUValidationError
+from ..models.eval_step import jit_eval_step
+from ..models.train_state import TrainState
+from ..models.workload import Workload
+from .batches import BatchSource
+from .data.opening import TokenData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One pass over the evaluation batches (origin: measured).
+
+    Attributes:
+        step: Steps trained before.
+        loss: Mean over everything that counts; no z-loss, no router penalty.
+        weight: How much counted: tokens, for a language model.
+    """
+
+    step: int
+    loss: float
+    weight: float
+    batches: int
+    seconds: float
+
+    @property
+    def perplexity(self) -> float | None:
+        """exp(loss), or None where that is no number."""
+        return math.exp(self.loss) if self.loss < 700 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "perplexity": self.perplexity, "origin": "measured"}
+
+    def __str__(self) -> str:
+        perplexity = "" if self.perplexity is None else f", perplexity {self.perplexity:.2f}"
+        return (
+            f"loss {self.loss:.4f}{perplexity} at step {self.step} "
+            f"({self.batches} batches, {self.seconds:.1f} s, measured)"
+        )
+
+
+class Evaluator:
+    """Evaluates a state on the first batches of some data, from the start every time."""
+
+    def __init__(
+        self, work: Workload, mesh: Any, data: TokenData, *, batches: int, share: tuple[int, int]
+    ) -> None:
+        self._data, self._batches, self._share = data, batches, share
+        self._places = work.shardings(mesh).batch
+        self._step = jit_eval_step(work, mesh)
+        self._work, self._mesh = work, mesh
+        self._compiled: Any = None
+
+    def compile(self) -> None:
+        """Compile ahead of the first evaluation."""
+        if self._compiled is None and not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]  made at run time
+            state, batch = self._work.abstract_args(self._mesh)
+            self._compiled = self._step.lower(state.params, state.model_state, batch).compile()
+
+    def run(self, state: TrainState, *, step: int) -> Evaluation:
+        """The loss of `state`.
+
+        Raises:
+            TPUValidationError: The data hold no batch.
+        """
+        self.compile()
+        program = self._compiled or self._step
+        began = time.perf_counter()
+        source = BatchSource(self._data.stream(), self._places, self._share)
+        sums: list[Any] = []
+        try:
+            for _ in range(self._batches):
+                batch = source.place(source.draw())
+                sums.append(program(state.params, state.model_state, batch))
+        except StopIteration:
+            if not sums:
+                raise TPUValidationError(
+                    "the evaluation data hold less than one batch; give more, or a smaller batch."
+                ) from None
+        finally:
+            source.close()
+        found = jax.device_get(sums)
+        weight = float(sum(float(one.weight) for one in found))
+        total = float(sum(float(one.total) for one in found))
+        return Evaluation(
+            step=step,
+            loss=total / weight if weight else math.nan,
+            weight=weight,
+            batches=len(found),
+            seconds=time.perf_counter() - began,
+        )

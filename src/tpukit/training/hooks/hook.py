@@ -1,0 +1,47 @@
+"""What a hook is, and hooks by name."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from ..result import TrainingResult
+
+
+class TrainingHook(Protocol):
+    """Sees what a run does; called on process 0 only, between steps, so it must not wait."""
+
+    def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
+        """The run is about to take its first step; `identity` is the content of run.json."""
+        ...
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        """A record was written to metrics.jsonl; `record["step"]` is its step."""
+        ...
+
+    def on_end(self, result: "TrainingResult | None") -> None:
+        """The run has ended; None when by an error."""
+        ...
+
+
+def make_hooks(names: Iterable[str]) -> list[TrainingHook]:
+    """The hooks called `names`.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    from .tensorboard import TensorBoardHook
+    from .wandb import WandbHook
+
+    known = {"tensorboard": TensorBoardHook, "wandb": WandbHook}
+    hooks: list[TrainingHook] = []
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"no hook is called '{name}'; there are {', '.join(known)}."
+                + did_you_mean(name, known)
+            )
+        hooks.append(known[name]())
+    return hooks

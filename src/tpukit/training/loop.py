@@ -1,0 +1,263 @@
+"""The training loop: dispatch ahead, look back one step, and never make the device wait.
+
+A step's metrics are read when the next one is already on its way, so the device always has
+something to do; what is decided from them (a rollback, a stop) comes one step late, and costs
+nothing when nothing is wrong. Checkpoints and evaluations wait for the steps before them.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from ..errors import TrainingDiverged
+from ..models.train_state import TrainState
+from .batches import BatchSource
+from .evaluation import Evaluation, Evaluator
+from .failure import Decision, HangWatchdog, LossGuard, PreemptionGuard
+from .hooks import TrainingHook
+from .metrics import MetricsFile
+from .progress import ProgressView
+from .recompile import StepProgram
+from .result import Stopped
+from .run_directory import RunDirectory
+from .runtime_errors import explained
+from .schedule import LearningRate
+from .state_keeper import StateKeeper
+from .throughput import Throughput
+from .timing import Ledger
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """When the loop does what; 0 is never."""
+
+    total_steps: int
+    checkpoint_every: int
+    eval_every: int
+    log_every: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopParts:
+    """What a loop works with; those that are None are not asked for."""
+
+    program: StepProgram
+    source: BatchSource
+    run: RunDirectory
+    ledger: Ledger
+    throughput: Throughput
+    progress: ProgressView
+    keeper: StateKeeper | None = None
+    metrics: MetricsFile | None = None
+    evaluator: Evaluator | None = None
+    guard: LossGuard | None = None
+    watchdog: HangWatchdog | None = None
+    learning_rate: LearningRate | None = None
+    hooks: Sequence[TrainingHook] = ()
+
+
+@dataclass(frozen=True)
+class _Dispatched:
+    """A step that is on its way."""
+
+    step: int
+    metrics: dict[str, Any]
+    stalled_s: float
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has finished it."""
+        return self.metrics["loss"].is_ready()
+
+
+@dataclass
+class TrainingLoop:
+    """Steps from `step` to the end, with everything that happens between them."""
+
+    parts: LoopParts
+    settings: LoopSettings
+    state: TrainState
+    step: int
+    losses: dict[int, float] = field(default_factory=dict[int, float])
+    step_times_s: dict[int, float] = field(default_factory=dict[int, float])
+    evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
+    rollbacks: int = 0
+
+    def __post_init__(self) -> None:
+        self._pending: deque[_Dispatched] = deque()
+        self._evaluated_at = -1
+
+    def run(self) -> Stopped:
+        """Train until all steps are taken, the data end, or a signal comes.
+
+        Raises:
+            TrainingDiverged: The loss went bad and the policy is to stop.
+        """
+        parts, total = self.parts, self.settings.total_steps
+        parts.ledger.mark()
+        with PreemptionGuard() as notice:
+            while True:
+                while self.step < total:
+                    if not self._dispatch():
+                        return self._finish("data ended")
+                    self._settle(leave=1)
+                    self._between_steps()
+                    if notice.should_stop(self.step):
+                        return self._finish("preempted")
+                self._settle(leave=0)
+                if self.step >= total:  # the last steps were not rolled back
+                    return self._finish("done")
+
+    def _dispatch(self) -> bool:
+        """Put the next step on its way; False when there is no more data."""
+        parts = self.parts
+        began = time.perf_counter()
+        try:
+            rows = parts.source.draw()
+        except StopIteration:
+            return False
+        waited = time.perf_counter() - began
+        # Waiting matters only if the device has finished all it was given.
+        idle = not self._pending or self._pending[-1].is_done
+        batch = parts.source.place(rows)
+        parts.program.check(batch)
+        with explained(f"step {self.step + 1}"):
+            self.state, metrics = parts.program(self.state, batch)
+        self.step += 1
+        self._pending.append(_Dispatched(self.step, metrics, waited if idle else 0.0))
+        return True
+
+    def _settle(self, *, leave: int) -> None:
+        """Look at the steps that are done, all but the last `leave`."""
+        while len(self._pending) > leave:
+            done = self._pending.popleft()
+            with explained(f"step {done.step}"):
+                values = {
+                    name: float(value) for name, value in jax.device_get(done.metrics).items()
+                }
+            took = self.parts.ledger.completed(done.step, stalled_s=done.stalled_s)
+            if self.parts.watchdog is not None:
+                self.parts.watchdog.beat()
+            self.losses[done.step], self.step_times_s[done.step] = values["loss"], took
+            self._record(done.step, values, took, done.stalled_s)
+            self._judge(done.step, values)
+
+    def _record(
+        self, step: int, values: Mapping[str, float], took: float, stalled_s: float
+    ) -> None:
+        parts = self.parts
+        if step % self.settings.log_every and step != self.settings.total_steps:
+            return
+        rate = parts.learning_rate
+        record: dict[str, Any] = {
+            "step": step,
+            **values,
+            "learning_rate": None if rate is None else float(rate(step - 1)),
+            "step_time_s": took,
+            "input_stall_s": stalled_s,
+            "tokens_per_s_per_chip": parts.throughput.tokens_per_s_per_chip(took),
+            "mfu": parts.throughput.mfu(took),
+            "time": time.time(),
+        }
+        self._write(record)
+        parts.progress.update(record, goodput=parts.ledger.goodput().share)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self.parts.metrics is not None:
+            self.parts.metrics.write(record)
+        for hook in self.parts.hooks:
+            hook.on_record(record)
+
+    def _judge(self, step: int, values: Mapping[str, float]) -> None:
+        if self.parts.guard is None:
+            return
+        decision = self.parts.guard.observe(step, values["loss"], values.get("grad_norm"))
+        if not decision.is_bad:
+            return
+        self._say(f"step {step}: {decision.action}, because {decision.reason}")
+        if decision.action == "stop":
+            raise TrainingDiverged(self._how_to_go_on(decision))
+        if decision.action == "rollback":
+            self._roll_back(decision)
+
+    def _roll_back(self, decision: Decision) -> None:
+        """Restore the newest checkpoint; the data go on, so the bad batches are not seen again."""
+        parts = self.parts
+        with parts.ledger.doing("restore"):
+            restored = None if parts.keeper is None else parts.keeper.restore()
+        if restored is None:
+            raise TrainingDiverged(
+                f"step {decision.step}: {decision.reason}, and there is no checkpoint to go back "
+                "to; set checkpoint_every below that step."
+            )
+        self.rollbacks += 1
+        self._pending.clear()
+        self.state, self.step = restored.state, restored.step
+        parts.ledger.roll_back(self.step)
+        for seen in (self.losses, self.step_times_s):
+            for step in [step for step in seen if step > self.step]:
+                del seen[step]
+        if parts.metrics is not None:
+            parts.metrics.roll_back(self.step)
+        self._say(f"went back to step {self.step}; the data go on where they are")
+
+    def _how_to_go_on(self, decision: Decision) -> str:
+        keeper = self.parts.keeper
+        saved = None if keeper is None else keeper.saved_step
+        good = "no checkpoint was saved" if saved is None else f"step {saved} is saved"
+        return (
+            f"step {decision.step}: {decision.reason}; {good}. Lower the learning rate, or set "
+            "on_bad_loss to 'rollback' or 'skip'."
+        )
+
+    def _between_steps(self) -> None:
+        every, evals = self.settings.checkpoint_every, self.settings.eval_every
+        save = bool(every) and self.step % every == 0
+        evaluate = bool(evals) and self.step % evals == 0
+        if not save and not evaluate:
+            return
+        step = self.step
+        self._settle(leave=0)
+        if self.step != step:
+            return  # rolled back: what was due belongs to steps that are gone
+        if evaluate:
+            self._evaluate()
+        if save:
+            self._save()
+
+    def _evaluate(self) -> None:
+        parts = self.parts
+        if parts.evaluator is None or self._evaluated_at == self.step:
+            return
+        self._evaluated_at = self.step
+        with parts.ledger.doing("evaluate"):
+            found = parts.evaluator.run(self.state, step=self.step)
+        self.evaluations.append(found)
+        self._write({"step": self.step, "eval_loss": found.loss, "time": time.time()})
+        self._say(f"evaluation: {found}")
+
+    def _save(self) -> None:
+        parts = self.parts
+        if parts.keeper is None or parts.keeper.saved_step == self.step:
+            return
+        with parts.ledger.doing("checkpoint"):
+            if parts.metrics is not None:
+                # Before the checkpoint: a resume keeps the lines up to its step, so they must be.
+                parts.metrics.flush()
+            guard = {} if parts.guard is None else parts.guard.state()
+            parts.keeper.save(self.step, self.state, data=parts.source.state(), guard=guard)
+
+    def _finish(self, reason: Stopped) -> Stopped:
+        self._settle(leave=0)
+        if reason != "preempted" and self.losses:
+            self._evaluate()
+        self._save()
+        return reason
+
+    def _say(self, text: str) -> None:
+        self.parts.run.log(text)
+        self.parts.progress.note(text)

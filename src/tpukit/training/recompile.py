@@ -1,0 +1,172 @@
+"""The compiled step: compiled once before the first batch, and what a change of shape would cost.
+
+A step compiled ahead of time never recompiles behind anyone's back. When an argument changes its
+shape or type, the change is named, and the step is refused or, if allowed, compiled again.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..errors import TPUValidationError
+from ..models.execution import AnyMesh
+from ..models.workload import Workload
+from ..runtime.flags.cache import cache_folder
+
+logger = logging.getLogger(__name__)
+CACHE_HIT = "/jax/compilation_cache/cache_hits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArgumentChange:
+    """One argument of a compiled function that is no longer what it was compiled for."""
+
+    path: str
+    old: str | None
+    new: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"path": self.path, "old": self.old, "new": self.new}
+
+    def __str__(self) -> str:
+        if self.old is None:
+            return f"{self.path} is new ({self.new})"
+        if self.new is None:
+            return f"{self.path} ({self.old}) is gone"
+        return f"{self.path} changed from {self.old} to {self.new}"
+
+
+def find_changes(old: Any, new: Any, *, name: str = "") -> list[ArgumentChange]:
+    """Every leaf whose shape or dtype differs between two trees of arrays or shapes.
+
+    Example:
+        >>> [str(change) for change in find_changes({"x": old}, {"x": new}, name="batch")]
+        ["batch['x'] changed from int32[8,64] to int32[8,32]"]
+    """
+    before, after = _leaves(old), _leaves(new)
+    return [
+        ArgumentChange(path=name + path, old=before.get(path), new=after.get(path))
+        for path in (*before, *(path for path in after if path not in before))
+        if before.get(path) != after.get(path)
+    ]
+
+
+def _leaves(tree: Any) -> dict[str, str]:
+    return {
+        jax.tree_util.keystr(path): _describe(leaf)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def _describe(leaf: Any) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+class StepProgram:
+    """A workload's training step on a mesh, compiled ahead of time.
+
+    In debugging mode (`config.enable_debugging_mode()`) nothing is compiled: the step runs
+    operation by operation, so that the one that makes a NaN is the one that raises.
+
+    Attributes:
+        compile_s: Seconds spent tracing and compiling so far (measured).
+        from_cache: Whether the last compile was found in jax's persistent cache.
+        changes: Every change that led to another compile.
+    """
+
+    def __init__(self, work: Workload, mesh: AnyMesh, *, on_change: str = "refuse") -> None:
+        self._work, self._mesh, self._on_change = work, mesh, on_change
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._first = _signature(work.batch_shapes())
+        self.compile_s = 0.0
+        self.from_cache = False
+        self.changes: list[ArgumentChange] = []
+
+    def compile(self) -> None:
+        """Compile for the workload's own batch."""
+        self._program(self._first)
+
+    def __call__(self, state: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, dict[str, Any]]:
+        """One step; the state's buffers are reused for the new state.
+
+        Raises:
+            TPUValidationError: The batch is not what the step was compiled for.
+        """
+        return self._program(_signature(batch))(state, batch)
+
+    def check(self, batch: Mapping[str, Any]) -> None:
+        """Refuse a batch of another shape, where that is not allowed."""
+        signature = _signature(batch)
+        if signature in self._compiled or signature == self._first:
+            return
+        expected = self._work.batch_shapes()
+        changed = find_changes(expected, batch, name="batch")
+        words = "; ".join(map(str, changed))
+        if self._on_change == "refuse":
+            raise TPUValidationError(
+                f"The step was compiled once and {words}. Give every batch the same shape (drop "
+                "or pad the last one), or set on_recompile='allow' and pay for another compile."
+            )
+        self.changes.extend(changed)
+        logger.warning("Compiling the step again: %s", words)
+
+    def _program(self, signature: tuple[Any, ...]) -> Callable[..., Any]:
+        found = self._compiled.get(signature)
+        if found is not None:
+            return found
+        shapes = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in signature}
+        work = self._work if signature == self._first else self._work.replace(batch=shapes)
+        step = work.jit_train_step(self._mesh)
+        if not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]  made at run time
+            began = time.perf_counter()
+            with _counting_cache_hits() as hits:
+                step = step.lower(*work.abstract_args(self._mesh)).compile()
+            self.compile_s += time.perf_counter() - began
+            self.from_cache = bool(hits)
+        self._compiled[signature] = step
+        return step
+
+
+def _signature(batch: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(
+        (name, tuple(value.shape), jax.dtypes.canonicalize_dtype(value.dtype))
+        for name, value in sorted(batch.items())
+    )
+
+
+@contextmanager
+def _counting_cache_hits() -> Generator[list[str]]:
+    hits: list[str] = []
+
+    def note(event: str, **_: Any) -> None:
+        if event == CACHE_HIT:
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(note)
+    try:
+        yield hits
+    finally:
+        jax.monitoring.unregister_event_listener(note)
+
+
+def enable_compilation_cache() -> Path:
+    """Keep compiled programs on disk, so that a restart does not compile again.
+
+    A folder that was set already (`JAX_COMPILATION_CACHE_DIR`) stays.
+    """
+    from jax.experimental.compilation_cache import compilation_cache
+
+    chosen: str | None = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]  made at run time
+    if chosen is None:
+        chosen = str(cache_folder() / "xla")
+        jax.config.update("jax_compilation_cache_dir", chosen)
+        # jax decides at its first compile whether there is a cache, and remembers the answer.
+        compilation_cache.reset_cache()
+    return Path(chosen)

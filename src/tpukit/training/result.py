@@ -1,0 +1,134 @@
+"""What training gave back: losses, times, where the checkpoint is and where the time went."""
+
+import statistics
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.table import Table
+
+from ..hardware import Figure
+from .evaluation import Evaluation
+from .recompile import ArgumentChange
+from .throughput import Throughput
+from .timing import Goodput
+
+Stopped = Literal["done", "preempted", "data ended"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """The end of one call of `train()`.
+
+    Attributes:
+        steps: Steps of the whole run so far, earlier calls included.
+        first_step: The first step of this call; `losses` and `step_times_s` start there.
+        losses: One for each step, penalties and z-loss included.
+        step_times_s: From the completion of the step before; waiting for input included.
+        stopped: "done", "preempted" (a signal came: saved, run again to go on) or "data ended".
+        checkpoint_path: The newest checkpoint, or None when none was asked for.
+        resumed_from: The step this call went on from, or None when it began anew.
+        compile_s: Tracing and compiling the step; `compiled_from_cache` when found on disk.
+        input_wait_s: How long the host waited for batches; devices idle meanwhile are in
+            `goodput.spent_s["input_stall"]`.
+        predicted_step_s: From an earlier `tpukit check` of the same plan, or why there is none.
+        rollbacks: How often training went back to a checkpoint.
+    """
+
+    steps: int
+    first_step: int
+    losses: tuple[float, ...]
+    step_times_s: tuple[float, ...]
+    stopped: Stopped
+    run_dir: str
+    checkpoint_path: str | None
+    resumed_from: int | None
+    compile_s: float
+    compiled_from_cache: bool
+    input_wait_s: float
+    goodput: Goodput
+    throughput: Throughput
+    predicted_step_s: Figure
+    evaluations: tuple[Evaluation, ...] = ()
+    recompiles: tuple[ArgumentChange, ...] = ()
+    rollbacks: int = 0
+
+    @property
+    def loss(self) -> float | None:
+        """The last step's, or None when no step was left to take."""
+        return self.losses[-1] if self.losses else None
+
+    @property
+    def step_time_s(self) -> Figure:
+        """The median step; the first is left out where there are others."""
+        times = self.step_times_s[1:] or self.step_times_s
+        if not times:
+            return Figure.missing("s", "no step was taken")
+        source = f"median of {len(times)} steps on {self.throughput.devices} devices"
+        return Figure(statistics.median(times), "s", "measured", source)
+
+    @property
+    def mfu(self) -> Figure:
+        """Model FLOP utilization of the median step; its source is the convention."""
+        step = self.step_time_s
+        value = None if step.value is None else self.throughput.mfu(step.value)
+        if value is None:
+            return Figure.missing("", step.reason or self.throughput.no_mfu)
+        return Figure(value, "", "measured", self.throughput.flops_per_step.source)
+
+    @property
+    def tokens_per_s_per_chip(self) -> Figure:
+        """Of the median step."""
+        step = self.step_time_s
+        value = None if step.value is None else self.throughput.tokens_per_s_per_chip(step.value)
+        if value is None:
+            return Figure.missing("tokens/s/chip", step.reason or "a batch is no set of sequences")
+        return Figure(value, "tokens/s/chip", "measured", step.source)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "steps": self.steps,
+            "first_step": self.first_step,
+            "loss": self.loss,
+            "losses": list(self.losses),
+            "step_times_s": list(self.step_times_s),
+            "step_time_s": self.step_time_s.to_dict(),
+            "predicted_step_s": self.predicted_step_s.to_dict(),
+            "tokens_per_s_per_chip": self.tokens_per_s_per_chip.to_dict(),
+            "mfu": self.mfu.to_dict(),
+            "stopped": self.stopped,
+            "run_dir": self.run_dir,
+            "checkpoint_path": self.checkpoint_path,
+            "resumed_from": self.resumed_from,
+            "compile_s": self.compile_s,
+            "compiled_from_cache": self.compiled_from_cache,
+            "input_wait_s": self.input_wait_s,
+            "evaluations": [evaluation.to_dict() for evaluation in self.evaluations],
+            "recompiles": [change.to_dict() for change in self.recompiles],
+            "rollbacks": self.rollbacks,
+            "throughput": self.throughput.to_dict(),
+            **self.goodput.to_dict(),
+        }
+
+    def __rich__(self) -> Table:
+        table = Table(title=f"training {self.stopped}: {self.steps} steps", show_header=False)
+        table.title_justify = "left"
+        loss = "–" if self.loss is None else f"{self.losses[0]:.4f} → {self.loss:.4f}"
+        table.add_row("loss", loss)
+        for evaluation in self.evaluations[-1:]:
+            table.add_row("evaluation", str(evaluation))
+        table.add_row("step", f"{self.step_time_s}; predicted {self.predicted_step_s}")
+        table.add_row("speed", str(self.tokens_per_s_per_chip))
+        mfu = self.mfu
+        shown = f"{mfu.value:.1%} ({mfu.source})" if mfu.value is not None else str(mfu)
+        table.add_row("MFU", shown)
+        cached = ", from the cache" if self.compiled_from_cache else ""
+        table.add_row("compile", f"{self.compile_s:.1f} s (measured{cached})")
+        table.add_row("goodput", f"{self.goodput} (measured)")
+        if self.rollbacks:
+            table.add_row("rollbacks", str(self.rollbacks))
+        for change in self.recompiles:
+            table.add_row("recompiled", str(change))
+        table.add_row("checkpoint", self.checkpoint_path or "none was asked for")
+        table.add_row("run", self.run_dir)
+        return table

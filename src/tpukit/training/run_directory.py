@@ -1,0 +1,141 @@
+"""A run's own folder: what it is, its metrics, its log, its checkpoints; never another run's."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..errors import TPUValidationError
+from ..runtime.logs import ROOT, TextFormatter
+from .checkpoint.agreement import smallest_of_all
+
+IDENTITY = "run.json"
+FORMAT = 1
+
+
+class RunDirectory:
+    """The folder of one run. Process 0 writes; the others know where it is.
+
+    | file | what it holds |
+    |---|---|
+    | `run.json` | what makes it this run (model, data, batch, seed, optimizer) and its settings |
+    | `metrics.jsonl` | one JSON object a logged step |
+    | `train.log` | what happened, with times, and every warning |
+    | `checkpoints/` | unless they are kept elsewhere |
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self._handler: logging.Handler | None = None
+
+    def open(self, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        """Make the folder, or continue in one that holds the same run.
+
+        Raises:
+            TPUValidationError: It holds another run, or something that is no run at all.
+        """
+        refusal: TPUValidationError | None = None
+        if jax.process_index() == 0:
+            try:
+                self._open(json.loads(json.dumps(identity)), settings)
+            except TPUValidationError as error:
+                refusal = error
+        if smallest_of_all(0 if refusal else 1) == 0:
+            raise refusal or TPUValidationError(
+                f"Process 0 refused the run directory {self.path}; its error says why."
+            )
+
+    def log(self, message: str) -> None:
+        """Add a line to train.log."""
+        if self._handler is not None:
+            record = logging.makeLogRecord(
+                {"name": f"{ROOT}.training", "levelname": "INFO", "msg": message}
+            )
+            self._handler.emit(record)
+
+    def close(self) -> None:
+        """Stop logging to the folder."""
+        if self._handler is not None:
+            logging.getLogger(ROOT).removeHandler(self._handler)
+            self._handler.close()
+            self._handler = None
+
+    def _open(self, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        file = self.path / IDENTITY
+        if file.is_file():
+            self._refuse_other_run(identity, _read(file))
+        elif self.path.is_dir() and any(self.path.iterdir()):
+            raise TPUValidationError(
+                f"{self.path} holds files but no run ({IDENTITY} is missing); give the run a "
+                "folder of its own."
+            )
+        elif self.path.exists() and not self.path.is_dir():
+            raise TPUValidationError(f"{self.path} is a file; give the run a folder of its own.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TPUValidationError(
+                f"the run directory {self.path} cannot be made ({error.strerror}); choose another."
+            ) from error
+        document = {"format": FORMAT, "identity": identity, "settings": dict(settings)}
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        os.replace(partial, file)
+        handler = logging.FileHandler(self.path / "train.log", encoding="utf-8")
+        handler.setLevel(logging.WARNING)
+        handler.setFormatter(TextFormatter())
+        logging.getLogger(ROOT).addHandler(handler)
+        self._handler = handler
+
+    def _refuse_other_run(self, identity: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        old, new = _flat(found.get("identity", {})), _flat(identity)
+        different = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        if not different:
+            return
+        shown = "; ".join(f"{key} was {old.get(key)}, is {new.get(key)}" for key in different[:3])
+        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        raise TPUValidationError(
+            f"{self.path} belongs to another run: {shown}{more}. Choose another run_dir, or "
+            "continue with the settings in its run.json; nothing was changed."
+        )
+
+
+def name_for(model: str) -> Path:
+    """A new folder under runs/, the same on every process."""
+    from jax.experimental import multihost_utils
+
+    seconds = int(datetime.now(UTC).timestamp())
+    if jax.process_count() > 1:
+        seconds = int(multihost_utils.broadcast_one_to_all(jax.numpy.int32(seconds)))
+    stamp = datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{model}-{stamp}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise TPUValidationError(
+            f"{file} cannot be read ({error}), so nobody knows which run this is; choose another "
+            "run_dir."
+        ) from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:  # pyright: ignore[reportUnknownMemberType]
+        raise TPUValidationError(f"{file} is not a run of this tpukit; choose another run_dir.")
+    return data  # pyright: ignore[reportUnknownVariableType]  compared key by key
+
+
+def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{before}{key}.")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            flat[f"{before}{key}"] = value
+    return flat

@@ -1,0 +1,221 @@
+"""One call of `train()`: open the run, restore or begin, compile, loop, close."""
+
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from ..hardware import Figure
+from ..models.train_state import TrainState
+from .batches import BatchSource
+from .checkpoint import TPUCheckpointer
+from .evaluation import Evaluator
+from .failure import HangWatchdog, LossGuard
+from .hooks import TrainingHook
+from .loop import LoopParts, LoopSettings, TrainingLoop
+from .metrics import MetricsFile
+from .preparation import Prepared
+from .progress import ProgressView
+from .recompile import StepProgram, enable_compilation_cache
+from .result import TrainingResult
+from .run_directory import RunDirectory, name_for
+from .runtime_errors import explained
+from .settings import TrainingSettings
+from .state_keeper import StateKeeper
+from .timing import Ledger
+
+
+class Session:
+    """What is open while a run trains; leaving the `with` block closes all of it."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        settings: TrainingSettings,
+        *,
+        total_steps: int,
+        ledger: Ledger,
+        progress: ProgressView,
+        hooks: Sequence[TrainingHook],
+    ) -> None:
+        self._prepared, self._settings, self._total = prepared, settings, total_steps
+        self._ledger, self._progress, self._hooks = ledger, progress, hooks
+        self._stack = contextlib.ExitStack()
+        model = str(prepared.work.to_dict()["model"])
+        self._run = RunDirectory(settings.run_dir or name_for(model))
+        self._identity = prepared.identity(settings)
+        self._result: TrainingResult | None = None
+        self.state: TrainState | None = None
+
+    def __enter__(self) -> "Session":
+        self._run.open(self._identity, self._settings.to_dict())
+        self._stack.callback(self._run.close)
+        self._stack.callback(self._end_hooks)
+        self._stack.callback(self._progress.close)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._run.log(f"ended by {type(error).__name__}: {error}")
+        self._stack.close()
+
+    def say(self, text: str) -> None:
+        """Tell the log and the person."""
+        self._run.log(text)
+        self._progress.note(text)
+
+    def run(self, *, predicted: Figure) -> TrainingResult:
+        """Restore or begin, compile, and train to the end."""
+        prepared, settings = self._prepared, self._settings
+        enable_compilation_cache()
+        places = prepared.work.shardings(prepared.mesh).batch
+        source = BatchSource(prepared.data.stream(), places, prepared.share)
+        self._stack.callback(source.close)
+        keeper, guard = self._keeper(), _guard(settings)
+        state, first = self._restore(keeper, source, guard)
+        resumed_from = None if state is None else first
+        program = self._compile()
+        evaluator = self._evaluator()
+        if state is None:
+            with self._ledger.doing("initialise"), explained("making the first state"):
+                state = prepared.work.init_on(prepared.mesh, jax.random.key(settings.seed))
+        loop = TrainingLoop(
+            parts=LoopParts(
+                program=program,
+                source=source,
+                run=self._run,
+                ledger=self._ledger,
+                throughput=prepared.throughput,
+                progress=self._progress,
+                keeper=keeper,
+                metrics=self._metrics(first),
+                evaluator=evaluator,
+                guard=guard,
+                watchdog=self._watchdog(),
+                learning_rate=prepared.learning_rate,
+                hooks=self._hooks,
+            ),
+            settings=LoopSettings(
+                total_steps=self._total,
+                checkpoint_every=settings.checkpoint_every,
+                eval_every=settings.eval_every,
+                log_every=settings.log_every,
+            ),
+            state=state,
+            step=first,
+        )
+        for hook in self._hooks:
+            hook.on_start(self._run.path, self._identity)
+        self._progress.start(done=first, total=self._total)
+        stopped = loop.run()
+        if keeper is not None:
+            with self._ledger.doing("checkpoint"):
+                keeper.wait()
+        self._run.log(f"{stopped} at step {loop.step}")
+        self.state = loop.state
+        self._result = TrainingResult(
+            steps=loop.step,
+            first_step=first + 1,
+            losses=tuple(loop.losses.values()),
+            step_times_s=tuple(loop.step_times_s.values()),
+            stopped=stopped,
+            run_dir=str(self._run.path),
+            checkpoint_path=None if keeper is None else keeper.newest_path,
+            resumed_from=resumed_from,
+            compile_s=program.compile_s,
+            compiled_from_cache=program.from_cache,
+            input_wait_s=source.waited_s,
+            goodput=self._ledger.goodput(),
+            throughput=prepared.throughput,
+            predicted_step_s=predicted,
+            evaluations=tuple(loop.evaluations),
+            recompiles=tuple(program.changes),
+            rollbacks=loop.rollbacks,
+        )
+        return self._result
+
+    def _restore(
+        self, keeper: StateKeeper | None, source: BatchSource, guard: LossGuard | None
+    ) -> tuple[TrainState | None, int]:
+        """The state to go on from and its step, with data and guard put back; (None, 0) if none."""
+        with self._ledger.doing("restore"):
+            restored = None if keeper is None else keeper.restore()
+            if restored is None:
+                return None, 0
+            if restored.data is not None:
+                source.restore(restored.data)
+        if guard is not None and restored.guard:
+            guard.restore(restored.guard)
+        self.say(f"resumed from step {restored.step} of {self._run.path}")
+        return restored.state, restored.step
+
+    def _compile(self) -> StepProgram:
+        program = StepProgram(
+            self._prepared.work, self._prepared.mesh, on_change=self._settings.on_recompile
+        )
+        with self._ledger.doing("compile"), explained("compiling the step"):
+            program.compile()
+        cached = ", found in the cache" if program.from_cache else ""
+        self.say(f"compiled the step in {program.compile_s:.1f} s{cached}")
+        return program
+
+    def _keeper(self) -> StateKeeper | None:
+        settings = self._settings
+        if not settings.checkpoint_every:
+            return None
+        checkpointer = TPUCheckpointer(
+            settings.checkpoint_dir or self._run.checkpoints,
+            max_to_keep=settings.keep_checkpoints,
+            async_checkpointing=settings.async_checkpointing,
+        )
+        keeper = StateKeeper(self._prepared.work, self._prepared.mesh, checkpointer)
+        self._stack.callback(keeper.close)
+        return keeper
+
+    def _evaluator(self) -> Evaluator | None:
+        prepared = self._prepared
+        if prepared.eval_data is None:
+            return None
+        evaluator = Evaluator(
+            prepared.work,
+            prepared.mesh,
+            prepared.eval_data,
+            batches=self._settings.eval_batches,
+            share=prepared.share,
+        )
+        with self._ledger.doing("compile"), explained("compiling the evaluation"):
+            evaluator.compile()
+        return evaluator
+
+    def _metrics(self, first: int) -> MetricsFile | None:
+        if jax.process_index() != 0:
+            return None
+        metrics = MetricsFile(self._run.metrics, after_step=first)
+        self._stack.callback(metrics.close)
+        return metrics
+
+    def _watchdog(self) -> HangWatchdog | None:
+        timeout_s = self._settings.hang_timeout_s
+        if timeout_s is None:
+            return None
+        return self._stack.enter_context(HangWatchdog(timeout_s, directory=self._run.path))
+
+    def _end_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.on_end(self._result)
+
+
+def _guard(settings: TrainingSettings) -> LossGuard | None:
+    if settings.on_bad_loss == "ignore":
+        return None
+    # A step that was skipped because its gradients are not finite left no trace; one that only
+    # jumped is applied already, so for spikes the policy is rollback or stop.
+    spikes: Any = None if settings.on_bad_loss == "skip" else settings.spike_factor
+    return LossGuard(settings.on_bad_loss, spike_factor=spikes)

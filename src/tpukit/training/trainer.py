@@ -1,0 +1,252 @@
+"""`TPUTrainer`: a model, data and a mesh to a trained model, on CPU, GPU or TPU alike."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+
+from ..config import TPUConfig
+from ..errors import ConfigError, TPUModelError
+from ..models.placement import strategy_for
+from ..models.train_state import TrainState
+from ..models.workload import Workload
+from ..parallel.mesh import axis_sizes
+from ..planner import Plan
+from ..runtime.jax_state import jax_state
+from .hooks import TrainingHook, make_hooks
+from .meshes import MeshShape, fit_mesh, mesh_here, name_axes
+from .predicted import predicted_step
+from .preparation import ModelChoice, prepare
+from .progress import NoProgress, ProgressView, make_progress
+from .result import TrainingResult
+from .session import Session
+from .settings import TrainingSettings
+from .throughput import count_chips
+from .timing import Ledger
+
+
+class TPUTrainer:
+    """Trains a model.
+
+    ```python
+    trainer = TPUTrainer(model="llama3.2-1b", mesh_shape=(8, 8), run_dir="runs/one")
+    result = trainer.train("gs://bucket/tokens/", num_steps=100_000, batch_size_per_chip=16,
+                           sequence_length=4096)
+    ```
+
+    Calling it again with the same `run_dir` goes on from the newest good checkpoint there, with
+    the same numbers as if it had never stopped.
+
+    Args:
+        config: Chips, precision and memory settings; what is here is used without it.
+        model: A preset's name, a `TransformerConfig`, a flax nnx, flax linen or equinox module, a
+            pair (init, apply), or a whole `Workload`.
+        mesh_shape: Devices along each axis: sizes by name, or numbers for fsdp, fsdp x tensor or
+            data x fsdp x tensor. All devices on "fsdp" by default.
+        use_bf16: Compute in bfloat16 with float32 master parameters, gradients and loss; False
+            computes in float32. A `Workload` is taken as it is.
+        enable_xla_optimizations: Set the TPU compiler flags of `config.xla_optimization_level`;
+            on other devices there is nothing to set.
+        optimizer: A name, or any optax transformation; the settings' otherwise.
+        checkpoint_dir: Where checkpoints go; `run_dir/checkpoints` by default, gs:// is fine.
+        run_dir: The run's own folder; a new one under runs/ by default.
+        settings: Everything else; see `TrainingSettings`.
+        strategy: How parameters are split; follows from the names of the axes by default.
+        hooks: Further hooks, beside those named in the settings.
+        progress: Whether to show progress on standard error, or a view of your own.
+        devices: The devices to use; all by default.
+        **workload: Further arguments of `Workload`: remat, microbatches, loss, batch, inputs, …
+
+    Attributes:
+        state: The trained state (step, params, opt_state, model_state), after `train()`.
+        workload: What was trained, after `train()`.
+    """
+
+    def __init__(
+        self,
+        config: TPUConfig | None = None,
+        model: Any = None,
+        mesh_shape: MeshShape | None = None,
+        use_bf16: bool = True,
+        enable_xla_optimizations: bool = False,
+        *,
+        optimizer: str | optax.GradientTransformation | None = None,
+        checkpoint_dir: str | Path | None = None,
+        run_dir: str | Path | None = None,
+        settings: TrainingSettings | None = None,
+        strategy: str | None = None,
+        hooks: Sequence[TrainingHook] = (),
+        progress: bool | ProgressView = True,
+        devices: Sequence[Any] | None = None,
+        **workload: Any,
+    ) -> None:
+        if model is None:
+            raise TPUModelError(
+                "TPUTrainer needs a model, for example TPUTrainer(model='llama3.2-1b')."
+            )
+        self.config = config
+        self.settings = _with_places(settings, optimizer, checkpoint_dir, run_dir)
+        self._optimizer = None if isinstance(optimizer, str) else optimizer
+        self._hooks, self._progress = tuple(hooks), progress
+        self._plan: Plan | None = None
+        self._notes: list[str] = []
+        self.state: TrainState | None = None
+        self.workload: Workload | None = None
+        if enable_xla_optimizations:
+            self._set_flags()
+        self.devices = list(jax.devices() if devices is None else devices)
+        sizes = name_axes(mesh_shape or (None if config is None else config.mesh_shape))
+        self.mesh = mesh_here(sizes, self.devices)
+        options = {**_memory_options(config), **workload}
+        if not isinstance(model, Workload) or strategy is not None:
+            options["strategy"] = strategy or strategy_for(axis_sizes(self.mesh))
+        self._choice = ModelChoice(
+            model=model, compute_dtype=_compute_dtype(config, use_bf16), options=options
+        )
+
+    @classmethod
+    def from_plan(
+        cls, plan: Plan, *, devices: Sequence[Any] | None = None, **options: Any
+    ) -> "TPUTrainer":
+        """The trainer of a plan; its `train:` section gives the settings.
+
+        Where the plan's slice is not what is here, its mesh is fitted to the devices that are,
+        and the run says so. `options` are those of `TPUTrainer`.
+
+        Raises:
+            ConfigError: The `train:` section is wrong.
+        """
+        found = list(jax.devices() if devices is None else devices)
+        section = dict(plan.sections.get("train", {}))
+        name, moments = plan.optimizer_settings()
+        section.setdefault("optimizer", name)
+        if moments is not None:
+            section.setdefault("moment_dtype", moments)
+        settings = options.pop("settings", None) or TrainingSettings.from_section(section)
+        sizes, note = fit_mesh(plan.mesh, len(found), planned_for=plan.slice)
+        sized = plan
+        if plan.batch_size is None and plan.slice is None:
+            sized = plan.replace(batch_size=len(found) * plan.microbatches)
+        trainer = cls(
+            model=sized.workload.replace(optimizer=None),
+            mesh_shape=sizes,
+            settings=settings,
+            devices=found,
+            **options,
+        )
+        trainer._plan = plan
+        trainer._notes += [note] if note else []
+        return trainer
+
+    def train(
+        self,
+        train_data: Any = None,
+        num_steps: int | None = None,
+        batch_size_per_chip: int | None = None,
+        sequence_length: int | None = None,
+        *,
+        batch_size: int | None = None,
+        eval_data: Any = None,
+    ) -> TrainingResult:
+        """Train until `num_steps` steps of the run are taken.
+
+        Args:
+            train_data: A token file or folder, text, gs://…, an array of tokens, or an iterable
+                of batches; see `open_data`.
+            num_steps: Of the whole run: a run that resumes at 600 of 1000 takes 400 more.
+            batch_size_per_chip: Examples a chip and step.
+            sequence_length: Tokens in an example.
+            batch_size: Examples a step over all chips, instead of per chip.
+            eval_data: Evaluated every `eval_every` steps and at the end.
+
+        Raises:
+            ConfigError: Something is missing or wrong in the settings.
+            TPUValidationError: The data, or the run directory, are not for this run.
+            TPUCheckpointError: The checkpoints are of another model, or cannot be written.
+            TrainingDiverged: The loss went bad and the policy is to stop.
+        """
+        settings = self.settings
+        total = num_steps or settings.steps
+        if total is None:
+            raise ConfigError("for how many steps? Give num_steps (train: steps: …).")
+        ledger = Ledger()
+        prepared = prepare(
+            self._choice,
+            settings,
+            mesh=self.mesh,
+            train_data=train_data if train_data is not None else settings.data,
+            eval_data=eval_data if eval_data is not None else settings.eval_data,
+            batch_size=self._batch_size(batch_size, batch_size_per_chip),
+            sequence_length=sequence_length,
+            optimizer=self._optimizer,
+            total_steps=total,
+        )
+        first = jax.process_index() == 0
+        hooks = (*self._hooks, *make_hooks(settings.hooks)) if first else ()
+        with Session(
+            prepared,
+            settings,
+            total_steps=total,
+            ledger=ledger,
+            progress=self._view() if first else NoProgress(),
+            hooks=hooks,
+        ) as session:
+            for note in self._notes:
+                session.say(note)
+            result = session.run(predicted=predicted_step(self._plan))
+        self.state, self.workload = session.state, prepared.work
+        return result
+
+    def _view(self) -> ProgressView:
+        return make_progress(self._progress) if isinstance(self._progress, bool) else self._progress
+
+    def _batch_size(self, batch_size: int | None, per_chip: int | None) -> int | None:
+        """Examples over all chips; None where the workload or the data say it."""
+        if batch_size is not None and per_chip is not None:
+            raise ConfigError(
+                f"batch_size={batch_size} and batch_size_per_chip={per_chip} both say how large a "
+                "batch is; give one."
+            )
+        if batch_size is not None or (per_chip is None and self.config is None):
+            return batch_size
+        per_chip = per_chip or (None if self.config is None else self.config.batch_size_per_chip)
+        return None if per_chip is None else per_chip * count_chips(self.devices)
+
+    def _set_flags(self) -> None:
+        if jax_state() == "initialised":
+            self._notes.append(
+                "compiler flags were not set: jax has already started; make the trainer before "
+                "anything uses a device"
+            )
+            return
+        (self.config or TPUConfig()).setup_environment_variables()
+
+
+def _with_places(
+    settings: TrainingSettings | None,
+    optimizer: Any,
+    checkpoint_dir: str | Path | None,
+    run_dir: str | Path | None,
+) -> TrainingSettings:
+    given = {
+        "optimizer": optimizer if isinstance(optimizer, str) else None,
+        "checkpoint_dir": None if checkpoint_dir is None else str(checkpoint_dir),
+        "run_dir": None if run_dir is None else str(run_dir),
+    }
+    own = {} if settings is None else settings.to_dict()
+    return TrainingSettings.from_section(own, **given)
+
+
+def _compute_dtype(config: TPUConfig | None, use_bf16: bool) -> str:
+    asked = "bfloat16" if config is None else config.get_memory_config().compute_dtype
+    return asked if use_bf16 else "float32"
+
+
+def _memory_options(config: TPUConfig | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if config.gradient_checkpointing or config.memory_optimization == "aggressive":
+        return {"remat": "full"}
+    return {"remat": "minimal"} if config.enable_rematerialization else {}
