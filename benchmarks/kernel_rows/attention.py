@@ -21,7 +21,7 @@ class Sizes:
     kv_heads: int
     qk_dim: int
     v_dim: int
-    item_bytes: int
+    item_bytes: float
 
     @classmethod
     def of(cls, row: Row) -> "Sizes":

@@ -1,6 +1,6 @@
 """Work of the ops XLA makes alone: gated linear unit, matmul, copy, norms, triangle."""
 
-from kernel_rows.rows import ITEM_BYTES, Device, Row, padded_bytes
+from kernel_rows.rows import Device, Row, padded_bytes
 
 
 def gated_linear_unit_terms(row: Row, device: Device) -> dict[str, float]:
@@ -47,7 +47,7 @@ def norm_terms(row: Row, device: Device) -> dict[str, float]:
 def triangle_terms(row: Row, device: Device) -> dict[str, float]:
     """Gated projections of an (n, n, c) tensor and one product over n for each channel."""
     n, _, channels = row.dims["x_shape"]
-    item = ITEM_BYTES[row.dtype("x")]
+    item = row.item_bytes("x")
     plane = padded_bytes((n * n, channels), item)
     return {
         "launch": 1.0,

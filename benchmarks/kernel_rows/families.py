@@ -59,5 +59,8 @@ def work_of(row: Row) -> Work | str:
     model = MODELS.get((row.op, row.impl))
     if model is None:
         return NOT_MODELLED.get(row.op, f"no model for {row.op} as {row.impl}")
-    regime = ragged_dot.regime(row) if row.op == "ragged_dot" else ""
-    return Work(row, regime, model(row, device_of(row.device)))
+    try:
+        regime = ragged_dot.regime(row) if row.op == "ragged_dot" else ""
+        return Work(row, regime, model(row, device_of(row.device)))
+    except KeyError as missing:
+        return f"the row does not say {missing}"

@@ -18,6 +18,7 @@ UNMEASURED: Constants = {"launch": 1.3, "products": 1 / 0.88, "traffic": 1 / 0.8
 UNMEASURED_ROWS = 0.02
 PRIOR_ROWS = 0.5  # how many rows the constants of all devices together are worth in a group's fit
 ROUNDS = 25
+MOST = 6.0  # times the ideal, that any one kind of work is believed to take
 MOST_LAUNCH_US = 12.0  # a handful of ops around a kernel, at 1 to 2 us each
 SMALL_ERROR = 0.03  # below this an error weighs by its square, above by its size
 
@@ -35,26 +36,31 @@ def fit(works: Sequence[Work], prior: Mapping[str, float] | None = None) -> Cons
     used = scale > 0
     wanted = np.array([(prior or UNMEASURED).get(name, 0.0) for name in names])
     strength = np.sqrt(PRIOR_ROWS if prior else UNMEASURED_ROWS) * np.maximum(scale, 1e-12)
-    launch = names.index("launch")
+    highest = np.array([MOST_LAUNCH_US if name == "launch" else MOST for name in names])
     weights = np.ones(len(works))
     factors = wanted.copy()
     for _ in range(ROUNDS):
         left = np.concatenate([shares * weights[:, None], np.diag(strength)])[:, used]
         right = np.concatenate([weights, strength * wanted])
-        factors[used] = _solve(left, right, launch)
+        factors[used] = _solve(left, right, highest[used])
         errors = np.abs(shares @ factors - 1)
         weights = 1 / np.sqrt(np.maximum(errors, SMALL_ERROR))
         weights /= weights.mean()
     return {name: float(value) for name, value in zip(names, factors, strict=True)}
 
 
-def _solve(left: np.ndarray, right: np.ndarray, launch: int) -> np.ndarray:
-    """Least squares with factors of zero or more, and a launch of at most a few microseconds."""
-    factors, _ = nnls(left, right)
-    if factors[launch] > MOST_LAUNCH_US:
-        rest = np.delete(left, launch, axis=1)
-        others, _ = nnls(rest, right - left[:, launch] * MOST_LAUNCH_US)
-        factors = np.insert(others, launch, MOST_LAUNCH_US)
+def _solve(left: np.ndarray, right: np.ndarray, highest: np.ndarray) -> np.ndarray:
+    """Least squares with each factor between zero and its highest."""
+    held = np.zeros(len(highest), dtype=bool)
+    factors = np.zeros(len(highest))
+    while not held.all():
+        rest = right - left[:, held] @ highest[held]
+        factors[~held] = nnls(np.ascontiguousarray(left[:, ~held]), rest)[0]
+        above = factors > highest
+        if not above.any():
+            break
+        held |= above
+        factors[held] = highest[held]
     return factors
 
 

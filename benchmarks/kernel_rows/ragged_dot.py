@@ -23,7 +23,7 @@ class Sizes:
     k: int
     n: int
     groups: int
-    item_bytes: int
+    item_bytes: float
     group_sizes: tuple[int, ...]
 
     @classmethod
@@ -84,6 +84,7 @@ def terms(row: Row, device: Device) -> dict[str, float]:
     products = device.mxu_us(2 * rows * k_padded * n_padded)
     traffic = device.hbm_us(left + right + out)
     residual = sizes.m * sizes.n * 2.0 if row.static_args.get("return_residuals") else 0.0
+    every_group = device.mxu_us(2.0 * sizes.m * sizes.k * sizes.n * sizes.groups)
     through_xla = row.impl == "xla"
     return {
         "launch": 1.0,
@@ -98,7 +99,8 @@ def terms(row: Row, device: Device) -> dict[str, float]:
         "residuals": device.hbm_us(residual),
         "eight_bits": products if item == 1 else 0.0,
         "unaligned": traffic if sizes.k % LANES or sizes.n % LANES else 0.0,
-        "every_group": device.mxu_us(2.0 * sizes.m * sizes.k * sizes.n * sizes.groups),
+        "every_group": every_group,
+        "every_group_narrow": every_group if sizes.n <= 1024 < sizes.k else 0.0,
     }
 
 

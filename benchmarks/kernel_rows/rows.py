@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,15 +16,6 @@ from tpukit.hardware import get_chip
 FOLDS = 5
 # XLA's grouped products became several times faster between the blobs of these two months.
 COMPILER_CHANGED = "2026-03"
-ITEM_BYTES = {
-    "bool": 1,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "bfloat16": 2,
-    "float16": 2,
-    "float32": 4,
-    "int32": 4,
-}
 
 
 @dataclass(frozen=True)
@@ -88,9 +80,10 @@ class Row:
         """Type of an argument without the remarks some sources add to it."""
         return self.dtypes[argument].split(" ")[0].split("(")[0]
 
-    def item_bytes(self, argument: str) -> int:
+    def item_bytes(self, argument: str) -> float:
         """Bytes of one element of an argument."""
-        return ITEM_BYTES[self.dtype(argument)]
+        bits = re.search(r"\d+", self.dtype(argument))
+        return int(bits.group()) / 8 if bits else 1.0  # bool
 
     def argument_bytes(self, argument: str) -> float:
         """Bytes of an argument in HBM, its last two axes padded to tiles; 0 when absent."""
@@ -140,10 +133,10 @@ def round_up(size: float, multiple: int) -> int:
     return math.ceil(size / multiple) * multiple
 
 
-def padded_bytes(shape: Sequence[int], item_bytes: int) -> float:
+def padded_bytes(shape: Sequence[int], item_bytes: float) -> float:
     """Bytes in HBM of an array whose last two axes are padded to (32 bytes, 128) tiles."""
     *outer, rows, lanes = (1, *shape) if len(shape) == 1 else shape
-    tiled = round_up(rows, 32 // item_bytes if rows > 1 else 1) * round_up(lanes, 128)
+    tiled = round_up(rows, round(32 / item_bytes) if rows > 1 else 1) * round_up(lanes, 128)
     return float(math.prod(outer) * tiled * item_bytes)
 
 

@@ -1,12 +1,12 @@
 """Work of attention over a paged cache: one pass over the keys and values of every sequence."""
 
-from kernel_rows.rows import ITEM_BYTES, Device, Row
+from kernel_rows.rows import Device, Row
 
 
 def paged_decode_terms(row: Row, device: Device) -> dict[str, float]:
     """The cache read once, a fixed cost a sequence."""
     d = row.dims
-    item = ITEM_BYTES[row.dtype("kv")]
+    item = row.item_bytes("kv")
     cache = float(d["batch"]) * d["ctx"] * d["num_kv_heads"] * 2 * d["head_dim"] * item
     return {"launch": 1.0, "cache": device.hbm_us(cache), "sequences": float(d["batch"])}
 
