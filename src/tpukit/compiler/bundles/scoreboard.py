@@ -2,9 +2,10 @@
 
 The core stops at a bundle until every operand is there, the engine it starts is free, and the
 result it takes from a queue has come out. The queues behind the matrix units give results in the
-order of the products; every product gives the same number of them.
+order of the products; a product gives as many as it takes rows.
 """
 
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,52 +37,57 @@ class _Queues:
     """What comes out of the matrix units and the transposers."""
 
     def __init__(self, bundles: Sequence[Bundle]) -> None:
-        products: Counter[str] = Counter()
+        rows: Counter[str] = Counter()
         pops: Counter[str] = Counter()
         for bundle in bundles:
             for one in bundle.instructions:
                 reading = read_opcode(one.opcode)
                 if reading.buffer is None:
-                    products[reading.engine] += reading.kind == "product"
+                    rows[reading.engine] += _rows(reading) if reading.kind == "product" else 0
                     pops[reading.engine] += reading.kind == "result"
-        self._products_per_pop = {
-            engine: products[engine] / pops[engine] for engine in pops if pops[engine]
+        self._rows_per_pop = {
+            engine: rows[engine] / pops[engine] for engine in pops if pops[engine]
         }
-        self._ready: defaultdict[str, deque[int]] = defaultdict(deque)
-        self._buffers: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        self._taken: Counter[str] = Counter()
+        self._queued: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
+        self._rows_in: Counter[str] = Counter()
         self._popped: Counter[str] = Counter()
-        self._last_pop: dict[str, int] = {}
+        self._buffers: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        self._transposed: dict[str, int] = {}
 
     def put(self, reading: Reading, at: int) -> None:
+        """A product or transposition was started whose first result is there at `at`."""
         if reading.kind == "transpose":
-            self._ready[f"trf {reading.engine}"] = deque([at])
+            self._transposed[reading.engine] = at
         elif reading.buffer is not None:
             self._buffers[reading.engine][reading.buffer] = at
         else:
-            self._ready[reading.engine].append(at)
+            self._rows_in[reading.engine] += _rows(reading)
+            self._queued[reading.engine].append((self._rows_in[reading.engine], at))
 
-    def ready(self, reading: Reading, now: int, spacing: int) -> int:
-        """When the next result can be taken; taking it is counted."""
+    def take(self, reading: Reading, now: int, spacing: int) -> int:
+        """When the next result can be taken, which it then is."""
+        engine = reading.engine
         if reading.kind == "transposed":
-            queue = self._ready[f"trf {reading.engine}"]
-            previous = self._last_pop.get(reading.engine, -spacing)
-            at = max(now, queue[0] if queue else 0, previous + spacing)
-            self._last_pop[reading.engine] = at
+            at = max(now, self._transposed.get(engine, 0))
+            self._transposed[engine] = at + spacing
             return at
         if reading.buffer is not None:
             # A product fills the entries from the one it names up to the next product's.
-            entries = self._buffers[reading.engine]
+            entries = self._buffers[engine]
             first = max((entry for entry in entries if entry <= reading.buffer), default=None)
             return 0 if first is None else entries[first]
-        engine = reading.engine
         self._popped[engine] += 1
-        needed = self._popped[engine] * self._products_per_pop[engine]
-        queue = self._ready[engine]
-        while len(queue) > 1 and self._taken[engine] + 1 < needed - 1e-9:
+        needed = self._popped[engine] * self._rows_per_pop[engine] - 1e-6
+        queue = self._queued[engine]
+        while len(queue) > 1 and queue[0][0] < needed:
             queue.popleft()
-            self._taken[engine] += 1
-        return queue[0] if queue else 0
+        return queue[0][1] if queue else 0
+
+
+def _rows(reading: Reading) -> int:
+    """Rows one product takes, relative to 32-bit operands: narrower ones are packed."""
+    found = re.search(r"\d+", reading.number_format)
+    return 32 // int(found[0]) if found else 1
 
 
 def time_stretch(bundles: Sequence[Bundle], core: Core) -> Stretch:
@@ -102,7 +108,7 @@ def time_stretch(bundles: Sequence[Bundle], core: Core) -> Stretch:
                 if results.get(name, 0) > now:
                     now, cause = results[name], reading.unit
             if reading.kind in ("result", "transposed"):
-                at = queues.ready(reading, now, core.lane_spacing)
+                at = queues.take(reading, now, core.lane_spacing)
                 if at > now:
                     now, cause = at, "MXU result" if reading.kind == "result" else "XLU result"
             elif reading.kind in _TAKES_ENGINE and free.get(core.engine(reading), 0) > now:

@@ -1,0 +1,11 @@
+"""The time of Pallas kernels with no TPU: compiled, run through, and timed at fitted rates."""
+
+from .calibration import Calibration as Calibration
+from .calibration import ErrorBand as ErrorBand
+from .calibration import calibration_of as calibration_of
+from .calibration import error_of as error_of
+from .estimating import KernelEstimate as KernelEstimate
+from .estimating import estimate_kernel as estimate_kernel
+from .estimating import time_profile as time_profile
+from .profile import KernelProfile as KernelProfile
+from .profile import profile_kernel as profile_kernel

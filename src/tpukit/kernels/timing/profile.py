@@ -1,0 +1,160 @@
+"""A function with Pallas kernels, compiled for one chip and run through: all but the rates."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...compiler.aot import run_request
+from ...compiler.bundles import CallTrace, trace_call, words_of
+from ...compiler.cache import CompileCache
+from ...compiler.compiled import CompiledStep
+from ...compiler.hlo import Computation, Instruction
+from ...compiler.request import make_request
+from ...compiler.stages import Progress, silent
+from ...errors import XLACompilationError
+from ...hardware import Chip, Slice, get_chip
+from ...hardware.slice import list_slices
+from ...hardware.target import target_chip
+from .prefetched import PallasCall, find_pallas_calls
+
+FORMAT = 1  # raise it when what is kept of a run, or how a program is run, changes
+KERNEL_TARGET = "tpu_custom_call"
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """What a function does on a chip, exactly; `estimate` in `estimating.py` times it.
+
+    Attributes:
+        calls: What each kernel call of the compiled program does, by the call's name.
+        reasons: Why a call could not be followed, by its name.
+    """
+
+    chip: Chip
+    compiled: CompiledStep = field(repr=False)
+    calls: Mapping[str, CallTrace] = field(repr=False)
+    reasons: Mapping[str, str]
+
+    @property
+    def bundle_count(self) -> int:
+        """Bundles of all its kernels' programs."""
+        return sum(call.bundle_count for call in self.calls.values())
+
+    @cached_property
+    def kernel_names(self) -> tuple[str, ...]:
+        """The kernel calls of the compiled program, in no order of time."""
+        return tuple(call.name for call, _ in kernel_calls(self.compiled))
+
+
+def profile_kernel(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    chip: str,
+    *,
+    scalar_inputs: Mapping[int, Any] | None = None,
+    progress: Progress = silent,
+    use_cache: bool = True,
+) -> KernelProfile:
+    """Compile a function for one device of a chip and follow its kernels' programs.
+
+    Args:
+        function: Anything jax can trace.
+        arguments: Shapes, or arrays where the values decide what a kernel does (group sizes).
+        chip: A generation: "v5e", "v5p", "v6e", "7x".
+        scalar_inputs: Values of flat arguments by position, for those given as shapes.
+        progress: Called with each stage of the compile.
+        use_cache: Whether an answer on disk will do, and this one is kept.
+    """
+    target = get_chip(chip)
+    leaves = jax.tree.leaves(tuple(arguments))
+    known = {
+        index: leaf
+        for index, leaf in enumerate(leaves)
+        if not isinstance(leaf, jax.ShapeDtypeStruct)
+    }
+    known.update(scalar_inputs or {})
+    shapes = jax.tree.map(_shape, tuple(arguments))
+    with target_chip(target.name):
+        request = make_request(function, one_device_slice(target), *shapes, progress=progress)
+        compiled = run_request(request, progress=progress, use_cache=use_cache, bundles=True)
+        pallas = find_pallas_calls(function, shapes, known)
+    traces: dict[str, CallTrace] = {}
+    reasons: dict[str, str] = {}
+    for call, parent in kernel_calls(compiled):
+        try:
+            tables = _tables(call, parent, pallas)
+            traces[call.name] = _trace(call, compiled, target.name, tables, use_cache)
+        except XLACompilationError as error:
+            reasons[call.name] = str(error)
+    return KernelProfile(target, compiled, traces, reasons)
+
+
+def one_device_slice(chip: Chip) -> Slice:
+    """The smallest slice of a generation; a program without shardings uses one device of it."""
+    return list_slices(chip.name)[0]
+
+
+def kernel_calls(compiled: CompiledStep) -> list[tuple[Instruction, Computation]]:
+    """Every Pallas call of a compiled program, with the computation it stands in."""
+    return [
+        (instruction, computation)
+        for computation in compiled.module.computations.values()
+        for instruction in computation
+        if instruction.custom_call_target == KERNEL_TARGET
+    ]
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    array = np.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def _tables(
+    call: Instruction, parent: Computation, pallas: Sequence[PallasCall]
+) -> dict[int, tuple[int, ...]]:
+    """Words of the operands a call prefetches, where they are known."""
+    operands = [parent.by_name[name].shapes[0] for name in call.operands]
+    dims = tuple(shape.dims for shape in operands)
+    alike = [one for one in pallas if one.shapes == dims]
+    tables: dict[int, tuple[int, ...]] = {}
+    for index in range(max((one.prefetched_count for one in alike), default=0)):
+        values = [one.prefetched.get(index) for one in alike]
+        first = values[0]
+        # Calls with the same shapes may prefetch different values; which is which is not told.
+        if first is not None and all(
+            value is not None and np.array_equal(first, value) for value in values
+        ):
+            tables[index] = words_of(first, operands[index])
+    return tables
+
+
+def _trace(
+    call: Instruction,
+    compiled: CompiledStep,
+    chip: str,
+    tables: Mapping[int, tuple[int, ...]],
+    use_cache: bool,
+) -> CallTrace:
+    text = compiled.kernel_listings.get(call.name)
+    if text is None:
+        raise XLACompilationError(
+            f"{call.name}: the compiler left no listing of this kernel, so its time is not told."
+        )
+    cache = CompileCache.default() if use_cache else None
+    identity = json.dumps([FORMAT, chip, text, sorted(tables.items())])
+    key = f"{hashlib.sha256(identity.encode()).hexdigest()[:40]}-trace"
+    kept = cache.load_json(key) if cache is not None else None
+    if kept is not None:
+        return CallTrace.from_data(kept)
+    trace = trace_call(call.name, text, chip, tables=tables)
+    if cache is not None:
+        cache.store_json(key, trace.to_data())
+    return trace
