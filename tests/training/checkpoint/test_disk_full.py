@@ -1,0 +1,42 @@
+"""On a disk that is really full, a save fails with a reason and the last good one stays."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROCESS = Path(__file__).with_name("filling_process.py")
+
+
+def run(command, **settings):
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, **settings
+    )
+
+
+def may_mount():
+    try:
+        done = run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"])
+    except FileNotFoundError:
+        return False
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(not may_mount(), reason="this user may not mount a small file system")
+def test_a_full_file_system(tmp_path):
+    """An own mount namespace with 8 MB in it; the save needs 16."""
+    mount = 'mount -t tmpfs -o size=8m none "$1" && exec "$2" "$3" "$1" space'
+    words = ["unshare", "-rm", "sh", "-ec", mount, "sh", str(tmp_path), sys.executable]
+    done = run([*words, str(PROCESS)])
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stdout
+    assert "Step 1 is still good" in done.stdout
+
+
+def test_a_limit_on_file_sizes(tmp_path):
+    done = run([sys.executable, str(PROCESS), str(tmp_path), "limit"], env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    assert "File too large" in done.stdout
+    assert "Step 1 is still good" in done.stdout
