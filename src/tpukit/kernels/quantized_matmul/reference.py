@@ -1,0 +1,27 @@
+"""The quantized matmul in plain jnp: dequantize, then multiply."""
+
+import jax
+import jax.numpy as jnp
+
+from .activations import Activations, quantize_rows
+from .packing import dequantize_arrays
+
+
+def quantized_matmul_reference(
+    x: jax.Array,
+    data: jax.Array,
+    scales: jax.Array,
+    codebook: jax.Array | None,
+    *,
+    format: str,
+    activations: Activations = "bfloat16",
+) -> jax.Array:
+    """See `quantized_matmul`; bfloat16 activations keep whatever precision x has."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    matrix = dequantize_arrays(data, scales, codebook, format=format, dtype=wide)
+    left = x.astype(wide)
+    if activations == "int8":
+        values, row_scales = quantize_rows(x)
+        left = values.astype(wide) * row_scales.astype(wide)
+    product = jnp.dot(left, matrix, precision=jax.lax.Precision.HIGHEST)
+    return product.astype(x.dtype)
