@@ -10,7 +10,7 @@ from etils import epath
 
 from ...errors import TPUCheckpointError
 from . import record
-from .files import file_sizes, forget_listings, in_bucket, remove_folder
+from .files import check_bucket, file_sizes, forget_listings, in_bucket, remove_folder
 from .record import Record
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ class CheckpointDirectory:
         self.path = epath.Path(text if "://" in text else os.path.abspath(os.path.expanduser(text)))
         self._lock: IO[str] | None = None
         self._taken = False
+        self._reached = False
         # Complete, and yet found to be not what was written, with the reason.
         self.damaged: dict[int, str] = {}
 
@@ -86,9 +87,9 @@ class CheckpointDirectory:
         """
         if self._taken:
             return
+        found = self.found_steps()
         mark = self.path / MARK
-        ours = mark.exists()
-        if not ours and (foreign := [step for step in self.found_steps() if self.unfinished(step)]):
+        if not mark.exists() and (foreign := [step for step in found if self.unfinished(step)]):
             raise TPUCheckpointError(
                 f"{self.path} holds folders that tpukit did not write ({foreign[0]}); give the "
                 "checkpoints a folder of their own."
@@ -151,5 +152,8 @@ class CheckpointDirectory:
                 self.remove([step])
 
     def _names(self) -> list[str]:
+        if in_bucket(self.path) and not self._reached:
+            check_bucket(self.path)
+            self._reached = True
         forget_listings(self.path)
         return [path.name for path in self.path.iterdir()] if self.path.exists() else []

@@ -9,6 +9,8 @@ from typing import Any
 
 from etils import epath
 
+from ...errors import MissingExtraError, TPUCheckpointError
+
 BLOCK_BYTES = 1 << 22
 # crc32 of a cached file runs at some GB/s a core: a few readers keep a disk busy.
 READERS = 4
@@ -78,6 +80,31 @@ def remove_folder(folder: epath.Path) -> None:
         folder.rmtree()
 
 
+def check_bucket(path: epath.Path) -> None:
+    """Find out now, in one request, whether the bucket is there and may be read.
+
+    Raises:
+        TPUCheckpointError: It is not there, or the credentials do not open it.
+    """
+    from gcsfs.retry import HttpError
+    from google.auth.exceptions import GoogleAuthError
+
+    bucket, _, prefix = os.fspath(path).removeprefix("gs://").partition("/")
+    try:
+        _bucket_files().call("GET", "b/{}/o", bucket, prefix=prefix, maxResults=1, json_out=True)
+    except FileNotFoundError as error:
+        raise TPUCheckpointError(
+            f"There is no bucket gs://{bucket}; create it (gcloud storage buckets create "
+            f"gs://{bucket}), or correct the address {path}."
+        ) from error
+    except (HttpError, GoogleAuthError, OSError) as error:
+        raise TPUCheckpointError(
+            f"The bucket gs://{bucket} cannot be read: {error}. Log in (gcloud auth "
+            "application-default login), or set GOOGLE_APPLICATION_CREDENTIALS to a key that may "
+            "read and write it."
+        ) from error
+
+
 def _digest_of_file(path: str) -> str:
     block = memoryview(bytearray(BLOCK_BYTES))
     value = 0
@@ -104,4 +131,9 @@ def _objects(folder: epath.Path) -> dict[str, Mapping[str, Any]]:
 def _bucket_files() -> Any:
     import fsspec
 
-    return fsspec.filesystem("gs")
+    try:
+        return fsspec.filesystem("gs")
+    except ImportError as error:
+        raise MissingExtraError(
+            "gcp", needed_for="A checkpoint in gs://", module="gcsfs"
+        ) from error
