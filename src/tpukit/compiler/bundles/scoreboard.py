@@ -86,8 +86,8 @@ class _Queues:
 
 def _rows(reading: Reading) -> int:
     """Rows one product takes, relative to 32-bit operands: narrower ones are packed."""
-    found = re.search(r"\d+", reading.number_format)
-    return 32 // int(found[0]) if found else 1
+    found = re.search(r"[1-9]\d*", reading.number_format)
+    return max(1, 32 // int(found[0])) if found else 1
 
 
 def time_stretch(bundles: Sequence[Bundle], core: Core) -> Stretch:

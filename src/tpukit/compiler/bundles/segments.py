@@ -62,7 +62,7 @@ class _Branch:
 
 def cut_segments(listing: BundleListing, core: Core) -> dict[int, Segment]:
     """Every segment of a program, by its first address."""
-    branches = list(_branches(listing, core.branch_delay_slots))
+    branches = list(_branches(listing, core))
     cuts = {0, len(listing.bundles)}
     for branch in branches:
         cuts.update((branch.end, branch.target))
@@ -96,7 +96,7 @@ def cut_segments(listing: BundleListing, core: Core) -> dict[int, Segment]:
     return segments
 
 
-def _branches(listing: BundleListing, delay_slots: int) -> Iterator[_Branch]:
+def _branches(listing: BundleListing, core: Core) -> Iterator[_Branch]:
     for address, bundle in enumerate(listing.bundles):
         for one in bundle.instructions:
             if not one.opcode.startswith("sbr"):
@@ -105,12 +105,42 @@ def _branches(listing: BundleListing, delay_slots: int) -> Iterator[_Branch]:
             target = listing.region_starts.get(int(region[1])) if region else None
             if target is None and region and bundle.depth == 0 and listing.uses_core_id:
                 target = len(listing.bundles)  # the core that has nothing to do leaves
-            if target is None:
+            slots = _delay_slots(listing, address, one, core)
+            if target is None or address + slots >= len(listing.bundles):
                 raise XLACompilationError(
                     f"the branch in bundle {address:#x} of a kernel goes nowhere in its listing; "
                     "no time can be told."
                 )
-            yield _Branch(address, address + 1 + delay_slots, target)
+            yield _Branch(address, address + 1 + slots, target)
+
+
+def _delay_slots(listing: BundleListing, address: int, branch: Instruction, core: Core) -> int:
+    """How many bundles after a branch are issued even when it is taken.
+
+    Older generations have a fixed number. TPU7x has up to six, which the listing does not state:
+    they reach at least to the last bundle that is guarded against the branch being taken, and on
+    to whatever must not run then (a place to jump to, another region, a transfer or a semaphore).
+    """
+    most = core.branch_delay_slots
+    if not core.delay_slots_vary:
+        return most
+    following = listing.bundles[address + 1 : address + 1 + most]
+    slots = 0
+    for number, bundle in enumerate(following, start=1):
+        if any(
+            one.predicate == branch.predicate and one.negated != branch.negated
+            for one in bundle.instructions
+        ):
+            slots = number
+    for bundle in following[slots:]:
+        if bundle.label or bundle.regions or any(map(_has_side_effect, bundle.instructions)):
+            break
+        slots += 1
+    return slots
+
+
+def _has_side_effect(one: Instruction) -> bool:
+    return one.opcode.startswith(("dma", "vsync", "vwait", "sbr", "sst"))
 
 
 class _Names:
@@ -208,7 +238,7 @@ def _order(one: Instruction) -> int:
 def _guard(one: Instruction) -> str:
     if not one.predicate:
         return "True"
-    return f"negate({one.predicate})" if one.negated else one.predicate
+    return value_source(f"{'!' if one.negated else ''}%{one.predicate}")
 
 
 def _value(one: Instruction) -> str:

@@ -21,7 +21,7 @@ _UNIT_OF: tuple[tuple[Unit, re.Pattern[str]], ...] = (
     ("EUP", re.compile(r"v(?:pow|exp|rcp|rsqrt|log|tanh|erf|sigm|sinq|cosq)[\w]*\.")),
     ("XLU", re.compile(r"v\w[\w.]*\.xlu\d|vpush$")),
     ("VLOAD", re.compile(r"vld|vsync|vwait|sfence")),
-    ("VSTORE", re.compile(r"vst(?!v)")),
+    ("VSTORE", re.compile(r"vst(?!v)|vpush\.ccrf")),
     ("SALU", re.compile(r"[sp]|dma")),
     ("VALU", re.compile(r"v")),
 )
@@ -91,6 +91,7 @@ class Core:
     """One core of a generation, as `data/units.toml` documents it."""
 
     branch_delay_slots: int
+    delay_slots_vary: bool
     slots: Mapping[str, int]
     matrix_spacing: Mapping[str, int]
     push_spacing: Mapping[str, int]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
 _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
