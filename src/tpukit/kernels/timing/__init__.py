@@ -1,5 +1,10 @@
 """The time of Pallas kernels with no TPU: compiled, run through, and timed at fitted rates."""
 
+from .bench import BenchRow as BenchRow
+from .bench import KernelBench as KernelBench
+from .bench import bench_op as bench_op
+from .bench import default_implementations as default_implementations
+from .bench import estimate as estimate
 from .calibration import Calibration as Calibration
 from .calibration import ErrorBand as ErrorBand
 from .calibration import calibration_of as calibration_of

@@ -17,9 +17,9 @@ def format_band(estimate: "KernelEstimate") -> str:
     """How far it may be off, and on how many measured kernels that stands."""
     error = estimate.error
     if error is None:
-        return "no measured kernel"
-    kind = "" if error.kind == "any" else f" {error.kind}"
-    return f"-{error.below:.0%} +{error.above:.0%} ({error.rows}{kind} measured)"
+        return "not known: none measured"
+    kind = "kernels" if error.kind == "any" else error.kind
+    return f"-{error.below:.0%} +{error.above:.0%} ({error.rows} {kind} measured)"
 
 
 def estimate_panel(estimate: "KernelEstimate") -> Any:

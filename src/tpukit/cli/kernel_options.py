@@ -1,0 +1,145 @@
+"""What the commands on kernels share: their options, cases made from text, and progress."""
+
+import json as json_module
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..kernels.op import KernelCase, Op
+
+On = Annotated[str, typer.Option(help="Generations, e.g. v6e or v5e,v5p,v6e,7x.")]
+CaseNames = Annotated[
+    list[str] | None, typer.Option(help="A case of the op by name; repeat. All by default.")
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(help="An array of a case of your own, e.g. bf16[1,8,4096,128]; repeat in order."),
+]
+OptionTexts = Annotated[
+    list[str] | None,
+    typer.Option(help="A keyword of that case, e.g. causal=true; repeat."),
+]
+Implementation = Annotated[
+    list[str] | None, typer.Option(help="pallas_tpu, reference ...; repeat. Both by default.")
+]
+Backward = Annotated[bool, typer.Option("--backward", help="The gradient, forward pass included.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Compile anew.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def start() -> None:
+    """Make this process safe for jax: it compiles for TPUs, and must not look for one."""
+    from ..runtime.environment import configure_tpu_environment
+
+    configure_tpu_environment()
+
+
+def chosen_chips(text: str) -> list[str]:
+    """The generations a user named, by their own names.
+
+    Raises:
+        SliceError: One of them is none; the message names the nearest.
+    """
+    from ..hardware import get_chip
+
+    names = [get_chip(part.strip()).name for part in text.split(",") if part.strip()]
+    return list(dict.fromkeys(names))
+
+
+def choose_cases(
+    op: "Op",
+    names: Sequence[str] | None,
+    shapes: Sequence[str] | None,
+    options: Sequence[str] | None,
+) -> "list[KernelCase]":
+    """The op's cases of these names, or one made of shapes and options; all of its by default.
+
+    Raises:
+        TPUValidationError: A shape or option cannot be read, or both ways are used.
+        TPUKernelError: The op has no such case.
+    """
+    from ..compiler.entry import parse_argument
+    from ..errors import TPUValidationError
+    from ..kernels.op import KernelCase, shape_text
+
+    if shapes and names:
+        raise TPUValidationError("--case and --shape both say what to time; give one of them.")
+    if options and not shapes:
+        raise TPUValidationError("--option belongs to a case of your own; give its --shape too.")
+    if shapes:
+        arrays = tuple(parse_argument(text) for text in shapes)
+        keywords = dict(_keyword(text) for text in options or ())
+        label = " ".join(map(shape_text, arrays))
+        return [KernelCase(label, arrays, keywords)]
+    return [op.case(name) for name in names] if names else list(op.cases)
+
+
+def _keyword(text: str) -> tuple[str, Any]:
+    """`causal=true` as a name and a value; what is no JSON value is a string."""
+    from ..errors import TPUValidationError
+
+    name, sign, value = text.partition("=")
+    if not sign or not name.strip():
+        raise TPUValidationError(f"{text!r} is no option; write name=value, e.g. causal=true.")
+    try:
+        return name.strip(), json_module.loads(value)
+    except json_module.JSONDecodeError:
+        return name.strip(), value.strip()
+
+
+@contextmanager
+def counted(total: int) -> Generator[Callable[[str], None]]:
+    """A function that says on standard error what is compiled now, and how far it is."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        done = 0
+
+        def line(text: str) -> None:
+            nonlocal done
+            done += 1
+            sys.stderr.write(f"[{done}/{total}] {text}\n")
+            sys.stderr.flush()
+
+        yield line
+        return
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=total)
+
+        def bar(text: str) -> None:
+            progress.update(task, advance=1, description=text)
+
+        yield bar
+
+
+@dataclass(frozen=True)
+class OpListing:
+    """The ops there are."""
+
+    ops: "tuple[Op, ...]"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            op.name: {
+                "implementations": list(op.implementations),
+                "cases": [case.to_dict() for case in op.cases],
+            }
+            for op in self.ops
+        }
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        table = Table("op", "as", "cases", show_edge=False)
+        for op in self.ops:
+            cases = ", ".join(case.name for case in op.cases)
+            table.add_row(op.name, ", ".join(op.implementations), cases)
+        return table
