@@ -74,12 +74,15 @@ def xla_terms(row: Row, device: Device) -> dict[str, float]:
     backward = row.op.endswith("_bwd")
     scores = device.hbm_us(sizes.logits * 4)
     io = device.hbm_us(sizes.io_bytes())
-    flops = sizes.product_flops(device, sizes.logits, 5 if backward else 2)
+    products = 5 if backward else 2
+    flops = sizes.product_flops(device, sizes.logits, products)
     repeated = sizes.q_heads // sizes.kv_heads - 1
     return {
         "launch": 1.0,
         "products": device.mxu_us(flops),
+        "unpadded_products": device.mxu_us(products * sizes.logits * (sizes.qk_dim + sizes.v_dim)),
         "scores": scores,
+        "wide_heads": io if sizes.qk_dim >= 256 else 0.0,
         "arguments": io,
         "compact_arguments": device.hbm_us(sizes.compact_bytes()),
         "mask": device.hbm_us(row.argument_bytes("bias") + row.argument_bytes("mask.bool_mask")),
