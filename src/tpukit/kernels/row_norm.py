@@ -183,8 +183,9 @@ def normalise_backward(
     rows, width = _matrix_shape(x.shape)
     block, chunk = blocks.block_rows, tile_shape(x.dtype)[0]
     count = pl.cdiv(rows, block)
-    steps = pl.cdiv(count, PARTS)
-    rows_left_over = rows != PARTS * steps * block
+    parts = min(PARTS, count)
+    steps = pl.cdiv(count, parts)
+    rows_left_over = rows != parts * steps * block
     sums = int(scale is not None) + int(biased)
 
     def kernel(x_ref: Any, cotangent_ref: Any, *refs: Any) -> None:
@@ -224,9 +225,9 @@ def normalise_backward(
         kernel,
         out_shape=[
             jax.ShapeDtypeStruct((rows, width), x.dtype),
-            *[jax.ShapeDtypeStruct((PARTS * WORD_SUBLANES, width), jnp.float32)] * sums,
+            *[jax.ShapeDtypeStruct((parts * WORD_SUBLANES, width), jnp.float32)] * sums,
         ],
-        grid=(PARTS, steps),
+        grid=(parts, steps),
         in_specs=[window, window, *[pl.BlockSpec((1, width), lambda p, i: (0, 0)) for _ in lines]],
         out_specs=[window, *[total] * sums],
         compiler_params=_compiler_params(("parallel", "arbitrary"), x, blocks),

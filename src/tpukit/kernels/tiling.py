@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..errors import TPUKernelError
+
+Array = TypeVar("Array", jax.Array, np.ndarray)
 
 LANES = 128
 WORD_SUBLANES = 8  # of 32-bit values; narrower ones are packed, so a tile holds more rows
@@ -97,17 +100,18 @@ def tile_padding(
 
 
 def pad_to_tiles(
-    x: jax.Array, *, tile: tuple[int, ...] | None = None, value: float = 0
-) -> tuple[jax.Array, Padding]:
+    x: Array, *, tile: tuple[int, ...] | None = None, value: float = 0
+) -> tuple[Array, Padding]:
     """Pad the last axes of `x` at their ends to whole tiles; `unpad` takes it off again."""
     padding = tile_padding(x.shape, x.dtype, tile=tile)
     if not any(padding.added):
         return x, padding
-    filled = jnp.pad(x, [(0, extra) for extra in padding.added], constant_values=value)
+    namespace: Any = x.__array_namespace__()  # a host's weights are laid out by numpy
+    filled = namespace.pad(x, [(0, extra) for extra in padding.added], constant_values=value)
     return filled, padding
 
 
-def unpad(x: jax.Array, padding: Padding) -> jax.Array:
+def unpad(x: Array, padding: Padding) -> Array:
     """What `pad_to_tiles` was given.
 
     Raises:
@@ -121,7 +125,7 @@ def unpad(x: jax.Array, padding: Padding) -> jax.Array:
     return x[tuple(slice(size) for size in padding.shape)]
 
 
-def pack_tiles(x: jax.Array, *, tile: tuple[int, int] | None = None) -> jax.Array:
+def pack_tiles(x: Array, *, tile: tuple[int, int] | None = None) -> Array:
     """(…, H, W) -> (…, H/rows, W/lanes, rows, lanes): the order of a TPU's memory, padded.
 
     Raises:
@@ -139,7 +143,7 @@ def pack_tiles(x: jax.Array, *, tile: tuple[int, int] | None = None) -> jax.Arra
     return split.swapaxes(-3, -2)
 
 
-def unpack_tiles(packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def unpack_tiles(packed: Array, shape: tuple[int, ...]) -> Array:
     """The array of `shape` that `pack_tiles` was given.
 
     Raises:
@@ -156,7 +160,7 @@ def unpack_tiles(packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return joined[tuple(slice(size) for size in shape)]
 
 
-def to_blocked(x: jax.Array, *, block: int = BLOCK_SIZE) -> jax.Array:
+def to_blocked(x: Array, *, block: int = BLOCK_SIZE) -> Array:
     """(batch, height, width, channels) -> (batch, height/128, width/128, 128, 128, channels).
 
     Height and width are padded with zeros to whole blocks.
@@ -175,7 +179,7 @@ def to_blocked(x: jax.Array, *, block: int = BLOCK_SIZE) -> jax.Array:
     return split.swapaxes(2, 3)
 
 
-def from_blocked(blocked: jax.Array, *, height: int, width: int) -> jax.Array:
+def from_blocked(blocked: Array, *, height: int, width: int) -> Array:
     """What `to_blocked` was given, of that height and width.
 
     Raises:

@@ -1,0 +1,190 @@
+"""A user's function becomes an op: precision, padding, dispatch, gradient, blocks, registry."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+from tpukit.errors import TPUKernelError
+from tpukit.hardware.target import target_chip
+from tpukit.kernels.decorator import register_tpu_op, tpu_kernel
+from tpukit.kernels.dispatch import wants_memory_efficient
+from tpukit.kernels.op import BlockSizes, KernelCase
+from tpukit.kernels.precision import PrecisionConfig
+from tpukit.kernels.registry import get_tpu_op, list_tpu_ops, unregister_tpu_op
+
+SQUARE = jnp.asarray(np.random.default_rng(0).normal(size=(5, 130)), jnp.float32)
+
+
+@dataclass(frozen=True)
+class Rows(BlockSizes):
+    rows: int
+
+
+def pallas_scaled(x, *, factor, blocks=None, interpret=True):
+    """A kernel that wants whole tiles."""
+    assert x.shape[0] % 8 == 0
+    assert x.shape[1] % 128 == 0
+
+    def body(x_ref, out_ref):
+        out_ref[...] = factor * x_ref[...]
+
+    return pl.pallas_call(body, out_shape=x, interpret=interpret)(x)
+
+
+@pytest.fixture
+def scaled():
+    """An op of a plain function and a Pallas kernel, padded, with blocks."""
+
+    @tpu_kernel(
+        on_tpu=pallas_scaled,
+        pad_to_tiles=True,
+        default_blocks=lambda case, chip: Rows(8),
+        block_space=lambda case, chip: [Rows(8), Rows(1024), Rows(2**20)],
+        vmem_bytes=lambda case, blocks: blocks.rows * 16384,
+        cases=[KernelCase("small", (jax.ShapeDtypeStruct((8, 128), "float32"),), {"factor": 2.0})],
+    )
+    def scaled(x, *, factor):
+        """Documented."""
+        return factor * x
+
+    return scaled
+
+
+def test_bare_it_is_the_function_with_a_name():
+    @tpu_kernel
+    def double(x):
+        """Twice."""
+        return 2 * x
+
+    assert double(SQUARE).tolist() == (2 * SQUARE).tolist()
+    assert (double.name, double.__doc__, double.op.name) == ("double", "Twice.", "double")
+    assert jax.grad(lambda x: double(x).sum())(SQUARE).tolist() == [[2.0] * 130] * 5
+
+
+def test_a_pallas_kernel_gets_whole_tiles_and_the_gradient_of_its_reference(scaled):
+    found = scaled(SQUARE, factor=3.0, implementation="pallas_tpu")
+    assert found.shape == SQUARE.shape
+    np.testing.assert_array_equal(found, 3 * SQUARE)
+    for implementation in (None, "pallas_tpu"):
+        gradient = jax.grad(
+            lambda x, name=implementation: scaled(x, factor=3.0, implementation=name).sum()
+        )(SQUARE)
+        np.testing.assert_array_equal(gradient, np.full(SQUARE.shape, 3.0))
+    bound = scaled.op.bind(scaled.op.case("small"))
+    np.testing.assert_array_equal(bound(jnp.ones((8, 128))), np.full((8, 128), 2.0))
+
+
+def test_blocks_that_do_not_fit_are_refused_with_the_largest_that_do(scaled):
+    with target_chip("v5e"), pytest.raises(TPUKernelError, match=r"largest that fit are rows=1024"):
+        scaled(SQUARE, factor=1.0, blocks=Rows(2**20))
+    with target_chip("v5e"):
+        scaled(SQUARE, factor=1.0, blocks=Rows(1024))
+
+
+def test_a_gradient_of_ones_own():
+    @tpu_kernel(gradient=lambda arrays, cotangent: (100 * cotangent,))
+    def plain(x):
+        return x
+
+    assert jax.grad(lambda x: plain(x).sum())(jnp.ones(3)).tolist() == [100.0] * 3
+
+
+def test_precision_casts_in_and_back():
+    seen = []
+
+    @tpu_kernel(precision=PrecisionConfig.BFLOAT16)
+    def product(a, b, count):
+        seen.append((a.dtype.name, count.dtype.name))
+        return a @ b, count
+
+    out, count = product(jnp.ones((4, 4)), jnp.ones((4, 4)), jnp.arange(3))
+    assert seen == [("bfloat16", "int32")]
+    assert (out.dtype, count.dtype) == (jnp.float32, jnp.int32)
+
+
+def test_high_precision_is_asked_of_the_matrix_unit():
+    @tpu_kernel(precision=PrecisionConfig.HIGH)
+    def product(a, b):
+        return a @ b
+
+    text = jax.jit(product).lower(jnp.ones((4, 4)), jnp.ones((4, 4))).as_text()
+    assert "HIGH, HIGH" in text
+
+
+def test_fp8_is_refused_where_the_generation_has_none():
+    @tpu_kernel(precision="fp8")
+    def product(a, b):
+        return a @ b
+
+    with (
+        target_chip("v5p"),
+        pytest.raises(TPUKernelError, match=r"7x and 8i have it. v5p supports bf16, int8"),
+    ):
+        product(SQUARE, SQUARE.T)
+    with target_chip("7x"):
+        product(SQUARE, SQUARE.T)
+
+
+def test_efficient_attention_reaches_the_calls_inside():
+    @tpu_kernel(use_efficient_attention=True)
+    def inside(x):
+        return jnp.full_like(x, wants_memory_efficient())
+
+    assert inside(jnp.zeros(2)).tolist() == [1.0, 1.0]
+    assert not wants_memory_efficient()
+
+
+def test_padding_refuses_what_it_cannot_cut_back():
+    @tpu_kernel(pad_to_tiles=True, on_tpu=lambda x: x[:2])
+    def rows(x):
+        return x
+
+    with pytest.raises(TPUKernelError, match="suits kernels whose results grow"):
+        rows(SQUARE, implementation="pallas_tpu")
+
+
+def test_registering_finding_replacing_and_forgetting():
+    @register_tpu_op
+    def my_first_op(x):
+        return x + 1
+
+    try:
+        assert get_tpu_op("my_first_op").function(1) == 2
+        assert "my_first_op" in list_tpu_ops()
+        with pytest.raises(TPUKernelError, match=r"registered already, as .*my_first_op"):
+            register_tpu_op(lambda x: x, name="my_first_op")
+        register_tpu_op(lambda x: x + 5, name="my_first_op", replace=True)
+        assert get_tpu_op("my_first_op").function(1) == 6
+        assert my_first_op(1) == 2
+    finally:
+        unregister_tpu_op("my_first_op")
+    with pytest.raises(TPUKernelError, match=r"There is no op 'my_first_op'"):
+        get_tpu_op("my_first_op")
+    with pytest.raises(TPUKernelError, match=r"No op 'my_first_op' is registered; .* none"):
+        unregister_tpu_op("my_first_op")
+
+
+def test_tpukits_own_ops_are_there_and_stay():
+    assert get_tpu_op("layer_norm").name == "layer_norm"
+    assert "rms_norm" in list_tpu_ops()
+    with pytest.raises(TPUKernelError, match="cannot be replaced; give another name="):
+        register_tpu_op(lambda x: x, name="layer_norm", replace=True)
+    with pytest.raises(TPUKernelError, match="own and stays"):
+        unregister_tpu_op("layer_norm")
+    with pytest.raises(TPUKernelError, match="Did you mean 'layer_norm'"):
+        get_tpu_op("layernorm")
+
+
+def test_settings_that_contradict_are_refused():
+    with pytest.raises(TPUKernelError, match="no default_blocks="):
+        tpu_kernel(lambda x: x, name="f", vmem_bytes=lambda case, blocks: 0)
+    with pytest.raises(TPUKernelError, match=r"is not a precision; .* Did you mean 'high'"):
+        tpu_kernel(lambda x: x, name="f", precision="hihg")
+    with pytest.raises(TPUKernelError, match="given blocks= and takes none"):
+        tpu_kernel(lambda x: x, name="f")(SQUARE, blocks=Rows(8))
+    with pytest.raises(TPUKernelError, match="is an op already and cannot take name"):
+        register_tpu_op(tpu_kernel(lambda x: x, name="f"), name="g")

@@ -1,0 +1,106 @@
+"""Dispatch follows the platform of the lowering, and a name asked for is never replaced."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tpukit.errors import TPUKernelError
+from tpukit.kernels.dispatch import (
+    Passes,
+    dispatch,
+    dispatch_with_gradient,
+    memory_efficient,
+    recomputed,
+    with_gradient,
+)
+
+X = jnp.arange(1.0, 4.0)
+
+
+def doubled(x, *, shift=0.0):
+    return 2 * x + shift
+
+
+def tripled(x, *, shift=0.0, blocks=None):
+    return 3 * x + shift + (0 if blocks is None else blocks)
+
+
+IMPLEMENTATIONS = {"reference": doubled, "pallas_tpu": tripled, "blocked": lambda x: 5 * x}
+
+
+def lowered(function, platform):
+    return jax.jit(function).trace(X).lower(lowering_platforms=(platform,)).as_text()
+
+
+def test_the_platform_of_the_lowering_decides():
+    def call(x):
+        return dispatch("op", IMPLEMENTATIONS, x, options={"shift": 1.0})
+
+    assert "dense<3.0" in lowered(call, "tpu")
+    assert "dense<2.0" not in lowered(call, "tpu")
+    assert "dense<2.0" in lowered(call, "cpu")
+    assert "dense<2.0" in lowered(call, "cuda")
+    assert jax.jit(call)(X).tolist() == call(X).tolist() == [3.0, 5.0, 7.0]
+
+
+def test_a_name_is_taken_anywhere_and_blocks_go_to_the_kernel_alone():
+    named = dispatch("op", IMPLEMENTATIONS, X, implementation="pallas_tpu")
+    assert named.tolist() == [3.0, 6.0, 9.0]
+    blocks = {"pallas_options": {"blocks": 10}}
+    assert dispatch("op", IMPLEMENTATIONS, X, **blocks).tolist() == [2.0, 4.0, 6.0]
+    kernel = dispatch("op", IMPLEMENTATIONS, X, implementation="pallas_tpu", **blocks)
+    assert kernel.tolist() == [13.0, 16.0, 19.0]
+
+
+def test_an_unknown_name_is_refused_with_what_there_is():
+    with pytest.raises(TPUKernelError, match=r"op has no implementation 'cuda'; it has reference,"):
+        dispatch("op", IMPLEMENTATIONS, X, implementation="cuda")
+
+
+def test_memory_efficient_replaces_the_reference_and_retraces():
+    @jax.jit
+    def call(x):
+        return dispatch("op", IMPLEMENTATIONS, x, in_blocks="blocked")
+
+    assert call(X).tolist() == [2.0, 4.0, 6.0]
+    with memory_efficient():
+        assert call(X).tolist() == [5.0, 10.0, 15.0]
+    assert call(X).tolist() == [2.0, 4.0, 6.0]
+
+
+def test_both_passes_choose_and_share_residuals():
+    passes = {
+        "reference": recomputed(lambda x: x**2),
+        "pallas_tpu": Passes(lambda x: (x**2, (x,)), lambda kept, g: (7 * kept[0] * g,)),
+    }
+
+    def loss(x):
+        return dispatch_with_gradient("op", passes, x).sum()
+
+    assert jax.grad(loss)(X).tolist() == [2.0, 4.0, 6.0]
+    assert "dense<7.0" in lowered(jax.grad(loss), "tpu")
+    assert "dense<7.0" not in lowered(jax.grad(loss), "cpu")
+    kernel = with_gradient("op", passes, "pallas_tpu")
+    assert jax.grad(lambda x: kernel(x).sum())(X).tolist() == [7.0, 14.0, 21.0]
+
+
+def test_the_backward_pass_remembers_that_it_was_inside():
+    def sum_of(factor):
+        def backward(kept, cotangent):
+            return (cotangent * factor,)
+
+        return Passes(lambda x: (x, x), backward)
+
+    passes = {"reference": sum_of(2.0), "blocked": sum_of(5.0)}
+
+    def call(x):
+        return dispatch_with_gradient("op", passes, x, on_tpu="reference", in_blocks="blocked")
+
+    with memory_efficient():
+        _, pull = jax.vjp(call, X)
+    assert pull(jnp.ones(3))[0].tolist() == [5.0] * 3
+
+
+def test_the_scope_carries_the_name():
+    text = jax.jit(lambda x: dispatch("my_op", IMPLEMENTATIONS, x)).trace(X).lower()
+    assert "my_op" in text.as_text(debug_info=True)

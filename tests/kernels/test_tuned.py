@@ -1,0 +1,95 @@
+"""Tuned blocks: found by chip and bucket, refused when they are not what the kernel takes."""
+
+import json
+
+import jax
+import pytest
+
+from tpukit.errors import TPUKernelError
+from tpukit.hardware.target import target_chip
+from tpukit.kernels.op import KernelCase, shape_bucket
+from tpukit.kernels.registry import builtin_ops, get_tpu_op
+from tpukit.kernels.row_norm import RowBlocks, bucket, row_case
+from tpukit.kernels.tuned import TunedEntry, choose_blocks, data_folder, load_tuned, save_tuned
+
+CHIPS = ("v4", "v5e", "v5p", "v6e", "7x")
+
+
+def shape(*sizes, dtype="bfloat16"):
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+CASE = KernelCase("c", (shape(1000, 4096), shape(4096, dtype="float32")), {"eps": 1e-5, "k": 2})
+
+
+def entry(rows, of=CASE, **blocks):
+    return TunedEntry(shape_bucket(of), blocks or {"block_rows": rows}, 12.5, "model", {"jax": "1"})
+
+
+def chosen(folder, case=CASE):
+    return choose_blocks("op", case, lambda case, chip: RowBlocks(16), folder=folder)
+
+
+def test_a_bucket_rounds_sizes_up_and_forgets_floats():
+    assert shape_bucket(CASE) == "bfloat16[1024,4096] float32[4096] k=2"
+    larger = KernelCase("d", (shape(600, 4000), shape(3000, dtype="float32")), {"k": 2})
+    assert shape_bucket(larger) == shape_bucket(CASE)
+
+
+def test_rows_are_counted_however_they_are_stacked():
+    assert bucket(row_case(shape(4, 250, 4096))) == bucket(CASE) == "bfloat16[1024,4096]"
+
+
+def test_blocks_come_from_the_file_of_the_chip_traced_for(tmp_path):
+    save_tuned(tmp_path, "v6e", {shape_bucket(CASE): entry(512)})
+    with target_chip("v6e"):
+        assert chosen(tmp_path) == RowBlocks(512)
+        other = KernelCase("e", (shape(8, 8),))
+        assert chosen(tmp_path, other) == RowBlocks(16)
+    with target_chip("v5e"):
+        assert chosen(tmp_path) == RowBlocks(16)
+    assert chosen(tmp_path) == RowBlocks(16)
+
+
+def test_what_is_saved_is_read_back_in_order(tmp_path):
+    small = KernelCase("s", (shape(8, 8),))
+    entries = {shape_bucket(CASE): entry(512), shape_bucket(small): entry(8, small)}
+    path = save_tuned(tmp_path, "v5p", entries)
+    assert load_tuned(tmp_path, "v5p") == entries
+    names = [item["bucket"] for item in json.loads(path.read_text())["entries"]]
+    assert names == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not a file of tuned blocks"),
+        ('{"chip": "v5e", "entries": [{"bucket": "x"}]}', "is not a file of tuned blocks"),
+        ('{"chip": "v6e", "entries": []}', "of another chip"),
+        (
+            '{"chip": "v5e", "entries": [{"bucket": "x", "blocks": {"a": 0}, "time_us": 1, '
+            '"origin": "model", "versions": {}}]}',
+            "the blocks of x are not positive integers",
+        ),
+    ],
+)
+def test_a_broken_file_is_refused(tmp_path, text, message):
+    (tmp_path / "v5e.json").write_text(text)
+    load_tuned.cache_clear()
+    with target_chip("v5e"), pytest.raises(TPUKernelError, match=message):
+        chosen(tmp_path)
+
+
+def test_blocks_of_another_kernel_are_refused(tmp_path):
+    save_tuned(tmp_path, "v5e", {shape_bucket(CASE): entry(0, block_q=128)})
+    with target_chip("v5e"), pytest.raises(TPUKernelError, match="name block_q, and the kernel"):
+        chosen(tmp_path)
+
+
+@pytest.mark.parametrize("name", builtin_ops())
+def test_shipped_entries_are_what_the_kernels_take(name):
+    op = get_tpu_op(name)
+    default = set(op.default_blocks(op.cases[0], None).to_dict())
+    for chip in CHIPS:
+        for tuned in load_tuned(data_folder(name), chip).values():
+            assert set(tuned.blocks) == default, f"{name} on {chip}: {tuned.bucket}"
