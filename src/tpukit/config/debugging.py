@@ -44,4 +44,6 @@ def enable_debugging_mode() -> DebugMode:
     before = {name: getattr(jax.config, name) for name in DEBUG_SETTINGS}
     for name, value in DEBUG_SETTINGS.items():
         jax.config.update(name, value)
+    # What has run before is called on a fast path that looks at no setting any more.
+    jax.clear_caches()
     return DebugMode(before)

@@ -1,5 +1,6 @@
 """From this process's rows of a batch to global arrays on a mesh, with the waiting measured."""
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -57,10 +58,21 @@ class BatchSource:
         self, stream: DataStream, shardings: Mapping[str, NamedSharding], share: tuple[int, int]
     ) -> None:
         self._stream, self._shardings, self._share = stream, shardings, share
+        self._seen: tuple[dict[str, Any], dict[str, np.ndarray]] | None = None
         self.waited_s = 0.0
+
+    def look(self) -> None:
+        """Draw the next batch early, so that wrong data are refused before a long compile."""
+        if self._seen is None:
+            before = self._stream.state()
+            with contextlib.suppress(StopIteration):
+                self._seen = before, next(self._stream)
 
     def draw(self) -> dict[str, np.ndarray]:
         """This process's rows of the next batch; StopIteration at the end of the data."""
+        if self._seen is not None:
+            (_, batch), self._seen = self._seen, None
+            return batch
         began = time.perf_counter()
         try:
             return next(self._stream)
@@ -73,10 +85,11 @@ class BatchSource:
 
     def state(self) -> dict[str, Any]:
         """Where the data stand after the last batch drawn."""
-        return self._stream.state()
+        return self._stream.state() if self._seen is None else self._seen[0]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back, or ahead, to where `state` was taken."""
+        self._seen = None
         self._stream.restore(state)
 
     def close(self) -> None:

@@ -245,9 +245,6 @@ class TrainingLoop:
         if parts.keeper is None or parts.keeper.saved_step == self.step:
             return
         with parts.ledger.doing("checkpoint"):
-            if parts.metrics is not None:
-                # Before the checkpoint: a resume keeps the lines up to its step, so they must be.
-                parts.metrics.flush()
             guard = {} if parts.guard is None else parts.guard.state()
             parts.keeper.save(self.step, self.state, data=parts.source.state(), guard=guard)
 

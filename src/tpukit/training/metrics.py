@@ -24,7 +24,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, *, after_step: int = 0) -> None:
         self.path = path
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._file = _open(path)
         self.roll_back(after_step)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -35,13 +35,8 @@ class MetricsFile:
             line["not_finite"] = {name: str(record[name]) for name in odd}
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    def flush(self) -> None:
-        """Hand everything to the operating system: a kill loses none of it."""
-        self._file.flush()
-
     def roll_back(self, step: int) -> None:
         """Take out the records after `step`, and a last line that was cut short."""
-        self._file.flush()
         kept = [line for line, record in _lines(self.path) if record.get("step", 0) <= step]
         whole = "".join(kept)
         if whole.encode() == self.path.read_bytes():
@@ -50,11 +45,16 @@ class MetricsFile:
         partial.write_text(whole, encoding="utf-8")
         self._file.close()
         os.replace(partial, self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = _open(self.path)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _open(path: Path) -> TextIO:
+    # Line by line to the operating system: a kill loses none of them, and `tail -f` follows.
+    return path.open("a", encoding="utf-8", buffering=1)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

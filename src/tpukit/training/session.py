@@ -81,6 +81,8 @@ class Session:
         keeper, guard = self._keeper(), _guard(settings)
         state, first = self._restore(keeper, source, guard)
         resumed_from = None if state is None else first
+        if first < self._total:
+            source.look()
         program = self._compile()
         evaluator = self._evaluator()
         if state is None:

@@ -111,13 +111,13 @@ class TrainingSettings(Reporting, Reliability, Optimization, DataFields, Setting
             ConfigError: A key is unknown or a value is wrong.
         """
         known = cls.model_fields
-        for key in section:
+        given = {name: value for name, value in overrides.items() if value is not None}
+        for key in {**section, **given}:
             if key not in known:
                 raise ConfigError(
                     f"'{key}' is not a key of train:; keys are {', '.join(sorted(known))}."
                     + did_you_mean(str(key), known)
                 )
-        given = {name: value for name, value in overrides.items() if value is not None}
         return cls(**{**section, **given})
 
     def optimizer_spec(self) -> OptimizerSpec:

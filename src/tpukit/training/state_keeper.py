@@ -63,6 +63,7 @@ class StateKeeper:
         Raises:
             TPUCheckpointError: It is of another model, or none of those there is good.
         """
+        self._checkpointer.wait()
         if self._checkpointer.latest_step() is None:
             return None
         shapes, _ = self._work.abstract_args(self._mesh)

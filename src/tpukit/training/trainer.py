@@ -1,6 +1,6 @@
 """`TPUTrainer`: a model, data and a mesh to a trained model, on CPU, GPU or TPU alike."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,23 +108,32 @@ class TPUTrainer:
 
     @classmethod
     def from_plan(
-        cls, plan: Plan, *, devices: Sequence[Any] | None = None, **options: Any
+        cls,
+        plan: Plan,
+        *,
+        train: Mapping[str, Any] | None = None,
+        devices: Sequence[Any] | None = None,
+        **options: Any,
     ) -> "TPUTrainer":
         """The trainer of a plan; its `train:` section gives the settings.
 
         Where the plan's slice is not what is here, its mesh is fitted to the devices that are,
-        and the run says so. `options` are those of `TPUTrainer`.
+        and the run says so.
+
+        Args:
+            plan: What to train and how to place it.
+            train: Settings that go before those of the plan's `train:` section.
+            devices: The devices to use; all by default.
+            **options: Of `TPUTrainer`.
 
         Raises:
             ConfigError: The `train:` section is wrong.
         """
         found = list(jax.devices() if devices is None else devices)
-        section = dict(plan.sections.get("train", {}))
         name, moments = plan.optimizer_settings()
-        section.setdefault("optimizer", name)
-        if moments is not None:
-            section.setdefault("moment_dtype", moments)
-        settings = options.pop("settings", None) or TrainingSettings.from_section(section)
+        planned = {"optimizer": name} | ({"moment_dtype": moments} if moments else {})
+        own = plan.sections.get("train", {})
+        settings = TrainingSettings.from_section({**planned, **own, **(train or {})})
         sizes, note = fit_mesh(plan.mesh, len(found), planned_for=plan.slice)
         sized = plan
         if plan.batch_size is None and plan.slice is None:

@@ -1,0 +1,288 @@
+"""The trainer learns, resumes to the same numbers, and refuses what belongs to another run."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tpukit.config import TPUConfig
+from tpukit.errors import (
+    ConfigError,
+    TPUCheckpointError,
+    TPUModelError,
+    TPUValidationError,
+    TrainingDiverged,
+    XLARuntimeError,
+)
+from tpukit.models.workload import Workload
+from tpukit.planner import Plan
+from tpukit.training import TPUTrainer, read_metrics
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+SHAPE = {"batch_size": 8, "sequence_length": 16}
+
+
+def by_hand(tokens, steps, *, seed=0):
+    """The same training as a bare loop of its parts: what the trainer must agree with."""
+    from tpukit.training import build_optimizer, open_data
+    from tpukit.training.settings import TrainingSettings
+
+    from .conftest import apply, init
+
+    settings = TrainingSettings(learning_rate=0.1)
+    optimizer = build_optimizer(settings.optimizer_spec(), settings.learning_rate_over(steps))
+    params = init(jax.random.key(seed))
+    state = optimizer.init(params)
+    stream = open_data(tokens, seed=seed, **SHAPE).stream()
+    losses = []
+
+    @jax.jit
+    def step(params, state, batch):
+        def loss(params):
+            logits = apply(params, batch)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    for _ in range(steps):
+        params, state, value = step(params, state, next(stream))
+        losses.append(float(value))
+    stream.close()
+    return losses
+
+
+def test_agrees_with_a_loop_written_by_hand(table_trainer, tokens):
+    result = table_trainer().train(tokens, 12, **SHAPE)
+    assert result.losses == pytest.approx(by_hand(tokens, 12), abs=1e-5)
+    assert result.losses[-1] < result.losses[0] - 0.3
+    assert (result.steps, result.first_step, result.stopped) == (12, 1, "done")
+    assert len(result.step_times_s) == 12
+    assert result.checkpoint_path is None
+    assert 0 < result.goodput.share < 1
+    assert result.mfu.value is None
+    assert result.mfu.reason
+
+
+def test_resumes_to_the_same_numbers(table_trainer, tokens, tmp_path):
+    whole = table_trainer(run_dir=str(tmp_path / "whole")).train(tokens, 12, **SHAPE)
+    schedule = {"schedule": "constant", "checkpoint_every": 4}
+    flat = table_trainer(run_dir=str(tmp_path / "flat"), **schedule).train(tokens, 12, **SHAPE)
+    first = table_trainer(**schedule).train(tokens, 6, **SHAPE)
+    second = table_trainer(**schedule).train(tokens, 12, **SHAPE)
+    assert second.resumed_from == 6
+    assert (*first.losses, *second.losses) == flat.losses  # to the bit
+    assert flat.losses != whole.losses  # another schedule is another run
+    records = read_metrics(second.run_dir)
+    assert [record["step"] for record in records] == list(range(1, 13))
+    assert [record["loss"] for record in records] == list(flat.losses)
+    assert second.checkpoint_path.endswith("checkpoints/12")
+    nothing_left = table_trainer(**schedule).train(tokens, 12, **SHAPE)
+    assert nothing_left.losses == ()
+
+
+def test_eight_devices_train_like_one(table_trainer, tokens, tmp_path):
+    one = table_trainer().train(tokens, 6, **SHAPE)
+    eight = table_trainer(
+        devices=jax.devices(), mesh_shape={"data": 2, "fsdp": 4}, run_dir=str(tmp_path / "eight")
+    ).train(tokens, 6, **SHAPE)
+    assert eight.losses == pytest.approx(one.losses, abs=1e-5)
+    assert eight.throughput.chips == 8
+    per_chip = table_trainer(devices=jax.devices(), run_dir=str(tmp_path / "per_chip"))
+    assert per_chip.train(tokens, 6, 1, 16).losses == pytest.approx(one.losses, abs=1e-5)
+
+
+def test_accumulates_microbatches(table_trainer, tokens, tmp_path):
+    whole = table_trainer().train(tokens, 4, **SHAPE)
+    pieces = table_trainer(microbatches=4, run_dir=str(tmp_path / "pieces"))
+    assert pieces.train(tokens, 4, **SHAPE).losses == pytest.approx(whole.losses, abs=1e-5)
+
+
+def test_trains_a_reference_transformer_from_a_plan(tmp_path, tokens):
+    np.save(tmp_path / "tokens.npy", tokens)
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "model: {preset: tiny, n_layers: 1, vocab_size: 32}\n"
+        "batch_size: 8\nsequence_length: 16\nslice: v6e-8\nmesh: {fsdp: 4, tensor: 2}\n"
+        f"train:\n  data: {tmp_path}\n  steps: 3\n  learning_rate: 1e-2\n  z_loss: 1e-4\n"
+        f"  run_dir: {tmp_path / 'run'}\n  checkpoint_every: 0\n  peak_tflops: 0.1\n"
+    )
+    trainer = TPUTrainer.from_plan(Plan.from_yaml(path), devices=jax.devices()[:2], progress=False)
+    assert dict(trainer.mesh.shape) == {"fsdp": 2, "tensor": 1}
+    result = trainer.train()
+    assert result.losses[-1] < result.losses[0]
+    step = result.step_time_s.value
+    flops = trainer.workload.config.flops_per_token(16).total * 8 * 16
+    assert result.mfu.value == pytest.approx(flops / step / 0.2e12)
+    assert "not checked yet" in result.predicted_step_s.reason
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "mesh fsdp=4 x tensor=2 for v6e-8 does not fit 2 devices" in log
+    assert result.to_dict()["mfu"]["origin"] == "measured"
+
+
+def test_own_models_compute_in_bf16_when_asked(table_trainer, tokens):
+    seen = {}
+
+    def apply_and_look(params, batch):
+        seen["dtype"] = params["table"].dtype
+        return params["table"][batch["inputs"]]
+
+    from .conftest import init
+
+    trainer = table_trainer(model=(init, apply_and_look), use_bf16=True)
+    trainer.train(tokens, 1, **SHAPE)
+    assert seen["dtype"] == jnp.bfloat16
+    assert trainer.state.params["table"].dtype == jnp.float32
+
+
+def test_iterables_of_batches_and_the_end_of_data(table_trainer):
+    rng = np.random.default_rng(0)
+    batches = [{"x": rng.normal(size=(4, 3)), "y": rng.normal(size=(4, 1))} for _ in range(5)]
+
+    def init(rng):
+        return {"w": jnp.zeros((3, 1))}
+
+    def apply(params, batch):
+        return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
+
+    trainer = table_trainer(model=(init, apply), epochs=1)
+    result = trainer.train(iter(batches), 100)
+    assert (result.steps, result.stopped) == (5, "data ended")
+    assert result.losses[0] == pytest.approx(np.mean(batches[0]["y"] ** 2), rel=1e-6)
+    assert result.tokens_per_s_per_chip.value is None
+
+
+def bad_batches(at):
+    """Batches of which number `at` makes the loss NaN."""
+    for number in range(100):
+        yield {"x": np.full((4, 2), np.nan if number == at else 1.0, np.float32)}
+
+
+def slope_model():
+    def init(rng):
+        return {"w": jnp.ones((2,))}
+
+    return init, lambda params, batch: jnp.mean((batch["x"] @ params["w"]) ** 2)
+
+
+@pytest.mark.parametrize("policy", ["stop", "rollback", "skip", "ignore"])
+def test_bad_losses(table_trainer, policy):
+    trainer = table_trainer(
+        model=slope_model(), checkpoint_every=3, on_bad_loss=policy, schedule="constant"
+    )
+    if policy == "stop":
+        with pytest.raises(TrainingDiverged, match=r"step 5: the loss is nan; step 3 is saved"):
+            trainer.train(lambda: bad_batches(4), 8)
+        return
+    result = trainer.train(lambda: bad_batches(4), 8)
+    finite = np.isfinite(result.losses)
+    assert len(result.losses) == 8
+    assert result.rollbacks == (1 if policy == "rollback" else 0)
+    expected = {"rollback": [True] * 8, "skip": [True] * 4 + [False] + [True] * 3}
+    assert finite.tolist() == expected.get(policy, [True] * 4 + [False] * 4)
+    records = read_metrics(result.run_dir)
+    assert [record["step"] for record in records] == list(range(1, 9))
+    if policy == "rollback":
+        assert result.goodput.spent_s["lost"] > 0
+    else:
+        assert records[4]["loss"] is None
+        assert records[4]["not_finite"]["loss"] == "nan"
+
+
+def test_debugging_mode_stops_at_the_operation(table_trainer):
+    trainer = table_trainer(model=slope_model())
+    with (
+        TPUConfig().enable_debugging_mode(),
+        pytest.raises(XLARuntimeError, match=r"step 3: invalid value \(nan\)"),
+    ):
+        trainer.train(lambda: bad_batches(2), 8)
+    assert not jax.config.jax_debug_nans
+
+
+def test_a_batch_of_another_shape_is_named(table_trainer, tmp_path):
+    batches = [{"x": np.ones((4, 2), np.float32)}] * 2 + [{"x": np.ones((4, 3), np.float32)}]
+    init = slope_model()[0]
+
+    def apply(params, batch):
+        return jnp.mean((batch["x"][:, :2] @ params["w"]) ** 2)
+
+    expected = re.escape("batch['x'] changed from float32[4,2] to float32[4,3]")
+    with pytest.raises(TPUValidationError, match=expected):
+        table_trainer(model=(init, apply)).train(batches, 3)
+    allowed = table_trainer(
+        model=(init, apply), on_recompile="allow", run_dir=str(tmp_path / "allowed")
+    ).train(batches, 4)
+    assert len(allowed.losses) == 4
+    assert [str(change) for change in allowed.recompiles] == [expected.replace("\\", "")]
+
+
+def test_evaluates_on_the_same_batches(table_trainer, tokens):
+    trainer = table_trainer(eval_every=3, eval_batches=2)
+    result = trainer.train(tokens, 5, eval_data=tokens[:2000], **SHAPE)
+    assert [evaluation.step for evaluation in result.evaluations] == [3, 5]
+    table = np.asarray(trainer.state.params["table"], np.float64)
+    losses = []
+    for row in range(16):
+        example = tokens[row * 16 : row * 16 + 17].astype(int)
+        logits = table[example[:-1]]
+        normaliser = np.log(np.exp(logits).sum(-1))
+        losses.extend(normaliser - logits[np.arange(16), example[1:]])
+    assert result.evaluations[-1].loss == pytest.approx(np.mean(losses), abs=1e-5)
+    assert result.evaluations[-1].weight == 256
+
+
+def test_refuses_what_is_wrong_and_overwrites_nothing(table_trainer, tokens, tmp_path):
+    saved = {"checkpoint_every": 4}
+    table_trainer(**saved).train(tokens, 4, **SHAPE)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(TPUValidationError, match="another run: batch_size was 8, is 4"):
+        table_trainer(**saved).train(tokens, 8, batch_size=4, sequence_length=16)
+    with pytest.raises(TPUValidationError, match="seed was 0, is 1"):
+        table_trainer(seed=1, **saved).train(tokens, 8, **SHAPE)
+    with pytest.raises(TPUValidationError, match="data was"):
+        table_trainer(**saved).train(tokens[:4000], 8, **SHAPE)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    other = table_trainer(
+        model=slope_model(),
+        run_dir=str(tmp_path / "other"),
+        checkpoint_dir=str(tmp_path / "run" / "checkpoints"),
+        **saved,
+    )
+    with pytest.raises(TPUCheckpointError, match="of another model"):
+        other.train(lambda: bad_batches(99), 8)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "thesis.txt").write_text("years of work")
+    with pytest.raises(TPUValidationError, match="holds files but no run"):
+        table_trainer(run_dir=str(tmp_path / "files")).train(tokens, 1, **SHAPE)
+
+
+def test_refuses_incomplete_orders(table_trainer, tokens):
+    with pytest.raises(TPUModelError, match="needs a model"):
+        TPUTrainer()
+    with pytest.raises(ConfigError, match="how many steps"):
+        table_trainer().train(tokens, **SHAPE)
+    with pytest.raises(ConfigError, match="no data"):
+        table_trainer().train(None, 1, **SHAPE)
+    with pytest.raises(ConfigError, match="give one"):
+        table_trainer().train(tokens, 1, 4, 16, batch_size=4)
+    work = Workload("tiny", batch_size=8, sequence_length=16)
+    with pytest.raises(TPUValidationError, match="vocabulary"):
+        table_trainer(model=work).train(tokens.astype(np.int32) + 300, 1)
+    with pytest.raises(ConfigError, match=r"no hook is called 'tensorbord'.*Did you mean"):
+        table_trainer(hooks="tensorbord").train(tokens, 1, **SHAPE)
+
+
+def test_run_directory_says_what_the_run_is(table_trainer, tokens, tmp_path):
+    table_trainer(hooks="tensorboard").train(tokens, 2, **SHAPE)
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["identity"]["batch_size"] == 8
+    assert about["settings"]["learning_rate"] == 0.1
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+    record = read_metrics(tmp_path / "run")[0]
+    assert record["learning_rate"] == pytest.approx(0.1)
+    assert record["step_time_s"] > 0
