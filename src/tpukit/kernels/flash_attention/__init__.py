@@ -1,0 +1,1 @@
+"""Attention that never holds the score matrix."""

@@ -1,0 +1,278 @@
+"""The forward kernel: blocks of scores that live in VMEM only, and the log-sum-exp of each row."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from ..tiling import round_up
+from .problem import (
+    LANES,
+    LOG2_E,
+    LOWEST_MAXIMUM,
+    FlashBlocks,
+    Problem,
+    Rope,
+    SegmentIds,
+    from_rows,
+    matmul,
+    pad_tokens,
+    to_rows,
+)
+from .scores import cap, hide, rope_tables, sparse_table, turn
+from .visibility import Position, maximum, minimum
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None,
+    rope: Rope | None,
+    *,
+    problem: Problem,
+    blocks: FlashBlocks,
+    vmem_limit_bytes: int | None,
+    interpret: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """The result (B, S, H, D), and the natural log-sum-exp of each row (B, H, S)."""
+    sees, width = problem.sees, problem.padded_width
+    batch, rows, held = q.shape[0], blocks.block_q, blocks.block_kv
+    q_tokens, kv_tokens = round_up(sees.q_len, rows), round_up(sees.kv_len, held)
+    q_steps, kv_steps = q_tokens // rows, kv_tokens // held
+    if sees.mask is None:
+        spans = [sees.keys_of(i * rows, rows, block=held) for i in range(q_steps)]
+        kv_steps = max(1, *(span.end - span.first for span in spans))
+        table = None
+    else:
+        per_step = held // blocks.block_kv_compute
+        table = sparse_table(
+            sees, outer=q_steps, steps=kv_steps, inner_per_step=per_step, by_keys=False
+        )
+
+    def held_block(i: Position, step: Position) -> Position:
+        if sees.mask is not None:
+            return step
+        span = sees.keys_of(i * rows, rows, block=held)
+        return maximum(0, minimum(span.first + step, span.end - 1))
+
+    def kv_head(h: Position) -> Position:
+        return h if problem.group == 1 else jax.lax.div(h, jnp.int32(problem.group))
+
+    q_spec = pl.BlockSpec((None, rows, width), lambda b, h, i, s, *_: (b, i, h))
+    kv_spec = pl.BlockSpec(
+        (None, held, width), lambda b, h, i, s, *_: (b, held_block(i, s), kv_head(h))
+    )
+    arguments: list[Any] = [to_rows(q, tokens=q_tokens)]
+    arguments += [to_rows(x, tokens=kv_tokens) for x in (k, v)]
+    specs: list[Any] = [q_spec, kv_spec, kv_spec]
+    if rope is not None:
+        shared = rope.cos.ndim == 2
+        tables = (rope_tables(rope, q_tokens), rope_tables(rope, kv_tokens))
+        arguments += tables
+        specs += [
+            (pl.BlockSpec((None, rows, width), lambda b, h, i, s, *_: (0 if shared else b, i, 0)),)
+            * 2,
+            (
+                pl.BlockSpec(
+                    (None, held, width),
+                    lambda b, h, i, s, *_: (0 if shared else b, held_block(i, s), 0),
+                ),
+            )
+            * 2,
+        ]
+    else:
+        arguments, specs = [*arguments, None, None], [*specs, None, None]
+    if segment_ids is not None:
+        arguments += [
+            pad_tokens(segment_ids.q, q_tokens, axis=1)[:, None],
+            pad_tokens(segment_ids.kv, kv_tokens, axis=1)[:, None],
+        ]
+        specs += [
+            pl.BlockSpec((None, 1, rows), lambda b, h, i, s, *_: (b, 0, i)),
+            pl.BlockSpec((None, 1, held), lambda b, h, i, s, *_: (b, 0, held_block(i, s))),
+        ]
+    else:
+        arguments, specs = [*arguments, None, None], [*specs, None, None]
+
+    kernel = partial(
+        _kernel,
+        problem=problem,
+        blocks=blocks,
+        kv_steps=kv_steps,
+        sparse=table is not None,
+    )
+    scratch = [
+        pltpu.VMEM((rows, width), q.dtype),
+        None if rope is None else pltpu.VMEM((held, width), q.dtype),
+        None if segment_ids is None else pltpu.VMEM((rows, LANES), jnp.int32),
+        pltpu.VMEM((rows, LANES), jnp.float32),
+        pltpu.VMEM((rows, LANES), jnp.float32),
+        pltpu.VMEM((rows, width), jnp.float32),
+    ]
+    call = pl.pallas_call(
+        kernel,
+        name="flash_attention_forward",
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=0 if table is None else 1,
+            grid=(batch, problem.heads, q_steps, kv_steps),
+            in_specs=specs,
+            out_specs=[
+                q_spec,
+                pl.BlockSpec((None, None, 1, rows), lambda b, h, i, s, *_: (b, h, 0, i)),
+            ],
+            scratch_shapes=scratch,
+        ),
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, q_tokens, problem.heads * width), q.dtype),
+            jax.ShapeDtypeStruct((batch, problem.heads, 1, q_tokens), jnp.float32),
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=vmem_limit_bytes,
+        ),
+        interpret=interpret,
+    )
+    prefetched = [] if table is None else [jnp.asarray(table)]
+    out, lse = call(*prefetched, *arguments)
+    out = from_rows(out, tokens=sees.q_len, heads=problem.heads, width=problem.width)
+    return out, lse[:, :, 0, : sees.q_len]
+
+
+def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sparse: bool) -> None:
+    table = refs[0] if sparse else None
+    q, k, v, q_tables, k_tables, q_ids, kv_ids, out, lse, *scratch = refs[int(sparse) :]
+    scaled, turned, id_column, maxima, sums, total = scratch
+    rows, compute = blocks.block_q, blocks.block_kv_compute
+    i, step = pl.program_id(2), pl.program_id(3)
+    row = i * rows
+
+    @pl.when(step == 0)
+    def _() -> None:
+        wide = q[...].astype(jnp.float32)
+        if q_tables is not None:
+            wide = turn(wide, q_tables[0][...], q_tables[1][...], width=problem.width)
+        scaled[...] = (wide * problem.query_factor).astype(scaled.dtype)
+        maxima[...] = jnp.full_like(maxima, LOWEST_MAXIMUM)
+        sums[...] = jnp.zeros_like(sums)
+        total[...] = jnp.zeros_like(total)
+        if q_ids is not None:
+            id_column[...] = jnp.broadcast_to(q_ids[...], (LANES, rows)).T
+
+    if k_tables is not None:
+
+        @pl.when((i == 0) | (kv_steps > 1))
+        def _() -> None:
+            wide = k[...].astype(jnp.float32)
+            wide = turn(wide, k_tables[0][...], k_tables[1][...], width=problem.width)
+            turned[...] = wide.astype(turned.dtype)
+
+    keys = k if k_tables is None else turned
+
+    def update(
+        block: Position, held_first: Position, *, edge: bool, stair: int | None = None
+    ) -> None:
+        """Add a block of keys; on a staircase, for the queries from its step on."""
+        mine = slice((stair or 0) * compute, rows)
+        local = (block - held_first) * compute
+        local = local if isinstance(local, int) else pl.multiple_of(local, compute)
+        inside = pl.ds(local, compute)
+        scores = matmul(scaled[mine], keys[inside], contract=(1, 1), precision=problem.precision)
+        scores, _ = cap(scores, problem)
+        same = None
+        if q_ids is not None:
+            same = jnp.tile(id_column[mine], (1, compute // LANES)) == kv_ids[:, inside]
+        scores = hide(
+            scores,
+            problem.sees,
+            row=row,
+            column=block * compute,
+            edge=edge,
+            stair=stair,
+            same_segment=same,
+        )
+        before = maxima[mine]
+        after = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+        shrink = jnp.exp2(before - after)
+        maxima[mine] = after
+        weights = jnp.exp2(scores - jnp.tile(after, (1, compute // LANES)))
+        # Lanes are summed once at the end: here whole registers are added.
+        partial_sums = weights[:, :LANES]
+        for start in range(LANES, compute, LANES):
+            partial_sums = partial_sums + weights[:, start : start + LANES]
+        sums[mine] = shrink * sums[mine] + partial_sums
+        added = matmul(
+            weights.astype(v.dtype), v[inside], contract=(1, 0), precision=problem.precision
+        )
+        total[mine] = jnp.tile(shrink, (1, total.shape[1] // LANES)) * total[mine] + added
+
+    per_held = blocks.block_kv // compute
+    if table is not None:
+        held_first = step * per_held
+        _sparse_blocks(table, (i * kv_steps + step) * (2 + per_held), held_first, update)
+    else:
+        _dense_blocks(problem, blocks, row, step, per_held, update)
+
+    @pl.when(step == kv_steps - 1)
+    def _() -> None:
+        summed = jnp.sum(sums[...], axis=1, keepdims=True)
+        seen = summed > 0
+        out[...] = (total[...] * jnp.where(seen, 1.0 / summed, 0.0)).astype(out.dtype)
+        log_sums = jnp.log(jnp.where(seen, summed, 1.0))
+        lse[...] = (maxima[...] * (1 / LOG2_E) + log_sums).T[:1]
+
+
+def _sparse_blocks(table: Any, entry: Position, held_first: Position, update: Any) -> None:
+    whole, listed = table[entry], table[entry + 1]
+
+    def one(number: Position, carry: None, *, edge: bool) -> None:
+        update(held_first + table[entry + 2 + number], held_first, edge=edge)
+
+    jax.lax.fori_loop(0, whole, partial(one, edge=False), None)
+    jax.lax.fori_loop(whole, listed, partial(one, edge=True), None)
+
+
+def _dense_blocks(
+    problem: Problem, blocks: FlashBlocks, row: Position, step: Position, per_held: int, update: Any
+) -> None:
+    sees, rows, compute = problem.sees, blocks.block_q, blocks.block_kv_compute
+    held = sees.keys_of(row, rows, block=blocks.block_kv)
+    held_first = (held.first + step) * per_held
+    span = sees.keys_of(row, rows, block=compute)
+    begin, end = maximum(span.first, held_first), minimum(span.end, held_first + per_held)
+    # Queries above a block on the diagonal see none of it: cut it into a staircase.
+    staircase = sees.causal and not sees.padding_shows and rows % compute == 0
+    full_end = jax.lax.div(row, jnp.int32(compute)) if staircase else span.full_end
+    full_begin = minimum(span.full_first, full_end)
+
+    def within(block: Position) -> Position:
+        return minimum(maximum(block, begin), end)
+
+    def one(block: Position, carry: None, *, edge: bool) -> None:
+        update(block, held_first, edge=edge)
+
+    if sees.window is not None:
+        jax.lax.fori_loop(begin, within(full_begin), partial(one, edge=True), None)
+    first, last = within(full_begin), within(full_end)
+    rest = first
+    if blocks.unroll > 1:
+        rounds = jax.lax.div(maximum(last - first, 0), jnp.int32(blocks.unroll))
+
+        def many(number: Position, carry: None) -> None:
+            for k in range(blocks.unroll):
+                update(first + number * blocks.unroll + k, held_first, edge=False)
+
+        jax.lax.fori_loop(0, rounds, many, None)
+        rest = first + rounds * blocks.unroll
+    jax.lax.fori_loop(rest, last, partial(one, edge=False), None)
+    if not staircase:
+        jax.lax.fori_loop(last, end, partial(one, edge=True), None)
+        return
+
+    @pl.when((full_end >= held_first) & (full_end < held_first + per_held))
+    def _() -> None:
+        for stair in range(rows // compute):
+            update(full_end + stair, held_first, edge=True, stair=stair)

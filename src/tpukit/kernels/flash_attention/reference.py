@@ -1,0 +1,53 @@
+"""Attention in plain jnp, the whole score matrix at once: what every kernel is judged by."""
+
+import jax
+import jax.numpy as jnp
+
+from .problem import Rope, SegmentIds
+from .sizing import make_problem
+from .visibility import BlockMask
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None = None,
+    rope: Rope | None = None,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    mask: BlockMask | None = None,
+    soft_cap: float | None = None,
+    scale: float | None = None,
+) -> jax.Array:
+    """Attention of q (B, S, H, D) over k, v (B, S, KV, D), in float32 or wider.
+
+    A query that sees no key gives zeros.
+    """
+    problem = make_problem(q, k, causal=causal, window=window, mask=mask, scale=scale)
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    queries, keys, values = (x.astype(wide) for x in (q, k, v))
+    if rope is not None:
+        queries, keys = (apply_rope(x, rope) for x in (queries, keys))
+    keys, values = (jnp.repeat(x, problem.group, axis=2) for x in (keys, values))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys, precision="highest") * problem.scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    seen = jnp.asarray(problem.sees.token_mask())[None, None]
+    if segment_ids is not None:
+        seen = seen & (segment_ids.q[:, None, :, None] == segment_ids.kv[:, None, None, :])
+    weights = jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(wide).min), axis=-1)
+    weights = jnp.where(seen.any(-1, keepdims=True), weights, 0)
+    out = jnp.einsum("bhqk,bkhd->bqhd", weights, values, precision="highest")
+    return out.astype(q.dtype)
+
+
+def apply_rope(x: jax.Array, rope: Rope, *, backwards: bool = False) -> jax.Array:
+    """Turn channel pairs (i, i + D / 2) of x (B, S, H, D), or turn them back."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    cos, sin = (table[..., : x.shape[1], :][..., None, :].astype(wide) for table in rope)
+    sin = -sin if backwards else sin
+    first, second = jnp.split(x.astype(wide), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)

@@ -1,0 +1,157 @@
+"""Flash attention without a kernel: rows of the score matrix in turn, both passes, any platform."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .problem import Problem, Rope, SegmentIds, pad_tokens
+from .reference import apply_rope
+from .sizing import make_problem
+from .visibility import ceil_div
+
+# Above the first length the whole score matrix outweighs the arrays; then so many rows at a time.
+LONGEST_WHOLE = 1024
+ROWS = 512
+
+Residuals = tuple[Any, ...]
+
+
+def forward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None = None,
+    rope: Rope | None = None,
+    **options: Any,
+) -> tuple[jax.Array, Residuals]:
+    """The result, and the same residuals as the kernel's."""
+    problem = make_problem(q, k, **options)
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    queries, keys = (q, k) if rope is None else (apply_rope(x, rope) for x in (q, k))
+
+    def rows(row: jax.Array, part: jax.Array, ids: Any) -> tuple[jax.Array, jax.Array]:
+        scores, seen, _ = _scores(part, keys, row, ids, segment_ids, problem)
+        highest = jnp.max(jnp.where(seen, scores, -jnp.inf), axis=-1, keepdims=True)
+        highest = jnp.where(jnp.isfinite(highest), highest, 0)
+        weights = jnp.where(seen, jnp.exp(scores - highest), 0)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        weights = (weights / jnp.where(total > 0, total, 1)).astype(v.dtype)
+        out = jnp.einsum("bcgqk,bkcd->bqcgd", weights, v, preferred_element_type=wide)
+        lse = (highest + jnp.log(jnp.where(total > 0, total, 1)))[..., 0]
+        return out.reshape(part.shape).astype(q.dtype), lse
+
+    count = _row_count(q.shape[1])
+    parts = _split(queries, count), _split_ids(segment_ids, count)
+    out, lse = jax.lax.map(lambda x: rows(*x), (_starts(q, count), *parts))
+    out = _join(out, q.shape[1])
+    batch, heads = q.shape[0], q.shape[2]
+    # (blocks, B, KV, group, rows) -> (B, H, S)
+    lse = jnp.moveaxis(lse, 0, 3).reshape(batch, heads, -1)[..., : q.shape[1]]
+    return out, (q, k, v, segment_ids, rope, out, lse.astype(wide))
+
+
+def backward(
+    residuals: Residuals, cotangent: jax.Array, **options: Any
+) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
+    """Gradients of q, k and v, from weights made again block by block."""
+    q, k, v, segment_ids, rope, out, lse = residuals
+    problem = make_problem(q, k, **options)
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    queries, keys = (q, k) if rope is None else (apply_rope(x, rope) for x in (q, k))
+    batch, length, _, width = q.shape
+    group, count = problem.group, _row_count(length)
+    dots = jnp.sum(out.astype(wide) * cotangent.astype(wide), axis=-1)
+
+    def rows(sums: Any, x: Any) -> tuple[Any, jax.Array]:
+        row, part, pulls, part_lse, part_dots, ids = x
+        scores, seen, slope = _scores(part, keys, row, ids, segment_ids, problem)
+        by_group = (batch, count, problem.kv_heads, group)
+        pulls = pulls.reshape(*by_group, width)
+        weights = jnp.exp(scores - _to_scores(part_lse, by_group))
+        weights = jnp.where(seen, weights, 0)
+        dweights = jnp.einsum("bqcgd,bkcd->bcgqk", pulls, v, preferred_element_type=wide)
+        dscores = weights * (dweights - _to_scores(part_dots, by_group)) * problem.scale
+        dscores = (dscores if slope is None else dscores * slope).astype(k.dtype)
+        part_q = part.reshape(*by_group, width)
+        dk = jnp.einsum("bcgqk,bqcgd->bkcd", dscores, part_q, preferred_element_type=wide)
+        dv = jnp.einsum(
+            "bcgqk,bqcgd->bkcd", weights.astype(v.dtype), pulls, preferred_element_type=wide
+        )
+        dq = jnp.einsum("bcgqk,bkcd->bqcgd", dscores, keys, preferred_element_type=wide)
+        return (sums[0] + dk, sums[1] + dv), dq.reshape(part.shape)
+
+    zeros = jnp.zeros(k.shape, wide)
+    rows_first = jnp.moveaxis(lse, 1, 2)
+    parts = [_split(x, count) for x in (queries, cotangent, rows_first, dots)]
+    (dk, dv), dq = jax.lax.scan(
+        rows, (zeros, zeros), (_starts(q, count), *parts, _split_ids(segment_ids, count))
+    )
+    dq, dk = _join(dq, length).astype(q.dtype), dk.astype(k.dtype)
+    if rope is not None:
+        dq, dk = (apply_rope(x, rope, backwards=True) for x in (dq, dk))
+    return dq, dk, dv.astype(v.dtype), None, None
+
+
+def _scores(
+    q: jax.Array,
+    k: jax.Array,
+    row: jax.Array,
+    q_ids: jax.Array | None,
+    segment_ids: SegmentIds | None,
+    problem: Problem,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Scores (B, KV, group, rows, keys), which of them are seen, and the slope of the cap."""
+    sees = problem.sees
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    batch, count, _, width = q.shape
+    grouped = q.reshape(batch, count, problem.kv_heads, problem.group, width)
+    scores = jnp.einsum("bqcgd,bkcd->bcgqk", grouped, k, preferred_element_type=wide)
+    scores, slope = scores * problem.scale, None
+    if problem.soft_cap is not None:
+        bent = jnp.tanh(scores / problem.soft_cap)
+        scores, slope = problem.soft_cap * bent, 1 - bent * bent
+    rows, columns = row + jnp.arange(count)[:, None], jnp.arange(sees.kv_len)[None, :]
+    seen = jnp.ones((count, sees.kv_len), bool)
+    if sees.causal:
+        seen = seen & (columns <= rows)
+    if sees.window is not None:
+        seen = seen & (rows - columns < sees.window)
+    if sees.mask is not None:
+        size = sees.mask.block_size
+        blocks = jnp.asarray(sees.mask.to_array())
+        seen = seen & blocks[rows // size, columns // size]
+    seen = seen[None, None, None]
+    if segment_ids is not None and q_ids is not None:
+        same = q_ids[:, :, None] == segment_ids.kv[:, None, :]
+        seen = seen & same[:, None, None]
+    return scores, seen, slope
+
+
+def _to_scores(x: jax.Array, by_group: tuple[int, ...]) -> jax.Array:
+    """(B, rows, H) as (B, KV, group, rows, 1)."""
+    return jnp.moveaxis(x.reshape(by_group), 1, 3)[..., None]
+
+
+def _row_count(length: int) -> int:
+    return length if length <= LONGEST_WHOLE else ROWS
+
+
+def _starts(q: jax.Array, count: int) -> jax.Array:
+    return jnp.arange(ceil_div(q.shape[1], count)) * count
+
+
+def _split(x: jax.Array, count: int) -> jax.Array:
+    """(B, S, ...) as (blocks, B, count, ...), padded with zeros."""
+    blocks = ceil_div(x.shape[1], count)
+    padded = pad_tokens(x, blocks * count, axis=1)
+    return jnp.moveaxis(padded.reshape(x.shape[0], blocks, count, *x.shape[2:]), 1, 0)
+
+
+def _split_ids(segment_ids: SegmentIds | None, count: int) -> jax.Array | None:
+    return None if segment_ids is None else _split(segment_ids.q, count)
+
+
+def _join(x: jax.Array, length: int) -> jax.Array:
+    """The inverse of `_split`."""
+    return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :length]
