@@ -1,0 +1,1 @@
+"""Rows sorted by group, each times the weight of its group."""

@@ -1,0 +1,36 @@
+"""The grouped matmul op: its implementations, and the shapes it is judged at."""
+
+import jax
+import jax.numpy as jnp
+
+from ..op import KernelCase, Op
+from .api import IMPLEMENTATIONS, OP_NAME, grouped_matmul
+from .blocks import block_space, default_blocks, vmem_bytes
+
+
+def _case(name: str, rows: int, width: int, columns: int, groups: int) -> KernelCase:
+    return KernelCase(
+        name,
+        (
+            jax.ShapeDtypeStruct((rows, width), jnp.bfloat16),
+            jax.ShapeDtypeStruct((groups, width, columns), jnp.bfloat16),
+            jax.ShapeDtypeStruct((groups,), jnp.int32),
+        ),
+    )
+
+
+OP = Op(
+    name=OP_NAME,
+    function=grouped_matmul,
+    implementations=IMPLEMENTATIONS,
+    cases=(
+        _case("small", 512, 256, 384, 4),
+        _case("mixtral_8x7b", 8192, 4096, 14336, 8),
+        _case("qwen3_30b_a3b", 131072, 2048, 768, 128),
+        _case("deepseek_v3_16_experts", 131072, 7168, 2048, 16),
+    ),
+    block_space=block_space,
+    vmem_bytes=vmem_bytes,
+    default_blocks=default_blocks,
+    differentiable=(0, 1),
+)

@@ -1,0 +1,51 @@
+"""Which tile of rows meets which group: the table that a grouped matmul walks through.
+
+Groups of rows lie one after the other and end anywhere, so a tile of rows may hold several groups.
+A visit is one (group, tile) pair that have rows in common. In the order of groups, visits of one
+tile are neighbours, and so are visits of one group.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Visits(NamedTuple):
+    """The table, for scalar memory. Only the first `visits` are real."""
+
+    group: jax.Array  # (most visits,) int32
+    tile: jax.Array  # (most visits,) int32
+    offsets: jax.Array  # (groups + 1,) int32: where each group begins, and the last one ends
+    visits: jax.Array  # () int32: how many there are
+
+
+def plan_visits(group_sizes: jax.Array, *, rows: int, tile_rows: int, each_group: bool) -> Visits:
+    """The visits of `rows` rows in tiles of `tile_rows`.
+
+    Args:
+        group_sizes: (G,) rows of each group; their sum may be less than `rows`.
+        rows: Of the array.
+        tile_rows: Of a tile.
+        each_group: True visits groups without rows once, for a result that has a part for every
+            group. False visits the rows that belong to nobody too, as group G, for a result that
+            has every row.
+    """
+    sizes = group_sizes.astype(jnp.int32)
+    if not each_group:
+        sizes = jnp.append(sizes, rows - sizes.sum())
+    groups, tiles = sizes.shape[0], -(-rows // tile_rows)
+    ends = jnp.cumsum(sizes, dtype=jnp.int32)
+    starts = ends - sizes
+    first_tile = jnp.minimum(starts // tile_rows, tiles - 1)
+    tiles_of_group = jnp.where(sizes > 0, -(-ends // tile_rows) - first_tile, int(each_group))
+    after = jnp.cumsum(tiles_of_group, dtype=jnp.int32)
+    # Every visit but the first of a group opens a tile, and two groups share at most one.
+    most = tiles + groups - 1
+    group = jnp.repeat(
+        jnp.arange(groups, dtype=jnp.int32), tiles_of_group, total_repeat_length=most
+    )
+    place = jnp.arange(most, dtype=jnp.int32) - (after - tiles_of_group)[group]
+    tile = jnp.minimum(first_tile[group] + place, tiles - 1)
+    offsets = jnp.append(starts, ends[-1])
+    return Visits(group, tile.astype(jnp.int32), offsets.astype(jnp.int32), after[-1])
