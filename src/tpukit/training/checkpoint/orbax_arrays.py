@@ -15,6 +15,9 @@ from .named_arrays import KEY, LeafShape, key_implementation, restored_leaf
 
 # How long other processes may take to write their part before Orbax gives up on the save.
 WRITE_TIMEOUT_S = 1200
+# Of an array that several devices hold alike, each can write a piece; cutting it compiles a
+# program, while training waits, so that only large ones are worth it.
+REPLICATED_BYTES_WORTH_CUTTING = 16 << 20
 
 
 class OrbaxArrays:
@@ -25,10 +28,19 @@ class OrbaxArrays:
     """
 
     def __init__(self) -> None:
-        self._handler = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)
+        arrays = ocp.type_handlers.ArrayHandler(
+            min_slice_bytes_for_replica_parallel=REPLICATED_BYTES_WORTH_CUTTING
+        )
+        handler = ocp.PyTreeCheckpointHandler(
+            use_compression=False,
+            use_zarr3=True,
+            type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+                (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
+            ),
+        )
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        registry.add(None, ocp.args.PyTreeSave, self._handler)
-        registry.add(None, ocp.args.PyTreeRestore, self._handler)
+        registry.add(None, ocp.args.PyTreeSave, handler)
+        registry.add(None, ocp.args.PyTreeRestore, handler)
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(handler_registry=registry),
             async_options=ocp.options.AsyncOptions(timeout_secs=WRITE_TIMEOUT_S),
