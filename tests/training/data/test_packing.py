@@ -61,7 +61,7 @@ def examples_of(lengths, row_length):
 def test_a_batch_keeps_documents_apart():
     # Documents [1 2 3] [4 5] [6 7 8 9 10 11]; the last is cut.
     examples = examples_of([3, 2, 6], 4)
-    batch = examples.read(np.arange(len(examples)))
+    batch = examples.read(np.arange(len(examples))[None])[0]
     assert batch["inputs"].tolist() == [[1, 2, 4, 10], [6, 7, 8, 9]]
     assert batch["targets"].tolist() == [[2, 3, 5, 11], [7, 8, 9, 10]]
     assert batch["segment_ids"].tolist() == [[1, 1, 2, 3], [1, 1, 1, 1]]
@@ -69,8 +69,16 @@ def test_a_batch_keeps_documents_apart():
     assert all(value.dtype == np.int32 for value in batch.values())
 
 
+def test_batches_read_together_are_those_read_alone():
+    examples = examples_of([3, 2, 6, 9, 1, 4, 4, 4], 4)
+    numbers = np.random.default_rng(0).permutation(len(examples))[:6].reshape(3, 2)
+    for row, batch in zip(numbers, examples.read(numbers), strict=True):
+        alone = examples.read(row[None])[0]
+        assert all(np.array_equal(batch[key], alone[key]) for key in alone)
+
+
 def test_padding_has_no_target_and_no_document():
-    batch = examples_of([3], 4).read(np.array([0]))
+    batch = examples_of([3], 4).read(np.array([[0]]))[0]
     assert batch["inputs"].tolist() == [[1, 2, 0, 0]]
     assert batch["targets"].tolist() == [[2, 3, -1, -1]]
     assert batch["segment_ids"].tolist() == [[1, 1, 0, 0]]

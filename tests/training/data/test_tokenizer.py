@@ -45,7 +45,7 @@ def test_a_file_or_its_folder_is_a_tokenizer(word_file):
 
 def test_the_end_of_a_document_can_be_said(word_file):
     assert load_tokenizer(word_file, end="world").end_of_document == 1
-    with pytest.raises(ConfigError, match="has no token 'wurld'. Did you mean 'world'"):
+    with pytest.raises(ConfigError, match=r"has no token 'wurld'\. Did you mean 'world'"):
         load_tokenizer(word_file, end="wurld")
     settings = word_file.with_name("tokenizer_config.json")
     settings.write_text(json.dumps({"eos_token": {"content": "hello"}}))
@@ -54,18 +54,18 @@ def test_the_end_of_a_document_can_be_said(word_file):
 
 @pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.1-8B"])
 def test_a_name_says_how_to_get_the_file(name):
-    with pytest.raises(ConfigError, match="none is downloaded.*hf download"):
+    with pytest.raises(ConfigError, match=r"none is downloaded.*hf download"):
         load_tokenizer(name)
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path, word_file):
-    with pytest.raises(ConfigError, match="Did you mean 'tokenizer.json'"):
+    with pytest.raises(ConfigError, match=r"Did you mean 'tokenizer\.json'"):
         load_tokenizer(tmp_path / "tokeniser.json")
     (tmp_path / "a.model").write_bytes(b"\n\x0e\xff\x00")
-    with pytest.raises(ConfigError, match="SentencePiece .model must be converted"):
+    with pytest.raises(ConfigError, match=r"SentencePiece \.model must be converted"):
         load_tokenizer(tmp_path / "a.model")
     (tmp_path / "b.json").write_text('{"a": 1}')
-    with pytest.raises(ConfigError, match="is no tokenizer.json"):
+    with pytest.raises(ConfigError, match=r"is no tokenizer\.json"):
         load_tokenizer(tmp_path / "b.json")
 
 

@@ -1,11 +1,13 @@
 """Tokens cut into examples of one length: batches by number, in any order."""
 
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
 from ...errors import TPUValidationError
 from .packing import Packing, pack_documents
+from .stream import Batch
 from .token_store import TokenStore
 
 IGNORED_TARGET = -1  # the losses leave places with a negative target out
@@ -16,8 +18,8 @@ class Examples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples of these numbers as one batch."""
+    def read(self, numbers: np.ndarray) -> list[Batch]:
+        """A batch for each row of `numbers`, of the examples it names."""
         ...
 
 
@@ -34,13 +36,17 @@ class ConcatenatedExamples:
     def __len__(self) -> int:
         return (self._store.num_tokens - 1) // self._length
 
-    def read(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def read(self, numbers: np.ndarray) -> list[Batch]:
         """Inputs and targets (B, S) int32."""
-        starts = (numbers * self._length).tolist()
-        rows = self._store.read(starts, [start + self._length + 1 for start in starts])
-        inputs = np.empty((len(rows), self._length), np.int32)
+        starts = (numbers.reshape(-1) * self._length).tolist()
+        spans = self._store.read(starts, [start + self._length + 1 for start in starts])
+        size = numbers.shape[1]
+        return [self._batch(spans[at : at + size]) for at in range(0, len(spans), size)]
+
+    def _batch(self, spans: list[np.ndarray]) -> Batch:
+        inputs = np.empty((len(spans), self._length), np.int32)
         targets = np.empty_like(inputs)
-        for row, tokens in enumerate(rows):
+        for row, tokens in enumerate(spans):
             inputs[row] = tokens[:-1]
             targets[row] = tokens[1:]
         check_vocabulary(inputs, self._store, self._vocab_size)
@@ -66,16 +72,24 @@ class DocumentExamples:
     def __len__(self) -> int:
         return self.packing.num_rows
 
-    def read(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def read(self, numbers: np.ndarray) -> list[Batch]:
         """Inputs, targets, segment_ids and positions (B, S) int32; padding has target -1."""
-        rows, starts, lengths = self.packing.pieces_of(numbers)
+        rows, starts, lengths = self.packing.pieces_of(numbers.reshape(-1))
         spans = self._store.read(starts.tolist(), (starts + lengths + 1).tolist())
-        shape = (len(numbers), self._length)
+        size = numbers.shape[1]
+        ends = np.searchsorted(rows, np.arange(0, numbers.size + 1, size)).tolist()
+        return [
+            self._batch(size, (rows[begin:end] % size).tolist(), spans[begin:end])
+            for begin, end in pairwise(ends)
+        ]
+
+    def _batch(self, size: int, rows: list[int], spans: list[np.ndarray]) -> Batch:
+        shape = (size, self._length)
         inputs, segment_ids, positions = (np.zeros(shape, np.int32) for _ in range(3))
         targets = np.full(shape, IGNORED_TARGET, np.int32)
         counting = np.arange(self._length, dtype=np.int32)
         previous, column, segment = -1, 0, 0
-        for row, tokens in zip(rows.tolist(), spans, strict=True):
+        for row, tokens in zip(rows, spans, strict=True):
             if row != previous:
                 previous, column, segment = row, 0, 0
             segment += 1

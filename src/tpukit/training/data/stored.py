@@ -1,6 +1,7 @@
-"""Batches out of a token store through grain: shuffled by number, one element a batch."""
+"""Batches out of a token store through grain: shuffled by number, read ahead by threads."""
 
 import sys
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import MissingExtraError, TPUValidationError
+from ...errors import TPUValidationError
 from .description import DataDescription
 from .examples import ConcatenatedExamples, DocumentExamples, Examples
 from .permutation import permute
+from .read_ahead import ReadAhead
 from .stream import Batch, Stopwatch, check_same
 from .token_store import TokenStore
-
-READ_THREADS, BATCHES_AHEAD = 4, 8
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,12 +80,13 @@ class StoredData:
         """Batches from the start."""
         return StoredStream(self)
 
-    def batch(self, first_example: int) -> Batch:
-        """This process's rows of the batch that starts at this example of the run."""
-        positions = first_example + np.asarray(self.rows, np.int64)
+    def batches(self, first_example: int, count: int) -> list[Batch]:
+        """This process's rows of `count` batches, from this example of the run on."""
+        starts = first_example + self.batch_size * np.arange(count, dtype=np.int64)
+        positions = starts[:, None] + np.asarray(self.rows, np.int64)
         epochs, numbers = np.divmod(positions, len(self.examples))
         if self.shuffle:
-            for epoch in np.unique(epochs).tolist():
+            for epoch in range(int(epochs[0, 0]), int(epochs[-1, -1]) + 1):
                 at = epochs == epoch
                 numbers[at] = permute(
                     numbers[at], size=len(self.examples), seed=self.seed, epoch=epoch
@@ -100,7 +101,8 @@ class StoredStream:
         self._data = data
         self._consumed = 0  # examples, over all processes and epochs
         self._waiting = Stopwatch()
-        self._iterator: Any = None
+        self._reader: ReadAhead | None = None
+        self._ready: deque[Batch] = deque()
 
     @property
     def waited_s(self) -> float:
@@ -112,9 +114,11 @@ class StoredStream:
 
     def __next__(self) -> Batch:
         with self._waiting:
-            if self._iterator is None:
-                self._iterator = _read_ahead(self._data, self._consumed)
-            batch: Batch = next(self._iterator)
+            if not self._ready:
+                if self._reader is None:
+                    self._reader = self._start()
+                self._ready.extend(next(self._reader))
+            batch = self._ready.popleft()
         self._consumed += self._data.batch_size
         return batch
 
@@ -140,9 +144,25 @@ class StoredStream:
 
     def close(self) -> None:
         """Stop reading ahead; drawing again starts anew from the position."""
-        if self._iterator is not None:
-            self._iterator.close()
-            self._iterator = None
+        self._ready.clear()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _start(self) -> ReadAhead:
+        data, begin, last = self._data, self._consumed, sys.maxsize
+        if data.num_epochs is not None:
+            last = data.num_epochs * len(data.examples)
+
+        def read(first: int, count: int) -> list[Batch]:
+            return data.batches(begin + first * data.batch_size, count)
+
+        return ReadAhead(
+            read,
+            num_batches=max(0, (last - begin) // data.batch_size),
+            rows=len(data.rows),
+            tokens=len(data.rows) * data.sequence_length,
+        )
 
     def _identity(self) -> dict[str, Any]:
         data = self._data
@@ -154,31 +174,3 @@ class StoredStream:
             "shuffle": data.shuffle,
             "seed": data.seed,
         }
-
-
-class _BatchSource:
-    """The batches from one position on, by number: what grain calls a random access source.
-
-    One element is a whole batch, because grain's cost is by element.
-    """
-
-    def __init__(self, data: StoredData, first_example: int) -> None:
-        self._data, self._first = data, first_example
-
-    def __len__(self) -> int:
-        size, epochs = self._data.batch_size, self._data.num_epochs
-        last = sys.maxsize if epochs is None else epochs * len(self._data.examples)
-        return max(0, (last - self._first) // size)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self._data.batch(self._first + index * self._data.batch_size)
-
-
-def _read_ahead(data: StoredData, first_example: int) -> Any:
-    try:
-        import grain
-    except ImportError:
-        raise MissingExtraError("data", needed_for="reading batches", module="grain") from None
-    source = _BatchSource(data, first_example)
-    options = grain.ReadOptions(num_threads=READ_THREADS, prefetch_buffer_size=BATCHES_AHEAD)
-    return iter(grain.MapDataset.source(source).to_iter_dataset(options))
