@@ -1,5 +1,6 @@
 """`tpukit kernel`: list ops, time them for chips nobody has here, and choose their blocks."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -69,3 +70,61 @@ def bench(
     show(result, json=json)
     if all(row.time_s is None for row in result.rows):
         raise typer.Exit(4)
+
+
+@app.command()
+def tune(
+    op: OpName,
+    on: Annotated[str | None, typer.Option(help="Generations, e.g. v6e or v5e,v6e.")] = None,
+    case: CaseNames = None,
+    shape: Shapes = None,
+    option: OptionTexts = None,
+    forward_only: Annotated[
+        bool, typer.Option("--forward-only", help="Leave the backward pass as it is.")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(help="Time to spend on each case and generation.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time on the TPU here instead of estimating.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the tuned blocks; beside the op by default.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
+    no_cache: NoCache = False,
+    json: Json = False,
+) -> None:
+    """Choose an op's block sizes for a generation, with no TPU, and keep them as data."""
+    start()
+    from ..errors import TPUValidationError
+    from ..kernels.registry import builtin_ops, get_tpu_op
+    from ..kernels.tuning import local_chip, measured_timer, tune_op
+    from .kernel_options import Tunings
+    from .output import show
+
+    found = get_tpu_op(op)
+    if on is None and not measure:
+        raise TPUValidationError("say which generation to tune for: --on v6e, or --measure here.")
+    if out is None and op not in builtin_ops() and not dry_run:
+        raise TPUValidationError(f"{op} has no folder of its own: give --out, or --dry-run.")
+    chips = [local_chip()] if measure else chosen_chips(on or "")
+    results: list[Any] = []
+    with counted(None) as tell:
+        for one in choose_cases(found, case, shape, option):
+            for chip in chips:
+                result = tune_op(
+                    found,
+                    one,
+                    chip,
+                    gradient=not forward_only,
+                    seconds=seconds,
+                    timer=measured_timer(found, one) if measure else None,
+                    origin="measured" if measure else "model",
+                    tell=tell,
+                    use_cache=not no_cache,
+                )
+                if not dry_run:
+                    result.save(out)
+                results.append(result)
+    show(Tunings(tuple(results)), json=json)

@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from ..kernels.op import KernelCase, Op
+    from ..kernels.tuning import TuningResult
 
 On = Annotated[str, typer.Option(help="Generations, e.g. v6e or v5e,v5p,v6e,7x.")]
 CaseNames = Annotated[
@@ -93,7 +94,7 @@ def _keyword(text: str) -> tuple[str, Any]:
 
 
 @contextmanager
-def counted(total: int) -> Generator[Callable[[str], None]]:
+def counted(total: int | None) -> Generator[Callable[[str], None]]:
     """A function that says on standard error what is compiled now, and how far it is."""
     from rich.console import Console
     from rich.progress import Progress
@@ -105,7 +106,7 @@ def counted(total: int) -> Generator[Callable[[str], None]]:
         def line(text: str) -> None:
             nonlocal done
             done += 1
-            sys.stderr.write(f"[{done}/{total}] {text}\n")
+            sys.stderr.write(f"[{done}{f'/{total}' if total else ''}] {text}\n")
             sys.stderr.flush()
 
         yield line
@@ -143,3 +144,19 @@ class OpListing:
             cases = ", ".join(case.name for case in op.cases)
             table.add_row(op.name, ", ".join(op.implementations), cases)
         return table
+
+
+@dataclass(frozen=True)
+class Tunings:
+    """What was tuned."""
+
+    results: "tuple[TuningResult, ...]"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"results": [result.to_dict() for result in self.results]}
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        return Group(*self.results)
