@@ -126,8 +126,9 @@ class StepProgram:
         step = work.jit_train_step(self._mesh)
         if not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]  made at run time
             began = time.perf_counter()
+            lowered = step.lower(*work.abstract_args(self._mesh))
             with _counting_cache_hits() as hits:
-                step = step.lower(*work.abstract_args(self._mesh)).compile()
+                step = lowered.compile()
             self.compile_s += time.perf_counter() - began
             self.from_cache = bool(hits)
         self._compiled[signature] = step

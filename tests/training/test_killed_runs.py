@@ -1,0 +1,115 @@
+"""Real processes, killed for real: what they leave adds up to a run that was never interrupted."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpukit.training import read_metrics
+
+WORKER = Path(__file__).with_name("trainer_worker.py")
+STEPS = 40
+SHAPE = {"batch_size": 8, "sequence_length": 16}
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+
+def start(run_dir, tokens, *hosts, steps=STEPS):
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), str(run_dir), str(tokens), str(steps), *map(str, hosts)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_step(process, run_dir, step):
+    """Until the run has logged `step`, or has ended."""
+    deadline = time.monotonic() + 180
+    metrics = run_dir / "metrics.jsonl"
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError):
+            if metrics.read_text().count("\n") >= step:
+                return
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def token_file(tmp_path, tokens):
+    path = tmp_path / "tokens.npy"
+    np.save(path, tokens)
+    return path
+
+
+def test_a_killed_run_ends_as_if_nothing_had_happened(table_trainer, token_file, tmp_path):
+    run_dir = tmp_path / "killed"
+    pick = random.Random(os.getpid())
+    killed_at = []
+    for low, high in ((2, 12), (14, 24)):
+        process = start(run_dir, token_file)
+        wait_for_step(process, run_dir, pick.randint(low, high))
+        process.send_signal(signal.SIGKILL)
+        _, errors = process.communicate()
+        assert process.returncode == -signal.SIGKILL, errors
+        killed_at.append(len(read_metrics(run_dir)))
+    process = start(run_dir, token_file)
+    wait_for_step(process, run_dir, 28)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert output.startswith("preempted"), errors
+    stopped_at = int(output.split()[1])
+    assert 28 <= stopped_at < STEPS
+    process = start(run_dir, token_file)
+    whole = table_trainer(run_dir=str(tmp_path / "whole")).train(str(token_file), STEPS, **SHAPE)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert f"resumed from step {stopped_at} " in (run_dir / "train.log").read_text()
+    records = read_metrics(run_dir)
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1)), killed_at
+    assert tuple(record["loss"] for record in records) == whole.losses, killed_at  # to the bit
+
+
+def free_port():
+    # Below the range the kernel hands out, or another test's connection could take it meanwhile.
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a hundred ports are in use")
+
+
+@pytest.mark.parametrize("hosts", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_train_like_one_device_and_stop_together(
+    table_trainer, token_file, tmp_path, hosts
+):
+    run_dir, address = tmp_path / "hosts", f"127.0.0.1:{free_port()}"
+    processes = [start(run_dir, token_file, hosts, host, address) for host in range(hosts)]
+    alone = table_trainer(run_dir=str(tmp_path / "alone")).train(str(token_file), STEPS, **SHAPE)
+    try:
+        wait_for_step(processes[0], run_dir, 6)
+        processes[-1].send_signal(signal.SIGTERM)  # one is told, all stop after the same step
+        answers = [process.communicate(timeout=180) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * hosts, answers
+    records = read_metrics(run_dir)
+    endings = {output.splitlines()[-1] for output, _ in answers}  # gloo writes lines before
+    assert endings == {f"preempted {len(records)}"}
+    losses = [record["loss"] for record in records]
+    assert losses == pytest.approx(alone.losses[: len(losses)], abs=1e-5)
