@@ -18,6 +18,10 @@ from .registry import get_tpu_op as get_tpu_op
 from .registry import list_tpu_ops as list_tpu_ops
 from .registry import unregister_tpu_op as unregister_tpu_op
 from .rms_norm.api import rms_norm as rms_norm
+from .rope.api import rope as rope
+from .rope.frequencies import RopeScaling as RopeScaling
+from .rope.frequencies import rope_frequencies as rope_frequencies
+from .rope.tables import rope_tables as rope_tables
 
 __all__ = [
     "BlockSizes",
@@ -25,6 +29,7 @@ __all__ = [
     "KernelCase",
     "Op",
     "PrecisionConfig",
+    "RopeScaling",
     "TpuKernel",
     "dispatch",
     "dispatch_with_gradient",
@@ -34,6 +39,9 @@ __all__ = [
     "memory_efficient",
     "register_tpu_op",
     "rms_norm",
+    "rope",
+    "rope_frequencies",
+    "rope_tables",
     "tpu_kernel",
     "unregister_tpu_op",
 ]

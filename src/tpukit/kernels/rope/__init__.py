@@ -1,0 +1,1 @@
+"""Rotary positions: frequencies, cached tables, and turning in one pass over HBM."""
