@@ -1,0 +1,96 @@
+"""`tpukit kernel`: what it prints, what it keeps, and how it answers a typing error."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tpukit.cli import kernel
+from tpukit.cli.kernel_options import choose_cases, chosen_chips
+from tpukit.errors import SliceError, TPUKernelError, TPUValidationError
+from tpukit.kernels.registry import get_tpu_op
+from tpukit.kernels.timing import ErrorBand, KernelEstimate
+
+
+def made_up(op, case, chip, blocks=None, *, direction="forward", implementation="pallas_tpu", **_):
+    """An estimate that no compiler made: the kernel takes half as long as XLA."""
+    seconds = 1e-4 if implementation == "pallas_tpu" else 2e-4
+    return KernelEstimate(
+        name=op.name, chip=chip, time_s=seconds, kernel_s=seconds, surrounding_s=0.0,
+        error=ErrorBand(0.1, 0.2, 0.3, 7, "any"), calls={}, times={}, bundle_count=10,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def estimates(monkeypatch):
+    monkeypatch.setattr("tpukit.kernels.timing.bench.estimate", made_up)
+    monkeypatch.setattr("tpukit.kernels.tuning.search.estimate", made_up)
+
+
+def run(*words):
+    return CliRunner().invoke(kernel.app, list(words))
+
+
+def test_bench_sets_the_kernel_beside_xla(estimates):
+    found = run("bench", "rms_norm", "--on", "v6e,v5p", "--case", "bfloat16_1024x1024", "--json")
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.stdout)["rows"]
+    assert {(row["chip"], row["implementation"]) for row in rows} == {
+        (chip, name) for chip in ("v6e", "v5p") for name in ("pallas_tpu", "reference")
+    }
+    kernel_rows = [row for row in rows if row["implementation"] == "pallas_tpu"]
+    assert [row["speedup"] for row in kernel_rows] == [2.0, 2.0]
+    assert all(row["estimate"]["origin"] == "model" for row in rows)
+    assert "rms_norm bfloat16_1024x1024 on v5p as reference" in found.stderr
+
+
+def test_bench_prints_a_table(estimates):
+    found = run("bench", "rms_norm", "--on", "v6e", "--case", "bfloat16_1024x1024")
+    assert "origin: model" in found.stdout
+    assert "2.00x" in found.stdout
+    assert "100 µs" in found.stdout
+
+
+def test_tune_writes_where_it_is_told(estimates, tmp_path):
+    words = ["tune", "rms_norm", "--on", "v6e", "--case", "bfloat16_1024x1024"]
+    found = run(*words, "--out", str(tmp_path), "--json")
+    assert found.exit_code == 0, found.output
+    (result,) = json.loads(found.stdout)["results"]
+    entries = json.loads((tmp_path / "v6e.json").read_text())["entries"]
+    assert [entry["blocks"] for entry in entries] == [result["chosen"]["blocks"]]
+    before = (tmp_path / "v6e.json").read_text()
+    assert run(*words, "--dry-run", "--json").exit_code == 0
+    assert (tmp_path / "v6e.json").read_text() == before
+
+
+def test_list_names_ops_and_cases():
+    data = json.loads(run("list", "--json").stdout)
+    assert "pallas_tpu" in data["rms_norm"]["implementations"]
+    assert data["rms_norm"]["cases"][0]["arguments"][0].startswith("bfloat16[")
+
+
+def test_typing_errors_are_answered_with_the_nearest_name():
+    with pytest.raises(TPUKernelError, match="Did you mean 'rms_norm'"):
+        get_tpu_op("rms_nrm")
+    with pytest.raises(SliceError, match="Did you mean 'v6e'"):
+        chosen_chips("v5e,v6f")
+    with pytest.raises(TPUKernelError, match="Did you mean 'bfloat16_1024x1024'"):
+        choose_cases(get_tpu_op("rms_norm"), ["bfloat16_1024x102"], None, None)
+
+
+def test_a_case_of_ones_own():
+    op = get_tpu_op("flash_attention")
+    shapes = ["bf16[1,256,2,128]"] * 3
+    (case,) = choose_cases(op, None, shapes, ["causal=false", "window=64"])
+    assert [array.shape for array in case.arguments] == [(1, 256, 2, 128)] * 3
+    assert case.options == {"causal": False, "window": 64}
+    with pytest.raises(TPUValidationError, match="write name=value"):
+        choose_cases(op, None, shapes, ["causal"])
+    with pytest.raises(TPUValidationError, match="give one of them"):
+        choose_cases(op, ["causal_4096"], shapes, None)
+
+
+def test_what_to_tune_for_must_be_said():
+    found = run("tune", "rms_norm")
+    assert isinstance(found.exception, TPUValidationError)
+    assert "--on v6e" in str(found.exception)
