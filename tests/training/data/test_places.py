@@ -110,6 +110,8 @@ def test_a_bin_file_of_32_bits_is_not_read_as_16(tmp_path):
     with pytest.raises(TPUValidationError, match="Did you mean 'uint32'"):
         open_tokens(tmp_path / "t.bin", dtype="unt32")
     assert open_tokens(tmp_path / "t.bin", dtype="uint16").num_tokens == 600
+    (tmp_path / "t.bin").rename(tmp_path / "t.uint32.bin")
+    assert np.array_equal(open_tokens(tmp_path / "t.uint32.bin").read([0], [300])[0], TOKENS)
 
 
 def test_folders_that_are_no_data_set_are_refused(tmp_path):

@@ -1,6 +1,8 @@
 """Training data: files, buckets, text or iterables as batches, in an order that can be resumed."""
 
 from .description import DataDescription as DataDescription
+from .inspection import Inspection as Inspection
+from .inspection import inspect_data as inspect_data
 from .opening import TokenData as TokenData
 from .opening import open_data as open_data
 from .opening import open_tokens as open_tokens
@@ -17,11 +19,13 @@ __all__ = [
     "ByteTokenizer",
     "DataDescription",
     "DataStream",
+    "Inspection",
     "Prepared",
     "Progress",
     "TokenData",
     "TokenStore",
     "Tokenizer",
+    "inspect_data",
     "load_tokenizer",
     "open_data",
     "open_tokens",

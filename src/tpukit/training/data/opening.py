@@ -69,7 +69,7 @@ def open_data(
         text_key: Field with the text (or token numbers), where records have fields.
         packing: "concat" cuts everything every `sequence_length` tokens; "documents" puts whole
             documents side by side and adds segment_ids and positions.
-        dtype: Of .bin files; uint16 when left out.
+        dtype: Of .bin files; when left out what their names say (x.uint32.bin), else uint16.
         process_index: Whose rows; this process's when left out.
         process_count: Of how many.
         num_epochs: Times through the data; None goes on forever.

@@ -79,7 +79,7 @@ def open_shard(path: Path, *, dtype: str | None = None) -> ArrayShard:
 
     Args:
         path: A .npy or .bin file.
-        dtype: Of a .bin file, which does not say itself; uint16 when left out.
+        dtype: Of a .bin file; when left out what its name says (tokens.uint32.bin), else uint16.
 
     Raises:
         TPUValidationError: It holds no one-dimensional integers, or is damaged.
@@ -178,11 +178,14 @@ def _bin_layout(name: str, head: bytes, dtype: str | None) -> ShardLayout:
         if magic in _LLMC_DTYPES:
             stored = parse_token_dtype(dtype or _LLMC_DTYPES[magic])
             return ShardLayout(stored, count, _LLMC_HEADER_BYTES)
-    stored = parse_token_dtype(dtype or "uint16")
-    if dtype is None and _looks_like_32_bits(head):
+    parts = name.rsplit("/", 1)[-1].split(".")
+    said = dtype or next((part for part in parts if part in TOKEN_DTYPES), None)
+    stored = parse_token_dtype(said or "uint16")
+    if said is None and _looks_like_32_bits(head):
         raise TPUValidationError(
             f"{name} does not say its dtype, and read as uint16 every other token is nearly 0: it "
-            "looks like 32-bit tokens. Say dtype='uint32' (or 'uint16' if it is right)."
+            "looks like 32-bit tokens. Name it ….uint32.bin (or ….uint16.bin if that is right), "
+            "or say dtype='uint32'."
         )
     return ShardLayout(stored, -1, 0)
 

@@ -1,0 +1,252 @@
+"""What is in a data set, counted token by token: what `tpukit data inspect` shows."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ...errors import TPUValidationError
+from .manifest import MANIFEST, read_manifest
+from .opening import open_tokens
+from .places import look_at
+from .token_store import TokenStore
+from .tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+
+_CHUNK_TOKENS = 1 << 24
+LARGEST_VOCABULARY = 1 << 24
+_BAR_CELLS = 40
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """How often a token occurs; `text` is None where nobody knows the tokenizer."""
+
+    token: int
+    count: int
+    text: str | None
+
+
+@dataclass(frozen=True)
+class LengthBin:
+    """Documents of `shortest` to `longest` tokens."""
+
+    shortest: int
+    longest: int
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What was counted; None: cannot be known.
+
+    Attributes:
+        distinct_tokens: Token numbers that occur at all.
+        unigram_entropy_nats: Of the token counts: the loss of a model that knows only how often
+            each token occurs. Training has learned something when it is below.
+        document_lengths: By powers of two.
+        length_percentiles: Of documents, by percent.
+        most_frequent: Tokens by count.
+    """
+
+    path: str
+    kind: str
+    dtype: str
+    shards: int
+    num_tokens: int
+    num_documents: int | None
+    smallest_token: int
+    largest_token: int
+    distinct_tokens: int
+    unigram_entropy_nats: float
+    tokenizer: str | None
+    document_lengths: tuple[LengthBin, ...]
+    length_percentiles: dict[int, int] | None
+    most_frequent: tuple[TokenCount, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; every figure is measured."""
+        return {"origin": "measured", **dataclasses.asdict(self)}
+
+    def facts(self) -> dict[str, str]:
+        """The figures by name, as a person reads them."""
+        facts = {
+            "tokens": f"{self.num_tokens:,} ({self.dtype}, {self.shards} files, {self.kind})",
+            "token numbers": f"{self.smallest_token:,} to {self.largest_token:,}, "
+            f"{self.distinct_tokens:,} of them in use",
+            "unigram entropy": f"{self.unigram_entropy_nats:.4f} nats a token",
+        }
+        if self.num_documents is not None:
+            facts["documents"] = f"{self.num_documents:,}"
+        if self.length_percentiles is not None:
+            facts["tokens a document"] = ", ".join(
+                f"{percent} % ≤ {length:,}" for percent, length in self.length_percentiles.items()
+            )
+        if self.tokenizer is not None:
+            facts["tokenizer"] = self.tokenizer
+        return facts
+
+    def __rich__(self) -> Group:
+        table = Table(title=f"data: {self.path}", show_header=False, title_justify="left")
+        for name, value in self.facts().items():
+            table.add_row(name, value)
+        parts: list[Table] = [table]
+        if self.document_lengths:
+            rows = [
+                (f"{bin_.shortest:,}–{bin_.longest:,}", bin_.documents)
+                for bin_ in self.document_lengths
+            ]
+            parts.append(_bars("documents by tokens", rows))
+        frequent = [(label(entry), entry.count) for entry in self.most_frequent]
+        parts.append(_bars("most frequent tokens", frequent))
+        return Group(*parts)
+
+
+def inspect_data(
+    source: str | Path,
+    *,
+    tokenizer: str | Path | Tokenizer | None = None,
+    text_key: str = "text",
+    dtype: str | None = None,
+    top: int = 20,
+    progress: Callable[[int, int], None] | None = None,
+) -> Inspection:
+    """Read all tokens of a data set and count them.
+
+    Args:
+        source: See `open_data`.
+        tokenizer: To make tokens of text, or to show tokens as text.
+        text_key: Field with the text, where records have fields.
+        dtype: Of .bin files.
+        top: How many of the most frequent tokens to list.
+        progress: Called with the tokens read and all tokens.
+
+    Raises:
+        TPUValidationError: The data are missing, empty or damaged.
+    """
+    store = open_tokens(source, tokenizer=tokenizer, text_key=text_key, dtype=dtype)
+    if store.num_tokens == 0:
+        raise TPUValidationError(f"{store.path} holds no tokens; there is nothing to inspect.")
+    counts = _count(store, progress)
+    used = np.flatnonzero(counts)
+    shares = counts[used] / store.num_tokens
+    order = used[np.argsort(-counts[used], kind="stable")][:top]
+    named = _tokenizer_of(store, tokenizer)
+    return Inspection(
+        path=store.path,
+        kind=store.kind,
+        dtype=store.dtype.name,
+        shards=len(store.shards),
+        num_tokens=store.num_tokens,
+        num_documents=None if store.documents is None else len(store.documents) - 1,
+        smallest_token=int(used[0]),
+        largest_token=int(used[-1]),
+        distinct_tokens=len(used),
+        unigram_entropy_nats=float(-(shares * np.log(shares)).sum()),
+        tokenizer=store.tokenizer.get("name"),
+        document_lengths=_length_bins(store.documents),
+        length_percentiles=_percentiles(store.documents),
+        most_frequent=tuple(
+            TokenCount(int(token), int(counts[token]), _text(named, int(token))) for token in order
+        ),
+    )
+
+
+def label(entry: TokenCount) -> str:
+    """A token as a person reads it."""
+    return f"{entry.token}" if entry.text is None else f"{entry.token} {entry.text!r}"
+
+
+def _count(store: TokenStore, progress: Callable[[int, int], None] | None) -> np.ndarray:
+    """How often each token number occurs; shards with a checksum are checked on the way."""
+    expected = _checksums(store)
+    counts = np.zeros(1, np.int64)
+    done = 0
+    for shard in store.shards:
+        digest = hashlib.blake2b(digest_size=16)
+        for start in range(0, shard.num_tokens, _CHUNK_TOKENS):
+            stop = min(start + _CHUNK_TOKENS, shard.num_tokens)
+            tokens = shard.read([(start, stop)])[0]
+            digest.update(np.ascontiguousarray(tokens).tobytes())
+            counts = _add(counts, tokens, shard.name)
+            done += stop - start
+            if progress is not None:
+                progress(done, store.num_tokens)
+        known = expected.get(shard.name.rsplit("/", 1)[-1])
+        if known is not None and digest.hexdigest() != known:
+            raise TPUValidationError(
+                f"{shard.name} is corrupt: its content is not what was written (checksum "
+                f"{digest.hexdigest()}, its manifest says {known}); copy or prepare it again."
+            )
+    return counts
+
+
+def _add(counts: np.ndarray, tokens: np.ndarray, name: str) -> np.ndarray:
+    smallest, largest = int(tokens.min()), int(tokens.max())
+    if smallest < 0 or largest >= LARGEST_VOCABULARY:
+        raise TPUValidationError(
+            f"{name} holds the token {smallest if smallest < 0 else largest}; no vocabulary goes "
+            f"below 0 or past {LARGEST_VOCABULARY:,}. It is damaged, or its dtype is not "
+            f"{tokens.dtype.name}."
+        )
+    found = np.bincount(tokens, minlength=len(counts))
+    found[: len(counts)] += counts
+    return found
+
+
+def _checksums(store: TokenStore) -> dict[str, str]:
+    if store.kind != "prepared":
+        return {}
+    manifest = read_manifest(look_at(store.path).content(MANIFEST), name=store.path)
+    return {entry.file: entry.blake2b for entry in manifest.shards}
+
+
+def _length_bins(documents: np.ndarray | None) -> tuple[LengthBin, ...]:
+    if documents is None:
+        return ()
+    lengths = np.diff(documents)
+    lengths = lengths[lengths > 0]
+    counts = np.bincount(np.frexp(lengths.astype(float))[1] - 1)
+    return tuple(
+        LengthBin(1 << power, (2 << power) - 1, int(count))
+        for power, count in enumerate(counts)
+        if count or counts[:power].any()
+    )
+
+
+def _percentiles(documents: np.ndarray | None) -> dict[int, int] | None:
+    if documents is None:
+        return None
+    percents = (10, 50, 90, 100)
+    values = np.percentile(np.diff(documents), percents, method="inverted_cdf")
+    return {percent: int(value) for percent, value in zip(percents, values, strict=True)}
+
+
+def _tokenizer_of(store: TokenStore, tokenizer: str | Path | Tokenizer | None) -> Tokenizer | None:
+    if tokenizer is not None:
+        return load_tokenizer(tokenizer)
+    return ByteTokenizer() if store.tokenizer.get("name") == "bytes" else None
+
+
+def _text(tokenizer: Tokenizer | None, token: int) -> str | None:
+    if tokenizer is None or token >= tokenizer.vocab_size:
+        return None
+    return "end of document" if token == tokenizer.end_of_document else tokenizer.decode([token])
+
+
+def _bars(title: str, rows: Sequence[tuple[str, int]]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left", box=None)
+    table.add_column(justify="right")
+    table.add_column()
+    table.add_column(justify="right")
+    most = max(count for _, count in rows)
+    for name, count in rows:
+        cells = round(_BAR_CELLS * count / most)
+        table.add_row(Text(name), "█" * cells or ("▏" if count else ""), f"{count:,}")
+    return table
