@@ -47,3 +47,16 @@ def test_a_good_checkpoint_remains_after_every_kill(tmp_path, kills):
             np.testing.assert_array_equal(array, np.full(256 * 64, restored.step, np.float32))
         last = restored.step
     assert left_behind, "no kill came in the middle of a save: this test has shown nothing"
+
+
+def test_a_program_that_ends_without_closing_loses_nothing(tmp_path):
+    code = f"""
+import jax.numpy as jnp
+from tpukit.training.checkpoint import TPUCheckpointer
+checkpointer = TPUCheckpointer({str(tmp_path)!r})
+checkpointer.save(1, params={{f"w{{i}}": jnp.full(1 << 20, i) for i in range(8)}})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr
+    with TPUCheckpointer(tmp_path) as checkpointer:
+        assert checkpointer.restore().params["w7"].tolist()[-1] == 7

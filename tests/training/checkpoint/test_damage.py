@@ -2,13 +2,18 @@
 
 import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tpukit.errors import TPUCheckpointError
 from tpukit.training.checkpoint import TPUCheckpointer
@@ -18,9 +23,12 @@ from tpukit.training.checkpoint.record import missing_records, record_name
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pristine") / "checkpoints"
+    mesh = jax.make_mesh((8,), ("fsdp",))
+    sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
     with TPUCheckpointer(folder) as checkpointer:
         for step in (10, 20):
-            params = {"w": jnp.full((64, 64), step), "b": jnp.arange(40.0)}
+            w = jax.device_put(jnp.full((64, 64), step), sharding)
+            params = {"w": w, "b": jnp.arange(40.0)}
             checkpointer.save(step, params=params, opt_state={"mu": jnp.ones(30)}, data={"i": step})
     return folder
 
@@ -64,6 +72,20 @@ def test_a_copy_is_as_good_as_the_original(folder):
         # Everything but the record itself, which carries its own digest.
         assert found.files == len(files_of(folder / "20")) - 1
         assert checkpointer.restore().step == 20
+
+
+def test_eight_devices_wrote_it_and_a_machine_with_one_reads_it(folder):
+    """With and without a word on where the arrays go (google/orbax#648)."""
+    code = f"""
+import jax, numpy as np
+from tpukit.training.checkpoint import TPUCheckpointer
+assert len(jax.devices()) == 1
+with TPUCheckpointer({str(folder)!r}) as checkpointer:
+    assert checkpointer.restore().params["b"].tolist() == list(range(40))
+    like = {{"w": jax.numpy.zeros((64, 64), int), "b": jax.numpy.zeros(40)}}
+    assert checkpointer.restore(like={{"params": like}}).params["w"].sum() == 20 * 64 * 64
+"""
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "XLA_FLAGS": ""}, check=True)
 
 
 @settings(

@@ -120,6 +120,8 @@ class CheckpointDirectory:
                 f"Another checkpointer is writing to {self.path} (process {holder}); end that run, "
                 "close() that checkpointer, or give this run a folder of its own."
             ) from None
+        except OSError as error:
+            logger.info("%s has no locks (%s); take care that one run writes to it", mark, error)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()

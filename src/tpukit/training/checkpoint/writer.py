@@ -1,8 +1,11 @@
 """Write checkpoints, in the background, so that one that was good before never is lost."""
 
 import contextlib
+import functools
 import logging
+import threading
 import time
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -44,6 +47,7 @@ class CheckpointWriter:
         self._saving: tuple[int, Future[None]] | None = None
         # Whether this object wrote or restored what is in the directory: only then is it ours.
         self.continues_run = False
+        _writers_to_finish().add(self)
 
     def start(self, record: Record, arrays: Mapping[str, Mapping[str, Any]]) -> None:
         """Copy the arrays from the devices and write them in the background.
@@ -147,3 +151,23 @@ class CheckpointWriter:
 def first_line(error: Exception) -> str:
     """What an error says, without the pages TensorStore adds to it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+@functools.cache
+def _writers_to_finish() -> "weakref.WeakSet[CheckpointWriter]":
+    """Writers whose saves are finished before the interpreter ends, also without close().
+
+    Not by atexit: its functions run when the executors that Orbax writes with are already shut,
+    and the save would be lost. There is no public way to be called before that.
+    """
+    writers: weakref.WeakSet[CheckpointWriter] = weakref.WeakSet()
+
+    def finish() -> None:
+        for writer in list(writers):
+            try:
+                writer.wait()
+            except TPUCheckpointError:
+                logger.exception("The last save was lost")
+
+    threading._register_atexit(finish)  # pyright: ignore
+    return writers
