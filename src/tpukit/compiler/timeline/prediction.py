@@ -6,7 +6,7 @@ from typing import Any
 
 from ...hardware import Slice
 from ..hlo import HloModule
-from .attention import SplashTimer
+from .kernels import StepKernelTimer
 from .machine import Machine, fitted_constants
 from .network import Coordinate, Network
 from .simulate import KernelTimer, Simulation
@@ -165,13 +165,14 @@ def predict_step(
         coordinates: Place on the torus of each device, in the program's order.
         slice_of_device: Slice number of each device.
         machine: The rates of a device; by default those of the catalog and the fitted constants.
-        kernel_timer: Times Pallas kernels; by default it knows jax's splash attention.
+        kernel_timer: Times Pallas kernels; by default `StepKernelTimer`.
         tokens_per_step: For tokens per second.
         model_flops: FLOPs of the model in one step over all devices, for MFU.
     """
     machine = machine or Machine.of(target)
     network = Network(machine, tuple(coordinates), tuple(slice_of_device))
-    simulation = Simulation(module, network, kernel_timer=kernel_timer or SplashTimer(machine))
+    usual = StepKernelTimer(machine)
+    simulation = Simulation(module, network, kernel_timer=kernel_timer or usual)
     seconds = simulation.run()
     ledger = simulation.ledger
     caveats: list[str] = []
@@ -179,6 +180,11 @@ def predict_step(
         caveats.append(
             f"{len(ledger.unknown_kernels)} Pallas kernels could not be timed "
             f"({ledger.unknown_kernels[0]} …) and count as nothing: the step takes longer."
+        )
+    if usual.by_stated_cost:
+        caveats.append(
+            f"{len(usual.by_stated_cost)} Pallas kernels ({usual.by_stated_cost[0]} …) are timed "
+            "by the FLOPs and bytes they state, which they do not reach: the step takes longer."
         )
     if ledger.unknown_loops:
         caveats.append(

@@ -1,0 +1,89 @@
+"""How long Pallas kernels run inside a step: by a model of their own, or by what they state."""
+
+import math
+import re
+from dataclasses import dataclass, field
+
+from ..hlo import Computation, Instruction
+from .attention import SplashTimer
+from .machine import Machine
+
+_TILING = re.compile(r'ragged_dot_tiling="(\d+),(\d+),(\d+)"')
+_METADATA = "ragged-dot-metadata"
+
+
+@dataclass(frozen=True)
+class RaggedDotTimer:
+    """A `KernelTimer` for the kernels that XLA makes of `jax.lax.ragged_dot`.
+
+    A tile of rows that two groups share is visited once for each, so there are as many visits as
+    tiles and one more for every further group. Every visit reads its rows once for each tile of
+    columns; weights stay while the group does, where one tile holds the whole sum.
+    """
+
+    machine: Machine
+
+    def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
+        """Seconds of one call, or None when `kernel` is none of them."""
+        if kernel.op_name.endswith(_METADATA):
+            return self.machine.op_overhead_s  # a few hundred integers
+        tiling = _TILING.search(kernel.attributes)
+        if tiling is None:
+            return None
+        tile_m, tile_k, tile_n = (int(size) for size in tiling.groups())
+        rows, weights = (parent.by_name[name].shapes[0] for name in kernel.operands[-2:])
+        (m, k), (groups, _, n) = rows.dims, weights.dims
+        visits = math.ceil(m / tile_m) + groups - 1
+        flops = 2.0 * visits * tile_m * k * n
+        reads = visits * tile_m * rows.bytes / m * math.ceil(n / tile_n)
+        stays = tile_k >= k
+        loads = weights.bytes * (1.0 if stays else visits / groups)
+        written = float(kernel.shapes[0].bytes)
+        peak = self.machine.peak_flops(weights.dtype) * self.machine.matrix_efficiency
+        return max(flops / peak, self.machine.hbm_s(reads + loads + written)) + (
+            self.machine.op_overhead_s
+        )
+
+
+@dataclass(frozen=True)
+class StatedCostTimer:
+    """A `KernelTimer` for any kernel that states its FLOPs and bytes: it takes no less."""
+
+    machine: Machine
+
+    def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
+        """Seconds of one call at the rates ops reach, or None when nothing is stated."""
+        stated = kernel.backend_config.get("custom_call_config", {}).get("cost_estimate")
+        if not stated:
+            return None
+        dtypes = [parent.by_name[name].shapes[0].dtype for name in kernel.operands]
+        widest = "bf16" if not {"s8", "f8e4m3fn", "f8e5m2"} & set(dtypes) else "s8"
+        peak = self.machine.peak_flops(widest) * self.machine.matrix_efficiency
+        seconds = max(
+            float(stated.get("flops", 0)) / peak,
+            self.machine.hbm_s(float(stated.get("bytes_accessed", 0))),
+        )
+        return seconds + self.machine.op_overhead_s if seconds else None
+
+
+@dataclass(frozen=True)
+class StepKernelTimer:
+    """A `KernelTimer` that asks one model after another.
+
+    Attributes:
+        by_stated_cost: Kernels no model knows, that were timed by the costs they state.
+    """
+
+    machine: Machine
+    by_stated_cost: list[str] = field(default_factory=list[str])
+
+    def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
+        """Seconds of one call, or None when nothing is known of it."""
+        for timer in (SplashTimer(self.machine), RaggedDotTimer(self.machine)):
+            seconds = timer(kernel, parent)
+            if seconds is not None:
+                return seconds
+        seconds = StatedCostTimer(self.machine)(kernel, parent)
+        if seconds is not None:
+            self.by_stated_cost.append(kernel.name)
+        return seconds

@@ -1,0 +1,77 @@
+"""Kernels inside a step: ragged products by their tiles, others by what they state."""
+
+import pytest
+
+from tpukit.compiler.hlo import parse_hlo
+from tpukit.compiler.timeline.kernels import RaggedDotTimer, StatedCostTimer, StepKernelTimer
+from tpukit.compiler.timeline.machine import Machine
+from tpukit.hardware import Slice
+
+M, K, N, GROUPS = 8192, 2048, 4096, 8
+HEAD = "HloModule jit_f, is_scheduled=true\n\nENTRY %main (a: f32[8]) -> f32[8] {\n"
+
+
+def machine():
+    return Machine.of(Slice.parse("v6e-1"), op_time_in_a_step=1.0)
+
+
+def ragged(tiling, *, m=M, n=N):
+    text = (
+        f"{HEAD}  %rows = bf16[{m},{K}]{{1,0}} parameter(0)\n"
+        f"  %weights = bf16[{GROUPS},{K},{n}]{{2,1,0}} parameter(1)\n"
+        f"  ROOT %k = bf16[{m},{n}]{{1,0}} custom-call(%rows, %weights), "
+        'custom_call_target="tpu_custom_call", frontend_attributes={mosaic_fusion_entry_point='
+        f'"true",ragged_dot_tiling="{tiling}"}}, metadata={{op_name="f/ragged-dot-none"}}\n}}\n'
+    )
+    entry = parse_hlo(text).entry
+    return entry.by_name["k"], entry
+
+
+def test_a_product_bound_by_the_matrix_unit_pays_for_shared_tiles():
+    model = machine()
+    seconds = RaggedDotTimer(model)(*ragged(f"256,{K},{N}"))
+    visits = M // 256 + GROUPS - 1
+    flops = 2 * visits * 256 * K * N
+    expected = flops / (918e12 * model.matrix_efficiency) + model.op_overhead_s
+    assert seconds == pytest.approx(expected)
+
+
+def test_narrow_tiles_read_the_rows_again_and_again():
+    model = machine()
+    seconds = RaggedDotTimer(model)(*ragged(f"128,{K},128", n=256))
+    visits = M // 128 + GROUPS - 1
+    moved = visits * 128 * K * 2 * 2 + GROUPS * K * 256 * 2 + M * 256 * 2
+    assert seconds == pytest.approx(model.hbm_s(moved) + model.op_overhead_s)
+
+
+def test_a_sum_in_parts_loads_the_weights_at_every_visit():
+    model = machine()
+    whole = RaggedDotTimer(model)(*ragged(f"64,{K},{N}", m=512))
+    parts = RaggedDotTimer(model)(*ragged(f"64,{K // 2},{N}", m=512))
+    visits = 512 // 64 + GROUPS - 1
+    weights = GROUPS * K * N * 2
+    assert parts - whole == pytest.approx(model.hbm_s(weights * (visits / GROUPS - 1)), rel=1e-6)
+
+
+def other(config):
+    text = (
+        f"{HEAD}  %a = bf16[1024,1024]{{1,0}} parameter(0)\n"
+        "  ROOT %k = bf16[1024,1024]{1,0} custom-call(%a), "
+        'custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/my_kernel"}, '
+        f"backend_config={config}\n}}\n"
+    )
+    entry = parse_hlo(text).entry
+    return entry.by_name["k"], entry
+
+
+def test_a_kernel_is_held_to_the_costs_it_states():
+    model = machine()
+    stated = '{"custom_call_config":{"cost_estimate":{"flops":"1000","bytes_accessed":"1640000"}}}'
+    timer = StepKernelTimer(model)
+    assert timer(*other(stated)) == pytest.approx(model.hbm_s(1.64e6) + model.op_overhead_s)
+    assert timer.by_stated_cost == ["k"]
+
+
+def test_a_kernel_that_states_nothing_has_no_time():
+    assert StatedCostTimer(machine())(*other('{"custom_call_config":{}}')) is None
+    assert StepKernelTimer(machine())(*other("{}")) is None
