@@ -1,5 +1,6 @@
 """Text to tokens: every source gives the same tokens, whole or not at all."""
 
+import errno
 import gzip
 import json
 import os
@@ -170,6 +171,22 @@ def test_what_is_there_is_not_overwritten(tmp_path):
     with pytest.raises(TPUValidationError, match="is left alone"):
         prepare_tokens(source, mine, tokenizer="bytes", force=True)
     assert (mine / "thesis.tex").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source = written_json_lines(tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TPUValidationError, match=r"No space left on device.*nothing was left"):
+        prepare_tokens(source, tmp_path / "out", tokenizer="bytes")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_tokens_are_not_made_in_a_bucket(tmp_path):
+    with pytest.raises(ConfigError, match="gcloud storage cp -r"):
+        prepare_tokens(written_json_lines(tmp_path), "gs://bucket/out", tokenizer="bytes")
 
 
 def test_of_two_writers_the_first_wins_and_the_dead_are_buried(tmp_path):

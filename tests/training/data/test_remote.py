@@ -28,7 +28,9 @@ def opened(source, **changes):
 
 def test_batches_are_those_of_a_local_copy(both):
     _, folder = both
-    here, there = opened(folder).stream(), opened("gs://bucket/data/").stream()
+    here, there = (
+        opened(source, num_epochs=1).stream() for source in (folder, "gs://bucket/data/")
+    )
     for _ in range(3):
         expected, found = next(here), next(there)
         assert np.array_equal(found["inputs"], expected["inputs"])

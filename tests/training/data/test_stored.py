@@ -1,6 +1,8 @@
 """Batches of stored tokens: each token once an epoch, one order for all, resumed to the bit."""
 
+import dataclasses
 import json
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.training.data import open_data
+from tpukit.training.data.read_ahead import READS_AHEAD
 from tpukit.training.data.shards import ArrayShard
 from tpukit.training.data.token_store import TokenStore
 
@@ -100,6 +103,37 @@ def test_another_batch_size_goes_on_at_the_same_example():
     other = opened(batch_size=4).stream()
     other.restore(state)
     assert np.array_equal(rows(drawn(other, 2)), rows(drawn(opened().stream(), 4))[24:32])
+
+
+def test_an_older_order_is_refused():
+    stream = opened().stream()
+    with pytest.raises(TPUValidationError, match="another order"):
+        stream.restore({**stream.state(), "order": 0})
+
+
+class Counting(ArrayShard):
+    """A shard that says how often it was read."""
+
+    def read(self, spans):
+        self.reads.append(len(spans))
+        return super().read(spans)
+
+
+def test_reading_goes_on_while_nobody_draws_and_stops_at_the_end():
+    shard = Counting("counting", TOKENS)
+    object.__setattr__(shard, "reads", [])
+    data = dataclasses.replace(opened(), store=TokenStore((shard,), "array", "array"))
+    stream = data.stream()
+    next(stream)
+    deadline = time.monotonic() + 30
+    while len(shard.reads) < READS_AHEAD and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert len(shard.reads) >= READS_AHEAD
+    assert stream.state()["consumed_examples"] == 8
+    stream.close()
+    after = len(shard.reads)
+    time.sleep(0.05)
+    assert len(shard.reads) == after
 
 
 @pytest.mark.parametrize(

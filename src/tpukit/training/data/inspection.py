@@ -77,7 +77,7 @@ class Inspection:
     def facts(self) -> dict[str, str]:
         """The figures by name, as a person reads them."""
         facts = {
-            "tokens": f"{self.num_tokens:,} ({self.dtype}, {self.shards} files, {self.kind})",
+            "tokens": f"{self.num_tokens:,} ({self.kind}, {self.dtype}, shards: {self.shards})",
             "token numbers": f"{self.smallest_token:,} to {self.largest_token:,}, "
             f"{self.distinct_tokens:,} of them in use",
             "unigram entropy": f"{self.unigram_entropy_nats:.4f} nats a token",

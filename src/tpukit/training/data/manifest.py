@@ -1,7 +1,8 @@
 """What `tpukit data prepare` leaves behind: token shards and a file that says what they are."""
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,6 +35,12 @@ class Manifest:
     largest_token: int
     tokenizer: Mapping[str, Any]
     shards: tuple[ShardEntry, ...]
+
+    @property
+    def checksum(self) -> str:
+        """Of all tokens, from those of the shards."""
+        parts = [f"{entry.num_tokens};{entry.blake2b};" for entry in self.shards]
+        return hashlib.blake2b("".join(parts).encode(), digest_size=16).hexdigest()
 
     def to_json(self) -> str:
         """As it is written."""
@@ -68,22 +75,16 @@ def read_manifest(content: bytes, *, name: str) -> Manifest:
     return manifest
 
 
-def open_manifest_shards(
-    manifest: Manifest, folder: str, open_one: Callable[[str], TokenShard | None]
+def check_shards(
+    manifest: Manifest, shards: Sequence[TokenShard | None], *, folder: str
 ) -> tuple[TokenShard, ...]:
-    """Every shard a manifest names, checked against what it says.
-
-    Args:
-        manifest: Of the folder.
-        folder: For messages.
-        open_one: Opens a file of the folder by name; None when it is not there.
+    """Compare shards, None where one is not there, with what the manifest says.
 
     Raises:
         TPUValidationError: A shard is missing, or is not what the manifest says.
     """
-    opened: list[TokenShard] = []
-    for entry in manifest.shards:
-        shard = open_one(entry.file)
+    checked: list[TokenShard] = []
+    for entry, shard in zip(manifest.shards, shards, strict=True):
         if shard is None:
             raise TPUValidationError(
                 f"{folder}/{entry.file} is missing, one of {len(manifest.shards)} shards; copy "
@@ -95,8 +96,8 @@ def open_manifest_shards(
                 f"{shard.dtype.name} tokens and its manifest says {entry.num_tokens} "
                 f"{manifest.dtype}; copy or prepare it again."
             )
-        opened.append(shard)
-    return tuple(opened)
+        checked.append(shard)
+    return tuple(checked)
 
 
 def check_documents(documents: np.ndarray, num_tokens: int, *, name: str) -> np.ndarray:

@@ -1,9 +1,10 @@
 """`open_data`: whatever holds training data, as batches for this process."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from .description import DataDescription
 from .examples import vocabulary_overflow
 from .iterated import IteratedData
 from .kinds import Kind, kind_of
-from .manifest import DOCUMENTS, MANIFEST, check_documents, open_manifest_shards, read_manifest
+from .manifest import DOCUMENTS, MANIFEST, check_documents, check_shards, read_manifest
 from .places import Place, look_at
 from .prepare import prepare_tokens
 from .shards import ArrayShard, TokenShard, check_token_dtype
@@ -23,6 +24,7 @@ from .token_store import TokenStore
 from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
 
 PACKINGS = ("concat", "documents")
+_FILES_AT_ONCE = 16
 
 
 class TokenData(Protocol):
@@ -163,7 +165,8 @@ def open_tokens(
 
 
 def _open_shards(place: Place, kind: Kind, dtype: str | None) -> TokenStore:
-    shards = tuple(cast(TokenShard, place.shard(name, dtype=dtype)) for name in kind.files)
+    found = _open_all(place, kind.files, dtype)
+    shards = tuple(shard for shard in found if shard is not None)
     suffixes = {name.rsplit(".", 1)[1].lower() for name in kind.files}
     documents = None
     if kind.files == ("tokens.npy",) and DOCUMENTS in place.names:
@@ -173,7 +176,8 @@ def _open_shards(place: Place, kind: Kind, dtype: str | None) -> TokenStore:
 
 def _open_prepared(place: Place) -> TokenStore:
     manifest = read_manifest(place.content(MANIFEST), name=f"{place.path}/{MANIFEST}")
-    shards = open_manifest_shards(manifest, place.path, place.shard)
+    found = _open_all(place, [entry.file for entry in manifest.shards], manifest.dtype)
+    shards = check_shards(manifest, found, folder=place.path)
     return TokenStore(
         shards,
         "prepared",
@@ -181,7 +185,13 @@ def _open_prepared(place: Place) -> TokenStore:
         _documents(place, manifest.num_tokens),
         manifest.largest_token,
         dict(manifest.tokenizer),
+        manifest.checksum,
     )
+
+
+def _open_all(place: Place, names: Sequence[str], dtype: str | None) -> list[TokenShard | None]:
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:  # they may be far away
+        return list(pool.map(lambda name: place.shard(name, dtype=dtype), names))
 
 
 def _documents(place: Place, num_tokens: int) -> np.ndarray:

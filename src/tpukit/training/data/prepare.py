@@ -14,6 +14,7 @@ from .documents import Piece, read_documents
 from .kinds import TEXT_KINDS, Kind, kind_of
 from .manifest import MANIFEST, Manifest
 from .places import Place, look_at
+from .remote import is_remote
 from .token_writer import SHARD_TOKENS, TokenWriter, refuse_to_overwrite
 from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
 
@@ -51,7 +52,7 @@ class Prepared:
         table.add_row("tokens", f"{self.num_tokens:,}")
         table.add_row("documents", f"{self.num_documents:,}")
         table.add_row("largest token", f"{self.largest_token:,}")
-        table.add_row("stored as", f"{self.dtype} in {self.shards} files")
+        table.add_row("stored as", f"{self.dtype}, shards: {self.shards}")
         table.add_row("tokenizer", self.tokenizer)
         return table
 
@@ -88,6 +89,11 @@ def prepare_tokens(
         TPUValidationError: The data cannot be read, or something is in the way at `output`.
         ConfigError: The tokenizer is missing.
     """
+    if is_remote(str(output)):
+        raise ConfigError(
+            f"tokens are made in a local folder, not at {output}; copy it there afterwards with "
+            "'gcloud storage cp -r'."
+        )
     output = Path(output).expanduser()
     if not exist_ok:
         refuse_to_overwrite(output, force=force)

@@ -17,6 +17,8 @@ from .read_ahead import ReadAhead
 from .stream import Batch, Stopwatch, check_same
 from .token_store import TokenStore
 
+ORDER = 1  # raise it when the same settings come to give another order
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StoredData:
@@ -168,6 +170,7 @@ class StoredStream:
         data = self._data
         return {
             "kind": "tokens",
+            "order": ORDER,
             "fingerprint": data.store.fingerprint,
             "sequence_length": data.sequence_length,
             "packing": data.packing,

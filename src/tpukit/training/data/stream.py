@@ -58,6 +58,7 @@ class Stopwatch:
 
 _WHY = {
     "kind": "it was taken on another kind of data",
+    "order": "this version of tpukit puts examples in another order",
     "fingerprint": "the data are others",
     "sequence_length": "examples were cut at another length",
     "packing": "examples were packed otherwise",
