@@ -6,21 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import TPUKernelError
-from ..dispatch import Passes, dispatch_with_gradient, recomputed
 from ..op import PALLAS_TPU, REFERENCE
 from ..tiling import round_up
-from . import pallas_tpu, reference, xla
+from .differentiation import XLA, attend_with_gradient
 from .gpu import cudnn_attention, cudnn_is_here, why_not_cudnn
 from .problem import FlashBlocks, Rope, SegmentIds
 from .visibility import BlockMask
 
-OP_NAME = "flash_attention"
-XLA, CUDNN = "xla", "cudnn"
-PASSES = {
-    PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
-    XLA: Passes(xla.forward, xla.backward),
-    REFERENCE: recomputed(reference.attention),
-}
+CUDNN = "cudnn"
 
 
 def flash_attention(
@@ -100,9 +93,7 @@ def flash_attention(
         )
 
     def elsewhere(*arrays: Any) -> Any:
-        return dispatch_with_gradient(
-            OP_NAME,
-            PASSES,
+        return attend_with_gradient(
             *arrays,
             implementation=implementation,
             on_tpu=PALLAS_TPU if kernel_can else XLA,

@@ -25,7 +25,7 @@ from .problem import (
     pad_tokens,
     to_rows,
 )
-from .scores import cap, hide, sparse_table
+from .scores import cap, hide, sparse_table, when
 from .visibility import Position, maximum, minimum
 
 Gradients = tuple[jax.Array, jax.Array, jax.Array]
@@ -152,7 +152,7 @@ def _kernel(
     column = j * columns
     all_columns = pl.ds(pl.multiple_of(column, columns), columns)
 
-    @pl.when(j == 0)
+    @when(j == 0, always=kv_steps == 1)
     def _() -> None:
         scaled[...] = (q[...].astype(jnp.float32) * problem.query_factor).astype(scaled.dtype)
         products = out[...].astype(jnp.float32) * cotangent[...].astype(jnp.float32)
@@ -212,7 +212,7 @@ def _kernel(
     else:
         _dense_blocks(problem, blocks, column, held_first, per_held, update)
 
-    @pl.when(j == kv_steps - 1)
+    @when(j == kv_steps - 1, always=kv_steps == 1)
     def _() -> None:
         dq[...] = (dq_sum[...] * problem.scale).astype(dq.dtype)
 

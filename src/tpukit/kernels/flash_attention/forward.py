@@ -13,6 +13,7 @@ from .problem import (
     LANES,
     LOG2_E,
     LOWEST_MAXIMUM,
+    SMALLEST_SUM,
     FlashBlocks,
     Problem,
     Rope,
@@ -22,7 +23,7 @@ from .problem import (
     pad_tokens,
     to_rows,
 )
-from .scores import cap, hide, rope_tables, sparse_table, turn
+from .scores import cap, hide, rope_tables, sparse_table, turn, when
 from .visibility import Position, maximum, minimum
 
 
@@ -37,8 +38,9 @@ def attend(
     blocks: FlashBlocks,
     vmem_limit_bytes: int | None,
     interpret: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """The result (B, S, H, D), and the natural log-sum-exp of each row (B, H, S)."""
+    with_lse: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The result (B, S, H, D), and if asked the natural log-sum-exp of each row (B, H, S)."""
     sees, width = problem.sees, problem.padded_width
     batch, rows, held = q.shape[0], blocks.block_q, blocks.block_kv
     q_tokens, kv_tokens = round_up(sees.q_len, rows), round_up(sees.kv_len, held)
@@ -122,13 +124,17 @@ def attend(
             in_specs=specs,
             out_specs=[
                 q_spec,
-                pl.BlockSpec((None, None, 1, rows), lambda b, h, i, s, *_: (b, h, 0, i)),
+                pl.BlockSpec((None, None, 1, rows), lambda b, h, i, s, *_: (b, h, 0, i))
+                if with_lse
+                else None,
             ],
             scratch_shapes=scratch,
         ),
         out_shape=[
             jax.ShapeDtypeStruct((batch, q_tokens, problem.heads * width), q.dtype),
-            jax.ShapeDtypeStruct((batch, problem.heads, 1, q_tokens), jnp.float32),
+            jax.ShapeDtypeStruct((batch, problem.heads, 1, q_tokens), jnp.float32)
+            if with_lse
+            else None,
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
@@ -139,7 +145,7 @@ def attend(
     prefetched = [] if table is None else [jnp.asarray(table)]
     out, lse = call(*prefetched, *arguments)
     out = from_rows(out, tokens=sees.q_len, heads=problem.heads, width=problem.width)
-    return out, lse[:, :, 0, : sees.q_len]
+    return out, lse[:, :, 0, : sees.q_len] if with_lse else None
 
 
 def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sparse: bool) -> None:
@@ -150,7 +156,7 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
     i, step = pl.program_id(2), pl.program_id(3)
     row = i * rows
 
-    @pl.when(step == 0)
+    @when(step == 0, always=kv_steps == 1)
     def _() -> None:
         wide = q[...].astype(jnp.float32)
         if q_tables is not None:
@@ -216,13 +222,16 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
     else:
         _dense_blocks(problem, blocks, row, step, per_held, update)
 
-    @pl.when(step == kv_steps - 1)
+    @when(step == kv_steps - 1, always=kv_steps == 1)
     def _() -> None:
-        summed = jnp.sum(sums[...], axis=1, keepdims=True)
-        seen = summed > 0
-        out[...] = (total[...] * jnp.where(seen, 1.0 / summed, 0.0)).astype(out.dtype)
-        log_sums = jnp.log(jnp.where(seen, summed, 1.0))
-        lse[...] = (maxima[...] * (1 / LOG2_E) + log_sums).T[:1]
+        # Of a row that sees no key the total is 0, and so is its sum.
+        summed = jnp.maximum(jnp.sum(sums[...], axis=1, keepdims=True), SMALLEST_SUM)
+        out[...] = (total[...] * (1.0 / summed)).astype(out.dtype)
+        if lse is not None:
+            # Turned together, into rows: from there on a query takes one value, no register.
+            lane = jax.lax.broadcasted_iota(jnp.int32, maxima.shape, 1)
+            turned_rows = jnp.where(lane == 0, maxima[...], summed).T
+            lse[...] = turned_rows[:1] * (1 / LOG2_E) + jnp.log(turned_rows[1:2])
 
 
 def _sparse_blocks(table: Any, entry: Position, held_first: Position, update: Any) -> None:
@@ -272,7 +281,9 @@ def _dense_blocks(
         jax.lax.fori_loop(last, end, partial(one, edge=True), None)
         return
 
-    @pl.when((full_end >= held_first) & (full_end < held_first + per_held))
+    inside = (full_end >= held_first) & (full_end < held_first + per_held)
+
+    @when(inside, always=sees.kv_len <= blocks.block_kv)
     def _() -> None:
         for stair in range(rows // compute):
             update(full_end + stair, held_first, edge=True, stair=stair)

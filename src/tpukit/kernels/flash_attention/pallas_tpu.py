@@ -36,32 +36,29 @@ Residuals = tuple[
 ]
 
 
+def result(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None = None,
+    rope: Rope | None = None,
+    **options: Any,
+) -> jax.Array:
+    """The result alone: nothing is kept for a gradient."""
+    return _attend(q, k, v, segment_ids, rope, with_lse=False, **options)[0]
+
+
 def forward(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
     rope: Rope | None = None,
-    *,
-    blocks: FlashBlocks | None = None,
-    interpret: Any = False,
     **options: Any,
 ) -> tuple[jax.Array, Residuals]:
     """The result, and what the gradient needs: the arguments, the result, a number for each row."""
-    case = case_of(q, k, v, options)
-    chosen, problem = _blocks_for(case, blocks), problem_of(case)
-    used = forward_bytes(problem, chosen, rope=rope is not None)
-    out, lse = attend(
-        q,
-        k,
-        v,
-        segment_ids,
-        rope,
-        problem=problem,
-        blocks=chosen,
-        vmem_limit_bytes=vmem_limit_bytes(used, current_target()),
-        interpret=interpret,
-    )
+    out, lse = _attend(q, k, v, segment_ids, rope, with_lse=True, **options)
+    assert lse is not None
     return out, (q, k, v, segment_ids, rope, out, lse)
 
 
@@ -85,6 +82,35 @@ def backward(
     if rope is not None:
         dq, dk = (apply_rope(x, rope, backwards=True) for x in (dq, dk))
     return dq, dk, dv, None, None
+
+
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None,
+    rope: Rope | None,
+    *,
+    with_lse: bool,
+    blocks: FlashBlocks | None = None,
+    interpret: Any = False,
+    **options: Any,
+) -> tuple[jax.Array, jax.Array | None]:
+    case = case_of(q, k, v, options)
+    chosen, problem = _blocks_for(case, blocks), problem_of(case)
+    used = forward_bytes(problem, chosen, rope=rope is not None)
+    return attend(
+        q,
+        k,
+        v,
+        segment_ids,
+        rope,
+        problem=problem,
+        blocks=chosen,
+        vmem_limit_bytes=vmem_limit_bytes(used, current_target()),
+        interpret=interpret,
+        with_lse=with_lse,
+    )
 
 
 def _blocks_for(case: KernelCase, blocks: FlashBlocks | None) -> FlashBlocks:

@@ -17,6 +17,8 @@ LOG2_E = math.log2(math.e)
 # also in rows that see no key at all.
 MASKED = -1e30
 LOWEST_MAXIMUM = -0.5e30
+# The weight of the highest score is 1, so a sum is either at least that or 0.
+SMALLEST_SUM = 1e-30
 
 
 @dataclass(frozen=True)

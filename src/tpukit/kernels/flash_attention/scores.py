@@ -1,10 +1,12 @@
 """What forward and backward kernels share: masks inside a block, the cap, and turning by RoPE."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..tiling import round_up
@@ -46,13 +48,13 @@ def hide(
         size = min(scores.shape)
         shift = scores.shape[0] - size if by_keys else 0
         return _hide_edge(scores, sees, shift, 0, by_keys)
-    if by_keys:
-        above, square = jnp.split(scores, [scores.shape[0] - scores.shape[1]])
-        square = _hide_edge(square, sees, 0, 0, by_keys)
-        return jnp.concatenate([above, square]) if above.shape[0] else square
-    square, below = jnp.split(scores, [scores.shape[1]])
-    square = _hide_edge(square, sees, 0, 0, by_keys)
-    return jnp.concatenate([square, below]) if below.shape[0] else square
+    square = min(scores.shape)
+    hidden = slice(scores.shape[0] - square, None) if by_keys else slice(0, square)
+    seen = slice(0, hidden.start) if by_keys else slice(square, None)
+    part = _hide_edge(scores[hidden], sees, 0, 0, by_keys)
+    if square == scores.shape[0]:
+        return part
+    return jnp.concatenate([scores[seen], part] if by_keys else [part, scores[seen]])
 
 
 def _hide_edge(
@@ -71,6 +73,15 @@ def _hide_edge(
     for test in keep:
         scores = jnp.where(test, scores, MASKED)
     return scores
+
+
+def when(condition: Any, *, always: bool) -> Callable[[Callable[[], None]], None]:
+    """`pl.when`, without a branch that keeps the compiler from overlapping what always runs."""
+
+    def run(body: Callable[[], None]) -> None:
+        body() if always else pl.when(condition)(body)
+
+    return run
 
 
 def cap(scores: Any, problem: Problem) -> tuple[Any, Any]:

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..dispatch import with_gradient
 from ..op import PALLAS_TPU, REFERENCE, KernelCase, Op
 from . import reference
-from .api import CUDNN, OP_NAME, PASSES, XLA, flash_attention
+from .api import CUDNN, flash_attention
+from .differentiation import OP_NAME, XLA, implementation
 from .gpu import cudnn_attention
 from .sizing import block_space, bucket, default_blocks, vmem_bytes
 
@@ -37,8 +37,8 @@ OP = Op(
     name=OP_NAME,
     function=flash_attention,
     implementations={
-        PALLAS_TPU: with_gradient(OP_NAME, PASSES, PALLAS_TPU),
-        XLA: with_gradient(OP_NAME, PASSES, XLA),
+        PALLAS_TPU: implementation(PALLAS_TPU),
+        XLA: implementation(XLA),
         CUDNN: cudnn_attention,
         REFERENCE: reference.attention,
     },
