@@ -14,6 +14,7 @@ from tokamax._src.ops.attention import pallas_mosaic_tpu_vjp as attention_vjp
 from tokamax._src.ops.linear_softmax_cross_entropy_loss import pallas_mosaic_tpu as cross_entropy
 from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu as ragged_dot
 
+from kernel_rows.ragged_dot import named_tiles
 from kernel_rows.rows import Row
 from tpukit.hardware import get_chip
 
@@ -92,7 +93,13 @@ def _attention_backward(row: Row) -> Program:
 
 
 def _ragged_dot(row: Row) -> Program:
-    config = ragged_dot.Config(**row.config)
+    tile_m, tile_k, tile_n = named_tiles(row)
+    config = ragged_dot.Config(
+        tile_m=tile_m,
+        tile_k=tile_k,
+        tile_n=tile_n,
+        input_buffer_count=row.config.get("input_buffer_count", 2),
+    )
     kernel = ragged_dot.PallasMosaicTpuRaggedDot()
     variant = row.dims["variant"]
     dimensions = {

@@ -117,17 +117,24 @@ def compiler_tiles(sizes: Sizes, device: Device) -> tuple[int, int, int]:
     return step, tile_k, min(tile_n, sizes.n)
 
 
-def _tiles(row: Row, sizes: Sizes, device: Device) -> tuple[int, int, int]:
-    if row.impl == "xla" and not sizes.is_weight_gradient:
-        return compiler_tiles(sizes, device)
+def named_tiles(row: Row) -> tuple[int, int, int]:
+    """The tiles of a row's config over m, k and n of its own dimensions."""
     tile_m, tile_k, tile_n = (
         row.config.get(name) or nominal
         for name, nominal in zip(("tile_m", "tile_k", "tile_n"), NOMINAL_TILES, strict=True)
     )
     # Of a gradient for the rows, later kernels name the tiles after the forward product.
-    too_large = tile_k >= sizes.k + LANES or tile_n >= sizes.n + LANES
-    if sizes.variant.startswith("dlhs") and (row.source_date >= TILES_RENAMED or too_large):
+    too_large = tile_k >= row.dims["k"] + LANES or tile_n >= row.dims["n"] + LANES
+    renamed = row.source_date >= TILES_RENAMED or too_large
+    if row.dims["variant"].startswith("dlhs") and renamed:
         tile_k, tile_n = tile_n, tile_k
+    return tile_m, tile_k, tile_n
+
+
+def _tiles(row: Row, sizes: Sizes, device: Device) -> tuple[int, int, int]:
+    if row.impl == "xla" and not sizes.is_weight_gradient:
+        return compiler_tiles(sizes, device)
+    tile_m, tile_k, tile_n = named_tiles(row)
     return min(tile_m, max(sizes.m, 8)), min(tile_k, sizes.k), min(tile_n, sizes.n)
 
 

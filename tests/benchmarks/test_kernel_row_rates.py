@@ -1,0 +1,90 @@
+import tomllib
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+from kernel_rows import rates
+from kernel_rows.rows import as_row
+
+from tpukit.hardware import get_chip
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that computes, moves bytes and turns its loop, one after the other."""
+
+    row: object
+    compute_us: float
+    bytes_us: float
+    turns: float
+    kind: str = "flash_attention"
+    chip: str = "v6e"
+
+    @property
+    def profile(self):
+        return SimpleNamespace(chip=get_chip(self.chip))
+
+    def time_us(self, calibration):
+        return (
+            self.compute_us * calibration.compute_factor
+            + self.bytes_us / calibration.hbm_efficiency
+        )
+
+
+def kernels(*, factor, efficiency, turn_cycles, count=24, kind="flash_attention"):
+    made = []
+    for number in range(count):
+        compute, moved, turns = 100.0 * (1 + number % 5), 80.0 * (1 + number % 3), 64.0 * number
+        measured = compute * factor + moved / efficiency + turns * turn_cycles / 1750
+        row = as_row(
+            {
+                "id": f"r{number}",
+                "case_id": "c",
+                "device": "v6e",
+                "op": "attention_fwd",
+                "impl": "pallas_mosaic_tpu",
+                "dims": {"q_len": 128 * (number + 1)},
+                "shapes": {},
+                "dtypes": {"q": "bfloat16"},
+                "config": {"block_q": 128},
+                "static_args": {},
+                "mask_kind": "none",
+                "group_sizes": None,
+                "measured_us": measured,
+                "timing_method": "xprof_device_span",
+                "source_date": "2026-08",
+            }
+        )
+        made.append(Kernel(row, compute, moved, turns, kind))
+    return made
+
+
+def test_rates_are_those_the_times_were_made_with():
+    (found,) = rates.fit_rates(kernels(factor=1.1, efficiency=0.85, turn_cycles=200))
+    assert found.chip == "v6e"
+    assert found.calibration.compute_factor == pytest.approx(1.1)
+    assert found.calibration.hbm_efficiency == pytest.approx(0.85)
+    assert found.calibration.turn_cycles == 200
+    assert {band.kind for band in found.errors} == {"any", "flash_attention"}
+    assert all(band.median < 0.01 for band in found.errors)
+
+
+def test_a_chip_that_is_twice_as_slow_as_any_rate_allows_has_a_wide_band():
+    (found,) = rates.fit_rates(kernels(factor=3.0, efficiency=0.3, turn_cycles=0))
+    (band,) = [one for one in found.errors if one.kind == "any"]
+    assert band.median > 0.3
+    assert band.above > 0.5
+
+
+def test_a_kind_with_few_rows_has_no_band_of_its_own():
+    few = kernels(factor=1.0, efficiency=0.9, turn_cycles=0, count=2, kind="cross_entropy")
+    many = kernels(factor=1.0, efficiency=0.9, turn_cycles=0)
+    (found,) = rates.fit_rates([*many, *few])
+    assert {band.kind for band in found.errors} == {"any", "flash_attention"}
+
+
+def test_the_file_holds_what_was_fitted():
+    fitted = rates.fit_rates(kernels(factor=1.1, efficiency=0.85, turn_cycles=200))
+    table = tomllib.loads(rates.as_toml(fitted))
+    assert table["v6e"]["compute_factor"] == 1.1
+    assert {error["kind"] for error in table["errors"]} == {"any", "flash_attention"}
