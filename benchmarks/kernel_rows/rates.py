@@ -39,7 +39,7 @@ class Fitted:
 
 def fit_rates(followed: "Sequence[Followed]") -> list[Fitted]:
     """Constants and errors of each generation that has rows."""
-    chips: "dict[str, list[Followed]]" = defaultdict(list)
+    chips: dict[str, list[Followed]] = defaultdict(list)
     for one in followed:
         chips[one.profile.chip.name].append(one)
     return [_fit_chip(name, members) for name, members in sorted(chips.items())]
