@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...errors import XLACompilationError
+from ...hardware import get_chip
 from .listing import parse_listing
 from .machine import DEFAULT_STEP_LIMIT, CoreRun, Transfer, run_program
 from .transfers import TransferRates, replay
@@ -186,10 +187,11 @@ def trace_call(
     """
     listing = parse_listing(text)
     core = core_of(chip)
+    cores = get_chip(chip).cores_per_device if listing.uses_core_id else 1
     try:
         runs = [
             run_program(listing, core, core_number=number, tables=tables, step_limit=step_limit)
-            for number in range(2 if listing.uses_core_id else 1)
+            for number in range(cores)
         ]
     except XLACompilationError as error:
         raise XLACompilationError(f"{name}: {error}") from None

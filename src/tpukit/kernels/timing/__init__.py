@@ -5,6 +5,7 @@ from .bench import KernelBench as KernelBench
 from .bench import bench_op as bench_op
 from .bench import default_implementations as default_implementations
 from .bench import estimate as estimate
+from .bundle_count import count_bundles as count_bundles
 from .calibration import Calibration as Calibration
 from .calibration import ErrorBand as ErrorBand
 from .calibration import calibration_of as calibration_of

@@ -1,4 +1,4 @@
-"""The integers that Pallas calls prefetch (grid bounds, mask tables, group offsets), computed here.
+"""The integers that Pallas calls are given (grid bounds, mask tables, group offsets), found here.
 
 They decide how often a kernel's loops turn. A program computes them from constants and from a few
 integer arguments, so they are found by evaluating, on the CPU, only what they depend on.
@@ -18,6 +18,7 @@ _CALLS = (
     "checkpoint", "custom_vjp_call_jaxpr",
 )  # fmt: skip
 _UNKNOWN = object()
+_LARGEST_TABLE = 2**18  # elements; scalar memory holds no more
 _Value = Callable[[], Any]
 
 
@@ -26,20 +27,18 @@ class PallasCall:
     """One Pallas call of a traced function.
 
     Attributes:
-        shapes: Of its operands, the prefetched ones first.
-        prefetched: Values of those that are known, by operand number.
-        prefetched_count: How many operands are prefetched, known or not.
+        shapes: Of its operands.
+        integers: Values of the small integer operands that are known, by operand number.
     """
 
     shapes: tuple[tuple[int, ...], ...]
-    prefetched: Mapping[int, Any] = field(repr=False)
-    prefetched_count: int = 0
+    integers: Mapping[int, Any] = field(repr=False)
 
 
 def find_pallas_calls(
     function: Callable[..., Any], arguments: Sequence[Any], known: Mapping[int, Any]
 ) -> list[PallasCall]:
-    """Every Pallas call of a function, with what it prefetches where that is known.
+    """Every Pallas call of a function, with the integers it is given where they are known.
 
     Args:
         function: Traced, not run.
@@ -138,13 +137,14 @@ class _Scope:
                 yield from self._enter(jaxpr, atoms).calls()
 
     def _pallas_call(self, equation: Any) -> PallasCall:
-        mapping = equation.params["grid_mapping"]
-        count = mapping.num_dynamic_grid_bounds + mapping.num_index_operands
-        values = {index: self.value(equation.invars[index]) for index in range(count)}
+        values = {
+            index: self.value(atom)
+            for index, atom in enumerate(equation.invars)
+            if np.issubdtype(atom.aval.dtype, np.integer) and atom.aval.size <= _LARGEST_TABLE
+        }
         return PallasCall(
             tuple(tuple(atom.aval.shape) for atom in equation.invars),
             {index: np.asarray(one) for index, one in values.items() if one is not _UNKNOWN},
-            count,
         )
 
 

@@ -23,7 +23,7 @@ from ...hardware.slice import list_slices
 from ...hardware.target import target_chip
 from .prefetched import PallasCall, find_pallas_calls
 
-FORMAT = 2  # raise it when what is kept of a run, or how a program is run, changes
+FORMAT = 3  # raise it when what is kept of a run, or how a program is run, changes
 KERNEL_TARGET = "tpu_custom_call"
 
 
@@ -120,15 +120,15 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
 def _tables(
     call: Instruction, parent: Computation, pallas: Sequence[PallasCall]
 ) -> dict[int, tuple[int, ...]]:
-    """Words of the operands a call prefetches, where they are known."""
+    """Words of the integer operands of a call, where they are known."""
     operands = [parent.by_name[name].shapes[0] for name in call.operands]
     dims = tuple(shape.dims for shape in operands)
     alike = [one for one in pallas if one.shapes == dims]
     tables: dict[int, tuple[int, ...]] = {}
-    for index in range(max((one.prefetched_count for one in alike), default=0)):
-        values = [one.prefetched.get(index) for one in alike]
+    for index in alike[0].integers if alike else ():
+        values = [one.integers.get(index) for one in alike]
         first = values[0]
-        # Calls with the same shapes may prefetch different values; which is which is not told.
+        # Calls with the same shapes may be given different values; which is which is not told.
         if first is not None and all(
             value is not None and np.array_equal(first, value) for value in values
         ):
