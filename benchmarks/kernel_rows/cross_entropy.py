@@ -21,15 +21,16 @@ def terms(row: Row, device: Device) -> dict[str, float]:
     weights = device.hbm_us(float(hidden) * vocab * row.item_bytes("w"))
     x = device.hbm_us(float(tokens) * hidden * row.item_bytes("x"))
     blocks = math.ceil(tokens / block_b)
+    in_blocks = row.impl != "xla"  # XLA takes the product whole
     return {
         "launch": 1.0,
         "products": products,
         "float32_products": products if wide else 0.0,
         "logits": logits,
         "weights": weights,
-        "weights_again": weights * (blocks - 1),
-        "inputs_again": x * math.ceil(vocab / block_v),
-        "steps": float(blocks) * math.ceil(vocab / block_v),
+        "weights_again": weights * (blocks - 1) if in_blocks else 0.0,
+        "inputs_again": x * math.ceil(vocab / block_v) if in_blocks else 0.0,
+        "steps": float(blocks) * math.ceil(vocab / block_v) if in_blocks else 0.0,
         "long": products if tokens >= 8192 else 0.0,
         "long_float32": products if tokens >= 8192 and wide else 0.0,
     }
