@@ -133,8 +133,9 @@ class Op:
             case: Gives the options.
             implementation: Which of `implementations`.
             blocks: For "pallas_tpu"; None lets it choose.
-            direction: "backward" gives the gradients of the sum of all results with respect to
-                the differentiable arguments, the forward pass they need included.
+            direction: "backward" gives the gradients of half the sum of squares of all results
+                with respect to the differentiable arguments: their cotangents are the results
+                themselves, so that the forward pass is part of it and nothing cancels.
         """
         chosen = find_implementation(self.name, self.implementations, implementation)
         options = dict(case.options)
@@ -146,7 +147,7 @@ class Op:
 
         def total(*arrays: Any) -> Any:
             parts: list[jax.Array] = jax.tree.leaves(forward(*arrays))
-            return sum(jnp.sum(part.astype(jnp.float32)) for part in parts)
+            return sum(jnp.sum(jnp.square(part.astype(jnp.float32))) for part in parts) / 2
 
         bound = forward if direction == "forward" else jax.grad(total, self.differentiable)
         bound = cast(Callable[..., Any], bound)
