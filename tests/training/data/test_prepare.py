@@ -112,7 +112,7 @@ def test_token_numbers_need_no_tokenizer(tmp_path):
     store = open_tokens(tmp_path / "out")
     assert store.read([0], [4])[0].tolist() == [1, 2, 70000, 3]
     assert store.documents.tolist() == [0, 3, 4]
-    with pytest.raises(ConfigError, match="holds text, which needs a tokenizer"):
+    with pytest.raises(ConfigError, match="hold text, which needs a tokenizer"):
         prepare_tokens(written_json_lines(tmp_path), tmp_path / "b", tokenizer=None)
 
 
@@ -187,6 +187,20 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_tokens_are_not_made_in_a_bucket(tmp_path):
     with pytest.raises(ConfigError, match="gcloud storage cp -r"):
         prepare_tokens(written_json_lines(tmp_path), "gs://bucket/out", tokenizer="bytes")
+
+
+def test_a_split_of_a_huggingface_data_set_is_named(tmp_path):
+    import datasets
+
+    part = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3]]})
+    datasets.DatasetDict({"train": part, "test": part}).save_to_disk(str(tmp_path / "hf"))
+    with pytest.raises(TPUValidationError, match=r"the splits train, test .* one: .*/hf/train"):
+        prepare_tokens(tmp_path / "hf", tmp_path / "out", tokenizer=None)
+    prepare_tokens(tmp_path / "hf" / "train", tmp_path / "out", tokenizer=None)
+    assert open_tokens(tmp_path / "out").documents.tolist() == [0, 2, 3]
+    next((tmp_path / "hf" / "test").glob("*.arrow")).write_bytes(b"damaged")
+    with pytest.raises(TPUValidationError, match="cannot be opened as a Hugging Face data set"):
+        prepare_tokens(tmp_path / "hf" / "test", tmp_path / "out2", tokenizer=None)
 
 
 def test_of_two_writers_the_first_wins_and_the_dead_are_buried(tmp_path):

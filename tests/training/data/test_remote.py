@@ -56,12 +56,13 @@ def test_only_the_ranges_needed_are_read(both):
     ]
 
 
-def test_text_is_fetched_once(bucket):
+def test_text_is_fetched_once(bucket, tmp_path):
     bucket.objects["text/a.jsonl"] = b'{"text": "hello"}\n{"text": "world"}\n'
     for _ in range(2):
         store = open_tokens("gs://bucket/text", tokenizer="bytes")
         assert bytes(store.read([0], [5])[0].astype(np.uint8)) == b"hello"
     assert sum(request.startswith("/download") for request in bucket.requests) == 1
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == ["tokens"]
 
 
 def test_prepared_data_can_lie_in_a_bucket(bucket, tmp_path):

@@ -112,15 +112,12 @@ def _huggingface(path: Path, text_key: str) -> Generator[Piece]:
         import datasets
     except ImportError:
         raise MissingExtraError("data", needed_for=str(path), module="datasets") from None
-    found: Any = datasets.load_from_disk(str(path))
-    if isinstance(found, datasets.DatasetDict):
-        if "train" not in found:
-            splits = [str(name) for name in found]
-            raise TPUValidationError(
-                f"{path} holds the splits {', '.join(splits)} and no 'train'; name one, such as "
-                f"{path}/{splits[0]}."
-            )
-        found = found["train"]
+    try:
+        found: Any = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError) as error:  # pyarrow's own are ValueErrors
+        raise TPUValidationError(
+            f"{path} cannot be opened as a Hugging Face data set: {error}. Copy or save it again."
+        ) from None
     key = text_key
     if key not in found.column_names:
         key = "input_ids" if "input_ids" in found.column_names else text_key

@@ -1,5 +1,6 @@
 """Which kind of data a file or folder holds, told from its names."""
 
+import json
 from dataclasses import dataclass
 
 from ...errors import TPUValidationError
@@ -15,7 +16,7 @@ _SUFFIXES = {
     "text": (".txt", ".txt.gz", ".md"),
     "array_record": (".array_record", ".arrayrecord"),
 }
-_HUGGINGFACE = ("dataset_info.json", "dataset_dict.json", "state.json")
+_HUGGINGFACE, _SPLIT_LIST = ("dataset_info.json", "state.json"), "dataset_dict.json"
 # Files of one folder that are parts of an experiment and not shards of one data set.
 _SPLITS = ("train", "val", "valid", "validation", "test", "eval", "dev")
 
@@ -38,6 +39,8 @@ def kind_of(place: Place) -> Kind:
     if not place.is_file:
         if MANIFEST in names:
             return Kind("prepared", (MANIFEST,))
+        if _SPLIT_LIST in names:
+            raise _name_a_split(place)
         if any(name in names for name in _HUGGINGFACE):
             return Kind("huggingface", names)
         if "tokens.npy" in names:
@@ -65,6 +68,17 @@ def kind_of(place: Place) -> Kind:
     kind, files = next(iter(found.items()))
     _refuse_splits(place, files)
     return Kind(kind, tuple(files))
+
+
+def _name_a_split(place: Place) -> TPUValidationError:
+    try:
+        splits = json.loads(place.content(_SPLIT_LIST))["splits"]
+    except (ValueError, KeyError, TypeError):
+        splits = []
+    return TPUValidationError(
+        f"{place.path} holds the splits {', '.join(splits) or '(unreadable)'} of a Hugging Face "
+        f"data set; name one: {place.path}/{splits[0] if splits else 'train'}."
+    )
 
 
 def _refuse_splits(place: Place, files: list[str]) -> None:

@@ -1,8 +1,10 @@
 """Where data lie: a local file or folder, or one in a bucket, looked at in the same way."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from ...errors import TPUValidationError, did_you_mean
@@ -37,8 +39,8 @@ class Place(Protocol):
         """All bytes of a small file."""
         ...
 
-    def local(self, names: Sequence[str]) -> list[Path]:
-        """Local files with the content of these, fetched once where they are far away."""
+    def local(self, names: Sequence[str]) -> AbstractContextManager[list[Path]]:
+        """Local files with the content of these, for as long as the `with` block lasts."""
         ...
 
     def version(self, names: Sequence[str]) -> str:
@@ -66,9 +68,10 @@ class LocalPlace:
         """All bytes of a small file."""
         return (self._folder / name).read_bytes()
 
-    def local(self, names: Sequence[str]) -> list[Path]:
+    @contextmanager
+    def local(self, names: Sequence[str]) -> Generator[list[Path]]:
         """They are local already."""
-        return [self._folder / name for name in names]
+        yield [self._folder / name for name in names]
 
     def version(self, names: Sequence[str]) -> str:
         """From path, size and time of change."""
@@ -96,16 +99,15 @@ class RemotePlace:
         file = self._files[name]
         return file.read([(0, file.size_bytes)])[0]
 
-    def local(self, names: Sequence[str]) -> list[Path]:
-        """Fetch what is not here yet into the cache."""
-        folder = cache_folder() / "fetched" / self.version(names)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            if not (folder / name).exists():
-                partial = folder / f".{name}.partial"
-                self._files[name].fetch(partial)
-                partial.replace(folder / name)
-        return [folder / name for name in names]
+    @contextmanager
+    def local(self, names: Sequence[str]) -> Generator[list[Path]]:
+        """Fetch them into the cache, and remove them afterwards."""
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=cache_folder(), prefix="fetched-") as folder:
+            paths = [Path(folder) / name for name in names]
+            for path in paths:
+                self._files[path.name].fetch(path)
+            yield paths
 
     def version(self, names: Sequence[str]) -> str:
         """From address, size and what the bucket says about the content."""

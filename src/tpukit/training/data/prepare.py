@@ -12,8 +12,8 @@ from rich.table import Table
 from ...errors import ConfigError, TPUValidationError
 from .documents import Piece, read_documents
 from .kinds import TEXT_KINDS, Kind, kind_of
-from .manifest import MANIFEST, Manifest
-from .places import Place, look_at
+from .manifest import MANIFEST, Manifest, read_manifest
+from .places import look_at
 from .remote import is_remote
 from .token_writer import SHARD_TOKENS, TokenWriter, refuse_to_overwrite
 from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
@@ -110,8 +110,8 @@ def prepare_tokens(
         shard_tokens=shard_tokens,
         force=force,
     )
-    with writer:
-        _write_all(writer, place, kind, used, text_key, progress)
+    with writer, place.local(kind.files) as paths:
+        _write_all(writer, paths, kind, used, text_key, progress)
         manifest = _finish(writer, output, exist_ok=exist_ok)
     return Prepared(
         folder=str(output),
@@ -125,8 +125,6 @@ def prepare_tokens(
 
 
 def _finish(writer: TokenWriter, output: Path, *, exist_ok: bool) -> Manifest:
-    from .manifest import read_manifest
-
     try:
         return writer.finish()
     except (TPUValidationError, OSError):
@@ -138,19 +136,18 @@ def _finish(writer: TokenWriter, output: Path, *, exist_ok: bool) -> Manifest:
 
 def _write_all(
     writer: TokenWriter,
-    place: Place,
+    paths: list[Path],
     kind: Kind,
     tokenizer: Tokenizer | None,
     text_key: str,
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    paths = place.local(kind.files)
     total = sum(path.stat().st_size for path in paths)
     if kind.name == "huggingface":
         paths = [paths[0].parent]
     done = 0
     for batch in _batched(read_documents(kind.name, paths, text_key=text_key)):
-        for tokens, piece in zip(_encode(batch, tokenizer, place.path), batch, strict=True):
+        for tokens, piece in zip(_encode(batch, tokenizer), batch, strict=True):
             writer.add(tokens)
             done += piece.size_bytes
             if piece.ends:
@@ -174,13 +171,11 @@ def _end(writer: TokenWriter, piece: Piece, token: int) -> None:
         writer.add([token])
 
 
-def _encode(
-    batch: list[Piece], tokenizer: Tokenizer | None, path: str
-) -> Iterator["np.ndarray | Any"]:
+def _encode(batch: list[Piece], tokenizer: Tokenizer | None) -> Iterator[np.ndarray]:
     texts = [piece.content for piece in batch if isinstance(piece.content, str)]
     if texts and tokenizer is None:
         raise ConfigError(
-            f"{path} holds text, which needs a tokenizer: 'bytes', or the path of a "
+            "the data hold text, which needs a tokenizer: 'bytes', or the path of a "
             "tokenizer.json (--tokenizer)."
         )
     encoded = iter(tokenizer.encode_batch(texts) if tokenizer is not None and texts else ())

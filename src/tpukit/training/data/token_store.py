@@ -49,7 +49,7 @@ class TokenStore:
         """Tokens in all shards."""
         return int(self.offsets[-1])
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The widest dtype of the shards."""
         return np.result_type(*(shard.dtype for shard in self.shards))

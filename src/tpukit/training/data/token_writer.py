@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import tempfile
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -50,7 +51,7 @@ class TokenWriter:
         narrow = vocab_size is not None and vocab_size <= 1 << 16
         self._dtype = np.dtype("<u2" if narrow else "<u4")
         self._shards: list[ShardEntry] = []
-        self._documents = [0]
+        self._documents = array("q", [0])  # there may be hundreds of millions
         self._smallest, self._largest = np.iinfo(np.int64).max, -1
         self._file: IO[bytes] | None = None
         self._in_shard = 0
