@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from kernel_rows import attention, cross_entropy, dense, ragged_dot, serving
 from kernel_rows.rows import Device, Row, device_of
 
+from tpukit.errors import SliceError
+
 Terms = Callable[[Row, Device], dict[str, float]]
 
 MODELS: dict[tuple[str, str], Terms] = {
@@ -64,3 +66,5 @@ def work_of(row: Row) -> Work | str:
         return Work(row, regime, model(row, device_of(row.device)))
     except KeyError as missing:
         return f"the row does not say {missing}"
+    except SliceError as unknown:
+        return str(unknown)

@@ -108,6 +108,7 @@ def test_work_grows_with_what_is_asked():
     [
         ({"timing_method": "host_wall_clock_incl_dispatch"}, "more than the kernel"),
         ({"op": "fused_moe_ep"}, "several devices"),
+        ({"device": "v99"}, "v99"),
         ({"impl": "cuda"}, "no model for ragged_dot as cuda"),
         ({"dims": {"variant": "fwd_gmm", "m": 8}}, "does not say 'num_groups'"),
     ],
