@@ -40,7 +40,7 @@ def cross_entropy_pallas(
 ) -> CrossEntropy:
     """See `cross_entropy`."""
     terms = LossTerms(z_loss, soft_cap)
-    chosen = blocks or choose_blocks("cross_entropy", _case(x, w), default_blocks)
+    chosen = blocks or choose_blocks("cross_entropy", _case(x, w, labels, weights), default_blocks)
     result: Any = _token_losses(x, w, labels, terms, chosen, interpret)
     losses, log_normaliser = result
     return CrossEntropy(
@@ -132,10 +132,9 @@ def _backward(
 _token_losses.defvjp(_forward, _backward)
 
 
-def _case(x: jax.Array, w: jax.Array) -> KernelCase:
-    return KernelCase(
-        "traced", tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (x, w))
-    )
+def _case(*arrays: jax.Array) -> KernelCase:
+    shapes = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays)
+    return KernelCase("traced", shapes)
 
 
 def _compiler_params(x: jax.Array, w: jax.Array, blocks: CrossEntropyBlocks) -> Any:

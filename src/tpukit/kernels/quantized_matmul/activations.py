@@ -3,19 +3,16 @@
 from typing import Literal, TypeAlias, get_args
 
 import jax
-import jax.numpy as jnp
 
 from ...errors import TPUKernelError, did_you_mean
+from ..gemm.modes import round_to
 
 Activations: TypeAlias = Literal["bfloat16", "int8"]
 
 
 def quantize_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """int8 values of (M, K) and float32 (M, 1) scales, by each row's largest magnitude."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    largest = jnp.max(jnp.abs(wide), axis=-1, keepdims=True)
-    scales = jnp.where(largest == 0, 1, largest / 127)
-    return jnp.round(wide / scales).astype(jnp.int8), scales.astype(jnp.float32)
+    return round_to(x, "int8", axis=-1)
 
 
 def check_activations(activations: str, format: str) -> None:
