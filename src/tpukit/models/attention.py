@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import jax
 
 from ..errors import TPUModelError, did_you_mean
+from ..hardware.target import current_target
 from ..parallel.ring_attention import ring_attention
 from .splash import AnyMesh, can_splash, splash_attention
 
@@ -59,6 +60,11 @@ def dot_attention(
     )
 
 
+def can_cudnn(q: jax.Array, segment_ids: jax.Array | None) -> bool:
+    """Whether cuDNN's kernel takes the queries; with a mask it would be slower than XLA."""
+    return segment_ids is None and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0
+
+
 def automatic_attention(
     q: jax.Array,
     k: jax.Array,
@@ -70,14 +76,16 @@ def automatic_attention(
     batch_axes: tuple[str, ...] = (),
     head_axes: tuple[str, ...] = (),
 ) -> jax.Array:
-    """On TPU the splash kernel; elsewhere the whole score matrix, or blocks when it is long.
+    """On TPU the splash kernel, on GPU cuDNN's, elsewhere all scores, or blocks when it is long.
 
     The platform is the one the program is lowered for, so a program made on a laptop for a TPU
     holds the kernel. `mesh`, `batch_axes` and `head_axes` are those of `splash_attention`;
     without a mesh nobody knows how the arrays are spread, so there is no kernel.
     """
-    options = {"window": window, "segment_ids": segment_ids}
+    options: dict[str, Any] = {"window": window, "segment_ids": segment_ids}
     plain = partial(dot_attention if q.shape[1] <= LONGEST_UNBLOCKED else ring_attention, **options)
+    if current_target() is None and jax.default_backend() == "gpu" and can_cudnn(q, segment_ids):
+        return dot_attention(q, k, v, implementation="cudnn", **options)
     if mesh is None or not can_splash(q):
         return plain(q, k, v)
     kernel = partial(

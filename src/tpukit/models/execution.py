@@ -6,6 +6,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from ..hardware.target import current_target
 from .attention import AttentionFunction
 from .chunked_loss import LossChunks
 from .remat import NO_REMAT, RematPolicy
@@ -13,12 +14,20 @@ from .remat import NO_REMAT, RematPolicy
 AnyMesh = Mesh | AbstractMesh
 
 
+def on_one_gpu() -> bool:
+    """Whether a program traced now will run on a GPU that is the only device."""
+    import jax
+
+    return current_target() is None and jax.default_backend() == "gpu" and jax.device_count() == 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Execution:
     """Choices that change speed and memory, never the result; `z_loss` alone adds to the loss.
 
     `loss_chunks` is how the loss is cut where a model computes it from activations; None gives
-    the loss whole logits. `z_loss` is what either then weighs log² of the normaliser with.
+    the loss whole logits. `gpu_kernels` takes our own kernels for norms and gated activations,
+    which see one device only. `z_loss` is what either then weighs log² of the normaliser with.
     `expert_mesh` is the mesh whose `expert_axis` the experts are spread over (None: over no axis)
     and over which tokens are split as `expert_tokens` says; without a mesh every expert is where
     its tokens are.
@@ -27,7 +36,7 @@ class Execution:
     attention: str | AttentionFunction = "auto"
     remat: RematPolicy = NO_REMAT
     scan_layers: bool = True
-    fused_projections: bool = False
+    gpu_kernels: bool = False
     loss_chunks: LossChunks = None
     z_loss: float = 0.0
     expert_mesh: AnyMesh | None = None

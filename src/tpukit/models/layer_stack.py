@@ -63,6 +63,12 @@ def _run_unrolled(
 ) -> tuple[jax.Array, Any]:
     n_layers = jax.tree.leaves(stacked)[0].shape[0]
     totals: list[Any] = []
+    if not remat.active and n_layers > 1:
+        leaves, structure = jax.tree.flatten(stacked)
+        for place, cuts in enumerate(zip(*map(_unstack, leaves), strict=True)):
+            x, seen = layer(jax.tree.unflatten(structure, cuts), x, place % period)
+            totals.append(seen)
+        return x, _add(totals)
     for start in range(0, n_layers, remat.every_n_layers):
         places = range(start, min(start + remat.every_n_layers, n_layers))
 
@@ -79,6 +85,26 @@ def _run_unrolled(
         x, seen = remat.wrap(segment, in_loop=in_loop)(stacked, x)
         totals.append(seen)
     return x, _add(totals)
+
+
+@jax.custom_vjp
+def _unstack(leaf: jax.Array) -> tuple[jax.Array, ...]:
+    """The layers of a stack, whose gradients are put side by side.
+
+    The gradient of slicing would add up as many whole stacks as there are layers.
+    """
+    return tuple(leaf[place] for place in range(leaf.shape[0]))
+
+
+def _unstack_forward(leaf: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+    return _unstack(leaf), None
+
+
+def _unstack_backward(_: None, gradients: tuple[jax.Array, ...]) -> tuple[jax.Array]:
+    return (jnp.stack(gradients),)
+
+
+_unstack.defvjp(_unstack_forward, _unstack_backward)
 
 
 def _add(statistics: list[Any]) -> Any:

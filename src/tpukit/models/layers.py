@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..kernels.residual_norm import residual_norm
 from ..parallel.activations import constrain
 from .transformer_config import TransformerConfig
 
@@ -35,6 +36,15 @@ class Norm(nnx.Module):
         if self.bias is not None:
             wide = wide + self.bias[...]
         return wide.astype(x.dtype)
+
+    def after(
+        self, x: jax.Array, delta: jax.Array | None, *, gpu_kernels: bool
+    ) -> tuple[jax.Array, jax.Array]:
+        """Add `delta` to the residual stream `x`; return the stream and its norm."""
+        if gpu_kernels and not self.centred:
+            return residual_norm(x, delta, self.scale[...], eps=self.eps)
+        x = x if delta is None else x + delta
+        return x, self(x)
 
 
 class Linear(nnx.Module):

@@ -18,7 +18,7 @@ from ..parallel.layout import Layout, make_layout
 from .adapters import ModelAdapter, TransformerAdapter, Variables, adapt
 from .attention import AttentionFunction
 from .chunked_loss import LossChunks
-from .execution import AnyMesh, Execution
+from .execution import AnyMesh, Execution, on_one_gpu
 from .loss import Batch, LossFunction
 from .mixed_precision import narrowed
 from .placement import batch_shardings, execution_on
@@ -68,8 +68,6 @@ class Workload:
         schedule: Of the pipeline: "gpipe" or "1f1b".
         attention: "auto", "xla", "ring", "cudnn", or a function.
         scan_layers: Whether the reference transformer scans its layers or unrolls them.
-        fused_projections: Whether query, key and value, and gate and up, are one product each.
-            Faster on one GPU; over a tensor axis the joined matrices would have to move.
         seed: Of the random numbers a step draws (dropout).
 
     Example:
@@ -96,7 +94,6 @@ class Workload:
     schedule: str = "1f1b"
     attention: str | AttentionFunction = "auto"
     scan_layers: bool = True
-    fused_projections: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -323,7 +320,7 @@ class Workload:
             attention=self.attention,
             remat=RematPolicy.parse(self.remat),
             scan_layers=self.scan_layers,
-            fused_projections=self.fused_projections,
+            gpu_kernels=on_one_gpu(),
             loss_chunks=self.loss_chunks if self.loss is None else None,
             z_loss=self.z_loss,
         )
