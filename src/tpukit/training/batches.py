@@ -81,7 +81,14 @@ class BatchSource:
 
     def place(self, batch: HostBatch) -> dict[str, jax.Array]:
         """The whole batch as global arrays, of which every process gives its part."""
-        return {name: self._global(name, value) for name, value in batch.items()}
+        places = {name: self._place_of(name) for name in batch}
+        narrow = {
+            name: rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype), copy=False)
+            for name, rows in batch.items()
+        }
+        if jax.process_count() == 1:
+            return jax.device_put(narrow, places)
+        return {name: self._global(rows, places[name]) for name, rows in narrow.items()}
 
     def state(self) -> dict[str, Any]:
         """Where the data stand after the last batch drawn."""
@@ -96,19 +103,19 @@ class BatchSource:
         """Stop reading ahead."""
         self._stream.close()
 
-    def _global(self, name: str, rows: np.ndarray) -> jax.Array:
-        place = self._shardings.get(name) or next(iter(self._shardings.values()))
-        narrow = rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype), copy=False)
+    def _place_of(self, name: str) -> NamedSharding:
+        # An entry nobody knows goes where the others go; the check of the step then names it.
+        return self._shardings.get(name) or next(iter(self._shardings.values()))
+
+    def _global(self, rows: np.ndarray, place: NamedSharding) -> jax.Array:
         index, count = self._share
-        if count == 1 and jax.process_count() == 1:
-            return jax.device_put(narrow, place)
         shape = (rows.shape[0] * count, *rows.shape[1:])
         first = rows.shape[0] * index
 
         def part(wanted: tuple[slice, ...] | None) -> np.ndarray:
             assert wanted is not None  # jax asks with an index wherever there are shards
             start, stop, _ = wanted[0].indices(shape[0])
-            return narrow[(slice(start - first, stop - first), *wanted[1:])]
+            return rows[(slice(start - first, stop - first), *wanted[1:])]
 
         return jax.make_array_from_callback(shape, place, part)
 
