@@ -1,0 +1,1 @@
+"""The gated feed-forward block, with gate and up projection in one pass."""
