@@ -1,5 +1,7 @@
 """Named arrays to and from disk or bucket, through Orbax."""
 
+import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,8 @@ from jax.sharding import Sharding
 
 from ...parallel.reshard import move
 from .named_arrays import KEY, LeafShape, key_implementation, restored_leaf
+
+logger = logging.getLogger(__name__)
 
 # How long other processes may take to write their part before Orbax gives up on the save.
 WRITE_TIMEOUT_S = 1200
@@ -28,6 +32,7 @@ class OrbaxArrays:
     """
 
     def __init__(self) -> None:
+        _hide_orbax_traces()
         arrays = ocp.type_handlers.ArrayHandler(
             min_slice_bytes_for_replica_parallel=REPLICATED_BYTES_WORTH_CUTTING
         )
@@ -116,3 +121,14 @@ def _empty(shape: LeafShape, place: Sharding | None) -> Any:
         words = jax.random.key_data(jax.random.key(0, impl=key_implementation(shape.dtype)))
         return move(restored_leaf(shape, np.zeros((*shape.shape, *words.shape), np.uint32)), place)
     return move(np.zeros(shape.shape, jnp.dtype(shape.dtype)), place)
+
+
+@functools.cache
+def _hide_orbax_traces() -> None:
+    """Keep Orbax from printing pages of stacks for a failure that is raised as one sentence."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        is_trace = record.exc_info is not None and "orbax" in record.pathname
+        return not is_trace or logger.isEnabledFor(logging.DEBUG)
+
+    logging.getLogger("absl").addFilter(is_news)

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import logging
+import os
+import re
 import threading
 import time
 import weakref
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 RECORDS_POLL_S = 0.2
 RECORDS_TIMEOUT_S = 600.0
+# How TensorStore quotes the file system: "…: Failed writing: … [os_error_code='28']".
+OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")
 # What Orbax, TensorStore and the file system raise when storage fails.
 STORAGE_ERRORS = (OSError, ValueError, RuntimeError, TPUCheckpointError)
 
@@ -150,6 +154,8 @@ class CheckpointWriter:
 
 def first_line(error: Exception) -> str:
     """What an error says, without the pages TensorStore adds to it."""
+    if code := OS_ERROR_CODE.search(str(error)):
+        return os.strerror(int(code[1]))
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
