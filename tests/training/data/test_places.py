@@ -62,6 +62,22 @@ def test_a_folder_with_tokens_npy_is_that_file_with_its_documents(tmp_path):
         open_tokens(tmp_path)
 
 
+def test_files_past_four_gigabytes_are_read_at_their_end(tmp_path):
+    path = tmp_path / "t.bin"
+    with path.open("wb") as file:
+        file.truncate(2 * 3_000_000_001)  # a hole: takes no space
+        file.seek(-40, 2)
+        file.write(np.arange(20, dtype=np.uint16).tobytes())
+    data = open_data(
+        path, sequence_length=20, batch_size=1, shuffle=False, process_index=0, process_count=1
+    )
+    assert data.describe().num_examples == 150_000_000
+    stream = data.stream()
+    stream.restore({**stream.state(), "consumed_examples": 150_000_000 - 1})
+    assert np.array_equal(next(stream)["targets"][0], np.arange(20))
+    stream.close()
+
+
 def test_a_missing_file_names_its_neighbour(tmp_path):
     np.save(tmp_path / "tokens.npy", TOKENS)
     with pytest.raises(TPUValidationError, match=r"no data at .*Did you mean 'tokens.npy'"):

@@ -4,6 +4,8 @@ import errno
 import gzip
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -203,7 +205,7 @@ def test_a_split_of_a_huggingface_data_set_is_named(tmp_path):
         prepare_tokens(tmp_path / "hf" / "test", tmp_path / "out2", tokenizer=None)
 
 
-def test_of_two_writers_the_first_wins_and_the_dead_are_buried(tmp_path):
+def test_of_two_writers_the_first_wins(tmp_path):
     out = tmp_path / "out"
     with TokenWriter(out, vocab_size=9, tokenizer={}) as first:
         first.add([1, 2])
@@ -214,14 +216,33 @@ def test_of_two_writers_the_first_wins_and_the_dead_are_buried(tmp_path):
             first.finish()
     assert open_tokens(out).num_tokens == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
-    writer = TokenWriter(tmp_path / "next", vocab_size=9, tokenizer={})
-    left = next(entry for entry in tmp_path.iterdir() if ".partial-" in entry.name)
-    left.rename(str(left).replace(f"-{os.getpid()}-", "-4194305-"))  # past the largest pid
-    with TokenWriter(tmp_path / "next", vocab_size=9, tokenizer={}) as again:
-        assert len(list(tmp_path.glob(".next.partial-*"))) == 1
-        again.add([1])
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from tpukit.training.data.token_writer import TokenWriter
+writer = TokenWriter(Path(sys.argv[1]), vocab_size=9, tokenizer={}, shard_tokens=2)
+writer.add([1, 2, 3])
+print("half", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
+    out = tmp_path / "out"
+    child = subprocess.Popen([sys.executable, "-c", KILLED, out], stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout.readline() == b"half\n"
+        child.kill()
+    assert not out.exists()
+    assert len(list(tmp_path.glob(".out.partial-*"))) == 1
+    with TokenWriter(out, vocab_size=9, tokenizer={}) as again:
+        assert len(list(tmp_path.glob(".out.partial-*"))) == 1  # its own
+        again.add([4])
         again.finish()
-    del writer
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+    assert open_tokens(out).read([0], [1])[0].tolist() == [4]
 
 
 def test_a_damaged_folder_is_refused(tmp_path):

@@ -46,14 +46,14 @@ class RemoteFile:
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes from `start` to `stop` of each span, asked for at the same time."""
-        with _explained(self.url):
+        with _bucket_of(self.url) as bucket:
             starts, stops = [list(ends) for ends in zip(*spans, strict=True)]
-            return _filesystem().cat_ranges([self.url] * len(spans), starts, stops)
+            return bucket.cat_ranges([self.url] * len(spans), starts, stops)
 
     def fetch(self, to: Path) -> None:
         """Copy it to a local file."""
-        with _explained(self.url):
-            _filesystem().get_file(self.url, str(to))
+        with _bucket_of(self.url) as bucket:
+            bucket.get_file(self.url, str(to))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +96,9 @@ def list_remote(url: str) -> tuple[RemoteFile, ...]:
     Raises:
         ConfigError: Nobody may look there with the credentials there are.
     """
-    with _explained(url):
-        system = _filesystem()
+    with _bucket_of(url) as bucket:
         try:
-            found = system.ls(url, detail=True)
+            found = bucket.ls(url, detail=True)
         except FileNotFoundError:
             return ()
     files = [entry for entry in found if entry["type"] == "file" and entry["size"]]
@@ -127,13 +126,14 @@ def _filesystem() -> Any:
 
 
 @contextmanager
-def _explained(url: str) -> Generator[None]:
-    """Turn what a bucket answers into an error that names the way out."""
+def _bucket_of(url: str) -> Generator[Any]:
+    """What reads buckets; what they answer becomes an error that names the way out."""
+    bucket = _filesystem()
     from aiohttp import ClientError
     from gcsfs.retry import HttpError
 
     try:
-        yield
+        yield bucket
     except FileNotFoundError:
         raise TPUValidationError(f"{url} is not there; look with 'gcloud storage ls'.") from None
     except HttpError as error:
