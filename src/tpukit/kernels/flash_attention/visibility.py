@@ -134,7 +134,8 @@ def _blocks(
     first: Position, full_first: Position, full_end: Position, end: Position, block: int
 ) -> Span:
     """Positions of tokens as blocks, the four in order."""
-    begin, stop = floor_div(first, block), ceil_div(end, block)
+    stop = ceil_div(end, block)
+    begin = minimum(floor_div(first, block), stop)
     inner = minimum(maximum(ceil_div(full_first, block), begin), stop)
     outer = minimum(maximum(floor_div(full_end, block), inner), stop)
     return Span(begin, inner, outer, stop)
