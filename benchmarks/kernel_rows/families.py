@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from kernel_rows import attention, cross_entropy, dense, ragged_dot, serving
 from kernel_rows.rows import Device, Row, device_of
-
 from tpukit.errors import SliceError
 
 Terms = Callable[[Row, Device], dict[str, float]]
