@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_tokens_are_not_made_in_a_bucket(tmp_path):
     with pytest.raises(ConfigError, match="gcloud storage cp -r"):
-        prepare_tokens(written_json_lines(tmp_path), "gs://bucket/out", tokenizer="bytes")
+        prepare_tokens(written_json_lines(tmp_path), Path("gs://bucket/out"), tokenizer="bytes")
 
 
 def test_a_split_of_a_huggingface_data_set_is_named(tmp_path):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ...errors import TPUValidationError, did_you_mean
 from ...runtime.flags.cache import cache_folder
-from .remote import RemoteFile, is_remote, list_remote, open_remote_shard
+from .remote import RemoteFile, list_remote, open_remote_shard, remote_url
 from .shards import TokenShard, open_shard
 
 
@@ -86,7 +86,7 @@ class RemotePlace:
         self.path = url
         files = list_remote(url)
         self._files: dict[str, RemoteFile] = {file.name: file for file in files}
-        self.is_file = len(files) == 1 and files[0].url.rstrip("/") == _plain(url)
+        self.is_file = len(files) == 1 and files[0].url == url.rstrip("/")
         self.names = tuple(self._files)
 
     def shard(self, name: str, *, dtype: str | None = None) -> TokenShard | None:
@@ -122,11 +122,12 @@ def look_at(path: str | Path) -> Place:
         TPUValidationError: There is none, or an empty one.
         ConfigError: It is in a bucket that may not be read.
     """
-    if is_remote(str(path)):
-        place: Place = RemotePlace(str(path))
+    url = remote_url(path)
+    if url is not None:
+        place: Place = RemotePlace(url)
         if not place.names:
             raise TPUValidationError(
-                f"there is nothing at {path}; look with 'gcloud storage ls {_parent(str(path))}'."
+                f"there is nothing at {url}; look with 'gcloud storage ls {_parent(url)}'."
             )
         return place
     local = Path(path).expanduser()
@@ -144,10 +145,6 @@ def look_at(path: str | Path) -> Place:
 
 def _counts(entry: Path) -> bool:
     return entry.is_file() and not entry.name.startswith((".", "_"))
-
-
-def _plain(url: str) -> str:
-    return "gs://" + url.split("://", 1)[1].rstrip("/")
 
 
 def _parent(url: str) -> str:

@@ -14,7 +14,7 @@ from .documents import Piece, read_documents
 from .kinds import TEXT_KINDS, Kind, kind_of
 from .manifest import MANIFEST, Manifest, read_manifest
 from .places import look_at
-from .remote import is_remote
+from .remote import remote_url
 from .token_writer import SHARD_TOKENS, TokenWriter, refuse_to_overwrite
 from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
 
@@ -89,7 +89,7 @@ def prepare_tokens(
         TPUValidationError: The data cannot be read, or something is in the way at `output`.
         ConfigError: The tokenizer is missing.
     """
-    if is_remote(str(output)):
+    if remote_url(output) is not None:
         raise ConfigError(
             f"tokens are made in a local folder, not at {output}; copy it there afterwards with "
             "'gcloud storage cp -r'."

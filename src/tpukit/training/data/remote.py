@@ -1,6 +1,7 @@
 """Files in a bucket: listed, read in ranges and fetched, with errors a person can act on."""
 
 import logging
+import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,22 +14,25 @@ import numpy as np
 from ...errors import ConfigError, MissingExtraError, TPUValidationError
 from .shards import HEAD_BYTES, read_layout
 
-_SCHEMES = ("gs://", "gcs://")
+_SCHEME = re.compile(r"(gs|gcs):/+")
 
 
-def is_remote(path: str) -> bool:
-    """Whether `path` is an address rather than a local path.
+def remote_url(path: str | Path) -> str | None:
+    """The address in a bucket that `path` is, or None for a local path.
+
+    A `Path` made of one has lost a slash; it is the same address.
 
     Raises:
         ConfigError: It is an address nobody here can read.
     """
-    if path.startswith(_SCHEMES):
-        return True
-    if "://" in path:
+    text = str(path)
+    if found := _SCHEME.match(text):
+        return "gs://" + text[found.end() :]
+    if "://" in text:
         raise ConfigError(
-            f"'{path}' is neither a local path nor gs://…; copy the data to one of the two."
+            f"'{text}' is neither a local path nor gs://…; copy the data to one of the two."
         )
-    return False
+    return None
 
 
 @dataclass(frozen=True, eq=False)
