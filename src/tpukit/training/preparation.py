@@ -15,6 +15,7 @@ from ..models.transformer_config import TransformerConfig
 from ..models.workload import Workload
 from .batches import data_share, look_ahead
 from .data import TokenData, open_data
+from .gpu import workload_options
 from .optimizer import build_optimizer
 from .schedule import LearningRate
 from .settings import TrainingSettings
@@ -45,6 +46,7 @@ class ModelChoice:
         if self.compute_dtype is not None:
             if isinstance(model, TransformerConfig):
                 model = model.replace(dtype=self.compute_dtype)
+                options = {**workload_options(model.n_layers), **options}
             elif self.compute_dtype != "float32":
                 options["compute_dtype"] = self.compute_dtype
         return Workload(model, **{**options, **given})

@@ -18,6 +18,7 @@ from ..errors import TPUValidationError
 from ..models.execution import AnyMesh
 from ..models.workload import Workload
 from ..runtime.flags.cache import cache_folder
+from .gpu import compiler_options
 
 logger = logging.getLogger(__name__)
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
@@ -128,7 +129,7 @@ class StepProgram:
             began = time.perf_counter()
             lowered = step.lower(*work.abstract_args(self._mesh))
             with _counting_cache_hits() as hits:
-                step = lowered.compile()
+                step = lowered.compile(compiler_options=compiler_options())
             self.compile_s += time.perf_counter() - began
             self.from_cache = bool(hits)
         self._compiled[signature] = step

@@ -1,0 +1,67 @@
+"""Our side: `TPUTrainer` with its own defaults, as a user calls it."""
+
+import json
+import sys
+import tempfile
+
+import jax
+import numpy as np
+from shapes import HEAD, SEQUENCE, SHAPES, VOCABULARY
+
+from tpukit.models import TransformerConfig
+from tpukit.training import TPUTrainer
+from tpukit.training.settings import TrainingSettings
+
+
+def main(name, tokens_path, warm):
+    s = SHAPES[name]
+    config = TransformerConfig(
+        name=name,
+        vocab_size=VOCABULARY,
+        max_seq_len=SEQUENCE,
+        n_layers=s.layers,
+        d_model=s.width,
+        n_heads=s.heads,
+        n_kv_heads=s.kv_heads,
+        head_dim=HEAD,
+        d_ff=s.hidden,
+        param_dtype="float32",
+        **({"n_experts": s.experts, "experts_per_token": 2} if s.experts else {}),
+    )
+    data = np.load(tokens_path).astype(np.int32)
+
+    def batches():
+        for rows in data:
+            yield {"inputs": rows[:, :-1], "targets": rows[:, 1:]}
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = TrainingSettings.from_section(
+            {
+                "learning_rate": 3e-4,
+                "schedule": "constant",
+                "warmup_steps": 0,
+                "weight_decay": 0.1,
+                "no_decay": (),  # as in the other programs
+                "clip_norm": None,
+                "run_dir": folder + "/run",
+                "checkpoint_every": 0,
+            }
+        )
+        options = {"remat": "minimal"} if s.experts else {}
+        trainer = TPUTrainer(model=config, settings=settings, progress=False, **options)
+        result = trainer.train(
+            batches, num_steps=len(data), batch_size=s.batch, sequence_length=SEQUENCE
+        )
+        step_s = float(np.mean(result.step_times_s[warm:]))
+    peak = jax.devices()[0].memory_stats()["peak_bytes_in_use"]
+    report = {
+        "step_s": step_s,
+        "peak_bytes": peak,
+        "losses": [float(x) for x in result.losses],
+        "compile_s": result.compile_s,
+        "goodput": str(result.goodput),
+    }
+    print("REPORT " + json.dumps(report))
+
+
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

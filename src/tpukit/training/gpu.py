@@ -1,0 +1,25 @@
+"""What one GPU wants that a TPU does not: layers unrolled, and the vendor's matrix products.
+
+Measured on one H200 with a 1.14 B-parameter transformer (`benchmarks/train_h200.py`): unrolled
+layers are faster than a scan, because the gradients of a scan are copied into their stack, and
+XLA's Triton products cost 1 % where cuBLAS has all of them.
+"""
+
+from typing import Any
+
+from ..models.execution import on_one_gpu
+
+MOST_UNROLLED_LAYERS = 64  # compile time grows with them
+COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+
+
+def compiler_options() -> dict[str, Any] | None:
+    """Options for the step's compile on what is here; None where the usual ones are best."""
+    return dict(COMPILER_OPTIONS) if on_one_gpu() else None
+
+
+def workload_options(n_layers: int | None) -> dict[str, Any]:
+    """Arguments of `Workload` for a reference transformer of that many layers."""
+    if n_layers is None or n_layers > MOST_UNROLLED_LAYERS or not on_one_gpu():
+        return {}
+    return {"scan_layers": False}
