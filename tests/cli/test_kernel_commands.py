@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tpukit.cli import kernel
-from tpukit.cli.kernel_options import choose_cases, chosen_chips
+from tpukit.cli.kernel_options import choose_cases, chosen_chips, read_values
 from tpukit.errors import SliceError, TPUKernelError, TPUValidationError
 from tpukit.kernels.registry import get_tpu_op
 from tpukit.kernels.timing import ErrorBand, KernelEstimate
@@ -88,6 +88,21 @@ def test_a_case_of_ones_own():
         choose_cases(op, None, shapes, ["causal"])
     with pytest.raises(TPUValidationError, match="give one of them"):
         choose_cases(op, ["causal_4096"], shapes, None)
+
+
+def test_values_of_integer_arguments():
+    (case,) = choose_cases(
+        get_tpu_op("grouped_matmul"), None, ["bf16[10,128]", "bf16[4,128,128]", "s32[4]"], None
+    )
+    assert read_values(["2=even"])(case)[2].tolist() == [3, 3, 2, 2]
+    assert read_values(["2=7,0,1,2"])(case)[2].tolist() == [7, 0, 1, 2]
+    assert read_values(None) is None
+    with pytest.raises(TPUValidationError, match="2=100,28,0"):
+        read_values(["group=even"])
+    with pytest.raises(TPUValidationError, match=r"has 3 numbers; that array .* has 4"):
+        read_values(["2=1,2,3"])(case)
+    with pytest.raises(TPUValidationError, match="has arrays 0 to 2"):
+        read_values(["5=even"])(case)
 
 
 def test_what_to_tune_for_must_be_said():

@@ -14,9 +14,11 @@ from .kernel_options import (
     On,
     OptionTexts,
     Shapes,
+    ValueTexts,
     choose_cases,
     chosen_chips,
     counted,
+    read_values,
     start,
 )
 
@@ -42,6 +44,7 @@ def bench(
     case: CaseNames = None,
     shape: Shapes = None,
     option: OptionTexts = None,
+    value: ValueTexts = None,
     implementation: Implementation = None,
     backward: Backward = False,
     no_cache: NoCache = False,
@@ -64,6 +67,7 @@ def bench(
             cases=cases,
             direction="backward" if backward else "forward",
             implementations=wanted,
+            values=read_values(value),
             tell=tell,
             use_cache=not no_cache,
         )
@@ -79,6 +83,7 @@ def tune(
     case: CaseNames = None,
     shape: Shapes = None,
     option: OptionTexts = None,
+    value: ValueTexts = None,
     forward_only: Annotated[
         bool, typer.Option("--forward-only", help="Leave the backward pass as it is.")
     ] = False,
@@ -121,6 +126,7 @@ def tune(
                     seconds=seconds,
                     timer=measured_timer(found, one) if measure else None,
                     origin="measured" if measure else "model",
+                    values=read_values(value),
                     tell=tell,
                     use_cache=not no_cache,
                 )

@@ -25,6 +25,14 @@ OptionTexts = Annotated[
     list[str] | None,
     typer.Option(help="A keyword of that case, e.g. causal=true; repeat."),
 ]
+ValueTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--value",
+        help="Values of an integer array by its number: 2=100,28,0 or 2=even (sizes of equal "
+        "groups of the first array's rows); repeat.",
+    ),
+]
 Implementation = Annotated[
     list[str] | None, typer.Option(help="pallas_tpu, reference ...; repeat. Both by default.")
 ]
@@ -91,6 +99,50 @@ def _keyword(text: str) -> tuple[str, Any]:
         return name.strip(), json_module.loads(value)
     except json_module.JSONDecodeError:
         return name.strip(), value.strip()
+
+
+def read_values(texts: Sequence[str] | None) -> "Callable[[KernelCase], dict[int, Any]] | None":
+    """What `--value` says, for any case.
+
+    Raises:
+        TPUValidationError: It cannot be read.
+    """
+    import numpy as np
+
+    from ..errors import TPUValidationError
+
+    parsed: dict[int, list[int] | None] = {}
+    for text in texts or ():
+        number, _, value = text.partition("=")
+        parts = [part.strip() for part in value.split(",")]
+        whole = all(part.lstrip("-").isdigit() for part in parts)
+        if not number.strip().isdigit() or not (whole or value.strip() == "even"):
+            raise TPUValidationError(
+                f"{text!r} gives no values; write number=value, e.g. 2=100,28,0 or 2=even."
+            )
+        parsed[int(number)] = [int(part) for part in parts] if whole else None
+    if not parsed:
+        return None
+
+    def values(case: "KernelCase") -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        for number, numbers in parsed.items():
+            if number >= len(case.arguments):
+                raise TPUValidationError(
+                    f"--value {number}: {case.name} has arrays 0 to {len(case.arguments) - 1}."
+                )
+            array = case.arguments[number]
+            groups, rows = array.size, case.arguments[0].shape[0]
+            filled = numbers or [rows // groups + (i < rows % groups) for i in range(groups)]
+            if len(filled) != groups:
+                raise TPUValidationError(
+                    f"--value {number} has {len(filled)} numbers; that array of {case.name} has "
+                    f"{groups}."
+                )
+            found[number] = np.asarray(filled, array.dtype).reshape(array.shape)
+        return found
+
+    return values
 
 
 @contextmanager

@@ -27,7 +27,8 @@ class Transfer:
         cycle: Cycles of computing before it.
         flag: The semaphore it signals, or that is waited for.
         granules: Its size, 32 bytes each.
-        direction: "in" or "out" of the core, "local" inside it, "wait" for a wait.
+        direction: "in" or "out" of the core, "local" inside it, "signal" for what the core adds to
+            the semaphore itself, "wait" for a wait.
     """
 
     cycle: int
@@ -78,6 +79,7 @@ class Machine:
             self._store,
             self._issue,
             self._wait,
+            self._signal,
             self._meet,
             self._operand,
         )
@@ -138,6 +140,18 @@ class Machine:
                 "known here; pass the integers it prefetches as concrete arguments."
             )
         self.transfers.append(Transfer(self.now + at, flag, size, "wait"))
+
+    def _signal(self, predicate: Any, flag: Any, amount: Any, at: int) -> None:
+        # A wait here takes what it waited for, so the subtraction that follows it changes nothing.
+        # A block cut at the edge of an array moves less, and the core adds what is missing.
+        if predicate is False or (amount is not UNKNOWN and amount <= 0):
+            return
+        if predicate is UNKNOWN or amount is UNKNOWN or flag is UNKNOWN:
+            raise XLACompilationError(
+                "the kernel signals a semaphore in a way that depends on a value that is not "
+                "known here; pass the integers it prefetches as concrete arguments."
+            )
+        self.transfers.append(Transfer(self.now + at, flag, amount, "signal"))
 
     def _meet(self, predicate: Any) -> None:
         if predicate is not False:

@@ -28,7 +28,7 @@ _TARGET = re.compile(r"target = \$region(\d+)")
 _MEMORY = re.compile(r"\[smem:\[(.*?)\]\]\s*,?\s*(.*)", re.DOTALL)
 _OPERAND = re.compile(r"index: (\d+), kind: (\w+)")
 _SCALAR = re.compile(r"[sp]\d+_([sp]\d+)$")
-_NO_EFFECT = ("vsyncadd", "vsyncpa", "vsyncset", "shalt", "sfence", "sphi", "sbr")
+_NO_EFFECT = ("vsyncadd.remote", "vsyncpa", "vsyncset", "shalt", "sfence", "sphi", "sbr")
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,9 @@ def _source(listing: BundleListing, start: int, end: int, stretch: Stretch, name
                 if stored:
                     where, value = address_source(stored[1]), value_source(stored[2])
                     body.append(use(f"store({_guard(one)},{where},{value})"))
+            elif opcode == "vsyncadd" and len(one.operands) == 2:
+                flag, amount = map(value_source, one.operands)
+                body.append(use(f"signal({_guard(one)},{flag},{amount},{at})"))
             elif opcode.startswith("vwait"):
                 body.append(use(f"meet({_guard(one)})"))
             elif opcode.startswith("sbr"):
@@ -228,7 +231,9 @@ def _source(listing: BundleListing, start: int, end: int, stretch: Stretch, name
         if name in names.leaving or name in names.phi_registers
     ]
     lines.append("return taken" if "taken" in made else "return None")
-    return "def run(values, load, store, issue, wait, meet, operand):\n " + "\n ".join(lines)
+    return "def run(values, load, store, issue, wait, signal, meet, operand):\n " + "\n ".join(
+        lines
+    )
 
 
 def _order(one: Instruction) -> int:

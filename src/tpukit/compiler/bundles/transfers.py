@@ -51,6 +51,9 @@ def replay(
     under_way: defaultdict[int, deque[tuple[int, float]]] = defaultdict(deque)
     for one in transfers:
         now = one.cycle * compute_factor + behind
+        if one.direction == "signal":
+            under_way[one.flag].append((one.granules, now))
+            continue
         if one.direction != "wait":
             finished = now
             if one.direction != "local":

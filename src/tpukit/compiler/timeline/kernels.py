@@ -23,6 +23,11 @@ class RaggedDotTimer:
 
     machine: Machine
 
+    @staticmethod
+    def knows(kernel: Instruction) -> bool:
+        """Whether `kernel` is one of them."""
+        return kernel.op_name.endswith(_METADATA) or bool(_TILING.search(kernel.attributes))
+
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
         """Seconds of one call, or None when `kernel` is none of them."""
         if kernel.op_name.endswith(_METADATA):

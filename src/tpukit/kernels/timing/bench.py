@@ -1,6 +1,6 @@
 """An op's cases on several generations, timed with no TPU, beside what XLA alone makes of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from .view import format_band, format_time
 # Implementations that XLA alone makes: what a user would have without the kernel.
 PLAIN = ("xla", REFERENCE)
 Tell = Callable[[str], None]
+# Values of a case's integer arguments by position, where they decide what a kernel does.
+Values = Callable[[KernelCase], Mapping[int, Any]]
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def bench_op(
     cases: Sequence[KernelCase] | None = None,
     direction: Direction = "forward",
     implementations: Sequence[str] | None = None,
+    values: Values | None = None,
     tell: Tell | None = None,
     use_cache: bool = True,
 ) -> KernelBench:
@@ -127,6 +130,7 @@ def bench_op(
         cases: Shapes; by default the op's own.
         direction: "backward" times the gradient, with the forward pass it needs.
         implementations: By default the kernel and those that XLA alone makes.
+        values: Of integer arguments that decide what a kernel does, such as group sizes.
         tell: Called with each row's name before it is compiled.
         use_cache: Whether an answer on disk will do, and this one is kept.
 
@@ -142,7 +146,8 @@ def bench_op(
             for implementation in wanted:
                 if tell is not None:
                     tell(f"{op.name} {case.name} on {chip} as {implementation}")
-                rows.append(_row(op, case, chip, implementation, direction, use_cache))
+                row = _row(op, case, chip, implementation, direction, values, use_cache)
+                rows.append(row)
     return KernelBench(op.name, direction, tuple(rows))
 
 
@@ -159,6 +164,7 @@ def estimate(
     *,
     direction: Direction = "forward",
     implementation: str = PALLAS_TPU,
+    values: Values | None = None,
     use_cache: bool = True,
 ) -> KernelEstimate:
     """Estimate one case of an op on a generation, with the blocks it would take or these.
@@ -169,7 +175,12 @@ def estimate(
     """
     function = op.bind(case, implementation=implementation, blocks=blocks, direction=direction)
     return estimate_kernel(
-        function, case.arguments, chip, kind=kind_of(op, direction), use_cache=use_cache
+        function,
+        case.arguments,
+        chip,
+        scalar_inputs=values(case) if values is not None else None,
+        kind=kind_of(op, direction),
+        use_cache=use_cache,
     )
 
 
@@ -184,6 +195,7 @@ def _row(
     chip: str,
     implementation: str,
     direction: Direction,
+    values: Values | None,
     use_cache: bool,
 ) -> BenchRow:
     try:
@@ -193,6 +205,7 @@ def _row(
             chip,
             direction=direction,
             implementation=implementation,
+            values=values,
             use_cache=use_cache,
         )
     except TPUError as error:

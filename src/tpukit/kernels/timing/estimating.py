@@ -9,6 +9,7 @@ from ...compiler.bundles import CallEstimate
 from ...compiler.hlo import Computation, Instruction
 from ...compiler.stages import Progress, silent
 from ...compiler.timeline import StepPrediction, predict_step
+from ...compiler.timeline.kernels import RaggedDotTimer
 from ...compiler.timeline.machine import Machine
 from .calibration import Calibration, ErrorBand, calibration_of, error_of
 from .profile import KernelProfile, profile_kernel
@@ -186,12 +187,14 @@ def time_profile(
     rates = (calibration or calibration_of(chip.name, kind)).rates(chip)
     calls = {name: trace.estimate(rates) for name, trace in profile.calls.items()}
 
+    by_tiles = RaggedDotTimer(_machine(profile))
+
     def timer(kernel: Instruction, parent: Computation) -> float | None:
         found = calls.get(kernel.name)
-        return None if found is None else found.time_s
+        return by_tiles(kernel, parent) if found is None else found.time_s
 
-    def nothing(kernel: Instruction, parent: Computation) -> float | None:
-        return 0.0
+    def others(kernel: Instruction, parent: Computation) -> float | None:
+        return 0.0 if kernel.name in calls else by_tiles(kernel, parent)
 
     prediction = _predict(profile, timer)
     times = {
@@ -206,7 +209,7 @@ def time_profile(
         chip=chip.name,
         time_s=None if reason else prediction.step_time_s,
         kernel_s=sum(call.time_s * times[name] for name, call in called.items()),
-        surrounding_s=_predict(profile, nothing).step_time_s,
+        surrounding_s=_predict(profile, others).step_time_s,
         error=error_of(chip.name, kind),
         calls=called,
         times=times,
@@ -223,7 +226,11 @@ def _predict(profile: KernelProfile, timer: Any) -> StepPrediction:
         compiled.slice,
         coordinates=compiled.coordinates,
         slice_of_device=compiled.slice_of_device,
-        # Alone, as kernels are measured: nothing before it that hides its first transfers.
-        machine=Machine.of(compiled.slice, op_time_in_a_step=1.0),
+        machine=_machine(profile),
         kernel_timer=timer,
     )
+
+
+def _machine(profile: KernelProfile) -> Machine:
+    """The device alone, as kernels are measured: no op before it hides its first transfers."""
+    return Machine.of(profile.compiled.slice, op_time_in_a_step=1.0)

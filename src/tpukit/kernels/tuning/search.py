@@ -9,7 +9,7 @@ from ...compiler.request import compiler_versions
 from ...errors import TPUError, TPUKernelError
 from ...hardware import get_chip
 from ..op import Blocks, Direction, KernelCase, Op
-from ..timing.bench import Tell, estimate, kind_of
+from ..timing.bench import Tell, Values, estimate, kind_of
 from ..timing.calibration import error_of
 from ..vmem import vmem_capacity_bytes
 from .result import Origin, Trial, TuningResult
@@ -28,6 +28,7 @@ def tune_op(
     seconds: float | None = None,
     timer: Timer | None = None,
     origin: Origin = "model",
+    values: Values | None = None,
     tell: Tell | None = None,
     use_cache: bool = True,
 ) -> TuningResult:
@@ -44,6 +45,7 @@ def tune_op(
         seconds: Stop trying after this long.
         timer: Seconds of a choice in a direction; by default the static estimate.
         origin: Where the timer's seconds come from.
+        values: Of integer arguments that decide what the kernel does, such as group sizes.
         tell: Called with what is tried next.
         use_cache: Whether estimates on disk will do, and these are kept.
 
@@ -52,7 +54,8 @@ def tune_op(
         SliceError: There is no such generation.
     """
     chip = get_chip(chip).name
-    search = _Search(op, case, chip, timer or _static(op, case, chip, use_cache), tell, seconds)
+    timer = timer or _static(op, case, chip, values, use_cache)
+    search = _Search(op, case, chip, timer, tell, seconds)
     default = op.default_blocks(case, chip)
     capacity = vmem_capacity_bytes(chip)
     space = [blocks for blocks in op.block_space(case, chip) if blocks != default]
@@ -175,9 +178,11 @@ class _Search:
             self._tell(f"{self._name}, {what}: {sizes}")
 
 
-def _static(op: Op, case: KernelCase, chip: str, use_cache: bool) -> Timer:
+def _static(op: Op, case: KernelCase, chip: str, values: Values | None, use_cache: bool) -> Timer:
     def timer(blocks: Blocks, direction: Direction) -> float:
-        found = estimate(op, case, chip, blocks, direction=direction, use_cache=use_cache)
+        found = estimate(
+            op, case, chip, blocks, direction=direction, values=values, use_cache=use_cache
+        )
         if found.time_s is None:
             raise TPUKernelError(found.reason)
         return found.time_s
