@@ -60,7 +60,8 @@ def tune_op(
     capacity = vmem_capacity_bytes(chip)
     space = [blocks for blocks in op.block_space(case, chip) if blocks != default]
     fitting = [blocks for blocks in space if op.vmem_bytes(case, blocks) <= capacity]
-    for blocks in (default, *fitting):
+    # The nearest to the default first: a budget of time then ends a search, not a lottery.
+    for blocks in (default, *sorted(fitting, key=lambda blocks: len(_changes(blocks, default)))):
         search.forward(blocks)
     chosen = search.best_forward(default)
     if gradient and op.differentiable:
@@ -91,9 +92,8 @@ def _tune_backward(search: "_Search", default: Blocks, chosen: Blocks) -> Blocks
         for trial in search.trials.values()
         if trial.forward_s == same_forward and _key(trial.blocks) != _key(default)
     ]
-    usual = default.to_dict()
     for blocks in backward_only:
-        changes = {name: size for name, size in blocks.to_dict().items() if size != usual[name]}
+        changes = _changes(blocks, default)
         search.gradient(dataclasses.replace(chosen, **changes))  # pyright: ignore[reportArgumentType]  blocks are frozen dataclasses
     return search.best_gradient(chosen) if backward_only else chosen
 
@@ -188,6 +188,11 @@ def _static(op: Op, case: KernelCase, chip: str, values: Values | None, use_cach
         return found.time_s
 
     return timer
+
+
+def _changes(blocks: Blocks, default: Blocks) -> dict[str, Any]:
+    usual = default.to_dict()
+    return {name: size for name, size in blocks.to_dict().items() if size != usual.get(name)}
 
 
 def _key(blocks: Blocks) -> tuple[Any, ...]:
