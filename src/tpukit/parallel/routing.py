@@ -1,112 +1,23 @@
-"""Choosing experts for tokens: top-k, capacity, load statistics and bias-based balancing."""
+"""Load of experts: statistics that add up, and balancing by a bias; the choice is a kernel's."""
 
-import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from rich.table import Table
 
-from ..errors import TPUValidationError, did_you_mean
-
-Score: TypeAlias = Literal["softmax", "sigmoid"]
-
-
-class Routing(NamedTuple):
-    """Which experts each token goes to. Shapes: T tokens, E experts, k choices."""
-
-    experts: Array  # (T, k) int32, best first
-    weights: Array  # (T, k) how much of each expert's output the token takes
-    probabilities: Array  # (T, E) the router's distribution, before any bias
-    logits: Array  # (T, E)
-
-
-def route(
-    logits: Array,
-    k: int,
-    *,
-    normalize: bool = True,
-    score: Score = "softmax",
-    bias: Array | None = None,
-) -> Routing:
-    """Choose the `k` best experts of every token.
-
-    Args:
-        logits: (T, E) router outputs, best in float32.
-        k: Experts a token.
-        normalize: Whether a token's `k` weights are rescaled to sum to one.
-        score: How logits become scores: "softmax" over experts, or "sigmoid" of each expert alone.
-        bias: (E,) added to the scores for the choice only, never to the weights
-            (`update_router_bias` keeps such a bias so that experts stay evenly used).
-    """
-    num_experts = logits.shape[-1]
-    if not 1 <= k <= num_experts:
-        raise TPUValidationError(
-            f"k={k} experts a token were asked for and there are {num_experts}: "
-            f"k must be between 1 and {num_experts}."
-        )
-    if score == "softmax":
-        scores = probabilities = jax.nn.softmax(logits, axis=-1)
-    elif score == "sigmoid":
-        scores = jax.nn.sigmoid(logits)
-        probabilities = scores / scores.sum(-1, keepdims=True)
-    else:
-        raise TPUValidationError(
-            f"Router score '{score}' is unknown; known are {', '.join(get_args(Score))}."
-            f"{did_you_mean(score, get_args(Score))}"
-        )
-    # Selection is not differentiated: gradients reach the router through the weights.
-    selection = lax.stop_gradient(scores if bias is None else scores + bias)
-    _, experts = lax.top_k(selection, k)
-    weights = jnp.take_along_axis(scores, experts, axis=-1)
-    if normalize:
-        weights = weights / weights.sum(-1, keepdims=True)
-    return Routing(experts, weights, probabilities, logits)
-
-
-class SortedAssignments(NamedTuple):
-    """The T×k (token, choice) pairs grouped by expert, tokens in order inside each group."""
-
-    order: Array  # (T*k,) which pair stands at each sorted place
-    place: Array  # (T*k,) where each pair landed: the inverse of `order`
-    counts: Array  # (E,) pairs of each expert
-    starts: Array  # (E,) where each expert's group begins
-
-
-def sort_assignments(experts: Array, num_experts: int) -> SortedAssignments:
-    """Group the (T, k) chosen experts by expert; earlier tokens come first in every group."""
-    flat = experts.reshape(-1)
-    order = jnp.argsort(flat, stable=True)
-    place = invert(order)
-    counts = jnp.zeros_like(flat, shape=num_experts).at[flat].add(1)
-    return SortedAssignments(order, place, counts, jnp.cumsum(counts) - counts)
-
-
-def invert(order: Array) -> Array:
-    """The inverse of a permutation, without a second sort."""
-    return jnp.zeros_like(order).at[order].set(jnp.arange(order.size), unique_indices=True)
-
-
-def expert_capacity(tokens: int, *, num_experts: int, k: int, capacity_factor: float) -> int:
-    """Rows each expert keeps for a group of `tokens`: the even share times `capacity_factor`.
-
-    Never more than `tokens`, because a token chooses an expert at most once.
-    """
-    if capacity_factor <= 0:
-        raise TPUValidationError(
-            f"capacity_factor={capacity_factor} leaves experts no room; use 1.0 for an exactly "
-            "even share, or 1.25 to 2.0 for head-room."
-        )
-    return min(tokens, max(1, math.ceil(tokens * k * capacity_factor / num_experts)))
-
-
-def within_capacity(experts: Array, assignments: SortedAssignments, capacity: int) -> Array:
-    """(T, k) booleans: is the pair among the first `capacity` tokens that chose its expert?"""
-    position = assignments.place.reshape(experts.shape) - assignments.starts[experts]
-    return position < capacity
+from ..kernels.moe_gating.routing import Routing as Routing
+from ..kernels.moe_gating.routing import Score as Score
+from ..kernels.moe_gating.routing import SortedAssignments as SortedAssignments
+from ..kernels.moe_gating.routing import balance_loss
+from ..kernels.moe_gating.routing import expert_capacity as expert_capacity
+from ..kernels.moe_gating.routing import invert as invert
+from ..kernels.moe_gating.routing import route as route
+from ..kernels.moe_gating.routing import sort_assignments as sort_assignments
+from ..kernels.moe_gating.routing import within_capacity as within_capacity
 
 
 @partial(jax.tree_util.register_dataclass)
@@ -216,7 +127,7 @@ def router_stats(
     dropped = jnp.zeros_like(expert_tokens) if kept is None else per_expert(pair * ~kept)
     tokens = expert_tokens.sum() / routing.experts.shape[-1]
     mean_probability = lax.psum(probabilities.sum(0), axes) / tokens
-    fraction = lax.stop_gradient(expert_tokens / expert_tokens.sum())
+    fraction = expert_tokens / expert_tokens.sum()
     log_partition = jax.nn.logsumexp(logits, axis=-1)
     entropy = jax.scipy.special.entr(probabilities).sum()
     return RouterStats(
@@ -224,7 +135,7 @@ def router_stats(
         tokens=tokens,
         expert_tokens=expert_tokens,
         dropped_tokens=dropped,
-        balance_loss_sum=num_experts * (fraction * mean_probability).sum(),
+        balance_loss_sum=balance_loss(fraction, mean_probability),
         z_loss_sum=lax.psum((log_partition**2).sum(), axes) / tokens,
         entropy_sum=lax.psum(entropy, axes) / tokens,
     )

@@ -1,0 +1,1 @@
+"""Top-k gating of a mixture of experts."""
