@@ -160,6 +160,18 @@ def test_damaged_files_are_named(tmp_path):
         prepare_tokens(path, tmp_path / "out", tokenizer="bytes")
 
 
+def test_two_that_make_the_same_at_once_both_have_it(tmp_path):
+    source, out = written_json_lines(tmp_path), tmp_path / "out"
+
+    def other_is_faster(_):
+        prepare_tokens(source, out, tokenizer="bytes")
+
+    how = {"tokenizer": "bytes", "exist_ok": True}
+    found = prepare_tokens(source, out, progress=other_is_faster, **how)
+    assert found == prepare_tokens(source, out, **how)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.jsonl", "out"]
+
+
 def test_what_is_there_is_not_overwritten(tmp_path):
     source, out = written_json_lines(tmp_path), tmp_path / "out"
     prepare_tokens(source, out, tokenizer="bytes")

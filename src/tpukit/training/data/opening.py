@@ -206,8 +206,7 @@ def _open_text(place: Place, kind: Kind, tokenizer: Tokenizer, text_key: str) ->
     about = f"{place.version(kind.files)};{tokenizer_key(tokenizer)};{text_key}"
     key = hashlib.blake2b(about.encode(), digest_size=12).hexdigest()
     folder = cache_folder() / "tokens" / key
-    if not (folder / MANIFEST).exists():
-        prepare_tokens(place.path, folder, tokenizer=tokenizer, text_key=text_key, exist_ok=True)
+    prepare_tokens(place.path, folder, tokenizer=tokenizer, text_key=text_key, exist_ok=True)
     return _open_prepared(look_at(folder))
 
 

@@ -97,41 +97,46 @@ def prepare_tokens(
     output = Path(output).expanduser()
     if not exist_ok:
         refuse_to_overwrite(output, force=force)
+    elif (output / MANIFEST).is_file():
+        return _prepared(output, _manifest_of(output))
     place = look_at(source)
     kind = kind_of(place)
     if kind.name not in TEXT_KINDS:
         raise ConfigError(f"{place.path} holds tokens already; open it as it is.")
     used = None if tokenizer is None else load_tokenizer(tokenizer, end=end)
-    about = {} if used is None else _about(used)
     writer = TokenWriter(
         output,
         vocab_size=None if used is None else used.vocab_size,
-        tokenizer=about,
+        tokenizer={} if used is None else _about(used),
         shard_tokens=shard_tokens,
         force=force,
     )
     with writer, place.local(kind.files) as paths:
         _write_all(writer, paths, kind, used, text_key, progress)
-        manifest = _finish(writer, output, exist_ok=exist_ok)
+        try:
+            manifest = writer.finish()
+        except (TPUValidationError, OSError):
+            # Another process may have made the same folder in the meantime.
+            if not (exist_ok and (output / MANIFEST).is_file()):
+                raise
+            manifest = _manifest_of(output)
+    return _prepared(output, manifest)
+
+
+def _manifest_of(folder: Path) -> Manifest:
+    return read_manifest((folder / MANIFEST).read_bytes(), name=str(folder / MANIFEST))
+
+
+def _prepared(folder: Path, manifest: Manifest) -> Prepared:
     return Prepared(
-        folder=str(output),
+        folder=str(folder),
         num_tokens=manifest.num_tokens,
         num_documents=manifest.num_documents,
         largest_token=manifest.largest_token,
         dtype=manifest.dtype,
         shards=len(manifest.shards),
-        tokenizer=about.get("name", "none: token numbers as they were"),
+        tokenizer=manifest.tokenizer.get("name", "none: token numbers as they were"),
     )
-
-
-def _finish(writer: TokenWriter, output: Path, *, exist_ok: bool) -> Manifest:
-    try:
-        return writer.finish()
-    except (TPUValidationError, OSError):
-        # Another process may have made the same folder in the meantime.
-        if exist_ok and (output / MANIFEST).is_file():
-            return read_manifest((output / MANIFEST).read_bytes(), name=str(output))
-        raise
 
 
 def _write_all(
