@@ -157,6 +157,63 @@ def test_iterables_of_batches_and_the_end_of_data(table_trainer):
     assert result.tokens_per_s_per_chip.value is None
 
 
+def linen_model():
+    from flax import linen
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, tokens):
+            x = linen.Embed(32, 8)(tokens)
+            return linen.Dense(32)(linen.BatchNorm(use_running_average=False)(x))
+
+    return Net()
+
+
+def nnx_model():
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(32, 8, rngs=rngs)
+            self.norm = nnx.BatchNorm(8, rngs=rngs)
+            self.head = nnx.Linear(8, 32, rngs=rngs)
+
+        def __call__(self, tokens):
+            return self.head(self.norm(self.embed(tokens)))
+
+    return lambda rngs: Net(rngs)
+
+
+def equinox_model():
+    import equinox
+
+    class Net(equinox.Module):
+        embed: equinox.nn.Embedding
+        head: equinox.nn.Linear
+
+        def __call__(self, tokens):
+            return jax.vmap(lambda token: self.head(self.embed(token)))(tokens)
+
+    keys = jax.random.split(jax.random.key(0))
+    embed = equinox.nn.Embedding(32, 8, key=keys[0])
+    return Net(embed, equinox.nn.Linear(8, 32, key=keys[1]))
+
+
+@pytest.mark.parametrize("make", [linen_model, nnx_model, equinox_model])
+def test_anyones_model_resumes_with_what_it_carries(table_trainer, tokens, make, tmp_path):
+    saved = {"checkpoint_every": 3, "schedule": "constant"}
+    whole = table_trainer(model=make(), run_dir=str(tmp_path / "whole"), **saved)
+    expected = whole.train(tokens, 5, **SHAPE)
+    first = table_trainer(model=make(), **saved).train(tokens, 3, **SHAPE)
+    trainer = table_trainer(model=make(), **saved)
+    second = trainer.train(tokens, 5, **SHAPE)
+    assert (*first.losses, *second.losses) == expected.losses  # to the bit
+    for found, truth in zip(
+        jax.tree.leaves(trainer.state), jax.tree.leaves(whole.state), strict=True
+    ):
+        np.testing.assert_array_equal(found, truth)
+
+
 def bad_batches(at):
     """Batches of which number `at` makes the loss NaN."""
     for number in range(100):

@@ -1,6 +1,7 @@
 """Debugging mode: NaN and Inf checks, no jit, a log of compiles; and the way back."""
 
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -17,11 +18,13 @@ class DebugMode:
     """Debugging is on. Call `restore()`, or use it in a `with` block, to turn it off again."""
 
     before: dict[str, Any]
+    here: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     def restore(self) -> None:
         """Put jax's settings back to what they were."""
         import jax
 
+        self.here.close()
         for name, value in self.before.items():
             jax.config.update(name, value)
 
@@ -44,6 +47,9 @@ def enable_debugging_mode() -> DebugMode:
     before = {name: getattr(jax.config, name) for name in DEBUG_SETTINGS}
     for name, value in DEBUG_SETTINGS.items():
         jax.config.update(name, value)
-    # What has run before is called on a fast path that looks at no setting any more.
-    jax.clear_caches()
-    return DebugMode(before)
+    # jax turns the checks off and on again inside some operations, which leaves them off in this
+    # thread unless they were turned on in this thread.
+    here = ExitStack()
+    here.enter_context(jax.debug_nans(True))
+    here.enter_context(jax.debug_infs(True))
+    return DebugMode(before, here)

@@ -104,7 +104,7 @@ class TrainingLoop:
                 while self.step < total:
                     if not self._dispatch():
                         return self._finish("data ended")
-                    self._settle(leave=1)
+                    self._settle(leave=parts.program.ahead)
                     self._between_steps()
                     if notice.should_stop(self.step):
                         return self._finish("preempted")

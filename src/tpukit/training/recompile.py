@@ -90,6 +90,11 @@ class StepProgram:
         self.from_cache = False
         self.changes: list[ArgumentChange] = []
 
+    @property
+    def ahead(self) -> int:
+        """Steps that may be on their way when the last one's metrics are read."""
+        return 0 if _debugging() else 1
+
     def compile(self) -> None:
         """Compile for the workload's own batch."""
         self._program(self._first)
@@ -125,7 +130,7 @@ class StepProgram:
         shapes = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in signature}
         work = self._work if signature == self._first else self._work.replace(batch=shapes)
         step = work.jit_train_step(self._mesh)
-        if not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]  made at run time
+        if not _debugging():
             began = time.perf_counter()
             lowered = step.lower(*work.abstract_args(self._mesh))
             with _counting_cache_hits() as hits:
@@ -134,6 +139,10 @@ class StepProgram:
             self.from_cache = bool(hits)
         self._compiled[signature] = step
         return step
+
+
+def _debugging() -> bool:
+    return bool(jax.config.jax_disable_jit)  # pyright: ignore[reportAttributeAccessIssue]  made at run time
 
 
 def _signature(batch: Mapping[str, Any]) -> tuple[Any, ...]:

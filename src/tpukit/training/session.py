@@ -165,7 +165,11 @@ class Session:
         with self._ledger.doing("compile"), explained("compiling the step"):
             program.compile()
         cached = ", found in the cache" if program.from_cache else ""
-        self.say(f"compiled the step in {program.compile_s:.1f} s{cached}")
+        self.say(
+            f"compiled the step in {program.compile_s:.1f} s{cached}"
+            if program.ahead
+            else "debugging mode: nothing is compiled, and every operation is checked"
+        )
         return program
 
     def _keeper(self) -> StateKeeper | None:
