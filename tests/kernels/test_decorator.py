@@ -11,7 +11,6 @@ from jax.experimental import pallas as pl
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
 from tpukit.kernels.decorator import register_tpu_op, tpu_kernel
-from tpukit.kernels.dispatch import wants_memory_efficient
 from tpukit.kernels.op import BlockSizes, KernelCase
 from tpukit.kernels.precision import PrecisionConfig
 from tpukit.kernels.registry import get_tpu_op, list_tpu_ops, unregister_tpu_op
@@ -129,13 +128,43 @@ def test_fp8_is_refused_where_the_generation_has_none():
         product(SQUARE, SQUARE.T)
 
 
-def test_efficient_attention_reaches_the_calls_inside():
-    @tpu_kernel(use_efficient_attention=True)
-    def inside(x):
-        return jnp.full_like(x, wants_memory_efficient())
+HEADS = jax.ShapeDtypeStruct((1, 4096, 2, 16), jnp.float32)
 
-    assert inside(jnp.zeros(2)).tolist() == [1.0, 1.0]
-    assert not wants_memory_efficient()
+
+def attention_by_hand(q, k, v):
+    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+@pytest.mark.parametrize("attend", [attention_by_hand, jax.nn.dot_product_attention])
+def test_efficient_attention_refuses_all_scores_at_once(attend):
+    layer = tpu_kernel(lambda q, k, v: attend(q, k, v), name="layer", use_efficient_attention=True)
+    message = r"layer .* all scores at once, float32\[1,2,4096,(1,)?4096\]; call tpukit"
+    with pytest.raises(TPUKernelError, match=message):
+        jax.eval_shape(layer, HEADS, HEADS, HEADS)
+
+
+def test_efficient_attention_takes_blocks_and_short_sequences():
+    def in_rows(q, k, v):
+        rows = q.reshape(8, 1, 512, 2, 16)
+        out = jax.lax.map(lambda part: attention_by_hand(part, k, v), rows)
+        return out.reshape(q.shape)
+
+    layer = tpu_kernel(in_rows, use_efficient_attention=True)
+    assert jax.eval_shape(layer, HEADS, HEADS, HEADS).shape == HEADS.shape
+    short = jax.ShapeDtypeStruct((1, 128, 2, 16), jnp.float32)
+    layer = tpu_kernel(attention_by_hand, use_efficient_attention=True)
+    assert jax.eval_shape(layer, short, short, short).shape == short.shape
+
+
+def test_flash_attention_keeps_the_promise():
+    from tpukit.kernels.flash_attention.api import flash_attention
+
+    @tpu_kernel(use_efficient_attention=True)
+    def self_attention_layer(query, key, value):
+        return flash_attention(query, key, value, use_flash=True)
+
+    assert jax.eval_shape(self_attention_layer, HEADS, HEADS, HEADS).shape == HEADS.shape
 
 
 def test_padding_refuses_what_it_cannot_cut_back():

@@ -9,7 +9,6 @@ from tpukit.kernels.dispatch import (
     Passes,
     dispatch,
     dispatch_with_gradient,
-    memory_efficient,
     recomputed,
     with_gradient,
 )
@@ -57,17 +56,6 @@ def test_an_unknown_name_is_refused_with_what_there_is():
         dispatch("op", IMPLEMENTATIONS, X, implementation="cuda")
 
 
-def test_memory_efficient_replaces_the_reference_and_retraces():
-    @jax.jit
-    def call(x):
-        return dispatch("op", IMPLEMENTATIONS, x, in_blocks="blocked")
-
-    assert call(X).tolist() == [2.0, 4.0, 6.0]
-    with memory_efficient():
-        assert call(X).tolist() == [5.0, 10.0, 15.0]
-    assert call(X).tolist() == [2.0, 4.0, 6.0]
-
-
 def test_both_passes_choose_and_share_residuals():
     passes = {
         "reference": recomputed(lambda x: x**2),
@@ -82,23 +70,6 @@ def test_both_passes_choose_and_share_residuals():
     assert "dense<7.0" not in lowered(jax.grad(loss), "cpu")
     kernel = with_gradient("op", passes, "pallas_tpu")
     assert jax.grad(lambda x: kernel(x).sum())(X).tolist() == [7.0, 14.0, 21.0]
-
-
-def test_the_backward_pass_remembers_that_it_was_inside():
-    def sum_of(factor):
-        def backward(kept, cotangent):
-            return (cotangent * factor,)
-
-        return Passes(lambda x: (x, x), backward)
-
-    passes = {"reference": sum_of(2.0), "blocked": sum_of(5.0)}
-
-    def call(x):
-        return dispatch_with_gradient("op", passes, x, on_tpu="reference", in_blocks="blocked")
-
-    with memory_efficient():
-        _, pull = jax.vjp(call, X)
-    assert pull(jnp.ones(3))[0].tolist() == [5.0] * 3
 
 
 def test_the_scope_carries_the_name():

@@ -1,19 +1,26 @@
 """Ops for TPU: one folder each, every one with a reference, a Pallas kernel and its gradient."""
 
+# A function takes the name of its folder here, so it must be imported, not found on first use.
+from .cross_entropy.api import cross_entropy as cross_entropy
 from .decorator import TpuKernel as TpuKernel
 from .decorator import register_tpu_op as register_tpu_op
 from .decorator import tpu_kernel as tpu_kernel
 from .dispatch import dispatch as dispatch
 from .dispatch import dispatch_with_gradient as dispatch_with_gradient
-from .dispatch import memory_efficient as memory_efficient
-
-# A function takes the name of its folder here, so it must be imported, not found on first use.
+from .flash_attention.api import flash_attention as flash_attention
+from .flash_attention.visibility import BlockMask as BlockMask
+from .gated_mlp.api import gated_mlp as gated_mlp
+from .gemm.api import adaptive_matmul as adaptive_matmul
+from .gemm.api import gemm as gemm
+from .grouped_matmul.api import grouped_matmul as grouped_matmul
 from .layer_norm.api import layer_norm as layer_norm
+from .moe_gating.api import moe_gating as moe_gating
 from .op import Blocks as Blocks
 from .op import BlockSizes as BlockSizes
 from .op import KernelCase as KernelCase
 from .op import Op as Op
 from .precision import PrecisionConfig as PrecisionConfig
+from .quantized_matmul.api import quantized_matmul as quantized_matmul
 from .registry import get_tpu_op as get_tpu_op
 from .registry import list_tpu_ops as list_tpu_ops
 from .registry import unregister_tpu_op as unregister_tpu_op
@@ -22,8 +29,15 @@ from .rope.api import rope as rope
 from .rope.frequencies import RopeScaling as RopeScaling
 from .rope.frequencies import rope_frequencies as rope_frequencies
 from .rope.tables import rope_tables as rope_tables
+from .tiling import from_blocked as from_blocked
+from .tiling import pack_tiles as pack_tiles
+from .tiling import pad_to_tiles as pad_to_tiles
+from .tiling import to_blocked as to_blocked
+from .tiling import unpack_tiles as unpack_tiles
+from .tiling import unpad as unpad
 
 __all__ = [
+    "BlockMask",
     "BlockSizes",
     "Blocks",
     "KernelCase",
@@ -31,17 +45,30 @@ __all__ = [
     "PrecisionConfig",
     "RopeScaling",
     "TpuKernel",
+    "adaptive_matmul",
+    "cross_entropy",
     "dispatch",
     "dispatch_with_gradient",
+    "flash_attention",
+    "from_blocked",
+    "gated_mlp",
+    "gemm",
     "get_tpu_op",
+    "grouped_matmul",
     "layer_norm",
     "list_tpu_ops",
-    "memory_efficient",
+    "moe_gating",
+    "pack_tiles",
+    "pad_to_tiles",
+    "quantized_matmul",
     "register_tpu_op",
     "rms_norm",
     "rope",
     "rope_frequencies",
     "rope_tables",
+    "to_blocked",
     "tpu_kernel",
+    "unpack_tiles",
+    "unpad",
     "unregister_tpu_op",
 ]

@@ -2,18 +2,18 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from typing import Any, overload
 
 import jax
 
 from ..errors import TPUKernelError
 from ..hardware.target import current_target
-from .dispatch import Passes, dispatch, dispatch_with_gradient, memory_efficient, recomputed
+from .dispatch import Passes, dispatch, dispatch_with_gradient, recomputed
 from .op import PALLAS_TPU, REFERENCE, Blocks, BlockSizes, KernelCase, Op
 from .padding import call_padded
 from .precision import PrecisionConfig
 from .registry import add_op
+from .scores_guard import refuse_all_scores
 from .tuned import choose_blocks
 from .vmem import check_vmem
 
@@ -94,11 +94,11 @@ class TpuKernel:
         def call(*arrays: Any) -> Any:
             return self._dispatch(arrays, implementation, blocks, options)
 
-        efficient = memory_efficient() if self.use_efficient_attention else nullcontext()
-        with efficient:
-            if self.precision is not None:
-                return self.precision.apply(call, *arrays)
-            return call(*arrays)
+        if self.use_efficient_attention:
+            refuse_all_scores(self.name, call, *arrays)
+        if self.precision is not None:
+            return self.precision.apply(call, *arrays)
+        return call(*arrays)
 
     def _dispatch(
         self,
@@ -191,8 +191,9 @@ def tpu_kernel(function: Function | None = None, **settings: Any) -> Any:
             on_gpu: The same for NVIDIA GPUs.
             precision: A `PrecisionConfig` or the name of one: arguments are cast to it, results
                 cast back.
-            use_efficient_attention: Inside, tpukit's attention never holds all scores at once,
-                on no platform. `jax.nn.dot_product_attention` is left as it is.
+            use_efficient_attention: A promise that is checked when it is traced: attention
+                inside never holds all scores at once. `flash_attention` keeps it on every
+                platform; `jax.nn.dot_product_attention` is left as it is, and refused.
             pad_to_tiles: Arrays are padded with zeros to whole tiles, results cut back to the
                 shapes that the function gives without. For functions whose result zeros beyond
                 the end do not change: elementwise ones and products, not a mean.

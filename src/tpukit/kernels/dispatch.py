@@ -1,32 +1,13 @@
 """Which implementation runs: chosen by the platform a program is lowered for, not by the host."""
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
 
 from .op import PALLAS_TPU, REFERENCE, find_implementation
-
-
-@contextmanager
-def memory_efficient() -> Generator[None]:
-    """Inside, `implementation=None` never takes a reference that an op can do in blocks."""
-    with _memory_efficient()(True):
-        yield
-
-
-def wants_memory_efficient() -> bool:
-    """Whether the call is inside `memory_efficient()`."""
-    return bool(_memory_efficient().value)
-
-
-@cache
-def _memory_efficient() -> Any:
-    """A value that jax counts among the keys of its caches, as `hardware.target` has one."""
-    return jax.make_user_context(False)
 
 
 def dispatch(
@@ -37,8 +18,6 @@ def dispatch(
     on_tpu: str = PALLAS_TPU,
     on_gpu: str = REFERENCE,
     elsewhere: str = REFERENCE,
-    in_blocks: str | None = None,
-    efficient: bool | None = None,
     options: Mapping[str, Any] | None = None,
     pallas_options: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -59,9 +38,6 @@ def dispatch(
         on_tpu: What None means on a TPU.
         on_gpu: What None means on an NVIDIA GPU.
         elsewhere: What None means on everything else.
-        in_blocks: An implementation for every platform that never holds the whole intermediate
-            result; it takes the place of the reference where `efficient` is true.
-        efficient: None asks whether the call is inside `memory_efficient()`.
         options: Static keyword arguments of all implementations.
         pallas_options: Further ones of "pallas_tpu" alone, such as `blocks`.
 
@@ -82,11 +58,6 @@ def dispatch(
     with jax.named_scope(op):
         if implementation is not None:
             return bound(implementation)(*arrays)
-        efficient = wants_memory_efficient() if efficient is None else efficient
-        if in_blocks is not None and efficient:
-            on_tpu, on_gpu, elsewhere = (
-                in_blocks if name == REFERENCE else name for name in (on_tpu, on_gpu, elsewhere)
-            )
         candidates = {name: bound(name) for name in (on_tpu, on_gpu, elsewhere)}
         if len(candidates) == 1:
             return candidates[elsewhere](*arrays)
@@ -143,8 +114,6 @@ def dispatch_with_gradient(
     backward = partial(dispatch, op, {name: both.backward for name, both in passes.items()})
 
     given = len(arrays)
-    # The backward function is traced later, when the caller may have left the context.
-    choice.setdefault("efficient", wants_memory_efficient())
 
     @jax.custom_vjp
     def call(*arrays: Any) -> Any:
