@@ -2,6 +2,8 @@
 
 import json
 import re
+import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -155,6 +157,45 @@ def test_iterables_of_batches_and_the_end_of_data(table_trainer):
     assert (result.steps, result.stopped) == (5, "data ended")
     assert result.losses[0] == pytest.approx(np.mean(batches[0]["y"] ** 2), rel=1e-6)
     assert result.tokens_per_s_per_chip.value is None
+
+
+def test_waiting_for_slow_data_is_an_input_stall(table_trainer, tokens):
+    def slowly():
+        for number in range(6):
+            time.sleep(0.05)
+            yield tokens[number * 136 : (number + 1) * 136].reshape(8, 17)
+
+    result = table_trainer().train(slowly, 6)
+    stalled = result.goodput.spent_s["input_stall"]
+    assert 0.2 < stalled <= result.input_wait_s + 0.001
+    assert result.input_wait_s >= 0.25  # the first batch is drawn while nothing runs yet
+    assert result.tokens_per_s_per_chip.value < 8 * 16 / 0.05
+
+
+def test_the_prediction_of_an_earlier_check_is_shown(table_trainer, monkeypatch):
+    from tpukit.training import predicted
+
+    plan = Plan(model="tiny", slice="v6e-8", batch_size=8, sequence_length=16)
+    assert "not checked yet" in predicted.predicted_step(plan).reason
+    assert "names no slice" in predicted.predicted_step(plan.replace(slice=None)).reason
+
+    class Compiled:
+        fits = True
+
+        def seen_as(self, facts, target):
+            return self
+
+        def predict(self, **_):
+            return types.SimpleNamespace(step_time_s=0.25)
+
+    link = {"key": "k", "facts": {}}
+    monkeypatch.setattr(predicted.CompileCache, "load_json", lambda self, key: link)
+    monkeypatch.setattr(predicted, "load_compiled", lambda *_, **__: Compiled())
+    monkeypatch.setattr(predicted.ProgramFacts, "from_dict", lambda facts: facts)
+    found = predicted.predicted_step(plan)
+    assert (found.value, found.origin) == (0.25, "model")
+    Compiled.fits = False
+    assert "does not fit" in predicted.predicted_step(plan).reason
 
 
 def linen_model():

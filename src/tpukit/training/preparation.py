@@ -111,6 +111,8 @@ def prepare(
         TPUValidationError: The data are not for this model, or not there.
     """
     shapes, train_data = _batch_shapes(choice, train_data, batch_size)
+    if sequence_length is None and shapes is not None:
+        sequence_length = _length(shapes)
     rate = None
     own = choice.model.optimizer if isinstance(choice.model, Workload) else None
     transformation = optimizer or own
@@ -181,6 +183,14 @@ def _batch_shapes(
             for name, shape in shapes.items()
         }
     return shapes, whole
+
+
+def _length(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> int | None:
+    """Tokens in an example, where the inputs are rows of token numbers."""
+    inputs = shapes.get("inputs")
+    if inputs is None or inputs.ndim != 2 or not np.issubdtype(inputs.dtype, np.integer):
+        return None
+    return inputs.shape[1]
 
 
 def _with_segments(

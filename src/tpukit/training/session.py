@@ -85,6 +85,8 @@ class Session:
             source.look()
         program = self._compile()
         evaluator = self._evaluator()
+        if predicted.value is not None:
+            self.say(f"predicted step: {predicted}, {predicted.source}")
         if state is None:
             with self._ledger.doing("initialise"), explained("making the first state"):
                 state = prepared.work.init_on(prepared.mesh, jax.random.key(settings.seed))
