@@ -11,7 +11,6 @@ from jax.sharding import AbstractMesh
 from tokamax._src.ops.attention import base as attention_base
 from tokamax._src.ops.attention import pallas_mosaic_tpu as attention
 from tokamax._src.ops.attention import pallas_mosaic_tpu_vjp as attention_vjp
-from tokamax._src.ops.linear_softmax_cross_entropy_loss import pallas_mosaic_tpu as cross_entropy
 from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu as ragged_dot
 
 from kernel_rows.ragged_dot import named_tiles
@@ -125,43 +124,8 @@ def _ragged_dot(row: Row) -> Program:
     return multiply, [_shape(row, "lhs"), _shape(row, "rhs"), sizes]
 
 
-def _cross_entropy_forward(row: Row) -> Program:
-    config = cross_entropy.Config(**row.config)
-    kernel = cross_entropy.PallasMosaicTpuLinearSoftmaxCrossEntropyLoss()
-
-    def loss(x: Any, labels: Any, w: Any) -> Any:
-        return kernel._fwd(
-            x, labels, w, reduction=row.dims["reduction"], config=config, return_residuals=False
-        )[0]
-
-    return loss, [_shape(row, name) for name in ("x", "labels", "w")]
-
-
-def _cross_entropy_backward(row: Row) -> Program:
-    config = cross_entropy.Config(**row.config)
-    kernel = cross_entropy.PallasMosaicTpuLinearSoftmaxCrossEntropyLossVjp()
-
-    def loss_gradient(lse: Any, out: Any, dout: Any, x: Any, labels: Any, w: Any) -> Any:
-        return kernel._fwd(
-            (lse,),
-            out,
-            dout,
-            x,
-            labels,
-            w,
-            reduction=row.dims["reduction"],
-            config=config,
-            return_residuals=False,
-        )[0]
-
-    names = ("residuals.0", "out", "dout", "x", "labels", "w")
-    return loss_gradient, [_shape(row, name) for name in names]
-
-
 PROGRAMS.update(
     attention_fwd=_attention_forward,
     attention_bwd=_attention_backward,
     ragged_dot=_ragged_dot,
-    linear_softmax_cross_entropy_fwd=_cross_entropy_forward,
-    linear_softmax_cross_entropy_bwd=_cross_entropy_backward,
 )

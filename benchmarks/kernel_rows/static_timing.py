@@ -2,18 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-import jax.numpy as jnp
-import numpy as np
-from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu_kernel as ragged_kernel
 
 from kernel_rows.programs import program_of
-from kernel_rows.ragged_dot import Sizes
 from kernel_rows.rows import Row
-from tpukit.compiler.bundles import CallTrace, trace_call, words_of
 from tpukit.errors import TPUError
 from tpukit.kernels.timing import (
     Calibration,
@@ -22,15 +15,15 @@ from tpukit.kernels.timing import (
     profile_kernel,
     time_profile,
 )
-from tpukit.kernels.timing.profile import kernel_calls
 
+# tokamax's cross-entropy is not among them: a forward kernel takes minutes to compile, and the
+# backward one is refused by this compiler (scoped VMEM).
 KINDS = {
     "attention_fwd": "flash_attention",
     "attention_bwd": "flash_attention_backward",
     "ragged_dot": "grouped_matmul",
-    "linear_softmax_cross_entropy_fwd": "cross_entropy",
-    "linear_softmax_cross_entropy_bwd": "cross_entropy_backward",
 }
+LARGEST_TILE = 1024 * 2048  # attention in larger tiles takes minutes to compile, too
 
 
 @dataclass(frozen=True)
@@ -67,11 +60,10 @@ class Followed:
 
 def spread(rows: Sequence[Row], per_group: int) -> list[Row]:
     """Some Pallas rows of each device and op, of different shapes, from fastest to slowest."""
-    groups: dict[tuple[str, str, str], dict[str, Row]] = defaultdict(dict)
+    groups: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
     for row in rows:
-        if row.op in KINDS and row.impl == "pallas_mosaic_tpu" and row.config:
-            key = (row.device, row.op, row.dims.get("variant", ""))
-            groups[key].setdefault(row.shape_key, row)
+        if row.op in KINDS and row.impl == "pallas_mosaic_tpu" and _tile(row) <= LARGEST_TILE:
+            groups[row.device, row.op].setdefault(row.shape_key, row)
     chosen: list[Row] = []
     for shapes in groups.values():
         ordered = sorted(shapes.values(), key=lambda row: row.measured_us)
@@ -81,6 +73,12 @@ def spread(rows: Sequence[Row], per_group: int) -> list[Row]:
     return chosen
 
 
+def _tile(row: Row) -> int:
+    """Scores in one tile of an attention kernel; 0 for others."""
+    suffix = "_dkv" if row.op.endswith("_bwd") else ""
+    return row.config.get(f"block_q{suffix}", 0) * row.config.get(f"block_kv{suffix}", 0)
+
+
 def follow(row: Row) -> Followed | str:
     """Compile a row's program and run through its kernels, or say why that failed."""
     program = program_of(row)
@@ -88,42 +86,6 @@ def follow(row: Row) -> Followed | str:
         return "not a kernel of tokamax 0.0.12"
     try:
         profile = profile_kernel(*program, row.device)
-        if row.op == "ragged_dot":
-            profile = _with_groups(row, profile)
     except TPUError as error:
         return str(error)
-    if profile.reasons:
-        return "; ".join(profile.reasons.values())
-    cores = profile.chip.cores_per_device
-    calls = {name: replace(call, cores=call.cores[:cores]) for name, call in profile.calls.items()}
-    return Followed(row, replace(profile, calls=calls))
-
-
-def _with_groups(row: Row, profile: KernelProfile) -> KernelProfile:
-    """Follow a grouped product with the tables tokamax computes from its group sizes.
-
-    It passes them as plain operands, which `profile_kernel` does not evaluate.
-    """
-    traces: dict[str, CallTrace] = dict(profile.calls)
-    for call, parent in kernel_calls(profile.compiled):
-        shapes = [parent.by_name[name].shapes[0] for name in call.operands]
-        tables = {
-            index: words_of(values, shapes[index]) for index, values in enumerate(_tables(row))
-        }
-        listing = profile.compiled.kernel_listings[call.name]
-        traces[call.name] = trace_call(call.name, listing, profile.chip.name, tables=tables)
-    return replace(profile, calls=traces, reasons={})
-
-
-def _tables(row: Row) -> list[Any]:
-    sizes = Sizes.of(row)
-    metadata, active = ragged_kernel.make_group_metadata(
-        group_sizes=jnp.asarray(sizes.group_sizes, jnp.int32),
-        m=sizes.m,
-        tm=row.config["tile_m"],
-        start_group=jnp.int32(0),
-        num_nonzero_groups=sizes.groups,
-        visit_empty_groups=sizes.is_weight_gradient,
-    )
-    first = np.zeros(1, np.int32)
-    return [np.asarray(active).reshape(1), *(np.asarray(one) for one in metadata), first]
+    return "; ".join(profile.reasons.values()) or Followed(row, profile)
