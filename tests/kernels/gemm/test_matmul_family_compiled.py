@@ -1,0 +1,50 @@
+"""Mosaic accepts every format and precision of the matrix kernels on every generation.
+
+One case of every op is compiled where bundles are counted; here are the others, in one program.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tpukit.compiler.aot import compile_for
+from tpukit.hardware.target import target_chip
+from tpukit.kernels.cross_entropy.specs import OP as CROSS_ENTROPY
+from tpukit.kernels.gemm.specs import OP as GEMM
+from tpukit.kernels.quantized_matmul.specs import OP as QUANTIZED
+
+pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
+SLICES = {"v5e": "v5e-1", "v5p": "v5p-8", "v6e": "v6e-1", "7x": "tpu7x-2x2x1"}
+SMALL = [
+    *((QUANTIZED, case) for case in QUANTIZED.cases[1:6]),
+    *((GEMM, case) for case in GEMM.cases[1:4]),
+]
+
+
+def everything(*arguments):
+    return [op.bind(case)(*arrays) for (op, case), arrays in zip(SMALL, arguments, strict=True)]
+
+
+@pytest.mark.parametrize("chip", SLICES)
+def test_all_small_cases_in_one_program(chip):
+    with target_chip(chip):
+        compiled = compile_for(
+            everything, SLICES[chip], *(case.arguments for _, case in SMALL), until="codegen"
+        )
+    assert compiled.stage == "codegen"
+
+
+def test_the_loss_needs_no_room_for_logits():
+    tokens, width, vocab = 2048, 256, 32000
+    shapes = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in (
+            ((tokens, width), jnp.bfloat16),
+            ((width, vocab), jnp.bfloat16),
+            ((tokens,), jnp.int32),
+            ((tokens,), jnp.float32),
+        )
+    ]
+    with target_chip("v6e"):
+        compiled = compile_for(CROSS_ENTROPY.function, "v6e-1", *shapes, until="schedule")
+    assert compiled.memory.temp_bytes < tokens * vocab * 4 / 20
