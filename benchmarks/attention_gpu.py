@@ -1,6 +1,6 @@
 """Attention on a GPU, forward and backward: `flash_attention` against cuDNN called by hand.
 
-python benchmarks/attention_gpu.py
+Run `python benchmarks/attention_gpu.py` on a machine with one.
 """
 
 import time
