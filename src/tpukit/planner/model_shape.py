@@ -1,0 +1,78 @@
+"""The dimensions of a transformer that decide its memory and time, as plain numbers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What arithmetic needs to know of a reference transformer.
+
+    Attributes:
+        hidden_matrices: Matrices of a feed-forward block: 3 when gated, 2 when not.
+        expert_parameters: Of all experts together; 0 for a dense model.
+        other_parameters: All the rest.
+        matmul_parameters: Weights one token is multiplied with, one unembedding included.
+    """
+
+    name: str
+    layers: int
+    d_model: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    d_ff: int
+    vocab: int
+    experts: int
+    experts_per_token: int
+    hidden_matrices: int
+    tied: bool
+    expert_parameters: int
+    other_parameters: int
+    matmul_parameters: int
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.expert_parameters + self.other_parameters
+
+    @property
+    def layer_parameters(self) -> float:
+        """Parameters of one layer, all experts included."""
+        outside = self.vocab * self.d_model * (1 if self.tied else 2)
+        return (self.parameters - outside) / self.layers
+
+    @property
+    def attention_width(self) -> int:
+        """Channels of queries, keys and values of one token together."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def hidden_width(self) -> int:
+        """Channels of the feed-forward block that one token passes through."""
+        return self.d_ff * max(1, self.experts_per_token)
+
+
+def shape_of(config: Any) -> ModelShape:
+    """The shape of a `TransformerConfig`."""
+    c = config
+    count = c.parameter_count()
+    matrices = 3 if c.gated_mlp else 2
+    experts = c.n_layers * c.n_experts * c.d_model * c.d_ff * matrices
+    return ModelShape(
+        name=c.name,
+        layers=c.n_layers,
+        d_model=c.d_model,
+        heads=c.n_heads,
+        kv_heads=c.n_kv_heads,
+        head_dim=c.head_dim,
+        d_ff=c.d_ff,
+        vocab=c.vocab_size,
+        experts=c.n_experts,
+        experts_per_token=c.experts_per_token,
+        hidden_matrices=matrices,
+        tied=c.tied_embeddings,
+        expert_parameters=experts,
+        other_parameters=count.total - experts,
+        matmul_parameters=count.matmul_active,
+    )
