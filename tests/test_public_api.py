@@ -40,7 +40,16 @@ def test_type_checkers_see_the_same_names():
 
 
 def test_rooms_export_what_they_list():
-    for room in ("hardware", "config", "compiler", "parallel", "models"):
+    for room in (
+        "hardware",
+        "config",
+        "compiler",
+        "kernels",
+        "parallel",
+        "models",
+        "planner",
+        "training",
+    ):
         module = getattr(__import__(f"tpukit.{room}"), room)
         for name in module.__all__:
             assert hasattr(module, name), f"tpukit.{room}.__all__ lists {name}"

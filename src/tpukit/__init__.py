@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from .hardware import list_chips as list_chips
     from .hardware import list_slices as list_slices
     from .hardware import public_prices as public_prices
+    from .kernels import PrecisionConfig as PrecisionConfig
+    from .kernels import register_tpu_op as register_tpu_op
+    from .kernels import tpu_kernel as tpu_kernel
     from .models import RematPolicy as RematPolicy
     from .models import Transformer as Transformer
     from .models import TransformerConfig as TransformerConfig
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from .parallel import ring_attention as ring_attention
     from .parallel import shard_model as shard_model
     from .parallel import validate_sharding as validate_sharding
+    from .planner import Plan as Plan
     from .runtime.doctor import Diagnosis as Diagnosis
     from .runtime.doctor import diagnose_tpu as diagnose_tpu
     from .runtime.environment import EnvironmentReport as EnvironmentReport
@@ -57,6 +61,15 @@ if TYPE_CHECKING:
     from .runtime.flags import set_xla_flags as set_xla_flags
     from .runtime.logs import setup_logging as setup_logging
     from .runtime.multihost import MultiHostConfig as MultiHostConfig
+    from .training import ExitCode as ExitCode
+    from .training import HangWatchdog as HangWatchdog
+    from .training import LossGuard as LossGuard
+    from .training import PreemptionGuard as PreemptionGuard
+    from .training import TPUCheckpointer as TPUCheckpointer
+    from .training import TPUTrainer as TPUTrainer
+    from .training import TrainingResult as TrainingResult
+    from .training import TrainingSettings as TrainingSettings
+    from .training import open_data as open_data
 
 __version__ = "0.1.0"
 
@@ -67,17 +80,27 @@ _HOME_OF = {
     "CompiledStep": "compiler",
     "Diagnosis": "runtime.doctor",
     "EnvironmentReport": "runtime.environment",
+    "ExitCode": "training",
     "Figure": "hardware",
     "FlagRegistry": "runtime.flags",
+    "HangWatchdog": "training",
     "Layout": "parallel",
+    "LossGuard": "training",
     "MeshConfig": "parallel",
     "MultiHostConfig": "runtime.multihost",
+    "Plan": "planner",
+    "PrecisionConfig": "kernels",
+    "PreemptionGuard": "training",
     "PriceBook": "hardware",
     "RematPolicy": "models",
     "Slice": "hardware",
+    "TPUCheckpointer": "training",
     "TPUConfig": "config",
     "TPUError": "errors",
+    "TPUTrainer": "training",
     "TPUVersion": "config",
+    "TrainingResult": "training",
+    "TrainingSettings": "training",
     "Transformer": "models",
     "TransformerConfig": "models",
     "Workload": "models",
@@ -101,14 +124,17 @@ _HOME_OF = {
     "list_slices": "hardware",
     "load_executable": "compiler",
     "make_layout": "parallel",
+    "open_data": "training",
     "optimize_sharding": "parallel",
     "public_prices": "hardware",
+    "register_tpu_op": "kernels",
     "reshard": "parallel",
     "ring_attention": "parallel",
     "save_executable": "compiler",
     "set_xla_flags": "runtime.flags",
     "setup_logging": "runtime.logs",
     "shard_model": "parallel",
+    "tpu_kernel": "kernels",
     "tune_flags": "compiler",
     "validate_sharding": "parallel",
 }
@@ -119,17 +145,27 @@ __all__ = [
     "CompiledStep",
     "Diagnosis",
     "EnvironmentReport",
+    "ExitCode",
     "Figure",
     "FlagRegistry",
+    "HangWatchdog",
     "Layout",
+    "LossGuard",
     "MeshConfig",
     "MultiHostConfig",
+    "Plan",
+    "PrecisionConfig",
+    "PreemptionGuard",
     "PriceBook",
     "RematPolicy",
     "Slice",
+    "TPUCheckpointer",
     "TPUConfig",
     "TPUError",
+    "TPUTrainer",
     "TPUVersion",
+    "TrainingResult",
+    "TrainingSettings",
     "Transformer",
     "TransformerConfig",
     "Workload",
@@ -153,14 +189,17 @@ __all__ = [
     "list_slices",
     "load_executable",
     "make_layout",
+    "open_data",
     "optimize_sharding",
     "public_prices",
+    "register_tpu_op",
     "reshard",
     "ring_attention",
     "save_executable",
     "set_xla_flags",
     "setup_logging",
     "shard_model",
+    "tpu_kernel",
     "tune_flags",
     "validate_sharding",
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..errors import TPUError
-from . import cache, check, config, doctor, flags, report, slices
+from . import cache, check, config, data, doctor, flags, kernel, report, slices, train
 from . import compile as compile_command
 
 app = typer.Typer(
@@ -40,6 +40,9 @@ app.command("slice")(slices.slice_info)
 app.command("prices")(slices.prices)
 app.command("check")(check.check)
 app.command("compile")(compile_command.compile_function)
+app.command("train")(train.train)
+app.add_typer(data.app, name="data", help="Make tokens of text; look at what a data set holds.")
+app.add_typer(kernel.app, name="kernel", help="Time and tune kernels for chips that are not here.")
 app.add_typer(flags.app, name="flags", help="Check, list, explain and tune XLA and libtpu flags.")
 app.add_typer(cache.app, name="cache", help="Look at the cache of compiled programs, or empty it.")
 app.add_typer(report.app, name="report", help="Compare checks; show one as a page or a trace.")
