@@ -1,4 +1,14 @@
-"""The gated feed-forward op: its shapes, blocks and implementations."""
+"""The gated feed-forward op: its shapes, blocks and implementations.
+
+Static timing of bfloat16 with width 4096 and hidden width 14336, kernel against XLA, in
+microseconds (origin model: `tpukit kernel bench gated_mlp`):
+
+    tokens      v5e            v5p          v6e            7x
+      128    441 :  762     162 : 153    263 :  251     121 : 113
+     4096   8279 : 8046                 2215 : 1988
+
+XLA feeds the matrix unit better and, but for v5e with few tokens, reads no more: there it wins.
+"""
 
 import jax
 import jax.numpy as jnp
