@@ -27,6 +27,7 @@ from .units import Core
 _TARGET = re.compile(r"target = \$region(\d+)")
 _MEMORY = re.compile(r"\[smem:\[(.*?)\]\]\s*,?\s*(.*)", re.DOTALL)
 _OPERAND = re.compile(r"index: (\d+), kind: (\w+)")
+_NAMES = re.compile(r"\b[sp]\d+_[sp]\d+\b")
 _SCALAR = re.compile(r"[sp]\d+_([sp]\d+)$")
 _NO_EFFECT = ("vsyncadd.remote", "vsyncpa", "vsyncset", "shalt", "sfence", "sphi", "sbr")
 
@@ -80,9 +81,12 @@ def cut_segments(listing: BundleListing, core: Core) -> dict[int, Segment]:
                 "which is not followed; no time can be told."
             )
         stretch = time_stretch(bundles, core)
-        source = _source(listing, start, end, stretch, names)
+        writer = _Writer(names)
+        for bundle, at_cycle in zip(bundles, stretch.issue_cycles, strict=True):
+            for one in sorted(bundle.instructions, key=_order):
+                writer.add(one, at_cycle)
         scope = dict(NAMESPACE)
-        exec(compile(source, f"<bundles {start:#x}>", "exec"), scope)
+        exec(compile(writer.source(), f"<bundles {start:#x}>", "exec"), scope)
         segments[start] = Segment(
             start,
             end,
@@ -165,78 +169,92 @@ class _Names:
         }
 
 
-def _source(listing: BundleListing, start: int, end: int, stretch: Stretch, names: _Names) -> str:
-    """Python source of a segment's `run`."""
-    body: list[str] = []
-    made: list[str] = []
-    needed: dict[str, None] = {}
+class _Writer:
+    """Writes the Python source of one segment's `run`, instruction by instruction."""
 
-    def use(source: str) -> str:
-        for name in re.findall(r"\b[sp]\d+_[sp]\d+\b", source):
-            if name not in made:
-                needed[name] = None
-        return source
+    def __init__(self, names: _Names) -> None:
+        self._names = names
+        self._body: list[str] = []
+        self._made: dict[str, None] = {}
+        self._needed: dict[str, None] = {}
 
-    def make(one: Instruction, source: str) -> None:
+    def add(self, one: Instruction, at: int) -> None:
+        """Write what an instruction does that issues `at` cycles after the segment's start."""
+        opcode = one.opcode
+        if opcode == "sphi":
+            self._phi(one)
+        elif opcode.startswith("dma"):
+            values = [value_source(operand) for operand in one.operands]
+            self._do(f"{_transfer(one, values)}{at})")
+        elif opcode == "sst":
+            stored = _MEMORY.match(one.text)
+            if stored:
+                where, value = address_source(stored[1]), value_source(stored[2])
+                self._do(f"store({_guard(one)},{where},{value})")
+        elif opcode == "vsyncadd" and len(one.operands) == 2:
+            flag, amount = map(value_source, one.operands)
+            self._do(f"signal({_guard(one)},{flag},{amount},{at})")
+        elif opcode.startswith("vwait"):
+            self._do(f"meet({_guard(one)})")
+        elif opcode.startswith("sbr"):
+            self._do(f"taken = {_guard(one)}")
+            self._made["taken"] = None
+        elif not opcode.startswith(_NO_EFFECT):
+            self._define(one, _value(one))
+
+    def source(self) -> str:
+        """The whole function: values it needs, what it does, values others need."""
+        shared = [
+            name
+            for name in self._made
+            if name in self._names.leaving or name in self._names.phi_registers
+        ]
+        lines = [
+            "def run(values, load, store, issue, wait, signal, meet, operand):",
+            *(f"{name} = values.get({name!r}, UNKNOWN)" for name in self._needed),
+            *self._body,
+            *(f"values[{name!r}] = {name}" for name in shared),
+            "return taken" if "taken" in self._made else "return None",
+        ]
+        return "\n ".join(lines)
+
+    def _phi(self, one: Instruction) -> None:
+        """A phi stands for what its register holds on entry."""
+        register = _SCALAR.match(one.target)
+        if register is not None:
+            self._need(register[1])
+            self._body.append(f"{one.target} = {register[1]}")
+            self._made[one.target] = None
+
+    def _define(self, one: Instruction, source: str) -> None:
         register = _SCALAR.match(one.target)
         if register is None:
             return
-        kept = register[1] if register[1] in names.phi_registers else "UNKNOWN"
+        followed = register[1] in self._names.phi_registers
         if one.predicate:
+            kept = register[1] if followed else "UNKNOWN"
             otherwise = value_source(f"%{one.otherwise}") if one.otherwise else kept
-            if otherwise == register[1] and otherwise not in made:
-                needed[otherwise] = None
+            if otherwise == register[1]:
+                self._need(otherwise)
             source = f"choose({_guard(one)},{source},{otherwise})"
-        body.append(f"{one.target} = {use(source)}")
-        made.append(one.target)
-        if kept != "UNKNOWN":
-            body.append(f"{kept} = {one.target}")
-            made.append(kept)
+        self._do(f"{one.target} = {source}", reads=source)
+        self._made[one.target] = None
+        if followed:
+            self._body.append(f"{register[1]} = {one.target}")
+            self._made[register[1]] = None
 
-    for address in range(start, end):
-        # A phi stands for the register's value on entry, and loads see memory before stores.
-        for one in sorted(listing.bundles[address].instructions, key=_order):
-            at = stretch.issue_cycles[address - start]
-            opcode = one.opcode
-            if opcode == "sphi":
-                register = _SCALAR.match(one.target)
-                if register is not None:
-                    if register[1] not in made:
-                        needed[register[1]] = None
-                    body.append(f"{one.target} = {register[1]}")
-                    made.append(one.target)
-            elif opcode.startswith("dma"):
-                values = [value_source(operand) for operand in one.operands]
-                body.append(use(f"{_transfer(one, values)}{at})"))
-            elif opcode == "sst":
-                stored = _MEMORY.match(one.text)
-                if stored:
-                    where, value = address_source(stored[1]), value_source(stored[2])
-                    body.append(use(f"store({_guard(one)},{where},{value})"))
-            elif opcode == "vsyncadd" and len(one.operands) == 2:
-                flag, amount = map(value_source, one.operands)
-                body.append(use(f"signal({_guard(one)},{flag},{amount},{at})"))
-            elif opcode.startswith("vwait"):
-                body.append(use(f"meet({_guard(one)})"))
-            elif opcode.startswith("sbr"):
-                body.append(use(f"taken = {_guard(one)}"))
-                made.append("taken")
-            elif not opcode.startswith(_NO_EFFECT):
-                make(one, _value(one))
-    lines = [f"{name} = values.get({name!r}, UNKNOWN)" for name in needed]
-    lines += body
-    lines += [
-        f"values[{name!r}] = {name}"
-        for name in dict.fromkeys(made)
-        if name in names.leaving or name in names.phi_registers
-    ]
-    lines.append("return taken" if "taken" in made else "return None")
-    return "def run(values, load, store, issue, wait, signal, meet, operand):\n " + "\n ".join(
-        lines
-    )
+    def _do(self, line: str, *, reads: str | None = None) -> None:
+        for name in _NAMES.findall(line if reads is None else reads):
+            self._need(name)
+        self._body.append(line)
+
+    def _need(self, name: str) -> None:
+        if name not in self._made:
+            self._needed[name] = None
 
 
 def _order(one: Instruction) -> int:
+    """Phis before what reads them in the same bundle, and loads before stores."""
     return 0 if one.opcode == "sphi" else 2 if one.opcode == "sst" else 1
 
 
