@@ -21,7 +21,7 @@ from tpukit.models.workload import Workload
 from tpukit.parallel.mesh import create_mesh
 from tpukit.training import TrainingSettings, WandbHook, find_changes, read_metrics
 from tpukit.training.batches import BatchSource, data_share, look_ahead
-from tpukit.training.meshes import fit_mesh, name_axes
+from tpukit.training.meshes import fit_mesh, mesh_here, name_axes
 from tpukit.training.metrics import MetricsFile
 from tpukit.training.progress import Bar, Lines
 from tpukit.training.throughput import Throughput
@@ -156,6 +156,12 @@ def test_meshes_from_numbers_and_plans():
     with pytest.raises(MeshError, match="give them names"):
         name_axes((2, 2, 2, 2))
     assert fit_mesh({"fsdp": -1, "tensor": 2}, 8, planned_for=None)[1] is None
+    mesh = mesh_here({"fsdp": -1, "tensor": 2}, jax.devices())
+    assert dict(mesh.shape) == {"fsdp": 4, "tensor": 2}
+    with pytest.raises(MeshError, match=r"axis 'fsdp' of .* cannot be cut"):
+        mesh_here({"fsdp": 8}, jax.devices(), dcn_mesh_shape=(3,))
+    with pytest.raises(MeshError, match="give each axis its factor"):
+        mesh_here({"fsdp": 8}, jax.devices(), dcn_mesh_shape=(2, 1))
     sizes, note = fit_mesh({"fsdp": 32, "tensor": 2}, 4, planned_for="v6e-64")
     assert sizes == {"fsdp": 4, "tensor": 1}
     assert "for v6e-64 does not fit 4 devices" in note

@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from ..errors import MeshError
-from ..parallel.mesh import create_mesh
+from ..parallel.mesh import MeshConfig, create_mesh
 
 # What each axis of a mesh that was given as numbers alone is for.
 _NAMES = {1: ("fsdp",), 2: ("fsdp", "tensor"), 3: ("data", "fsdp", "tensor")}
@@ -33,14 +33,34 @@ def name_axes(shape: MeshShape | None) -> dict[str, int]:
     return dict(zip(_NAMES[len(shape)], shape, strict=True))
 
 
-def mesh_here(sizes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
-    """The mesh of these sizes on these devices.
+def mesh_here(
+    sizes: Mapping[str, int], devices: Sequence[Any], *, dcn_mesh_shape: Sequence[int] | None = None
+) -> Mesh:
+    """The mesh of these sizes on these devices; `dcn_mesh_shape` is the part across slices.
 
     Raises:
         MeshError: The sizes do not cover exactly these devices.
     """
+    names = tuple(sizes)
+    across = (1,) * len(sizes) if dcn_mesh_shape is None else tuple(dcn_mesh_shape)
+    if len(across) != len(sizes):
+        raise MeshError(
+            f"dcn_mesh_shape={across} has {len(across)} sizes and the mesh has the axes "
+            f"{', '.join(names)}; give each axis its factor across slices."
+        )
+    whole = MeshConfig(tuple(sizes.values()), names).resolve(len(devices))
+    if uneven := [
+        name for name, size, outer in zip(names, whole, across, strict=True) if size % outer
+    ]:
+        raise MeshError(
+            f"axis '{uneven[0]}' of {whole} cannot be cut as dcn_mesh_shape={across} says; use "
+            "factors that divide the sizes."
+        )
     return create_mesh(
-        mesh_shape=tuple(sizes.values()), axis_names=tuple(sizes), devices=list(devices)
+        mesh_shape=tuple(size // outer for size, outer in zip(whole, across, strict=True)),
+        axis_names=names,
+        devices=list(devices),
+        dcn_mesh_shape=across if max(across) > 1 else None,
     )
 
 

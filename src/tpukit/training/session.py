@@ -64,6 +64,10 @@ class Session:
     ) -> None:
         if error is not None:
             self._run.log(f"ended by {type(error).__name__}: {error}")
+        if error is not None and jax.process_count() > 1:
+            # The others cannot be waited for: they are gone, or wait for this process to go.
+            self._stack.pop_all()
+            self._run.close()
         self._stack.close()
 
     def say(self, text: str) -> None:

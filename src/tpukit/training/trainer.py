@@ -53,6 +53,7 @@ class TPUTrainer:
         checkpoint_dir: Where checkpoints go; `run_dir/checkpoints` by default, gs:// is fine.
         run_dir: The run's own folder; a new one under runs/ by default.
         settings: Everything else; see `TrainingSettings`.
+        dcn_mesh_shape: For several slices: the factor of each axis that runs across them.
         strategy: How parameters are split; follows from the names of the axes by default.
         hooks: Further hooks, beside those named in the settings.
         progress: Whether to show progress on standard error, or a view of your own.
@@ -76,6 +77,7 @@ class TPUTrainer:
         checkpoint_dir: str | Path | None = None,
         run_dir: str | Path | None = None,
         settings: TrainingSettings | None = None,
+        dcn_mesh_shape: Sequence[int] | None = None,
         strategy: str | None = None,
         hooks: Sequence[TrainingHook] = (),
         progress: bool | ProgressView = True,
@@ -98,7 +100,7 @@ class TPUTrainer:
             self._set_flags()
         self.devices = list(jax.devices() if devices is None else devices)
         sizes = name_axes(mesh_shape or (None if config is None else config.mesh_shape))
-        self.mesh = mesh_here(sizes, self.devices)
+        self.mesh = mesh_here(sizes, self.devices, dcn_mesh_shape=dcn_mesh_shape)
         options = {**_memory_options(config), **workload}
         if not isinstance(model, Workload) or strategy is not None:
             options["strategy"] = strategy or strategy_for(axis_sizes(self.mesh))
@@ -141,6 +143,7 @@ class TPUTrainer:
         trainer = cls(
             model=sized.workload.replace(optimizer=None),
             mesh_shape=sizes,
+            dcn_mesh_shape=None if note else plan.dcn_mesh,
             settings=settings,
             devices=found,
             **options,
