@@ -45,6 +45,17 @@ def test_a_wait_takes_as_much_as_it_names():
         replay([*order, Transfer(0, 1, 1, "wait")], RATES)
 
 
+def test_a_block_cut_at_the_edge_is_made_up_by_the_core():
+    order = [
+        Transfer(0, 1, 20, "signal"),
+        Transfer(0, 1, 30, "in"),
+        Transfer(0, 1, 50, "wait"),
+    ]
+    found = replay(order, RATES)
+    assert found.stall_cycles == pytest.approx(130)
+    assert found.bytes_in == 30 * 32
+
+
 @given(st.lists(st.tuples(st.integers(1, 500), st.integers(0, 400)), min_size=1, max_size=20))
 def test_stalls_are_bounded_by_the_transfers_alone(steps):
     order, cycle = [], 0
