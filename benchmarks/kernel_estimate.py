@@ -122,7 +122,9 @@ def score_static(rows: list[Row], per_group: int, *, write: bool) -> int:
     for score in scores(one for chip in fitted for one in chip.estimated):
         print(score)
     for chip in fitted:
-        print(f"{chip.chip}: {chip.calibration}")
+        for band in chip.errors:
+            low, high = 1 - band.below, 1 + band.above
+            print(f"{chip.chip} {band.kind}: measured {low:.2f} to {high:.2f} of the estimate")
     if write:
         head, _, _ = RATES_FILE.read_text().partition(FITTED_MARK)
         RATES_FILE.write_text(f"{head.rstrip()}\n\n{as_toml(fitted)}")

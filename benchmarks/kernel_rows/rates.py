@@ -1,11 +1,11 @@
 """The rates of `tpukit kernel bench`: fitted on followed rows, with the errors they leave.
 
-What a kernel does is known exactly; three constants a generation say how fast the chip does it.
+What a kernel does is known exactly; three constants say how fast a chip does it.
 A row is always timed by constants fitted without its shape.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import product
@@ -20,19 +20,20 @@ from tpukit.kernels.timing import Calibration, ErrorBand, calibration_of
 if TYPE_CHECKING:  # tokamax, a benchmark dependency, is needed to follow rows, not to fit rates
     from kernel_rows.static_timing import Followed
 
-COMPUTE_FACTORS = (0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2)
+COMPUTE_FACTORS = (0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2)
 HBM_EFFICIENCIES = (0.75, 0.8, 0.85, 0.9, 0.95)
 TURN_CYCLES = tuple(range(0, 801, 50))
-LEAST_ROWS = 4  # for an error band of a kind
+LEAST_ROWS = 5  # for constants and an error band of a kind's own
 BAND = 90  # per cent of measured times on the good side of each end of a band
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The constants of one generation and what they leave."""
+    """The constants of one generation, and of its kinds of kernels, and what they leave."""
 
     chip: str
     calibration: Calibration
+    kinds: Mapping[str, Calibration]
     estimated: tuple[Estimated, ...]
     errors: tuple[ErrorBand, ...]
 
@@ -46,6 +47,22 @@ def fit_rates(followed: "Sequence[Followed]") -> list[Fitted]:
 
 
 def _fit_chip(chip: str, members: "Sequence[Followed]") -> Fitted:
+    calibration, held_out = _fit(members)
+    bands = [_band("any", held_out)]
+    estimated: list[Estimated] = []
+    kinds: dict[str, Calibration] = {}
+    for kind in sorted({one.kind for one in members}):
+        own = [number for number, one in enumerate(members) if one.kind == kind]
+        timed = [held_out[number] for number in own]
+        if len(own) >= LEAST_ROWS:
+            kinds[kind], timed = _fit([members[number] for number in own])
+            bands.append(_band(kind, timed))
+        estimated += timed
+    return Fitted(chip, calibration, kinds, tuple(estimated), tuple(bands))
+
+
+def _fit(members: "Sequence[Followed]") -> tuple[Calibration, list[Estimated]]:
+    """The constants with the smallest mean error, and each row's time without its own shape."""
     start = calibration_of("default")
     choices = [
         replace(start, compute_factor=factor, hbm_efficiency=efficiency)
@@ -60,34 +77,17 @@ def _fit_chip(chip: str, members: "Sequence[Followed]") -> Fitted:
     folds = np.array([one.row.fold for one in members])
 
     def best(rows: np.ndarray) -> tuple[int, int]:
-        """The choice with the smallest mean error; without rows, the one in use."""
-        if not rows.any():
-            return choices.index(replace(start, compute_factor=1.0, hbm_efficiency=0.9)), 0
-        place = int(misses[rows].mean(axis=0).argmin())
+        """The choice with the smallest mean error; the first one where there is no row."""
+        place = int(misses[rows].mean(axis=0).argmin()) if rows.any() else 0
         return divmod(place, len(TURN_CYCLES))
 
-    held_out = np.empty(len(members))
+    timed = np.empty(len(members))
     for fold in range(FOLDS):
         rate, turn = best(folds != fold)
-        held_out[folds == fold] = times[folds == fold, rate, turn]
+        timed[folds == fold] = times[folds == fold, rate, turn]
     rate, turn = best(np.ones(len(members), dtype=bool))
-    estimated = tuple(
-        Estimated(one.row, float(value)) for one, value in zip(members, held_out, strict=True)
-    )
-    return Fitted(
-        chip,
-        replace(choices[rate], turn_cycles=float(TURN_CYCLES[turn])),
-        estimated,
-        tuple(_bands(members, estimated)),
-    )
-
-
-def _bands(members: "Sequence[Followed]", estimated: Sequence[Estimated]) -> list[ErrorBand]:
-    kinds: dict[str, list[Estimated]] = defaultdict(list)
-    for one, timed in zip(members, estimated, strict=True):
-        kinds[one.kind].append(timed)
-        kinds["any"].append(timed)
-    return [_band(kind, rows) for kind, rows in sorted(kinds.items()) if len(rows) >= LEAST_ROWS]
+    estimated = [Estimated(one.row, float(at)) for one, at in zip(members, timed, strict=True)]
+    return replace(choices[rate], turn_cycles=float(TURN_CYCLES[turn])), estimated
 
 
 def _band(kind: str, rows: Sequence[Estimated]) -> ErrorBand:
@@ -105,14 +105,16 @@ def as_toml(fitted: Sequence[Fitted]) -> str:
         "# that were left out of the fit.",
     ]
     for one in fitted:
-        constants = one.calibration
-        lines += [
-            "",
-            f"[{one.chip}]",
-            f"hbm_efficiency = {constants.hbm_efficiency:g}",
-            f"compute_factor = {constants.compute_factor:g}",
-            f"turn_cycles = {constants.turn_cycles:g}",
-        ]
+        named = {one.chip: one.calibration}
+        named.update((f"{one.chip}.kinds.{kind}", own) for kind, own in one.kinds.items())
+        for name, constants in named.items():
+            lines += [
+                "",
+                f"[{name}]",
+                f"hbm_efficiency = {constants.hbm_efficiency:g}",
+                f"compute_factor = {constants.compute_factor:g}",
+                f"turn_cycles = {constants.turn_cycles:g}",
+            ]
     for one in fitted:
         for band in one.errors:
             lines += [

@@ -62,9 +62,10 @@ def kernels(*, factor, efficiency, turn_cycles, count=24, kind="flash_attention"
 def test_rates_are_those_the_times_were_made_with():
     (found,) = rates.fit_rates(kernels(factor=1.1, efficiency=0.85, turn_cycles=200))
     assert found.chip == "v6e"
-    assert found.calibration.compute_factor == pytest.approx(1.1)
-    assert found.calibration.hbm_efficiency == pytest.approx(0.85)
-    assert found.calibration.turn_cycles == 200
+    for constants in (found.calibration, found.kinds["flash_attention"]):
+        assert constants.compute_factor == pytest.approx(1.1)
+        assert constants.hbm_efficiency == pytest.approx(0.85)
+        assert constants.turn_cycles == 200
     assert {band.kind for band in found.errors} == {"any", "flash_attention"}
     assert all(band.median < 0.01 for band in found.errors)
 
@@ -74,6 +75,16 @@ def test_a_chip_that_is_twice_as_slow_as_any_rate_allows_has_a_wide_band():
     (band,) = [one for one in found.errors if one.kind == "any"]
     assert band.median > 0.3
     assert band.above > 0.5
+
+
+def test_kinds_that_differ_have_rates_of_their_own():
+    fast = kernels(factor=0.8, efficiency=0.9, turn_cycles=0)
+    slow = kernels(factor=1.2, efficiency=0.9, turn_cycles=0, kind="grouped_matmul")
+    (found,) = rates.fit_rates([*fast, *slow])
+    assert found.kinds["flash_attention"].compute_factor == pytest.approx(0.8)
+    assert found.kinds["grouped_matmul"].compute_factor == pytest.approx(1.2)
+    medians = {band.kind: band.median for band in found.errors}
+    assert medians["flash_attention"] < 0.01 < medians["any"]
 
 
 def test_a_kind_with_few_rows_has_no_band_of_its_own():
@@ -87,4 +98,5 @@ def test_the_file_holds_what_was_fitted():
     fitted = rates.fit_rates(kernels(factor=1.1, efficiency=0.85, turn_cycles=200))
     table = tomllib.loads(rates.as_toml(fitted))
     assert table["v6e"]["compute_factor"] == 1.1
+    assert table["v6e"]["kinds"]["flash_attention"]["turn_cycles"] == 200
     assert {error["kind"] for error in table["errors"]} == {"any", "flash_attention"}
