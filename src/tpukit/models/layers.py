@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..kernels.layer_norm.reference import layer_norm
 from ..kernels.residual_norm import residual_norm
+from ..kernels.rms_norm.reference import rms_norm
 from ..parallel.activations import constrain
 from .transformer_config import TransformerConfig
 
@@ -28,14 +30,10 @@ class Norm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise the last axis."""
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        if self.centred:
-            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        wide = wide * self.scale[...]
-        if self.bias is not None:
-            wide = wide + self.bias[...]
-        return wide.astype(x.dtype)
+        # Not a kernel: XLA splits these over any mesh and fuses them into their neighbours.
+        if self.bias is None:
+            return rms_norm(x, self.scale[...], eps=self.eps)
+        return layer_norm(x, self.scale[...], self.bias[...], eps=self.eps)
 
     def after(
         self, x: jax.Array, delta: jax.Array | None, *, gpu_kernels: bool
