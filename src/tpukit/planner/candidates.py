@@ -1,0 +1,247 @@
+"""Every way worth considering to run a training step: slices, meshes, batches, remat, formats."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError, did_you_mean
+from ..hardware import Slice, get_chip, list_slices
+from .model_shape import ModelShape
+from .torus import AXES, Links, place_axes
+
+# Generations whose ops were measured, so that the step model has constants for them.
+GENERATIONS = ("v5e", "v5p", "v6e", "7x")
+REMATS = ("none", "minimal", "full", "offload")
+PRECISIONS = ("bf16", "int8", "fp8")
+MOMENTS = ("float32", "bfloat16")
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+MICROBATCHES = (1, 2, 4, 8)
+SLICE_COUNTS = (1, 2, 4, 8, 16)
+LARGEST_TENSOR = 16
+STAGES = (1, 2, 4, 8)
+# A context axis pays once a single example is more than a device can hold.
+CONTEXT_FROM_TOKENS = 32768
+CONTEXTS = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A slice and a mesh over all of its devices.
+
+    `sizes` are those inside one slice; slices are joined by the data axis.
+    """
+
+    target: Slice
+    sizes: dict[str, int]
+    links: dict[str, Links] = field(repr=False)
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Size of each axis over all slices, axes of 1 left out."""
+        whole = {**self.sizes, "data": self.sizes.get("data", 1) * self.target.num_slices}
+        mesh = {axis: whole.get(axis, 1) for axis in AXES if whole.get(axis, 1) > 1}
+        return mesh or {"fsdp": 1}
+
+    @property
+    def dcn_mesh(self) -> tuple[int, ...] | None:
+        """The part of each axis that crosses slices; None for one slice."""
+        if self.target.num_slices == 1:
+            return None
+        return tuple(self.target.num_slices if axis == "data" else 1 for axis in self.mesh)
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is searched.
+
+    Attributes:
+        generations: Names as `get_chip` takes them, or whole slices such as "v6e-64".
+        max_chips: The most chips, all slices together.
+        multi_slice: Whether several slices may be joined by the data-centre network.
+        batches: Examples a batch way takes in one micro-batch.
+    """
+
+    generations: Sequence[str] = GENERATIONS
+    max_chips: int | None = None
+    multi_slice: bool = True
+    pipeline: bool = True
+    batches: Sequence[int] = BATCHES
+    microbatches: Sequence[int] = MICROBATCHES
+    remats: Sequence[str] = REMATS
+    precisions: Sequence[str] = ("bf16",)
+    moments: Sequence[str] = MOMENTS
+
+    def __post_init__(self) -> None:
+        for seen, known, what in (
+            (self.remats, REMATS, "remat"),
+            (self.precisions, PRECISIONS, "precision"),
+            (self.moments, MOMENTS, "moment dtype"),
+        ):
+            for name in seen:
+                if name not in known:
+                    raise ConfigError(
+                        f"{what} '{name}' is not one of {', '.join(known)}."
+                        + did_you_mean(name, known)
+                    )
+        if self.max_chips is not None and self.max_chips < 1:
+            raise ConfigError(f"max_chips is {self.max_chips}; a plan needs at least one chip.")
+        self.targets()
+
+    def targets(self) -> list[Slice]:
+        """Every slice, or several of them, within `max_chips`."""
+        found = [target for name in self.generations for target in _targets(name)]
+        most = self.max_chips or math.inf
+        several = self.multi_slice
+        return [
+            target
+            for target in dict.fromkeys(found)
+            if target.chips <= most and (several or target.num_slices == 1)
+        ]
+
+
+def _targets(name: str) -> Iterator[Slice]:
+    """The slices a name stands for: a generation's, one by one and joined, or that one slice."""
+    text = name.strip()
+    if any(mark in text for mark in "-:") and not text.lower().startswith("tpu v"):
+        yield Slice.parse(text)
+        return
+    chip = get_chip(text)
+    for one in list_slices(chip.name):
+        if not _is_usual(one.chips):
+            continue
+        yield one
+        # Joining slices makes sense from whole pods or large blocks only.
+        if one.chips >= min(256, max(s.chips for s in list_slices(chip.name))):
+            for count in SLICE_COUNTS[1:]:
+                yield Slice(chip, one.topology, count)
+
+
+def _is_usual(chips: int) -> bool:
+    """Whether a count is a power of two, or three times one."""
+    odd = chips // (chips & -chips)
+    return odd in (1, 3)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Arrays, one entry a candidate; `layouts[layout[i]]` is where candidate i runs.
+
+    `remat`, `precision` and `moment` are places in `REMATS`, `PRECISIONS` and `MOMENTS`.
+    """
+
+    layouts: tuple[Layout, ...]
+    layout: np.ndarray
+    batch: np.ndarray
+    microbatches: np.ndarray
+    remat: np.ndarray
+    precision: np.ndarray
+    moment: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def take(self, chosen: np.ndarray) -> "Candidates":
+        """Some of them."""
+        columns = ("layout", "batch", "microbatches", "remat", "precision", "moment")
+        picked: dict[str, Any] = {name: getattr(self, name)[chosen] for name in columns}
+        return Candidates(layouts=self.layouts, **picked)
+
+    @cached_property
+    def sizes(self) -> dict[str, np.ndarray]:
+        """Devices along each axis inside one slice."""
+        return {
+            axis: self.of_layout([layout.sizes.get(axis, 1) for layout in self.layouts])
+            for axis in AXES
+        }
+
+    @cached_property
+    def num_slices(self) -> np.ndarray:
+        """Slices of each."""
+        return self.of_layout([layout.target.num_slices for layout in self.layouts])
+
+    @cached_property
+    def chips(self) -> np.ndarray:
+        """Chips of each, all slices together."""
+        return self.of_layout([layout.target.chips for layout in self.layouts])
+
+    @cached_property
+    def batch_ways(self) -> np.ndarray:
+        """Shares a batch is cut into."""
+        sizes = self.sizes
+        return sizes["data"] * sizes["fsdp"] * sizes["expert"] * self.num_slices
+
+    @property
+    def examples(self) -> np.ndarray:
+        """Examples of a whole step."""
+        return self.batch * self.microbatches * self.batch_ways
+
+    def of_layout(self, values: Sequence[float]) -> np.ndarray:
+        """One value a layout, spread over the candidates."""
+        return np.asarray(values)[self.layout]
+
+
+def enumerate_candidates(
+    shape: ModelShape, space: Space, *, sequence_length: int, max_batch_tokens: float
+) -> Candidates:
+    """All combinations whose step has at most `max_batch_tokens` tokens."""
+    layouts = tuple(
+        layout
+        for target in space.targets()
+        for layout in _layouts(target, shape, space, sequence_length)
+    )
+    columns = np.meshgrid(
+        np.arange(len(layouts)),
+        np.asarray(space.batches),
+        np.asarray(space.microbatches),
+        np.asarray([REMATS.index(name) for name in space.remats]),
+        np.asarray([PRECISIONS.index(name) for name in space.precisions]),
+        np.asarray([MOMENTS.index(name) for name in space.moments]),
+        indexing="ij",
+    )
+    everything = Candidates(layouts, *(column.ravel() for column in columns))
+    tokens = everything.examples * sequence_length
+    # A pipeline shorter of micro-batches than of stages mostly waits.
+    filled = everything.microbatches >= everything.sizes["stage"]
+    return everything.take(np.flatnonzero((tokens <= max_batch_tokens) & filled))
+
+
+def _layouts(
+    target: Slice, shape: ModelShape, space: Space, sequence_length: int
+) -> Iterator[Layout]:
+    devices = target.devices // target.num_slices
+    contexts = (1, *CONTEXTS) if sequence_length >= CONTEXT_FROM_TOKENS else (1,)
+    for tensor in _tensor_sizes(shape):
+        for expert in _divisors_by_two(shape.experts):
+            for context in contexts:
+                inner = tensor * expert * context
+                if devices % inner == 0 and (context == 1 or tensor * expert == 1):
+                    sizes = {"tensor": tensor, "expert": expert, "context": context}
+                    yield _layout(target, {**sizes, "fsdp": devices // inner})
+    if space.pipeline and not shape.experts:
+        for stage in STAGES[1:]:
+            if shape.layers % stage == 0 and devices % stage == 0:
+                yield _layout(target, {"stage": stage, "fsdp": devices // stage})
+
+
+def _layout(target: Slice, sizes: dict[str, int]) -> Layout:
+    return Layout(target, sizes, place_axes(target, sizes))
+
+
+def _tensor_sizes(shape: ModelShape) -> list[int]:
+    """Powers of two that cut no head and no hidden channel in two."""
+    return [
+        size
+        for size in (1, 2, 4, 8, LARGEST_TENSOR)
+        if shape.heads % size == 0 and shape.d_ff % size == 0 and shape.kv_heads % size == 0
+    ]
+
+
+def _divisors_by_two(experts: int) -> list[int]:
+    sizes = [1]
+    while experts and experts % (sizes[-1] * 2) == 0:
+        sizes.append(sizes[-1] * 2)
+    return sizes

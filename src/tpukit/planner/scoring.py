@@ -1,0 +1,92 @@
+"""Memory and time of every candidate together: one pass of array arithmetic."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .candidates import MOMENTS, REMATS, Candidates
+from .memory_model import MemorySplit, MeshRoles, estimate_memory_bytes
+from .model_shape import ModelShape
+from .rates import Rates
+from .step_model import FLOAT32, StepModel, StepSplit
+
+_PURPOSES = ("weights", "gradients", "optimizer", "activations", "temporaries", "host")
+_MOMENT_BYTES = {"float32": 2 * FLOAT32, "bfloat16": FLOAT32 + 2}  # the second stays wide
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the models say of every candidate; arrays of one length."""
+
+    candidates: Candidates
+    memory: MemorySplit
+    usable_bytes: np.ndarray
+    step: StepSplit
+    step_time_s: np.ndarray
+    tokens_per_step: np.ndarray
+
+    @property
+    def memory_share(self) -> np.ndarray:
+        """HBM needed over HBM that programs may use."""
+        return self.memory.total / self.usable_bytes
+
+    @property
+    def tokens_per_s(self) -> np.ndarray:
+        """Of all chips together."""
+        return self.tokens_per_step / self.step_time_s
+
+
+def score(
+    shape: ModelShape,
+    candidates: Candidates,
+    *,
+    sequence_length: int,
+    attention_flops_per_token: float,
+) -> Scores:
+    """Score all candidates.
+
+    Args:
+        shape: The model.
+        candidates: What to score.
+        sequence_length: Tokens in an example.
+        attention_flops_per_token: Of a training step, causal attention counted once.
+    """
+    memory = _memory(shape, candidates, sequence_length)
+    usable = [
+        layout.target.chip.per_device(layout.target.chip.hbm_usable_bytes).require("a plan")
+        for layout in candidates.layouts
+    ]
+    rates = Rates.of(candidates, head_dim=shape.head_dim)
+    model = StepModel(shape, candidates, memory, rates, sequence_length, attention_flops_per_token)
+    step = model.split()
+    return Scores(
+        candidates=candidates,
+        memory=memory,
+        usable_bytes=candidates.of_layout(usable),
+        step=step,
+        step_time_s=step.total,
+        tokens_per_step=candidates.examples * sequence_length,
+    )
+
+
+def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> MemorySplit:
+    """The memory model a remat policy at a time: the policy decides which formula holds."""
+    moments = np.asarray([_MOMENT_BYTES[name] for name in MOMENTS])
+    purposes: dict[str, Any] = {name: np.zeros(len(candidates)) for name in _PURPOSES}
+    for index, remat in enumerate(REMATS):
+        places = np.flatnonzero(candidates.remat == index)
+        some = candidates.take(places)
+        sizes = some.sizes
+        split = estimate_memory_bytes(
+            shape,
+            MeshRoles(**{**sizes, "data": sizes["data"] * some.num_slices}),
+            per_device_batch=some.batch * some.microbatches,
+            sequence_length=sequence_length,
+            remat=remat,
+            moment_bytes=moments[some.moment],
+            microbatches=some.microbatches,
+        )
+        for name in _PURPOSES:
+            purposes[name][places] = getattr(split, name)
+    return MemorySplit(**purposes)

@@ -1,0 +1,226 @@
+"""How long a training step takes, by arithmetic, for thousands of candidates at once.
+
+Rates are those of the compiler's timeline, so that both speak of the same machine. What is counted:
+matrix products padded to the matrix unit, attention by the blocks its kernel visits, what is
+recomputed, HBM traffic between products, weights gathered and gradients scattered along `fsdp`,
+activations exchanged along `tensor`, `expert` and `context`, gradients between slices, layer inputs
+that go to the host, and the bubble of a pipeline.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .candidates import REMATS, Candidates
+from .memory_model import MemorySplit
+from .model_shape import ModelShape
+from .rates import Rates
+
+LANES = 128
+BFLOAT16, FLOAT32 = 2, 4
+# The largest block of the attention kernel: what is above the diagonal inside a block is computed.
+ATTENTION_BLOCK = 2048
+# Products of the forward kernel, and of the fused backward kernel (scores again, then four).
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
+CAUSES = ("matrix", "attention", "hbm", "ici", "dcn", "host", "bubble")
+_RECOMPUTED = {"none": 0.0, "minimal": 0.0, "full": 1.0, "offload": 1.0}
+_ATTENTION_AGAIN = {"none": 0.0, "minimal": 1.0, "full": 1.0, "offload": 1.0}
+
+
+@dataclass(frozen=True)
+class StepSplit:
+    """Seconds of a step by what they are spent on, as arrays (origin: model)."""
+
+    matrix: np.ndarray
+    attention: np.ndarray
+    hbm: np.ndarray
+    ici: np.ndarray
+    dcn: np.ndarray
+    host: np.ndarray
+    bubble: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        """The step."""
+        return sum((getattr(self, cause) for cause in CAUSES), np.zeros_like(self.matrix))
+
+    def at(self, place: int) -> dict[str, float]:
+        """The seconds of one candidate."""
+        return {cause: float(getattr(self, cause)[place]) for cause in CAUSES}
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """Everything a step's time follows from, for all candidates."""
+
+    shape: ModelShape
+    candidates: Candidates
+    memory: MemorySplit
+    rates: Rates
+    sequence_length: int
+    attention_flops_per_token: float
+
+    def split(self) -> StepSplit:
+        """Seconds by cause, over all micro-batches of a step."""
+        pieces = self.candidates.microbatches
+        forward, backward, again = self._products()
+        attention_forward, attention_backward = self._attention()
+        matrix = forward + backward + again
+        attention = attention_forward + attention_backward
+        compute = matrix + attention
+        hbm = self._elementwise()
+        ici = self._hidden(self._weights_moved(), compute + hbm) + self._activations_moved()
+        piece = compute + hbm + ici
+        host = self._host(forward + attention_forward, piece)
+        stages = self.candidates.sizes["stage"]
+        bubble = piece * (stages - 1)  # waited once a step, for as many turns as other stages
+        return StepSplit(
+            matrix=matrix * pieces,
+            attention=attention * pieces,
+            hbm=hbm * pieces + self._update(),
+            ici=ici * pieces,
+            dcn=self._between_slices(),
+            host=host * pieces,
+            bubble=bubble,
+        )
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Tokens a device holds of one micro-batch."""
+        return self.candidates.batch * self.sequence_length / self.candidates.sizes["context"]
+
+    @property
+    def layers(self) -> np.ndarray:
+        """Layers a device holds."""
+        return self.shape.layers / self.candidates.sizes["stage"]
+
+    def _remat(self, table: dict[str, float]) -> np.ndarray:
+        return np.asarray([table[name] for name in REMATS])[self.candidates.remat]
+
+    def _groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
+        """FLOPs a token and forward pass on one device, smaller operand's bytes, is-a-layer."""
+        s, tensor = self.shape, self.candidates.sizes["tensor"]
+        rows = self.tokens * s.d_model * BFLOAT16
+        width = s.heads * s.head_dim
+        projections = s.d_model * (width + s.attention_width)
+        yield (
+            2 * projections * _padding(width / tensor) / tensor * self.layers,
+            np.minimum(rows, s.d_model * width / tensor * BFLOAT16),
+            True,
+        )
+        # Experts work on their own share of the rows, each with its own weights.
+        hidden = s.hidden_matrices * s.d_model * s.hidden_width
+        yield (
+            2 * hidden * _padding(s.d_ff / tensor) / tensor * self.layers,
+            np.minimum(rows, s.d_model * s.d_ff / tensor * BFLOAT16),
+            True,
+        )
+        # Only the last stage has the head; every stage waits for it.
+        yield (
+            2 * s.d_model * s.vocab * _padding(s.vocab / tensor) / tensor,
+            np.minimum(rows, s.d_model * s.vocab / tensor * BFLOAT16),
+            False,
+        )
+
+    def _products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Seconds of the products with weights: forward, backward, recomputed."""
+        r = self.rates
+        forward = layers = np.zeros(len(self.candidates))
+        for flops, operand_bytes, is_layer in self._groups():
+            streamed = operand_bytes > r.resident_bytes
+            share = np.where(streamed, r.streamed_share, r.matrix_share)
+            seconds = flops * self.tokens / (r.matrix_flops_per_s * share)
+            forward = forward + seconds
+            layers = layers + (seconds if is_layer else 0.0)
+        # With few tokens a product waits for its weights instead.
+        weights = self._layer_bytes() / r.hbm_bytes_per_s
+        forward = np.maximum(forward, weights)
+        return forward, 2 * forward, np.maximum(layers, weights) * self._remat(_RECOMPUTED)
+
+    def _attention(self) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of attention: forward, and backward with what is computed again."""
+        r, sizes = self.rates, self.candidates.sizes
+        blocks = max(1.0, self.sequence_length / ATTENTION_BLOCK)
+        visited = (blocks + 1) / blocks  # over the half that a causal mask counts
+        # Counted FLOPs are six products: two forward and four backward.
+        product = self.attention_flops_per_token / 6 * self.tokens * visited
+        product = product / (sizes["tensor"] * sizes["stage"])
+        alone = product / (r.bf16_flops_per_s * r.attention_share) * r.op_time_in_a_step
+        forward = FORWARD_PRODUCTS * alone
+        backward = BACKWARD_PRODUCTS * alone / r.backward_over_forward
+        return forward, backward + forward * self._remat(_ATTENTION_AGAIN)
+
+    def _elementwise(self) -> np.ndarray:
+        """Seconds of HBM traffic of norms, rotations, gates, residuals and the loss."""
+        s, tensor = self.shape, self.candidates.sizes["tensor"]
+        split = 2 * (s.attention_width + s.heads * s.head_dim) + s.hidden_matrices * s.hidden_width
+        channels = split / tensor + 8 * s.d_model
+        passes = 3 + self._remat(_ATTENTION_AGAIN)
+        layers = channels * BFLOAT16 * passes * self.layers
+        logits = s.vocab / tensor * BFLOAT16 * 4
+        ops = (24 * passes * self.layers) * self.rates.op_overhead_s
+        return self.tokens * (layers + logits) / self.rates.hbm_bytes_per_s + ops
+
+    def _layer_bytes(self) -> np.ndarray:
+        """Bytes of the layers' weights one device multiplies with, gathered."""
+        s, sizes = self.shape, self.candidates.sizes
+        outside = s.vocab * s.d_model * (1 if s.tied else 2)
+        shared = (s.other_parameters - outside) / sizes["tensor"]
+        experts = s.expert_parameters / (sizes["tensor"] * sizes["expert"])
+        return (shared + experts) / sizes["stage"] * BFLOAT16
+
+    def _weights_moved(self) -> np.ndarray:
+        """Seconds to gather weights for both passes and to scatter their gradients."""
+        s, sizes = self.shape, self.candidates.sizes
+        head = s.vocab * s.d_model / sizes["tensor"] * BFLOAT16 * (1 if s.tied else 2)
+        times = 3.0
+        amount = (self._layer_bytes() + head) / self.layers
+        return self.rates.axes["fsdp"].gather_s(amount, times=times * self.layers)
+
+    def _activations_moved(self) -> np.ndarray:
+        """Seconds of what no product can hide: the next one waits for it."""
+        s, sizes, axes = self.shape, self.candidates.sizes, self.rates.axes
+        again = self._remat(_RECOMPUTED)
+        rows = self.tokens * s.d_model * BFLOAT16
+        tensor = axes["tensor"].reduce_s(rows, times=(4 + again) * self.layers)
+        routed = rows * max(1, s.experts_per_token)
+        expert = routed * axes["expert"].all_to_all * (4 + 2 * again) * self.layers
+        keys = self.tokens * 2 * s.kv_heads * s.head_dim * BFLOAT16
+        turns = (sizes["context"] - 1) * (3 + again) * self.layers
+        context = turns * keys / self.rates.ici_bytes_per_s
+        stage = np.where(sizes["stage"] > 1, 2 * rows / self.rates.ici_bytes_per_s, 0.0)
+        return tensor + expert + context + stage
+
+    def _hidden(self, transfer: np.ndarray, work: np.ndarray) -> np.ndarray:
+        """What is left of a transfer that runs beside `work`."""
+        return np.maximum(0.0, transfer - work)
+
+    def _host(self, forward: np.ndarray, piece: np.ndarray) -> np.ndarray:
+        """Seconds waited for layer inputs on their way to the host and back."""
+        one_way: Any = self.memory.host / self.rates.host_bytes_per_s
+        return self._hidden(one_way, forward) + self._hidden(one_way, piece - forward)
+
+    def _between_slices(self) -> np.ndarray:
+        """Seconds of the gradients' all-reduce between slices, once each micro-batch."""
+        count = self.candidates.num_slices
+        own = self._own_parameters() * BFLOAT16
+        once = 2 * own * (count - 1) / count / self.rates.dcn_bytes_per_s
+        return once * self.candidates.microbatches
+
+    def _update(self) -> np.ndarray:
+        """Seconds of the optimizer: everything read once, all but gradients written once."""
+        own = self._own_parameters()
+        pieces = self.candidates.microbatches
+        summed = np.where(pieces > 1, 3 * own * FLOAT32 * pieces, 0.0)
+        moved: Any = 3 * own * FLOAT32 + 2 * self.memory.optimizer + summed
+        return moved / self.rates.hbm_bytes_per_s
+
+    def _own_parameters(self) -> np.ndarray:
+        return np.asarray(self.memory.weights) / FLOAT32
+
+
+def _padding(width: np.ndarray) -> np.ndarray:
+    """What a width grows by when filled up to whole lanes."""
+    return np.ceil(width / LANES) * LANES / width
