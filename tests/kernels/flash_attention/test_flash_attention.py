@@ -14,9 +14,10 @@ from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
 from tpukit.kernels.flash_attention import reference
 from tpukit.kernels.flash_attention.api import flash_attention
-from tpukit.kernels.flash_attention.problem import FlashBlocks, Rope, SegmentIds
+from tpukit.kernels.flash_attention.problem import FlashBlocks, SegmentIds
 from tpukit.kernels.flash_attention.specs import OP
 from tpukit.kernels.flash_attention.visibility import BlockMask
+from tpukit.kernels.rope.tables import RopeTables
 
 SMALL = FlashBlocks(128, 128, 128, 1, 128, 128, 128)
 STAIRS = FlashBlocks(256, 512, 128, 2, 512, 128, 256)
@@ -62,7 +63,7 @@ def make(case: tuple[Any, ...]) -> tuple[list[jax.Array], list[Any], dict[str, A
         )
     if options.pop("rope", False):
         angles = np.outer(np.arange(max(q_len, kv_len)), 100.0 ** -np.linspace(0, 1, width // 2))
-        rope = Rope(*(jnp.asarray(f(angles), jnp.float32) for f in (np.cos, np.sin)))
+        rope = RopeTables(*(jnp.asarray(f(angles), jnp.float32) for f in (np.cos, np.sin)))
     return arrays, [ids, rope], options
 
 
@@ -77,7 +78,9 @@ def truth(arrays: list[jax.Array], extra: list[Any], options: dict[str, Any]) ->
     with jax.enable_x64(True):
         exact = [jnp.asarray(np.asarray(x, np.float64)) for x in arrays]
         ids, rope = extra
-        rope = None if rope is None else Rope(*(jnp.asarray(np.asarray(x, float)) for x in rope))
+        rope = (
+            None if rope is None else RopeTables(*(jnp.asarray(np.asarray(x, float)) for x in rope))
+        )
         return passes(lambda *a: reference.attention(*a, ids, rope, **options), exact)
 
 

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 
 from ...errors import TPUKernelError
 from ..op import PALLAS_TPU, REFERENCE
+from ..rope.tables import RopeTables
 from ..tiling import round_up
 from .differentiation import XLA, attend_with_gradient
 from .gpu import cudnn_attention, cudnn_is_here, why_not_cudnn
-from .problem import FlashBlocks, Rope, SegmentIds
+from .problem import FlashBlocks, SegmentIds
 from .visibility import BlockMask
 
 CUDNN = "cudnn"
@@ -81,7 +82,7 @@ def flash_attention(
         "soft_cap": soft_cap,
         "scale": scale,
     }
-    turned = None if rope is None else Rope(*rope)
+    turned = None if rope is None else RopeTables(*rope)
     arrays = (q, k, v, ids, turned)
     if implementation == CUDNN:
         return cudnn_attention(*arrays, **options)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from ..rope.tables import RopeTables
 from ..tiling import round_up
 from .problem import (
     LANES,
@@ -16,14 +17,13 @@ from .problem import (
     SMALLEST_SUM,
     FlashBlocks,
     Problem,
-    Rope,
     SegmentIds,
     from_rows,
     matmul,
     pad_tokens,
     to_rows,
 )
-from .scores import cap, hide, rope_tables, sparse_table, turn, when
+from .scores import cap, hide, lane_tables, sparse_table, turn, when
 from .visibility import Position, maximum, minimum
 
 
@@ -32,7 +32,7 @@ def attend(
     k: jax.Array,
     v: jax.Array,
     segment_ids: SegmentIds | None,
-    rope: Rope | None,
+    rope: RopeTables | None,
     *,
     problem: Problem,
     blocks: FlashBlocks,
@@ -73,7 +73,7 @@ def attend(
     specs: list[Any] = [q_spec, kv_spec, kv_spec]
     if rope is not None:
         shared = rope.cos.ndim == 2
-        tables = (rope_tables(rope, q_tokens), rope_tables(rope, kv_tokens))
+        tables = (lane_tables(rope, q_tokens), lane_tables(rope, kv_tokens))
         arguments += tables
         specs += [
             (pl.BlockSpec((None, rows, width), lambda b, h, i, s, *_: (0 if shared else b, i, 0)),)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import TPUKernelError
-from .problem import Rope, SegmentIds
-from .reference import apply_rope
+from ..rope.tables import RopeTables
+from .problem import SegmentIds
+from .reference import turn_heads
 from .visibility import BlockMask
 
 WIDEST_HEAD = 256
@@ -49,7 +50,7 @@ def cudnn_attention(
     k: jax.Array,
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
-    rope: Rope | None = None,
+    rope: RopeTables | None = None,
     *,
     causal: bool = True,
     window: int | None = None,
@@ -73,7 +74,7 @@ def cudnn_attention(
             "None to let it choose."
         )
     if rope is not None:
-        q, k = (apply_rope(x, rope) for x in (q, k))
+        q, k = (turn_heads(x, rope) for x in (q, k))
     call: Any = jax.nn.dot_product_attention
     return call(
         q,

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 
 from ...hardware.target import current_target
 from ..op import KernelCase
+from ..rope.tables import RopeTables
 from ..tuned import choose_blocks
 from ..vmem import check_vmem, vmem_limit_bytes
 from .backward import Gradients, pull_back
 from .forward import attend
-from .problem import FlashBlocks, Problem, Rope, SegmentIds
-from .reference import apply_rope
+from .problem import FlashBlocks, Problem, SegmentIds
+from .reference import turn_heads
 from .sizing import (
     backward_bytes,
     bucket,
@@ -30,7 +31,7 @@ Residuals = tuple[
     jax.Array,
     jax.Array,
     SegmentIds | None,
-    Rope | None,
+    RopeTables | None,
     jax.Array,
     jax.Array,
 ]
@@ -41,7 +42,7 @@ def result(
     k: jax.Array,
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
-    rope: Rope | None = None,
+    rope: RopeTables | None = None,
     **options: Any,
 ) -> jax.Array:
     """The result alone: nothing is kept for a gradient."""
@@ -53,7 +54,7 @@ def forward(
     k: jax.Array,
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
-    rope: Rope | None = None,
+    rope: RopeTables | None = None,
     **options: Any,
 ) -> tuple[jax.Array, Residuals]:
     """The result, and what the gradient needs: the arguments, the result, a number for each row."""
@@ -75,12 +76,12 @@ def backward(
     case = case_of(q, k, v, options)
     chosen, problem = _blocks_for(case, blocks), problem_of(case)
     if rope is not None:
-        q, k = (apply_rope(x, rope) for x in (q, k))
+        q, k = (turn_heads(x, rope) for x in (q, k))
     dq, dk, dv = _pull_back_in_parts(
         (q, k, v, out, lse, cotangent), segment_ids, problem, chosen, interpret
     )
     if rope is not None:
-        dq, dk = (apply_rope(x, rope, backwards=True) for x in (dq, dk))
+        dq, dk = (turn_heads(x, rope, back=True) for x in (dq, dk))
     return dq, dk, dv, None, None
 
 
@@ -89,7 +90,7 @@ def _attend(
     k: jax.Array,
     v: jax.Array,
     segment_ids: SegmentIds | None,
-    rope: Rope | None,
+    rope: RopeTables | None,
     *,
     with_lse: bool,
     blocks: FlashBlocks | None = None,

@@ -67,13 +67,6 @@ class FlashBlocks(BlockSizes):
         )
 
 
-class Rope(NamedTuple):
-    """Cosines and sines of the positions, (S, D / 2) or (B, S, D / 2)."""
-
-    cos: jax.Array
-    sin: jax.Array
-
-
 class SegmentIds(NamedTuple):
     """Numbers that keep packed documents apart: (B, q_len) and (B, kv_len)."""
 

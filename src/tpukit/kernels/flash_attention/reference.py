@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from .problem import Rope, SegmentIds
+from ..rope.reference import rope as turn
+from ..rope.tables import RopeTables
+from .problem import SegmentIds
 from .sizing import make_problem
 from .visibility import BlockMask
 
@@ -13,7 +15,7 @@ def attention(
     k: jax.Array,
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
-    rope: Rope | None = None,
+    rope: RopeTables | None = None,
     *,
     causal: bool = True,
     window: int | None = None,
@@ -29,7 +31,7 @@ def attention(
     wide = jnp.promote_types(q.dtype, jnp.float32)
     queries, keys, values = (x.astype(wide) for x in (q, k, v))
     if rope is not None:
-        queries, keys = (apply_rope(x, rope) for x in (queries, keys))
+        queries, keys = (turn_heads(x, rope) for x in (queries, keys))
     keys, values = (jnp.repeat(x, problem.group, axis=2) for x in (keys, values))
     scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys, precision="highest") * problem.scale
     if soft_cap is not None:
@@ -43,11 +45,7 @@ def attention(
     return out.astype(q.dtype)
 
 
-def apply_rope(x: jax.Array, rope: Rope, *, backwards: bool = False) -> jax.Array:
-    """Turn channel pairs (i, i + D / 2) of x (B, S, H, D), or turn them back."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    cos, sin = (table[..., : x.shape[1], :][..., None, :].astype(wide) for table in rope)
-    sin = -sin if backwards else sin
-    first, second = jnp.split(x.astype(wide), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
+def turn_heads(x: jax.Array, rope: RopeTables, *, back: bool = False) -> jax.Array:
+    """RoPE on x (B, S, H, D) by tables that may be longer than S, or its opposite."""
+    cos, sin = (table[..., : x.shape[1], :] for table in rope)
+    return turn(x, cos, -sin if back else sin)

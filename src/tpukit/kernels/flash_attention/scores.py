@@ -9,8 +9,9 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from ..rope.tables import RopeTables
 from ..tiling import round_up
-from .problem import LANES, LOG2_E, MASKED, Problem, Rope
+from .problem import LANES, LOG2_E, MASKED, Problem
 from .visibility import Position, Span, Visibility
 
 
@@ -93,7 +94,7 @@ def cap(scores: Any, problem: Problem) -> tuple[Any, Any]:
 
 
 def turn(x: Any, cos: Any, sin: Any, *, width: int) -> Any:
-    """RoPE on float32 rows whose tables are as `rope_tables` makes them."""
+    """RoPE on float32 rows whose tables are as `lane_tables` makes them."""
     half, lanes = width // 2, x.shape[1]
     partner = pltpu.roll(x, half, 1)
     if width != lanes:
@@ -102,7 +103,7 @@ def turn(x: Any, cos: Any, sin: Any, *, width: int) -> Any:
     return x * cos + partner * sin
 
 
-def rope_tables(rope: Rope, tokens: int) -> tuple[jax.Array, jax.Array]:
+def lane_tables(rope: RopeTables, tokens: int) -> tuple[jax.Array, jax.Array]:
     """Cosines and signed sines as (1 or B, tokens, lanes), for both halves of a head."""
     cos, sin = (x[None] if x.ndim == 2 else x for x in rope)
     tables = (jnp.concatenate([cos, cos], -1), jnp.concatenate([-sin, sin], -1))

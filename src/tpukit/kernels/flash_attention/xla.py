@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .problem import Problem, Rope, SegmentIds, pad_tokens
-from .reference import apply_rope
+from ..rope.tables import RopeTables
+from .problem import Problem, SegmentIds, pad_tokens
+from .reference import turn_heads
 from .sizing import make_problem
 from .visibility import ceil_div
 
@@ -22,13 +23,13 @@ def forward(
     k: jax.Array,
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
-    rope: Rope | None = None,
+    rope: RopeTables | None = None,
     **options: Any,
 ) -> tuple[jax.Array, Residuals]:
     """The result, and the same residuals as the kernel's."""
     problem = make_problem(q, k, **options)
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    queries, keys = (q, k) if rope is None else (apply_rope(x, rope) for x in (q, k))
+    queries, keys = (q, k) if rope is None else (turn_heads(x, rope) for x in (q, k))
 
     def rows(row: jax.Array, part: jax.Array, ids: Any) -> tuple[jax.Array, jax.Array]:
         scores, seen, _ = _scores(part, keys, row, ids, segment_ids, problem)
@@ -58,7 +59,7 @@ def backward(
     q, k, v, segment_ids, rope, out, lse = residuals
     problem = make_problem(q, k, **options)
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    queries, keys = (q, k) if rope is None else (apply_rope(x, rope) for x in (q, k))
+    queries, keys = (q, k) if rope is None else (turn_heads(x, rope) for x in (q, k))
     batch, length, _, width = q.shape
     group, count = problem.group, _row_count(length)
     dots = jnp.sum(out.astype(wide) * cotangent.astype(wide), axis=-1)
@@ -89,7 +90,7 @@ def backward(
     )
     dq, dk = _join(dq, length).astype(q.dtype), dk.astype(k.dtype)
     if rope is not None:
-        dq, dk = (apply_rope(x, rope, backwards=True) for x in (dq, dk))
+        dq, dk = (turn_heads(x, rope, back=True) for x in (dq, dk))
     return dq, dk, dv.astype(v.dtype), None, None
 
 
