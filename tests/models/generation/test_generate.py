@@ -1,0 +1,165 @@
+"""Generating with a cache gives what the whole forward pass gives, token by token."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tpukit.errors import TPUModelError, TPUValidationError
+from tpukit.models import Transformer, Workload, get_preset
+from tpukit.models.generation import Generator, Sampling, generate
+
+PROMPTS = [[7, 3, 250, 11, 90, 14, 2], [5], [200, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
+
+CONFIGS = {
+    "dense": get_preset("tiny"),
+    "moe": get_preset("tiny-moe"),
+    # A capacity drops tokens of whole sequences; generation must not.
+    "capacity": get_preset("tiny-moe", routing="capacity", capacity_factor=0.5),
+    "window": get_preset("tiny", sliding_window=3),
+    "mixed windows": get_preset(
+        "tiny", n_layers=5, sliding_window=4, global_every=2, local_rope_theta=100.0
+    ),
+    "learned, biased, parallel": get_preset(
+        "tiny", positions="learned", norm="layernorm", use_bias=True, parallel_block=True,
+        gated_mlp=False, activation="gelu", tied_embeddings=True,
+    ),
+    "normed": get_preset("tiny", qk_norm=True, post_norms=True, scale_embeddings=True),
+}  # fmt: skip
+
+
+def sharp(config, seed=1):
+    """Parameters whose logits differ enough for a likeliest token to be beyond rounding."""
+    params = Workload(config, batch_size=1, sequence_length=8).init(jax.random.key(seed)).params
+    return jax.tree.map(lambda leaf: leaf * 3 if leaf.ndim >= 2 else leaf, params)
+
+
+def greedy_by_forward(config, params, prompt, count):
+    """The truth: the whole sequence through the whole model for every token."""
+    model = Transformer(config.replace(routing="dropless"), rngs=nnx.Rngs(0))
+    nnx.update(model, _state_of(model, params))
+    call = nnx.jit(lambda model, tokens: model(tokens))
+    tokens = list(prompt)
+    padded = np.zeros((1, len(prompt) + count), np.int32)
+    for _ in range(count):
+        padded[0, : len(tokens)] = tokens
+        logits = call(model, jnp.asarray(padded))[0, len(tokens) - 1]
+        tokens.append(int(jnp.argmax(logits)))
+    return tuple(tokens[len(prompt) :])
+
+
+def _state_of(model, params):
+    state = nnx.state(model)
+    nnx.replace_by_pure_dict(state, params)
+    return state
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_tokens_are_those_of_the_whole_forward_pass(name):
+    config = CONFIGS[name]
+    params = sharp(config)
+    found = generate(config, params, PROMPTS, max_new_tokens=12, temperature=0)
+    for prompt, tokens in zip(PROMPTS, found.tokens, strict=True):
+        assert tokens == greedy_by_forward(config, params, prompt, 12)
+    assert found.ended == ("length",) * 3
+    assert len(set(found.tokens[0])) > 1
+
+
+def test_greedy_tokens_are_those_of_float64(reference_logits):
+    config = CONFIGS["mixed windows"]
+    params = sharp(config)
+    found = generate(config, params, [PROMPTS[0]], max_new_tokens=8, temperature=0).tokens[0]
+    whole = np.asarray([[*PROMPTS[0], *found]])
+    likeliest = reference_logits(params, config, whole)[0].argmax(-1)
+    assert tuple(likeliest[len(PROMPTS[0]) - 1 : -1]) == found
+
+
+def test_a_row_is_the_same_alone_and_streamed_and_sharded():
+    config = CONFIGS["dense"]
+    params = sharp(config)
+    sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=5)
+    generator = Generator(config, params)
+    whole = generator.generate(PROMPTS, max_new_tokens=9, sampling=sampling)
+    assert whole.compile_s > 0
+    parts = list(generator.stream(PROMPTS, max_new_tokens=9, sampling=sampling, every=2))
+    assert [len(part.tokens[0]) for part in parts] == [1, 3, 5, 7, 9]
+    assert parts[-1].tokens == whole.tokens
+    assert parts[-1].compile_s == 0
+    alone = generator.generate(PROMPTS[:1], max_new_tokens=9, sampling=sampling)
+    assert alone.tokens[0] == whole.tokens[0]
+
+    work = Workload(config, batch_size=8, sequence_length=8, strategy="fsdp+megatron")
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    split = jax.device_put(params, work.layout(mesh).shardings)
+    assert Generator(work, split).generate(
+        PROMPTS, max_new_tokens=9, sampling=sampling
+    ).tokens == whole.tokens  # fmt: skip
+
+
+def test_an_end_token_ends_its_row_only():
+    config = CONFIGS["dense"]
+    params = sharp(config)
+    free = generate(config, params, PROMPTS, max_new_tokens=10, temperature=0)
+    end = free.tokens[0][4]
+    found = generate(config, params, PROMPTS, max_new_tokens=10, temperature=0, eos=end)
+    for before, after, ended in zip(free.tokens, found.tokens, found.ended, strict=True):
+        cut = before.index(end) if end in before else len(before)
+        assert after == before[:cut]
+        assert ended == ("end" if end in before else "length")
+
+
+def test_every_row_ending_stops_the_loop():
+    config = CONFIGS["dense"]
+    params = sharp(config)
+    first = generate(config, params, [[5]], max_new_tokens=1, temperature=0).tokens[0][0]
+    found = generate(config, params, [[5]], max_new_tokens=100, temperature=0, eos=first)
+    assert (found.tokens, found.ended, found.decode_steps) == (((),), ("end",), 0)
+    assert found.step_time_s is None
+
+
+def test_seeds_differ_and_repeat():
+    config = CONFIGS["dense"]
+    params = Workload(config, batch_size=1, sequence_length=8).init(jax.random.key(0)).params
+    draws = [
+        generate(config, params, [[1]], max_new_tokens=16, seed=seed).tokens for seed in (1, 2, 1)
+    ]
+    assert draws[0] == draws[2]
+    assert draws[0] != draws[1]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "error", "message"),
+    [
+        ([], {}, TPUValidationError, "there are no prompts"),
+        ([[1], []], {}, TPUValidationError, r"prompt 1 has shape \(0,\)"),
+        ([[1.5]], {}, TPUValidationError, "dtype float64"),
+        ([[1, 256]], {}, TPUModelError, "holds token 256, and 'tiny' knows 0 to 255"),
+        ([[-1]], {}, TPUModelError, "holds token -1"),
+        ([[1]], {"max_new_tokens": 0}, TPUValidationError, "ask for at least 1"),
+        ([[1]], {"max_new_tokens": 128}, TPUModelError, "more than the 128 that 'tiny' takes"),
+        ([[1]], {"temperature": -1}, TPUValidationError, "temperature=-1"),
+        ([[1]], {"top_k": 0}, TPUValidationError, "keep at least 1 token"),
+        ([[1]], {"top_p": 0.0}, TPUValidationError, "above 0 and at most 1"),
+        ([[1]], {"seed": -1}, TPUValidationError, "seed=-1"),
+    ],
+)
+def test_wrong_input_is_refused(prompts, options, error, message):
+    with pytest.raises(error, match=message):
+        generate("tiny", {}, prompts, **options)
+
+
+def test_somebody_elses_model_is_refused():
+    own = Workload((lambda rng: {}, lambda params, batch: 0.0), batch_size=1, sequence_length=4)
+    with pytest.raises(TPUModelError, match="reference transformers, and this is tuple"):
+        generate(own, {}, [[1]])
+
+
+def test_a_result_shows_itself():
+    config = CONFIGS["dense"]
+    found = generate(config, sharp(config), [[5]], max_new_tokens=3, temperature=0)
+    data = found.to_dict()
+    assert data["origin"] == "measured"
+    assert data["tokens"] == [list(found.tokens[0])]
+    assert data["step_time_s"] == found.decode_s / 2
+    assert found.__rich__().row_count == 1
