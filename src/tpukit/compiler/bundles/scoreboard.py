@@ -43,8 +43,8 @@ class _Queues:
             for one in bundle.instructions:
                 reading = read_opcode(one.opcode)
                 if reading.buffer is None:
-                    rows[reading.engine] += _rows(reading) if reading.kind == "product" else 0
-                    pops[reading.engine] += reading.kind == "result"
+                    rows[reading.engine] += _rows(reading) if _starts(reading) else 0
+                    pops[reading.engine] += reading.kind in ("result", "transposed")
         self._rows_per_pop = {
             engine: rows[engine] / pops[engine] for engine in pops if pops[engine]
         }
@@ -52,13 +52,11 @@ class _Queues:
         self._rows_in: Counter[str] = Counter()
         self._popped: Counter[str] = Counter()
         self._buffers: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        self._transposed: dict[str, int] = {}
+        self._last_pop: dict[str, int] = {}
 
     def put(self, reading: Reading, at: int) -> None:
         """A product or transposition was started whose first result is there at `at`."""
-        if reading.kind == "transpose":
-            self._transposed[reading.engine] = at
-        elif reading.buffer is not None:
+        if reading.buffer is not None:
             self._buffers[reading.engine][reading.buffer] = at
         else:
             self._rows_in[reading.engine] += _rows(reading)
@@ -67,10 +65,6 @@ class _Queues:
     def take(self, reading: Reading, now: int, spacing: int) -> int:
         """When the next result can be taken, which it then is."""
         engine = reading.engine
-        if reading.kind == "transposed":
-            at = max(now, self._transposed.get(engine, 0))
-            self._transposed[engine] = at + spacing
-            return at
         if reading.buffer is not None:
             # A product fills the entries from the one it names up to the next product's.
             entries = self._buffers[engine]
@@ -81,7 +75,17 @@ class _Queues:
         queue = self._queued[engine]
         while len(queue) > 1 and queue[0][0] < needed:
             queue.popleft()
-        return queue[0][1] if queue else 0
+        ready = queue[0][1] if queue else 0
+        if reading.kind == "result":
+            return ready
+        ready = max(ready, now, self._last_pop.get(engine, -spacing) + spacing)
+        self._last_pop[engine] = ready
+        return ready
+
+
+def _starts(reading: Reading) -> bool:
+    """Whether results will come out of a queue for it."""
+    return reading.kind == "product" or (reading.kind == "transpose" and reading.opens)
 
 
 def _rows(reading: Reading) -> int:
@@ -126,8 +130,7 @@ def time_stretch(bundles: Sequence[Bundle], core: Core) -> Stretch:
             if reading.kind in _TAKES_ENGINE:
                 free[core.engine(reading)] = now + spacing
             done = now + core.result_cycles(reading)
-            starts = reading.kind == "transpose" and ".start" in one.opcode
-            if reading.kind == "product" or starts:
+            if _starts(reading):
                 queues.put(reading, done)
             if one.target:
                 results[one.target] = done

@@ -41,6 +41,7 @@ class Reading:
         buffer: The first result buffer entry a product writes, or the one a pop reads; None
             where results come out of a queue.
         number_format: Of the operands of a product.
+        opens: Whether it is the first of those that make up one transposition.
     """
 
     unit: Unit
@@ -51,6 +52,7 @@ class Reading:
     ]  # fmt: skip
     buffer: int | None = None
     number_format: str = ""
+    opens: bool = False
 
 
 @lru_cache(maxsize=65536)
@@ -77,7 +79,7 @@ def read_opcode(opcode: str) -> Reading:
         if opcode == "vpush":
             return Reading(unit, name, "to_scalar")
         if opcode.startswith("vxpose"):
-            return Reading(unit, name, "transpose")
+            return Reading(unit, name, "transpose", opens=".start" in opcode)
         if opcode.startswith("vset"):
             return Reading(unit, name, "quick")
         return Reading(unit, name, "lanes" if ".xlane" in opcode else "permute")

@@ -24,7 +24,7 @@ from ...hardware.slice import list_slices
 from ...hardware.target import target_chip
 from .prefetched import PallasCall, find_pallas_calls
 
-FORMAT = 4  # raise it when what is kept of a run, or how a program is run, changes
+FORMAT = 5  # raise it when what is kept of a run, or how a program is run, changes
 KERNEL_TARGET = "tpu_custom_call"
 
 
