@@ -14,9 +14,6 @@ INT8_SUBLANES = 32
 ROWS = (512, 256, 128, 64, 32)
 COLUMNS = (1024, 512, 256, 128)
 CONTRACTION = (2048, 1024, 512, 256, 128)
-# Every word of a vector-quantized block is gathered by code of its own: larger blocks compile for
-# long and gain nothing.
-LARGEST_VQ_CONTRACTION = 512
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,7 @@ def _candidates(case: KernelCase) -> list[QuantizedBlocks]:
     rows = list(dict.fromkeys(min(size, round_up(x.shape[0], INT8_SUBLANES)) for size in ROWS))
     columns = list(dict.fromkeys(min(size, round_up(data.shape[-1], LANES)) for size in COLUMNS))
     step = group if format == "int4" else LANES
-    most = LARGEST_VQ_CONTRACTION if format == "vq" else CONTRACTION[0]
-    sums = [size for size in CONTRACTION if size <= most and total % size == 0 and size % step == 0]
+    sums = [size for size in CONTRACTION if total % size == 0 and size % step == 0]
     found = [QuantizedBlocks(r, c, k) for r in rows for c in columns for k in (sums or [step])]
     # Most rows first, because each block of rows unpacks the weight again; then square-ish ones.
     return sorted(found, key=lambda b: (-b.rows, -min(b.columns, b.contraction), -b.columns))
