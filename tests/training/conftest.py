@@ -37,6 +37,7 @@ def table_trainer(tmp_path):
     """(settings, options of the trainer) -> a trainer on one device."""
 
     def make(model=(init, apply), **options):
+        own = options.pop("own_hooks", ())
         names = TrainingSettings.model_fields
         given = {name: options.pop(name) for name in list(options) if name in names}
         defaults = {"learning_rate": 0.1, "checkpoint_every": 0, "run_dir": str(tmp_path / "run")}
@@ -44,6 +45,7 @@ def table_trainer(tmp_path):
             model=model,
             use_bf16=options.pop("use_bf16", False),
             settings=TrainingSettings(**{**defaults, **given}),
+            hooks=own,
             progress=options.pop("progress", False),
             devices=options.pop("devices", jax.devices()[:1]),
             **options,

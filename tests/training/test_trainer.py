@@ -97,6 +97,9 @@ def test_eight_devices_train_like_one(table_trainer, tokens, tmp_path):
     assert eight.throughput.chips == 8
     per_chip = table_trainer(devices=jax.devices(), run_dir=str(tmp_path / "per_chip"))
     assert per_chip.train(tokens, 6, 1, 16).losses == pytest.approx(one.losses, abs=1e-5)
+    usual = table_trainer(devices=jax.devices()[:2], run_dir=str(tmp_path / "usual"))
+    assert usual.train(train_data=tokens, num_steps=1, batch_size_per_chip=1).losses
+    assert (usual.workload.examples, usual.workload.sequence_length) == (2, 2048)
 
 
 def test_accumulates_microbatches(table_trainer, tokens, tmp_path):
@@ -157,6 +160,33 @@ def test_iterables_of_batches_and_the_end_of_data(table_trainer):
     assert (result.steps, result.stopped) == (5, "data ended")
     assert result.losses[0] == pytest.approx(np.mean(batches[0]["y"] ** 2), rel=1e-6)
     assert result.tokens_per_s_per_chip.value is None
+
+
+class CompileCounter:
+    """A hook that counts what is compiled between the first step and the end."""
+
+    def __init__(self):
+        self.names = []
+
+    def note(self, event, _, **about):
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.names.append(about)
+
+    def on_start(self, run_dir, identity):
+        jax.monitoring.register_event_duration_secs_listener(self.note)
+
+    def on_record(self, record):
+        pass
+
+    def on_end(self, result):
+        jax.monitoring.unregister_event_duration_listener(self.note)
+
+
+def test_nothing_is_compiled_between_steps(table_trainer, tokens):
+    counter = CompileCounter()
+    jax.clear_caches()
+    table_trainer(own_hooks=[counter]).train(tokens, 5, **SHAPE)
+    assert counter.names == []
 
 
 def test_waiting_for_slow_data_is_an_input_stall(table_trainer, tokens):

@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from ..models.presets import get_preset
 from ..models.transformer_config import TransformerConfig
 from ..models.workload import Workload
+from ..planner.plan import DEFAULT_SEQUENCE_LENGTH
 from .batches import data_share, look_ahead
 from .data import TokenData, open_data
 from .gpu import workload_options
@@ -52,12 +53,20 @@ class ModelChoice:
         return Workload(model, **{**options, **given})
 
     @property
-    def vocab_size(self) -> int | None:
-        """Of a reference transformer; None of somebody's own model."""
+    def transformer(self) -> TransformerConfig | None:
+        """The reference transformer it is; None for somebody's own model."""
         model = self.model.model if isinstance(self.model, Workload) else self.model
         if isinstance(model, str):
             model = get_preset(model)
-        return model.vocab_size if isinstance(model, TransformerConfig) else None
+        return model if isinstance(model, TransformerConfig) else None
+
+    def usual_length(self) -> int | None:
+        """Tokens in an example where nobody says; None where the workload says it."""
+        if isinstance(self.model, Workload) or "batch" in self.options:
+            return None
+        config = self.transformer
+        longest = DEFAULT_SEQUENCE_LENGTH if config is None else config.max_seq_len
+        return min(DEFAULT_SEQUENCE_LENGTH, longest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +120,15 @@ def prepare(
         TPUValidationError: The data are not for this model, or not there.
     """
     shapes, train_data = _batch_shapes(choice, train_data, batch_size)
-    if sequence_length is None and shapes is not None:
-        sequence_length = _length(shapes)
+    if sequence_length is None:
+        sequence_length = choice.usual_length() if shapes is None else _length(shapes)
     rate = None
     own = choice.model.optimizer if isinstance(choice.model, Workload) else None
     transformation = optimizer or own
     if transformation is None:
         rate = settings.learning_rate_over(total_steps)
         transformation = build_optimizer(settings.optimizer_spec(), rate)
+    transformer = choice.transformer
     work = choice.workload(
         batch_size=batch_size,
         sequence_length=sequence_length,
@@ -134,7 +144,7 @@ def prepare(
     how: dict[str, Any] = {
         "sequence_length": work.sequence_length,
         "batch_size": work.examples,
-        "vocab_size": choice.vocab_size,
+        "vocab_size": None if transformer is None else transformer.vocab_size,
         "tokenizer": settings.tokenizer,
         "text_key": settings.text_key,
         "packing": settings.packing,

@@ -33,7 +33,7 @@ class RunDirectory:
         self.path = Path(path)
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
-        self._handler: logging.Handler | None = None
+        self._handler: _RunLog | None = None
 
     def open(self, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """Make the folder, or continue in one that holds the same run.
@@ -58,7 +58,7 @@ class RunDirectory:
             record = logging.makeLogRecord(
                 {"name": f"{ROOT}.training", "levelname": "INFO", "msg": message}
             )
-            self._handler.emit(record)
+            self._handler.write(record)
 
     def close(self) -> None:
         """Stop logging to the folder."""
@@ -88,7 +88,7 @@ class RunDirectory:
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         os.replace(partial, file)
-        handler = logging.FileHandler(self.path / "train.log", encoding="utf-8")
+        handler = _RunLog(self.path / "train.log", encoding="utf-8")
         handler.setLevel(logging.WARNING)
         handler.setFormatter(TextFormatter())
         logging.getLogger(ROOT).addHandler(handler)
@@ -105,6 +105,29 @@ class RunDirectory:
             f"{self.path} belongs to another run: {shown}{more}. Choose another run_dir, or "
             "continue with the settings in its run.json; nothing was changed."
         )
+
+
+def read_run(path: str | Path) -> dict[str, Any]:
+    """What `run.json` of a run directory says: `identity` and `settings`.
+
+    Raises:
+        TPUValidationError: It is damaged, or of another tpukit.
+    """
+    return _read(Path(path) / IDENTITY)
+
+
+class _RunLog(logging.FileHandler):
+    """Keeps what is logged, and still shows it where nobody has set up logging."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.write(record)
+        others = [*logging.getLogger(ROOT).handlers, *logging.getLogger().handlers]
+        if logging.lastResort is not None and others == [self]:
+            logging.lastResort.handle(record)
+
+    def write(self, record: logging.LogRecord) -> None:
+        """Write to the file alone."""
+        super().emit(record)
 
 
 def name_for(model: str) -> Path:

@@ -169,7 +169,7 @@ class TPUTrainer:
                 of batches; see `open_data`.
             num_steps: Of the whole run: a run that resumes at 600 of 1000 takes 400 more.
             batch_size_per_chip: Examples a chip and step.
-            sequence_length: Tokens in an example.
+            sequence_length: Tokens in an example; 2048, or the model's longest if that is shorter.
             batch_size: Examples a step over all chips, instead of per chip.
             eval_data: Evaluated every `eval_every` steps and at the end.
 
