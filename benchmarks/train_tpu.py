@@ -21,18 +21,18 @@ from tpukit.errors import TPUError
 TRIED: dict[str, tuple[str | None, ...]] = {
     "tri-llama3.1-8b-v6e-8": (
         None,
-        "offload=decoder_layer_input,qkv_proj,out_proj save=context",
-        "offload=decoder_layer_input,qkv_proj,out_proj,context",
+        "offload=decoder_layer_input,qkv_proj,out_proj save=attention",
+        "offload=decoder_layer_input,qkv_proj,out_proj,attention",
     ),
     "tri-llama3.1-8b-v6e-256": (
         None,
-        "offload=decoder_layer_input,qkv_proj,out_proj save=context",
-        "offload=decoder_layer_input,qkv_proj,out_proj,context",
+        "offload=decoder_layer_input,qkv_proj,out_proj save=attention",
+        "offload=decoder_layer_input,qkv_proj,out_proj,attention",
     ),
     "tri-llama3.1-70b-v6e-256": (
         None,
-        "offload=decoder_layer_input,qkv_proj save=context",
-        "offload=decoder_layer_input,qkv_proj,context",
+        "offload=decoder_layer_input,qkv_proj save=attention",
+        "offload=decoder_layer_input,qkv_proj,attention",
     ),
 }
 

@@ -7,6 +7,7 @@ import pytest
 from tpukit.errors import TPUModelError
 from tpukit.models import Workload
 from tpukit.models.attention import automatic_attention, dot_attention
+from tpukit.models.remat import RematPolicy
 from tpukit.models.splash import splash_attention
 from tpukit.parallel import abstract_mesh, create_mesh
 
@@ -74,3 +75,13 @@ def test_shapes_the_kernel_cannot_take():
     q = jax.ShapeDtypeStruct((1, 100, 2, 128), jnp.float32)
     with pytest.raises(TPUModelError, match="multiples of 128"):
         jax.eval_shape(splash_attention, q, q, q)
+
+
+def test_keeping_attention_spares_the_backward_pass_the_forward_kernel():
+    def kernels(remat: str) -> int:
+        q = jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16)
+        attend = RematPolicy.parse(remat).wrap(lambda q: splash_attention(q, q, q) * 2)
+        step = jax.jit(jax.value_and_grad(lambda q: jnp.sum(attend(q).astype(jnp.float32))))
+        return step.trace(q).lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call")
+
+    assert kernels("save=attention") == kernels("full") - 1

@@ -17,6 +17,7 @@ TENSOR_NAMES: dict[str, tuple[str, ...]] = {
     "value_proj": ("value_proj",),
     "qkv_proj": ("query_proj", "key_proj", "value_proj"),
     "context": ("context",),
+    "attention": ("attention",),
     "out_proj": ("out_proj",),
     "mlpwi": ("mlpwi_0", "mlpwi_1"),
     "mlpwi_0": ("mlpwi_0",),

@@ -15,6 +15,9 @@ from ..parallel.mesh import AnyMesh, axis_sizes
 # Block sizes of the published Trillium recipes; shorter sequences take what divides them.
 LARGEST_BLOCK = 2048
 SMALLEST_BLOCK = 128
+# What a remat policy calls the kernel's output and its sums: kept, the backward pass need not run
+# the forward kernel again.
+RESIDUALS = "attention"
 HALF_LANES = 64  # heads of 64 compile and run; nothing smaller was tried
 
 
@@ -117,4 +120,9 @@ def _kernel(length: int, queries_per_key: int, window: int | None, interpret: bo
     )
     masks = splash.MultiHeadMask([mask] * queries_per_key)
     with jax.ensure_compile_time_eval():
-        return splash.make_splash_mqa_single_device(masks, block_sizes=sizes, interpret=interpret)
+        return splash.make_splash_mqa_single_device(
+            masks,
+            block_sizes=sizes,
+            interpret=interpret,
+            residual_checkpoint_name=RESIDUALS,
+        )
