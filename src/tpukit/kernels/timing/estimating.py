@@ -77,14 +77,16 @@ class KernelEstimate:
     @property
     def low_s(self) -> float | None:
         """Nine in ten measured times were at least this, relative to their estimates."""
-        known = self.time_s is not None and self.error is not None
-        return self.time_s * (1 - self.error.below) if known else None  # pyright: ignore[reportOptionalOperand, reportOptionalMemberAccess]  both are known
+        if self.time_s is None or self.error is None:
+            return None
+        return self.time_s * (1 - self.error.below)
 
     @property
     def high_s(self) -> float | None:
         """And at most this."""
-        known = self.time_s is not None and self.error is not None
-        return self.time_s * (1 + self.error.above) if known else None  # pyright: ignore[reportOptionalOperand, reportOptionalMemberAccess]  both are known
+        if self.time_s is None or self.error is None:
+            return None
+        return self.time_s * (1 + self.error.above)
 
     @cached_property
     def utilisation(self) -> dict[str, float]:
@@ -210,7 +212,7 @@ def time_profile(
         time_s=None if reason else prediction.step_time_s,
         kernel_s=sum(call.time_s * times[name] for name, call in called.items()),
         surrounding_s=_predict(profile, others).step_time_s,
-        error=error_of(chip.name, kind),
+        error=error_of(chip.name, kind) if called else None,  # measured on kernels, not on XLA
         calls=called,
         times=times,
         bundle_count=profile.bundle_count,
