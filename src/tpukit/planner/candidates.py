@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -185,9 +185,17 @@ class Candidates:
 
 
 def enumerate_candidates(
-    shape: ModelShape, space: Space, *, sequence_length: int, max_batch_tokens: float
+    shape: ModelShape,
+    space: Space,
+    *,
+    sequence_length: int,
+    max_batch_tokens: float,
+    fixed_examples: int | None = None,
 ) -> Candidates:
-    """All combinations whose step has at most `max_batch_tokens` tokens."""
+    """All combinations whose step has at most `max_batch_tokens` tokens.
+
+    With `fixed_examples` a step has exactly so many examples, however they are split.
+    """
     layouts = tuple(
         layout
         for target in space.targets()
@@ -195,7 +203,7 @@ def enumerate_candidates(
     )
     columns = np.meshgrid(
         np.arange(len(layouts)),
-        np.asarray(space.batches),
+        np.asarray(space.batches if fixed_examples is None else (1,)),
         np.asarray(space.microbatches),
         np.asarray([REMATS.index(name) for name in space.remats]),
         np.asarray([PRECISIONS.index(name) for name in space.precisions]),
@@ -203,6 +211,11 @@ def enumerate_candidates(
         indexing="ij",
     )
     everything = Candidates(layouts, *(column.ravel() for column in columns))
+    if fixed_examples is not None:
+        shares = everything.examples
+        everything = replace(everything, batch=fixed_examples // shares)
+        everything = everything.take(np.flatnonzero(fixed_examples % shares == 0))
+        max_batch_tokens = math.inf
     tokens = everything.examples * sequence_length
     # A pipeline shorter of micro-batches than of stages mostly waits.
     filled = everything.microbatches >= everything.sizes["stage"]

@@ -1,0 +1,119 @@
+"""`tpukit plan`: slices and meshes for a model, tokens, a deadline and a budget."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import job_options as options
+
+if TYPE_CHECKING:
+    from ..planner.spot import Preemption
+
+Model = Annotated[str, typer.Argument(help="A preset, a config.json, or module:function.")]
+Tokens = Annotated[str | None, typer.Option(help="Tokens to train on: 15e12 or 15T.")]
+Deadline = Annotated[str | None, typer.Option(help="30d, 12h or 2w.")]
+Budget = Annotated[str | None, typer.Option(help="Dollars: 50000 or 50k.")]
+Objective = Annotated[str | None, typer.Option(help="cheapest, fastest or fewest-chips.")]
+On = Annotated[str | None, typer.Option(help="Generations or slices: v6e,v5p or v6e-64.")]
+Tier = Annotated[str | None, typer.Option(help="on_demand, spot, or a tier of --rates.")]
+Region = Annotated[list[str] | None, typer.Option(help="Where it may run; repeat.")]
+RatesFile = Annotated[Path | None, typer.Option(help="Prices of your own, a YAML file.")]
+Preemptions = Annotated[float | None, typer.Option(help="Of a spot slice in a day.")]
+RecoveryMinutes = Annotated[float | None, typer.Option(help="From one to the next step.")]
+MaxChips = Annotated[int | None, typer.Option(help="All slices together.")]
+Headroom = Annotated[float, typer.Option(help="Share of HBM to leave free.")]
+MultiSlice = Annotated[bool, typer.Option(help="Whether slices may be joined.")]
+BatchTokens = Annotated[str | None, typer.Option(help="The most tokens in a step.")]
+Precision = Annotated[str, typer.Option(help="bf16, int8, fp8; several with commas.")]
+Top = Annotated[int, typer.Option(help="Choices to show.")]
+Verify = Annotated[bool, typer.Option(help="Let the compiler check the best.")]
+VerifyCount = Annotated[int, typer.Option(help="How many of them.")]
+VerifySeconds = Annotated[float, typer.Option(help="No compile starts after so long.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the best as a job.")]
+Page = Annotated[Path | None, typer.Option(help="Write the answer as one HTML file.")]
+
+
+def plan(
+    model: Model,
+    tokens: Tokens = None,
+    deadline: Deadline = None,
+    budget: Budget = None,
+    objective: Objective = None,
+    on: On = None,
+    spot: Annotated[bool, typer.Option(help="Spot prices, preemption counted.")] = False,
+    tier: Tier = None,
+    region: Region = None,
+    rates: RatesFile = None,
+    preemptions_per_day: Preemptions = None,
+    recovery_minutes: RecoveryMinutes = None,
+    max_chips: MaxChips = None,
+    min_headroom: Headroom = 0.05,
+    multi_slice: MultiSlice = True,
+    sequence: options.Sequence = None,
+    max_batch_tokens: BatchTokens = None,
+    precision: Precision = "bf16",
+    top: Top = 5,
+    verify: Verify = True,
+    verify_top: VerifyCount = 3,
+    verify_seconds: VerifySeconds = 300.0,
+    output: Output = None,
+    html: Page = None,
+    json: options.Json = False,
+) -> None:
+    """Find slice, mesh and batch for a run: exit 0 found, 3 nothing meets the limits."""
+    from ..errors import ConfigError
+    from ..planner.candidates import GENERATIONS
+    from ..planner.planning import LARGEST_BATCH_TOKENS
+    from ..planner.planning import plan as find_plan
+    from .check_run import Announcer
+    from .output import show
+
+    if tokens is None:
+        raise ConfigError("how many tokens to train on? write --tokens 15e12, or 15T.")
+    say = Announcer()
+    result = find_plan(
+        model,
+        tokens=tokens,
+        deadline=deadline,
+        budget=budget,
+        objective=objective,
+        on=on or GENERATIONS,
+        spot=spot,
+        tier=tier,
+        regions=region or (),
+        rates=rates,
+        preemption=_preemption(preemptions_per_day, recovery_minutes),
+        max_chips=max_chips,
+        min_headroom=min_headroom,
+        multi_slice=multi_slice,
+        sequence_length=sequence,
+        max_batch_tokens=max_batch_tokens or LARGEST_BATCH_TOKENS,
+        precisions=[name.strip() for name in precision.split(",")],
+        top=top,
+        verify=verify_top if verify else 0,
+        verify_seconds=verify_seconds,
+        progress=say,
+    )
+    show(result, json=json)
+    if output is not None and result.best is not None:
+        result.to_yaml(output)
+        say(f"wrote {output}: tpukit check {output}, then tpukit train {output}")
+    if html is not None:
+        result.to_html(html)
+        say(f"wrote {html}")
+    raise typer.Exit(result.exit_code)
+
+
+def _preemption(per_day: float | None, recovery_minutes: float | None) -> "Preemption | None":
+    """What spot does to a run, where the user knows better than the public record."""
+    from ..planner.spot import Preemption
+
+    if per_day is None and recovery_minutes is None:
+        return None
+    usual = Preemption()
+    return Preemption(
+        per_slice_day=usual.per_slice_day if per_day is None else per_day,
+        recovery_s=usual.recovery_s if recovery_minutes is None else recovery_minutes * 60,
+        source="given by you",
+    )

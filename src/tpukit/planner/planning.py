@@ -1,0 +1,216 @@
+"""`plan`: from a model, tokens, a deadline and a budget to slices, meshes and batches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..hardware import public_prices
+from ..hardware.figure import format_quantity
+from .amounts import parse_days, parse_tokens, parse_usd
+from .candidates import GENERATIONS, Space
+from .choice import Choice
+from .costing import SPOT, Market
+from .objectives import Limits, read_objective
+from .rejections import state_bytes
+from .result import PlanResult
+from .search import Ask, Search
+from .spot import Preemption
+from .subject import read_subject
+from .verification import Verifier
+
+# Llama 3 405B ended with steps of 16 M tokens, the largest public runs report.
+LARGEST_BATCH_TOKENS = 16 * 2**20
+FRONT_SHOWN, UNPRICED_SHOWN = 8, 2
+
+Say = Callable[[str], None]
+
+
+def _silent(what: str) -> None:
+    """Tell nobody."""
+
+
+def plan(
+    model: object,
+    *,
+    tokens: float | str,
+    deadline: float | str | timedelta | None = None,
+    budget: float | str | None = None,
+    objective: str | None = None,
+    on: str | Sequence[str] = GENERATIONS,
+    spot: bool = False,
+    tier: str | None = None,
+    regions: Sequence[str] = (),
+    rates: Mapping[str, Any] | str | Path | None = None,
+    preemption: Preemption | None = None,
+    max_chips: int | None = None,
+    min_headroom: float = 0.05,
+    multi_slice: bool = True,
+    sequence_length: int | None = None,
+    max_batch_tokens: float | str = LARGEST_BATCH_TOKENS,
+    precisions: Sequence[str] = ("bf16",),
+    top: int = 5,
+    verify: int = 3,
+    verify_seconds: float = 300.0,
+    progress: Say = _silent,
+) -> PlanResult:
+    """Find where and how to train a model.
+
+    Args:
+        model: A preset, a config.json, "module:function", a `TransformerConfig` or a `Workload`.
+        tokens: Tokens to train on: 15e12 or "15T".
+        deadline: "30d", "12h", a `timedelta` or days.
+        budget: Dollars: 50000 or "50k".
+        objective: "cheapest", "fastest" or "fewest-chips"; by default the cheapest, or the
+            fastest when only a budget is given.
+        on: Generations, or slices such as "v6e-64", as a list or "v6e,v5p".
+        spot: Spot prices, with what preemption wastes; the same as `tier="spot"`.
+        tier: "on_demand", "spot", or a tier of your own `rates`, such as "reserved-1y".
+        regions: Where it may run; anywhere when left out.
+        rates: Prices of your own over the public ones; see `PriceBook.with_rates`.
+        preemption: What spot capacity does to a run; see `Preemption`.
+        max_chips: The most chips, all slices together.
+        min_headroom: Share of usable HBM to leave free.
+        multi_slice: Whether several slices may be joined.
+        sequence_length: Tokens in an example; by default 8192, or what the model can read.
+        max_batch_tokens: The most tokens in a step.
+        precisions: Of the products: "bf16", "int8", "fp8".
+        top: Choices in the answer.
+        verify: How many of them the compiler checks; 0 for none.
+        verify_seconds: No further compile starts after so long.
+        progress: Called with a line for each thing that is done.
+
+    Raises:
+        ConfigError: Something asked for makes no sense; the message says what does.
+        TPUModelError: The model's dimensions are not known.
+    """
+    if spot and tier not in (None, SPOT):
+        raise ConfigError(f"spot and tier='{tier}' exclude each other; give one of them.")
+    if top < 1 or verify < 0:
+        raise ConfigError(f"top is {top} and verify {verify}; at least 1 and 0 are needed.")
+    limits = Limits(
+        deadline_days=None if deadline is None else parse_days(deadline),
+        budget_usd=None if budget is None else parse_usd(budget),
+        min_headroom=min_headroom,
+    )
+    names = [part.strip() for part in on.split(",")] if isinstance(on, str) else list(on)
+    book = public_prices() if rates is None else public_prices().with_rates(rates)
+    ask = Ask(
+        subject=read_subject(model, sequence_length=sequence_length),
+        tokens=parse_tokens(tokens),
+        objective=read_objective(objective, limits),
+        limits=limits,
+        space=Space(
+            generations=names,
+            max_chips=max_chips,
+            multi_slice=multi_slice,
+            precisions=precisions,
+        ),
+        market=Market(
+            book,
+            tier=SPOT if spot else tier or "on_demand",
+            regions=tuple(regions),
+            preemption=preemption or Preemption(),
+        ),
+        max_batch_tokens=parse_tokens(max_batch_tokens),
+    )
+    search = Search.run(ask)
+    progress(f"weighed {len(search.scores.candidates):,} candidates in {search.seconds:.2f} s")
+    verifier = Verifier(verify_seconds, progress) if verify else None
+    return _answer(search, top=top, verify=verify, verifier=verifier)
+
+
+def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None) -> PlanResult:
+    order, shortfall = search.order(), ""
+    if not len(order):
+        order, shortfall = search.nearest()
+    wider: Search | None = None
+    if not len(order):
+        wider, shortfall = _wider(search)
+        order = wider.order() if wider is not None else order
+        order = wider.nearest()[0] if wider is not None and not len(order) else order
+    source = wider or search
+    if verifier is None:
+        places = list(source.best_of_each_slice(order))[:top]
+        choices = [source.choice(place) for place in places]
+    else:
+        limits = Limits() if shortfall else search.ask.limits
+        choices = verifier.best(source, order, top=top, verify=verify, limits=limits)
+        if not choices and len(order):
+            shortfall = "what the model liked, the compiler says is too slow, too dear or too large"
+            choices = verifier.late
+    places = list(search.best_of_each_slice(search.unpriced_order()))[:UNPRICED_SHOWN]
+    return PlanResult(
+        ask=search.ask,
+        choices=tuple(choices),
+        shortfall=shortfall,
+        unpriced=tuple(search.choice(place) for place in places),
+        front=tuple(search.choice(int(place)) for place in _thinned(search)),
+        rejected=search.rejections(),
+        disagreements=() if verifier is None else tuple(verifier.notes),
+        assumptions=tuple(_assumptions(search, choices)),
+        ranked_by="dollars" if source.costs.priced[order].any() else "chip-hours",
+        scored=len(search.scores.candidates),
+        search_s=search.seconds,
+        verify_s=None if verifier is None else verifier.seconds,
+    )
+
+
+def _thinned(search: Search) -> list[int]:
+    """A few points of the front, evenly spread."""
+    front = search.front()
+    if len(front) <= FRONT_SHOWN:
+        return [int(place) for place in front]
+    step = (len(front) - 1) / (FRONT_SHOWN - 1)
+    return [int(front[round(step * number)]) for number in range(FRONT_SHOWN)]
+
+
+def _wider(search: Search) -> tuple[Search | None, str]:
+    """Nothing allowed holds the model: search what was not allowed, and say what was short."""
+    ask = search.ask
+    state = state_bytes(search.scores)
+    names = ", ".join(ask.space.generations)
+    most = f" of at most {ask.space.max_chips:,} chips" if ask.space.max_chips else ""
+    words = f"no {names} slice{most} holds {ask.subject.name}'s training step"
+    if state == state:  # NaN when there was nothing to score
+        chip = search.target(0).chip
+        usable = chip.hbm_usable_bytes.require("a plan")
+        chips = -(-state // usable)
+        words += (
+            f": weights, gradients and moments alone are {format_quantity(state, 'B')}, "
+            f"which is at least {chips:,.0f} {chip.name} chips"
+        )
+    limits = replace(ask.limits, deadline_days=None, budget_usd=None)
+    for space in (replace(ask.space, max_chips=None), replace(ask.space, generations=GENERATIONS)):
+        wider = Search.run(replace(ask, space=replace(space, max_chips=None), limits=limits))
+        if wider.verdicts.passed.any():
+            return wider, words
+    return None, words
+
+
+def _assumptions(search: Search, choices: Sequence[Choice]) -> list[str]:
+    """What the figures rest on."""
+    ask = search.ask
+    limit = format(int(ask.max_batch_tokens), ",")
+    stated = [
+        f"a step has at most {limit} tokens (Llama 3 405B's largest was 16 M); --max-batch-tokens",
+        f"sequences of {ask.subject.sequence_length:,} tokens; --sequence",
+        f"{ask.limits.min_headroom:.0%} of usable HBM stays free by the model; --min-headroom",
+    ]
+    priced = next((one for one in choices if one.usd.value is not None), None)
+    if priced is not None:
+        price = priced.usd_per_chip_hour
+        stated.append(f"prices: {price.source}, {price.date}, {ask.market.tier} (datasheet)")
+    if ask.market.tier == SPOT:
+        p = ask.market.preemption
+        stated.append(
+            f"spot: a slice is preempted {p.per_slice_day:.2g} times a day and back after "
+            f"{p.recovery_s / 60:.3g} min ({p.source}); saves at Young/Daly's interval, each "
+            "holding the step up while state goes to the host"
+        )
+    else:
+        stated.append("no failures are counted: nobody publishes how often these slices fail")
+    stated.append("gradients, moments and activations as the reference transformer keeps them")
+    return stated

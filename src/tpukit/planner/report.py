@@ -1,0 +1,164 @@
+"""A plan for a terminal: the verdict, the choices with where their time goes, what was left out."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..compiler.report.wording import bytes_text, seconds_text
+from .choice import Choice
+from .step_model import CAUSES
+
+if TYPE_CHECKING:
+    from .result import PlanResult
+
+BAR_WIDTH = 18
+COLORS = {
+    "matrix": "blue",
+    "attention": "magenta",
+    "hbm": "cyan",
+    "ici": "yellow",
+    "dcn": "red",
+    "host": "green",
+    "bubble": "bright_black",
+}
+REJECTED_SHOWN = 8
+
+
+def plan_report(result: "PlanResult") -> Group:
+    """The whole answer."""
+    parts: list[RenderableType] = [verdict_line(result)]
+    if result.choices:
+        parts.append(_choices(result, result.choices))
+        parts.append(_legend())
+    if result.unpriced:
+        parts.append(Text("\nNo price is known for these; by chip-hours:", style="bold"))
+        parts.append(_choices(result, result.unpriced))
+    if len(result.front) > 1:
+        parts += [Text("\nNothing is both faster and cheaper than:", style="bold"), _front(result)]
+    if result.rejected:
+        parts.append(Text("\nLeft out:", style="bold"))
+        parts += [
+            Text.assemble(("  ", ""), (f"{one.what}: ", "yellow"), one.reason)
+            for one in result.rejected[:REJECTED_SHOWN]
+        ]
+        hidden = len(result.rejected) - REJECTED_SHOWN
+        parts += [Text(f"  and {hidden} more; --json has all.")] if hidden > 0 else []
+    if result.disagreements:
+        parts.append(Text("\nModel and compiler disagree:", style="bold"))
+        parts += [Text(f"  {note}", style="yellow") for note in result.disagreements]
+    parts.append(Text("\nAssumed:", style="bold"))
+    parts += [Text(f"  {line}", style="dim") for line in result.assumptions]
+    if result.next_command:
+        parts.append(Text.assemble(("\nNext: ", "bold"), result.next_command))
+    return Group(*parts)
+
+
+def verdict_line(result: "PlanResult") -> Text:
+    """The answer in one sentence."""
+    best = result.best
+    if best is None:
+        return Text.assemble(("NO PLAN ", "bold red"), result.shortfall + ".")
+    verified = best.verified is not None and best.verified.memory_bytes is not None
+    origin = "compiler-verified" if verified else "by the model"
+    words = (
+        f"{best.target} ({best.target.chips:,} chips), {mesh_text(best)}: "
+        f"{days_text(best.days)}, {money_text(best)}, "
+        f"{best.tokens_per_s_per_chip:,.0f} tokens/s/chip, MFU {best.mfu:.1%}, {origin}."
+    )
+    if result.feasible:
+        return Text.assemble((f"{result.ask.objective.upper()} ", "bold green"), words)
+    return Text.assemble(("NOT AS ASKED ", "bold yellow"), f"{result.shortfall}. Nearest: ", words)
+
+
+def _choices(result: "PlanResult", choices: Sequence[Choice]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("slice", no_wrap=True)
+    table.add_column("how")
+    table.add_column("step, and where it goes", no_wrap=True, min_width=BAR_WIDTH)
+    for title in ("HBM", "days", "cost"):
+        table.add_column(title, justify="right", no_wrap=True)
+    spot = any(choice.waste for choice in choices)
+    if spot:
+        table.add_column("wasted", justify="right")
+    table.add_column("by", no_wrap=True)
+    for choice in choices:
+        rate = f"{choice.tokens_per_s_per_chip:,.0f} tok/s/chip"
+        row: list[RenderableType] = [
+            f"{choice.target}\n{choice.target.chips:,} chips",
+            f"{mesh_text(choice)}\nbatch {batch_text(choice)}, {remat_text(choice)}",
+            Group(Text(f"{seconds_text(choice.step_time_s)}, {rate}"), split_bar(choice)),
+            f"{choice.memory_bytes / choice.usable_bytes:.0%}\n{bytes_text(choice.memory_bytes)}",
+            f"{choice.days:,.3g}\n",
+            f"{money_text(choice)}\n{price_text(choice)}",
+        ]
+        row += [f"{choice.waste:.1%}\n"] if spot else []
+        table.add_row(*row, f"{choice.memory_origin}\n")
+    return table
+
+
+def _front(result: "PlanResult") -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for choice in result.front:
+        table.add_row(
+            f"  {choice.target}", days_text(choice.days), money_text(choice), mesh_text(choice)
+        )
+    return table
+
+
+def _legend() -> Text:
+    words: list[tuple[str, str]] = [(f"█ {cause}  ", COLORS[cause]) for cause in CAUSES]
+    return Text.assemble(*words)
+
+
+def split_bar(choice: Choice) -> Text:
+    """Where a step's time goes by the model, as one bar."""
+    total = sum(choice.seconds_by_cause.values()) or 1.0
+    bar = Text()
+    reached = drawn = 0.0
+    for cause in CAUSES:
+        reached += choice.seconds_by_cause[cause] / total * BAR_WIDTH
+        bar.append("█" * (round(reached) - round(drawn)), style=COLORS[cause])
+        drawn = reached
+    return bar
+
+
+def mesh_text(choice: Choice) -> str:
+    """fsdp=64,tensor=4."""
+    return ",".join(f"{axis}={size}" for axis, size in choice.mesh.items())
+
+
+def batch_text(choice: Choice) -> str:
+    """Examples of a step, and the pieces it is cut into."""
+    pieces = f" in {choice.microbatches}" if choice.microbatches > 1 else ""
+    return f"{choice.batch_size:,}{pieces}"
+
+
+def remat_text(choice: Choice) -> str:
+    """Remat, and what else is unusual."""
+    words = [choice.remat.partition("=")[0]]
+    words += ["mu bf16"] if choice.moment_dtype == "bfloat16" else []
+    words += [choice.precision] if choice.precision != "bf16" else []
+    return ", ".join(words)
+
+
+def days_text(days: float) -> str:
+    """12.5 days, 7.3 h."""
+    return f"{days:,.3g} days" if days >= 1 else f"{days * 24:,.3g} h"
+
+
+def money_text(choice: Choice) -> str:
+    """Dollars, or chip-hours where no price is known."""
+    if choice.usd.value is None:
+        return f"{choice.chip_hours:,.0f} chip-h"
+    return f"${choice.usd.value:,.0f}"
+
+
+def price_text(choice: Choice) -> str:
+    """What a chip-hour costs, and where."""
+    price = choice.usd_per_chip_hour.value
+    if price is None:
+        return "no price"
+    return f"{price:.3g}/h {choice.region or ''}".strip()

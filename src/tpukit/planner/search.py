@@ -1,0 +1,152 @@
+"""The search itself: score every candidate, hold it against the limits, rank what is left."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..hardware import Slice
+from .candidates import Space, enumerate_candidates
+from .choice import Choice, choice_at
+from .costing import Costs, Market, cost_of
+from .objectives import (
+    Judgement,
+    Limits,
+    ObjectiveName,
+    judge,
+    pareto_front,
+    ranked,
+    ranking_keys,
+)
+from .rejections import Rejection, find_rejections
+from .scoring import Scores, score
+from .subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """Everything that was asked for.
+
+    Attributes:
+        max_batch_tokens: The most tokens a step may have; more teach less each.
+    """
+
+    subject: Subject
+    tokens: float
+    objective: ObjectiveName
+    limits: Limits
+    space: Space
+    market: Market
+    max_batch_tokens: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """All candidates of an ask, scored and judged."""
+
+    ask: Ask
+    scores: Scores
+    costs: Costs
+    verdicts: Judgement
+    seconds: float
+
+    @classmethod
+    def run(cls, ask: Ask) -> "Search":
+        """Score everything."""
+        started = time.perf_counter()
+        subject = ask.subject
+        candidates = enumerate_candidates(
+            subject.shape,
+            ask.space,
+            sequence_length=subject.sequence_length,
+            max_batch_tokens=ask.max_batch_tokens,
+            fixed_examples=subject.fixed_examples,
+        )
+        scores = score(
+            subject.shape,
+            candidates,
+            sequence_length=subject.sequence_length,
+            attention_flops_per_token=subject.attention_flops_per_token,
+        )
+        costs = cost_of(scores, ask.market, tokens=ask.tokens)
+        verdicts = judge(scores, costs, ask.limits)
+        return cls(ask, scores, costs, verdicts, time.perf_counter() - started)
+
+    @property
+    def priced(self) -> bool:
+        """Whether anything that passes has a price; else chip-hours stand for money."""
+        return bool((self.verdicts.passed & self.costs.priced).any())
+
+    def order(self, *, passed: np.ndarray | None = None) -> np.ndarray:
+        """Places from best to worst; where prices count, only what has one."""
+        chosen = self.verdicts.passed if passed is None else passed
+        priced = bool((chosen & self.costs.priced).any())
+        if priced:
+            chosen = chosen & self.costs.priced
+        keys = ranking_keys(self.ask.objective, self.scores, self.costs, priced=priced)
+        return ranked(chosen, keys)
+
+    def unpriced_order(self) -> np.ndarray:
+        """What passes and has no price, by chip-hours; empty when that is all there is."""
+        if not self.priced:
+            return np.empty(0, int)
+        keys = ranking_keys(self.ask.objective, self.scores, self.costs, priced=False)
+        return ranked(self.verdicts.passed & ~self.costs.priced, keys)
+
+    def front(self) -> np.ndarray:
+        """Where nothing is both faster and cheaper."""
+        money = self.costs.usd if self.priced else self.costs.chip_hours
+        return pareto_front(self.verdicts.passed, self.costs.days, money)
+
+    def choice(self, place: int) -> Choice:
+        """One candidate in full."""
+        ask = self.ask
+        return choice_at(
+            place,
+            self.scores,
+            self.costs,
+            subject=ask.subject,
+            market=ask.market,
+            tokens=ask.tokens,
+        )
+
+    def target(self, place: int) -> Slice:
+        """The slice of a candidate."""
+        candidates = self.scores.candidates
+        return candidates.layouts[candidates.layout[place]].target
+
+    def best_of_each_slice(self, order: np.ndarray) -> Iterator[int]:
+        """The first candidate of every slice: variants of one answer are no other answers."""
+        seen: set[Slice] = set()
+        for place in order:
+            target = self.target(int(place))
+            if target not in seen:
+                seen.add(target)
+                yield int(place)
+
+    def rejections(self) -> tuple[Rejection, ...]:
+        """Slices without any candidate that passes."""
+        targets = self.ask.space.targets()
+        return find_rejections(targets, self.scores, self.costs, self.verdicts, self.ask.limits)
+
+    def nearest(self) -> tuple[np.ndarray, str]:
+        """When nothing passes: what comes nearest, best first, and what had to give."""
+        limits, verdicts = self.ask.limits, self.verdicts
+        in_reach = verdicts.fits & verdicts.in_time
+        if in_reach.any():  # so the budget is what fails
+            order = replaced(self, "cheapest").order(passed=in_reach)
+            usd = self.costs.usd[order[0]]
+            least = "an unknown price" if np.isnan(usd) else f"${usd:,.0f}"
+            when = f" within {limits.deadline_days:g} days" if limits.deadline_days else ""
+            return order, f"nothing costs ${limits.budget_usd:,.0f} or less{when}: {least} does"
+        if verdicts.fits.any():
+            order = replaced(self, "fastest").order(passed=verdicts.fits)
+            days = self.costs.days[order[0]]
+            return order, f"nothing ends within {limits.deadline_days:g} days: {days:,.3g} do"
+        return np.empty(0, int), ""
+
+
+def replaced(search: Search, objective: ObjectiveName) -> Search:
+    """The same search with another objective."""
+    return replace(search, ask=replace(search.ask, objective=objective))

@@ -1,0 +1,85 @@
+"""The model a plan is made for: by name, as a configuration, or as a workload."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ConfigError, TPUModelError
+from ..models.presets import list_presets, presets
+from ..models.transformer_config import TransformerConfig
+from .model_shape import ModelShape, shape_of
+from .model_source import load_model
+
+# As most published runs have it, where the model can read that much.
+USUAL_SEQUENCE_LENGTH = 8192
+_ANY_PRESET = "tiny"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is trained.
+
+    Attributes:
+        name: As `Plan.model` wants it; `changes` are its `model_changes`.
+        fixed_examples: Examples of a step, where the workload has its batch already.
+    """
+
+    name: str
+    changes: dict[str, Any]
+    config: TransformerConfig = field(repr=False)
+    sequence_length: int
+    fixed_examples: int | None = None
+
+    @property
+    def shape(self) -> ModelShape:
+        """Its dimensions."""
+        return shape_of(self.config)
+
+    @property
+    def attention_flops_per_token(self) -> float:
+        """Of a training step, causal attention counted once."""
+        return self.config.flops_per_token(self.sequence_length).attention
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of a training step, nothing recomputed."""
+        return self.config.flops_per_token(self.sequence_length).total
+
+
+def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
+    """The subject that a name, a `TransformerConfig` or a `Workload` stands for.
+
+    Raises:
+        TPUModelError: The model is no transformer whose dimensions are known.
+        ConfigError: The sequence is longer than the model reads.
+    """
+    name: str | None = model if isinstance(model, str) else None
+    found: Any = model if name is None else load_model(name, {})
+    config = found if isinstance(found, TransformerConfig) else getattr(found, "config", None)
+    if not isinstance(config, TransformerConfig):
+        raise TPUModelError(
+            f"{name or type(found).__name__} says no dimensions, and planning is arithmetic on "
+            "the dimensions of a transformer; give a preset, a config.json, a TransformerConfig "
+            "or a Workload of one, or ask the compiler slice by slice: tpukit check --on SLICE."
+        )
+    fixed: int | None = None
+    if not isinstance(found, TransformerConfig):  # a workload has chosen both already
+        sequence_length = sequence_length or int(found.sequence_length)
+        fixed = int(found.examples) if name is not None else None
+    length = sequence_length or min(USUAL_SEQUENCE_LENGTH, config.max_seq_len)
+    if not 0 < length <= config.max_seq_len:
+        raise ConfigError(
+            f"{config.name} reads up to {config.max_seq_len} tokens and a sequence of {length} "
+            "was asked for; shorten the sequence, or change max_seq_len."
+        )
+    changes: dict[str, Any] = {}
+    if name is None:
+        name, changes = _as_preset(config)
+    return Subject(name, changes, config, length, fixed)
+
+
+def _as_preset(config: TransformerConfig) -> tuple[str, dict[str, Any]]:
+    """A preset's name and the fields to change in it, which together are `config`."""
+    name = config.name if config.name in list_presets() else _ANY_PRESET
+    usual = presets()[name].config.to_dict()
+    wanted = config.to_dict()
+    return name, {key: value for key, value in wanted.items() if value != usual[key]}
