@@ -202,7 +202,10 @@ def _assumptions(search: Search, choices: Sequence[Choice]) -> list[str]:
     priced = next((one for one in choices if one.usd.value is not None), None)
     if priced is not None:
         price = priced.usd_per_chip_hour
-        stated.append(f"prices: {price.source}, {price.date}, {ask.market.tier} (datasheet)")
+        where = f"in {priced.region}" if priced.region else "anywhere"
+        stated.append(
+            f"{ask.market.tier} prices, the first choice's {where}: {price.source}, {price.date}"
+        )
     if ask.market.tier == SPOT:
         p = ask.market.preemption
         stated.append(

@@ -14,7 +14,7 @@ from .step_model import CAUSES
 if TYPE_CHECKING:
     from .result import PlanResult
 
-BAR_WIDTH = 18
+BAR_WIDTH = 14
 COLORS = {
     "matrix": "blue",
     "attention": "magenta",
@@ -77,25 +77,22 @@ def _choices(result: "PlanResult", choices: Sequence[Choice]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("slice", no_wrap=True)
     table.add_column("how")
-    table.add_column("step, and where it goes", no_wrap=True, min_width=BAR_WIDTH)
+    table.add_column("step", no_wrap=True, min_width=BAR_WIDTH)
     for title in ("HBM", "days", "cost"):
         table.add_column(title, justify="right", no_wrap=True)
     spot = any(choice.waste for choice in choices)
     if spot:
-        table.add_column("wasted", justify="right")
-    table.add_column("by", no_wrap=True)
+        table.add_column("waste", justify="right", no_wrap=True)
     for choice in choices:
-        rate = f"{choice.tokens_per_s_per_chip:,.0f} tok/s/chip"
         row: list[RenderableType] = [
             f"{choice.target}\n{choice.target.chips:,} chips",
             f"{mesh_text(choice)}\nbatch {batch_text(choice)}, {remat_text(choice)}",
-            Group(Text(f"{seconds_text(choice.step_time_s)}, {rate}"), split_bar(choice)),
-            f"{choice.memory_bytes / choice.usable_bytes:.0%}\n{bytes_text(choice.memory_bytes)}",
+            Group(Text(seconds_text(choice.step_time_s)), split_bar(choice)),
+            f"{choice.memory_bytes / choice.usable_bytes:.0%}\n{choice.memory_origin}",
             f"{choice.days:,.3g}\n",
             f"{money_text(choice)}\n{price_text(choice)}",
         ]
-        row += [f"{choice.waste:.1%}\n"] if spot else []
-        table.add_row(*row, f"{choice.memory_origin}\n")
+        table.add_row(*row, *([f"{choice.waste:.1%}\n"] if spot else []))
     return table
 
 
@@ -157,8 +154,8 @@ def money_text(choice: Choice) -> str:
 
 
 def price_text(choice: Choice) -> str:
-    """What a chip-hour costs, and where."""
+    """What a chip-hour costs."""
     price = choice.usd_per_chip_hour.value
     if price is None:
         return "no price"
-    return f"{price:.3g}/h {choice.region or ''}".strip()
+    return f"{price:.4g}/chip-h"
