@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpukit.training import read_metrics
+from tpukit.training import ExitCode, read_metrics
 
 WORKER = Path(__file__).with_name("trainer_worker.py")
 STEPS = 40
@@ -113,3 +113,63 @@ def test_processes_train_like_one_device_and_stop_together(
     assert endings == {f"preempted {len(records)}"}
     losses = [record["loss"] for record in records]
     assert losses == pytest.approx(alone.losses[: len(losses)], abs=1e-5)
+
+
+MODEL = """
+import jax
+from tpukit.models.workload import Workload
+
+def build():
+    def init(rng):
+        return {"table": 0.1 * jax.random.normal(rng, (32, 32))}
+
+    def apply(params, batch):
+        return params["table"][batch["inputs"]]
+
+    return Workload((init, apply), batch_size=8, sequence_length=16)
+"""
+
+
+def command(tmp_path, token_file, host, address, steps):
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        "TPUKIT_NUM_HOSTS": "2",
+        "TPUKIT_HOST_ID": str(host),
+        "TPUKIT_COORDINATOR": address,
+    }
+    arguments = [f"{tmp_path / 'table.py'}:build", "--data", str(token_file), "--batch", "8"]
+    arguments += ["--sequence", "16", "--steps", str(steps), "--run-dir", str(tmp_path / "run")]
+    arguments += ["--checkpoint-every", "5", "--set", "schedule=constant"]
+    return subprocess.Popen(
+        [sys.executable, "-c", "from tpukit.cli.main import run; run()", "train", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_host_that_lost_its_peer_ends_at_once_with_its_own_code(tmp_path, token_file):
+    (tmp_path / "table.py").write_text(MODEL)
+    address = f"127.0.0.1:{free_port()}"
+    hosts = [command(tmp_path, token_file, host, address, 100_000) for host in range(2)]
+    try:
+        wait_for_step(hosts[0], tmp_path / "run", 12)
+        hosts[1].kill()
+        hosts[1].communicate()
+        _, errors = hosts[0].communicate(timeout=60)
+        assert hosts[0].returncode == ExitCode.PEER_LOST, errors
+        assert "another process is gone" in errors
+        address = f"127.0.0.1:{free_port()}"
+        left_at = len(read_metrics(tmp_path / "run"))
+        hosts = [command(tmp_path, token_file, host, address, left_at + 5) for host in range(2)]
+        answers = [host.communicate(timeout=180) for host in hosts]
+        assert [host.returncode for host in hosts] == [0, 0], answers
+    finally:
+        for host in hosts:
+            host.kill()
+    assert "resumed from step" in (tmp_path / "run" / "train.log").read_text()
+    records = read_metrics(tmp_path / "run")
+    assert [record["step"] for record in records] == list(range(1, left_at + 6))
