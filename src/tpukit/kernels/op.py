@@ -133,9 +133,9 @@ class Op:
             case: Gives the options.
             implementation: Which of `implementations`.
             blocks: For "pallas_tpu"; None lets it choose.
-            direction: "backward" gives the gradients of half the sum of squares of all results
-                with respect to the differentiable arguments: their cotangents are the results
-                themselves, so that the forward pass is part of it and nothing cancels.
+            direction: "backward" gives the gradients with respect to the differentiable
+                arguments, with the results themselves as their cotangents: a forward and a
+                backward pass.
         """
         chosen = find_implementation(self.name, self.implementations, implementation)
         options = dict(case.options)
@@ -147,7 +147,13 @@ class Op:
 
         def total(*arrays: Any) -> Any:
             parts: list[jax.Array] = jax.tree.leaves(forward(*arrays))
-            return sum(jnp.sum(jnp.square(part.astype(jnp.float32))) for part in parts) / 2
+            # Behind the barrier a cotangent is an array that was written, as in a model: XLA
+            # would fuse what it comes from into the backward pass of a plain function.
+            weights = [jax.lax.stop_gradient(jax.lax.optimization_barrier(part)) for part in parts]
+            return sum(
+                jnp.sum(part.astype(jnp.float32) * weight.astype(jnp.float32))
+                for part, weight in zip(parts, weights, strict=True)
+            )
 
         bound = forward if direction == "forward" else jax.grad(total, self.differentiable)
         bound = cast(Callable[..., Any], bound)

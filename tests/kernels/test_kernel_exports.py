@@ -1,0 +1,26 @@
+"""What `tpukit.kernels` offers is there under its name: functions, not the folders of that name."""
+
+import inspect
+
+import tpukit.kernels
+from tpukit.kernels.registry import builtin_ops, get_tpu_op
+
+
+def test_every_name_is_offered_once_and_in_order():
+    names = tpukit.kernels.__all__
+    assert names == sorted(set(names))
+    assert not [name for name in names if inspect.ismodule(getattr(tpukit.kernels, name))]
+
+
+def test_every_op_is_offered_as_its_function():
+    for name in builtin_ops():
+        offered = getattr(tpukit.kernels, name)
+        assert inspect.isfunction(offered), name
+        assert offered.__module__.startswith(f"tpukit.kernels.{name}."), name
+        assert get_tpu_op(name).name == name
+
+
+def test_a_folder_can_still_be_imported_from():
+    from tpukit.kernels.rope.tables import rope_tables
+
+    assert tpukit.kernels.rope_tables is rope_tables
