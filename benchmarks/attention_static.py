@@ -10,6 +10,7 @@ gradient less that of the forward pass which keeps what the gradient needs.
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -208,7 +209,9 @@ def time_of(contender: Contender, case: Case, chip: str, program: str) -> Timing
                 return contender.attend(*arrays).reshape(q.shape)
             out, pull = jax.vjp(contender.attend, *arrays)
             if program == "kept":
-                return out.reshape(q.shape), jax.tree.leaves(pull)
+                # The numbers of each row only: arrays as results would be copied for nothing.
+                rows = [x for x in jax.tree.leaves(pull) if x.size * 16 <= q.size]
+                return out.reshape(q.shape), rows
             grads = pull(out)
             return [x.reshape(1, case.tokens, -1) for x in grads]
 
@@ -246,7 +249,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--directions", default=",".join(DIRECTIONS))
     parser.add_argument("--grid", action="store_true", help="try other blocks of ours too")
-    parser.add_argument("--family", default="", help="only contenders whose family holds this")
+    parser.add_argument("--only", default="", help="contenders whose name matches this pattern")
     parser.add_argument("--json", type=Path, help="write every figure here too")
     asked = parser.parse_args()
     tpukit.configure_tpu_environment()
@@ -258,7 +261,7 @@ def main() -> None:
                 rows = [
                     (contender, timing(contender, CASES[name], chip, direction))
                     for contender in contenders(CASES[name], asked.grid)
-                    if asked.family in contender.family
+                    if re.search(asked.only, f"{contender.family} {contender.blocks}")
                 ]
                 console.print(table_of(chip, name, direction, rows))
                 records += [
