@@ -77,6 +77,7 @@ def estimate_memory_bytes(
     per_device_batch: Numbers,
     sequence_length: Numbers,
     remat: str = "full",
+    remat_every: int = 1,
     moment_bytes: Numbers = 2 * FLOAT32,
     param_bytes: Numbers = FLOAT32,
     compute_bytes: Numbers = BFLOAT16,
@@ -90,6 +91,7 @@ def estimate_memory_bytes(
         per_device_batch: Examples a device and step, over all micro-batches.
         sequence_length: Tokens in an example.
         remat: "none", "minimal", "full", or "offload" (layer inputs on the host).
+        remat_every: Layers of a segment: only the input of every so many is kept.
         moment_bytes: Bytes of optimizer state for one parameter.
         param_bytes: Bytes of one master parameter; gradients have the same.
         compute_bytes: Bytes of one activation.
@@ -98,7 +100,7 @@ def estimate_memory_bytes(
     split = mesh.fsdp * mesh.tensor * mesh.stage
     own = shape.other_parameters / split + shape.expert_parameters / (split * mesh.expert)
     tokens = per_device_batch * sequence_length / mesh.context / microbatches
-    layers = shape.layers / mesh.stage
+    layers = shape.layers / mesh.stage / remat_every
     kept, offloaded = _kept_bytes(shape, mesh, tokens, remat, compute_bytes)
     # A pipeline holds the inputs of the micro-batches that are on their way.
     in_flight = np.where(np.asarray(mesh.stage) > 1, 2 * np.asarray(mesh.stage) - 1, 1)
@@ -107,7 +109,9 @@ def estimate_memory_bytes(
         gradients=own * param_bytes,
         optimizer=own * moment_bytes,
         activations=kept * layers * in_flight,
-        temporaries=_temporaries(shape, mesh, tokens, remat, compute_bytes, param_bytes),
+        temporaries=_temporaries(
+            shape, mesh, tokens, remat, remat_every, compute_bytes, param_bytes
+        ),
         host=offloaded * layers * in_flight,
     )
 
@@ -136,12 +140,13 @@ def _temporaries(
     mesh: MeshRoles,
     tokens: Numbers,
     remat: str,
+    remat_every: int,
     compute_bytes: Numbers,
     param_bytes: Numbers,
 ) -> Numbers:
-    """One layer at work in the backward pass, or the loss: whichever is larger."""
+    """One segment at work in the backward pass, or the loss: whichever is larger."""
     everything, _ = _kept_bytes(shape, mesh, tokens, "none", compute_bytes)
-    working = 0.0 * everything if remat == "none" else WORKING_SETS * everything
+    working = 0.0 * everything if remat == "none" else WORKING_SETS * everything * remat_every
     layer_weights = shape.layer_parameters / (mesh.tensor * mesh.expert) * compute_bytes
     gathered = np.where(np.asarray(mesh.fsdp) > 1, GATHERED_LAYERS, 1.0) * layer_weights
     scattered = np.where(np.asarray(mesh.fsdp) > 1, UNSCATTERED_GRADIENTS, 0.0) * layer_weights

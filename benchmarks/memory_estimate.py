@@ -1,0 +1,103 @@
+"""The memory model against the compiler's own figure, on preset models: error of each and median.
+
+    python benchmarks/memory_estimate.py [--only llama]
+
+The compiler's figure is the total of its buffer assignment, the one its out-of-memory test uses.
+"""
+
+import argparse
+import statistics
+from dataclasses import dataclass
+
+from claims import Claim, report
+
+from tpukit import Workload, compile_for, configure_tpu_environment, get_preset
+from tpukit.errors import TPUError
+from tpukit.planner.memory_model import MeshRoles, estimate_memory_bytes
+from tpukit.planner.model_shape import shape_of
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    slice: str
+    per_device: int
+    sequence: int
+    remat: str = "full"
+    tensor: int = 1
+    fsdp: int = 8
+
+
+CASES = (
+    Case("llama3.2-1b", "v6e-8", 4, 2048),
+    Case("llama3.2-1b", "v6e-8", 2, 2048, "minimal"),
+    Case("llama3.2-1b", "v6e-8", 1, 2048, "none"),
+    Case("mistral-7b", "v6e-8", 2, 4096),
+    Case("llama3.1-8b", "v6e-8", 2, 2048),
+    Case("llama3.1-8b", "v6e-8", 2, 8192),
+    Case("llama3.1-8b", "v5p-16", 4, 8192),
+    Case("llama3.1-8b", "v5p-16", 2, 4096, "minimal"),
+    Case("llama3.1-8b", "v6e-16", 2, 8192, tensor=2),
+    Case("qwen3-8b", "v6e-8", 4, 2048),
+    Case("llama3.1-70b", "v6e-64", 1, 4096, fsdp=64),
+    Case("mixtral-8x7b", "v6e-64", 1, 4096, fsdp=64),
+)
+
+
+def measure(case: Case) -> tuple[float, float]:
+    """Estimated and compiled bytes of one device."""
+    mesh = {"fsdp": case.fsdp} | ({"tensor": case.tensor} if case.tensor > 1 else {})
+    strategy = "fsdp" if case.tensor == 1 else "fsdp+megatron"
+    work = Workload(
+        case.model,
+        batch_size=case.per_device * case.fsdp,
+        sequence_length=case.sequence,
+        remat=case.remat,
+        strategy=strategy,
+    )
+    compiled = compile_for(work, case.slice, mesh=mesh, until="memory", timeout_s=300)
+    estimate = estimate_memory_bytes(
+        shape_of(get_preset(case.model)),
+        MeshRoles(fsdp=case.fsdp, tensor=case.tensor),
+        per_device_batch=case.per_device,
+        sequence_length=case.sequence,
+        remat=case.remat,
+    )
+    split = "  ".join(f"{k} {v / 2**30:.2f}" for k, v in estimate.to_dict().items())
+    purposes = "  ".join(
+        f"{k} {v / 2**30:.2f}" for k, v in compiled.memory.purposes.items() if v > 2**24
+    )
+    print(f"    model    {split}\n    compiler {purposes}", flush=True)
+    return float(estimate.total), float(compiled.memory.total_bytes)
+
+
+def main() -> None:
+    configure_tpu_environment()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    asked = parser.parse_args()
+    errors = []
+    for case in CASES:
+        if asked.only not in case.model:
+            continue
+        try:
+            estimated, compiled = measure(case)
+        except TPUError as error:
+            print(f"{case}: {error}")
+            continue
+        off = estimated / compiled - 1
+        errors.append(abs(off))
+        print(
+            f"{case.model:<14} {case.slice:<8} batch {case.per_device} x {case.sequence} "
+            f"{case.remat:<8} model {estimated / 2**30:6.2f}  compiler {compiled / 2**30:6.2f} GiB "
+            f"{100 * off:+.1f} %",
+            flush=True,
+        )
+    report(
+        Claim("memory model, median error", 100 * statistics.median(errors), "%", at_most=10),
+        Claim("memory model, largest error", 100 * max(errors), "%"),
+    )
+
+
+if __name__ == "__main__":
+    main()

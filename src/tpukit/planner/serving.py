@@ -1,0 +1,186 @@
+"""How small a slice can serve a model: weights and KV cache in HBM, decode by the HBM roofline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from ..compiler.timeline.machine import Machine
+from ..errors import TPUValidationError, did_you_mean
+from ..hardware import Slice, list_chips, list_slices
+from .memory_optimizer import transformer_shape
+from .model_shape import ModelShape
+
+# Bits stored for a weight, scales and codebooks included (kernels/quantized_matmul).
+WEIGHT_BITS = {"bf16": 16.0, "int8": 8.0, "int4": 4.125, "vq": 2.0}
+CACHE_BYTES = 2  # bfloat16 keys and values
+HEADROOM = 0.1  # of HBM, for activations and the program
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingChoice:
+    """The smallest slice of one generation for one weight format, or why there is none.
+
+    `tokens_per_s` counts all sequences of the batch: what HBM allows when each step reads every
+    weight and the whole cache once. Communication and arithmetic are not in it.
+    """
+
+    generation: str
+    weights: str
+    slice: str | None
+    chips: int | None
+    weight_bytes: float
+    cache_bytes: float
+    tokens_per_s: float | None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "generation": self.generation,
+            "weights": self.weights,
+            "slice": self.slice,
+            "chips": self.chips,
+            "weight_bytes": self.weight_bytes,
+            "cache_bytes": self.cache_bytes,
+            "tokens_per_s": self.tokens_per_s,
+            "origin": "model",
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """A choice for every generation and weight format."""
+
+    model: str
+    batch: int
+    context: int
+    choices: tuple[ServingChoice, ...]
+
+    @property
+    def smallest(self) -> ServingChoice | None:
+        """The choice with the fewest chips; among equals the fastest."""
+        found = [one for one in self.choices if one.chips is not None]
+        return min(found, key=lambda c: (c.chips or 0, -(c.tokens_per_s or 0)), default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "model": self.model,
+            "batch": self.batch,
+            "context": self.context,
+            "choices": [one.to_dict() for one in self.choices],
+        }
+
+    def __rich__(self) -> Table:
+        title = f"serving {self.model}: {self.batch} sequences of {self.context:,} tokens"
+        table = Table("weights", "slice", "GiB weights", "GiB cache", "tokens/s (model)")
+        table.title = title
+        table.caption = "HBM roofline: every weight and the whole cache read once a token"
+        for one in self.choices:
+            rate = "–" if one.tokens_per_s is None else f"{one.tokens_per_s:,.0f}"
+            place = one.slice or f"{one.generation}: {one.reason}"
+            sizes = (f"{amount / 2**30:.1f}" for amount in (one.weight_bytes, one.cache_bytes))
+            table.add_row(one.weights, place, *sizes, rate)
+        return table
+
+
+def plan_serving(
+    model: Any,
+    *,
+    batch: int = 1,
+    context: int = 8192,
+    formats: Sequence[str] = tuple(WEIGHT_BITS),
+    generations: Sequence[str] | None = None,
+) -> ServingPlan:
+    """The smallest slice of each generation that holds the weights and the cache.
+
+    Args:
+        model: A preset's name, a config.json, a `TransformerConfig`, or a `Workload` of one.
+        batch: Sequences served at once.
+        context: Tokens each of them may hold.
+        formats: Of the weights: bf16, int8, int4, vq.
+        generations: Chips to consider; all with public slices by default.
+
+    Raises:
+        TPUValidationError: A format or a size is wrong.
+    """
+    for name in formats:
+        if name not in WEIGHT_BITS:
+            raise TPUValidationError(
+                f"'{name}' is no weight format; use {', '.join(WEIGHT_BITS)}."
+                + did_you_mean(name, WEIGHT_BITS)
+            )
+    if batch < 1 or context < 1:
+        raise TPUValidationError(f"batch={batch} and context={context} must both be 1 or more.")
+    shape = transformer_shape(model)
+    names = generations or [c.name for c in list_chips() if c.hbm_gbps.value and c.rules]
+    choices = [
+        _choose(shape, generation, weights, batch, context)
+        for generation in names
+        for weights in formats
+    ]
+    return ServingPlan(shape.name, batch, context, tuple(choices))
+
+
+def weight_bytes(shape: ModelShape, weights: str) -> float:
+    """Bytes of all weights; embedding tables and norms stay in bfloat16."""
+    tables = shape.vocab * shape.d_model * (1 if shape.tied else 2)
+    return (shape.parameters - tables) * WEIGHT_BITS[weights] / 8 + tables * 2
+
+
+def cache_bytes(shape: ModelShape, batch: int, context: int) -> float:
+    """Bytes of keys and values of all layers."""
+    return 2.0 * shape.layers * shape.kv_heads * shape.head_dim * context * batch * CACHE_BYTES
+
+
+def read_bytes(shape: ModelShape, weights: str, batch: int, context: int) -> float:
+    """Bytes one decode step reads: of an MoE only the experts that the batch chooses."""
+    whole = weight_bytes(shape, weights)
+    if shape.experts:
+        untouched = (1 - shape.experts_per_token / shape.experts) ** batch
+        whole -= shape.expert_parameters * WEIGHT_BITS[weights] / 8 * untouched
+    return whole + cache_bytes(shape, batch, context)
+
+
+def _choose(
+    shape: ModelShape, generation: str, weights: str, batch: int, context: int
+) -> ServingChoice:
+    held, cache = weight_bytes(shape, weights), cache_bytes(shape, batch, context)
+    found: Slice | None = None
+    largest = 0.0
+    for target in sorted(list_slices(generation), key=lambda one: one.chips):
+        usable = target.chip.hbm_usable_bytes
+        if usable.value is None:
+            break
+        room = usable.value * target.chips * (1 - HEADROOM)
+        largest = max(largest, room)
+        if held + cache <= room:
+            found = target
+            break
+    if found is None:
+        needed = f"needs {(held + cache) / 2**30:,.0f} GiB"
+        reason = f"{needed}, its largest slice has room for {largest / 2**30:,.0f}"
+        return ServingChoice(
+            generation=generation,
+            weights=weights,
+            slice=None,
+            chips=None,
+            weight_bytes=held,
+            cache_bytes=cache,
+            tokens_per_s=None,
+            reason=reason,
+        )
+    machine = Machine.of(found)
+    each = read_bytes(shape, weights, batch, context) / found.devices
+    return ServingChoice(
+        generation=generation,
+        weights=weights,
+        slice=str(found),
+        chips=found.chips,
+        weight_bytes=held,
+        cache_bytes=cache,
+        tokens_per_s=batch / machine.hbm_s(each),
+    )

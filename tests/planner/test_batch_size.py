@@ -1,0 +1,76 @@
+"""The batch size finder: its search on invented memory curves, and once on the real compiler."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpukit import Slice
+from tpukit.errors import TPUOutOfMemoryError, TPUValidationError
+from tpukit.planner.batch_size import Probe, _search, _slice, find_optimal_batch_size
+
+V6E = Slice.parse("v6e-8")
+
+
+def searched(sizes, limit, per_step=8):
+    """Search a curve given as bytes for 1, 2, … examples a device."""
+
+    def probe(examples):
+        each = examples // per_step
+        used = sizes[each - 1] if each <= len(sizes) else 10**9
+        return Probe(examples, used, used <= limit)
+
+    return _search(probe, V6E, limit, per_step=per_step)
+
+
+def test_the_largest_that_fits():
+    found = searched([10, 20, 30, 40, 50, 60, 70], 55)
+    assert found == 5 * 8
+    assert found.utilization == pytest.approx(50 / 55)
+    assert {probe.batch_size for probe in found.probes} >= {8, 40, 48}
+    assert found.to_dict()["origin"] == "compiler"
+
+
+def test_a_larger_batch_that_needs_less_is_found():
+    # 5 a device does not fit and 6 does, as a compiler's choices may have it.
+    assert searched([10, 20, 30, 40, 60, 50, 70], 55) == 6 * 8
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=40), st.integers(1, 100))
+def test_an_answer_always_fits_and_is_at_least_what_doubling_finds(sizes, limit):
+    try:
+        found = searched(sizes, limit)
+    except TPUOutOfMemoryError:
+        assert sizes[0] > limit
+        return
+    assert sizes[found // 8 - 1] <= limit
+    doubling = 1
+    while doubling * 2 <= len(sizes) and all(
+        sizes[2**k - 1] <= limit for k in range(doubling.bit_length() + 1)
+    ):
+        doubling *= 2
+    assert found >= doubling * 8
+
+
+def test_memory_names_a_slice():
+    assert str(_slice(None, 32 * 64)) == "v6e-64"
+    assert str(_slice("v5p-8", None)) == "v5p-8"
+    with pytest.raises(TPUValidationError, match="which chips"):
+        _slice(None, None)
+    with pytest.raises(TPUValidationError, match="no slice has 7 GB"):
+        _slice(None, 7)
+    with pytest.raises(TPUValidationError, match="is no share"):
+        find_optimal_batch_size("tiny", 64, target_utilization=90)
+
+
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+def test_on_the_real_compiler():
+    found = find_optimal_batch_size(
+        "tiny", 128, target_utilization=1.0, available_memory_gb=0.012, on="v6e-1", remat="none"
+    )
+    used = {probe.batch_size: probe.bytes_per_device for probe in found.probes}
+    assert used[int(found)] <= found.limit_bytes
+    assert used[int(found) + 1] > found.limit_bytes
+    assert 0.5 < found.utilization <= 1
+    with pytest.raises(TPUOutOfMemoryError, match="not even 1 examples"):
+        find_optimal_batch_size("tiny", 128, available_memory_gb=1e-6, on="v6e-1", remat="none")
