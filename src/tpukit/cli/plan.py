@@ -8,6 +8,7 @@ import typer
 from . import job_options as options
 
 if TYPE_CHECKING:
+    from ..planner.serving import ServingPlan
     from ..planner.spot import Preemption
 
 Model = Annotated[str, typer.Argument(help="A preset, a config.json, or module:function.")]
@@ -31,6 +32,10 @@ Verify = Annotated[bool, typer.Option(help="Let the compiler check the best.")]
 VerifyCount = Annotated[int, typer.Option(help="How many of them.")]
 VerifySeconds = Annotated[float, typer.Option(help="No compile starts after so long.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the best as a job.")]
+Serve = Annotated[bool, typer.Option(help="Size a slice for serving instead of training.")]
+Batch = Annotated[int, typer.Option(help="With --serve: sequences at once.")]
+Context = Annotated[int, typer.Option(help="With --serve: tokens each may hold.")]
+Weights = Annotated[str | None, typer.Option(help="With --serve: bf16, int8, int4, vq.")]
 Page = Annotated[Path | None, typer.Option(help="Write the answer as one HTML file.")]
 
 
@@ -59,6 +64,10 @@ def plan(
     verify_seconds: VerifySeconds = 300.0,
     output: Output = None,
     html: Page = None,
+    serve: Serve = False,
+    batch: Batch = 1,
+    context: Context = 8192,
+    weights: Weights = None,
     json: options.Json = False,
 ) -> None:
     """Find slice, mesh and batch for a run: exit 0 found, 3 nothing meets the limits."""
@@ -69,6 +78,9 @@ def plan(
     from .check_run import Announcer
     from .output import show
 
+    if serve:
+        show(_serving(model, batch, context, weights, on), json=json)
+        return
     if tokens is None:
         raise ConfigError("how many tokens to train on? write --tokens 15e12, or 15T.")
     say = Announcer()
@@ -89,7 +101,7 @@ def plan(
         multi_slice=multi_slice,
         sequence_length=sequence,
         max_batch_tokens=max_batch_tokens or LARGEST_BATCH_TOKENS,
-        precisions=[name.strip() for name in precision.split(",")],
+        precisions=_words(precision),
         top=top,
         verify=verify_top if verify else 0,
         verify_seconds=verify_seconds,
@@ -103,6 +115,25 @@ def plan(
         result.to_html(html)
         say(f"wrote {html}")
     raise typer.Exit(result.exit_code)
+
+
+def _serving(
+    model: str, batch: int, context: int, weights: str | None, on: str | None
+) -> "ServingPlan":
+    """The smallest slices that serve the model."""
+    from ..planner.serving import WEIGHT_BITS, plan_serving
+
+    return plan_serving(
+        model,
+        batch=batch,
+        context=context,
+        formats=_words(weights) or tuple(WEIGHT_BITS),
+        generations=_words(on) or None,
+    )
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in text.split(",")] if text else []
 
 
 def _preemption(per_day: float | None, recovery_minutes: float | None) -> "Preemption | None":

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..compiler.report.wording import bytes_text, seconds_text
+from ..compiler.report.wording import seconds_text
 from .choice import Choice
 from .step_model import CAUSES
 

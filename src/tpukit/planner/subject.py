@@ -82,4 +82,6 @@ def _as_preset(config: TransformerConfig) -> tuple[str, dict[str, Any]]:
     name = config.name if config.name in list_presets() else _ANY_PRESET
     usual = presets()[name].config.to_dict()
     wanted = config.to_dict()
-    return name, {key: value for key, value in wanted.items() if value != usual[key]}
+    changed = {key: value for key, value in wanted.items() if value != usual[key]}
+    changed.pop("name", None)  # a label, and not one of the dimensions
+    return name, changed

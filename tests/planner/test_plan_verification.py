@@ -1,0 +1,117 @@
+"""The compiler's word: what it refuses is replaced, what it learns is used, time is kept."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tpukit.errors import TPUNotAvailableError, XLACompilationError
+from tpukit.planner.planning import _answer, plan
+from tpukit.planner.search import Search
+from tpukit.planner.verification import Verifier
+
+GIB = 2**30
+
+
+def searched(**asked):
+    found = plan("llama3.1-8b", tokens=1e10, on="v6e", max_chips=64, verify=0, **asked)
+    return Search.run(found.ask)
+
+
+def compiled(*, total_bytes=10 * GIB, fits=True, step_time_s=1.0):
+    prediction = SimpleNamespace(step_time_s=step_time_s, caveats=())
+    return SimpleNamespace(
+        memory=SimpleNamespace(total_bytes=total_bytes),
+        fits=fits,
+        predict=lambda **_: prediction,
+    )
+
+
+def answered(search, judge, *, seconds=60.0, top=3, verify=2):
+    """The answer when `judge(job)` is the compiler; and the jobs it was asked about."""
+    asked = []
+
+    def compile_jobs(jobs, *, timeout_s):
+        assert 0 < timeout_s <= seconds
+        asked.extend(jobs)
+        return [judge(job) for job in jobs]
+
+    verifier = Verifier(seconds, lambda line: None, compile=compile_jobs)
+    return _answer(search, top=top, verify=verify, verifier=verifier), asked
+
+
+def test_what_the_compiler_confirms_carries_its_figures():
+    search = searched()
+    found, asked = answered(search, lambda job: compiled(total_bytes=12 * GIB, step_time_s=7.0))
+    first = found.best
+    assert len(asked) == 2
+    assert first.verified.memory_bytes == first.memory_bytes == 12 * GIB
+    assert first.memory_origin == "compiler"
+    assert first.step_time_s == 7.0
+    steps = first.job.sections["train"]["steps"]
+    assert first.days == pytest.approx(steps * 7.0 / 86_400)
+    assert first.usd.value == pytest.approx(first.chip_hours * first.usd_per_chip_hour.value)
+    assert found.choices[2].verified is None
+    assert any("by the compiled schedule" in note for note in found.disagreements)
+
+
+def test_one_that_does_not_fit_makes_room_for_the_next_of_its_slice():
+    search = searched()
+    refused = []
+
+    def judge(job):
+        if "offload" in job.remat or not refused:
+            refused.append(job)
+            return compiled(total_bytes=40 * GIB, fits=False)
+        return compiled()
+
+    found, asked = answered(search, judge, verify=1, top=1)
+    assert found.feasible
+    assert found.best.job not in refused
+    assert found.best.target == refused[0].target
+    assert len(asked) < 12  # what was learnt spares the compiler the like of what failed
+    assert any("which does not fit" in note for note in found.disagreements)
+
+
+def test_a_refusal_is_told_with_its_reason():
+    search = searched()
+
+    def judge(job):
+        return XLACompilationError("no such layout") if job.target.chips > 8 else compiled()
+
+    found, _ = answered(search, judge, verify=1, top=1)
+    assert found.best.target.chips <= 8
+    assert any("no such layout" in note for note in found.disagreements)
+
+
+def test_choices_are_ranked_again_by_what_the_compiler_says():
+    search = searched()
+    slow = []
+
+    def judge(job):
+        slow.append(job.slice)
+        return compiled(step_time_s=100.0 if job.slice == slow[0] else 0.5)
+
+    found, _ = answered(search, judge)
+    assert str(found.best.target) != slow[0]
+    assert found.choices[0].usd.value <= found.choices[1].usd.value
+
+
+def test_a_schedule_that_breaks_the_deadline_is_no_answer():
+    search = searched(deadline="10d")
+    found, _ = answered(search, lambda job: compiled(step_time_s=1e4), top=2)
+    assert not found.feasible
+    assert "compiler says" in found.shortfall
+    assert found.choices  # the nearest there is
+    assert any("days, 10 asked" in note for note in found.disagreements)
+
+
+def test_no_compile_starts_when_time_is_up():
+    found, asked = answered(searched(), lambda job: compiled(), seconds=0.0)
+    assert not asked
+    assert "0 s were used up" in found.best.verified.reason
+    assert found.best.memory_origin == "model"
+
+
+def test_without_libtpu_the_way_out_is_named():
+    with pytest.raises(TPUNotAvailableError, match="extra"):
+        answered(searched(), lambda job: TPUNotAvailableError("needs an extra"))

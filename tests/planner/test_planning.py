@@ -1,0 +1,263 @@
+"""`plan`: the answers, their limits, and what is said when there is none."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpukit.errors import ConfigError, SliceError, TPUModelError, TPUValidationError
+from tpukit.models import TransformerConfig, get_preset
+from tpukit.models.huggingface_config import config_to_huggingface
+from tpukit.planner.candidates import Space, enumerate_candidates
+from tpukit.planner.model_shape import shape_of
+from tpukit.planner.model_source import load_model
+from tpukit.planner.objectives import SAME, pareto_front
+from tpukit.planner.plan import Plan
+from tpukit.planner.planning import plan
+from tpukit.planner.scoring import score
+from tpukit.planner.spot import Preemption
+
+SMALL = {"tokens": 1e10, "on": "v6e", "max_chips": 64, "verify": 0}
+
+
+def planned(model="llama3.1-8b", **asked):
+    return plan(model, **{**SMALL, **asked})
+
+
+def test_the_answer_meets_what_was_asked():
+    found = plan("llama3.1-70b", tokens="1T", deadline="30d", verify=0)
+    assert found.feasible
+    assert found.scored >= 20_000
+    best = found.best
+    assert best.days <= 30
+    assert best.memory_bytes <= 0.95 * best.usable_bytes
+    assert best.usd.value == min(choice.usd.value for choice in found.choices)
+    assert best.usd.value == pytest.approx(best.chip_hours * best.usd_per_chip_hour.value)
+    assert best.chip_hours == pytest.approx(best.days * 24 * best.target.chips)
+    assert best.tokens_per_step * best.job.sections["train"]["steps"] >= 1e12
+    assert len({choice.target for choice in found.choices}) == 5
+
+
+@pytest.mark.parametrize("objective", ["cheapest", "fastest", "fewest-chips"])
+def test_an_objective_is_the_best_of_all_that_fit(objective):
+    found = planned(objective=objective)
+    values = {
+        "cheapest": [choice.usd.value for choice in found.choices],
+        "fastest": [choice.days for choice in found.choices],
+        "fewest-chips": [choice.target.chips for choice in found.choices],
+    }[objective]
+    assert values[0] <= min(values) * (1 + SAME)
+    front = {
+        "cheapest": [choice.usd.value for choice in found.front],
+        "fastest": [choice.days for choice in found.front],
+        "fewest-chips": [choice.target.chips for choice in found.front],
+    }[objective]
+    assert values[0] <= min(front) * (1 + SAME)
+
+
+def test_a_budget_alone_asks_for_the_fastest():
+    assert planned(budget="2k").ask.objective == "fastest"
+    assert planned(budget="2k", deadline="30d").ask.objective == "cheapest"
+    assert planned(budget="2k").best.usd.value <= 2000
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(800, 5000), st.floats(1, 4))
+def test_a_tighter_budget_never_gives_a_faster_plan(budget, times):
+    tight, loose = (planned(budget=usd, objective="fastest") for usd in (budget, budget * times))
+    if tight.feasible:
+        assert loose.feasible
+        assert loose.best.days <= tight.best.days * (1 + SAME)
+        assert tight.best.usd.value <= budget
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0.2, 20), st.floats(1, 8))
+def test_a_tighter_deadline_never_gives_a_cheaper_plan(deadline, times):
+    tight, loose = (planned(deadline=days) for days in (deadline, deadline * times))
+    if tight.feasible:
+        assert loose.feasible
+        assert loose.best.usd.value <= tight.best.usd.value * (1 + SAME)
+        assert tight.best.days <= deadline
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    model=st.sampled_from(["llama3.1-8b", "mixtral-8x7b", "tiny"]),
+    generation=st.sampled_from(["v5e", "v6e", "v5p", "7x"]),
+)
+def test_more_chips_never_need_more_memory_each(model, generation):
+    config = get_preset(model)
+    length = min(2048, config.max_seq_len)
+    space = Space(generations=[generation], max_chips=256, multi_slice=False)
+    candidates = enumerate_candidates(
+        shape_of(config), space, sequence_length=length, max_batch_tokens=2**24
+    )
+    found = score(
+        shape_of(config),
+        candidates,
+        sequence_length=length,
+        attention_flops_per_token=config.flops_per_token(length).attention,
+    )
+    least = [
+        found.memory.total[candidates.chips == chips].min() for chips in np.unique(candidates.chips)
+    ]
+    assert all(later <= earlier for earlier, later in itertools.pairwise(least))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    model=st.sampled_from(["llama3.1-8b", "mixtral-8x7b", "gemma3-12b"]),
+    on=st.sampled_from(["v5e", "v6e", "v5p", "7x", "v4", "2xv6e-256", "v6e-64"]),
+    objective=st.sampled_from(["cheapest", "fastest", "fewest-chips"]),
+    sequence=st.sampled_from([2048, 8192, 32768]),
+)
+def test_meshes_fill_their_devices_and_every_job_file_loads(
+    tmp_path_factory, model, on, objective, sequence
+):
+    found = plan(
+        model, tokens=1e9, on=on, objective=objective, sequence_length=sequence, verify=0, top=8
+    )
+    for choice in (*found.choices, *found.front, *found.unpriced):
+        assert math.prod(choice.mesh.values()) == choice.target.devices
+        path = tmp_path_factory.mktemp("jobs") / "job.yaml"
+        choice.job.to_yaml(path)
+        loaded = Plan.from_yaml(path)
+        assert loaded == choice.job
+        assert loaded.mesh_sizes == choice.mesh
+        assert loaded.examples == choice.batch_size
+        assert loaded.tokens_per_step == choice.tokens_per_step
+
+
+@given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=40))
+def test_the_front_is_what_brute_force_finds(points):
+    days, money = (np.asarray(column) for column in zip(*points, strict=True))
+    found = {tuple(points[place]) for place in pareto_front(np.ones(len(days), bool), days, money)}
+    beaten = {
+        (d, m) for d, m in points if any(a <= d and b <= m and (a, b) != (d, m) for a, b in points)
+    }
+    assert found == set(points) - beaten
+
+
+def test_without_prices_chip_hours_count_and_it_is_said():
+    found = planned(on="7x")
+    assert found.ranked_by == "chip-hours"
+    assert found.best.usd.value is None
+    hours = [choice.chip_hours for choice in found.choices]
+    assert hours[0] <= min(hours) * (1 + SAME)
+    mixed = planned(on="7x,v6e")
+    assert mixed.ranked_by == "dollars"
+    assert {choice.target.chip.name for choice in mixed.unpriced} == {"7x"}
+    assert {choice.target.chip.name for choice in mixed.choices} == {"v6e"}
+    refused = planned(on="7x", budget=100)
+    assert any("no price is known" in one.reason for one in refused.rejected)
+
+
+def test_rates_of_your_own_and_regions():
+    reserved = {"generation": "v6e", "region": "*", "tier": "reserved-1y", "usd_per_chip_h": 1.5}
+    found = planned(tier="reserved-1y", rates={"rates": [reserved]})
+    assert found.best.usd_per_chip_hour.value == 1.5
+    anywhere, there = planned(), planned(regions=["us-east5"])
+    assert there.best.region == "us-east5"
+    assert anywhere.best.usd_per_chip_hour.value <= there.best.usd_per_chip_hour.value
+    with pytest.raises(ConfigError, match="us-east5"):
+        planned(regions=["us-east55"])
+
+
+def test_spot_pays_for_what_preemption_wastes():
+    calm = planned(spot=True, preemption=Preemption(per_slice_day=1e-6, recovery_s=1))
+    wild = planned(spot=True, preemption=Preemption(per_slice_day=12, recovery_s=1200))
+    assert calm.best.waste < 0.001 < wild.best.waste
+    assert wild.best.days > calm.best.days * 1.1
+    assert wild.best.job.sections["train"]["checkpoint_every"] >= 1
+    assert any("Young/Daly" in line for line in wild.assumptions)
+    assert calm.best.usd.value < planned().best.usd.value
+
+
+def test_an_impossible_deadline_gets_the_nearest():
+    found = planned("llama3.1-70b", tokens=1e12, deadline="1d")
+    assert not found.feasible
+    assert found.exit_code == 3
+    assert "nothing ends within 1 days" in found.shortfall
+    assert found.best.days == min(choice.days for choice in found.choices)
+    assert any("too slow" in one.reason for one in found.rejected)
+    poor = planned(budget=1)
+    assert "nothing costs $1 or less" in poor.shortfall
+    assert any("too dear" in one.reason for one in poor.rejected)
+
+
+def test_a_model_too_large_for_what_is_allowed_is_told_what_it_needs():
+    found = plan("llama3.1-405b", tokens=1e12, on="v5e", max_chips=256, verify=0)
+    assert "no v5e slice of at most 256 chips holds llama3.1-405b" in found.shortfall
+    assert "at least 336 v5e chips" in found.shortfall  # 14 bytes each over 15.75 GiB
+    assert math.ceil(405.85e9 * 14 / (15.75 * 2**30)) == 336
+    assert found.best is not None
+
+
+def test_limits_on_the_search():
+    assert all(choice.target.chips <= 16 for choice in planned(max_chips=16).choices)
+    alone = plan("llama3.1-8b", tokens=1e12, on="v6e", multi_slice=False, verify=0)
+    assert all(choice.target.num_slices == 1 for choice in (*alone.choices, *alone.front))
+    roomy = planned(min_headroom=0.5)
+    assert all(choice.memory_bytes <= 0.5 * choice.usable_bytes for choice in roomy.choices)
+    small = planned(max_batch_tokens="1M")
+    assert all(choice.tokens_per_step <= 1e6 for choice in small.choices)
+    named = planned(on="v6e-16")
+    assert [str(choice.target) for choice in named.choices] == ["v6e-16"]
+
+
+def test_eight_bits_are_planned_but_no_job_file_can_say_it(tmp_path):
+    found = planned(precisions=["int8"], on="v5e")
+    assert found.best.precision == "int8"
+    assert found.best.step_time_s < planned(on="v5e").best.step_time_s * 1.01
+    assert found.next_command == ""
+    with pytest.raises(TPUValidationError, match="no quantized products"):
+        found.to_yaml(tmp_path / "job.yaml")
+
+
+def test_models_by_configuration_file_and_builder(tmp_path, monkeypatch):
+    changed = get_preset("llama3.1-8b", n_layers=16)
+    own = planned(changed).best.job
+    assert load_model(own.model, own.model_changes) == changed
+    nameless = TransformerConfig(
+        n_layers=4, d_model=1024, d_ff=4096, n_heads=8, vocab_size=32000, max_seq_len=4096
+    )
+    job = planned(nameless).best.job
+    assert load_model(job.model, job.model_changes).replace(name="custom") == nameless
+    (tmp_path / "config.json").write_text(json.dumps(config_to_huggingface(changed)))
+    assert planned(str(tmp_path)).best.job.model == str(tmp_path)
+    (tmp_path / "my_models.py").write_text(
+        "from tpukit import Workload\n"
+        "def build():\n    return Workload('tiny', batch_size=64, sequence_length=64)\n"
+        "def opaque():\n    return object()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    built = planned("my_models.py:build", max_chips=8)
+    assert built.best.batch_size == 64
+    assert built.best.job.workload.examples == 64
+    with pytest.raises(TPUModelError, match="says no dimensions"):
+        planned("my_models.py:opaque")
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"objective": "cheepest"}, ConfigError, "Did you mean 'cheapest'"),
+        ({"deadline": "soon"}, ConfigError, "write 30d"),
+        ({"on": "v9"}, SliceError, "not a TPU generation"),
+        ({"max_chips": 0}, ConfigError, "at least one chip"),
+        ({"min_headroom": 1.5}, ConfigError, "from 0 to below 1"),
+        ({"precisions": ["int9"]}, ConfigError, "Did you mean 'int8'"),
+        ({"spot": True, "tier": "on_demand"}, ConfigError, "exclude each other"),
+        ({"sequence_length": 10**9}, ConfigError, "reads up to"),
+        ({"budget": -5}, ConfigError, "amount of dollars"),
+        ({"top": 0}, ConfigError, "top is 0"),
+    ],
+)
+def test_a_wrong_ask_is_told_what_is_right(asked, error, words):
+    with pytest.raises(error, match=words):
+        planned(**asked)

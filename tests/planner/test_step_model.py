@@ -1,0 +1,101 @@
+"""The arithmetic step: bounded by what the chip can do, and near published runs."""
+
+import numpy as np
+import pytest
+
+from tpukit.hardware import Slice
+from tpukit.models import get_preset
+from tpukit.planner.candidates import PRECISIONS, REMATS, Candidates, Layout
+from tpukit.planner.model_shape import shape_of
+from tpukit.planner.scoring import score
+from tpukit.planner.torus import place_axes
+
+
+def scored(
+    model, slice_name, sizes, *, batch, sequence=8192, remat="full", pieces=1, precision="bf16"
+):
+    target = Slice.parse(slice_name)
+    config = get_preset(model) if isinstance(model, str) else model
+    layout = Layout(target, sizes, place_axes(target, sizes))
+
+    def one(value):
+        return np.asarray([value])
+
+    candidates = Candidates(
+        (layout,),
+        one(0),
+        one(batch),
+        one(pieces),
+        one(REMATS.index(remat)),
+        one(PRECISIONS.index(precision)),
+        one(0),
+    )
+    return score(
+        shape_of(config),
+        candidates,
+        sequence_length=sequence,
+        attention_flops_per_token=config.flops_per_token(sequence).attention,
+    )
+
+
+# Measured steps of public runs (benchmarks/data/published_results.json says where each is from).
+PUBLISHED = [
+    ("llama3.1-8b", "v6e-8", {"fsdp": 8}, 3, "offload", 3.443),
+    ("llama3.1-8b", "v6e-256", {"fsdp": 256}, 4, "offload", 4.55),
+    ("llama3.1-70b", "v6e-256", {"fsdp": 256}, 5, "offload", 42.66),
+    ("llama3.1-405b", "v5p-1024", {"fsdp": 512}, 2, "full", 131.47),
+    ("llama3.1-70b", "tpu7x-4x4x4", {"fsdp": 128}, 2, "full", 12.20),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "sizes", "batch", "remat", "measured_s"), PUBLISHED)
+def test_a_published_step_is_met_within_15_percent(model, name, sizes, batch, remat, measured_s):
+    step = scored(model, name, sizes, batch=batch, remat=remat).step_time_s[0]
+    assert step == pytest.approx(measured_s, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["v5e-16", "v6e-16", "v5p-32", "tpu7x-2x2x2"])
+@pytest.mark.parametrize("remat", REMATS)
+def test_no_step_beats_the_peak(name, remat):
+    target = Slice.parse(name)
+    found = scored("llama3.1-8b", name, {"fsdp": target.devices}, batch=4, remat=remat)
+    flops = get_preset("llama3.1-8b").flops_per_token(8192).total * found.tokens_per_step[0]
+    assert flops / found.step_time_s[0] < target.peak_tflops().value * 1e12
+
+
+def test_the_causes_add_up_and_each_has_its_reason():
+    plain = scored("llama3.1-8b", "v6e-64", {"fsdp": 64}, batch=1)
+    assert sum(plain.step.at(0).values()) == pytest.approx(plain.step_time_s[0])
+    assert plain.step.dcn[0] == plain.step.bubble[0] == plain.step.host[0] == 0
+    assert scored("llama3.1-8b", "2xv6e-256", {"fsdp": 256}, batch=1).step.dcn[0] > 0
+    split = scored("llama3.1-8b", "v6e-64", {"fsdp": 8, "tensor": 8}, batch=1)
+    assert split.step.ici[0] > plain.step.ici[0]
+    staged = scored("llama3.1-8b", "v6e-64", {"stage": 4, "fsdp": 16}, batch=1, pieces=4)
+    busy = staged.step_time_s[0] - staged.step.bubble[0]
+    assert staged.step.bubble[0] / busy == pytest.approx(3 / 4, rel=0.02)  # (stages-1)/pieces
+
+
+def test_recomputing_less_is_faster_and_needs_more():
+    kept = [scored("llama3.1-8b", "v6e-64", {"fsdp": 64}, batch=1, remat=name) for name in REMATS]
+    none, minimal, full, offload = kept
+    assert none.step_time_s[0] < minimal.step_time_s[0] < full.step_time_s[0]
+    assert none.memory.total[0] > minimal.memory.total[0] > full.memory.total[0]
+    assert offload.memory.total[0] < full.memory.total[0]
+    assert offload.memory.host[0] > 0
+
+
+def test_eight_bits_are_faster_where_the_chip_has_a_rate_for_them():
+    wide = scored("llama3.1-70b", "v5e-256", {"fsdp": 256}, batch=1)
+    narrow = scored("llama3.1-70b", "v5e-256", {"fsdp": 256}, batch=1, precision="int8")
+    assert narrow.step.matrix[0] == pytest.approx(wide.step.matrix[0] / 2, rel=0.01)
+    assert narrow.step.attention[0] == wide.step.attention[0]
+
+
+def test_widths_that_do_not_fill_the_lanes_cost_as_if_they_did():
+    """64 hidden channels a device take as long as the 128 they are filled up to."""
+    few = get_preset("llama3.1-8b", d_ff=1024)  # 64 a device when split 16 ways
+    whole = get_preset("llama3.1-8b", d_ff=2048)
+    seconds = [
+        scored(config, "v6e-16", {"tensor": 16}, batch=1).step.matrix[0] for config in (few, whole)
+    ]
+    assert seconds[0] == pytest.approx(seconds[1])
