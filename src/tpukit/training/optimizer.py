@@ -11,9 +11,11 @@ import optax
 
 from ..errors import ConfigError, did_you_mean
 from ..parallel.trees import join_path
+from .moments import scale_by_int8_adam
 from .schedule import LearningRate
 
 OptimizerName = Literal["adamw", "lion", "adafactor", "sgd"]
+MomentDtype = Literal["float32", "bfloat16", "int8"]
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
 # Weights that a decay would only pull away from what they are for: the scale of a norm is 1, not
 # 0, and a rare token's embedding would shrink for want of gradients.
@@ -30,7 +32,8 @@ class OptimizerSpec:
             two dimensions, is not decayed.
         clip_norm: Gradients are scaled down to this global norm; None never.
         moment_dtype: Format of the first moment (AdamW, Lion) or the momentum (SGD); the second
-            moment stays in float32, whose range it needs.
+            moment stays in float32, whose range it needs. "int8" (AdamW) keeps both in eight
+            bits, with a scale for each block.
         skip_nonfinite: Leave parameters and moments as they are when a gradient is not finite.
     """
 
@@ -41,7 +44,7 @@ class OptimizerSpec:
     weight_decay: float = 0.1
     no_decay: tuple[str, ...] = NO_DECAY
     clip_norm: float | None = 1.0
-    moment_dtype: Literal["float32", "bfloat16"] = "float32"
+    moment_dtype: MomentDtype = "float32"
     skip_nonfinite: bool = False
 
     def __post_init__(self) -> None:
@@ -54,6 +57,11 @@ class OptimizerSpec:
             raise ConfigError(
                 "moment_dtype is for optimizers with a first moment, and adafactor keeps none; "
                 "leave it out."
+            )
+        if self.moment_dtype == "int8" and self.name != "adamw":
+            raise ConfigError(
+                f"moment_dtype='int8' is for adamw, and the optimizer is {self.name}; use "
+                "'bfloat16', or adamw."
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,7 +77,13 @@ def build_optimizer(
     dtype = jnp.dtype(spec.moment_dtype)
     decay = spec.weight_decay
     mask = decay_mask(spec.no_decay)
-    if spec.name == "adamw":
+    if spec.moment_dtype == "int8":
+        core = optax.chain(
+            scale_by_int8_adam(spec.beta1, spec.beta2, spec.eps),
+            optax.add_decayed_weights(decay, mask),
+            optax.scale_by_learning_rate(rate),
+        )
+    elif spec.name == "adamw":
         core = optax.adamw(
             rate,
             b1=spec.beta1,

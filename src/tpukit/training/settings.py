@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from ..config.sections import Fraction, PositiveFloat, PositiveInt, Section
 from ..config.settings import Settings
 from ..errors import ConfigError, did_you_mean
-from .optimizer import NO_DECAY, OptimizerName, OptimizerSpec
+from .optimizer import NO_DECAY, MomentDtype, OptimizerName, OptimizerSpec
 from .schedule import LearningRate, ScheduleName
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -52,8 +52,8 @@ class Optimization(Section):
     weight_decay: NonNegativeFloat = Field(default=0.1, description="decoupled")
     no_decay: Words = Field(default=NO_DECAY, description="paths of parameters that do not decay")
     clip_norm: PositiveFloat | None = Field(default=1.0, description="of all gradients together")
-    moment_dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="format of the first moment"
+    moment_dtype: MomentDtype = Field(
+        default="float32", description="of the first moment; int8: of both, in blocks"
     )
     z_loss: NonNegativeFloat = Field(default=0.0, description="weight of log²(softmax normaliser)")
 

@@ -1,0 +1,138 @@
+"""Adam with both moments in eight bits: a quarter of the optimizer's memory."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+# Numbers that share a scale, along the last axis; the scales then add 1.6 % to the bytes.
+BLOCK = 256
+# Adam divides one moment by the root of the other, so what is small against its block must not
+# become zero. Codes are spaced as a fourth power: they reach 1e-9 of the largest for either.
+LARGEST_CODE = {jnp.int8: 127, jnp.uint8: 255}
+# Steps of the golden ratio fill the unit interval evenly, from any start.
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class Int8AdamState(NamedTuple):
+    """Moments as codes in the shape of the parameters, with a scale for each block of them."""
+
+    steps: jax.Array
+    mu: Any  # int8
+    nu: Any  # uint8
+    mu_scales: Any  # float32, (..., blocks)
+    nu_scales: Any
+
+
+def scale_by_int8_adam(
+    b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+) -> optax.GradientTransformation:
+    """`optax.scale_by_adam` whose two moments are kept in eight bits between steps.
+
+    A moment changes by less in one step than its neighbouring codes differ, so rounding to the
+    nearest would freeze it. Rounding goes up as often as the value is near the upper code, by a
+    fixed sequence over steps and elements: exact on average, the same after a restart.
+    """
+
+    def init(params: Any) -> Int8AdamState:
+        def codes(dtype: Any) -> Any:
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), params)
+
+        def scales() -> Any:
+            return jax.tree.map(lambda leaf: jnp.zeros(_scales_shape(leaf.shape)), params)
+
+        return Int8AdamState(
+            steps=jnp.zeros((), jnp.int32),
+            mu=codes(jnp.int8),
+            nu=codes(jnp.uint8),
+            mu_scales=scales(),
+            nu_scales=scales(),
+        )
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        steps: Any = optax.safe_increment(state.steps)
+
+        def one(gradient: Any, mu: Any, nu: Any, mu_scale: Any, nu_scale: Any) -> tuple[Any, ...]:
+            wide = gradient.astype(jnp.float32)
+            mean = b1 * decode(mu, mu_scale) + (1 - b1) * wide
+            square = b2 * decode(nu, nu_scale) + (1 - b2) * wide * wide
+            unbiased = mean / (1 - b1**steps), square / (1 - b2**steps)
+            update = (unbiased[0] / (jnp.sqrt(unbiased[1]) + eps)).astype(gradient.dtype)
+            return (
+                update,
+                *encode(mean, jnp.int8, step=steps),
+                *encode(square, jnp.uint8, step=steps),
+            )
+
+        whole = jax.tree.map(one, updates, state.mu, state.nu, state.mu_scales, state.nu_scales)
+        structure = jax.tree.structure(updates)
+        scaled, mu, mu_scales, nu, nu_scales = jax.tree.transpose(
+            structure, jax.tree.structure((0,) * 5), whole
+        )
+        return scaled, Int8AdamState(steps, mu, nu, mu_scales, nu_scales)
+
+    return optax.GradientTransformation(init, update)
+
+
+def encode(values: jax.Array, dtype: Any, *, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Codes of `values` and the scale of each block of them.
+
+    Args:
+        values: Any shape; none below zero where `dtype` is unsigned.
+        dtype: `jnp.int8` or `jnp.uint8`.
+        step: Decides, with an element's place, which way it is rounded.
+    """
+    top = LARGEST_CODE[dtype]
+    blocks = _blocks(values.astype(jnp.float32))
+    scales = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+    shares = jnp.abs(blocks) / jnp.where(scales > 0, scales, 1)
+    lower = jnp.minimum(jnp.floor(top * jnp.sqrt(jnp.sqrt(shares))), top - 1)
+    # The smallest code is not zero: a zero second moment would divide its first one by eps.
+    lower = jnp.maximum(lower, 1) if dtype == jnp.uint8 else lower
+    low, high = _fourth_power(lower / top), _fourth_power((lower + 1) / top)
+    codes = lower + ((shares - low) / (high - low) > _thresholds(blocks.shape, step))
+    signed = jnp.where(blocks < 0, -codes, codes)
+    flat = signed.reshape(*blocks.shape[:-2], -1)[..., : _last(values.shape)]
+    return flat.reshape(values.shape).astype(dtype), scales[..., 0]
+
+
+def decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
+    """The values of codes, in float32."""
+    blocks = _blocks(codes.astype(jnp.float32) / LARGEST_CODE[codes.dtype.type])
+    values = jnp.sign(blocks) * _fourth_power(blocks) * scales[..., None]
+    flat = values.reshape(*values.shape[:-2], -1)[..., : _last(codes.shape)]
+    return flat.reshape(codes.shape)
+
+
+def _thresholds(shape: tuple[int, ...], step: jax.Array) -> jax.Array:
+    """Numbers in [0, 1): evenly spread over the elements of a block, and over the steps of each."""
+    places = jnp.arange(shape[-1], dtype=jnp.float32)
+    # Steps wrap where float32 would lose the fraction.
+    turns = GOLDEN * (step % 4096).astype(jnp.float32) + math.sqrt(2) * places
+    return turns - jnp.floor(turns)
+
+
+def _fourth_power(x: jax.Array) -> jax.Array:
+    return (x * x) * (x * x)
+
+
+def _blocks(values: jax.Array) -> jax.Array:
+    """(..., blocks, size): the last axis cut, with zeros where it does not come out even."""
+    last = _last(values.shape)
+    size = min(BLOCK, last)
+    count = -(-last // size)
+    rows = values.reshape(*values.shape[:-1], last)
+    padded = jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, count * size - last)])
+    return padded.reshape(*rows.shape[:-1], count, size)
+
+
+def _scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    last = _last(shape)
+    return (*shape[:-1], -(-last // min(BLOCK, last)))
+
+
+def _last(shape: tuple[int, ...]) -> int:
+    return shape[-1] if shape else 1

@@ -1,0 +1,141 @@
+"""Moments in eight bits: what is kept, what is lost, and that learning does not notice."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpukit.errors import ConfigError
+from tpukit.models.workload import Workload
+from tpukit.training import OptimizerSpec, TPUCheckpointer, build_optimizer
+from tpukit.training.moments import decode, encode, scale_by_int8_adam
+
+STEP = jnp.asarray(1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from([(), (3,), (257,), (2, 3, 65)]),
+    st.integers(0, 1000),
+    st.sampled_from([jnp.int8, jnp.uint8]),
+)
+def test_codes_are_near_for_every_shape(shape, seed, dtype):
+    values = np.random.default_rng(seed).normal(size=shape) * 10.0 ** (seed % 11 - 5)
+    values = np.abs(values) if dtype == jnp.uint8 else values
+    codes, scales = encode(jnp.asarray(values), dtype, step=STEP)
+    assert codes.shape == values.shape
+    assert codes.dtype == dtype
+    found = np.asarray(decode(codes, scales), np.float64)
+    # Neighbouring fourth powers near share x of the largest differ by 4 x^(3/4) of a code.
+    top = np.abs(values).max(initial=0)
+    room = 4 * ((np.abs(values) / top) ** 0.25 + 1 / 127) ** 3 / 127 * top
+    assert np.all(np.abs(found - values) <= room + 1e-6 * top)
+
+
+def test_small_second_moments_do_not_become_zero():
+    values = jnp.asarray([1.0, 1e-6, 1e-12, 0.0])
+    found = decode(*encode(values, jnp.uint8, step=STEP))
+    assert float(found[0]) == pytest.approx(1)
+    assert np.all(np.asarray(found) > 0)
+    assert float(found[2]) < 1e-8
+    nothing = decode(*encode(jnp.zeros(5), jnp.uint8, step=STEP))
+    np.testing.assert_array_equal(nothing, np.zeros(5))
+
+
+def test_rounding_is_exact_on_average():
+    values = jnp.asarray(np.linspace(0.001, 1, 64), jnp.float32)
+
+    def mean_of(steps):
+        coded = jax.vmap(lambda step: decode(*encode(values, jnp.uint8, step=step)))
+        return np.asarray(coded(jnp.arange(steps)).mean(0))
+
+    alone = np.abs(mean_of(1) / values - 1).max()
+    assert alone > 0.01
+    assert np.abs(mean_of(256) / values - 1).max() < alone / 20
+
+
+def test_an_average_follows_its_gradient_down():
+    """By nearest rounding a slow average stays where it is: here it must decay as in float32."""
+    narrow, wide = scale_by_int8_adam(0.9, 0.999), optax.scale_by_adam(0.9, 0.999)
+    params = {"w": jnp.zeros((4, 64))}
+    states = narrow.init(params), wide.init(params)
+    rng = np.random.default_rng(0)
+    update = jax.jit(lambda gradient, states: (
+        narrow.update(gradient, states[0])[1], wide.update(gradient, states[1])[1]
+    ))  # fmt: skip
+    for step in range(400):
+        size = 1.0 if step < 20 else 0.01
+        states = update({"w": jnp.asarray(rng.normal(size=(4, 64)) * size)}, states)
+    found = np.asarray(decode(states[0].nu["w"], states[0].nu_scales["w"]))
+    truth = np.asarray(states[1].nu["w"])
+    assert np.median(np.abs(found / truth - 1)) < 0.05
+
+
+@pytest.fixture(scope="module")
+def runs(compile_quickly):
+    """Losses and the last state of the same run with moments in float32 and in int8."""
+    found = {}
+    text = np.frombuffer((b"the quick brown fox jumps over the lazy dog; " * 200), np.uint8)
+    starts = np.random.default_rng(0).integers(0, len(text) - 33, size=(40, 8))
+    windows = text[starts[..., None] + np.arange(33)].astype(np.int32)
+    for dtype in ("float32", "int8"):
+        optimizer = build_optimizer(OptimizerSpec(moment_dtype=dtype, weight_decay=0.01), 3e-3)
+        work = Workload("tiny", batch_size=8, sequence_length=32, optimizer=optimizer)
+        state = jax.jit(work.init)(jax.random.key(0))
+        step = jax.jit(work.train_step)
+        losses = []
+        for window in windows:
+            batch = {"inputs": window[:, :-1], "targets": window[:, 1:]}
+            state, metrics = step(state, batch)
+            losses.append(float(metrics["loss"]))
+        found[dtype] = (np.asarray(losses), state, work)
+    return found
+
+
+def test_learning_does_not_notice(runs):
+    wide, narrow = runs["float32"][0], runs["int8"][0]
+    assert wide[-1] < 0.6 * wide[0]
+    smooth = [np.convolve(losses, np.ones(10) / 10, "valid") for losses in (wide, narrow)]
+    np.testing.assert_allclose(smooth[1], smooth[0], rtol=0.02)
+
+
+def test_the_state_is_a_quarter(runs):
+    sizes = {
+        dtype: sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
+        for dtype, (_, state, _) in runs.items()
+    }
+    # Rows of 64 here: a scale for each costs more than for the 256 of larger models.
+    assert sizes["int8"] < 0.32 * sizes["float32"]
+
+
+def test_the_state_survives_a_checkpoint(runs, tmp_path):
+    state = runs["int8"][1]
+    with TPUCheckpointer(tmp_path / "checkpoints") as checkpointer:
+        checkpointer.save(1, params=state.params, opt_state=state.opt_state)
+        found = checkpointer.restore(like={"opt_state": state.opt_state})
+    for before, after in zip(
+        jax.tree.leaves(state.opt_state), jax.tree.leaves(found.opt_state), strict=True
+    ):
+        assert before.dtype == after.dtype
+        np.testing.assert_array_equal(before, after)
+
+
+def test_moments_lie_where_their_parameters_do(runs):
+    work = runs["int8"][2]
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+    places = work.shardings(mesh).state
+    adam = next(
+        leaf
+        for leaf in jax.tree.leaves(places.opt_state, is_leaf=lambda node: hasattr(node, "mu"))
+        if hasattr(leaf, "mu")
+    )
+    assert adam.mu == places.params
+    assert adam.nu == places.params
+
+
+def test_other_optimizers_refuse():
+    with pytest.raises(ConfigError, match="'int8' is for adamw, and the optimizer is lion"):
+        OptimizerSpec(name="lion", moment_dtype="int8")
