@@ -1,13 +1,14 @@
 """Generating with a cache gives what the whole forward pass gives, token by token."""
 
+import dataclasses
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from tpukit.errors import TPUModelError, TPUValidationError
-from tpukit.models import Transformer, Workload, get_preset
+from tpukit.models import Execution, Workload, get_preset
+from tpukit.models.adapters import TransformerAdapter
 from tpukit.models.generation import Generator, Sampling, generate
 
 PROMPTS = [[7, 3, 250, 11, 90, 14, 2], [5], [200, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
@@ -31,28 +32,18 @@ CONFIGS = {
 
 def sharp(config, seed=1):
     """Parameters whose logits differ enough for a likeliest token to be beyond rounding."""
-    params = Workload(config, batch_size=1, sequence_length=8).init(jax.random.key(seed)).params
+    work = Workload(config, batch_size=1, sequence_length=8)
+    params = jax.jit(work.init)(jax.random.key(seed)).params
     return jax.tree.map(lambda leaf: leaf * 3 if leaf.ndim >= 2 else leaf, params)
 
 
-def greedy_by_forward(config, params, prompt, count):
-    """The truth: the whole sequence through the whole model for every token."""
-    model = Transformer(config.replace(routing="dropless"), rngs=nnx.Rngs(0))
-    nnx.update(model, _state_of(model, params))
-    call = nnx.jit(lambda model, tokens: model(tokens))
-    tokens = list(prompt)
-    padded = np.zeros((1, len(prompt) + count), np.int32)
-    for _ in range(count):
-        padded[0, : len(tokens)] = tokens
-        logits = call(model, jnp.asarray(padded))[0, len(tokens) - 1]
-        tokens.append(int(jnp.argmax(logits)))
-    return tuple(tokens[len(prompt) :])
+@pytest.fixture(scope="module")
+def dense():
+    """A generator whose programs the tests share."""
+    return Generator(CONFIGS["dense"], sharp(CONFIGS["dense"]))
 
 
-def _state_of(model, params):
-    state = nnx.state(model)
-    nnx.replace_by_pure_dict(state, params)
-    return state
+GREEDY = Sampling(temperature=0)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -60,8 +51,16 @@ def test_greedy_tokens_are_those_of_the_whole_forward_pass(name):
     config = CONFIGS[name]
     params = sharp(config)
     found = generate(config, params, PROMPTS, max_new_tokens=12, temperature=0)
-    for prompt, tokens in zip(PROMPTS, found.tokens, strict=True):
-        assert tokens == greedy_by_forward(config, params, prompt, 12)
+    rows = [[*prompt, *new] for prompt, new in zip(PROMPTS, found.tokens, strict=True)]
+    whole = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    for place, row in enumerate(rows):
+        whole[place, : len(row)] = row
+    adapter = TransformerAdapter(config.replace(routing="dropless"))
+    forward = jax.jit(lambda params, tokens: adapter.module(params, Execution())(tokens))
+    likeliest = np.asarray(forward(params, whole)).argmax(-1)
+    for place, prompt in enumerate(PROMPTS):
+        start = len(prompt) - 1
+        assert found.tokens[place] == tuple(likeliest[place, start : start + 12])
     assert found.ended == ("length",) * 3
     assert len(set(found.tokens[0])) > 1
 
@@ -75,57 +74,51 @@ def test_greedy_tokens_are_those_of_float64(reference_logits):
     assert tuple(likeliest[len(PROMPTS[0]) - 1 : -1]) == found
 
 
-def test_a_row_is_the_same_alone_and_streamed_and_sharded():
-    config = CONFIGS["dense"]
-    params = sharp(config)
+def test_a_row_is_the_same_alone_and_streamed(dense):
     sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=5)
-    generator = Generator(config, params)
-    whole = generator.generate(PROMPTS, max_new_tokens=9, sampling=sampling)
+    whole = dense.generate(PROMPTS, max_new_tokens=9, sampling=sampling)
     assert whole.compile_s > 0
-    parts = list(generator.stream(PROMPTS, max_new_tokens=9, sampling=sampling, every=2))
+    parts = list(dense.stream(PROMPTS, max_new_tokens=9, sampling=sampling, every=2))
     assert [len(part.tokens[0]) for part in parts] == [1, 3, 5, 7, 9]
     assert parts[-1].tokens == whole.tokens
     assert parts[-1].compile_s == 0
-    alone = generator.generate(PROMPTS[:1], max_new_tokens=9, sampling=sampling)
+    alone = dense.generate(PROMPTS[:1], max_new_tokens=9, sampling=sampling)
     assert alone.tokens[0] == whole.tokens[0]
+    again, other = (
+        dense.generate(PROMPTS, max_new_tokens=9, sampling=dataclasses.replace(sampling, seed=seed))
+        for seed in (5, 6)
+    )
+    assert again.tokens == whole.tokens != other.tokens
+    assert other.compile_s == 0
 
-    work = Workload(config, batch_size=8, sequence_length=8, strategy="fsdp+megatron")
+
+def test_parameters_split_over_a_mesh_give_the_same_tokens(dense):
+    work = Workload(dense.config, batch_size=8, sequence_length=8, strategy="fsdp+megatron")
     mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    split = jax.device_put(params, work.layout(mesh).shardings)
-    assert Generator(work, split).generate(
-        PROMPTS, max_new_tokens=9, sampling=sampling
-    ).tokens == whole.tokens  # fmt: skip
+    split = jax.device_put(dense.params, work.layout(mesh).shardings)
+    found, truth = (
+        generator.generate(PROMPTS, max_new_tokens=9, sampling=GREEDY)
+        for generator in (Generator(work, split), dense)
+    )
+    assert found.tokens == truth.tokens
 
 
-def test_an_end_token_ends_its_row_only():
-    config = CONFIGS["dense"]
-    params = sharp(config)
-    free = generate(config, params, PROMPTS, max_new_tokens=10, temperature=0)
+def test_an_end_token_ends_its_row_only(dense):
+    free = dense.generate(PROMPTS, max_new_tokens=9, sampling=GREEDY)
     end = free.tokens[0][4]
-    found = generate(config, params, PROMPTS, max_new_tokens=10, temperature=0, eos=end)
+    found = dense.generate(PROMPTS, max_new_tokens=9, sampling=GREEDY, eos=end)
     for before, after, ended in zip(free.tokens, found.tokens, found.ended, strict=True):
         cut = before.index(end) if end in before else len(before)
         assert after == before[:cut]
         assert ended == ("end" if end in before else "length")
 
 
-def test_every_row_ending_stops_the_loop():
-    config = CONFIGS["dense"]
-    params = sharp(config)
-    first = generate(config, params, [[5]], max_new_tokens=1, temperature=0).tokens[0][0]
-    found = generate(config, params, [[5]], max_new_tokens=100, temperature=0, eos=first)
-    assert (found.tokens, found.ended, found.decode_steps) == (((),), ("end",), 0)
-    assert found.step_time_s is None
-
-
-def test_seeds_differ_and_repeat():
-    config = CONFIGS["dense"]
-    params = Workload(config, batch_size=1, sequence_length=8).init(jax.random.key(0)).params
-    draws = [
-        generate(config, params, [[1]], max_new_tokens=16, seed=seed).tokens for seed in (1, 2, 1)
-    ]
-    assert draws[0] == draws[2]
-    assert draws[0] != draws[1]
+def test_every_row_ending_stops_the_loop(dense):
+    free = dense.generate([[5]] * 3, max_new_tokens=1, sampling=GREEDY)
+    assert free.step_time_s is None
+    end = free.tokens[0][0]
+    found = dense.generate([[5]] * 3, max_new_tokens=20, sampling=GREEDY, eos=end)
+    assert (found.tokens, found.ended, found.decode_steps) == (((),) * 3, ("end",) * 3, 0)
 
 
 @pytest.mark.parametrize(
@@ -155,11 +148,10 @@ def test_somebody_elses_model_is_refused():
         generate(own, {}, [[1]])
 
 
-def test_a_result_shows_itself():
-    config = CONFIGS["dense"]
-    found = generate(config, sharp(config), [[5]], max_new_tokens=3, temperature=0)
+def test_a_result_shows_itself(dense):
+    found = dense.generate(PROMPTS, max_new_tokens=3, sampling=GREEDY)
     data = found.to_dict()
     assert data["origin"] == "measured"
-    assert data["tokens"] == [list(found.tokens[0])]
+    assert data["tokens"] == [list(row) for row in found.tokens]
     assert data["step_time_s"] == found.decode_s / 2
-    assert found.__rich__().row_count == 1
+    assert found.__rich__().row_count == 3

@@ -1,0 +1,23 @@
+"""`tpukit export`: a run's checkpoint as a Hugging Face folder of safetensors."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import job_options as options
+
+Run = Annotated[str, typer.Argument(help="A run directory, or one of its checkpoints.")]
+Out = Annotated[Path, typer.Argument(help="A new folder.")]
+Step = Annotated[int | None, typer.Option(help="Which checkpoint; the newest by default.")]
+
+
+def export(run: Run, out: Out, step: Step = None, json: options.Json = False) -> None:
+    """Write a run's parameters as safetensors in the Hugging Face layout."""
+    from ..runtime.environment import configure_tpu_environment
+    from .output import show
+
+    configure_tpu_environment()
+    from ..training.export import export_run
+
+    show(export_run(run, out, step=step), json=json)

@@ -1,0 +1,135 @@
+"""`tpukit generate` and `tpukit export`: what a run learnt comes out as text and as safetensors."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import typer
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from tpukit.cli.export import export
+from tpukit.cli.generate import generate
+from tpukit.errors import ConfigError, TPUCheckpointError, TPUModelError, TPUValidationError
+from tpukit.models import get_preset, import_huggingface
+from tpukit.training import TPUTrainer, TrainingSettings
+from tpukit.training.trained_model import load_trained
+
+TEXT = "abcdefghij" * 400
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that learnt to count on from a to j."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text(TEXT)
+    trainer = TPUTrainer(
+        model=get_preset("tiny", n_layers=1, vocab_size=257),
+        use_bf16=False,
+        run_dir=folder / "run",
+        settings=TrainingSettings(
+            tokenizer="bytes", learning_rate=1e-2, checkpoint_every=30, weight_decay=0.0
+        ),
+        progress=False,
+        devices=jax.devices()[:1],
+    )
+    trainer.train(folder / "text.txt", num_steps=60, batch_size=8, sequence_length=32)
+    return folder / "run", trainer.state.params
+
+
+@pytest.fixture
+def run():
+    app = typer.Typer()
+    app.command()(generate)
+    app.command()(export)
+
+    def invoke(*arguments):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return invoke
+
+
+def test_a_run_says_what_it_learnt(run, trained):
+    result = run(
+        "generate", trained[0], "--prompt", "abc", "--temperature", 0, "--max-new-tokens", 20
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "abc" + "defghijabcdefghijabc" + "\n"
+    assert "at step 60: 20 tokens" in result.stderr
+    assert "(measured" in result.stderr
+
+
+@pytest.mark.parametrize("below", ["", "checkpoints", "checkpoints/60"])
+def test_the_newest_checkpoint_is_found_from_anywhere(trained, below):
+    found = load_trained(trained[0] / below)
+    assert (found.step, found.tokenizer) == (60, "bytes")
+    jax.tree.map(np.testing.assert_array_equal, found.params, trained[1])
+    assert load_trained(trained[0] / "checkpoints" / "30").step == 30
+
+
+def test_json_holds_text_and_tokens(run, trained):
+    result = run(
+        *("generate", trained[0], "--prompt", "hij", "--temperature", 0, "--json"),
+        *("--max-new-tokens", 4, "--step", 60),
+    )
+    found = json.loads(result.stdout)
+    assert (found["text"], found["tokens"]) == ("abcd", [[97, 98, 99, 100]])
+    assert (found["step"], found["origin"]) == (60, "measured")
+
+
+def test_export_is_exact_and_reads_back(run, trained, tmp_path):
+    out = tmp_path / "exported"
+    result = run("export", trained[0], out, "--json")
+    assert result.exit_code == 0, result.output
+    about = json.loads(result.stdout)
+    assert about["files"] == ["config.json", "model.safetensors"]
+    assert about["step"] == 60
+    assert about["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(trained[1]))
+    jax.tree.map(np.testing.assert_array_equal, import_huggingface(out).params, trained[1])
+    kernel = np.asarray(trained[1]["layers"]["mlp"]["down_proj"]["kernel"][0])
+    stored = load_file(out / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
+    np.testing.assert_array_equal(stored, kernel.T)
+
+    again = run(
+        *("generate", out, "--prompt", "abc", "--tokenizer", "bytes", "--temperature", 0),
+        *("--max-new-tokens", 6),
+    )
+    assert again.stdout == "abcdefghi\n"
+    refused = run("export", trained[0], out)
+    assert isinstance(refused.exception, TPUValidationError)
+    assert "not overwritten" in str(refused.exception)
+    missing = run("generate", out, "--prompt", "a")
+    assert "give --tokenizer bytes" in str(missing.exception)
+
+
+def test_a_failed_export_leaves_nothing(run, trained, tmp_path):
+    result = run("export", trained[0], tmp_path / "out", "--step", 7)
+    assert isinstance(result.exception, TPUCheckpointError)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["{run}x"], TPUValidationError, "is not there.* Did you mean 'run'"),
+        (["{run}/.."], TPUValidationError, "neither a run .* nor a Hugging Face folder"),
+        (["{run}", "--prompt", "a", "--step", "7"], TPUCheckpointError, "Complete ones: 30, 60"),
+        (["{run}", "--tokenizer", "nothing.json"], ConfigError, "no tokenizer file"),
+        (["{run}", "--temperature", "-1"], TPUValidationError, "temperature=-1"),
+        (["{run}", "--prompt", "a", "--max-new-tokens", "999"], TPUModelError, "more than the 128"),
+    ],
+)
+def test_wrong_input_is_one_clear_error(run, trained, arguments, error, message):
+    result = run("generate", *(word.format(run=trained[0]) for word in arguments))
+    assert isinstance(result.exception, error), result.output
+    with pytest.raises(error, match=message):
+        raise result.exception
+
+
+def test_a_model_of_ones_own_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text(
+        json.dumps({"format": 1, "identity": {"model": "tuple"}, "settings": {}})
+    )
+    with pytest.raises(TPUModelError, match="trained a model of its own, 'tuple'"):
+        load_trained(tmp_path)
