@@ -180,11 +180,12 @@ def _compiler(
     def compiled(examples: int, options: Mapping[str, Any]) -> Probe:
         shape: dict[str, Any] = {"batch_size": examples, "sequence_length": sequence_length}
         try:
-            work = (
-                model.replace(**shape, **options)
-                if isinstance(model, Workload)
-                else Workload(model, **{"remat": "full", **options, **shape})
-            )
+            settings: dict[str, Any] = {**options, **shape}
+            if isinstance(model, Workload):
+                work = model.replace(**settings)
+            else:
+                settings.setdefault("remat", "full")
+                work = Workload(model, **settings)
             found = compile_for(work, where, mesh=mesh, until="memory", timeout_s=timeout_s)
         except TPUError as error:
             return Probe(examples, None, False, str(error))

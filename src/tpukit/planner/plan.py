@@ -25,15 +25,6 @@ from .plan_file import SECTIONS, fields_from, read_job_file
 
 DEFAULT_SEQUENCE_LENGTH = 2048
 OPTIMIZERS = ("adamw", "lion", "adafactor", "sgd")
-_STRATEGY_OF_ROLE = {
-    "fsdp": "fsdp",
-    "tensor": "megatron",
-    "expert": "expert",
-    "stage": "pipeline",
-    "context": "context",
-    "data": "data",
-    "replica": "data",
-}
 _COMPUTE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
@@ -171,14 +162,13 @@ class Plan:
     @cached_property
     def workload(self) -> Any:
         """The workload it describes."""
+        from ..models.placement import strategy_for
         from ..models.workload import Workload
-        from ..parallel.axes import role_of
 
-        names = dict.fromkeys(_STRATEGY_OF_ROLE[role_of(axis)] for axis in self.mesh)
         how: dict[str, Any] = {
             "optimizer": self._transformation(),
             "remat": self.remat,
-            "strategy": self.strategy or "+".join(names),
+            "strategy": self.strategy or strategy_for(self.mesh),
             "microbatches": self.microbatches,
             "attention": self.attention,
             "schedule": self.schedule,
