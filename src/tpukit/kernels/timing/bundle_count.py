@@ -37,4 +37,4 @@ def count_bundles(
             f"{op.name} {case.name} compiled for {target.name} without a kernel; "
             "its blocks may have made it fall back to XLA."
         )
-    return dict(counts)
+    return dict(sorted(counts.items()))
