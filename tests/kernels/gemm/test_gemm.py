@@ -185,3 +185,13 @@ def test_eight_bits_where_there_are_none():
         adaptive_matmul(a, b, precision="int8")
     with target_chip("7x"):
         assert jax.eval_shape(adaptive_matmul, a.astype(FP8), b.astype(FP8)).dtype == jnp.float32
+
+
+def test_blocks_that_do_not_fit_are_refused_with_those_that_do():
+    a, b = (jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16),) * 2
+    large = GemmBlocks(4096, 4096, 2048)
+    with (
+        target_chip("v6e"),
+        pytest.raises(TPUKernelError, match=r"takes 320.0 MiB.*v6e has.*largest that fit are rows"),
+    ):
+        jax.eval_shape(call(tpu_strategy="pallas", blocks=large), a, b)

@@ -115,6 +115,14 @@ def test_every_path_and_its_gradient(implementation, activations):
     assert_close(d_x, expected, 2e-6)
 
 
+def test_blocks_tuned_for_a_larger_size_are_cut(monkeypatch):
+    tuned = QuantizedBlocks(rows=32, columns=128, contraction=512)
+    monkeypatch.setattr(pallas_tpu, "choose_blocks", lambda *_: tuned)
+    x, weight = activations_of(width=384), draw("int8", width=384)
+    seen = in_kernel(x, weight, "bfloat16", blocks=None)
+    assert_close(seen, by_numpy(x, weight, "bfloat16"))
+
+
 def test_a_program_for_a_tpu_holds_the_kernel():
     x, weight = jax.ShapeDtypeStruct((16, WIDTH), jnp.bfloat16), draw("vq128")
     module = jax.export.export(jax.jit(quantized_matmul), platforms=["tpu"])(x, weight)

@@ -1,5 +1,7 @@
 """`adaptive_matmul`: one product, in the precision and by the route that suits it."""
 
+import math
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
@@ -11,7 +13,9 @@ from ...hardware.target import current_target
 from ..dispatch import dispatch
 from ..op import PALLAS_TPU, REFERENCE, KernelCase
 from ..precision import PrecisionConfig
+from ..tiling import LANES, round_up
 from ..tuned import choose_blocks
+from ..vmem import check_vmem
 from .blocks import GemmBlocks, default_blocks
 from .collective import collective_matmul
 from .modes import EIGHT_BITS, Mode, check_chip, resolve_mode, round_to
@@ -118,10 +122,9 @@ def matmul(
     integers = jnp.issubdtype(given, jnp.integer)
     out_dtype = "int32" if integers else "float32" if precision == "mixed" else str(given)
     on_tpu = PALLAS_TPU if precision in EIGHT_BITS else XLA
-    if blocks is None and (implementation or on_tpu) == PALLAS_TPU:
+    if (implementation or on_tpu) == PALLAS_TPU:
         shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b))
-        case = KernelCase("traced", shapes, {"precision": precision})
-        blocks = choose_blocks(OP_NAME, case, default_blocks)
+        blocks = _blocks_for(KernelCase("traced", shapes, {"precision": precision}), blocks)
     choice: dict[str, Any] = {
         "implementation": implementation,
         "on_tpu": on_tpu,
@@ -169,6 +172,18 @@ def matmul(
 
     call.defvjp(keep, pull)
     return call(a, b)
+
+
+def _blocks_for(case: KernelCase, blocks: GemmBlocks | None) -> GemmBlocks:
+    if blocks is None:
+        tuned = choose_blocks(OP_NAME, case, default_blocks)
+        # Tuned for sizes up to a power of two, to which nothing should be padded.
+        width = round_up(case.arguments[0].shape[1], LANES)
+        return replace(tuned, contraction=math.gcd(tuned.contraction, width))
+    from .specs import OP  # it names this module's functions, so it comes after them
+
+    check_vmem(OP, case, blocks, current_target())
+    return blocks
 
 
 def _compute_dtype(mode: str, given: Any) -> Any:

@@ -12,7 +12,7 @@ from ...hardware.target import current_target
 from ..gemm.tile import Interpret, tile_dot, zero_past_end
 from ..op import KernelCase
 from ..tuned import choose_blocks
-from ..vmem import vmem_limit_bytes
+from ..vmem import check_vmem, vmem_limit_bytes
 from .blocks import GroupedBlocks, default_blocks, drhs_bytes, product_bytes
 from .visits import plan_visits
 
@@ -29,7 +29,7 @@ def forward(
     interpret: Interpret = False,
 ) -> tuple[jax.Array, Residuals]:
     """The product, and the arguments as residuals."""
-    chosen = blocks or _chosen_blocks(lhs, rhs, group_sizes)
+    chosen = _blocks_for((lhs, rhs, group_sizes), blocks)
     out = _multiply(
         *(lhs, rhs, group_sizes),
         tiles=(chosen.rows, chosen.contraction, chosen.columns),
@@ -48,7 +48,7 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, None]:
     """Gradients of lhs and rhs."""
     lhs, rhs, group_sizes = residuals
-    chosen = blocks or _chosen_blocks(lhs, rhs, group_sizes)
+    chosen = _blocks_for((lhs, rhs, group_sizes), blocks)
     d_lhs = _multiply(
         *(cotangent, rhs, group_sizes),
         tiles=(chosen.rows, chosen.dlhs_contraction, chosen.dlhs_columns),
@@ -222,10 +222,15 @@ def _rows_of_group(offsets: Any, group: Any, tile: Any, shape: tuple[int, ...]) 
     return (row >= offsets[group]) & (row < offsets[group + 1])
 
 
-def _chosen_blocks(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> GroupedBlocks:
-    arrays = (lhs, rhs, group_sizes)
+def _blocks_for(arrays: Residuals, blocks: GroupedBlocks | None) -> GroupedBlocks:
     shapes = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays)
-    return choose_blocks(OP_NAME, KernelCase("traced", shapes), default_blocks)
+    case = KernelCase("traced", shapes)
+    if blocks is None:
+        return choose_blocks(OP_NAME, case, default_blocks)
+    from .specs import OP  # it names this module's functions, so it comes after them
+
+    check_vmem(OP, case, blocks, current_target())
+    return blocks
 
 
 def _compiler_params(used_bytes: int) -> Any:

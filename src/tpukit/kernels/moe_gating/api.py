@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import TPUKernelError
+from ...hardware.target import current_target
 from ..dispatch import dispatch
 from ..op import PALLAS_TPU, REFERENCE, KernelCase
 from ..tuned import choose_blocks
+from ..vmem import check_vmem
 from .pallas_tpu import OP_NAME, GatingBlocks, default_blocks, select_pallas
 from .reference import Selection, select_reference
 from .routing import (
@@ -81,10 +83,7 @@ def moe_gating(
     scores, probabilities = score_experts(wide, k, score)
     selection = for_selection(scores, bias)
     case = KernelCase("traced", (jax.ShapeDtypeStruct(logits.shape, logits.dtype),), {"k": k})
-    own = {
-        "blocks": blocks or choose_blocks(OP_NAME, case, default_blocks),
-        "interpret": interpret,
-    }
+    own = {"blocks": _blocks_for(case, blocks), "interpret": interpret}
     chosen: Selection = dispatch(
         OP_NAME,
         SELECTIONS,
@@ -110,3 +109,12 @@ def moe_gating(
         ),
         z_loss=(log_normaliser**2).mean(),
     )
+
+
+def _blocks_for(case: KernelCase, blocks: GatingBlocks | None) -> GatingBlocks:
+    if blocks is None:
+        return choose_blocks(OP_NAME, case, default_blocks)
+    from .specs import OP  # it names this module's functions, so it comes after them
+
+    check_vmem(OP, case, blocks, current_target())
+    return blocks

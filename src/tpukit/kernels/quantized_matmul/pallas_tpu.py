@@ -1,5 +1,7 @@
 """The quantized matmul as a TPU kernel: packed weights travel, values exist only in VMEM."""
 
+import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +16,7 @@ from ..gemm.tile import Interpret, tile_dot
 from ..op import KernelCase
 from ..tiling import LANES
 from ..tuned import choose_blocks
-from ..vmem import vmem_limit_bytes
+from ..vmem import check_vmem, vmem_limit_bytes
 from .activations import Activations, quantize_rows
 from .blocks import QuantizedBlocks, default_blocks, vmem_bytes
 from .weight import ROWS_PER_ELEMENT
@@ -35,7 +37,7 @@ def forward(
 ) -> jax.Array:
     """(M, K) times a weight of padded (K, N): see `quantized_matmul`."""
     case = _case(x, data, scales, codebook, format, activations)
-    chosen = blocks or choose_blocks(OP_NAME, case, default_blocks)
+    chosen = _blocks_for(case, blocks)
     rows, total = x.shape
     columns = data.shape[-1]
     group = total // scales.shape[0]
@@ -148,6 +150,17 @@ def _data_spec(format: str, data: jax.Array, blocks: QuantizedBlocks) -> pl.Bloc
     if format == "vq":
         return pl.BlockSpec((data.shape[0], height, blocks.columns), lambda i, j, k: (0, k, j))
     return pl.BlockSpec((height, blocks.columns), lambda i, j, k: (k, j))
+
+
+def _blocks_for(case: KernelCase, blocks: QuantizedBlocks | None) -> QuantizedBlocks:
+    if blocks is None:
+        tuned = choose_blocks(OP_NAME, case, default_blocks)
+        # Tuned for sizes up to a power of two, which this one need not be.
+        return replace(tuned, contraction=math.gcd(tuned.contraction, case.arguments[0].shape[1]))
+    from .specs import OP  # it names this module's functions, so it comes after them
+
+    check_vmem(OP, case, blocks, current_target())
+    return blocks
 
 
 def _check(blocks: QuantizedBlocks, total: int, group: int) -> None:
