@@ -169,8 +169,8 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
             id_column[...] = jnp.broadcast_to(q_ids[...], (LANES, rows)).T
 
     if k_tables is not None:
-
-        @pl.when((i == 0) | (kv_steps > 1))
+        # Keys that stay in VMEM are turned once for all queries of a head.
+        @pl.when((i == 0) | (problem.sees.kv_len > blocks.block_kv))
         def _() -> None:
             wide = k[...].astype(jnp.float32)
             wide = turn(wide, k_tables[0][...], k_tables[1][...], width=problem.width)

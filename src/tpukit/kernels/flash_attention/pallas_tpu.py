@@ -73,7 +73,7 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
     """Gradients of q, k and v."""
     q, k, v, segment_ids, rope, out, lse = residuals
-    case = case_of(q, k, v, options)
+    case = case_of(q, k, v, {**options, "rope": rope is not None})
     chosen, problem = _blocks_for(case, blocks), problem_of(case)
     if rope is not None:
         q, k = (turn_heads(x, rope) for x in (q, k))
@@ -97,7 +97,7 @@ def _attend(
     interpret: Any = False,
     **options: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
-    case = case_of(q, k, v, options)
+    case = case_of(q, k, v, {**options, "rope": rope is not None})
     chosen, problem = _blocks_for(case, blocks), problem_of(case)
     used = forward_bytes(problem, chosen, rope=rope is not None)
     return attend(

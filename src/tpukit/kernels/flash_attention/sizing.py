@@ -81,8 +81,8 @@ def bucket(case: KernelCase) -> str:
 def vmem_bytes(case: KernelCase, blocks: FlashBlocks) -> int:
     """Of the larger of the two kernels; the backward one cuts its keys to what fits."""
     problem = problem_of(case)
-    rope = case.options.get("rope") is not None or len(case.arguments) > 4
-    return max(forward_bytes(problem, blocks, rope=rope), backward_bytes(problem, blocks, keys=0))
+    turns = bool(case.options.get("rope"))
+    return max(forward_bytes(problem, blocks, rope=turns), backward_bytes(problem, blocks, keys=0))
 
 
 def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) -> int:
