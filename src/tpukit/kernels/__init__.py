@@ -2,6 +2,7 @@
 
 # A function takes the name of its folder here, so it must be imported, not found on first use.
 from .cross_entropy.api import cross_entropy as cross_entropy
+from .cross_entropy.terms import CrossEntropy as CrossEntropy
 from .decorator import TpuKernel as TpuKernel
 from .decorator import register_tpu_op as register_tpu_op
 from .decorator import tpu_kernel as tpu_kernel
@@ -9,11 +10,13 @@ from .dispatch import dispatch as dispatch
 from .dispatch import dispatch_with_gradient as dispatch_with_gradient
 from .flash_attention.api import flash_attention as flash_attention
 from .flash_attention.visibility import BlockMask as BlockMask
+from .gated_activation.api import gated_activation as gated_activation
 from .gated_mlp.api import gated_mlp as gated_mlp
 from .gemm.api import adaptive_matmul as adaptive_matmul
 from .gemm.api import gemm as gemm
 from .grouped_matmul.api import grouped_matmul as grouped_matmul
 from .layer_norm.api import layer_norm as layer_norm
+from .moe_gating.api import Gating as Gating
 from .moe_gating.api import moe_gating as moe_gating
 from .op import Blocks as Blocks
 from .op import BlockSizes as BlockSizes
@@ -21,9 +24,18 @@ from .op import KernelCase as KernelCase
 from .op import Op as Op
 from .precision import PrecisionConfig as PrecisionConfig
 from .quantized_matmul.api import quantized_matmul as quantized_matmul
+from .quantized_matmul.packing import dequantize as dequantize
+from .quantized_matmul.packing import pack_fp8 as pack_fp8
+from .quantized_matmul.packing import pack_int4 as pack_int4
+from .quantized_matmul.packing import pack_int8 as pack_int8
+from .quantized_matmul.packing import pack_vq as pack_vq
+from .quantized_matmul.packing import quantize_weight as quantize_weight
+from .quantized_matmul.packing import unpack as unpack
+from .quantized_matmul.weight import QuantizedWeight as QuantizedWeight
 from .registry import get_tpu_op as get_tpu_op
 from .registry import list_tpu_ops as list_tpu_ops
 from .registry import unregister_tpu_op as unregister_tpu_op
+from .residual_norm.api import residual_norm as residual_norm
 from .rms_norm.api import rms_norm as rms_norm
 from .rope.api import rope as rope
 from .rope.frequencies import RopeScaling as RopeScaling
@@ -40,17 +52,22 @@ __all__ = [
     "BlockMask",
     "BlockSizes",
     "Blocks",
+    "CrossEntropy",
+    "Gating",
     "KernelCase",
     "Op",
     "PrecisionConfig",
+    "QuantizedWeight",
     "RopeScaling",
     "TpuKernel",
     "adaptive_matmul",
     "cross_entropy",
+    "dequantize",
     "dispatch",
     "dispatch_with_gradient",
     "flash_attention",
     "from_blocked",
+    "gated_activation",
     "gated_mlp",
     "gemm",
     "get_tpu_op",
@@ -58,16 +75,23 @@ __all__ = [
     "layer_norm",
     "list_tpu_ops",
     "moe_gating",
+    "pack_fp8",
+    "pack_int4",
+    "pack_int8",
     "pack_tiles",
+    "pack_vq",
     "pad_to_tiles",
+    "quantize_weight",
     "quantized_matmul",
     "register_tpu_op",
+    "residual_norm",
     "rms_norm",
     "rope",
     "rope_frequencies",
     "rope_tables",
     "to_blocked",
     "tpu_kernel",
+    "unpack",
     "unpack_tiles",
     "unpad",
     "unregister_tpu_op",
