@@ -56,7 +56,7 @@ class Work:
 def work_of(row: Row) -> Work | str:
     """A row's work, or why it has no estimate."""
     if not row.timed_on_device:
-        return f"timed by {row.timing_method}, which holds more than the kernel"
+        return f"timed by {row.timing_method}: not known to be the kernel alone"
     model = MODELS.get((row.op, row.impl))
     if model is None:
         return NOT_MODELLED.get(row.op, f"no model for {row.op} as {row.impl}")
