@@ -44,14 +44,14 @@ PUBLISHED = [
     ("llama3.1-8b", "v6e-256", {"fsdp": 256}, 4, "offload", 4.55),
     ("llama3.1-70b", "v6e-256", {"fsdp": 256}, 5, "offload", 42.66),
     ("llama3.1-405b", "v5p-1024", {"fsdp": 512}, 2, "full", 131.47),
-    ("llama3.1-70b", "tpu7x-4x4x4", {"fsdp": 128}, 2, "full", 12.20),
+    ("llama3.1-70b", "v6e-64", {"fsdp": 64}, 2, "offload", 18.69),
 ]
 
 
 @pytest.mark.parametrize(("model", "name", "sizes", "batch", "remat", "measured_s"), PUBLISHED)
-def test_a_published_step_is_met_within_15_percent(model, name, sizes, batch, remat, measured_s):
+def test_a_published_step_is_met_within_10_percent(model, name, sizes, batch, remat, measured_s):
     step = scored(model, name, sizes, batch=batch, remat=remat).step_time_s[0]
-    assert step == pytest.approx(measured_s, rel=0.15)
+    assert step == pytest.approx(measured_s, rel=0.10)
 
 
 @pytest.mark.parametrize("name", ["v5e-16", "v6e-16", "v5p-32", "tpu7x-2x2x2"])

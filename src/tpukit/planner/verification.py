@@ -1,5 +1,6 @@
 """The compiler's word on the best candidates; what it refuses is replaced by the next."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -95,9 +96,9 @@ class Verifier:
 
     def _verdict(self, job: Plan) -> Verified | None:
         """What the compiler says of a job; None when there is no time left to ask it."""
-        if job.key not in self._answers:
+        if _name(job) not in self._answers:
             self._compile([job])
-        return self._answers.get(job.key)
+        return self._answers.get(_name(job))
 
     def _compile(self, jobs: Sequence[Plan | None]) -> None:
         wanted = [job for job in jobs if job is not None]
@@ -109,7 +110,7 @@ class Verifier:
             self.say(f"compiling {job.slice} {mesh} batch {job.examples} remat {job.remat}")
         answers = self.compile(wanted, timeout_s=left)
         for job, answer in zip(wanted, answers, strict=True):
-            self._answers[job.key] = _verified(job, answer)
+            self._answers[_name(job)] = _verified(job, answer)
 
     def _believed(self, search: Search, place: int) -> bool:
         """Whether it still fits once the model's memory is corrected by what was learnt."""
@@ -126,6 +127,10 @@ class Verifier:
         share = float(search.scores.memory_share[place])
         # What did not fit must not be believed again, whatever the two limits' rounding says.
         self._correction[kind] = seen if verified.fits else max(seen, 1.001 / share)
+
+
+def _name(job: Plan) -> str:
+    return json.dumps(job.to_dict(), sort_keys=True)
 
 
 def _verified(job: Plan, answer: CompiledStep | TPUError) -> Verified:
