@@ -62,6 +62,17 @@ def test_the_best_of_each_pass_is_put_together():
     assert found.chosen.gradient_s == pytest.approx(3e-4)
 
 
+def test_sizes_that_serve_both_passes_are_chosen_by_both():
+    def shared(blocks, direction):
+        backward = 3e-4 * (1 + abs(blocks.rows - 128) / 128)
+        return forward_s(blocks) + (backward if direction == "backward" else 0.0)
+
+    space = [Blocks(rows=rows) for rows in (128, 256, 512)]
+    assert tune_op(make_op(space), CASE, "v6e", timer=shared).chosen.blocks == Blocks(rows=128)
+    forward = tune_op(make_op(space), CASE, "v6e", timer=shared, gradient=False)
+    assert forward.chosen.blocks == Blocks(rows=512)
+
+
 def test_what_vmem_cannot_hold_is_never_timed():
     asked = []
 

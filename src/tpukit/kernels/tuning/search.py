@@ -16,6 +16,7 @@ from .result import Origin, Trial, TuningResult
 
 # Estimates rank blocks no finer than this: the default stays unless it is beaten by more.
 LEAST_GAIN = 0.02
+FORWARD_CONTENDERS = 3  # of the fastest forward passes, whose gradients are timed too
 Timer = Callable[[Blocks, Direction], float]
 
 
@@ -35,7 +36,8 @@ def tune_op(
     """Find the block sizes that make a case fastest on a generation.
 
     First every candidate's forward pass is timed. Those that leave it as it is differ in what the
-    backward pass takes: they are then timed by both passes, on top of the best forward blocks.
+    backward pass takes: they are then timed by both passes, on top of the best forward blocks, and
+    so are the fastest forward blocks themselves. Both passes together decide.
 
     Args:
         op: Its `block_space` gives the candidates, its default blocks the one to beat.
@@ -85,17 +87,22 @@ def tune_op(
 
 
 def _tune_backward(search: "_Search", default: Blocks, chosen: Blocks) -> Blocks:
-    """Put the backward sizes of the best gradient onto the best forward blocks."""
+    """Choose by both passes: among the fastest forward blocks, and with other backward sizes.
+
+    Sizes that serve both passes may speed one up and slow the other down.
+    """
     same_forward = search.trials[_key(default)].forward_s
     backward_only = [
         trial.blocks
         for trial in search.trials.values()
         if trial.forward_s == same_forward and _key(trial.blocks) != _key(default)
     ]
+    for blocks in (default, chosen, *search.fastest(FORWARD_CONTENDERS)):
+        search.gradient(blocks)
     for blocks in backward_only:
         changes = _changes(blocks, default)
         search.gradient(dataclasses.replace(chosen, **changes))  # pyright: ignore[reportArgumentType]  blocks are frozen dataclasses
-    return search.best_gradient(chosen) if backward_only else chosen
+    return search.best_gradient(default)
 
 
 class _Search:
@@ -157,15 +164,21 @@ class _Search:
         beaten = usual is None or (best.forward_s or 0.0) < usual * (1 - LEAST_GAIN)
         return best.blocks if beaten else default
 
-    def best_gradient(self, chosen: Blocks) -> Blocks:
-        """The blocks whose passes together are fastest, with the chosen ones to beat."""
-        self.gradient(chosen)
+    def fastest(self, most: int) -> list[Blocks]:
+        """The blocks with the fastest forward passes."""
+        timed = [trial for trial in self.trials.values() if trial.forward_s is not None]
+        timed.sort(key=lambda trial: trial.forward_s or 0.0)
+        return [trial.blocks for trial in timed[:most]]
+
+    def best_gradient(self, default: Blocks) -> Blocks:
+        """The blocks whose passes together are fastest, with the default to beat."""
         timed = [trial for trial in self.trials.values() if trial.gradient_s is not None]
-        usual = self.trials[_key(chosen)].gradient_s
-        if not timed or usual is None:
-            return chosen
+        usual = self.trials[_key(default)].gradient_s
+        if not timed:
+            return default
         best = min(timed, key=lambda trial: trial.gradient_s or 0.0)
-        return best.blocks if (best.gradient_s or 0.0) < usual * (1 - LEAST_GAIN) else chosen
+        beaten = usual is None or (best.gradient_s or 0.0) < usual * (1 - LEAST_GAIN)
+        return best.blocks if beaten else default
 
     def _late(self) -> bool:
         late = self._deadline is not None and time.monotonic() > self._deadline
