@@ -97,8 +97,13 @@ def ranking_keys(
         "fastest": (days, money, chips),
         "fewest-chips": (chips, days, money),
     }
-    unusual = candidates.moment + (candidates.microbatches > 1) + (candidates.sizes["stage"] > 1)
-    return (*orders[objective], unusual, scores.memory_share)
+    return (*orders[objective], unusual(scores), scores.memory_share)
+
+
+def unusual(scores: Scores) -> np.ndarray:
+    """How many things a candidate does that one would rather not: fewer bits, pieces, stages."""
+    c = scores.candidates
+    return c.moment + c.precision + (c.microbatches > 1) + (c.sizes["stage"] > 1)
 
 
 def ranked(chosen: np.ndarray, keys: tuple[np.ndarray, ...]) -> np.ndarray:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from .candidates import Space, enumerate_candidates
 from .choice import Choice, choice_at
 from .costing import Costs, Market, cost_of
 from .objectives import (
+    SAME,
     Judgement,
     Limits,
     ObjectiveName,
@@ -18,6 +20,7 @@ from .objectives import (
     pareto_front,
     ranked,
     ranking_keys,
+    unusual,
 )
 from .rejections import Rejection, find_rejections
 from .scoring import Scores, score
@@ -117,13 +120,31 @@ class Search:
         return candidates.layouts[candidates.layout[place]].target
 
     def best_of_each_slice(self, order: np.ndarray) -> Iterator[int]:
-        """The first candidate of every slice: variants of one answer are no other answers."""
-        seen: set[Slice] = set()
-        for place in order:
-            target = self.target(int(place))
-            if target not in seen:
-                seen.add(target)
-                yield int(place)
+        """The best candidate of every slice: variants of one answer are no other answers.
+
+        Among those as good as the first of its slice it is the plainest.
+        """
+        targets = self._target_numbers[order]
+        _, firsts = np.unique(targets, return_index=True)
+        for first in np.sort(firsts):
+            same = order[targets == targets[first]]
+            as_good = np.ones(len(same), bool)
+            for key in (self._money, self.costs.days):
+                as_good &= key[same] <= key[order[first]] * (1 + SAME)
+            near = same[as_good]
+            plain = np.lexsort((self.scores.memory_share[near], unusual(self.scores)[near]))
+            yield int(near[plain[0]])
+
+    @cached_property
+    def _money(self) -> np.ndarray:
+        return np.where(self.costs.priced, self.costs.usd, self.costs.chip_hours)
+
+    @cached_property
+    def _target_numbers(self) -> np.ndarray:
+        numbers: dict[Slice, int] = {}
+        layouts = self.scores.candidates.layouts
+        known = [numbers.setdefault(layout.target, len(numbers)) for layout in layouts]
+        return self.scores.candidates.of_layout(known)
 
     def rejections(self) -> tuple[Rejection, ...]:
         """Slices without any candidate that passes."""

@@ -78,7 +78,7 @@ class Verifier:
     def _confirm(self, search: Search, order: np.ndarray, first: int) -> Choice | None:
         """Try candidates of one slice from `first` on; the one that stands."""
         target = search.target(first)
-        for place in map(int, order):
+        for place in (first, *map(int, order)):
             if search.target(place) != target or not self._believed(search, place):
                 continue
             choice = search.choice(place)
