@@ -104,7 +104,8 @@ class DenseMLP(nnx.Module):
         """Both products in one: gate and up side by side on the last axis."""
         layers = [layer for layer in (self.gate_proj, self.up_proj) if layer is not None]
         # The matrices are written anew in the dtype of activations: side by side costs nothing.
-        both = x @ jnp.concatenate([layer.matrix() for layer in layers], axis=1)
+        matrices = jnp.concatenate([layer.matrix() for layer in layers], axis=1)
+        both = self.up_proj.product(x, matrices)
         biases = [layer.bias[...] for layer in layers if layer.bias is not None]
         return both + jnp.concatenate(biases).astype(both.dtype) if biases else both
 

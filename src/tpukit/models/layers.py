@@ -8,6 +8,7 @@ from ..kernels.layer_norm.reference import layer_norm
 from ..kernels.residual_norm import residual_norm
 from ..kernels.rms_norm.reference import rms_norm
 from ..parallel.activations import constrain
+from .float8 import float8_matmul
 from .transformer_config import TransformerConfig
 
 EMBEDDING_STDDEV = 0.02
@@ -60,14 +61,19 @@ class Linear(nnx.Module):
         param_dtype = jnp.dtype(config.param_dtype)
         init = nnx.initializers.lecun_normal()
         self.dtype = compute_dtype(config)
+        self.matmul = config.matmul
         self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), param_dtype))
         biased = config.use_bias if use_bias is None else use_bias
         self.bias = nnx.Param(jnp.zeros((outputs,), param_dtype)) if biased else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(..., inputs) -> (..., outputs)."""
-        y = x @ self.matrix()
+        y = self.product(x, self.matrix())
         return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+
+    def product(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
+        """`x @ matrix` in the format that the configuration asks for."""
+        return float8_matmul(x, matrix) if self.matmul == "float8" else x @ matrix
 
     def matrix(self) -> jax.Array:
         """The kernel in the dtype of activations."""

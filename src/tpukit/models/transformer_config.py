@@ -12,12 +12,14 @@ Activation = Literal["silu", "gelu", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rope", "learned"]
 RoutingName = Literal["dropless", "capacity"]
+MatmulFormat = Literal["dtype", "float8"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "activation": ("silu", "gelu", "relu"),
     "norm": ("rmsnorm", "layernorm"),
     "positions": ("rope", "learned"),
     "routing": ("dropless", "capacity"),
+    "matmul": ("dtype", "float8"),
     "dtype": ("float32", "bfloat16", "float16", "float64"),
     "param_dtype": ("float32", "bfloat16", "float16", "float64"),
 }
@@ -63,7 +65,8 @@ class TransformerConfig:
 
     Left out, `n_kv_heads` equals `n_heads` and `head_dim` equals `d_model / n_heads`.
     With a `sliding_window`, every layer is local unless `global_every` is set: then each
-    `global_every`-th layer attends to everything before it. `gelu` is the tanh form.
+    `global_every`-th layer attends to everything before it. `gelu` is the tanh form. With
+    `matmul="float8"` the products of attention and dense MLP round their operands to eight bits.
     """
 
     n_layers: int
@@ -100,6 +103,7 @@ class TransformerConfig:
     capacity_factor: float = 1.25
     router_balance_weight: float = 0.01
 
+    matmul: MatmulFormat = "dtype"
     dtype: str = "bfloat16"
     param_dtype: str = "float32"
 

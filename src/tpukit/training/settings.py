@@ -9,6 +9,7 @@ from ..config.sections import Fraction, PositiveFloat, PositiveInt, Section
 from ..config.settings import Settings
 from ..errors import ConfigError, did_you_mean
 from .optimizer import NO_DECAY, MomentDtype, OptimizerName, OptimizerSpec
+from .precision import Precision
 from .schedule import LearningRate, ScheduleName
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -54,6 +55,9 @@ class Optimization(Section):
     clip_norm: PositiveFloat | None = Field(default=1.0, description="of all gradients together")
     moment_dtype: MomentDtype = Field(
         default="float32", description="of the first moment; int8: of both, in blocks"
+    )
+    precision: Precision | None = Field(
+        default=None, description="bfloat16, float32 or float8 products; None: as the model says"
     )
     z_loss: NonNegativeFloat = Field(default=0.0, description="weight of log²(softmax normaliser)")
 

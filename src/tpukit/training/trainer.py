@@ -17,6 +17,7 @@ from ..planner import Plan
 from ..runtime.jax_state import jax_state
 from .hooks import TrainingHook, make_hooks
 from .meshes import MeshShape, fit_mesh, mesh_here, name_axes
+from .precision import ACTIVATIONS, Precision, in_precision
 from .predicted import predicted_step
 from .preparation import ModelChoice, prepare
 from .progress import NoProgress, ProgressView, make_progress
@@ -102,11 +103,14 @@ class TPUTrainer:
         sizes = name_axes(mesh_shape or (None if config is None else config.mesh_shape))
         self.mesh = mesh_here(sizes, self.devices, dcn_mesh_shape=dcn_mesh_shape)
         options = {**_memory_options(config), **workload}
+        dtype, stated = _compute_dtype(config, use_bf16), _stated_precision(config, self.settings)
+        if stated is not None:
+            model, note = in_precision(model, stated)
+            self._notes += [note] if note else []
+            dtype = ACTIVATIONS[stated]
         if not isinstance(model, Workload) or strategy is not None:
             options["strategy"] = strategy or strategy_for(axis_sizes(self.mesh))
-        self._choice = ModelChoice(
-            model=model, compute_dtype=_compute_dtype(config, use_bf16), options=options
-        )
+        self._choice = ModelChoice(model=model, compute_dtype=dtype, options=options)
 
     @classmethod
     def from_plan(
@@ -254,6 +258,13 @@ def _with_places(
 def _compute_dtype(config: TPUConfig | None, use_bf16: bool) -> str:
     asked = "bfloat16" if config is None else config.get_memory_config().compute_dtype
     return asked if use_bf16 else "float32"
+
+
+def _stated_precision(config: TPUConfig | None, settings: TrainingSettings) -> Precision | None:
+    """What was asked for by name, which a `Workload` follows too."""
+    if settings.precision is not None or config is None:
+        return settings.precision
+    return "float8" if config.precision == "float8" else None
 
 
 def _memory_options(config: TPUConfig | None) -> dict[str, Any]:
