@@ -1,9 +1,12 @@
 """Memory of a training step on one device by arithmetic, for one candidate or for arrays of them.
 
-Every argument that differs between candidates may be a numpy array; they broadcast. Weights,
-gradients and optimizer state are exact divisions. Activations follow from what each remat policy
-keeps of a layer. Temporaries are one layer at work in the backward pass; their factors are fitted
-to the compiler's own reports (`benchmarks/memory_estimate.py` prints the error).
+Every argument that differs between candidates may be a numpy array; they broadcast. Most is alive
+at one of two moments, and the larger decides: in the loss, when every layer has kept what the
+backward pass needs and the head's gradient lies there whole; or in the backward pass of a layer,
+when the gradients of all layers have their room and one layer is at work. That is how the
+compiler's own reports divide. Parameters, optimizer state and what a remat policy keeps are
+counted; the amounts in `WORKING_*` and `GATHERED_MATRICES` are read off those reports
+(`benchmarks/memory_estimate.py` says which, and prints the error).
 """
 
 from dataclasses import dataclass
@@ -14,14 +17,15 @@ import numpy as np
 from .model_shape import ModelShape
 
 FLOAT32, BFLOAT16 = 4, 2
-LOGITS_BYTES = 512 * 2**20  # what a chunk of the loss holds at most
+# Cutting of the loss: kernels/cross_entropy/chunked.py, which imports jax.
+LOGITS_BYTES = 512 * 2**20
 MIN_CHUNK_TOKENS = 2048
-# Copies of a layer's activations that are alive while its gradient is computed.
-WORKING_SETS = 1.0
-# Layers whose gathered weights are on the device at once: the one at work and the next.
-GATHERED_LAYERS = 2.0
-# Gradients of a layer before they are scattered, as a share of its gathered weights.
-UNSCATTERED_GRADIENTS = 1.0
+# Alive while a layer's gradient is computed: activations as wide as the feed-forward block, as
+# the heads together, and as the model.
+WORKING_HIDDEN, WORKING_HEADS, WORKING_MODEL = 4.5, 4.0, 6.0
+# Weight matrices that are gathered along fsdp at once: the one at work and the next.
+GATHERED_MATRICES = 2.0
+LANES = 128
 
 Numbers = Any  # a number or an array of them
 
@@ -50,7 +54,13 @@ class MeshRoles:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySplit:
-    """Bytes on one device by purpose (origin: model)."""
+    """Bytes on one device by purpose, at the moment when most is alive (origin: model).
+
+    Attributes:
+        gradients: Those that exist at that moment: the head's in the loss, the layers' later.
+        temporaries: Copies of weights, logits, and the activations of the layer at work.
+        host: What is offloaded; not part of the total.
+    """
 
     weights: Numbers
     gradients: Numbers
@@ -99,21 +109,45 @@ def estimate_memory_bytes(
     """
     split = mesh.fsdp * mesh.tensor * mesh.stage
     own = shape.other_parameters / split + shape.expert_parameters / (split * mesh.expert)
+    own_layers = own - shape.outside_parameters / split
     tokens = per_device_batch * sequence_length / mesh.context / microbatches
-    layers = shape.layers / mesh.stage / remat_every
+    segments = shape.layers / mesh.stage / remat_every
     kept, offloaded = _kept_bytes(shape, mesh, tokens, remat, compute_bytes)
     # A pipeline holds the inputs of the micro-batches that are on their way.
     in_flight = np.where(np.asarray(mesh.stage) > 1, 2 * np.asarray(mesh.stage) - 1, 1)
+    # Micro-batches one after the other add their gradients up; those of a pipeline need not.
+    one_by_one = (np.asarray(microbatches) > 1) & (np.asarray(mesh.stage) == 1)
+    summed = np.where(one_by_one, own * param_bytes, 0.0)
+    # The loop over layers reads a copy of all its weights, rounded before it starts.
+    rounded = own_layers * compute_bytes
+    # Between micro-batches the gathered table of embeddings stays.
+    table = np.where(one_by_one, shape.head_parameters / mesh.tensor * compute_bytes, 0.0)
+    in_loss, waiting = _loss(shape, mesh, tokens, compute_bytes)
+    in_layer = _Moment(
+        own_layers * param_bytes + shape.head_parameters / split * compute_bytes,
+        waiting + _layer_at_work(shape, mesh, tokens, remat_every, compute_bytes),
+    )
+    backward = in_layer.total > in_loss.total
     return MemorySplit(
         weights=own * param_bytes,
-        gradients=own * param_bytes,
+        gradients=summed + np.where(backward, in_layer.gradients, in_loss.gradients),
         optimizer=own * moment_bytes,
-        activations=kept * layers * in_flight,
-        temporaries=_temporaries(
-            shape, mesh, tokens, remat, remat_every, compute_bytes, param_bytes
-        ),
-        host=offloaded * layers * in_flight,
+        activations=kept * segments * in_flight,
+        temporaries=rounded + table + np.where(backward, in_layer.temporaries, in_loss.temporaries),
+        host=offloaded * segments * in_flight,
     )
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """What is alive at one moment beside parameters, optimizer state and kept activations."""
+
+    gradients: Numbers
+    temporaries: Numbers
+
+    @property
+    def total(self) -> Numbers:
+        return self.gradients + self.temporaries
 
 
 def _kept_bytes(
@@ -125,36 +159,48 @@ def _kept_bytes(
         return layer_input, 0.0 * layer_input
     if remat == "offload":
         return 0.0 * layer_input, layer_input
-    products = (
-        shape.attention_width + (shape.hidden_matrices - 1) * shape.hidden_width
-    ) / mesh.tensor + 2 * shape.d_model
     if remat == "minimal":
-        return layer_input + tokens * products * compute_bytes, 0.0 * layer_input
-    between = (2 * shape.hidden_width + shape.heads * shape.head_dim) / mesh.tensor
-    everything = products + between + 4 * shape.d_model
-    return layer_input + tokens * everything * compute_bytes, 0.0 * layer_input
+        split = shape.attention_width + (shape.hidden_matrices - 1) * shape.hidden_width
+        channels = split / mesh.tensor + shape.d_model
+    else:
+        # Heads are padded to whole lanes; both norms keep their input in float32, twice.
+        heads = 2 * (shape.heads + shape.kv_heads) * max(shape.head_dim, LANES)
+        split = heads + 2 * shape.hidden_matrices * shape.hidden_width
+        channels = split / mesh.tensor + 10 * shape.d_model
+    return layer_input + tokens * channels * compute_bytes, 0.0 * layer_input
 
 
-def _temporaries(
+def _loss(
+    shape: ModelShape, mesh: MeshRoles, tokens: Numbers, compute_bytes: Numbers
+) -> tuple[_Moment, Numbers]:
+    """The loss at work, and what of its logits the layers' backward pass still holds."""
+    head = shape.head_parameters / mesh.tensor
+    token_bytes = shape.vocab / mesh.tensor * compute_bytes
+    logits = tokens * token_bytes
+    chunk = np.minimum(logits, np.maximum(LOGITS_BYTES, MIN_CHUNK_TOKENS * token_bytes))
+    chunked = logits > chunk
+    # Chunks add up the head's gradient in float32. Whole logits have a gradient of their own size,
+    # which waits until the head's is computed, after the layers'.
+    waiting = np.where(chunked, 0.0, logits)
+    gradients = np.where(chunked, head * FLOAT32, 0.0)
+    copies = head * compute_bytes * np.where(chunked & shape.tied, 2, 1)  # transposed when tied
+    return _Moment(gradients, chunk + copies + waiting), waiting
+
+
+def _layer_at_work(
     shape: ModelShape,
     mesh: MeshRoles,
     tokens: Numbers,
-    remat: str,
     remat_every: int,
     compute_bytes: Numbers,
-    param_bytes: Numbers,
 ) -> Numbers:
-    """One segment at work in the backward pass, or the loss: whichever is larger."""
-    everything, _ = _kept_bytes(shape, mesh, tokens, "none", compute_bytes)
-    working = 0.0 * everything if remat == "none" else WORKING_SETS * everything * remat_every
-    layer_weights = shape.layer_parameters / (mesh.tensor * mesh.expert) * compute_bytes
-    gathered = np.where(np.asarray(mesh.fsdp) > 1, GATHERED_LAYERS, 1.0) * layer_weights
-    scattered = np.where(np.asarray(mesh.fsdp) > 1, UNSCATTERED_GRADIENTS, 0.0) * layer_weights
-    logits = tokens * shape.vocab / mesh.tensor * compute_bytes
-    at_once = np.minimum(
-        logits,
-        np.maximum(LOGITS_BYTES, MIN_CHUNK_TOKENS * shape.vocab / mesh.tensor * compute_bytes),
-    )
-    head = shape.vocab * shape.d_model / mesh.tensor
-    loss = 3 * at_once + head * (compute_bytes + param_bytes)
-    return np.maximum(working + gathered + scattered, loss)
+    """Temporaries in the backward pass of one segment of layers."""
+    split = WORKING_HIDDEN * shape.hidden_width + WORKING_HEADS * shape.heads * shape.head_dim
+    channels = split / mesh.tensor + WORKING_MODEL * shape.d_model
+    working = tokens * channels * compute_bytes * remat_every
+    matrix = shape.d_model * shape.d_ff / mesh.tensor * compute_bytes
+    gathered = GATHERED_MATRICES * matrix
+    if shape.experts:
+        # Experts are gathered together, all of their matrices, and one gradient waits to be sent.
+        gathered = (shape.hidden_matrices + 1) * shape.experts / mesh.expert * matrix
+    return working + np.where(np.asarray(mesh.fsdp) > 1, gathered, 0.0)

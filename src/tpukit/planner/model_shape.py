@@ -39,8 +39,17 @@ class ModelShape:
     @property
     def layer_parameters(self) -> float:
         """Parameters of one layer, all experts included."""
-        outside = self.vocab * self.d_model * (1 if self.tied else 2)
-        return (self.parameters - outside) / self.layers
+        return (self.parameters - self.outside_parameters) / self.layers
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the unembedding."""
+        return self.vocab * self.d_model
+
+    @property
+    def outside_parameters(self) -> int:
+        """Parameters of the tables before and after the layers."""
+        return self.head_parameters * (1 if self.tied else 2)
 
     @property
     def attention_width(self) -> int:
