@@ -1,0 +1,54 @@
+"""Examples run as a person starts them, and end with what they promise."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name, *arguments):
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *map(str, arguments)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def figure(output, name):
+    """The number after `name` in a line of output."""
+    line = next(line for line in output.splitlines() if line.startswith(name))
+    return float(line.removeprefix(name).split()[0].rstrip(","))
+
+
+@pytest.mark.slow
+def test_text_is_learnt_plotted_and_written(tmp_path):
+    output = run("train_text.py", "--steps", 60, "--out", tmp_path)
+    unigram = figure(output, "entropy of single bytes")
+    assert 3 < unigram < 3.5
+    assert figure(output, "loss on held-out text") < 0.9 * unigram
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "loss.html").read_text()
+    assert len(output[output.index("sample:") :]) > 150
+
+
+@pytest.mark.slow
+def test_experts_learn_and_share_the_work(tmp_path):
+    output = run("train_moe.py", "--steps", 40, "--out", tmp_path)
+    assert figure(output, "loss") < figure(output, "entropy of single bytes")
+    assert 1 <= figure(output, "busiest expert") < 3
+
+
+@pytest.mark.slow
+def test_an_equinox_model_trains_and_resumes(tmp_path):
+    output = run("train_equinox.py", "--steps", 40, "--out", tmp_path)
+    assert "resumed from 20" in output
+    losses = [float(line.split("loss ")[1]) for line in output.splitlines()]
+    assert losses[1] < losses[0] < 5
