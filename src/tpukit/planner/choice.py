@@ -61,7 +61,7 @@ class Choice:
     step_time_s: float
     seconds_by_cause: dict[str, float] = field(repr=False)
     tokens_per_step: int
-    mfu: float
+    mfu: float | None
     days: float
     chip_hours: float
     usd: Figure
@@ -97,7 +97,7 @@ class Choice:
             self,
             verified=verified,
             step_time_s=verified.step_time_s,
-            mfu=self.mfu / ratio,
+            mfu=None if self.mfu is None else self.mfu / ratio,
             days=self.days * ratio,
             chip_hours=self.chip_hours * ratio,
             usd=self.usd.scaled(ratio),

@@ -86,7 +86,7 @@ def _sections(result: "PlanResult") -> list[Html]:
         shown.append(section("Left out", table(columns, rows, caption="Slices left out")))
     if result.disagreements:
         notes = tag("ul", [tag("li", note) for note in result.disagreements])
-        shown.append(section("Model and compiler disagree", notes))
+        shown.append(section("What the compiler says otherwise", notes))
     assumed = tag("ul", [tag("li", line) for line in result.assumptions])
     shown.append(section("Assumed", assumed))
     if result.next_command:

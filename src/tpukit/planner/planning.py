@@ -14,6 +14,7 @@ from .candidates import GENERATIONS, Space
 from .choice import Choice
 from .costing import SPOT, Market
 from .objectives import Limits, read_objective
+from .own_model import OwnModelSearch
 from .rejections import state_bytes
 from .result import PlanResult
 from .search import Ask, Search
@@ -116,10 +117,37 @@ def plan(
         ),
         max_batch_tokens=parse_tokens(max_batch_tokens),
     )
+    if ask.subject.known is None:
+        return _ask_compiler(ask, top=top, budget_s=verify_seconds if verify else 0.0, say=progress)
     search = Search.run(ask)
     progress(f"weighed {len(search.scores.candidates):,} candidates in {search.seconds:.2f} s")
     verifier = Verifier(verify_seconds, progress) if verify else None
     return _answer(search, top=top, verify=verify, verifier=verifier)
+
+
+def _ask_compiler(ask: Ask, *, top: int, budget_s: float, say: Say) -> PlanResult:
+    """Plan somebody's own model, of which only the compiler knows anything."""
+    if not budget_s:
+        raise ConfigError(
+            f"{ask.subject.name} says no dimensions, so only the compiler can judge it; leave "
+            "verification on."
+        )
+    search = OwnModelSearch(ask, budget_s, say)
+    found, shortfall = search.choices()
+    return PlanResult(
+        ask=ask,
+        choices=tuple(found[:top]),
+        shortfall=shortfall,
+        disagreements=tuple(search.notes),
+        assumptions=(
+            "one fsdp axis over the whole slice, batch and remat as the builder chose them",
+            "memory is the compiler's and time the compiled schedule's",
+        ),
+        ranked_by="dollars" if any(one.usd.value is not None for one in found) else "chip-hours",
+        scored=search.compiled,
+        search_s=search.seconds,
+        verify_s=search.seconds,
+    )
 
 
 def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None) -> PlanResult:

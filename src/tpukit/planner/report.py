@@ -47,7 +47,7 @@ def plan_report(result: "PlanResult") -> Group:
         hidden = len(result.rejected) - REJECTED_SHOWN
         parts += [Text(f"  and {hidden} more; --json has all.")] if hidden > 0 else []
     if result.disagreements:
-        parts.append(Text("\nModel and compiler disagree:", style="bold"))
+        parts.append(Text("\nWhat the compiler says otherwise:", style="bold"))
         parts += [Text(f"  {note}", style="yellow") for note in result.disagreements]
     parts.append(Text("\nAssumed:", style="bold"))
     parts += [Text(f"  {line}", style="dim") for line in result.assumptions]
@@ -66,7 +66,8 @@ def verdict_line(result: "PlanResult") -> Text:
     words = (
         f"{best.target} ({best.target.chips:,} chips), {mesh_text(best)}: "
         f"{days_text(best.days)}, {money_text(best)}, "
-        f"{best.tokens_per_s_per_chip:,.0f} tokens/s/chip, MFU {best.mfu:.1%}, {origin}."
+        f"{best.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+        f"{'' if best.mfu is None else f', MFU {best.mfu:.1%}'}, {origin}."
     )
     if result.feasible:
         return Text.assemble((f"{result.ask.objective.upper()} ", "bold green"), words)

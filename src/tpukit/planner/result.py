@@ -91,7 +91,7 @@ class PlanResult:
         ask = self.ask
         return {
             "model": ask.subject.name,
-            "parameters": ask.subject.shape.parameters,
+            "parameters": ask.subject.shape.parameters if ask.subject.known else None,
             "tokens": ask.tokens,
             "sequence_length": ask.subject.sequence_length,
             "objective": ask.objective,

@@ -20,18 +20,29 @@ class Subject:
 
     Attributes:
         name: As `Plan.model` wants it; `changes` are its `model_changes`.
+        known: Its dimensions; None of somebody's own model, which only the compiler can judge.
+        sequence_length: Tokens in an example; 1 where examples are not made of tokens.
         fixed_examples: Examples of a step, where the workload has its batch already.
+        remat: As its builder chose it, where a builder did.
     """
 
     name: str
     changes: dict[str, Any]
-    config: TransformerConfig = field(repr=False)
+    known: TransformerConfig | None = field(repr=False)
     sequence_length: int
     fixed_examples: int | None = None
+    remat: str = "full"
+
+    @property
+    def config(self) -> TransformerConfig:
+        """Its dimensions, where they are needed."""
+        if self.known is None:
+            raise TPUModelError(f"{self.name} says no dimensions; only the compiler can judge it.")
+        return self.known
 
     @property
     def shape(self) -> ModelShape:
-        """Its dimensions."""
+        """Its dimensions as numbers."""
         return shape_of(self.config)
 
     @property
@@ -56,11 +67,7 @@ def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
     found: Any = model if name is None else load_model(name, {})
     config = found if isinstance(found, TransformerConfig) else getattr(found, "config", None)
     if not isinstance(config, TransformerConfig):
-        raise TPUModelError(
-            f"{name or type(found).__name__} says no dimensions, and planning is arithmetic on "
-            "the dimensions of a transformer; give a preset, a config.json, a TransformerConfig "
-            "or a Workload of one, or ask the compiler slice by slice: tpukit check --on SLICE."
-        )
+        return _own_model(name, found)
     fixed: int | None = None
     if not isinstance(found, TransformerConfig):  # a workload has chosen both already
         sequence_length = sequence_length or int(found.sequence_length)
@@ -75,6 +82,24 @@ def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
     if name is None:
         name, changes = _as_preset(config)
     return Subject(name, changes, config, length, fixed)
+
+
+def _own_model(name: str | None, found: Any) -> Subject:
+    """Somebody's own model: a workload, and a name by which a plan can find it again."""
+    if name is None or not hasattr(found, "jit_train_step"):
+        raise TPUModelError(
+            f"{name or type(found).__name__} says no dimensions, and planning is arithmetic on "
+            "the dimensions of a transformer; give a preset, a config.json, a TransformerConfig, "
+            "or 'module:function' that returns a Workload, which the compiler is asked about."
+        )
+    return Subject(
+        name,
+        {},
+        None,
+        found.sequence_length or 1,
+        fixed_examples=int(found.examples),
+        remat=str(found.remat),
+    )
 
 
 def _as_preset(config: TransformerConfig) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from ..errors import TPUError, TPUNotAvailableError
 from ..hardware.figure import format_quantity
 from .choice import Choice, Verified
 from .compiled_job import compile_jobs
-from .objectives import Limits
+from .objectives import Limits, ObjectiveName
 from .plan import Plan
 from .search import Search
 
@@ -66,14 +66,15 @@ class Verifier:
             stands = self._confirm(search, order, first)
             if stands is None:
                 continue
-            broken = _broken_limit(stands, limits)
+            broken = broken_limit(stands, limits)
             if broken:
                 self.notes.append(f"{stands.target}: {broken} by the compiled schedule")
                 self.late.append(stands)
             else:
                 confirmed.append(stands)
         self.seconds = time.perf_counter() - self._started
-        return sorted(confirmed, key=lambda choice: _objective(search, choice)) + rest
+        objective = search.ask.objective
+        return sorted(confirmed, key=lambda choice: sort_key(objective, choice)) + rest
 
     def _confirm(self, search: Search, order: np.ndarray, first: int) -> Choice | None:
         """Try candidates of one slice from `first` on; the one that stands."""
@@ -156,14 +157,15 @@ def _kind(search: Search, place: int) -> tuple[str, int]:
     return f"{search.target(place).chip.name} {axes}", int(candidates.remat[place])
 
 
-def _objective(search: Search, choice: Choice) -> tuple[float, float]:
+def sort_key(objective: ObjectiveName, choice: Choice) -> tuple[float, float]:
+    """What choices are sorted by, once their times are the compiler's."""
     money = choice.chip_hours if choice.usd.value is None else choice.usd.value
-    if search.ask.objective == "fewest-chips":
+    if objective == "fewest-chips":
         return float(choice.target.chips), choice.days
-    return (choice.days, money) if search.ask.objective == "fastest" else (money, choice.days)
+    return (choice.days, money) if objective == "fastest" else (money, choice.days)
 
 
-def _broken_limit(choice: Choice, limits: Limits) -> str:
+def broken_limit(choice: Choice, limits: Limits) -> str:
     """Which limit the compiled schedule breaks, in words; "" when none."""
     if limits.deadline_days is not None and choice.days > limits.deadline_days:
         return f"{choice.days:,.3g} days, {limits.deadline_days:g} asked,"
