@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from .hardware import list_slices as list_slices
     from .hardware import public_prices as public_prices
     from .kernels import PrecisionConfig as PrecisionConfig
+    from .kernels import adaptive_matmul as adaptive_matmul
+    from .kernels import flash_attention as flash_attention
     from .kernels import register_tpu_op as register_tpu_op
     from .kernels import tpu_kernel as tpu_kernel
+    from .kernels.timing import estimate_kernel as estimate_kernel
+    from .kernels.tuning import tune_op as tune_op
     from .models import RematPolicy as RematPolicy
     from .models import Transformer as Transformer
     from .models import TransformerConfig as TransformerConfig
@@ -52,6 +56,11 @@ if TYPE_CHECKING:
     from .parallel import shard_model as shard_model
     from .parallel import validate_sharding as validate_sharding
     from .planner import Plan as Plan
+    from .planner.batch_size import find_optimal_batch_size as find_optimal_batch_size
+    from .planner.memory_optimizer import MemoryOptimizer as MemoryOptimizer
+    from .planner.planning import plan as plan
+    from .planner.result import PlanResult as PlanResult
+    from .planner.serving import plan_serving as plan_serving
     from .runtime.doctor import Diagnosis as Diagnosis
     from .runtime.doctor import diagnose_tpu as diagnose_tpu
     from .runtime.environment import EnvironmentReport as EnvironmentReport
@@ -86,9 +95,11 @@ _HOME_OF = {
     "HangWatchdog": "training",
     "Layout": "parallel",
     "LossGuard": "training",
+    "MemoryOptimizer": "planner.memory_optimizer",
     "MeshConfig": "parallel",
     "MultiHostConfig": "runtime.multihost",
     "Plan": "planner",
+    "PlanResult": "planner.result",
     "PrecisionConfig": "kernels",
     "PreemptionGuard": "training",
     "PriceBook": "hardware",
@@ -105,6 +116,7 @@ _HOME_OF = {
     "TransformerConfig": "models",
     "Workload": "models",
     "abstract_mesh": "parallel",
+    "adaptive_matmul": "kernels",
     "compile_for": "compiler",
     "configure_tpu_environment": "runtime.environment",
     "create_mesh": "parallel",
@@ -114,7 +126,10 @@ _HOME_OF = {
     "diagnose_tpu": "runtime.doctor",
     "enable_gradient_checkpointing": "models",
     "enable_xla_optimizations": "runtime.flags",
+    "estimate_kernel": "kernels.timing",
     "export_huggingface": "models",
+    "find_optimal_batch_size": "planner.batch_size",
+    "flash_attention": "kernels",
     "get_chip": "hardware",
     "get_preset": "models",
     "get_sharding_spec": "parallel",
@@ -126,6 +141,8 @@ _HOME_OF = {
     "make_layout": "parallel",
     "open_data": "training",
     "optimize_sharding": "parallel",
+    "plan": "planner.planning",
+    "plan_serving": "planner.serving",
     "public_prices": "hardware",
     "register_tpu_op": "kernels",
     "reshard": "parallel",
@@ -136,6 +153,7 @@ _HOME_OF = {
     "shard_model": "parallel",
     "tpu_kernel": "kernels",
     "tune_flags": "compiler",
+    "tune_op": "kernels.tuning",
     "validate_sharding": "parallel",
 }
 
@@ -151,9 +169,11 @@ __all__ = [
     "HangWatchdog",
     "Layout",
     "LossGuard",
+    "MemoryOptimizer",
     "MeshConfig",
     "MultiHostConfig",
     "Plan",
+    "PlanResult",
     "PrecisionConfig",
     "PreemptionGuard",
     "PriceBook",
@@ -170,6 +190,7 @@ __all__ = [
     "TransformerConfig",
     "Workload",
     "abstract_mesh",
+    "adaptive_matmul",
     "compile_for",
     "configure_tpu_environment",
     "create_mesh",
@@ -179,7 +200,10 @@ __all__ = [
     "diagnose_tpu",
     "enable_gradient_checkpointing",
     "enable_xla_optimizations",
+    "estimate_kernel",
     "export_huggingface",
+    "find_optimal_batch_size",
+    "flash_attention",
     "get_chip",
     "get_preset",
     "get_sharding_spec",
@@ -191,6 +215,8 @@ __all__ = [
     "make_layout",
     "open_data",
     "optimize_sharding",
+    "plan",
+    "plan_serving",
     "public_prices",
     "register_tpu_op",
     "reshard",
@@ -201,6 +227,7 @@ __all__ = [
     "shard_model",
     "tpu_kernel",
     "tune_flags",
+    "tune_op",
     "validate_sharding",
 ]
 

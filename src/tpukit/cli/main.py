@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 from ..errors import TPUError
-from . import cache, check, config, data, doctor, flags, kernel, report, slices, train
+from . import (
+    cache,
+    check,
+    config,
+    data,
+    doctor,
+    export,
+    flags,
+    generate,
+    kernel,
+    plan,
+    report,
+    slices,
+    train,
+)
 from . import compile as compile_command
 
 app = typer.Typer(
@@ -38,9 +52,12 @@ app.command("doctor")(doctor.doctor)
 app.command("slices")(slices.slices)
 app.command("slice")(slices.slice_info)
 app.command("prices")(slices.prices)
+app.command("plan")(plan.plan)
 app.command("check")(check.check)
 app.command("compile")(compile_command.compile_function)
 app.command("train")(train.train)
+app.command("generate")(generate.generate)
+app.command("export")(export.export)
 app.add_typer(data.app, name="data", help="Make tokens of text; look at what a data set holds.")
 app.add_typer(kernel.app, name="kernel", help="Time and tune kernels for chips that are not here.")
 app.add_typer(flags.app, name="flags", help="Check, list, explain and tune XLA and libtpu flags.")
