@@ -17,8 +17,8 @@ from tpukit import Workload
 def init(rng):
     return {"w": jax.random.normal(rng, (256, 256))}
 
-def apply(params, inputs):
-    return inputs @ params["w"]
+def apply(params, batch):
+    return batch["inputs"] @ params["w"]
 
 def loss(outputs, batch):
     return jnp.mean((outputs - batch["targets"]) ** 2)

@@ -52,7 +52,9 @@ def plan_report(result: "PlanResult") -> Group:
     parts.append(Text("\nAssumed:", style="bold"))
     parts += [Text(f"  {line}", style="dim") for line in result.assumptions]
     if result.next_command:
-        parts.append(Text.assemble(("\nNext: ", "bold"), result.next_command))
+        needs_file = result.next_command.endswith(".yaml")
+        before = "the same with -o job.yaml, then " if needs_file else ""
+        parts.append(Text.assemble(("\nNext: ", "bold"), before, result.next_command))
     return Group(*parts)
 
 
@@ -64,7 +66,7 @@ def verdict_line(result: "PlanResult") -> Text:
     verified = best.verified is not None and best.verified.memory_bytes is not None
     origin = "compiler-verified" if verified else "by the model"
     words = (
-        f"{best.target} ({best.target.chips:,} chips), {mesh_text(best)}: "
+        f"{best.target} ({chips_text(best)}), {mesh_text(best)}: "
         f"{days_text(best.days)}, {money_text(best)}, "
         f"{best.tokens_per_s_per_chip:,.0f} tokens/s/chip"
         f"{'' if best.mfu is None else f', MFU {best.mfu:.1%}'}, {origin}."
@@ -86,7 +88,7 @@ def _choices(result: "PlanResult", choices: Sequence[Choice]) -> Table:
         table.add_column("waste", justify="right", no_wrap=True)
     for choice in choices:
         row: list[RenderableType] = [
-            f"{choice.target}\n{choice.target.chips:,} chips",
+            f"{choice.target}\n{chips_text(choice)}",
             f"{mesh_text(choice)}\nbatch {batch_text(choice)}, {remat_text(choice)}",
             Group(Text(seconds_text(choice.step_time_s)), split_bar(choice)),
             f"{choice.memory_bytes / choice.usable_bytes:.0%}\n{choice.memory_origin}",
@@ -128,6 +130,12 @@ def mesh_text(choice: Choice) -> str:
     return ",".join(f"{axis}={size}" for axis, size in choice.mesh.items())
 
 
+def chips_text(choice: Choice) -> str:
+    """1 chip, 1,024 chips."""
+    count = choice.target.chips
+    return f"{count:,} chip{'s' if count > 1 else ''}"
+
+
 def batch_text(choice: Choice) -> str:
     """Examples of a step, and the pieces it is cut into."""
     pieces = f" in {choice.microbatches}" if choice.microbatches > 1 else ""
@@ -151,7 +159,7 @@ def money_text(choice: Choice) -> str:
     """Dollars, or chip-hours where no price is known."""
     if choice.usd.value is None:
         return f"{choice.chip_hours:,.0f} chip-h"
-    return f"${choice.usd.value:,.0f}"
+    return f"${choice.usd.value:,.{0 if choice.usd.value >= 100 else 2}f}"
 
 
 def price_text(choice: Choice) -> str:

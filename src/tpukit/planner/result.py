@@ -7,10 +7,12 @@ from typing import Any
 from ..compiler.report.files import write_whole
 from ..errors import TPUValidationError
 from .choice import Choice
+from .model_source import is_own_model
 from .rejections import Rejection
 from .search import Ask
 
 FEASIBLE, INFEASIBLE = 0, 3
+JOB_FILE = "job.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +66,8 @@ class PlanResult:
         job = None if self.best is None else self.best.job
         if job is None:
             return ""
-        if job.model_changes or job.dcn_mesh:
-            return "tpukit check job.yaml"  # a command line cannot say all of it
+        if job.model_changes or job.dcn_mesh or is_own_model(job.model):
+            return f"tpukit check {JOB_FILE}"  # a command line cannot say all of it
         return command("check", job.model, job.to_dict())
 
     def to_yaml(self, path: Path | str) -> None:
