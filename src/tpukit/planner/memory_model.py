@@ -122,10 +122,16 @@ def estimate_memory_bytes(
     rounded = own_layers * compute_bytes
     # Between micro-batches the gathered table of embeddings stays.
     table = np.where(one_by_one, shape.head_parameters / mesh.tensor * compute_bytes, 0.0)
-    in_loss, waiting = _loss(shape, mesh, tokens, compute_bytes)
+    token_logits = shape.vocab / mesh.tensor * compute_bytes
+    uncut = np.minimum(tokens, np.maximum(LOGITS_BYTES / token_logits, MIN_CHUNK_TOKENS))
+    logits = uncut * token_logits
+    in_loss = _loss(shape, mesh, logits, tokens > uncut, compute_bytes)
+    # The gradient of logits that are not cut waits until the layers' gradients are done.
+    token_work = _token_work(shape, mesh, compute_bytes) * remat_every
     in_layer = _Moment(
         own_layers * param_bytes + shape.head_parameters / split * compute_bytes,
-        waiting + _layer_at_work(shape, mesh, tokens, remat_every, compute_bytes),
+        np.maximum(tokens * token_work, uncut * token_work + logits)
+        + _gathered(shape, mesh, compute_bytes),
     )
     backward = in_layer.total > in_loss.total
     return MemorySplit(
@@ -171,36 +177,27 @@ def _kept_bytes(
 
 
 def _loss(
-    shape: ModelShape, mesh: MeshRoles, tokens: Numbers, compute_bytes: Numbers
-) -> tuple[_Moment, Numbers]:
-    """The loss at work, and what of its logits the layers' backward pass still holds."""
+    shape: ModelShape, mesh: MeshRoles, logits: Numbers, cut: Numbers, compute_bytes: Numbers
+) -> _Moment:
+    """Logits at work, the head, and the gradient of either."""
     head = shape.head_parameters / mesh.tensor
-    token_bytes = shape.vocab / mesh.tensor * compute_bytes
-    logits = tokens * token_bytes
-    chunk = np.minimum(logits, np.maximum(LOGITS_BYTES, MIN_CHUNK_TOKENS * token_bytes))
-    chunked = logits > chunk
-    # Chunks add up the head's gradient in float32. Whole logits have a gradient of their own size,
-    # which waits until the head's is computed, after the layers'.
-    waiting = np.where(chunked, 0.0, logits)
-    gradients = np.where(chunked, head * FLOAT32, 0.0)
-    copies = head * compute_bytes * np.where(chunked & shape.tied, 2, 1)  # transposed when tied
-    return _Moment(gradients, chunk + copies + waiting), waiting
+    # Chunks add the head's gradient up in float32; whole logits have one of their own size.
+    gradients = np.maximum(logits, np.where(cut, head * FLOAT32, 0.0))
+    copies = head * compute_bytes * np.where(cut & shape.tied, 2, 1)  # a tied head is transposed
+    return _Moment(gradients, logits + copies)
 
 
-def _layer_at_work(
-    shape: ModelShape,
-    mesh: MeshRoles,
-    tokens: Numbers,
-    remat_every: int,
-    compute_bytes: Numbers,
-) -> Numbers:
-    """Temporaries in the backward pass of one segment of layers."""
+def _token_work(shape: ModelShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
+    """Bytes that one token takes while a layer's gradient is computed."""
     split = WORKING_HIDDEN * shape.hidden_width + WORKING_HEADS * shape.heads * shape.head_dim
-    channels = split / mesh.tensor + WORKING_MODEL * shape.d_model
-    working = tokens * channels * compute_bytes * remat_every
+    return (split / mesh.tensor + WORKING_MODEL * shape.d_model) * compute_bytes
+
+
+def _gathered(shape: ModelShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
+    """Weights of a layer that are gathered along `fsdp` at once."""
     matrix = shape.d_model * shape.d_ff / mesh.tensor * compute_bytes
     gathered = GATHERED_MATRICES * matrix
     if shape.experts:
-        # Experts are gathered together, all of their matrices, and one gradient waits to be sent.
+        # Experts are gathered together, all their matrices, and one gradient waits to be sent.
         gathered = (shape.hidden_matrices + 1) * shape.experts / mesh.expert * matrix
-    return working + np.where(np.asarray(mesh.fsdp) > 1, gathered, 0.0)
+    return np.where(np.asarray(mesh.fsdp) > 1, gathered, 0.0)

@@ -1,0 +1,104 @@
+"""`MemoryOptimizer` changes what a compiled step holds, and says how much in milliseconds."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from tpukit.compiler import compile_for
+from tpukit.errors import ConfigError, TPUModelError
+from tpukit.models import Transformer, TransformerConfig, Workload, get_preset
+from tpukit.planner.memory_optimizer import MemoryOptimizer
+
+CONFIG = TransformerConfig(
+    name="optimized",
+    n_layers=6,
+    d_model=256,
+    n_heads=2,
+    n_kv_heads=2,
+    head_dim=128,
+    d_ff=1024,
+    vocab_size=512,
+    max_seq_len=1024,
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remat"),
+    [
+        ({"strategy": "none"}, "none"),
+        ({"strategy": "none", "enable_rematerialization": True}, "minimal"),
+        ({"strategy": "none", "gradient_checkpointing": True}, "full"),
+        ({"strategy": "none", "activation_checkpointing_layers": 4}, "none"),
+        ({}, "minimal"),
+        ({"strategy": "aggressive", "activation_checkpointing_layers": 2}, "full every=2"),
+    ],
+)
+def test_the_switches_choose_a_policy(arguments, remat):
+    optimizer = MemoryOptimizer(**arguments)
+    assert optimizer.remat == remat
+    work = Workload("tiny", batch_size=1, sequence_length=64)
+    assert str(optimizer.optimize(work).remat) == remat
+
+
+def test_wrong_settings_say_what_there_is():
+    with pytest.raises(ConfigError, match=r"'agressive' is not one of .* mean 'aggressive'"):
+        MemoryOptimizer("agressive")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"=0; a segment has at least 1 layer"):
+        MemoryOptimizer(activation_checkpointing_layers=0)
+    with pytest.raises(TPUModelError, match=r"does not run by itself.*remat='minimal'"):
+        MemoryOptimizer().optimize("llama3.1-8b")
+    with pytest.raises(TPUModelError, match=r"no reference transformer.*compile_for"):
+        MemoryOptimizer().estimate_memory(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), 1, 8)
+
+
+def test_an_estimate_takes_milliseconds():
+    optimizer = MemoryOptimizer("aggressive")
+    optimizer.estimate_memory("llama3.1-70b", 64, 4096, chips=64)  # imports
+    started = time.perf_counter()
+    found = optimizer.estimate_memory("llama3.1-70b", 64, 4096, chips=64)
+    assert time.perf_counter() - started < 0.05
+    parts = ("weights", "gradients", "optimizer", "activations", "temporaries")
+    assert found["total_gb"] == pytest.approx(sum(found[f"{part}_gb"] for part in parts))
+    assert found["weights_gb"] == pytest.approx(70.553706496 * 4 / 64)
+    assert found["origin"] == "model"
+    assert dict(found) == found.to_dict()
+
+
+def test_a_workload_or_model_is_estimated_like_its_name():
+    optimizer = MemoryOptimizer()
+    named = optimizer.estimate_memory("tiny", 4, 64).to_dict()
+    model = nnx.eval_shape(lambda: Transformer(get_preset("tiny"), rngs=nnx.Rngs(0)))
+    work = Workload("tiny", batch_size=4, sequence_length=64)
+    for given in (get_preset("tiny"), model, work):
+        assert optimizer.estimate_memory(given, 4, 64).to_dict() == named
+
+
+def temp_of_workload(optimizer):
+    work = Workload(CONFIG, batch_size=8, sequence_length=1024)
+    return compile_for(
+        optimizer.optimize(work), "v6e-1", mesh={"fsdp": 1}, until="memory"
+    ).memory.temp_bytes
+
+
+def temp_of_model(optimizer):
+    model = nnx.eval_shape(lambda: Transformer(CONFIG, rngs=nnx.Rngs(0)))
+    definition, state = nnx.split(optimizer.optimize(model))
+
+    def loss(state, tokens):
+        return nnx.merge(definition, state)(tokens).astype(jnp.float32).mean()
+
+    tokens = jax.ShapeDtypeStruct((8, 1024), jnp.int32)
+    found = compile_for(jax.grad(loss), "v6e-1", nnx.to_pure_dict(state), tokens, until="memory")
+    return found.memory.temp_bytes
+
+
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+@pytest.mark.parametrize("temp_of", [temp_of_workload, temp_of_model])
+def test_a_compiled_step_holds_less(temp_of):
+    kept = 8 * 1024 * CONFIG.n_layers * 2 * CONFIG.d_ff * 2  # two products of each layer, bfloat16
+    everything = temp_of(MemoryOptimizer("none"))
+    assert temp_of(MemoryOptimizer("aggressive")) < everything - kept

@@ -1,0 +1,102 @@
+"""`plan_serving`: the smallest slice for weights and cache, and what HBM allows it."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tpukit.errors import TPUValidationError
+from tpukit.hardware import Slice, get_chip, list_slices
+from tpukit.models import get_preset
+from tpukit.planner.model_shape import shape_of
+from tpukit.planner.serving import cache_bytes, plan_serving, read_bytes, weight_bytes
+
+# llama3.1-70b by hand: 80 layers of q, o (64 heads), k, v (8), gate, up, down and two norms, a
+# last norm, and the two tables.
+LAYER = 8192 * 128 * (2 * 64 + 2 * 8) + 3 * 8192 * 28672 + 2 * 8192
+TABLES = 2 * 128256 * 8192
+PARAMETERS_70B = 80 * LAYER + 8192 + TABLES
+
+
+def shape(name):
+    return shape_of(get_preset(name))
+
+
+def only(plan):
+    (choice,) = plan.choices
+    return choice
+
+
+def test_weights_and_cache_by_hand():
+    model = shape("llama3.1-70b")
+    assert weight_bytes(model, "bf16") == 2 * PARAMETERS_70B
+    assert weight_bytes(model, "int8") == PARAMETERS_70B - TABLES + 2 * TABLES
+    assert cache_bytes(model, 4, 8192) == 80 * 2 * 8 * 128 * 2 * 8192 * 4
+
+
+@pytest.mark.parametrize("generation", ["v5e", "v5p", "v6e"])
+def test_the_slice_is_the_smallest_that_holds_it(generation):
+    choice = only(plan_serving("llama3.1-70b", formats=["bf16"], generations=[generation]))
+    usable = get_chip(generation).hbm_usable_bytes.value
+    needed = choice.weight_bytes + choice.cache_bytes
+    assert Slice.parse(choice.slice).chips == choice.chips
+    assert needed <= 0.9 * usable * choice.chips
+    smaller = [one.chips for one in list_slices(generation) if one.chips < choice.chips]
+    assert all(needed > 0.9 * usable * chips for chips in smaller)
+
+
+def test_fewer_bits_need_fewer_chips_and_read_less():
+    plan = plan_serving("llama3.1-70b", generations=["v6e"])
+    by_format = {choice.weights: choice for choice in plan.choices}
+    assert list(by_format) == ["bf16", "int8", "int4", "vq"]
+    assert by_format["int4"].chips < by_format["bf16"].chips
+    sizes = [choice.weight_bytes for choice in plan.choices]
+    assert sizes == sorted(sizes, reverse=True)
+    assert plan.smallest.weights == "vq"
+
+
+def test_decode_is_no_faster_than_the_data_sheet_allows():
+    choice = only(plan_serving("llama3.1-8b", formats=["bf16"], generations=["v6e"]))
+    assert choice.chips == 1
+    peak = get_chip("v6e").hbm_gbps.value * 1e9 / (choice.weight_bytes + choice.cache_bytes)
+    assert 0.5 * peak < choice.tokens_per_s <= peak
+    many = only(plan_serving("llama3.1-8b", batch=8, formats=["bf16"], generations=["v6e"]))
+    assert 1 < many.tokens_per_s / choice.tokens_per_s < 8  # weights are shared, caches are not
+
+
+def test_a_mixture_reads_the_experts_that_a_batch_chooses():
+    model = shape("mixtral-8x7b")
+    whole, experts = weight_bytes(model, "bf16"), 2 * model.expert_parameters
+    one = read_bytes(model, "bf16", 1, 1) - cache_bytes(model, 1, 1)
+    assert one == pytest.approx(whole - experts * 6 / 8)
+    many = read_bytes(model, "bf16", 64, 1) - cache_bytes(model, 64, 1)
+    assert many == pytest.approx(whole, rel=1e-6)
+    dense = shape("llama3.1-8b")
+    assert read_bytes(dense, "bf16", 1, 1) == weight_bytes(dense, "bf16") + cache_bytes(dense, 1, 1)
+
+
+def test_what_no_slice_holds_says_what_it_needs():
+    plan = plan_serving("llama3.1-8b", batch=100_000, context=131_072, generations=["v6e"])
+    assert plan.smallest is None
+    for choice in plan.choices:
+        assert (choice.slice, choice.chips, choice.tokens_per_s) == (None, None, None)
+        assert "needs 1,6" in choice.reason
+        assert "largest slice has room for" in choice.reason
+
+
+def test_it_shows_itself_with_its_origin():
+    plan = plan_serving("llama3.1-8b", formats=["bf16", "int4"], generations=["v6e"])
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(plan)
+    shown = console.export_text()
+    assert "tokens/s (model)" in shown
+    assert "v6e-1" in shown
+    assert {choice["origin"] for choice in plan.to_dict()["choices"]} == {"model"}
+    assert plan.to_dict()["choices"][0]["slice"] == "v6e-1"
+
+
+def test_wrong_asks_are_refused():
+    with pytest.raises(TPUValidationError, match=r"'int5' is no weight format.*mean 'int"):
+        plan_serving("tiny", formats=["int5"])
+    with pytest.raises(TPUValidationError, match=r"batch=0 .* must both be 1 or more"):
+        plan_serving("tiny", batch=0)
