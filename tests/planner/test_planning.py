@@ -154,6 +154,9 @@ def test_without_prices_chip_hours_count_and_it_is_said():
     assert mixed.ranked_by == "dollars"
     assert {choice.target.chip.name for choice in mixed.unpriced} == {"7x"}
     assert {choice.target.chip.name for choice in mixed.choices} == {"v6e"}
+    fastest = planned(on="7x,v6e", objective="fastest")  # a price decides nothing here
+    assert fastest.best.target.chip.name == "7x"
+    assert (fastest.ranked_by, fastest.unpriced) == ("days", ())
     refused = planned(on="7x", budget=100)
     assert any("no price is known" in one.reason for one in refused.rejected)
 
@@ -252,6 +255,7 @@ def test_models_by_configuration_file_and_builder(tmp_path, monkeypatch):
         ({"objective": "cheepest"}, ConfigError, "Did you mean 'cheapest'"),
         ({"deadline": "soon"}, ConfigError, "write 30d"),
         ({"on": "v9"}, SliceError, "not a TPU generation"),
+        ({"on": "v2"}, ConfigError, "v2 cannot be planned for, because its link bandwidth"),
         ({"max_chips": 0}, ConfigError, "at least one chip"),
         ({"min_headroom": 1.5}, ConfigError, "from 0 to below 1"),
         ({"precisions": ["int9"]}, ConfigError, "Did you mean 'int8'"),

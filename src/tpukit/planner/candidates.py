@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError, did_you_mean
-from ..hardware import Slice, get_chip, list_slices
+from ..hardware import Chip, Slice, get_chip, list_slices
 from .model_shape import ModelShape
 from .torus import AXES, Links, place_axes
 
@@ -107,9 +107,12 @@ def _targets(name: str) -> Iterator[Slice]:
     """The slices a name stands for: a generation's, one by one and joined, or that one slice."""
     text = name.strip()
     if any(mark in text for mark in "-:") and not text.lower().startswith("tpu v"):
-        yield Slice.parse(text)
+        one = Slice.parse(text)
+        _refuse_unknown_rates(one.chip)
+        yield one
         return
     chip = get_chip(text)
+    _refuse_unknown_rates(chip)
     for one in list_slices(chip.name):
         if not _is_usual(one.chips):
             continue
@@ -118,6 +121,15 @@ def _targets(name: str) -> Iterator[Slice]:
         if one.chips >= min(256, max(s.chips for s in list_slices(chip.name))):
             for count in SLICE_COUNTS[1:]:
                 yield Slice(chip, one.topology, count)
+
+
+def _refuse_unknown_rates(chip: Chip) -> None:
+    for what, figure in (("HBM", chip.hbm_gbps), ("link", chip.ici_link_effective_gbps)):
+        if figure.value is None:
+            raise ConfigError(
+                f"{chip.name} cannot be planned for, because its {what} bandwidth is "
+                f"{figure.reason.rstrip('.')}; use one of {', '.join(GENERATIONS)}."
+            )
 
 
 def _is_usual(chips: int) -> bool:

@@ -6,6 +6,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import ConfigError
 from ..hardware import public_prices
 from ..hardware.figure import format_quantity
@@ -179,11 +181,17 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
         rejected=search.rejections(),
         disagreements=() if verifier is None else tuple(verifier.notes),
         assumptions=tuple(_assumptions(search, choices)),
-        ranked_by="dollars" if source.costs.priced[order].any() else "chip-hours",
+        ranked_by=_ranked_by(source, order),
         scored=len(search.scores.candidates),
         search_s=search.seconds,
         verify_s=None if verifier is None else verifier.seconds,
     )
+
+
+def _ranked_by(search: Search, order: np.ndarray) -> str:
+    if search.ask.objective != "cheapest":
+        return {"fastest": "days", "fewest-chips": "chips"}[search.ask.objective]
+    return "dollars" if search.costs.priced[order].any() else "chip-hours"
 
 
 def _thinned(search: Search) -> list[int]:

@@ -82,17 +82,17 @@ class Search:
         return bool((self.verdicts.passed & self.costs.priced).any())
 
     def order(self, *, passed: np.ndarray | None = None) -> np.ndarray:
-        """Places from best to worst; where prices count, only what has one."""
+        """Places from best to worst; the cheapest is sought among what has a price, if any has."""
         chosen = self.verdicts.passed if passed is None else passed
         priced = bool((chosen & self.costs.priced).any())
-        if priced:
+        if priced and self.ask.objective == "cheapest":
             chosen = chosen & self.costs.priced
         keys = ranking_keys(self.ask.objective, self.scores, self.costs, priced=priced)
         return ranked(chosen, keys)
 
     def unpriced_order(self) -> np.ndarray:
-        """What passes and has no price, by chip-hours; empty when that is all there is."""
-        if not self.priced:
+        """What passes and could not be ranked for want of a price, by chip-hours."""
+        if not self.priced or self.ask.objective != "cheapest":
             return np.empty(0, int)
         keys = ranking_keys(self.ask.objective, self.scores, self.costs, priced=False)
         return ranked(self.verdicts.passed & ~self.costs.priced, keys)
