@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from .models import get_preset as get_preset
     from .models import import_huggingface as import_huggingface
     from .models import list_presets as list_presets
+    from .models.generation import Generator as Generator
+    from .models.generation import Sampling as Sampling
+    from .models.generation import generate as generate
     from .models.performance import diagnose_performance as diagnose_performance
     from .parallel import Layout as Layout
     from .parallel import MeshConfig as MeshConfig
@@ -79,6 +82,8 @@ if TYPE_CHECKING:
     from .training import TrainingResult as TrainingResult
     from .training import TrainingSettings as TrainingSettings
     from .training import open_data as open_data
+    from .training.export import export_run as export_run
+    from .training.trained_model import load_trained as load_trained
 
 __version__ = "0.1.0"
 
@@ -92,6 +97,7 @@ _HOME_OF = {
     "ExitCode": "training",
     "Figure": "hardware",
     "FlagRegistry": "runtime.flags",
+    "Generator": "models.generation",
     "HangWatchdog": "training",
     "Layout": "parallel",
     "LossGuard": "training",
@@ -104,6 +110,7 @@ _HOME_OF = {
     "PreemptionGuard": "training",
     "PriceBook": "hardware",
     "RematPolicy": "models",
+    "Sampling": "models.generation",
     "Slice": "hardware",
     "TPUCheckpointer": "training",
     "TPUConfig": "config",
@@ -128,8 +135,10 @@ _HOME_OF = {
     "enable_xla_optimizations": "runtime.flags",
     "estimate_kernel": "kernels.timing",
     "export_huggingface": "models",
+    "export_run": "training.export",
     "find_optimal_batch_size": "planner.batch_size",
     "flash_attention": "kernels",
+    "generate": "models.generation",
     "get_chip": "hardware",
     "get_preset": "models",
     "get_sharding_spec": "parallel",
@@ -138,6 +147,7 @@ _HOME_OF = {
     "list_presets": "models",
     "list_slices": "hardware",
     "load_executable": "compiler",
+    "load_trained": "training.trained_model",
     "make_layout": "parallel",
     "open_data": "training",
     "optimize_sharding": "parallel",
@@ -166,6 +176,7 @@ __all__ = [
     "ExitCode",
     "Figure",
     "FlagRegistry",
+    "Generator",
     "HangWatchdog",
     "Layout",
     "LossGuard",
@@ -178,6 +189,7 @@ __all__ = [
     "PreemptionGuard",
     "PriceBook",
     "RematPolicy",
+    "Sampling",
     "Slice",
     "TPUCheckpointer",
     "TPUConfig",
@@ -202,8 +214,10 @@ __all__ = [
     "enable_xla_optimizations",
     "estimate_kernel",
     "export_huggingface",
+    "export_run",
     "find_optimal_batch_size",
     "flash_attention",
+    "generate",
     "get_chip",
     "get_preset",
     "get_sharding_spec",
@@ -212,6 +226,7 @@ __all__ = [
     "list_presets",
     "list_slices",
     "load_executable",
+    "load_trained",
     "make_layout",
     "open_data",
     "optimize_sharding",
