@@ -8,11 +8,11 @@ import typer
 from typer.testing import CliRunner
 
 from tpukit.cli import check, flags
-from tpukit.planner.plan import Plan
 from tpukit.cli.check_run import Run
 from tpukit.compiler.fixes import Fix, FixList
 from tpukit.compiler.report.next_command import command, next_command
 from tpukit.errors import XLACompilationError
+from tpukit.planner.plan import Plan
 
 JOB = Plan.from_dict(
     {

@@ -107,8 +107,8 @@ def _branches(listing: BundleListing, core: Core) -> Iterator[_Branch]:
                 continue
             region = _TARGET.search(one.text)
             target = listing.region_starts.get(int(region[1])) if region else None
-            if target is None and region and bundle.depth == 0 and listing.uses_core_id:
-                target = len(listing.bundles)  # the core that has nothing to do leaves
+            if target is None and region and bundle.depth == 0:
+                target = len(listing.bundles)  # a core, or a grid, that has nothing to do leaves
             slots = _delay_slots(listing, address, one, core)
             if target is None or address + slots >= len(listing.bundles):
                 raise XLACompilationError(
