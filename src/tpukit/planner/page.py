@@ -63,7 +63,7 @@ def render_page(result: "PlanResult") -> str:
             tag("span", subject.name, class_="program"),
             tag("span", f" on {result.ask.tokens:,.4g} tokens", class_="slice"),
         ),
-        tag("p", verdict_line(result).plain, class_="lead"),
+        tag("p", verdict_line(result).plain.removeprefix(word).strip(), class_="lead"),
         class_="headline",
     )
     body = tag(
@@ -124,7 +124,7 @@ def _choices(title: str, choices: Sequence[Choice], result: "PlanResult") -> Htm
     ]
     bars = [part for choice in choices for part in (_time_bar(choice), _memory_bar(choice))]
     kinds = tag("p", *(colored(_cause_class(cause), f"{cause} ") for cause in CAUSES))
-    return section(title, table(columns, rows, caption=title), kinds, bars)
+    return section(title, table(columns, rows, caption="Best first"), kinds, bars)
 
 
 def _time_bar(choice: Choice) -> Html:
@@ -140,7 +140,11 @@ def _time_bar(choice: Choice) -> Html:
 
 def _memory_bar(choice: Choice) -> Html:
     pieces = [
-        (kind, choice.memory[purpose], f"{purpose}: {bytes_text(choice.memory[purpose])}")
+        (
+            f"purpose {kind}",
+            choice.memory[purpose],
+            f"{purpose}: {bytes_text(choice.memory[purpose])}",
+        )
         for purpose, kind in _PURPOSE_CLASS.items()
     ]
     marks = [(choice.usable_bytes, "limit", bytes_text(choice.usable_bytes))]
@@ -153,7 +157,7 @@ def _front(result: "PlanResult") -> Html:
     columns = (Column("slice"), Column("time", is_number=True), Column("cost", is_number=True))
     rows = [(str(one.target), days_text(one.days), money_text(one)) for one in result.front]
     words = "Nothing is both faster and cheaper than these."
-    return section("Pareto front", table(columns, rows, caption="Pareto front"), intro=words)
+    return section("Pareto front", table(columns, rows, caption="Fastest first"), intro=words)
 
 
 def _cause_class(cause: str) -> str:
