@@ -4,12 +4,11 @@
 
 Every published (model, slice) row goes through the arithmetic that ranks candidates, in the layout
 it was run with. Remat policies that the planner does not search are read as the nearest it does.
-With --verify the first N rows are planned anew, same slice and batch, and both layouts are compiled
-and predicted from their schedules.
+With --verify the first N rows are planned anew, on the same slice with no more tokens a step, and
+both layouts are compiled and predicted from their schedules.
 """
 
 import argparse
-import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,8 +103,8 @@ def model(run: PublishedRun) -> Modelled:
     return Modelled(run, float(found.step_time_s[0]), found.step.at(0), remat)
 
 
-def predicted_s(run: PublishedRun, job: Plan | None = None) -> float:
-    """The step of the published layout, or of a plan's, from its compiled schedule."""
+def tokens_per_s(run: PublishedRun, job: Plan | None = None) -> float:
+    """Of the published layout, or of a plan's, from its compiled schedule; 0 if it does not fit."""
     work, mesh, dcn = run.workload, run.mesh, run.dcn_mesh_shape
     if job is not None:
         work, mesh, dcn = job.workload, job.mesh_sizes, job.dcn_mesh
@@ -119,19 +118,30 @@ def predicted_s(run: PublishedRun, job: Plan | None = None) -> float:
         timeout_s=COMPILE_S,
     )
     gib = compiled.memory.total_bytes / 2**30
-    step = compiled.predict().step_time_s
+    rate = work.tokens_per_step / compiled.predict().step_time_s
     fits = "" if compiled.fits else " DOES NOT FIT"
-    print(f"    {mesh} {work.remat}: {step:.3f} s, {gib:.1f} GiB{fits}", flush=True)
-    return step if compiled.fits else math.inf
+    print(
+        f"    {mesh} {work.remat}, {work.examples} examples: {rate / run.slice.chips:,.0f} "
+        f"tokens/s/chip, {gib:.1f} GiB{fits}",
+        flush=True,
+    )
+    return rate if compiled.fits else 0.0
 
 
 def own_layout_wins(run: PublishedRun) -> bool:
-    """Whether what the planner picks for this slice and batch is at least as fast."""
-    found = plan(run.workload, tokens="1T", on=[str(run.slice)], objective="fastest", verify=0)
+    """Whether what the planner picks for this slice and no larger a batch is at least as fast."""
+    found = plan(
+        run.workload,
+        tokens="1T",
+        on=[str(run.slice)],
+        objective="fastest",
+        max_batch_tokens=run.workload.tokens_per_step,
+        verify=0,
+    )
     if found.best is None or found.best.job is None:
-        print(f"    {run.name}: no plan for {run.slice}")
+        print(f"    no plan for {run.slice}")
         return False
-    return predicted_s(run, found.best.job) <= predicted_s(run)
+    return tokens_per_s(run, found.best.job) >= tokens_per_s(run)
 
 
 def main() -> None:
