@@ -83,25 +83,31 @@ class KernelBench:
         }
 
     def __rich__(self) -> Any:
+        from itertools import groupby
+
+        from rich.console import Group
+        from rich.text import Text
+
+        title = f"{self.op} {self.direction}, estimated with no TPU (origin: model)"
+        parts: list[Any] = [Text(title, style="bold")]
+        for (case, chip), rows in groupby(self.rows, key=lambda row: (row.case, row.chip)):
+            parts += [Text(f"\n{case} on {chip}", style="cyan"), self._table(list(rows))]
+        return Group(*parts)
+
+    def _table(self, rows: "list[BenchRow]") -> Any:
+        """The implementations of one case on one chip."""
         from rich.table import Table
 
-        table = Table(
-            title=f"{self.op} {self.direction}, estimated with no TPU (origin: model)",
-            title_justify="left",
-            show_edge=False,
-        )
-        for heading in ("case", "chip", "as", "time", "error", "vs XLA", "cycles", "bound"):
-            table.add_column(heading, overflow="fold")
-        for row in self.rows:
-            head = (row.case, row.chip, row.implementation)
+        table = Table("", "time", "error", "vs XLA", "cycles", "bound", box=None, pad_edge=False)
+        for row in rows:
             if row.estimate is None or row.time_s is None:
-                table.add_row(*head, "—", row.why_not)
+                table.add_row(row.implementation, "—", row.why_not)
                 continue
             found, speedup = row.estimate, self.speedup(row)
             busiest = sorted(found.utilisation.items(), key=lambda item: -item[1])[:2]
             used = ", ".join(f"{unit} {share:.0%}" for unit, share in busiest)
             table.add_row(
-                *head,
+                row.implementation,
                 format_time(row.time_s),
                 format_band(found) if found.calls else "",
                 "" if speedup is None else f"{speedup:.2f}x",
