@@ -16,6 +16,9 @@ from tpukit.models import get_preset, import_huggingface
 from tpukit.training import TPUTrainer, TrainingSettings
 from tpukit.training.trained_model import load_trained
 
+# One worker: the fixture that all of them share is dear.
+pytestmark = pytest.mark.xdist_group("generate")
+
 TEXT = "abcdefghij" * 400
 
 

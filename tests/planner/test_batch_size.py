@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpukit import Slice
+from tpukit import Slice, Workload, compile_for
 from tpukit.errors import TPUOutOfMemoryError, TPUValidationError
 from tpukit.planner.batch_size import Probe, _search, _slice, find_optimal_batch_size
 
@@ -65,8 +65,14 @@ def test_memory_names_a_slice():
 @pytest.mark.libtpu
 @pytest.mark.xdist_group("libtpu")
 def test_on_the_real_compiler():
+    one = Workload("tiny", batch_size=1, sequence_length=128, remat="none")
+    taken = compile_for(one, "v6e-1", mesh={"fsdp": 1}, until="memory").memory.total_bytes
     found = find_optimal_batch_size(
-        "tiny", 128, target_utilization=1.0, available_memory_gb=0.012, on="v6e-1", remat="none"
+        one,
+        128,
+        target_utilization=1.0,
+        available_memory_gb=1.05 * taken / 1e9,
+        on="v6e-1",
     )
     used = {probe.batch_size: probe.bytes_per_device for probe in found.probes}
     assert used[int(found)] <= found.limit_bytes

@@ -13,6 +13,9 @@ from tpukit.models.workload import Workload
 from tpukit.training import OptimizerSpec, TPUCheckpointer, build_optimizer
 from tpukit.training.moments import decode, encode, scale_by_int8_adam
 
+# One worker: the fixture that all of them share is dear.
+pytestmark = pytest.mark.xdist_group("moments")
+
 STEP = jnp.asarray(1)
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# One worker: the fixture that all of them share is dear.
+pytestmark = pytest.mark.xdist_group("bucket")
+
 PROCESS = Path(__file__).with_name("bucket_process.py")
 
 
