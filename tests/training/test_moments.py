@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("moments")
 STEP = jnp.asarray(1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.sampled_from([(), (3,), (257,), (2, 3, 65)]),
     st.integers(0, 1000),

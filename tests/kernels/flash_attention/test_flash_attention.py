@@ -29,12 +29,12 @@ CASES: dict[str, tuple[Any, ...]] = {
     "causal_stairs_gqa_bf16": (1, 400, 400, 2, 1, 128, "bfloat16", STAIRS, {}),
     "causal_streamed": (1, 300, 300, 1, 1, 128, "float32", SMALL, {}),
     "full_soft_cap": (2, 130, 200, 1, 1, 128, "float32", SMALL, {"causal": False, "soft_cap": 2.0}),
-    "more_queries_than_keys": (1, 300, 140, 1, 1, 128, "float32", SMALL, {}),
     "window_segments": (1, 384, 384, 2, 1, 128, "float32", STAIRS, {"window": 150, "ids": True}),
-    "rope_narrow_heads": (1, 200, 200, 2, 1, 64, "float32", SMALL, {"rope": True}),
     "block_mask_causal": (1, 300, 300, 1, 1, 128, "float32", SMALL, {"mask": SPARSE}),
 }
 SLOW_CASES: dict[str, tuple[Any, ...]] = {
+    "more_queries_than_keys": (1, 300, 140, 1, 1, 128, "float32", SMALL, {}),
+    "rope_narrow_heads": (1, 200, 200, 2, 1, 64, "float32", SMALL, {"rope": True}),
     "full_bf16": (1, 200, 330, 2, 1, 128, "bfloat16", SMALL, {"causal": False}),
     "window_bf16": (1, 640, 640, 2, 2, 128, "bfloat16", STAIRS, {"window": 200}),
     "segments_bf16": (2, 256, 256, 2, 1, 128, "bfloat16", SMALL, {"ids": True}),

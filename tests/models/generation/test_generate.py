@@ -46,7 +46,13 @@ def dense():
 GREEDY = Sampling(temperature=0)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+SELDOM = ("capacity", "learned, biased, parallel", "normed")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in SELDOM else name for name in CONFIGS],
+)
 def test_greedy_tokens_are_those_of_the_whole_forward_pass(name):
     config = CONFIGS[name]
     params = sharp(config)
