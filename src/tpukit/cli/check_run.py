@@ -75,32 +75,15 @@ class Run:
 
     def known(self, job: "Plan") -> "CompiledStep | None":
         """What an earlier check of the same job left; needs no jax."""
-        from ..compiler.aot import load_compiled
-        from ..compiler.cache import CompileCache
-        from ..compiler.facts import ProgramFacts
+        from ..planner.compiled_job import known_compile
 
-        if not self.use_cache or self.dump is not None:
-            return None
-        cache = CompileCache.default()
-        link = cache.load_json(f"job-{job.key}")
-        found = None if link is None else load_compiled(cache, link["key"], until="schedule")
-        if link is None or found is None:
-            return None
-        return found.seen_as(ProgramFacts.from_dict(link["facts"]), job.target)
+        return known_compile(job) if self.use_cache and self.dump is None else None
 
     def lower(self, job: "Plan", progress: "Progress") -> "CompileRequest":
         """Lower a job's training step, and remember which compile answers it."""
-        from ..compiler.cache import CompileCache
-        from ..compiler.request import make_request
-        from ..runtime.environment import configure_tpu_environment
+        from ..planner.compiled_job import lower_job
 
-        configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
-        request = make_request(job.workload, job.target, plan=job, progress=progress)
-        facts = replace(request.program.facts, name=job.model)  # every job's function is "step"
-        if self.use_cache:
-            link = {"key": request.key, "facts": facts.to_dict()}
-            CompileCache.default().store_json(f"job-{job.key}", link)
-        return replace(request, program=replace(request.program, facts=facts))
+        return lower_job(job, progress=progress, remember=self.use_cache)
 
     def function(
         self,

@@ -8,6 +8,7 @@ from ..compiler.cache import CompileCache
 from ..compiler.compiled import CompiledStep
 from ..compiler.facts import ProgramFacts
 from ..compiler.request import CompileRequest, make_request
+from ..compiler.stages import Progress, silent
 from ..errors import TPUError
 from .plan import Plan
 
@@ -32,7 +33,7 @@ def compile_jobs(jobs: Sequence[Plan], *, timeout_s: float) -> list[CompiledStep
             answers[place] = known
             continue
         try:
-            requests[place] = _lower(job)
+            requests[place] = lower_job(job)
         except TPUError as error:
             answers[place] = error
     compiled = compile_many(requests.values(), until="schedule", timeout_s=timeout_s)
@@ -40,12 +41,14 @@ def compile_jobs(jobs: Sequence[Plan], *, timeout_s: float) -> list[CompiledStep
     return [answers[place] for place in range(len(jobs))]
 
 
-def _lower(job: Plan) -> CompileRequest:
+def lower_job(job: Plan, *, progress: Progress = silent, remember: bool = True) -> CompileRequest:
+    """Lower a plan's training step, and remember which compile answers it."""
     from ..runtime.environment import configure_tpu_environment
 
     configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
-    request = make_request(job.workload, job.target, plan=job)
+    request = make_request(job.workload, job.target, plan=job, progress=progress)
     facts = replace(request.program.facts, name=job.model)  # every job's function is "step"
-    link = {"key": request.key, "facts": facts.to_dict()}
-    CompileCache.default().store_json(f"job-{job.key}", link)
+    if remember:
+        link = {"key": request.key, "facts": facts.to_dict()}
+        CompileCache.default().store_json(f"job-{job.key}", link)
     return replace(request, program=replace(request.program, facts=facts))
