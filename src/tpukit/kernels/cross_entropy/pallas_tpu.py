@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ...hardware.target import current_target
-from ..gemm.tile import Interpret, tile_dot, zero_past_end
+from ..gemm.tile import Interpret, accumulate, tile_dot, zero_past_end
 from ..op import KernelCase
 from ..tiling import LANES
 from ..tuned import choose_blocks
@@ -216,14 +216,7 @@ def _dx_kernel(
     w_here = zero_past_end(w[...], step * w.shape[1], vocab, axis=1)
     d_logits = _d_logits(labels, log_normaliser, factor, x[...], w_here, step, terms, vocab)
     more = tile_dot(d_logits.astype(w.dtype), w_here, contract=(1, 1))
-
-    @pl.when(step == 0)
-    def _start() -> None:
-        total[...] = more
-
-    @pl.when(step > 0)
-    def _add() -> None:
-        total[...] += more
+    accumulate(total, more, step)
 
     @pl.when(step == steps - 1)
     def _finish() -> None:
@@ -251,14 +244,7 @@ def _dw_kernel(
     )
     d_logits = zero_past_end(d_logits, first_token, tokens, axis=0)
     more = tile_dot(x_here, d_logits.astype(x.dtype), contract=(0, 0))
-
-    @pl.when(step == 0)
-    def _start() -> None:
-        total[...] = more
-
-    @pl.when(step > 0)
-    def _add() -> None:
-        total[...] += more
+    accumulate(total, more, step)
 
     @pl.when(step == steps - 1)
     def _finish() -> None:

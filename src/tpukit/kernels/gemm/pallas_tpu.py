@@ -12,7 +12,7 @@ from ...hardware.target import current_target
 from ..op import KernelCase
 from ..vmem import vmem_limit_bytes
 from .blocks import GemmBlocks, default_blocks, vmem_bytes
-from .tile import Interpret, tile_dot
+from .tile import Interpret, accumulate, tile_dot
 
 OP_NAME = "gemm"
 
@@ -85,14 +85,7 @@ def _kernel(a: Any, b: Any, *refs: Any) -> None:
     scales, (out, total) = refs[:-2], refs[-2:]
     step, steps = pl.program_id(2), pl.num_programs(2)
     addend = tile_dot(a[...], b[...])
-
-    @pl.when(step == 0)
-    def _start() -> None:
-        total[...] = addend
-
-    @pl.when(step > 0)
-    def _add() -> None:
-        total[...] += addend
+    accumulate(total, addend, step)
 
     @pl.when(step == steps - 1)
     def _finish() -> None:

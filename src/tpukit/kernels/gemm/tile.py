@@ -4,6 +4,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 
 # False, True (the plain interpreter) or `pltpu.InterpretParams` (the one that finds races).
 Interpret: TypeAlias = Any
@@ -40,3 +41,15 @@ def zero_past_end(tile: jax.Array, first: Any, end: int, *, axis: int) -> jax.Ar
         return tile
     place = first + jax.lax.broadcasted_iota(jnp.int32, tile.shape, axis)
     return jnp.where(place < end, tile, jnp.zeros_like(tile))
+
+
+def accumulate(total: Any, more: jax.Array, step: Any) -> None:
+    """Begin the sum that `total` holds at step 0, and add to it at every later one."""
+
+    @pl.when(step == 0)
+    def _start() -> None:
+        total[...] = more
+
+    @pl.when(step > 0)
+    def _add() -> None:
+        total[...] += more

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ...hardware.target import current_target
-from ..gemm.tile import Interpret, tile_dot, zero_past_end
+from ..gemm.tile import Interpret, accumulate, tile_dot, zero_past_end
 from ..op import KernelCase
 from ..tuned import choose_blocks
 from ..vmem import check_vmem, vmem_limit_bytes
@@ -129,14 +129,7 @@ def _multiply_kernel(
         left = zero_past_end(lhs[...], first, width, axis=1)
         right = zero_past_end(rhs[0], first, width, axis=1 if transposed else 0)
         product = tile_dot(left, right, contract=(1, 1 if transposed else 0))
-
-        @pl.when(step == 0)
-        def _start() -> None:
-            total[...] = product
-
-        @pl.when(step > 0)
-        def _add() -> None:
-            total[...] += product
+        accumulate(total, product, step)
 
     @pl.when(step == steps - 1)
     def _store() -> None:
