@@ -72,7 +72,7 @@ class StepModel:
         compute = matrix + attention
         hbm = self._elementwise()
         # Compiled schedules hide part of the weights' gathers and leave other waits open. Published
-        # steps are met best when none is taken as hidden (benchmarks/plan_accuracy.py).
+        # steps are met best when none is taken as hidden (benchmarks/plan_published.py).
         ici = self._weights_moved() + self._activations_moved()
         piece = compute + hbm + ici
         host = self._host(forward + attention_forward, piece)
