@@ -65,13 +65,13 @@ def test_memory_names_a_slice():
 @pytest.mark.libtpu
 @pytest.mark.xdist_group("libtpu")
 def test_on_the_real_compiler():
-    one = Workload("tiny", batch_size=1, sequence_length=128, remat="none")
-    taken = compile_for(one, "v6e-1", mesh={"fsdp": 1}, until="memory").memory.total_bytes
+    two = Workload("tiny", batch_size=2, sequence_length=128, remat="none")
+    taken = compile_for(two, "v6e-1", mesh={"fsdp": 1}, until="memory").memory.total_bytes
     found = find_optimal_batch_size(
-        one,
+        two,
         128,
         target_utilization=1.0,
-        available_memory_gb=1.05 * taken / 1e9,
+        available_memory_gb=taken / 1e9,
         on="v6e-1",
     )
     used = {probe.batch_size: probe.bytes_per_device for probe in found.probes}
