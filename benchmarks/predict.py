@@ -2,10 +2,10 @@
 
     python benchmarks/predict.py --results FILE [--only TEXT]
 
-All constants of the model but one come from single ops and public microbenchmarks
-(src/tpukit/compiler/timeline/data/constants.toml). That one, how much faster an op is inside a
-step than alone, is fitted here on the generations that are not scored. The baseline knows each
-generation's mean MFU over the other rows and nothing else.
+All constants of the model but two come from single ops and public microbenchmarks
+(src/tpukit/compiler/timeline/data/constants.toml). Those two, how much faster an op is inside a
+step than alone and how long slices wait for each other, are fitted here on the generations that
+are not scored. The baseline knows each generation's mean MFU over the other rows and nothing else.
 """
 
 import argparse
@@ -21,29 +21,53 @@ from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 from tpukit import configure_tpu_environment
 from tpukit.compiler import compile_for
 from tpukit.compiler.timeline import Machine, predict_step
+from tpukit.compiler.timeline.exchange import waiting_share
+from tpukit.compiler.timeline.machine import fitted_constants
 from tpukit.errors import TPUError
 
-CONSTANTS = tuple(round(0.86 + 0.01 * step, 2) for step in range(15))
+OP_TIMES = tuple(round(0.86 + 0.01 * step, 2) for step in range(15))
+WAITS = tuple(round(0.005 * step, 3) for step in range(9))
 COMPILE_S = 300.0  # a row that compiles longer is reported without a prediction
-FROZEN = 0.93  # what constants.toml says
 DEFAULT_RESULTS = Path(__file__).parent / "data" / "published_results.json"
 
 
 @dataclass(frozen=True)
+class Fitted:
+    """The two constants that whole steps decide."""
+
+    op_time_in_a_step: float
+    wait_per_doubling: float
+
+    def __str__(self) -> str:
+        return f"op time {self.op_time_in_a_step}, wait per doubling {self.wait_per_doubling}"
+
+
+FROZEN = Fitted(  # what constants.toml says
+    fitted_constants()["default"]["op_time_in_a_step"],
+    fitted_constants()["default"]["wait_per_doubling"],
+)
+
+
+@dataclass(frozen=True)
 class Scored:
-    """A published run with our program's schedule, and its predicted step for each constant."""
+    """A published run with our program's schedule, and its step by op time, without waiting."""
 
     run: PublishedRun
     fits: bool
-    step_s: dict[float, float]
+    alone_s: dict[float, float]
 
-    def error(self, constant: float) -> float:
+    def step_s(self, fitted: Fitted) -> float:
+        """The predicted step."""
+        waiting = waiting_share(self.run.slice.num_slices, per_doubling=fitted.wait_per_doubling)
+        return self.alone_s[fitted.op_time_in_a_step] * (1 + waiting)
+
+    def error(self, fitted: Fitted) -> float:
         """How far the prediction is off, as a share of the published time."""
-        return abs(self.step_s[constant] / self.run.step_time_s - 1)
+        return abs(self.step_s(fitted) / self.run.step_time_s - 1)
 
 
 def predict(run: PublishedRun) -> Scored:
-    """Compile the row's own program and predict it with every value of the one fitted constant."""
+    """Compile the row's own program and predict it with every value of the fitted constants."""
     compiled = compile_for(
         run.workload,
         run.slice,
@@ -54,24 +78,25 @@ def predict(run: PublishedRun) -> Scored:
         timeout_s=COMPILE_S,
     )
     steps: dict[float, float] = {}
-    for constant in CONSTANTS:
+    for op_time in OP_TIMES:
         prediction = predict_step(
             compiled.module,
             compiled.slice,
             coordinates=compiled.coordinates,
             slice_of_device=compiled.slice_of_device,
-            machine=Machine.of(compiled.slice, op_time_in_a_step=constant),
+            machine=Machine.of(compiled.slice, op_time_in_a_step=op_time, wait_per_doubling=0.0),
         )
-        steps[constant] = prediction.step_time_s
+        steps[op_time] = prediction.step_time_s
     gib = compiled.memory.total_bytes / 2**30
     fits = "fits" if compiled.fits else "DOES NOT FIT"
     print(f"    {fits} {gib:.2f} GiB {' '.join(prediction.caveats)}")
     return Scored(run, compiled.fits, steps)
 
 
-def best_constant(rows: list[Scored]) -> float:
-    """The value of the constant with the smallest mean error."""
-    return min(CONSTANTS, key=lambda constant: statistics.mean(r.error(constant) for r in rows))
+def best_fit(rows: list[Scored]) -> Fitted:
+    """The values of the constants with the smallest mean error."""
+    grid = (Fitted(op_time, wait) for op_time in OP_TIMES for wait in WAITS)
+    return min(grid, key=lambda fitted: statistics.mean(row.error(fitted) for row in rows))
 
 
 def baseline_s(run: PublishedRun, runs: list[PublishedRun]) -> float | None:
@@ -115,14 +140,14 @@ def main() -> None:
             print(f"{run.name}: no prediction: {error}")
             continue
         scored.append(one)
-        step = one.step_s[FROZEN]
+        step = one.step_s(FROZEN)
         times = f"published {run.step_time_s:8.3f} s  predicted {step:8.3f} s"
         spent = time.perf_counter() - started
         ratio = step / run.step_time_s
         print(f"{run.name:<32} {times}  ratio {ratio:.3f}  ({spent:.0f} s)", flush=True)
     score(scored)
     if options.save:
-        rows = [{"id": s.run.name, "published_s": s.run.step_time_s, **s.step_s} for s in scored]
+        rows = [{"id": s.run.name, "published_s": s.run.step_time_s, **s.alone_s} for s in scored]
         options.save.write_text(json.dumps(rows, indent=1))
 
 
@@ -137,18 +162,18 @@ def score(scored: list[Scored]) -> None:
     for name in dict.fromkeys(one.run.slice.chip.name for one in fitting):
         members = [one for one in fitting if one.run.slice.chip.name == name]
         others = [one for one in fitting if one.run.slice.chip.name != name]
-        constant = best_constant(others) if others else FROZEN
-        errors.update((one.run.name, one.error(constant)) for one in members)
-        print(f"\n{name}: {len(members)} rows, constant {constant} fitted on the others")
+        fitted = best_fit(others) if others else FROZEN
+        errors.update((one.run.name, one.error(fitted)) for one in members)
+        print(f"\n{name}: {len(members)} rows, fitted on the others: {fitted}")
         show([errors[one.run.name] for one in members], members, fitting)
         if len(members) > 2:
             pairs = [
-                (one.run.model_flops / one.step_s[constant] / one.run.peak_flops, one.run.mfu)
+                (one.run.model_flops / one.step_s(fitted) / one.run.peak_flops, one.run.mfu)
                 for one in members
             ]
             report(Claim("  rank correlation of MFU", rank_correlation(pairs), "", at_least=0.8))
     if errors:
-        print(f"\nall generations: {len(fitting)} rows; best constant {best_constant(fitting)}")
+        print(f"\nall generations: {len(fitting)} rows; best of all: {best_fit(fitting)}")
         show(list(errors.values()), fitting, fitting)
     if refused:
         print(f"\nour program does not fit, the published one did: {len(refused)} rows")

@@ -231,6 +231,68 @@ def test_the_parts_of_a_prediction_add_up_to_the_step():
     assert prediction.top_ops(1)[0].name == "n"
 
 
+def exchange(kind, *, sent, received, computing=0, slices=4):
+    """A collective between slices with `computing` ops between its send and its receive."""
+    notes = (
+        'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="x_0",'
+        f'_xla_megascale_target="{{{",".join(map(str, range(1, slices + 1)))}}}x{{0:7}}",'
+        f'_xla_megascale_transfer_type="{kind}"}}'
+    )
+    return [
+        f"%s = {sent} parameter(0)",
+        f"%a = {LARGE} parameter(1)",
+        "%t = token[] after-all()",
+        f"%send = ({sent}, u32[]{{:S(2)}}, token[]) send(%s, %t), {notes}",
+        "%sd = token[] send-done(%send)",
+        *(f"%n{i} = {LARGE} negate(%a)" for i in range(computing)),
+        f"%recv = ({received}, u32[]{{:S(2)}}, token[]) recv(%t), {notes}",
+        f"%rd = ({received}, token[]) recv-done(%recv)",
+        f"ROOT %r = {received} get-tuple-element(%rd), index=0",
+    ]
+
+
+SHARD, WHOLE = "bf16[1024,8192]{1,0:T(8,128)(2,1)}", "bf16[4,1024,8192]{2,1,0:T(8,128)(2,1)}"
+SHARD_BYTES = 2 * 1024 * 8192
+
+
+@pytest.mark.parametrize(
+    ("kind", "received", "times"),
+    [("ALL_REDUCE", SHARD, 2 * 3 / 4), ("ALL_GATHER", WHOLE, 3), ("", SHARD, 1)],
+)
+def test_an_exchange_between_slices_takes_the_bytes_no_algorithm_can_save(kind, received, times):
+    seconds, ledger = run(exchange(kind, sent=SHARD, received=received))
+    wire_s = times * SHARD_BYTES / 12.5e9  # 100 Gbit/s a chip
+    assert seconds == pytest.approx(wire_s)
+    assert ledger.hidden_s["dcn"] == pytest.approx(wire_s)
+    assert ledger.seconds["host"] == pytest.approx(SHARD_BYTES / MACHINE.host_bytes_per_s)
+
+
+def test_an_exchange_runs_from_its_send_however_late_the_receive_is_posted():
+    seconds, ledger = run(exchange("ALL_REDUCE", sent=SHARD, received=SHARD, computing=40))
+    assert ledger.seconds["dcn"] == 0.0
+    assert seconds > 2 * 3 / 4 * SHARD_BYTES / 12.5e9
+
+
+def test_every_doubling_of_slices_waits_as_much_again():
+    steps = []
+    for slices in (1, 2, 8):
+        target = Slice.parse(f"{slices}xv6e-8" if slices > 1 else "v6e-8")
+        text = "HloModule jit_step, num_partitions=8\n\n"
+        text += f"ENTRY %main (a: bf16[8192,8192]) -> bf16[8192,8192] {{\n  %a = {LARGE} "
+        text += f"parameter(0)\n  ROOT %n = {LARGE} negate(%a)\n}}\n"
+        prediction = predict_step(
+            parse_hlo(text),
+            target,
+            coordinates=COORDINATES * slices,
+            slice_of_device=tuple(range(slices)) * 8,
+        )
+        assert sum(prediction.seconds_by_cause.values()) == pytest.approx(prediction.step_time_s)
+        steps.append(prediction.step_time_s)
+    alone, two, eight = steps
+    assert two / alone == pytest.approx(1 + MACHINE.wait_per_doubling)
+    assert eight / alone == pytest.approx(1 + 3 * MACHINE.wait_per_doubling)
+
+
 NESTED = """%copy_fusion (q: bf16[64,1024,1024]) -> bf16[64,1024,1024] {
   %q = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} parameter(0)
   ROOT %c = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} copy(%q)

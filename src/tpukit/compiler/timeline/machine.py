@@ -40,10 +40,17 @@ class Machine:
     op_overhead_s: float
     hop_latency_s: float
     op_time_in_a_step: float
+    wait_per_doubling: float
 
     @classmethod
-    def of(cls, target: Slice, *, op_time_in_a_step: float | None = None) -> "Machine":
-        """The machine behind one device of `target`; the fitted constant can be another."""
+    def of(
+        cls,
+        target: Slice,
+        *,
+        op_time_in_a_step: float | None = None,
+        wait_per_doubling: float | None = None,
+    ) -> "Machine":
+        """The machine behind one device of `target`; constants fitted on steps can be others."""
         chip = target.chip
         constants = _constants(chip.name)
         together = op_time_in_a_step or constants["op_time_in_a_step"]
@@ -64,6 +71,9 @@ class Machine:
             op_overhead_s=constants["op_overhead_s"],
             hop_latency_s=constants["hop_latency_s"],
             op_time_in_a_step=together,
+            wait_per_doubling=(
+                constants["wait_per_doubling"] if wait_per_doubling is None else wait_per_doubling
+            ),
         )
 
     def peak_flops(self, dtype: str) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...hardware import Slice
 from ..hlo import HloModule
+from .exchange import waiting_share
 from .kernels import StepKernelTimer
 from .machine import Machine, fitted_constants
 from .network import Coordinate, Network
@@ -175,6 +176,9 @@ def predict_step(
     simulation = Simulation(module, network, kernel_timer=kernel_timer or usual)
     seconds = simulation.run()
     ledger = simulation.ledger
+    waiting = seconds * waiting_share(target.num_slices, per_doubling=machine.wait_per_doubling)
+    seconds += waiting
+    ledger.charge("dcn", waiting, 1)
     caveats: list[str] = []
     if ledger.unknown_kernels:
         caveats.append(

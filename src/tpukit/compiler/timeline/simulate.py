@@ -18,6 +18,7 @@ from ..hlo import (
 from ..hlo.collectives import kind_of
 from ..hlo.shape import HBM, HOST
 from .engines import Frame
+from .exchange import Exchange
 from .network import Network
 from .spans import Ledger, Span
 from .work import FREE, Work, work_of
@@ -115,13 +116,19 @@ class Simulation:
         )  # fmt: skip
 
     def _between_slices(self, instruction: Instruction, frame: Frame) -> None:
-        moved = float(max((shape.bytes for shape in instruction.shapes), default=0))
-        rate = self.machine.dcn_bytes_per_s
-        seconds = moved / rate if rate else 0.0
-        lane = frozenset((f"dcn {instruction.opcode}",))
-        begin = frame.occupy("dcn", instruction.name, lane, seconds)
+        """A send starts the exchange; its receive, posted whenever, is filled when that ends."""
+        exchange = Exchange.of(instruction)
+        if instruction.opcode == "recv":
+            frame.alias[instruction.name] = exchange.name
+            return
+        seconds = exchange.seconds(self.machine)
+        begin = frame.occupy("dcn", exchange.name, frozenset(("dcn",)), seconds)
+        # The send itself is over once the bytes are in the host's memory.
+        frame.enqueue("to host", instruction.name, float(exchange.sent_bytes))
         self.ledger.overlap("dcn", seconds, frame.times)
-        self._span("dcn", instruction, frame, begin, seconds, "dcn", moved=moved)
+        self._span(
+            "dcn", instruction, frame, begin, seconds, "dcn", moved=exchange.wire_bytes
+        )  # fmt: skip
 
     def _copy(self, instruction: Instruction, frame: Frame) -> None:
         """An asynchronous copy or slice: between HBM and VMEM, or over the host link."""
