@@ -23,7 +23,8 @@ CASE = KernelCase("c", (shape(1000, 4096), shape(4096, dtype="float32")), {"eps"
 
 
 def entry(rows, of=CASE, **blocks):
-    return TunedEntry(shape_bucket(of), blocks or {"block_rows": rows}, 12.5, "model", {"jax": "1"})
+    sizes = blocks or {"block_rows": rows}
+    return TunedEntry(shape_bucket(of), sizes, 12.5, "model", {"jax": "1"}, 13.0, 7)
 
 
 def chosen(folder, case=CASE):
@@ -68,7 +69,7 @@ def test_what_is_saved_is_read_back_in_order(tmp_path):
         ('{"chip": "v6e", "entries": []}', "of another chip"),
         (
             '{"chip": "v5e", "entries": [{"bucket": "x", "blocks": {"a": 0}, "time_us": 1, '
-            '"origin": "model", "versions": {}}]}',
+            '"default_us": 1, "tried": 1, "origin": "model", "versions": {}}]}',
             "the blocks of x are not positive integers",
         ),
     ],

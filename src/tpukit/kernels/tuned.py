@@ -21,7 +21,9 @@ class TunedEntry:
     Attributes:
         bucket: What `Op.bucket` says of the shapes.
         blocks: The sizes by name.
-        time_us: Of the bucket's largest shape with these blocks.
+        time_us: Of the forward pass of the shape tuned for, with these blocks.
+        default_us: With the blocks taken without tuning; None where those were refused.
+        tried: How many choices were timed or refused by the compiler.
         origin: Where `time_us` comes from: "measured" or "model".
         versions: Of the tools that found it.
     """
@@ -31,6 +33,8 @@ class TunedEntry:
     time_us: float
     origin: str
     versions: Mapping[str, str]
+    default_us: float | None = None
+    tried: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """As the data file stores it."""

@@ -117,7 +117,7 @@ def test_when_nothing_compiles_it_says_so():
 def test_a_budget_leaves_the_rest_untried_but_never_the_default():
     found = tune_op(make_op(SPACE), CASE, "v6e", timer=timer, seconds=-1.0)
     assert [trial.blocks for trial in found.trials] == [Blocks()]
-    assert found.left >= 5
+    assert found.left > 0
     assert found.chosen.blocks == Blocks()
 
 

@@ -46,7 +46,7 @@ class TuningResult:
         chosen: The trial whose blocks are taken.
         default: The trial of the blocks that are taken without tuning.
         too_large: Candidates that VMEM ruled out before any compile.
-        left: Candidates that the time budget left untried.
+        left: Choices that the time budget left untried.
         error: How far such times may be off, in words.
     """
 
@@ -72,11 +72,14 @@ class TuningResult:
 
     def entry(self) -> TunedEntry:
         """What dispatch reads."""
-        assert self.chosen.forward_s is not None  # only a trial with a time is chosen
+        time_us = _microseconds(self.chosen.forward_s)
+        assert time_us is not None  # only a trial with a time is chosen
         return TunedEntry(
             bucket=self.bucket,
             blocks=self.chosen.blocks.to_dict(),
-            time_us=round(self.chosen.forward_s * 1e6, 3),
+            time_us=time_us,
+            default_us=_microseconds(self.default.forward_s),
+            tried=len(self.trials),
             origin=self.origin,
             versions=dict(self.versions),
         )
@@ -134,3 +137,7 @@ class TuningResult:
 
 def _text(blocks: Blocks) -> str:
     return " ".join(f"{name}={value}" for name, value in blocks.to_dict().items())
+
+
+def _microseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e6, 3)

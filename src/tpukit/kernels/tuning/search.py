@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...compiler.request import compiler_versions
@@ -14,9 +14,9 @@ from ..timing.calibration import error_of
 from ..vmem import vmem_capacity_bytes
 from .result import Origin, Trial, TuningResult
 
-# Estimates rank blocks no finer than this: the default stays unless it is beaten by more.
+# Estimates rank blocks no finer than this: a choice stays unless it is beaten by more.
 LEAST_GAIN = 0.02
-FORWARD_CONTENDERS = 3  # of the fastest forward passes, whose gradients are timed too
+FORWARD_CONTENDERS = 2  # of the fastest forward passes, whose gradients are timed too
 Timer = Callable[[Blocks, Direction], float]
 
 
@@ -35,12 +35,13 @@ def tune_op(
 ) -> TuningResult:
     """Find the block sizes that make a case fastest on a generation.
 
-    First every candidate's forward pass is timed. Those that leave it as it is differ in what the
-    backward pass takes: they are then timed by both passes, on top of the best forward blocks, and
-    so are the fastest forward blocks themselves. Both passes together decide.
+    A compile is dear, so the search climbs: from the default blocks it times the next larger and
+    the next smaller value of each size, goes to the fastest, and ends where no step gains. The
+    forward pass leads first; then both passes together decide between its fastest blocks, and
+    lead up the sizes that only the backward pass takes.
 
     Args:
-        op: Its `block_space` gives the candidates, its default blocks the one to beat.
+        op: Its `block_space` gives the values of each size, its default blocks the start.
         case: The shapes; the choice is kept for all of their bucket.
         chip: The generation.
         gradient: Whether to tune the backward pass too, where the op has one.
@@ -57,17 +58,13 @@ def tune_op(
     """
     chip = get_chip(chip).name
     timer = timer or _static(op, case, chip, values, use_cache)
-    search = _Search(op, case, chip, timer, tell, seconds)
     default = op.default_blocks(case, chip)
-    capacity = vmem_capacity_bytes(chip)
-    space = [blocks for blocks in op.block_space(case, chip) if blocks != default]
-    fitting = [blocks for blocks in space if op.vmem_bytes(case, blocks) <= capacity]
-    # The nearest to the default first: a budget of time then ends a search, not a lottery.
-    for blocks in (default, *sorted(fitting, key=lambda blocks: len(_changes(blocks, default)))):
-        search.forward(blocks)
-    chosen = search.best_forward(default)
+    search = _Search(op, case, chip, timer, tell, seconds)
+    grid = _Grid(op, case, chip, default)
+    search.forward(default)
+    chosen = _climb_forward(search, grid, default)
     if gradient and op.differentiable:
-        chosen = _tune_backward(search, default, chosen)
+        chosen = _climb_backward(search, grid, default, chosen)
     error = error_of(chip, kind_of(op, "forward"))
     band = f"-{error.below:.0%} +{error.above:.0%}" if error else "not known: none measured"
     return TuningResult(
@@ -79,30 +76,78 @@ def tune_op(
         chosen=search.trials[_key(chosen)],
         default=search.trials[_key(default)],
         trials=tuple(search.trials.values()),
-        too_large=len(space) - len(fitting),
-        left=search.left,
+        too_large=grid.too_large,
+        left=len(search.left),
         error="none: measured here" if origin == "measured" else band,
         versions=compiler_versions(),
     )
 
 
-def _tune_backward(search: "_Search", default: Blocks, chosen: Blocks) -> Blocks:
-    """Choose by both passes: among the fastest forward blocks, and with other backward sizes.
+def _climb_forward(search: "_Search", grid: "_Grid", chosen: Blocks) -> Blocks:
+    while True:
+        for blocks in grid.beside(chosen):
+            search.forward(blocks)
+        if not search.timed():
+            search.first_that_works(grid.members)
+        better = search.fastest_forward(chosen)
+        if better == chosen:
+            return chosen
+        chosen = better
 
-    Sizes that serve both passes may speed one up and slow the other down.
-    """
-    same_forward = search.trials[_key(default)].forward_s
+
+def _climb_backward(
+    search: "_Search", grid: "_Grid", default: Blocks, fast_forward: Blocks
+) -> Blocks:
+    """Choose by both passes: sizes that serve both may speed one up and slow the other down."""
     backward_only = [
-        trial.blocks
-        for trial in search.trials.values()
-        if trial.forward_s == same_forward and _key(trial.blocks) != _key(default)
+        name
+        for name in grid.sizes
+        if any(
+            search.forward_s(blocks) == search.forward_s(fast_forward)
+            for blocks in grid.beside(fast_forward, [name])
+        )
     ]
-    for blocks in (default, chosen, *search.fastest(FORWARD_CONTENDERS)):
+    for blocks in (default, fast_forward, *search.fastest(FORWARD_CONTENDERS)):
         search.gradient(blocks)
-    for blocks in backward_only:
-        changes = _changes(blocks, default)
-        search.gradient(dataclasses.replace(chosen, **changes))  # pyright: ignore[reportArgumentType]  blocks are frozen dataclasses
-    return search.best_gradient(default)
+    chosen = search.fastest_gradient(default)
+    while True:
+        for blocks in grid.beside(chosen, backward_only):
+            search.gradient(blocks)
+        better = search.fastest_gradient(chosen)
+        if better == chosen:
+            return chosen
+        chosen = better
+
+
+class _Grid:
+    """The values each size may take, by name, and the choices one step away from another.
+
+    Attributes:
+        members: The op's own choices that VMEM can hold, the nearest to the default first.
+        too_large: How many it cannot.
+    """
+
+    def __init__(self, op: Op, case: KernelCase, chip: str, default: Blocks) -> None:
+        capacity = vmem_capacity_bytes(chip)
+        self._fits = lambda blocks: op.vmem_bytes(case, blocks) <= capacity
+        space = list(op.block_space(case, chip))
+        fitting = [blocks for blocks in space if self._fits(blocks)]
+        self.too_large = len(space) - len(fitting)
+        self.members = sorted(fitting, key=lambda blocks: len(_changes(blocks, default)))
+        self.sizes: dict[str, list[int]] = {
+            name: sorted({blocks.to_dict()[name] for blocks in (default, *fitting)})
+            for name in default.to_dict()
+        }
+
+    def beside(self, blocks: Blocks, names: Sequence[str] | None = None) -> Iterator[Blocks]:
+        """The choices with the next value of one of the named sizes; of any by default."""
+        for name in self.sizes if names is None else names:
+            values = self.sizes[name]
+            place = values.index(blocks.to_dict()[name])
+            for value in (*values[max(place - 1, 0) : place], *values[place + 1 : place + 2]):
+                other = dataclasses.replace(blocks, **{name: value})  # pyright: ignore[reportArgumentType]  blocks are frozen dataclasses
+                if self._fits(other):
+                    yield other
 
 
 class _Search:
@@ -122,11 +167,11 @@ class _Search:
         self._tell = tell
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self.trials: dict[tuple[Any, ...], Trial] = {}
-        self.left = 0
+        self.left: set[tuple[Any, ...]] = set()
 
     def forward(self, blocks: Blocks) -> None:
         """Time the forward pass with these blocks; the first is tried whatever the budget."""
-        if _key(blocks) in self.trials or (self.trials and self._late()):
+        if _key(blocks) in self.trials or (self.trials and self._late(blocks)):
             return
         self._say("forward", blocks)
         try:
@@ -141,7 +186,7 @@ class _Search:
         trial = self.trials.get(_key(blocks))
         if trial is None or trial.forward_s is None or trial.gradient_s is not None:
             return
-        if self._late():
+        if trial.error or self._late(blocks):
             return
         self._say("both passes", blocks)
         try:
@@ -150,39 +195,56 @@ class _Search:
             found = dataclasses.replace(trial, error=str(error))
         self.trials[_key(blocks)] = found
 
-    def best_forward(self, default: Blocks) -> Blocks:
-        """The fastest blocks; the default when nothing beats it by enough."""
-        timed = [trial for trial in self.trials.values() if trial.forward_s is not None]
-        if not timed:
-            reasons = {trial.error for trial in self.trials.values()}
-            raise TPUKernelError(
-                f"{self._name}: none of {len(self.trials)} choices of blocks has a time: "
-                f"{min(reasons, key=len)}"
-            )
-        best = min(timed, key=lambda trial: trial.forward_s or 0.0)
-        usual = self.trials[_key(default)].forward_s
-        beaten = usual is None or (best.forward_s or 0.0) < usual * (1 - LEAST_GAIN)
-        return best.blocks if beaten else default
+    def forward_s(self, blocks: Blocks) -> float | None:
+        """The time of a forward pass, if it has one."""
+        trial = self.trials.get(_key(blocks))
+        return None if trial is None else trial.forward_s
+
+    def timed(self) -> list[Trial]:
+        """The trials whose forward pass has a time, the fastest first."""
+        found = [trial for trial in self.trials.values() if trial.forward_s is not None]
+        return sorted(found, key=lambda trial: trial.forward_s or 0.0)
+
+    def first_that_works(self, candidates: Sequence[Blocks]) -> None:
+        """Try one after another until one has a time.
+
+        Raises:
+            TPUKernelError: None has.
+        """
+        for blocks in candidates:
+            self.forward(blocks)
+            if self.timed():
+                return
+        reasons = {trial.error for trial in self.trials.values()}
+        raise TPUKernelError(
+            f"{self._name}: none of {len(self.trials)} choices of blocks has a time: "
+            f"{min(reasons, key=len)}"
+        )
 
     def fastest(self, most: int) -> list[Blocks]:
         """The blocks with the fastest forward passes."""
-        timed = [trial for trial in self.trials.values() if trial.forward_s is not None]
-        timed.sort(key=lambda trial: trial.forward_s or 0.0)
-        return [trial.blocks for trial in timed[:most]]
+        return [trial.blocks for trial in self.timed()[:most]]
 
-    def best_gradient(self, default: Blocks) -> Blocks:
-        """The blocks whose passes together are fastest, with the default to beat."""
+    def fastest_forward(self, chosen: Blocks) -> Blocks:
+        """The blocks with the fastest forward pass; the chosen ones unless beaten by enough."""
+        best, usual = self.timed()[0], self.forward_s(chosen)
+        beaten = usual is None or (best.forward_s or 0.0) < usual * (1 - LEAST_GAIN)
+        return best.blocks if beaten else chosen
+
+    def fastest_gradient(self, chosen: Blocks) -> Blocks:
+        """The same by both passes together."""
         timed = [trial for trial in self.trials.values() if trial.gradient_s is not None]
-        usual = self.trials[_key(default)].gradient_s
         if not timed:
-            return default
+            return chosen
+        usual = self.trials[_key(chosen)].gradient_s
         best = min(timed, key=lambda trial: trial.gradient_s or 0.0)
         beaten = usual is None or (best.gradient_s or 0.0) < usual * (1 - LEAST_GAIN)
-        return best.blocks if beaten else default
+        return best.blocks if beaten else chosen
 
-    def _late(self) -> bool:
+    def _late(self, blocks: Blocks) -> bool:
         late = self._deadline is not None and time.monotonic() > self._deadline
-        self.left += late
+        if late:
+            self.left.add(_key(blocks))
         return late
 
     def _say(self, what: str, blocks: Blocks) -> None:
