@@ -12,7 +12,7 @@ row by the fit on all. `--fit` makes the file anew from FILE.
 `--static N` scores what `tpukit kernel bench` does instead, on N measured Pallas kernels of each
 device and op: compiled offline, followed bundle by bundle, timed at rates fitted on other shapes.
 A kernel takes from seconds to a minute, the first time. With `--fit` those rates and errors go to
-src/tpukit/kernels/timing/data/calibration.toml.
+src/tpukit/compiler/bundles/data/calibration.toml.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from kernel_rows.scoring import LEAST_NAMED, Estimated, namings, scores
 from tpukit import configure_tpu_environment
 
 DEFAULT_TIMINGS = Path(__file__).parent / "data" / "kernel_timings.json.gz"
-RATES_FILE = Path(__file__).parents[1] / "src/tpukit/kernels/timing/data/calibration.toml"
+RATES_FILE = Path(__file__).parents[1] / "src/tpukit/compiler/bundles/data/calibration.toml"
 FITTED_MARK = "# Fitted "
 SOURCE = (
     "tokamax autotuning caches (openxla/tokamax@783ea957 with history) and published kernel "

@@ -1,5 +1,9 @@
 """The compiler's final bundles of a kernel: read, run for what decides its course, and timed."""
 
+from .calibration import Calibration as Calibration
+from .calibration import ErrorBand as ErrorBand
+from .calibration import calibration_of as calibration_of
+from .calibration import error_of as error_of
 from .listing import BundleListing as BundleListing
 from .listing import parse_listing as parse_listing
 from .tables import words_of as words_of

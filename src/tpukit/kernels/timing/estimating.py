@@ -5,13 +5,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ...compiler.bundles import CallEstimate
+from ...compiler.bundles import (
+    Calibration,
+    CallEstimate,
+    ErrorBand,
+    calibration_of,
+    error_of,
+)
 from ...compiler.hlo import Computation, Instruction
 from ...compiler.stages import Progress, silent
 from ...compiler.timeline import StepPrediction, predict_step
 from ...compiler.timeline.kernels import RaggedDotTimer
 from ...compiler.timeline.machine import Machine
-from .calibration import Calibration, ErrorBand, calibration_of, error_of
 from .profile import KernelProfile, profile_kernel
 
 

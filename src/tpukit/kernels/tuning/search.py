@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ...compiler.bundles import error_of
 from ...compiler.request import compiler_versions
 from ...errors import TPUError, TPUKernelError
 from ...hardware import get_chip
 from ..op import Blocks, Direction, KernelCase, Op
 from ..timing.bench import Tell, Values, estimate, kind_of
-from ..timing.calibration import error_of
 from ..vmem import vmem_capacity_bytes
 from .result import Origin, Trial, TuningResult
 

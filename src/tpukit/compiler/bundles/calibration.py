@@ -7,8 +7,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ...compiler.bundles import CallRates
 from ...hardware import Chip
+from .trace import CallRates
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ def error_of(chip: str, kind: str | None = None) -> ErrorBand | None:
 
 @cache
 def _tables() -> dict[str, Any]:
-    text = (files("tpukit.kernels.timing") / "data" / "calibration.toml").read_text()
+    text = (files("tpukit.compiler.bundles") / "data" / "calibration.toml").read_text()
     return tomllib.loads(text)
