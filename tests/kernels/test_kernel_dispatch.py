@@ -1,9 +1,15 @@
 """Dispatch follows the platform of the lowering, and a name asked for is never replaced."""
 
+import re
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+import tpukit.kernels
 from tpukit.errors import TPUKernelError
 from tpukit.kernels.dispatch import (
     Passes,
@@ -12,6 +18,10 @@ from tpukit.kernels.dispatch import (
     recomputed,
     with_gradient,
 )
+from tpukit.kernels.flash_attention.api import CUDNN
+from tpukit.kernels.flash_attention.differentiation import XLA
+from tpukit.kernels.flash_attention.gpu import cudnn_is_here
+from tpukit.kernels.registry import builtin_ops, get_tpu_op
 
 X = jnp.arange(1.0, 4.0)
 
@@ -75,3 +85,28 @@ def test_both_passes_choose_and_share_residuals():
 def test_the_scope_carries_the_name():
     text = jax.jit(lambda x: dispatch("my_op", IMPLEMENTATIONS, x)).trace(X).lower()
     assert "my_op" in text.as_text(debug_info=True)
+
+
+@pytest.mark.parametrize("name", builtin_ops())
+def test_on_a_gpu_an_op_is_what_its_specs_say(name):
+    op = get_tpu_op(name)
+    case = op.cases[0]
+    # Without a GPU here cuDNN cannot be had, and attention does without it.
+    named = XLA if op.on_gpu == CUDNN and not cudnn_is_here() else op.on_gpu
+
+    def operations(implementation):
+        function = partial(op.function, **case.options, implementation=implementation)
+        traced = jax.jit(function).trace(*case.arguments)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        # A choice by platform is a case of one branch here, with its constant and its return.
+        return Counter(re.findall(r"stablehlo\.(?!case|constant|return)[a-z_]+", text))
+
+    assert operations(None) == operations(named)
+
+
+@pytest.mark.parametrize("name", builtin_ops())
+def test_every_op_has_the_same_files(name):
+    folder = Path(tpukit.kernels.__file__).parent / name
+    assert {"api.py", "reference.py", "pallas_tpu.py", "specs.py"} <= {
+        path.name for path in folder.iterdir()
+    }

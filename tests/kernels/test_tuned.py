@@ -7,6 +7,7 @@ import pytest
 
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
+from tpukit.kernels import tuned
 from tpukit.kernels.op import KernelCase, shape_bucket
 from tpukit.kernels.registry import builtin_ops, get_tpu_op
 from tpukit.kernels.row_norm import RowBlocks, bucket, row_case
@@ -92,5 +93,22 @@ def test_shipped_entries_are_what_the_kernels_take(name):
     op = get_tpu_op(name)
     default = set(op.default_blocks(op.cases[0], None).to_dict())
     for chip in CHIPS:
-        for tuned in load_tuned(data_folder(name), chip).values():
-            assert set(tuned.blocks) == default, f"{name} on {chip}: {tuned.bucket}"
+        for kept in load_tuned(data_folder(name), chip).values():
+            assert set(kept.blocks) == default, f"{name} on {chip}: {kept.bucket}"
+
+
+@pytest.mark.parametrize("name", builtin_ops())
+def test_dispatch_takes_the_blocks_kept_for_the_bucket(name, tmp_path, monkeypatch):
+    op = get_tpu_op(name)
+    case = op.cases[0]
+
+    def traced(blocks=None):
+        with target_chip("v6e"):
+            return str(jax.make_jaxpr(op.bind(case, blocks=blocks))(*case.arguments))
+
+    usual = traced()
+    other = next(blocks for blocks in op.block_space(case, "v6e") if traced(blocks) != usual)
+    kept = TunedEntry(op.bucket(case), other.to_dict(), 1.0, "model", {}, 1.0, 2)
+    save_tuned(tmp_path, "v6e", {kept.bucket: kept})
+    monkeypatch.setattr(tuned, "data_folder", lambda op: tmp_path)
+    assert traced() == traced(other) != usual

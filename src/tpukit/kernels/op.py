@@ -77,7 +77,8 @@ class Op:
     """An op: what dispatch, the static timer and the tuner need to know of it.
 
     For a new op write a folder with `reference.py` (plain jnp), `pallas_tpu.py`, `api.py` (the
-    public function, which calls `dispatch`) and `specs.py` (this object, named `OP`).
+    public function, which calls `dispatch`) and `specs.py` (this object, named `OP`); `gpu.py`
+    where a GPU has a kernel of its own.
 
     Attributes:
         name: The folder's name, and the scope that profiles show.
@@ -92,6 +93,7 @@ class Op:
         differentiable: Numbers of the array arguments that have a gradient; none means forward
             only.
         bucket: The key of tuned blocks: what of a case decides which are best.
+        on_gpu: The implementation that dispatch takes on an NVIDIA GPU.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Op:
     default_blocks: Callable[[KernelCase, str | None], Blocks]
     differentiable: tuple[int, ...] = (0,)
     bucket: Callable[[KernelCase], str] = shape_bucket
+    on_gpu: str = REFERENCE
 
     def case(self, name: str) -> KernelCase:
         """The case of that name.

@@ -118,7 +118,9 @@ def keys_at_a_time(problem: Problem, blocks: FlashBlocks, chip: str | None) -> i
 
 
 def default_blocks(case: KernelCase, chip: str | None) -> FlashBlocks:
-    """The preferred blocks, halved until they fit the chip; small ones where it is not known.
+    """The preferred blocks, halved until they fit the chip, and cut to the sequences.
+
+    Where the chip is not known they are small.
 
     Raises:
         TPUKernelError: Even the smallest blocks do not fit, because heads are too wide.
@@ -134,7 +136,7 @@ def default_blocks(case: KernelCase, chip: str | None) -> FlashBlocks:
                 "implementation='xla', or split the heads."
             )
         blocks = smaller
-    return blocks
+    return blocks.cut_to(problem_of(case).sees)
 
 
 def _halved(blocks: FlashBlocks) -> FlashBlocks:

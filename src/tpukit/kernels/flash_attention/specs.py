@@ -53,6 +53,7 @@ OP = Op(
     block_space=block_space,
     vmem_bytes=vmem_bytes,
     default_blocks=default_blocks,
+    on_gpu=CUDNN,
     differentiable=(0, 1, 2),
     bucket=bucket,
 )

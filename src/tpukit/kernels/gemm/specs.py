@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..op import KernelCase, Op
-from .api import OP_NAME, PRODUCTS, adaptive_matmul, matmul
+from .api import OP_NAME, PRODUCTS, XLA, adaptive_matmul, matmul
 from .blocks import block_space, default_blocks, vmem_bytes
 from .modes import FP8
 
@@ -34,5 +34,6 @@ OP = Op(
     block_space=block_space,
     vmem_bytes=vmem_bytes,
     default_blocks=default_blocks,
+    on_gpu=XLA,
     differentiable=(0, 1),
 )

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from ..op import BlockSizes, KernelCase
+from ..op import BlockSizes, KernelCase, shape_bucket
 from ..tiling import LANES, round_up
 from ..vmem import vmem_capacity_bytes
 from .weight import padded_rows
@@ -23,6 +24,14 @@ class QuantizedBlocks(BlockSizes):
     rows: int
     columns: int
     contraction: int
+
+
+def bucket(case: KernelCase) -> str:
+    """The shapes, but few rows are as good as one tile of them: a decoding step has any number."""
+    x, *others = case.arguments
+    rows = max(x.shape[0], INT8_SUBLANES)
+    padded = jax.ShapeDtypeStruct((rows, x.shape[1]), x.dtype)
+    return shape_bucket(KernelCase(case.name, (padded, *others), case.options))
 
 
 def vmem_bytes(case: KernelCase, blocks: QuantizedBlocks) -> int:

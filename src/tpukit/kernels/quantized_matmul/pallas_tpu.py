@@ -18,7 +18,7 @@ from ..tiling import LANES
 from ..tuned import choose_blocks
 from ..vmem import check_vmem, vmem_limit_bytes
 from .activations import Activations, quantize_rows
-from .blocks import QuantizedBlocks, default_blocks, vmem_bytes
+from .blocks import QuantizedBlocks, bucket, default_blocks, vmem_bytes
 from .weight import ROWS_PER_ELEMENT
 
 OP_NAME = "quantized_matmul"
@@ -154,7 +154,7 @@ def _data_spec(format: str, data: jax.Array, blocks: QuantizedBlocks) -> pl.Bloc
 
 def _blocks_for(case: KernelCase, blocks: QuantizedBlocks | None) -> QuantizedBlocks:
     if blocks is None:
-        tuned = choose_blocks(OP_NAME, case, default_blocks)
+        tuned = choose_blocks(OP_NAME, case, default_blocks, bucket=bucket)
         # Tuned for sizes up to a power of two, which this one need not be.
         return replace(tuned, contraction=math.gcd(tuned.contraction, case.arguments[0].shape[1]))
     from .specs import OP  # it names this module's functions, so it comes after them

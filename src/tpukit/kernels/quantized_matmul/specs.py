@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from ..op import KernelCase, Op
 from ..tiling import LANES
 from .activations import Activations
-from .api import IMPLEMENTATIONS, OP_NAME, quantized_matmul_arrays
-from .blocks import block_space, default_blocks, vmem_bytes
+from .api import IMPLEMENTATIONS, OP_NAME, XLA, quantized_matmul_arrays
+from .blocks import block_space, bucket, default_blocks, vmem_bytes
 from .packing import INT4_GROUP
 from .weight import FP8, INT4_PER_WORD, VQ_LENGTH, WeightFormat
 
@@ -60,4 +60,6 @@ OP = Op(
     block_space=block_space,
     vmem_bytes=vmem_bytes,
     default_blocks=default_blocks,
+    on_gpu=XLA,
+    bucket=bucket,
 )

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ...hardware.target import current_target
-from ..op import BlockSizes, KernelCase
+from ..op import BlockSizes, KernelCase, shape_bucket
 from ..tiling import LANES, round_up, tile_shape
 from ..tuned import choose_blocks
 from ..vmem import vmem_capacity_bytes, vmem_limit_bytes
@@ -35,6 +35,12 @@ def supported(x: Any) -> bool:
     _, _, heads, width = x.shape
     even = width % (2 * LANES) == 0 or LANES % width == 0
     return x.dtype in DTYPES and x.size > 0 and even and heads * width % LANES == 0
+
+
+def bucket(case: KernelCase) -> str:
+    """Tokens and heads decide; the batch only repeats them, and the tables follow."""
+    x = case.arguments[0]
+    return shape_bucket(KernelCase(case.name, (jax.ShapeDtypeStruct(x.shape[1:], x.dtype),)))
 
 
 def default_blocks(case: KernelCase, chip: str | None) -> RopeBlocks:
@@ -95,7 +101,7 @@ def turn(
     """Turn x (B, S, H, D) by tables of (S, D / 2) or (B, S, D / 2)."""
     batch, length, heads, width = x.shape
     case = KernelCase("traced", (jax.ShapeDtypeStruct(x.shape, x.dtype),))
-    chosen = blocks or choose_blocks("rope", case, default_blocks)
+    chosen = blocks or choose_blocks("rope", case, default_blocks, bucket=bucket)
     block, chunk = chosen.block_tokens, tile_shape(x.dtype)[0]
     tables = _lane_tables(cos, sin, width)
     group = tables[0].shape[-1]

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from ..dispatch import with_gradient
-from ..op import PALLAS_TPU, REFERENCE, KernelCase, Op, shape_bucket
+from ..op import PALLAS_TPU, REFERENCE, KernelCase, Op
 from . import reference
 from .api import OP_NAME, PASSES, rope
-from .pallas_tpu import block_space, default_blocks, vmem_bytes
+from .pallas_tpu import block_space, bucket, default_blocks, vmem_bytes
 
 
 def case(batch: int, length: int, heads: int, width: int, *, dtype: str = "bfloat16") -> KernelCase:
@@ -15,11 +15,6 @@ def case(batch: int, length: int, heads: int, width: int, *, dtype: str = "bfloa
     x = jax.ShapeDtypeStruct((batch, length, heads, width), jnp.dtype(dtype))
     table = jax.ShapeDtypeStruct((length, width // 2), jnp.float32)
     return KernelCase(f"{dtype}_{batch}x{length}x{heads}x{width}", (x, table, table))
-
-
-def bucket(case: KernelCase) -> str:
-    """The heads decide; the tables follow from them."""
-    return shape_bucket(KernelCase(case.name, case.arguments[:1]))
 
 
 OP = Op(
