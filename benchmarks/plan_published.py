@@ -3,9 +3,10 @@
     python benchmarks/plan_published.py [--results FILE] [--only TEXT] [--verify N]
 
 Every published (model, slice) row goes through the arithmetic that ranks candidates, in the layout
-it was run with. Remat policies that the planner does not search are read as the nearest it does.
-With --verify the first N rows are planned anew, on the same slice with no more tokens a step, and
-both layouts are compiled and predicted from their schedules.
+and program it was run with: its remat policy tensor by tensor, attention with or without a kernel,
+and the products its framework makes beside those of a transformer. With --verify the first N rows
+are planned anew, on the same slice with no more tokens a step, and both layouts are compiled and
+predicted from their schedules.
 """
 
 import argparse
@@ -17,14 +18,15 @@ import numpy as np
 from claims import Claim, report
 from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 
-from tpukit import configure_tpu_environment, get_preset
+from tpukit import configure_tpu_environment
 from tpukit.compiler import compile_for
 from tpukit.errors import TPUError
-from tpukit.planner.candidates import MOMENTS, PRECISIONS, REMATS, Candidates, Layout
+from tpukit.planner.candidates import MOMENTS, PRECISIONS, Candidates, Layout
 from tpukit.planner.model_shape import shape_of
 from tpukit.planner.plan import Plan
 from tpukit.planner.planning import plan
 from tpukit.planner.scoring import score
+from tpukit.planner.step_model import Program
 from tpukit.planner.torus import place_axes
 
 DEFAULT_RESULTS = Path(__file__).parent / "data" / "published_results.json"
@@ -39,7 +41,6 @@ class Modelled:
     run: PublishedRun
     step_time_s: float
     causes: dict[str, float]
-    remat: str
 
     @property
     def off(self) -> float:
@@ -56,17 +57,8 @@ class Modelled:
         return (
             f"{self.run.name:<34} {tokens / self.run.step_time_s:8,.0f} published "
             f"{tokens / self.step_time_s:8,.0f} modelled tokens/s/chip {100 * self.off:+6.1f} %  "
-            f"{self.remat}; % of the step: {parts}"
+            f"% of the step: {parts}"
         )
-
-
-def nearest_remat(remat: str) -> str:
-    """The policy among those the planner searches that recomputes the most alike."""
-    if remat in REMATS:
-        return remat
-    if remat.startswith("offload"):
-        return "offload"
-    return "full" if remat == "save=decoder_layer_input" else "minimal"
 
 
 def candidate(run: PublishedRun) -> Candidates:
@@ -77,30 +69,31 @@ def candidate(run: PublishedRun) -> Candidates:
     for axis in ("data", "fsdp"):
         ways *= sizes.get(axis, 1)
     layout = Layout(run.slice, sizes, place_axes(run.slice, sizes))
-    remat = nearest_remat(str(run.workload.remat))
     return Candidates(
         layouts=(layout,),
         layout=np.zeros(1, int),
         batch=np.asarray([run.workload.batch_size / ways]),
         microbatches=np.ones(1, int),
-        remat=np.asarray([REMATS.index(remat)]),
+        remat=np.zeros(1, int),
         precision=np.asarray([PRECISIONS.index("bf16")]),
         moment=np.asarray([MOMENTS.index("float32")]),
+        remats=(str(run.workload.remat),),
     )
 
 
 def model(run: PublishedRun) -> Modelled:
     """Score the row's own layout."""
-    config, length = get_preset(run.workload.model), run.workload.sequence_length
-    one = candidate(run)
     found = score(
-        shape_of(config),
-        one,
-        sequence_length=length,
-        attention_flops_per_token=config.flops_per_token(length).attention,
+        shape_of(run.workload.config),
+        candidate(run),
+        sequence_length=run.workload.sequence_length,
+        program=Program(
+            plain_attention=run.workload.attention == "xla",
+            split_sequence="sequence" in run.workload.strategy,
+            other_flops_per_token=run.other_flops_per_token,
+        ),
     )
-    remat = REMATS[one.remat[0]]
-    return Modelled(run, float(found.step_time_s[0]), found.step.at(0), remat)
+    return Modelled(run, float(found.step_time_s[0]), found.step.at(0))
 
 
 def tokens_per_s(run: PublishedRun, job: Plan | None = None) -> float:
@@ -131,8 +124,9 @@ def tokens_per_s(run: PublishedRun, job: Plan | None = None) -> float:
 def own_layout_wins(run: PublishedRun) -> bool:
     """Whether what the planner picks for this slice and no larger a batch is at least as fast."""
     found = plan(
-        run.workload,
+        run.workload.config,
         tokens="1T",
+        sequence_length=run.workload.sequence_length,
         on=[str(run.slice)],
         objective="fastest",
         max_batch_tokens=run.workload.tokens_per_step,

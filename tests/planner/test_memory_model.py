@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tpukit.kernels.cross_entropy import chunked
 from tpukit.models import Workload, get_preset
 from tpukit.planner import memory_model
+from tpukit.planner.candidates import REMATS
 from tpukit.planner.memory_model import MeshRoles, estimate_memory_bytes
 from tpukit.planner.model_shape import shape_of
 
 MODELS = ("llama3.2-1b", "llama3.1-8b", "gpt3-175b", "mixtral-8x7b", "tiny", "tiny-moe")
-REMATS = ("none", "minimal", "full", "offload")
 # Totals of the compiler's buffer assignment (benchmarks/memory_estimate.py, libtpu 0.0.42.1).
 COMPILED_GIB = (
     ("llama3.2-1b", {"fsdp": 8}, 4, 2048, "full", 4.97),

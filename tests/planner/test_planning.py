@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError, SliceError, TPUModelError, TPUValidationError
-from tpukit.models import TransformerConfig, get_preset
+from tpukit.models import TransformerConfig, Workload, get_preset
 from tpukit.models.huggingface_config import config_to_huggingface
 from tpukit.planner.candidates import Space, enumerate_candidates
 from tpukit.planner.model_shape import shape_of
@@ -98,12 +98,7 @@ def test_more_chips_never_need_more_memory_each(model, generation):
     candidates = enumerate_candidates(
         shape_of(config), space, sequence_length=length, max_batch_tokens=2**24
     )
-    found = score(
-        shape_of(config),
-        candidates,
-        sequence_length=length,
-        attention_flops_per_token=config.flops_per_token(length).attention,
-    )
+    found = score(shape_of(config), candidates, sequence_length=length)
     least = [
         found.memory.total[candidates.chips == chips].min() for chips in np.unique(candidates.chips)
     ]
@@ -214,13 +209,23 @@ def test_limits_on_the_search():
     assert [str(choice.target) for choice in named.choices] == ["v6e-16"]
 
 
-def test_eight_bits_are_planned_but_no_job_file_can_say_it(tmp_path):
-    found = planned(precisions=["int8"], on="v5e")
-    assert found.best.precision == "int8"
-    assert found.best.step_time_s < planned(on="v5e").best.step_time_s * 1.01
+def test_eight_bits_are_planned_where_they_are_faster_and_written_where_they_run(tmp_path):
+    found = planned(precisions=["int8"], on="v5e,7x", objective="fastest")
+    assert {one.precision for one in found.choices} == {"int8"}  # TPU7x has no such unit
     assert found.next_command == ""
-    with pytest.raises(TPUValidationError, match="no quantized products"):
+    with pytest.raises(TPUValidationError, match="no int8 products"):
         found.to_yaml(tmp_path / "job.yaml")
+    narrow = planned(precisions=["fp8"], on="7x").best
+    assert narrow.step_time_s < planned(on="7x").best.step_time_s
+    narrow.job.to_yaml(tmp_path / "job.yaml")
+    job = Plan.from_yaml(tmp_path / "job.yaml")
+    assert load_model(job.model, job.model_changes).matmul == "float8"
+
+
+def test_a_workload_keeps_its_batch_and_its_sequence():
+    found = planned(Workload("llama3.1-8b", batch_size=96, sequence_length=4096))
+    assert {choice.batch_size for choice in found.choices} == {96}
+    assert found.best.tokens_per_step == 96 * 4096
 
 
 def test_models_by_configuration_file_and_builder(tmp_path, monkeypatch):
@@ -259,6 +264,7 @@ def test_models_by_configuration_file_and_builder(tmp_path, monkeypatch):
         ({"max_chips": 0}, ConfigError, "at least one chip"),
         ({"min_headroom": 1.5}, ConfigError, "from 0 to below 1"),
         ({"precisions": ["int9"]}, ConfigError, "Did you mean 'int8'"),
+        ({"precisions": ["fp8"], "on": "v6e"}, ConfigError, "v6e multiplies fp8 faster .* 7x"),
         ({"spot": True, "tier": "on_demand"}, ConfigError, "exclude each other"),
         ({"sequence_length": 10**9}, ConfigError, "reads up to"),
         ({"budget": -5}, ConfigError, "amount of dollars"),

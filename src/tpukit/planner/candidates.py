@@ -9,13 +9,21 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError, did_you_mean
-from ..hardware import Chip, Slice, get_chip, list_slices
+from ..hardware import Chip, Slice, get_chip, list_chips, list_slices
 from .model_shape import ModelShape
 from .torus import AXES, Links, place_axes
 
 # Generations whose ops were measured, so that the step model has constants for them.
 GENERATIONS = ("v5e", "v5p", "v6e", "7x")
-REMATS = ("none", "minimal", "full", "offload")
+# As job files spell them, from what keeps the most to what keeps the least on the device.
+REMATS = (
+    "none",
+    "save=qkv_proj,attention,out_proj,mlpwi",
+    "minimal",
+    "save=attention",
+    "full",
+    "offload=decoder_layer_input",
+)
 PRECISIONS = ("bf16", "int8", "fp8")
 MOMENTS = ("float32", "bfloat16")
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -26,6 +34,7 @@ STAGES = (1, 2, 4, 8)
 # A context axis pays once a single example is more than a device can hold.
 CONTEXT_FROM_TOKENS = 32768
 CONTEXTS = (2, 4, 8, 16)
+_COLUMNS = ("layout", "batch", "microbatches", "remat", "precision", "moment")
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,15 @@ class Space:
                     )
         if self.max_chips is not None and self.max_chips < 1:
             raise ConfigError(f"max_chips is {self.max_chips}; a plan needs at least one chip.")
-        self.targets()
+        chips = {target.chip for target in self.targets()}
+        for name in self.precisions:
+            if chips and not any(speeds_up(chip, name) for chip in chips):
+                able = [chip.name for chip in list_chips() if speeds_up(chip, name)]
+                raise ConfigError(
+                    f"no chip of {', '.join(sorted(chip.name for chip in chips))} multiplies "
+                    f"{name} faster than bf16; {' and '.join(able)} do. Leave {name} out of "
+                    "--precision, or name another generation."
+                )
 
     def targets(self) -> list[Slice]:
         """Every slice, or several of them, within `max_chips`."""
@@ -138,11 +155,19 @@ def _is_usual(chips: int) -> bool:
     return odd in (1, 3)
 
 
+def speeds_up(chip: Chip, precision: str) -> bool:
+    """Whether the catalog gives a chip a higher rate for a format than for bf16."""
+    if precision == "bf16":
+        return True
+    narrow, wide = (chip.peak(name).value for name in (precision, "bf16"))
+    return narrow is not None and wide is not None and narrow > wide
+
+
 @dataclass(frozen=True)
 class Candidates:
     """Arrays, one entry a candidate; `layouts[layout[i]]` is where candidate i runs.
 
-    `remat`, `precision` and `moment` are places in `REMATS`, `PRECISIONS` and `MOMENTS`.
+    `remat`, `precision` and `moment` are places in `remats`, `PRECISIONS` and `MOMENTS`.
     """
 
     layouts: tuple[Layout, ...]
@@ -152,15 +177,15 @@ class Candidates:
     remat: np.ndarray
     precision: np.ndarray
     moment: np.ndarray
+    remats: tuple[str, ...] = REMATS
 
     def __len__(self) -> int:
         return len(self.layout)
 
     def take(self, chosen: np.ndarray) -> "Candidates":
         """Some of them."""
-        columns = ("layout", "batch", "microbatches", "remat", "precision", "moment")
-        picked: dict[str, Any] = {name: getattr(self, name)[chosen] for name in columns}
-        return Candidates(layouts=self.layouts, **picked)
+        picked: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        return replace(self, **picked)
 
     @cached_property
     def sizes(self) -> dict[str, np.ndarray]:
@@ -222,7 +247,17 @@ def enumerate_candidates(
         np.asarray([MOMENTS.index(name) for name in space.moments]),
         indexing="ij",
     )
-    everything = Candidates(layouts, *(column.ravel() for column in columns))
+    values: dict[str, Any] = {
+        name: column.ravel() for name, column in zip(_COLUMNS, columns, strict=True)
+    }
+    everything = Candidates(layouts=layouts, **values)
+    if tuple(space.precisions) != ("bf16",):
+        faster = np.asarray(
+            [[speeds_up(one.target.chip, name) for name in PRECISIONS] for one in layouts]
+        )
+        everything = everything.take(
+            np.flatnonzero(faster[everything.layout, everything.precision])
+        )
     if fixed_examples is not None:
         shares = everything.examples
         everything = replace(everything, batch=fixed_examples // shares)

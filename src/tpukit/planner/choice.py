@@ -5,14 +5,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..hardware import Figure, Slice
-from .candidates import MOMENTS, PRECISIONS, REMATS
+from .candidates import MOMENTS, PRECISIONS
 from .costing import SPOT, Costs, Market
 from .plan import Plan
 from .scoring import Scores
 from .subject import Subject
 
-_PLAN_REMAT = {"offload": "offload=decoder_layer_input"}
-NO_QUANTIZED_STEP = "the training step has no quantized products yet, so no job file can say it"
+# What a job file calls the formats that the training step can multiply in.
+_MATMUL = {"bf16": {}, "fp8": {"matmul": "float8"}}
+NO_SUCH_STEP = "the training step has no {} products, so no job file can say it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,24 +156,24 @@ def choice_at(
     peak = target.peak_tflops("bf16").require("MFU") * 1e12
     precision = PRECISIONS[candidates.precision[place]]
     moment = MOMENTS[candidates.moment[place]]
-    remat: str = REMATS[candidates.remat[place]]
+    remat = candidates.remats[candidates.remat[place]]
     train: dict[str, Any] = {"steps": math.ceil(tokens / tokens_per_step)}
     if interval is not None:
         train["checkpoint_every"] = max(1, round(interval / step_time_s))
     job = Plan(
         model=subject.name,
-        model_changes=subject.changes,
+        model_changes={**subject.changes, **_MATMUL.get(precision, {})},
         slice=str(target),
         mesh=layout.mesh,
         dcn_mesh=layout.dcn_mesh,
         batch_size=int(candidates.examples[place]),
         sequence_length=subject.sequence_length,
         microbatches=int(candidates.microbatches[place]),
-        remat=_PLAN_REMAT.get(remat, remat),
+        remat=remat,
         optimizer="adamw" if moment == "float32" else f"adamw mu={moment}",
         sections={"train": train},
     )
-    runs = precision == "bf16"
+    runs = precision in _MATMUL
     memory = {name: float(value[place]) for name, value in scores.memory.to_dict().items()}
     chip_hours = float(costs.chip_hours[place])
     return Choice(
@@ -184,7 +185,7 @@ def choice_at(
         precision=precision,
         moment_dtype=moment,
         job=job if runs else None,
-        no_job="" if runs else NO_QUANTIZED_STEP,
+        no_job="" if runs else NO_SUCH_STEP.format(precision),
         memory=memory,
         usable_bytes=float(scores.usable_bytes[place]),
         step_time_s=step_time_s,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .kept import ATTENTION, GATE, SPLIT_BY_TENSOR, UP, kept_by, kept_channels
 from .model_shape import ModelShape
 
 FLOAT32, BFLOAT16 = 4, 2
@@ -100,7 +101,7 @@ def estimate_memory_bytes(
         mesh: Devices by role.
         per_device_batch: Examples a device and step, over all micro-batches.
         sequence_length: Tokens in an example.
-        remat: "none", "minimal", "full", or "offload" (layer inputs on the host).
+        remat: As job files spell it: "none", "minimal", "full", "save=… offload=…".
         remat_every: Layers of a segment: only the input of every so many is kept.
         moment_bytes: Bytes of optimizer state for one parameter.
         param_bytes: Bytes of one master parameter; gradients have the same.
@@ -160,20 +161,26 @@ def _kept_bytes(
     shape: ModelShape, mesh: MeshRoles, tokens: Numbers, remat: str, compute_bytes: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Bytes of one layer's activations kept on the device, and on the host."""
-    layer_input = tokens * shape.d_model * compute_bytes
-    if remat == "full":
-        return layer_input, 0.0 * layer_input
-    if remat == "offload":
-        return 0.0 * layer_input, layer_input
-    if remat == "minimal":
-        split = shape.attention_width + (shape.hidden_matrices - 1) * shape.hidden_width
-        channels = split / mesh.tensor + shape.d_model
-    else:
+    kept = kept_by(remat)
+    if kept.everything:
         # Heads are padded to whole lanes; both norms keep their input in float32, twice.
         heads = 2 * (shape.heads + shape.kv_heads) * max(shape.head_dim, LANES)
         split = heads + 2 * shape.hidden_matrices * shape.hidden_width
-        channels = split / mesh.tensor + 10 * shape.d_model
-    return layer_input + tokens * channels * compute_bytes, 0.0 * layer_input
+        channels = split / mesh.tensor + 11 * shape.d_model
+        return tokens * channels * compute_bytes, 0.0 * tokens
+    token_bytes = {
+        name: channels * compute_bytes / (mesh.tensor if name in SPLIT_BY_TENSOR else 1)
+        for name, channels in kept_channels(shape).items()
+    }
+    # One float32 for each head and token says what its scores add up to.
+    token_bytes[ATTENTION] += shape.heads * FLOAT32 / mesh.tensor
+    if kept.products and shape.experts:
+        token_bytes[GATE] = token_bytes[UP] = 0.0
+    on_device, on_host = (
+        tokens * sum((token_bytes.get(name, 0.0) for name in names), 0.0)
+        for names in (kept.device, kept.host)
+    )
+    return on_device, on_host
 
 
 def _loss(

@@ -10,6 +10,10 @@ class ModelShape:
 
     Attributes:
         hidden_matrices: Matrices of a feed-forward block: 3 when gated, 2 when not.
+        window: Keys that a query of a local layer sees; None where no layer is local.
+        global_layers: Layers whose queries see every key before them.
+        expert_rows: Rows an expert computes over those routed to it: more than 1 where it has a
+            buffer of fixed size.
         expert_parameters: Of all experts together; 0 for a dense model.
         other_parameters: All the rest.
         matmul_parameters: Weights one token is multiplied with, one unembedding included.
@@ -27,6 +31,12 @@ class ModelShape:
     experts_per_token: int
     hidden_matrices: int
     tied: bool
+    qk_norm: bool
+    post_norms: bool
+    parallel_block: bool
+    window: int | None
+    global_layers: int
+    expert_rows: float
     expert_parameters: int
     other_parameters: int
     matmul_parameters: int
@@ -81,6 +91,12 @@ def shape_of(config: Any) -> ModelShape:
         experts_per_token=c.experts_per_token,
         hidden_matrices=matrices,
         tied=c.tied_embeddings,
+        qk_norm=c.qk_norm,
+        post_norms=c.post_norms,
+        parallel_block=c.parallel_block,
+        window=c.sliding_window,
+        global_layers=sum(c.window_of_layer(layer) is None for layer in range(c.n_layers)),
+        expert_rows=c.capacity_factor if c.n_experts and c.routing == "capacity" else 1.0,
         expert_parameters=experts,
         other_parameters=count.total - experts,
         matmul_parameters=count.matmul_active,

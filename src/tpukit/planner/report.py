@@ -25,6 +25,14 @@ COLORS = {
     "bubble": "bright_black",
 }
 REJECTED_SHOWN = 8
+_REMAT_WORDS = {
+    "save=qkv_proj,attention,out_proj,mlpwi": "keep products and attention",
+    "minimal": "keep products",
+    "save=attention": "keep attention",
+    "full": "keep inputs",
+    "offload=decoder_layer_input": "offload inputs",
+    "none": "keep all",
+}
 
 
 def plan_report(result: "PlanResult") -> Group:
@@ -144,7 +152,7 @@ def batch_text(choice: Choice) -> str:
 
 def remat_text(choice: Choice) -> str:
     """Remat, and what else is unusual."""
-    words = [choice.remat.partition("=")[0]]
+    words = [_REMAT_WORDS.get(choice.remat, choice.remat)]
     words += ["mu bf16"] if choice.moment_dtype == "bfloat16" else []
     words += [choice.precision] if choice.precision != "bf16" else []
     return ", ".join(words)

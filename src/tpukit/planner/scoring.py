@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from .candidates import MOMENTS, REMATS, Candidates
+from .candidates import MOMENTS, Candidates
 from .memory_model import MemorySplit, MeshRoles, estimate_memory_bytes
 from .model_shape import ModelShape
 from .rates import Rates
-from .step_model import FLOAT32, StepModel, StepSplit
+from .step_model import FLOAT32, OUR_PROGRAM, Program, StepModel, StepSplit
 
 _PURPOSES = ("weights", "gradients", "optimizer", "activations", "temporaries", "host")
 _MOMENT_BYTES = {"float32": 2 * FLOAT32, "bfloat16": FLOAT32 + 2}  # the second stays wide
@@ -42,7 +42,7 @@ def score(
     candidates: Candidates,
     *,
     sequence_length: int,
-    attention_flops_per_token: float,
+    program: Program = OUR_PROGRAM,
 ) -> Scores:
     """Score all candidates.
 
@@ -50,7 +50,7 @@ def score(
         shape: The model.
         candidates: What to score.
         sequence_length: Tokens in an example.
-        attention_flops_per_token: Of a training step, causal attention counted once.
+        program: How the step is written, where it is not as we write it.
     """
     memory = _memory(shape, candidates, sequence_length)
     usable = [
@@ -58,7 +58,7 @@ def score(
         for layout in candidates.layouts
     ]
     rates = Rates.of(candidates, head_dim=shape.head_dim)
-    model = StepModel(shape, candidates, memory, rates, sequence_length, attention_flops_per_token)
+    model = StepModel(shape, candidates, memory, rates, sequence_length, program)
     step = model.split()
     return Scores(
         candidates=candidates,
@@ -74,7 +74,7 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
     """The memory model a remat policy at a time: the policy decides which formula holds."""
     moments = np.asarray([_MOMENT_BYTES[name] for name in MOMENTS])
     purposes: dict[str, Any] = {name: np.zeros(len(candidates)) for name in _PURPOSES}
-    for index, remat in enumerate(REMATS):
+    for index, remat in enumerate(candidates.remats):
         places = np.flatnonzero(candidates.remat == index)
         some = candidates.take(places)
         sizes = some.sizes

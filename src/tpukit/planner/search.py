@@ -70,7 +70,6 @@ class Search:
             subject.shape,
             candidates,
             sequence_length=subject.sequence_length,
-            attention_flops_per_token=subject.attention_flops_per_token,
         )
         costs = cost_of(scores, ask.market, tokens=ask.tokens)
         verdicts = judge(scores, costs, ask.limits)

@@ -9,24 +9,21 @@ that go to the host, and the bubble of a pipeline.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from .candidates import REMATS, Candidates
+from .attention_time import kernel_s, plain_s
+from .candidates import Candidates
+from .kept import OUT, Kept, kept_by
 from .memory_model import MemorySplit
 from .model_shape import ModelShape
 from .rates import Rates
 
 LANES = 128
 BFLOAT16, FLOAT32 = 2, 4
-# The largest block of the attention kernel: what is above the diagonal inside a block is computed.
-ATTENTION_BLOCK = 2048
-# Products of the forward kernel, and of the fused backward kernel (scores again, then four).
-FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 CAUSES = ("matrix", "attention", "hbm", "ici", "dcn", "host", "bubble")
-_RECOMPUTED = {"none": 0.0, "minimal": 0.0, "full": 1.0, "offload": 1.0}
-_ATTENTION_AGAIN = {"none": 0.0, "minimal": 1.0, "full": 1.0, "offload": 1.0}
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,25 @@ class StepSplit:
         return {cause: float(getattr(self, cause)[place]) for cause in CAUSES}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """How a step is written where its dimensions leave it open; by default as we write it.
+
+    Attributes:
+        plain_attention: Scores go through HBM instead of staying inside a kernel.
+        split_sequence: Along `tensor` the stream between blocks is split too.
+        other_flops_per_token: Of products beside those of the transformer, such as looking
+            embeddings up by multiplying with a one-hot matrix.
+    """
+
+    plain_attention: bool = False
+    split_sequence: bool = False
+    other_flops_per_token: float = 0.0
+
+
+OUR_PROGRAM = Program()
+
+
 @dataclass(frozen=True)
 class StepModel:
     """Everything a step's time follows from, for all candidates."""
@@ -60,7 +76,7 @@ class StepModel:
     memory: MemorySplit
     rates: Rates
     sequence_length: int
-    attention_flops_per_token: float
+    program: Program = OUR_PROGRAM
 
     def split(self) -> StepSplit:
         """Seconds by cause, over all micro-batches of a step."""
@@ -98,72 +114,101 @@ class StepModel:
         """Layers a device holds."""
         return self.shape.layers / self.candidates.sizes["stage"]
 
-    def _remat(self, table: dict[str, float]) -> np.ndarray:
-        return np.asarray([table[name] for name in REMATS])[self.candidates.remat]
+    @cached_property
+    def _kept(self) -> list[Kept]:
+        return [kept_by(remat) for remat in self.candidates.remats]
 
-    def _groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-        """FLOPs a token and forward pass on one device, smaller operand's bytes, is-a-layer."""
+    def _by_remat(self, values: list[float]) -> np.ndarray:
+        return np.asarray(values)[self.candidates.remat]
+
+    @cached_property
+    def _attention_again(self) -> np.ndarray:
+        """1 where the backward pass runs the attention kernel again."""
+        return self._by_remat([float(kept.attention_again) for kept in self._kept])
+
+    def _groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """FLOPs a token and forward pass, smaller operand's bytes, share again, FLOPs a second."""
         s, tensor = self.shape, self.candidates.sizes["tensor"]
+        again = [kept.recomputed_weights(s) for kept in self._kept]
         rows = self.tokens * s.d_model * BFLOAT16
+        # Only the products of attention and of a dense feed-forward block have fewer bits.
+        wide, narrow = self.rates.bf16_flops_per_s, self.rates.matrix_flops_per_s
         width = s.heads * s.head_dim
         projections = s.d_model * (width + s.attention_width)
         yield (
             2 * projections * _padding(width / tensor) / tensor * self.layers,
             np.minimum(rows, s.d_model * width / tensor * BFLOAT16),
-            True,
+            self._by_remat([attention / projections for attention, _ in again]),
+            narrow,
         )
         # Experts work on their own share of the rows, each with its own weights.
         hidden = s.hidden_matrices * s.d_model * s.hidden_width
         yield (
-            2 * hidden * _padding(s.d_ff / tensor) / tensor * self.layers,
+            2 * hidden * s.expert_rows * _padding(s.d_ff / tensor) / tensor * self.layers,
             np.minimum(rows, s.d_model * s.d_ff / tensor * BFLOAT16),
-            True,
+            self._by_remat([inner / hidden for _, inner in again]),
+            wide if s.experts else narrow,
         )
         # Only the last stage has the head; every stage waits for it.
         yield (
             2 * s.d_model * s.vocab * _padding(s.vocab / tensor) / tensor,
             np.minimum(rows, s.d_model * s.vocab / tensor * BFLOAT16),
-            False,
+            np.zeros(1),
+            wide,
         )
 
     def _products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Seconds of the products with weights: forward, backward, recomputed."""
         r = self.rates
-        forward = layers = np.zeros(len(self.candidates))
-        for flops, operand_bytes, is_layer in self._groups():
+        forward = again = np.zeros(len(self.candidates))
+        for flops, operand_bytes, share_again, flops_per_s in self._groups():
             streamed = operand_bytes > r.resident_bytes
             share = np.where(streamed, r.streamed_share, r.matrix_share)
-            seconds = flops * self.tokens / (r.matrix_flops_per_s * share)
+            seconds = flops * self.tokens / (flops_per_s * share)
             forward = forward + seconds
-            layers = layers + (seconds if is_layer else 0.0)
+            again = again + seconds * share_again
         # With few tokens a product waits for its weights instead.
-        weights = self._layer_bytes() / r.hbm_bytes_per_s
-        forward = np.maximum(forward, weights)
-        return forward, 2 * forward, np.maximum(layers, weights) * self._remat(_RECOMPUTED)
+        forward = np.maximum(forward, self._layer_bytes() / r.hbm_bytes_per_s)
+        other = self.program.other_flops_per_token * self.tokens / self.candidates.sizes["tensor"]
+        again = again + other / (r.bf16_flops_per_s * r.streamed_share)
+        return forward, 2 * forward, again
 
     def _attention(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of attention: forward, and backward with what is computed again."""
-        r, sizes = self.rates, self.candidates.sizes
-        blocks = max(1.0, self.sequence_length / ATTENTION_BLOCK)
-        visited = (blocks + 1) / blocks  # over the half that a causal mask counts
-        # Counted FLOPs are six products: two forward and four backward.
-        product = self.attention_flops_per_token / 6 * self.tokens * visited
-        product = product / (sizes["tensor"] * sizes["stage"])
-        alone = product / (r.bf16_flops_per_s * r.attention_share) * r.op_time_in_a_step
-        forward = FORWARD_PRODUCTS * alone
-        backward = BACKWARD_PRODUCTS * alone / r.backward_over_forward
-        return forward, backward + forward * self._remat(_ATTENTION_AGAIN)
+        sizes = self.candidates.sizes
+        seconds = plain_s if self.program.plain_attention else kernel_s
+        forward, backward = seconds(
+            self.shape,
+            self.rates,
+            length=self.sequence_length,
+            token_share=self.tokens / (sizes["tensor"] * sizes["stage"]),
+        )
+        return forward, backward + forward * self._attention_again
 
     def _elementwise(self) -> np.ndarray:
         """Seconds of HBM traffic of norms, rotations, gates, residuals and the loss."""
         s, tensor = self.shape, self.candidates.sizes["tensor"]
         split = 2 * (s.attention_width + s.heads * s.head_dim) + s.hidden_matrices * s.hidden_width
-        channels = split / tensor + 8 * s.d_model
-        passes = 3 + self._remat(_ATTENTION_AGAIN)
+        split += 2 * (s.heads + s.kv_heads) * s.head_dim if s.qk_norm else 0
+        stream = (12 if s.post_norms else 8) * s.d_model
+        channels = split / tensor + stream / (tensor if self.program.split_sequence else 1)
+        passes = 3 + self._attention_again
+        channels = channels + self._narrowed() / tensor
         layers = channels * BFLOAT16 * passes * self.layers
         logits = s.vocab / tensor * BFLOAT16 * 4
         ops = (24 * passes * self.layers) * self.rates.op_overhead_s
         return self.tokens * (layers + logits) / self.rates.hbm_bytes_per_s + ops
+
+    def _narrowed(self) -> np.ndarray:
+        """Channels' worth of traffic to round the operands of products to eight bits.
+
+        Each is read for its largest value, read again, and written in half the bytes: that of a
+        forward product in every forward pass, the gradient that comes back once.
+        """
+        s = self.shape
+        inner = 0 if s.experts else s.hidden_matrices * s.hidden_width + 2 * s.d_model
+        operands = inner + s.attention_width + 3 * s.d_model
+        return np.where(self.candidates.precision > 0, 2.5 * operands / 2, 0.0)
 
     def _layer_bytes(self) -> np.ndarray:
         """Bytes of the layers' weights one device multiplies with, gathered."""
@@ -183,13 +228,15 @@ class StepModel:
     def _activations_moved(self) -> np.ndarray:
         """Seconds of what no product can hide: the next one waits for it."""
         s, sizes, axes = self.shape, self.candidates.sizes, self.rates.axes
-        again = self._remat(_RECOMPUTED)
+        # Two sums forward and two backward; where the first is not kept, once more.
+        sums = self._by_remat([4.0 + (not k.everything and OUT not in k.names) for k in self._kept])
         rows = self.tokens * s.d_model * BFLOAT16
-        tensor = axes["tensor"].reduce_s(rows, times=(4 + again) * self.layers)
-        routed = rows * max(1, s.experts_per_token)
+        tensor = axes["tensor"].reduce_s(rows, times=sums * self.layers)
+        again = self._by_remat([float(not kept.everything) for kept in self._kept])
+        routed = rows * max(1, s.experts_per_token) * s.expert_rows
         expert = routed * axes["expert"].all_to_all * (4 + 2 * again) * self.layers
         keys = self.tokens * 2 * s.kv_heads * s.head_dim * BFLOAT16
-        turns = (sizes["context"] - 1) * (3 + again) * self.layers
+        turns = (sizes["context"] - 1) * (3 + self._attention_again) * self.layers
         context = turns * keys / self.rates.ici_bytes_per_s
         stage = np.where(sizes["stage"] > 1, 2 * rows / self.rates.ici_bytes_per_s, 0.0)
         return tensor + expert + context + stage

@@ -46,11 +46,6 @@ class Subject:
         return shape_of(self.config)
 
     @property
-    def attention_flops_per_token(self) -> float:
-        """Of a training step, causal attention counted once."""
-        return self.config.flops_per_token(self.sequence_length).attention
-
-    @property
     def flops_per_token(self) -> float:
         """Of a training step, nothing recomputed."""
         return self.config.flops_per_token(self.sequence_length).total
@@ -71,7 +66,7 @@ def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
     fixed: int | None = None
     if not isinstance(found, TransformerConfig):  # a workload has chosen both already
         sequence_length = sequence_length or int(found.sequence_length)
-        fixed = int(found.examples) if name is not None else None
+        fixed = int(found.examples)
     length = sequence_length or min(USUAL_SEQUENCE_LENGTH, config.max_seq_len)
     if not 0 < length <= config.max_seq_len:
         raise ConfigError(

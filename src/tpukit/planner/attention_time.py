@@ -1,0 +1,59 @@
+"""How long attention takes by arithmetic: as a kernel that visits blocks, or score by score."""
+
+import math
+from typing import Any
+
+from .model_shape import ModelShape
+from .rates import Rates
+
+# The largest block of the attention kernel: what is above the diagonal inside a block is computed.
+ATTENTION_BLOCK = 2048
+# Products of the forward kernel, and of the fused backward kernel (scores again, then four).
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
+# Without a kernel the backward pass has the scores, and four products with them.
+PLAIN_BACKWARD_PRODUCTS = 4
+# HBM bytes for each score without a kernel, beside the products, of measured XLA ops with 1024 or
+# more keys (benchmarks/data/kernel_timings.json.gz): forward 9 to 14 on v5p, v6e and TPU7x,
+# backward 35 to 39 on TPU7x.
+PLAIN_FORWARD_BYTES, PLAIN_BACKWARD_BYTES = 12, 37
+
+Numbers = Any  # a number or an array of them
+
+
+def visited_keys(length: int, window: int | None) -> float:
+    """Keys that a query meets in the blocks its kernel visits, in the mean over a sequence."""
+    block = math.gcd(length, ATTENTION_BLOCK)
+    rows = length // block
+    back = rows if window is None else math.ceil((window - 1) / block)
+    return block * sum(min(row, back) + 1 for row in range(rows)) / rows
+
+
+def kernel_s(
+    shape: ModelShape, rates: Rates, *, length: int, token_share: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Seconds of the forward and of the backward kernel, over all layers.
+
+    Args:
+        shape: The model.
+        rates: Of one device.
+        length: Tokens in an example.
+        token_share: Tokens of a device over the ways its heads and layers are split.
+    """
+    local = shape.layers - shape.global_layers
+    keys = shape.global_layers * visited_keys(length, None)
+    keys += local * visited_keys(length, shape.window) if local else 0.0
+    product = 2 * keys * shape.heads * shape.head_dim * token_share
+    reached = rates.bf16_flops_per_s * rates.attention_share / rates.op_time_in_a_step
+    forward = FORWARD_PRODUCTS * product / reached
+    return forward, BACKWARD_PRODUCTS * product / reached / rates.backward_over_forward
+
+
+def plain_s(
+    shape: ModelShape, rates: Rates, *, length: int, token_share: Numbers
+) -> tuple[Numbers, Numbers]:
+    """The same where every score goes through HBM, masked or not."""
+    scores = shape.layers * length * shape.heads * token_share
+    product = 2 * scores * shape.head_dim / (rates.bf16_flops_per_s * rates.matrix_share)
+    score_byte = scores / rates.hbm_bytes_per_s
+    forward = FORWARD_PRODUCTS * product + PLAIN_FORWARD_BYTES * score_byte
+    return forward, PLAIN_BACKWARD_PRODUCTS * product + PLAIN_BACKWARD_BYTES * score_byte

@@ -1,0 +1,78 @@
+"""What a remat policy runs again, against the products in the program that jax makes of it."""
+
+import math
+
+import jax
+import pytest
+
+from tpukit import Workload
+from tpukit.errors import ConfigError
+from tpukit.models import get_preset
+from tpukit.planner.kept import kept_by
+from tpukit.planner.model_shape import shape_of
+
+EXAMPLES, LENGTH = 2, 64
+REMATS = (
+    "minimal",
+    "full",
+    "save=qkv_proj",
+    "save=qkv_proj,out_proj,mlpwo",
+    "save=out_proj,mlpwi offload=decoder_layer_input",
+    "save=mlpwi_1",
+)
+KINDS = (
+    {},
+    {"post_norms": True},
+    {"gated_mlp": False},
+    {"qk_norm": True},
+    {"parallel_block": True},
+)
+
+
+def product_flops(jaxpr, times=1):
+    """FLOPs of every product of a program, loops counted through."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (summed, _), _ = equation.params["dimension_numbers"]
+            left, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+            total += times * 2 * math.prod(out) * math.prod(left[axis] for axis in summed)
+        turns = times * equation.params.get("length", 1)
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                body = getattr(inner, "jaxpr", inner)
+                total += product_flops(body, turns) if hasattr(body, "eqns") else 0
+    return total
+
+
+def step_flops(config, remat):
+    work = Workload(
+        config, batch_size=EXAMPLES, sequence_length=LENGTH, remat=remat, attention="xla"
+    )
+    program = jax.make_jaxpr(work.train_step)(work.state_shapes(), work.batch_shapes())
+    return product_flops(program.jaxpr)
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_what_runs_again_is_what_the_program_multiplies_again(changes):
+    config = get_preset("tiny", n_layers=2, **changes)
+    shape = shape_of(config)
+    tokens = EXAMPLES * LENGTH * config.n_layers
+    scores_and_values = 2 * shape.heads * shape.head_dim * LENGTH
+    kept_all = step_flops(config, "none")
+    for remat in REMATS:
+        weights = sum(kept_by(remat).recomputed_weights(shape))
+        again = 2 * tokens * (weights + scores_and_values)
+        assert step_flops(config, remat) - kept_all == again, remat
+
+
+def test_only_the_kernels_own_result_spares_running_it_again():
+    assert kept_by("save=context").attention_again
+    assert not kept_by("save=attention").attention_again
+    assert not kept_by("offload=attention").attention_again
+    assert not kept_by("none").attention_again
+
+
+def test_a_policy_that_says_no_names_is_refused():
+    with pytest.raises(ConfigError, match="'dots' cannot be weighed without compiling"):
+        kept_by("dots")
