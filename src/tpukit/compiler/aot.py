@@ -132,6 +132,7 @@ def compile_many(
     until: Until = "schedule",
     timeout_s: float = DEFAULT_TIMEOUT_S,
     use_cache: bool = True,
+    bundles: bool = False,
 ) -> list[CompiledStep | TPUError]:
     """Compile several programs side by side: for each its result, or the error it met.
 
@@ -141,11 +142,14 @@ def compile_many(
         until: As for `compile_for`.
         timeout_s: For each of them.
         use_cache: As for `compile_for`.
+        bundles: As for `run_request`.
     """
 
     def one(request: CompileRequest) -> CompiledStep | TPUError:
         try:
-            return run_request(request, until=until, timeout_s=timeout_s, use_cache=use_cache)
+            return run_request(
+                request, until=until, timeout_s=timeout_s, use_cache=use_cache, bundles=bundles
+            )
         except TPUError as error:
             return error
 

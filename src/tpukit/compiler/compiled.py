@@ -92,21 +92,36 @@ class CompiledStep:
         return tuple(number for _, number in json.loads(self.listings.devices))
 
     def predict(
-        self, *, tokens_per_step: int | None = None, model_flops: float | None = None
+        self,
+        *,
+        tokens_per_step: int | None = None,
+        model_flops: float | None = None,
+        compile_kernels: bool = True,
     ) -> "StepPrediction":
         """How long one step takes, by simulating the schedule.
 
         Args:
             tokens_per_step: For tokens per second.
             model_flops: FLOPs of the model in one step over all devices, for MFU.
+            compile_kernels: Whether Pallas kernels that nobody timed before are compiled alone to
+                time them; otherwise they are timed by what they state.
         """
+        from .kernel_traces import trace_kernels
         from .timeline import predict_step
+        from .timeline.kernels import has_own_model
 
+        traces = trace_kernels(
+            self.module,
+            self.slice,
+            wanted=lambda call: not has_own_model(call),
+            compile_missing=compile_kernels,
+        )
         return predict_step(
             self.module,
             self.slice,
             coordinates=self.coordinates,
             slice_of_device=self.slice_of_device,
+            kernel_traces=traces,
             tokens_per_step=tokens_per_step,
             model_flops=model_flops,
         )

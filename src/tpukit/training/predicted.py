@@ -24,7 +24,9 @@ def predicted_step(plan: Plan | None) -> Figure:
         return Figure.missing("s", f"the check says that it does not fit on {plan.slice}")
     try:
         prediction = compiled.predict(
-            tokens_per_step=plan.tokens_per_step, model_flops=plan.model_flops
+            tokens_per_step=plan.tokens_per_step,
+            model_flops=plan.model_flops,
+            compile_kernels=False,  # the check did; training does not wait for a compiler
         )
     except TPUError as error:
         return Figure.missing("s", str(error))

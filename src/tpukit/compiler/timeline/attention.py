@@ -17,9 +17,14 @@ class SplashTimer:
 
     machine: Machine
 
+    @staticmethod
+    def knows(kernel: Instruction) -> bool:
+        """Whether `kernel` is one of them."""
+        return _name(kernel) is not None
+
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
         """Seconds of one call, or None when `kernel` is not a splash kernel."""
-        found = _KERNEL.search(kernel.name) or _KERNEL.search(kernel.op_name)
+        found = _name(kernel)
         if found is None:
             return None
         operands = [parent.by_name[name].shapes[0] for name in kernel.operands]
@@ -43,6 +48,10 @@ class SplashTimer:
         sizes = sorted(int(size) for size in shares)
         nearest = min(sizes, key=lambda size: abs(size - head))
         return shares[str(nearest)] * (head / nearest if head < nearest else 1.0)
+
+
+def _name(kernel: Instruction) -> re.Match[str] | None:
+    return _KERNEL.search(kernel.name) or _KERNEL.search(kernel.op_name)
 
 
 def _has_partial_dq(kernel: Instruction, queries: Shape) -> bool:

@@ -1,9 +1,11 @@
-"""How long Pallas kernels run inside a step: by a model of their own, or by what they state."""
+"""How long Pallas kernels run in a step: by a model of their kind, by bundles, by their word."""
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..bundles import CallTrace, calibration_of
 from ..hlo import Computation, Instruction
 from .attention import SplashTimer
 from .machine import Machine
@@ -71,20 +73,48 @@ class StatedCostTimer:
         return seconds + self.machine.op_overhead_s if seconds else None
 
 
+def has_own_model(kernel: Instruction) -> bool:
+    """Whether a model made from measured kernels of its kind times it."""
+    return SplashTimer.knows(kernel) or RaggedDotTimer.knows(kernel)
+
+
+@dataclass(frozen=True)
+class BundleTimer:
+    """A `KernelTimer` for kernels whose bundles were followed."""
+
+    machine: Machine
+    traces: Mapping[str, CallTrace]
+
+    def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
+        """Seconds of one call at the rates of lone kernels, or None when it was not followed."""
+        trace = self.traces.get(kernel.name)
+        if trace is None:
+            return None
+        chip = self.machine.slice.chip
+        alone = trace.estimate(calibration_of(chip.name).rates(chip)).time_s
+        return alone * self.machine.op_time_in_a_step
+
+
 @dataclass(frozen=True)
 class StepKernelTimer:
     """A `KernelTimer` that asks one model after another.
 
     Attributes:
+        traces: What kernels do, by the name of their calls.
         by_stated_cost: Kernels no model knows, that were timed by the costs they state.
     """
 
     machine: Machine
+    traces: Mapping[str, CallTrace] = field(default_factory=dict[str, CallTrace])
     by_stated_cost: list[str] = field(default_factory=list[str])
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
         """Seconds of one call, or None when nothing is known of it."""
-        for timer in (SplashTimer(self.machine), RaggedDotTimer(self.machine)):
+        for timer in (
+            SplashTimer(self.machine),
+            RaggedDotTimer(self.machine),
+            BundleTimer(self.machine, self.traces),
+        ):
             seconds = timer(kernel, parent)
             if seconds is not None:
                 return seconds

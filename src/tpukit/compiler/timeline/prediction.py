@@ -1,10 +1,11 @@
 """The predicted step: how long, why, and how sure we are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...hardware import Slice
+from ..bundles import CallTrace
 from ..hlo import HloModule
 from .exchange import waiting_share
 from .kernels import StepKernelTimer
@@ -155,6 +156,7 @@ def predict_step(
     slice_of_device: Sequence[int],
     machine: Machine | None = None,
     kernel_timer: KernelTimer | None = None,
+    kernel_traces: Mapping[str, CallTrace] | None = None,
     tokens_per_step: int | None = None,
     model_flops: float | None = None,
 ) -> StepPrediction:
@@ -167,12 +169,13 @@ def predict_step(
         slice_of_device: Slice number of each device.
         machine: The rates of a device; by default those of the catalog and the fitted constants.
         kernel_timer: Times Pallas kernels; by default `StepKernelTimer`.
+        kernel_traces: What kernels do, by the name of their calls, for that default.
         tokens_per_step: For tokens per second.
         model_flops: FLOPs of the model in one step over all devices, for MFU.
     """
     machine = machine or Machine.of(target)
     network = Network(machine, tuple(coordinates), tuple(slice_of_device))
-    usual = StepKernelTimer(machine)
+    usual = StepKernelTimer(machine, kernel_traces or {})
     simulation = Simulation(module, network, kernel_timer=kernel_timer or usual)
     seconds = simulation.run()
     ledger = simulation.ledger

@@ -15,6 +15,7 @@ from ...compiler.bundles import CallTrace, trace_call, words_of
 from ...compiler.cache import CompileCache
 from ...compiler.compiled import CompiledStep
 from ...compiler.hlo import Computation, Instruction
+from ...compiler.kernel_traces import kernel_calls
 from ...compiler.request import make_request
 from ...compiler.stages import Progress, silent
 from ...compiler.timeline.kernels import RaggedDotTimer
@@ -25,7 +26,6 @@ from ...hardware.target import target_chip
 from .prefetched import PallasCall, find_pallas_calls
 
 FORMAT = 5  # raise it when what is kept of a run, or how a program is run, changes
-KERNEL_TARGET = "tpu_custom_call"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class KernelProfile:
     @cached_property
     def kernel_names(self) -> tuple[str, ...]:
         """The kernel calls of the compiled program, in no order of time."""
-        return tuple(call.name for call, _ in kernel_calls(self.compiled))
+        return tuple(call.name for call, _ in kernel_calls(self.compiled.module))
 
 
 def profile_kernel(
@@ -87,7 +87,7 @@ def profile_kernel(
         pallas = find_pallas_calls(function, shapes, known)
     traces: dict[str, CallTrace] = {}
     reasons: dict[str, str] = {}
-    for call, parent in kernel_calls(compiled):
+    for call, parent in kernel_calls(compiled.module):
         if RaggedDotTimer.knows(call):
             continue  # XLA makes it of `lax.ragged_dot`, and its tables are nowhere in the trace
         try:
@@ -101,16 +101,6 @@ def profile_kernel(
 def one_device_slice(chip: Chip) -> Slice:
     """The smallest slice of a generation; a program without shardings uses one device of it."""
     return list_slices(chip.name)[0]
-
-
-def kernel_calls(compiled: CompiledStep) -> list[tuple[Instruction, Computation]]:
-    """Every Pallas call of a compiled program, with the computation it stands in."""
-    return [
-        (instruction, computation)
-        for computation in compiled.module.computations.values()
-        for instruction in computation
-        if instruction.custom_call_target == KERNEL_TARGET
-    ]
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
