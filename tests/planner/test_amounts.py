@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError
-from tpukit.planner.amounts import parse_days, parse_tokens, parse_usd
+from tpukit.planner.amounts import count_text, days_text, parse_days, parse_tokens, parse_usd
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,11 @@ def test_a_wrong_count_or_amount_says_how_to_write_one():
         parse_tokens("15Q")
     with pytest.raises(ConfigError, match=r"\$50,000 or 50k"):
         parse_usd("fifty")
+
+
+def test_amounts_are_told_as_people_write_them():
+    assert [days_text(days) for days in (30, 0.5)] == ["30 days", "12 h"]
+    assert [count_text(count) for count in (15e12, 1.5e9, 800)] == ["15T", "1.5B", "800"]
 
 
 @given(st.floats(1e-3, 1e15), st.sampled_from(["", "k", "m", "b", "t"]))

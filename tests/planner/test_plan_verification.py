@@ -102,7 +102,7 @@ def test_a_schedule_that_breaks_the_deadline_is_no_answer():
     assert not found.feasible
     assert "compiler says" in found.shortfall
     assert found.choices  # the nearest there is
-    assert any("days, 10 asked" in note for note in found.disagreements)
+    assert any("days, 10 days asked" in note for note in found.disagreements)
 
 
 def test_no_compile_starts_when_time_is_up():

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tpukit.errors import TPUValidationError
+from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.hardware import Slice, get_chip, list_slices
 from tpukit.models import get_preset
 from tpukit.planner.model_shape import shape_of
@@ -32,6 +32,15 @@ def test_weights_and_cache_by_hand():
     assert weight_bytes(model, "bf16") == 2 * PARAMETERS_70B
     assert weight_bytes(model, "int8") == PARAMETERS_70B - TABLES + 2 * TABLES
     assert cache_bytes(model, 4, 8192) == 80 * 2 * 8 * 128 * 2 * 8192 * 4
+    local = shape("gemma3-12b")  # 40 of its 48 layers hold 1024 keys, not more
+    assert cache_bytes(local, 1, 8192) == 2 * 8 * 256 * 2 * (8 * 8192 + 40 * 1024)
+
+
+def test_a_chip_whose_rates_nobody_published_is_left_out_or_named():
+    served = plan_serving("llama3.1-8b", formats=["bf16"])
+    assert "v2" not in {one.generation for one in served.choices}
+    with pytest.raises(ConfigError, match="v2 cannot be planned for, because its link bandwidth"):
+        plan_serving("llama3.1-8b", generations=["v2"])
 
 
 @pytest.mark.parametrize("generation", ["v5e", "v5p", "v6e"])

@@ -23,6 +23,19 @@ def parse_days(value: object) -> float:
     return _read(value, _DAYS, "a duration", "30d, 12h or 2w")
 
 
+def days_text(days: float) -> str:
+    """12.5 days, 7.3 h."""
+    return f"{days:,.3g} days" if days >= 1 else f"{days * 24:,.3g} h"
+
+
+def count_text(count: float) -> str:
+    """15T, 1.5B, 800."""
+    for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.4g}{letter}"
+    return f"{count:.4g}"
+
+
 def parse_tokens(value: object) -> float:
     """A count from 15e12, "15T" or "300B"."""
     return _read(value, _COUNTS, "a number of tokens", "15e12, 15T or 300B")

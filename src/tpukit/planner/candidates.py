@@ -125,11 +125,11 @@ def _targets(name: str) -> Iterator[Slice]:
     text = name.strip()
     if any(mark in text for mark in "-:") and not text.lower().startswith("tpu v"):
         one = Slice.parse(text)
-        _refuse_unknown_rates(one.chip)
+        refuse_unknown_rates(one.chip)
         yield one
         return
     chip = get_chip(text)
-    _refuse_unknown_rates(chip)
+    refuse_unknown_rates(chip)
     for one in list_slices(chip.name):
         if not _is_usual(one.chips):
             continue
@@ -140,13 +140,21 @@ def _targets(name: str) -> Iterator[Slice]:
                 yield Slice(chip, one.topology, count)
 
 
-def _refuse_unknown_rates(chip: Chip) -> None:
+def unknown_rate(chip: Chip) -> str:
+    """Which rate that every plan needs the catalog does not have, and why; "" when it has all."""
     for what, figure in (("HBM", chip.hbm_gbps), ("link", chip.ici_link_effective_gbps)):
         if figure.value is None:
-            raise ConfigError(
-                f"{chip.name} cannot be planned for, because its {what} bandwidth is "
-                f"{figure.reason.rstrip('.')}; use one of {', '.join(GENERATIONS)}."
-            )
+            return f"its {what} bandwidth is {figure.reason.rstrip('.')}"
+    return ""
+
+
+def refuse_unknown_rates(chip: Chip) -> None:
+    """Raise where nothing can be said about a chip's speed."""
+    if reason := unknown_rate(chip):
+        raise ConfigError(
+            f"{chip.name} cannot be planned for, because {reason}; use one of "
+            f"{', '.join(GENERATIONS)}."
+        )
 
 
 def _is_usual(chips: int) -> bool:

@@ -18,8 +18,9 @@ from ..compiler.report.html.parts import (
     table,
 )
 from ..compiler.report.wording import bytes_text, seconds_text
+from .amounts import count_text, days_text
 from .choice import Choice
-from .report import batch_text, days_text, mesh_text, money_text, remat_text, verdict_line
+from .report import batch_text, mesh_text, money_text, remat_text, verdict_line
 from .step_model import CAUSES
 
 if TYPE_CHECKING:
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 
 # Causes and purposes, as the style sheet of the report names their colours.
 _CAUSE_CLASS = {"attention": "c-kernel", "bubble": "c-overhead"}
-_PURPOSE_CLASS = {
-    "weights": "p-parameters",
-    "gradients": "p-gradients",
-    "optimizer": "p-optimizer-state",
-    "activations": "p-activations",
-    "temporaries": "p-temporaries",
-}
+_PURPOSES = (
+    ("weights", "p-parameters"),
+    ("gradients", "p-gradients"),
+    ("optimizer", "p-optimizer-state"),
+    ("activations", "p-activations"),
+    ("temporaries", "p-temporaries"),
+)
 
 
 def render_page(result: "PlanResult") -> str:
@@ -61,7 +62,7 @@ def render_page(result: "PlanResult") -> str:
             tag("span", word, class_=f"verdict {mood}"),
             " ",
             tag("span", subject.name, class_="program"),
-            tag("span", f" on {result.ask.tokens:,.4g} tokens", class_="slice"),
+            tag("span", f" on {count_text(result.ask.tokens)} tokens", class_="slice"),
         ),
         tag("p", verdict_line(result).plain.removeprefix(word).strip(), class_="lead"),
         class_="headline",
@@ -99,32 +100,38 @@ def _choices(title: str, choices: Sequence[Choice], result: "PlanResult") -> Htm
         return section(title, absent(result.shortfall))
     columns = (
         Column("slice"),
-        Column("mesh"),
-        Column("batch", is_number=True),
-        Column("remat"),
-        Column("step", is_number=True, origin="model"),
-        Column("tokens/s/chip", is_number=True, origin="model"),
+        Column("cost", is_number=True),
+        Column("time", is_number=True),
+        Column("step", is_number=True),
+        Column("tokens/s/chip", is_number=True),
         Column("HBM a device", is_number=True),
-        Column("days", is_number=True, origin="model"),
-        Column("cost", is_number=True, origin="model"),
+        Column("how"),
     )
     rows = [
         (
             code(str(choice.target)),
-            mesh_text(choice),
-            batch_text(choice),
-            remat_text(choice),
+            money_text(choice),
+            days_text(choice.days),
             seconds_text(choice.step_time_s),
             f"{choice.tokens_per_s_per_chip:,.0f}",
             join(bytes_text(choice.memory_bytes), " ", badge(choice.memory_origin)),
-            f"{choice.days:,.3g}",
-            money_text(choice),
+            f"{mesh_text(choice)}, batch {batch_text(choice)}, {remat_text(choice)}",
         )
         for choice in choices
     ]
-    bars = [part for choice in choices for part in (_time_bar(choice), _memory_bar(choice))]
-    kinds = tag("p", *(colored(_cause_class(cause), f"{cause} ") for cause in CAUSES))
-    return section(title, table(columns, rows, caption="Best first"), kinds, bars)
+    causes = tag("p", *(colored(_cause_class(cause), f"{cause} ") for cause in CAUSES))
+    purposes = tag("p", *(colored(f"purpose {kind}", f"{name} ") for name, kind in _PURPOSES))
+    return section(
+        title,
+        table(columns, rows, caption="Best first"),
+        tag("h3", "Where a step's time goes ", badge("model")),
+        causes,
+        [_time_bar(choice) for choice in choices],
+        tag("h3", "What is in the memory of one device ", badge("model")),
+        purposes,
+        [_memory_bar(choice) for choice in choices],
+        intro=join("Cost, time and step have origin ", badge("model"), "."),
+    )
 
 
 def _time_bar(choice: Choice) -> Html:
@@ -134,8 +141,9 @@ def _time_bar(choice: Choice) -> Html:
         if seconds
     ]
     whole = sum(choice.seconds_by_cause.values())
-    label = f"Where the step goes on {choice.target}, by the model"
-    return join(tag("p", label), stacked_bar(pieces, whole=whole, label=label))
+    label = f"Where the step goes on {choice.target}"
+    words = tag("p", f"{choice.target}: {seconds_text(whole)}")
+    return join(words, stacked_bar(pieces, whole=whole, label=label))
 
 
 def _memory_bar(choice: Choice) -> Html:
@@ -145,12 +153,13 @@ def _memory_bar(choice: Choice) -> Html:
             choice.memory[purpose],
             f"{purpose}: {bytes_text(choice.memory[purpose])}",
         )
-        for purpose, kind in _PURPOSE_CLASS.items()
+        for purpose, kind in _PURPOSES
     ]
     marks = [(choice.usable_bytes, "limit", bytes_text(choice.usable_bytes))]
     whole = max(choice.usable_bytes, choice.memory["total"])
-    label = f"HBM of one device of {choice.target}, by the model"
-    return join(tag("p", label), stacked_bar(pieces, whole=whole, label=label, marks=marks))
+    label = f"HBM of one device of {choice.target}"
+    words = tag("p", f"{choice.target}: {bytes_text(choice.memory['total'])}")
+    return join(words, stacked_bar(pieces, whole=whole, label=label, marks=marks))
 
 
 def _front(result: "PlanResult") -> Html:

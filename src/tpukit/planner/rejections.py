@@ -7,6 +7,7 @@ import numpy as np
 
 from ..hardware import Slice
 from ..hardware.figure import format_quantity
+from .amounts import days_text
 from .costing import Costs
 from .objectives import Judgement, Limits
 from .scoring import Scores
@@ -76,7 +77,11 @@ def _why(
     in_time = fits[verdicts.in_time[fits]]
     if not len(in_time):
         days = float(costs.days[fits].min())
-        return "time", days, f"too slow: at best {days:,.3g} days, {limits.deadline_days:g} asked"
+        return (
+            "time",
+            days,
+            f"too slow: at best {days_text(days)}, {days_text(limits.deadline_days or 0)} asked",
+        )
     usd = costs.usd[in_time]
     if np.isnan(usd).all():
         return "price", 0.0, "no price is known, so nothing says it is within the budget"

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..compiler.report.wording import seconds_text
+from .amounts import days_text
 from .choice import Choice
 from .step_model import CAUSES
 
@@ -89,7 +90,7 @@ def _choices(result: "PlanResult", choices: Sequence[Choice]) -> Table:
     table.add_column("slice", no_wrap=True)
     table.add_column("how")
     table.add_column("step", no_wrap=True, min_width=BAR_WIDTH)
-    for title in ("HBM", "days", "cost"):
+    for title in ("HBM", "time", "cost"):
         table.add_column(title, justify="right", no_wrap=True)
     spot = any(choice.waste for choice in choices)
     if spot:
@@ -100,7 +101,7 @@ def _choices(result: "PlanResult", choices: Sequence[Choice]) -> Table:
             f"{mesh_text(choice)}\nbatch {batch_text(choice)}, {remat_text(choice)}",
             Group(Text(seconds_text(choice.step_time_s)), split_bar(choice)),
             f"{choice.memory_bytes / choice.usable_bytes:.0%}\n{choice.memory_origin}",
-            f"{choice.days:,.3g}\n",
+            f"{days_text(choice.days)}\n",
             f"{money_text(choice)}\n{price_text(choice)}",
         ]
         table.add_row(*row, *([f"{choice.waste:.1%}\n"] if spot else []))
@@ -156,11 +157,6 @@ def remat_text(choice: Choice) -> str:
     words += ["mu bf16"] if choice.moment_dtype == "bfloat16" else []
     words += [choice.precision] if choice.precision != "bf16" else []
     return ", ".join(words)
-
-
-def days_text(days: float) -> str:
-    """12.5 days, 7.3 h."""
-    return f"{days:,.3g} days" if days >= 1 else f"{days * 24:,.3g} h"
 
 
 def money_text(choice: Choice) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from ..hardware import Slice
+from .amounts import days_text
 from .candidates import Space, enumerate_candidates
 from .choice import Choice, choice_at
 from .costing import Costs, Market, cost_of
@@ -153,17 +154,15 @@ class Search:
     def nearest(self) -> tuple[np.ndarray, str]:
         """When nothing passes: what comes nearest, best first, and what had to give."""
         limits, verdicts = self.ask.limits, self.verdicts
+        deadline = limits.deadline_days
         in_reach = verdicts.fits & verdicts.in_time
         if in_reach.any():  # so the budget is what fails
-            order = replaced(self, "cheapest").order(passed=in_reach)
-            usd = self.costs.usd[order[0]]
-            least = "an unknown price" if np.isnan(usd) else f"${usd:,.0f}"
-            when = f" within {limits.deadline_days:g} days" if limits.deadline_days else ""
-            return order, f"nothing costs ${limits.budget_usd:,.0f} or less{when}: {least} does"
-        if verdicts.fits.any():
+            within = f" within {days_text(deadline)}" if deadline else ""
+            words = f"nothing costs ${limits.budget_usd:,.0f} or less{within}"
+            return replaced(self, "cheapest").order(passed=in_reach), words
+        if verdicts.fits.any() and deadline:
             order = replaced(self, "fastest").order(passed=verdicts.fits)
-            days = self.costs.days[order[0]]
-            return order, f"nothing ends within {limits.deadline_days:g} days: {days:,.3g} do"
+            return order, f"nothing ends within {days_text(deadline)}"
         return np.empty(0, int), ""
 
 

@@ -8,7 +8,8 @@ from rich.table import Table
 
 from ..compiler.timeline.machine import Machine
 from ..errors import TPUValidationError, did_you_mean
-from ..hardware import Slice, list_chips, list_slices
+from ..hardware import Slice, get_chip, list_chips, list_slices
+from .candidates import refuse_unknown_rates, unknown_rate
 from .memory_optimizer import transformer_shape
 from .model_shape import ModelShape
 
@@ -102,7 +103,7 @@ def plan_serving(
         batch: Sequences served at once.
         context: Tokens each of them may hold.
         formats: Of the weights: bf16, int8, int4, vq.
-        generations: Chips to consider; all with public slices by default.
+        generations: Chips to consider; all with public slices and rates by default.
 
     Raises:
         TPUValidationError: A format or a size is wrong.
@@ -116,10 +117,13 @@ def plan_serving(
     if batch < 1 or context < 1:
         raise TPUValidationError(f"batch={batch} and context={context} must both be 1 or more.")
     shape = transformer_shape(model)
-    names = generations or [c.name for c in list_chips() if c.hbm_gbps.value and c.rules]
+    if generations is None:
+        generations = [c.name for c in list_chips() if c.rules and not unknown_rate(c)]
+    for name in generations:
+        refuse_unknown_rates(get_chip(name))
     choices = [
         _choose(shape, generation, weights, batch, context)
-        for generation in names
+        for generation in generations
         for weights in formats
     ]
     return ServingPlan(shape.name, batch, context, tuple(choices))
@@ -132,8 +136,10 @@ def weight_bytes(shape: ModelShape, weights: str) -> float:
 
 
 def cache_bytes(shape: ModelShape, batch: int, context: int) -> float:
-    """Bytes of keys and values of all layers."""
-    return 2.0 * shape.layers * shape.kv_heads * shape.head_dim * context * batch * CACHE_BYTES
+    """Bytes of keys and values of all layers; a local one holds no more than its window."""
+    local = shape.layers - shape.global_layers
+    held = shape.global_layers * context + local * min(context, shape.window or context)
+    return 2.0 * shape.kv_heads * shape.head_dim * held * batch * CACHE_BYTES
 
 
 def read_bytes(shape: ModelShape, weights: str, batch: int, context: int) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from ..compiler.compiled import CompiledStep
 from ..errors import TPUError, TPUNotAvailableError
 from ..hardware.figure import format_quantity
+from .amounts import days_text
 from .choice import Choice, Verified
 from .compiled_job import compile_jobs
 from .objectives import Limits, ObjectiveName
@@ -168,7 +169,7 @@ def sort_key(objective: ObjectiveName, choice: Choice) -> tuple[float, float]:
 def broken_limit(choice: Choice, limits: Limits) -> str:
     """Which limit the compiled schedule breaks, in words; "" when none."""
     if limits.deadline_days is not None and choice.days > limits.deadline_days:
-        return f"{choice.days:,.3g} days, {limits.deadline_days:g} asked,"
+        return f"{days_text(choice.days)}, {days_text(limits.deadline_days)} asked,"
     if limits.budget_usd is not None and (choice.usd.value or 0.0) > limits.budget_usd:
         return f"{choice.usd.text}, ${limits.budget_usd:,.0f} asked,"
     return ""
