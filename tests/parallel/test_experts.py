@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from tpukit.errors import MeshError, ShardingError, TPUValidationError
+from tpukit.kernels.grouped_matmul.api import IMPLEMENTATIONS
 from tpukit.parallel.experts import moe_ffn, place_experts
 
 E, D, F, K = 4, 8, 16, 2
@@ -116,11 +117,32 @@ def test_without_an_expert_axis_fixed_groups_drop_the_same_tokens(arrays, mesh):
     np.testing.assert_array_equal(stats.dropped_tokens, alone_stats.dropped_tokens)
 
 
-def test_a_mesh_that_splits_no_tokens_needs_no_region_of_its_own(arrays, mesh):
+def test_tensor_parallel_axes_split_the_hidden_dimension(arrays, mesh):
     tensor_only = Mesh(mesh.devices[0, 0], ("model",))
-    layer = functools.partial(moe_ffn, *arrays, k=K, axis=None)
-    assert "shard_map" not in str(jax.make_jaxpr(lambda: layer(mesh=tensor_only))())
-    assert "shard_map" in str(jax.make_jaxpr(lambda: layer(mesh=mesh))())
+    layer = functools.partial(moe_ffn, k=K, axis=None)
+    split = f"f32[{E},{D},{F // 2}]"
+    assert split in str(jax.make_jaxpr(functools.partial(layer, mesh=tensor_only))(*arrays))
+    odd = [array[..., : F - 1] if array.shape[-1] == F else array for array in arrays]
+    odd[-1] = odd[-1][:, : F - 1]
+    whole = str(jax.make_jaxpr(functools.partial(layer, mesh=tensor_only))(*odd))
+    assert "shard_map" not in whole, "what does not divide is left to the partitioner"
+
+
+def test_the_kernels_give_what_the_dense_computation_gives(arrays, dense, mesh, monkeypatch):
+    interpreted = functools.partial(IMPLEMENTATIONS["pallas_tpu"], interpret=True)
+    chosen = []
+
+    def kernel(*operands, implementation):
+        chosen.append(implementation)
+        return interpreted(*operands)
+
+    monkeypatch.setattr("tpukit.parallel.experts_dispatch.grouped_matmul", kernel)
+    layer = functools.partial(moe_ffn, k=K, routing="dropless", mesh=mesh)
+    seen = value_and_grads(lambda *arrays: layer(*arrays)[0], arrays)
+    assert chosen
+    assert set(chosen) == {None}
+    for ours, theirs in zip(jax.tree.leaves(seen), jax.tree.leaves(dense), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_a_dropped_token_adds_nothing(arrays):
@@ -179,14 +201,30 @@ def test_bfloat16_on_a_mesh(arrays, mesh):
     )
 
 
+def for_tpu(layer, arrays):
+    """The program of a layer and its gradient, as it is handed to the TPU's compiler."""
+    loss = jax.grad(lambda *arrays: layer(*arrays)[0].sum(), argnums=range(5))
+    return jax.jit(loss).trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
+
+
 @pytest.mark.parametrize(
     ("routing", "collective"), [("capacity", "all_to_all"), ("dropless", "ragged_all_to_all")]
 )
 def test_lowers_for_tpu_without_devices(arrays, routing, collective):
     mesh = AbstractMesh((2, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3)
-    layer = jax.jit(lambda *arrays: moe_ffn(*arrays, k=K, routing=routing, mesh=mesh))
-    text = layer.trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
-    assert len(re.findall(rf"[.@]\"?{collective}\b", text)) == 2  # there and back
+    text = for_tpu(functools.partial(moe_ffn, k=K, routing=routing, mesh=mesh), arrays)
+    assert len(re.findall(rf"[.@]\"?{collective}\b", text)) == 4  # there and back, twice
+    assert "ragged_dot" not in text
+    assert ("tpu_custom_call" in text) == (routing == "dropless")
+
+
+def test_an_axis_left_to_the_partitioner_leaves_it_the_grouped_products_too(arrays):
+    names = ("data", "stage")
+    mesh = AbstractMesh((2, 2), names, axis_types=(AxisType.Auto,) * 2)
+    layer = functools.partial(moe_ffn, k=K, routing="dropless", mesh=mesh, axis=None)
+    text = for_tpu(layer, arrays)
+    assert "ragged_dot" in text
+    assert "tpu_custom_call" not in text
 
 
 def test_errors_name_the_fix(arrays, mesh):

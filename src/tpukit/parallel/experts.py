@@ -6,13 +6,13 @@ from typing import get_args
 
 import jax
 import jax.numpy as jnp
-from jax import Array
-from jax.sharding import AxisType
+from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from ..errors import ShardingError, TPUValidationError, did_you_mean
 from .axes import BATCH_ROLES, axes_with_role
 from .experts_dispatch import ACTIVATIONS, ExpertWeights, MoESettings, RoutingMethod, moe_shard
+from .experts_region import manual_axes, region_of
 from .manual_axes import (
     axes_of,
     axis_size,
@@ -69,9 +69,9 @@ def moe_ffn(
         mesh: Where `axis` is; None computes all experts here, or uses the mesh in context.
         axis: The mesh axis the experts are split over; None when they are not: every device then
             gathers them, as fsdp does any weight, and computes its own tokens.
-        x_spec: How `x` is split over the mesh: the axes named become manual, all others stay
-            automatic. By default the first dimension over the batch axes of the mesh and `axis`,
-            so that every device sorts only its own tokens.
+        x_spec: How `x` is split over the mesh. By default the first dimension over the batch axes
+            of the mesh and `axis`, so that every device sorts only its own tokens. Tensor-parallel
+            axes split the experts' hidden dimension; see `region_of`.
 
     Returns:
         The layer's output, shaped like `x`, and the statistics of the whole batch.
@@ -100,8 +100,9 @@ def moe_ffn(
     if in_use is not None and spec is None:
         spec = _batch_spec(in_use, axis)
     token_axes = () if spec is None else axes_of(spec)
-    if in_use is None or spec is None or (axis is None and not token_axes):
-        here = settings(groups_here=groups or 1, expert_axis=None, token_axes=())
+    region = in_use and region_of(in_use, token_axes, hidden_width=w_up.shape[-1])
+    if in_use is None or spec is None or region is None or not region.axes:
+        here = settings(groups_here=groups or 1, expert_axis=None, token_axes=(), kernels=False)
         return moe_shard(x, router_w, router_bias, slots, weights, settings=here)
 
     expert_ways = 1 if axis is None else _check_experts(num_experts, in_use, axis, spec)
@@ -115,6 +116,7 @@ def moe_ffn(
         groups_here=(groups or shards) // shards,
         expert_axis=axis if expert_ways > 1 else None,
         token_axes=token_axes,
+        kernels=region.is_whole,
     )
 
     def run(
@@ -125,18 +127,31 @@ def moe_ffn(
         weights: ExpertWeights,
     ) -> tuple[Array, RouterStats]:
         own = jax.tree.map(lambda weight: weight[0], weights)
-        return moe_shard(x, router_w, router_bias, slots, own, settings=here)
+        y, stats = moe_shard(x[0], router_w, router_bias, slots, own, settings=here)
+        return y[None], stats
 
-    copy_axes = tuple(name for name in token_axes if name != axis)
+    copies = tuple(name for name in token_axes if name != axis) or None
+    hidden = region.hidden_axes or None
+    widen, narrow = P(copies, axis, None, hidden), P(copies, axis, hidden)
     mapped = jax.shard_map(
         run,
         mesh=in_use,
-        in_specs=(spec, P(), P(), P(), P(copy_axes or None, axis)),
-        out_specs=(spec, P()),
-        axis_names=set(token_axes),
+        in_specs=(P(hidden, *spec), P(), P(), P(), (widen, widen, narrow)),
+        out_specs=(P(hidden, *spec), P()),
+        axis_names=set(region.axes),
+        check_vma=not region.is_whole,  # it knows no Pallas kernels
     )
     precise = router_w.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return mapped(x, precise, router_bias, slots, copy_each(weights, shards // expert_ways))
+    y, stats = mapped(
+        copy_each(x, region.hidden_parts),
+        precise,
+        router_bias,
+        slots,
+        copy_each(weights, shards // expert_ways),
+    )
+    # Each part of the hidden dimension made its share. In their own dtype, as a product of a
+    # tensor-parallel layer is summed.
+    return lax.reduce_sum(y, (0,)), stats
 
 
 def place_experts(weights: Array, placement: Array | Sequence[int]) -> Array:
@@ -145,11 +160,7 @@ def place_experts(weights: Array, placement: Array | Sequence[int]) -> Array:
 
 
 def _batch_spec(mesh: AnyMesh, axis: str | None) -> P:
-    already_manual = {
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Manual
-    }
+    already_manual = manual_axes(mesh)
     batch_axes = axes_with_role(mesh.axis_names, *BATCH_ROLES)
     wanted = [name for name in mesh.axis_names if name in batch_axes or name == axis]
     return P(tuple(name for name in wanted if name not in already_manual))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..errors import ShardingError
+from ..kernels.grouped_matmul.api import XLA, grouped_matmul
 from .experts_exchange import Exchange, segment_of_row
 from .manual_axes import divisors
 from .routing import (
@@ -46,6 +47,7 @@ class MoESettings:
     groups_here: int
     expert_axis: str | None  # None: every expert is on this device
     token_axes: tuple[str, ...]
+    kernels: bool  # whether no mesh axis is automatic, so that Pallas kernels can be used
 
 
 def moe_shard(
@@ -123,7 +125,7 @@ def _through_sorted_rows(
     sorted_pairs = sort_assignments(experts, router_w.shape[-1])
     rows = tokens[sorted_pairs.order // settings.k]
     if settings.expert_axis is None:
-        rows = _grouped_feed_forward(rows, sorted_pairs.counts, weights, settings.activation)
+        rows = _grouped_feed_forward(rows, sorted_pairs.counts, weights, settings)
     else:
         rows = _on_other_devices(rows, sorted_pairs.counts, weights, settings)
     return rows[sorted_pairs.place].reshape(*experts.shape, -1)
@@ -148,19 +150,18 @@ def _on_other_devices(
     segment = segment_of_row(arrived.reshape(-1), exchange.rows_received)
     expert = jnp.where(segment < arrived.size, segment % experts_here, experts_here)
     order = jnp.argsort(expert, stable=True)
-    computed = _grouped_feed_forward(received[order], arrived.sum(0), weights, settings.activation)
+    computed = _grouped_feed_forward(received[order], arrived.sum(0), weights, settings)
     return exchange.send_back(computed[invert(order)])
 
 
 def _grouped_feed_forward(
-    rows: Array, counts: Array, weights: ExpertWeights, activation: str
+    rows: Array, counts: Array, weights: ExpertWeights, settings: MoESettings
 ) -> Array:
     def multiply(rows: Array, weight: Array) -> Array:
-        return lax.ragged_dot(rows, weight, counts)
+        implementation = None if settings.kernels else XLA
+        return grouped_matmul(rows, weight, counts, implementation=implementation)
 
-    out = _feed_forward(rows, weights, activation, multiply)
-    # Rows past the last group belong to nobody and a grouped matmul may leave anything there.
-    return jnp.where(jnp.arange(rows.shape[0])[:, None] < counts.sum(), out, 0)
+    return _feed_forward(rows, weights, settings.activation, multiply)
 
 
 def _feed_forward(

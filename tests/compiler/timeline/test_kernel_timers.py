@@ -3,7 +3,12 @@
 import pytest
 
 from tpukit.compiler.hlo import parse_hlo
-from tpukit.compiler.timeline.kernels import RaggedDotTimer, StatedCostTimer, StepKernelTimer
+from tpukit.compiler.timeline.kernels import (
+    RaggedDotTimer,
+    StatedCostTimer,
+    StepKernelTimer,
+    has_own_model,
+)
 from tpukit.compiler.timeline.machine import Machine
 from tpukit.hardware import Slice
 
@@ -53,11 +58,12 @@ def test_a_sum_in_parts_loads_the_weights_at_every_visit():
     assert parts - whole == pytest.approx(model.hbm_s(weights * (visits / GROUPS - 1)), rel=1e-6)
 
 
-def other(config):
+def other(config, *, name="my_kernel"):
     text = (
         f"{HEAD}  %a = bf16[1024,1024]{{1,0}} parameter(0)\n"
         "  ROOT %k = bf16[1024,1024]{1,0} custom-call(%a), "
-        'custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/my_kernel"}, '
+        'custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/'
+        f'{name}"}}, '
         f"backend_config={config}\n}}\n"
     )
     entry = parse_hlo(text).entry
@@ -70,6 +76,19 @@ def test_a_kernel_is_held_to_the_costs_it_states():
     timer = StepKernelTimer(model)
     assert timer(*other(stated)) == pytest.approx(model.hbm_s(1.64e6) + model.op_overhead_s)
     assert timer.by_stated_cost == ["k"]
+
+
+@pytest.mark.parametrize("name", ["grouped_matmul", "grouped_matmul_dlhs", "grouped_matmul_drhs"])
+def test_grouped_products_have_a_model_of_their_own(name):
+    model = machine()
+    stated = '{"custom_call_config":{"cost_estimate":{"flops":"1e12","bytes_accessed":"1e6"}}}'
+    timer = StepKernelTimer(model)
+    kernel, parent = other(stated, name=f"cond/branch_0_fun/{name}/pallas_call")
+    expected = 1e12 / (918e12 * model.streamed_matrix_efficiency) + model.op_overhead_s
+    assert timer(kernel, parent) == pytest.approx(expected)
+    assert not timer.by_stated_cost
+    assert has_own_model(kernel)
+    assert not has_own_model(other(stated, name="my_grouped_matmul_like")[0])
 
 
 def test_a_kernel_that_states_nothing_has_no_time():

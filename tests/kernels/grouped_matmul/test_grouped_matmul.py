@@ -9,9 +9,12 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.errors import TPUKernelError
+from tpukit.hardware import get_chip
 from tpukit.kernels.grouped_matmul.api import IMPLEMENTATIONS, grouped_matmul
 from tpukit.kernels.grouped_matmul.blocks import GroupedBlocks
 from tpukit.kernels.grouped_matmul.specs import OP
+from tpukit.kernels.grouped_matmul.work import GroupedShape, drhs_work, product_work
+from tpukit.kernels.op import KernelCase
 from tpukit.kernels.vmem import vmem_capacity_bytes
 
 # Tiles that hold several groups, groups without rows, rows of nobody, and ends that stick out.
@@ -92,12 +95,43 @@ def test_one_group_no_group_and_many_in_a_tile(sizes):
 
 
 @pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "7x", None])
-def test_default_blocks_fit(chip):
+def test_default_blocks_fit_and_wait_for_the_matrix_unit_not_for_memory(chip):
     for case in OP.cases:
         blocks = OP.default_blocks(case, chip)
         assert OP.vmem_bytes(case, blocks) <= vmem_capacity_bytes(chip)
-        if chip in ("v6e", "7x"):
-            assert blocks.contraction == case.arguments[1].shape[1] or blocks.contraction > 2048
+    if chip not in ("v5e", "v5p", "v6e", "7x"):
+        return
+    ridge = get_chip(chip).peak("bf16").value * 1e3 / get_chip(chip).hbm_gbps.value
+    for width, columns in ((4096, 14336), (14336, 4096)):
+        shape = GroupedShape(98304, width, columns, 8, 2)
+        turned = GroupedShape(98304, columns, width, 8, 2)
+        arrays = (
+            jax.ShapeDtypeStruct((98304, width), jnp.bfloat16),
+            jax.ShapeDtypeStruct((8, width, columns), jnp.bfloat16),
+        )
+        b = OP.default_blocks(KernelCase("of a training step", arrays), chip)
+        for work in (
+            product_work(shape, (b.rows, b.contraction, b.columns)),
+            product_work(turned, (b.rows, b.dlhs_contraction, b.dlhs_columns)),
+            drhs_work(shape, (b.drhs_rows, b.drhs_contraction, b.drhs_columns)),
+        ):
+            assert work.flops > work.hbm_bytes * ridge
+            assert work.flops < 1.1 * 2 * 98304 * width * columns
+
+
+def test_what_the_kernels_state_is_what_they_do():
+    shape = GroupedShape(rows=60, width=40, columns=200, groups=6, itemsize=4)
+    # Four tiles of rows and five more visits, two tiles of columns; rows are read for each.
+    whole = product_work(shape, (16, 40, 128))
+    assert whole.flops == 2 * 9 * 16 * 40 * 256
+    assert whole.hbm_bytes == 4 * (6 * 40 * 256 + 2 * 60 * 40 + 60 * 200)
+    assert whole.steps == 9 * 2
+    # A contraction in parts reads rows and weights at every visit.
+    parts = product_work(shape, (16, 20, 128))
+    assert parts.hbm_bytes == 4 * (9 * 40 * 256 + 2 * 9 * 16 * 40 + 60 * 200)
+    sums = drhs_work(shape, (32, 40, 128))
+    assert sums.flops == 2 * 7 * 32 * 40 * 256
+    assert sums.hbm_bytes == 4 * (7 * 32 * (2 * 40 + 256) + 6 * 40 * 200)
 
 
 def test_a_program_for_a_tpu_holds_all_three_kernels():

@@ -12,6 +12,7 @@ from .machine import Machine
 
 _TILING = re.compile(r'ragged_dot_tiling="(\d+),(\d+),(\d+)"')
 _METADATA = "ragged-dot-metadata"
+_GROUPED = re.compile(r"\bgrouped_matmul(_dlhs|_drhs)?(\.\d+)?(/pallas_call)?$")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,31 @@ class RaggedDotTimer:
 
 
 @dataclass(frozen=True)
+class GroupedMatmulTimer:
+    """A `KernelTimer` for tpukit's grouped products and their gradients.
+
+    How often they turn is decided by where tokens are routed, so nobody can follow them. They
+    state what they do with the tiles they visit, each further group sharing one. Measured grouped
+    kernels with 1024 or more rows a group reach, on the tiles they visit, what products reach
+    that stay in no memory: .77 of peak on v6e, .73 on TPU7x, .93 on v5e, .90 on v5p.
+    """
+
+    machine: Machine
+
+    @staticmethod
+    def knows(kernel: Instruction) -> bool:
+        """Whether `kernel` is one of them."""
+        return bool(_GROUPED.match(kernel.name) or _GROUPED.search(kernel.op_name))
+
+    def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
+        """Seconds of one call, or None when `kernel` is none of them."""
+        if not self.knows(kernel):
+            return None
+        share = self.machine.streamed_matrix_efficiency
+        return _stated_s(kernel, parent, self.machine, share_of_peak=share)
+
+
+@dataclass(frozen=True)
 class StatedCostTimer:
     """A `KernelTimer` for any kernel that states its FLOPs and bytes: it takes no less."""
 
@@ -60,22 +86,29 @@ class StatedCostTimer:
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
         """Seconds of one call at the rates ops reach, or None when nothing is stated."""
-        stated = kernel.backend_config.get("custom_call_config", {}).get("cost_estimate")
-        if not stated:
-            return None
-        dtypes = [parent.by_name[name].shapes[0].dtype for name in kernel.operands]
-        widest = "bf16" if not {"s8", "f8e4m3fn", "f8e5m2"} & set(dtypes) else "s8"
-        peak = self.machine.peak_flops(widest) * self.machine.matrix_efficiency
-        seconds = max(
-            float(stated.get("flops", 0)) / peak,
-            self.machine.hbm_s(float(stated.get("bytes_accessed", 0))),
-        )
-        return seconds + self.machine.op_overhead_s if seconds else None
+        share = self.machine.matrix_efficiency
+        return _stated_s(kernel, parent, self.machine, share_of_peak=share)
+
+
+def _stated_s(
+    kernel: Instruction, parent: Computation, machine: Machine, *, share_of_peak: float
+) -> float | None:
+    stated = kernel.backend_config.get("custom_call_config", {}).get("cost_estimate")
+    if not stated:
+        return None
+    dtypes = [parent.by_name[name].shapes[0].dtype for name in kernel.operands]
+    widest = "bf16" if not {"s8", "f8e4m3fn", "f8e5m2"} & set(dtypes) else "s8"
+    seconds = max(
+        float(stated.get("flops", 0)) / (machine.peak_flops(widest) * share_of_peak),
+        machine.hbm_s(float(stated.get("bytes_accessed", 0))),
+    )
+    return seconds + machine.op_overhead_s if seconds else None
 
 
 def has_own_model(kernel: Instruction) -> bool:
     """Whether a model made from measured kernels of its kind times it."""
-    return SplashTimer.knows(kernel) or RaggedDotTimer.knows(kernel)
+    timers = (SplashTimer, RaggedDotTimer, GroupedMatmulTimer)
+    return any(timer.knows(kernel) for timer in timers)
 
 
 @dataclass(frozen=True)
@@ -113,6 +146,7 @@ class StepKernelTimer:
         for timer in (
             SplashTimer(self.machine),
             RaggedDotTimer(self.machine),
+            GroupedMatmulTimer(self.machine),
             BundleTimer(self.machine, self.traces),
         ):
             seconds = timer(kernel, parent)

@@ -1,22 +1,30 @@
 """Block sizes of the grouped matmul and its gradients: what they occupy, and which to take."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from ...hardware import get_chip
 from ..op import BlockSizes, KernelCase
 from ..tiling import LANES, round_up
 from ..vmem import vmem_capacity_bytes
+from .work import GroupedShape, GroupedWork, Tiles, drhs_work, product_work
 
-# The fastest of published tuning runs (tokamax, bfloat16) keep the whole contraction in one tile,
-# a weight tile of 7 MiB on chips whose matrix unit is 256 wide and of half that on the others,
-# and 512 or 128 rows; sums of the weight's gradient take some 2 million elements.
-WEIGHT_BYTES = {"v6e": 7 * 2**20 + 2**19, "7x": 7 * 2**20 + 2**19}
-ROWS = {"v6e": 512, "7x": 512}
-OTHER_WEIGHT_BYTES, OTHER_ROWS = 3 * 2**20 + 2**19, 128
-SUM_ELEMENTS = 2 * 2**20
 SUBLANES = 16
+ROWS = (128, 256, 512, 1024)
+SIDES = (256, 512, 1024, 2048, 4096)
+# Larger tiles gain nothing and take the compiler minutes: it unrolls a tile's products.
+MOST_MULTIPLIED = 2**32
+WIDE_UNITS = {"v6e": 256, "7x": 256}  # the matrix unit's side; 128 on all other generations
+# Fewer rows wait for the next weights of the matrix unit, in sides of it: compiled kernels with
+# 256 rows take 1.5 times as long as ones with 512 or 1024 on v6e.
+ROWS_AT_FULL_RATE = 1.5
+HBM_SHARE = 0.87  # of the stated bandwidth, as measured ops reach it
+STEP_S = 2e-7  # one step of the grid, by compiled kernels
 
 
 @dataclass(frozen=True)
@@ -68,78 +76,110 @@ def vmem_bytes(case: KernelCase, blocks: GroupedBlocks) -> int:
     )
 
 
-def even_tile(size: int, most: int) -> int:
+def even_tile(size: int, most: int, *, unit: int = LANES) -> int:
     """The tile that cuts `size` into as few equal parts of at most `most` as can be.
 
-    The whole of it needs no padding; a part is a multiple of 128.
+    The whole of it needs no padding; a part is a multiple of `unit`.
     """
     if size <= most:
         return size
-    parts = -(-size // max(most // LANES * LANES, LANES))
-    return round_up(-(-size // parts), LANES)
+    parts = -(-size // max(most // unit * unit, unit))
+    return round_up(-(-size // parts), unit)
 
 
 def default_blocks(case: KernelCase, chip: str | None) -> GroupedBlocks:
-    """What published tuning runs found, made smaller until it fits three quarters of VMEM."""
-    budget = vmem_capacity_bytes(chip) * 3 // 4
-    return next(
-        (blocks for blocks in _shrinking(case, chip) if vmem_bytes(case, blocks) <= budget),
-        _blocks(case, SUBLANES, LANES * LANES, LANES * LANES),
+    """The tiles that take the least time by arithmetic, of those within three quarters of VMEM."""
+    shape = _shape(case)
+    turned = GroupedShape(shape.rows, shape.columns, shape.width, shape.groups, shape.itemsize)
+    choice = _Choice(chip)
+    # The product and the gradient of lhs share their rows.
+    forward, backward = min(
+        ((choice.product(shape, rows), choice.product(turned, rows)) for rows in (SUBLANES, *ROWS)),
+        key=lambda both: both[0].seconds + both[1].seconds,
     )
+    drhs = min((choice.drhs(shape, rows) for rows in (SUBLANES, *ROWS)), key=_seconds)
+    return GroupedBlocks(*forward.tiles, *backward.tiles[1:], *drhs.tiles)
 
 
 def block_space(case: KernelCase, chip: str) -> list[GroupedBlocks]:
-    """Rows and tile areas around the default, product and gradients varied apart."""
-    first = default_blocks(case, chip)
-    capacity = vmem_capacity_bytes(chip)
+    """Every size at every value, within VMEM: the tuner goes from one to the next."""
+    first, shape, capacity = default_blocks(case, chip), _shape(case), vmem_capacity_bytes(chip)
+    unit = WIDE_UNITS.get(chip, LANES)
     found = [first]
-    for rows in (128, 256, 512, 1024):
-        for weight in (2**20, 2**21, 2**22, 2**23):
-            other = _blocks(case, rows, weight // 2, weight // 4)
-            found.append(
-                replace(
-                    first, rows=other.rows, contraction=other.contraction, columns=other.columns
-                )
+    for rows, side, other in product(ROWS, SIDES, SIDES):
+        tiles = _tile(shape, rows, side, other, unit)
+        turned = even_tile(shape.columns, side, unit=unit), even_tile(shape.width, other, unit=unit)
+        found.append(
+            GroupedBlocks(
+                *tiles, *turned, first.drhs_rows, first.drhs_contraction, first.drhs_columns
             )
-            found.append(
-                replace(
-                    first,
-                    drhs_rows=other.drhs_rows,
-                    drhs_contraction=other.drhs_contraction,
-                    drhs_columns=other.drhs_columns,
-                )
-            )
+        )
+        own = first.to_dict()
+        names = ("drhs_rows", "drhs_contraction", "drhs_columns")
+        own.update(zip(names, tiles, strict=True))
+        found.append(GroupedBlocks(**own))
     fitting = [blocks for blocks in found if vmem_bytes(case, blocks) <= capacity]
     return list(dict.fromkeys(fitting))
 
 
-def _shrinking(case: KernelCase, chip: str | None) -> Iterator[GroupedBlocks]:
-    itemsize = jnp.dtype(case.arguments[0].dtype).itemsize
-    rows = ROWS.get(chip or "", OTHER_ROWS)
-    weight = WEIGHT_BYTES.get(chip or "", OTHER_WEIGHT_BYTES) // itemsize
-    sums = SUM_ELEMENTS
-    while weight >= LANES * LANES:
-        yield _blocks(case, rows, weight, sums)
-        weight, sums = weight // 2, sums // 2
-        rows = max(rows // 2, LANES)
+class _Timed(NamedTuple):
+    tiles: Tiles
+    seconds: float
 
 
-def _blocks(case: KernelCase, rows: int, weight_elements: int, sum_elements: int) -> GroupedBlocks:
-    """Blocks with so many rows, elements of a weight tile and elements of a sum over rows."""
+def _seconds(timed: _Timed) -> float:
+    return timed.seconds
+
+
+class _Choice:
+    """The fastest tiles on one generation; where none is stated, on the slowest memory there is."""
+
+    def __init__(self, chip: str | None) -> None:
+        rates = get_chip(chip or "v5e")
+        self._flops_per_s = rates.peak("bf16").require("the blocks of a kernel") * 1e12
+        self._bytes_per_s = rates.hbm_gbps.require("the blocks of a kernel") * 1e9 * HBM_SHARE
+        self._budget = vmem_capacity_bytes(chip) * 3 // 4
+        self._unit = WIDE_UNITS.get(chip or "", LANES)
+
+    def product(self, shape: GroupedShape, rows: int) -> _Timed:
+        """For the product, with so many rows."""
+        return self._fastest(shape, rows, product_work, product_bytes)
+
+    def drhs(self, shape: GroupedShape, rows: int) -> _Timed:
+        """For the gradient of the weights."""
+        return self._fastest(shape, rows, drhs_work, drhs_bytes)
+
+    def _fastest(
+        self,
+        shape: GroupedShape,
+        rows: int,
+        work: Callable[[GroupedShape, Tiles], GroupedWork],
+        vmem: Callable[[int, int, int, int], int],
+    ) -> _Timed:
+        found = [_tile(shape, rows, *sides, self._unit) for sides in product(SIDES, SIDES)]
+        timed = [
+            self._timed(work(shape, tiles), tiles)
+            for tiles in found
+            if math.prod(tiles) <= MOST_MULTIPLIED and vmem(*tiles, shape.itemsize) <= self._budget
+        ]
+        return min(timed, key=_seconds, default=_Timed(found[0], math.inf))
+
+    def _timed(self, work: GroupedWork, tiles: Tiles) -> _Timed:
+        waits = max(1.0, ROWS_AT_FULL_RATE * self._unit / tiles[0])
+        products = work.flops * waits / self._flops_per_s
+        busy = max(products, work.hbm_bytes / self._bytes_per_s)
+        return _Timed(tiles, busy + work.steps * STEP_S)
+
+
+def _shape(case: KernelCase) -> GroupedShape:
     lhs, rhs = case.arguments[:2]
-    _, width, columns = rhs.shape
-    rows = min(rows, round_up(lhs.shape[0], SUBLANES))
-    # Half the area at most is one tile's contraction, or few columns would share it.
-    contraction = even_tile(width, max(LANES, weight_elements // LANES))
-    dlhs_contraction = even_tile(columns, max(LANES, weight_elements // LANES))
-    drhs_columns = even_tile(columns, max(LANES, min(2048, sum_elements // LANES)))
-    return GroupedBlocks(
-        rows=rows,
-        contraction=contraction,
-        columns=even_tile(columns, max(LANES, weight_elements // contraction)),
-        dlhs_contraction=dlhs_contraction,
-        dlhs_columns=even_tile(width, max(LANES, weight_elements // dlhs_contraction)),
-        drhs_rows=min(rows, 256),
-        drhs_contraction=even_tile(width, max(LANES, sum_elements // drhs_columns)),
-        drhs_columns=drhs_columns,
+    groups, width, columns = rhs.shape
+    return GroupedShape(lhs.shape[0], width, columns, groups, jnp.dtype(lhs.dtype).itemsize)
+
+
+def _tile(shape: GroupedShape, rows: int, side: int, other: int, unit: int) -> Tiles:
+    return (
+        min(rows, round_up(shape.rows, SUBLANES)),
+        even_tile(shape.width, side, unit=unit),
+        even_tile(shape.columns, other, unit=unit),
     )

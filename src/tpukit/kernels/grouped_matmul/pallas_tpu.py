@@ -15,6 +15,7 @@ from ..tuned import choose_blocks
 from ..vmem import check_vmem, vmem_limit_bytes
 from .blocks import GroupedBlocks, default_blocks, drhs_bytes, product_bytes
 from .visits import plan_visits
+from .work import GroupedShape, GroupedWork, drhs_work, product_work
 
 OP_NAME = "grouped_matmul"
 Residuals = tuple[jax.Array, jax.Array, jax.Array]
@@ -78,7 +79,13 @@ def _multiply(
     rows, width = lhs.shape
     groups = rhs.shape[0]
     columns = rhs.shape[1] if transposed else rhs.shape[2]
+    shape = GroupedShape(rows, width, columns, groups, lhs.dtype.itemsize)
     table = plan_visits(group_sizes, rows=rows, tile_rows=tile_rows, each_group=False)
+
+    def row_place(j: Any, v: Any, k: Any, group: Any, tile: Any, offsets: Any) -> Any:
+        # Rows of nobody are not read: the tile before them is there already.
+        last = jax.lax.div(jnp.maximum(offsets[groups] - 1, 0), tile_rows)
+        return jnp.minimum(tile[v], last), k
 
     def weight_place(j: Any, v: Any, k: Any, group: Any, tile: Any, offsets: Any) -> Any:
         # Rows of nobody are group G, which has no weight; the one before is there already.
@@ -92,7 +99,7 @@ def _multiply(
             num_scalar_prefetch=3,
             grid=(pl.cdiv(columns, tile_columns), table.visits, pl.cdiv(width, tile_sum)),
             in_specs=[
-                pl.BlockSpec((tile_rows, tile_sum), lambda j, v, k, group, tile, _: (tile[v], k)),
+                pl.BlockSpec((tile_rows, tile_sum), row_place),
                 pl.BlockSpec(weight_tile, weight_place),
             ],
             out_specs=pl.BlockSpec(
@@ -102,6 +109,7 @@ def _multiply(
         ),
         out_shape=jax.ShapeDtypeStruct((rows, columns), lhs.dtype),
         compiler_params=_compiler_params(product_bytes(*tiles, lhs.dtype.itemsize)),
+        cost_estimate=_cost(product_work(shape, tiles)),
         interpret=interpret,
         name="grouped_matmul_dlhs" if transposed else OP_NAME,
     )(table.group, table.tile, table.offsets, lhs, rhs)
@@ -158,6 +166,7 @@ def _sum_by_group(
     """The transposed lhs (M, K) times the cotangent (M, N), by group: (G, K, N)."""
     tile_rows, tile_width, tile_columns = tiles
     (rows, width), columns, groups = lhs.shape, cotangent.shape[1], group_sizes.shape[0]
+    shape = GroupedShape(rows, width, columns, groups, lhs.dtype.itemsize)
     table = plan_visits(group_sizes, rows=rows, tile_rows=tile_rows, each_group=True)
     return pl.pallas_call(
         _sum_kernel,
@@ -177,6 +186,7 @@ def _sum_by_group(
         ),
         out_shape=jax.ShapeDtypeStruct((groups, width, columns), dtype),
         compiler_params=_compiler_params(drhs_bytes(*tiles, lhs.dtype.itemsize)),
+        cost_estimate=_cost(drhs_work(shape, tiles)),
         interpret=interpret,
         name="grouped_matmul_drhs",
     )(table.group, table.tile, table.offsets, lhs, cotangent)
@@ -224,6 +234,11 @@ def _blocks_for(arrays: Residuals, blocks: GroupedBlocks | None) -> GroupedBlock
 
     check_vmem(OP, case, blocks, current_target())
     return blocks
+
+
+def _cost(work: GroupedWork) -> pl.CostEstimate:
+    """For the scheduler, which hides transfers behind the kernel, and for the timeline."""
+    return pl.CostEstimate(flops=work.flops, bytes_accessed=work.hbm_bytes, transcendentals=0)
 
 
 def _compiler_params(used_bytes: int) -> Any:
