@@ -15,17 +15,13 @@ EXAMPLES, LENGTH = 2, 64
 REMATS = (
     "minimal",
     "full",
-    "save=qkv_proj",
     "save=qkv_proj,out_proj,mlpwo",
-    "save=out_proj,mlpwi offload=decoder_layer_input",
-    "save=mlpwi_1",
+    "save=out_proj,mlpwi_1 offload=decoder_layer_input",
 )
 KINDS = (
     {},
-    {"post_norms": True},
-    {"gated_mlp": False},
-    {"qk_norm": True},
-    {"parallel_block": True},
+    {"post_norms": True, "qk_norm": True},
+    {"gated_mlp": False, "parallel_block": True},
 )
 
 

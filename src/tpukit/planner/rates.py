@@ -11,10 +11,6 @@ from .candidates import PRECISIONS, Candidates, Layout
 from .torus import AXES, Links
 
 _FORMATS = {"bf16": "bf16", "int8": "s8", "fp8": "f8e4m3fn"}
-# What a sum between slices reaches of the rate a chip's share of its host's network card states:
-# psum of 0.6 GB over several v6e-256, 4.11 of 12.5 GB/s (AI-Hypercomputer/tpu-recipes@c8cfe2f6,
-# microbenchmarks/trillium/collectives). Nothing else of the kind is published.
-DCN_SHARE = 4.11 / 12.5
 _USUAL_HEAD = 256  # a head this wide fills the matrix unit, where nothing was measured
 
 
@@ -38,7 +34,10 @@ class AxisRates:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of one device of every candidate, in SI units."""
+    """Rates of one device of every candidate, in SI units.
+
+    `waiting_share` is how much longer a step takes because slices wait for the slowest of them.
+    """
 
     matrix_flops_per_s: np.ndarray
     bf16_flops_per_s: np.ndarray
@@ -51,6 +50,7 @@ class Rates:
     hbm_bytes_per_s: np.ndarray
     ici_bytes_per_s: np.ndarray
     dcn_bytes_per_s: np.ndarray
+    waiting_share: np.ndarray
     host_bytes_per_s: np.ndarray
     op_overhead_s: np.ndarray
     axes: dict[str, AxisRates]
@@ -80,7 +80,8 @@ class Rates:
             resident_bytes=spread(lambda m: m.resident_bytes),
             hbm_bytes_per_s=spread(lambda m: m.hbm_bytes_per_s * m.hbm_efficiency),
             ici_bytes_per_s=ici,
-            dcn_bytes_per_s=DCN_SHARE * spread(lambda m: m.dcn_bytes_per_s or np.inf),
+            dcn_bytes_per_s=spread(lambda m: m.dcn_bytes_per_s or np.inf),
+            waiting_share=spread(lambda m: m.wait_per_doubling) * np.log2(candidates.num_slices),
             host_bytes_per_s=spread(lambda m: m.host_bytes_per_s),
             op_overhead_s=spread(lambda m: m.op_overhead_s),
             axes={axis: _axis(candidates, axis, ici, hop) for axis in AXES},

@@ -8,7 +8,7 @@ that go to the host, and the bubble of a pipeline.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from .rates import Rates
 
 LANES = 128
 BFLOAT16, FLOAT32 = 2, 4
+ROUNDING = 2.5  # bytes moved to round a bfloat16 array to eight bits, over its own
 CAUSES = ("matrix", "attention", "hbm", "ici", "dcn", "host", "bubble")
 
 
@@ -94,7 +95,7 @@ class StepModel:
         host = self._host(forward + attention_forward, piece)
         stages = self.candidates.sizes["stage"]
         bubble = piece * (stages - 1)  # waited once a step, for as many turns as other stages
-        return StepSplit(
+        alone = StepSplit(
             matrix=matrix * pieces,
             attention=attention * pieces,
             hbm=hbm * pieces + self._update(),
@@ -103,6 +104,8 @@ class StepModel:
             host=host * pieces,
             bubble=bubble,
         )
+        waiting = alone.total * self.rates.waiting_share
+        return replace(alone, dcn=alone.dcn + waiting)
 
     @property
     def tokens(self) -> np.ndarray:
@@ -193,22 +196,27 @@ class StepModel:
         stream = (12 if s.post_norms else 8) * s.d_model
         channels = split / tensor + stream / (tensor if self.program.split_sequence else 1)
         passes = 3 + self._attention_again
-        channels = channels + self._narrowed() / tensor
         layers = channels * BFLOAT16 * passes * self.layers
         logits = s.vocab / tensor * BFLOAT16 * 4
         ops = (24 * passes * self.layers) * self.rates.op_overhead_s
-        return self.tokens * (layers + logits) / self.rates.hbm_bytes_per_s + ops
+        traffic = self.tokens * (layers + logits) / self.rates.hbm_bytes_per_s
+        return traffic + ops + self._narrowed()
 
     def _narrowed(self) -> np.ndarray:
-        """Channels' worth of traffic to round the operands of products to eight bits.
+        """Seconds of HBM traffic to round the operands of products to eight bits.
 
         Each is read for its largest value, read again, and written in half the bytes: that of a
-        forward product in every forward pass, the gradient that comes back once.
+        forward product and its weights in every forward pass, the gradient that comes back once.
         """
-        s = self.shape
+        s, sizes = self.shape, self.candidates.sizes
+        again = self._by_remat([float(not kept.everything) for kept in self._kept])
         inner = 0 if s.experts else s.hidden_matrices * s.hidden_width + 2 * s.d_model
-        operands = inner + s.attention_width + 3 * s.d_model
-        return np.where(self.candidates.precision > 0, 2.5 * operands / 2, 0.0)
+        channels = (inner + s.attention_width + 3 * s.d_model) / 2 * (3 + again)
+        operands = channels * BFLOAT16 / sizes["tensor"] * self.tokens * self.layers
+        experts = s.expert_parameters / (sizes["tensor"] * sizes["expert"] * sizes["stage"])
+        weights = (self._layer_bytes() - experts * BFLOAT16) * (1 + again)
+        moved = ROUNDING * (operands + weights)
+        return np.where(self.candidates.precision > 0, moved / self.rates.hbm_bytes_per_s, 0.0)
 
     def _layer_bytes(self) -> np.ndarray:
         """Bytes of the layers' weights one device multiplies with, gathered."""
