@@ -21,8 +21,10 @@ from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 
 from tpukit import configure_tpu_environment
 from tpukit.compiler import compile_for
+from tpukit.compiler.kernel_traces import trace_kernels
 from tpukit.compiler.timeline import Machine, StepPrediction, predict_step
 from tpukit.compiler.timeline.exchange import waiting_share
+from tpukit.compiler.timeline.kernels import has_own_model
 from tpukit.compiler.timeline.machine import fitted_constants
 from tpukit.errors import TPUError
 
@@ -84,6 +86,9 @@ def predict_with(run: PublishedRun, options: dict[str, Any]) -> Scored:
         until="schedule",
         timeout_s=COMPILE_S,
     )
+    traces = trace_kernels(
+        compiled.module, compiled.slice, wanted=lambda call: not has_own_model(call)
+    )
 
     def step(op_time: float) -> StepPrediction:
         return predict_step(
@@ -91,6 +96,7 @@ def predict_with(run: PublishedRun, options: dict[str, Any]) -> Scored:
             compiled.slice,
             coordinates=compiled.coordinates,
             slice_of_device=compiled.slice_of_device,
+            kernel_traces=traces,
             machine=Machine.of(compiled.slice, op_time_in_a_step=op_time, wait_per_doubling=0.0),
         )
 

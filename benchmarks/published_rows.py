@@ -96,9 +96,6 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
     precision = (row["quantization"] or "bf16").split()[0].split("_")[0]
     if precision not in ("bf16", "int8", "fp8") or (precision != "bf16" and not quantized):
         raise NotExpressible(QUANTIZED)
-    model = row["model"]
-    if model not in list_presets():
-        raise NotExpressible(f"no preset has the architecture of {model}")
     config = read_model(row)
     hardware, batch = row["hardware"], row["batch"]
     shape = hardware["topology"].split(" x ")[-1]
@@ -135,7 +132,19 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
 
 
 def read_model(row: dict[str, Any]) -> TransformerConfig:
-    """The preset as the row ran it."""
+    """The preset as the row ran it, or one of its family with the row's dimensions.
+
+    Raises:
+        NotExpressible: No preset is like it.
+    """
+    model, dims = row["model"], row["dims"]
+    if model not in list_presets():
+        if not model.startswith("maxtext2023-"):
+            raise NotExpressible(f"no preset has the architecture of {model}")
+        names = ("n_layers", "d_model", "d_ff", "n_heads", "n_kv_heads", "head_dim")
+        return get_preset(
+            "maxtext2023-16B", vocab_size=dims["vocab"], **{name: dims[name] for name in names}
+        )
     capacity = re.search(r"capacity_factor ([\d.]+)", row["remat"])
     if capacity is None:
         return get_preset(row["model"])
