@@ -21,6 +21,7 @@ from tpukit.kernels.rope.tables import RopeTables
 
 SMALL = FlashBlocks(128, 128, 128, 1, 128, 128, 128)
 STAIRS = FlashBlocks(256, 256, 128, 2, 256, 128, 256)
+HELD = FlashBlocks(256, 1024, 128, 1, 256, 128, 256)
 TOLERANCE = {"float32": 5e-6, "bfloat16": 1.2e-2}
 SPARSE = BlockMask.from_array([[1, 0, 0], [0, 1, 0], [1, 1, 1]], block_size=128)
 
@@ -30,13 +31,14 @@ CASES: dict[str, tuple[Any, ...]] = {
     "causal_streamed": (1, 300, 300, 1, 1, 128, "float32", SMALL, {}),
     "full_soft_cap": (2, 130, 200, 1, 1, 128, "float32", SMALL, {"causal": False, "soft_cap": 2.0}),
     "window_segments": (1, 384, 384, 2, 1, 128, "float32", STAIRS, {"window": 150, "ids": True}),
+    "window_held": (1, 768, 768, 1, 1, 128, "float32", HELD, {"window": 300}),
     "block_mask_causal": (1, 300, 300, 1, 1, 128, "float32", SMALL, {"mask": SPARSE}),
 }
 SLOW_CASES: dict[str, tuple[Any, ...]] = {
     "more_queries_than_keys": (1, 300, 140, 1, 1, 128, "float32", SMALL, {}),
     "rope_narrow_heads": (1, 200, 200, 2, 1, 64, "float32", SMALL, {"rope": True}),
     "full_bf16": (1, 200, 330, 2, 1, 128, "bfloat16", SMALL, {"causal": False}),
-    "window_bf16": (1, 640, 640, 2, 2, 128, "bfloat16", STAIRS, {"window": 200}),
+    "window_bf16": (1, 640, 640, 2, 2, 128, "bfloat16", HELD, {"window": 200}),
     "segments_bf16": (2, 256, 256, 2, 1, 128, "bfloat16", SMALL, {"ids": True}),
     "soft_cap_bf16": (1, 256, 256, 2, 2, 128, "bfloat16", STAIRS, {"soft_cap": 3.0}),
     "rope_bf16": (1, 384, 384, 2, 1, 128, "bfloat16", STAIRS, {"rope": True}),

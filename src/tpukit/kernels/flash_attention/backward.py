@@ -189,7 +189,7 @@ def _kernel(
             row=block * compute,
             column=column,
             edge=edge,
-            stair=stair,
+            shift=None if stair is None else stair * compute,
             same_segment=same,
             by_keys=True,
         )

@@ -25,6 +25,7 @@ from .problem import (
 )
 from .scores import cap, hide, lane_tables, sparse_table, turn, when
 from .visibility import Position, maximum, minimum
+from .visits import rows_that_see, visit_listed, visit_seen
 
 
 def attend(
@@ -143,7 +144,9 @@ def attend(
         interpret=interpret,
     )
     prefetched = [] if table is None else [jnp.asarray(table)]
-    out, lse = call(*prefetched, *arguments)
+    # jax drops a jitted call whose results nobody reads, as in a backward pass that kept them; a
+    # bare kernel it would not.
+    out, lse = jax.jit(call)(*prefetched, *arguments)
     out = from_rows(out, tokens=sees.q_len, heads=problem.heads, width=problem.width)
     return out, lse[:, :, 0, : sees.q_len] if with_lse else None
 
@@ -179,10 +182,12 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
     keys = k if k_tables is None else turned
 
     def update(
-        block: Position, held_first: Position, *, edge: bool, stair: int | None = None
+        block: Position, held_first: Position, *, edge: bool, offset: int | None = None
     ) -> None:
-        """Add a block of keys; on a staircase, for the queries from its step on."""
-        mine = slice((stair or 0) * compute, rows)
+        """Add a block of keys; for the queries that see it, where its place is known."""
+        mine = (
+            slice(0, rows) if offset is None else rows_that_see(problem.sees, offset, compute, rows)
+        )
         local = (block - held_first) * compute
         local = local if isinstance(local, int) else pl.multiple_of(local, compute)
         inside = pl.ds(local, compute)
@@ -197,7 +202,7 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
             row=row,
             column=block * compute,
             edge=edge,
-            stair=stair,
+            shift=None if offset is None else max(-offset, 0),
             same_segment=same,
         )
         before = maxima[mine]
@@ -218,9 +223,9 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
     per_held = blocks.block_kv // compute
     if table is not None:
         held_first = step * per_held
-        _sparse_blocks(table, (i * kv_steps + step) * (2 + per_held), held_first, update)
+        visit_listed(table, (i * kv_steps + step) * (2 + per_held), held_first, update)
     else:
-        _dense_blocks(problem, blocks, row, step, per_held, update)
+        visit_seen(problem, blocks, row, step, per_held, update)
 
     @when(step == kv_steps - 1, always=kv_steps == 1)
     def _() -> None:
@@ -232,58 +237,3 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
             lane = jax.lax.broadcasted_iota(jnp.int32, maxima.shape, 1)
             turned_rows = jnp.where(lane == 0, maxima[...], summed).T
             lse[...] = turned_rows[:1] * (1 / LOG2_E) + jnp.log(turned_rows[1:2])
-
-
-def _sparse_blocks(table: Any, entry: Position, held_first: Position, update: Any) -> None:
-    whole, listed = table[entry], table[entry + 1]
-
-    def one(number: Position, carry: None, *, edge: bool) -> None:
-        update(held_first + table[entry + 2 + number], held_first, edge=edge)
-
-    jax.lax.fori_loop(0, whole, partial(one, edge=False), None)
-    jax.lax.fori_loop(whole, listed, partial(one, edge=True), None)
-
-
-def _dense_blocks(
-    problem: Problem, blocks: FlashBlocks, row: Position, step: Position, per_held: int, update: Any
-) -> None:
-    sees, rows, compute = problem.sees, blocks.block_q, blocks.block_kv_compute
-    held = sees.keys_of(row, rows, block=blocks.block_kv)
-    held_first = (held.first + step) * per_held
-    span = sees.keys_of(row, rows, block=compute)
-    begin, end = maximum(span.first, held_first), minimum(span.end, held_first + per_held)
-    # Queries above a block on the diagonal see none of it: cut it into a staircase.
-    staircase = sees.causal and not sees.padding_shows and rows % compute == 0
-    full_end = jax.lax.div(row, jnp.int32(compute)) if staircase else span.full_end
-    full_begin = minimum(span.full_first, full_end)
-
-    def within(block: Position) -> Position:
-        return minimum(maximum(block, begin), end)
-
-    def one(block: Position, carry: None, *, edge: bool) -> None:
-        update(block, held_first, edge=edge)
-
-    if sees.window is not None:
-        jax.lax.fori_loop(begin, within(full_begin), partial(one, edge=True), None)
-    first, last = within(full_begin), within(full_end)
-    rest = first
-    if blocks.unroll > 1:
-        rounds = jax.lax.div(maximum(last - first, 0), jnp.int32(blocks.unroll))
-
-        def many(number: Position, carry: None) -> None:
-            for k in range(blocks.unroll):
-                update(first + number * blocks.unroll + k, held_first, edge=False)
-
-        jax.lax.fori_loop(0, rounds, many, None)
-        rest = first + rounds * blocks.unroll
-    jax.lax.fori_loop(rest, last, partial(one, edge=False), None)
-    if not staircase:
-        jax.lax.fori_loop(last, end, partial(one, edge=True), None)
-        return
-
-    inside = (full_end >= held_first) & (full_end < held_first + per_held)
-
-    @when(inside, always=sees.kv_len <= blocks.block_kv)
-    def _() -> None:
-        for stair in range(rows // compute):
-            update(full_end + stair, held_first, edge=True, stair=stair)

@@ -1,6 +1,7 @@
 """What forward and backward kernels share: masks inside a block, the cap, and turning by RoPE."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ def hide(
     row: Position,
     column: Position,
     edge: bool,
-    stair: int | None,
+    shift: int | None,
     same_segment: Any,
     by_keys: bool = False,
 ) -> Any:
@@ -34,8 +35,8 @@ def hide(
         row: The first query.
         column: The first key.
         edge: Whether the block is only partly seen, by the positions in it.
-        stair: The number of the step, for a block on a staircase along the diagonal; its first
-            square, or its last one by keys, is then the only part that needs a mask.
+        shift: How many tokens the first query lies behind the first key, where that is known
+            while tracing: only the parts that need a mask then get one.
         same_segment: Booleans, or None.
         by_keys: Whether keys come first.
     """
@@ -43,19 +44,24 @@ def hide(
         scores = jnp.where(same_segment, scores, MASKED)
     if not edge:
         return scores
-    if stair is None:
+    if shift is None:
         return _hide_edge(scores, sees, row - column, sees.kv_len - column, by_keys)
-    if sees.window is not None:
-        size = min(scores.shape)
-        shift = scores.shape[0] - size if by_keys else 0
-        return _hide_edge(scores, sees, shift, 0, by_keys)
-    square = min(scores.shape)
-    hidden = slice(scores.shape[0] - square, None) if by_keys else slice(0, square)
-    seen = slice(0, hidden.start) if by_keys else slice(square, None)
-    part = _hide_edge(scores[hidden], sees, 0, 0, by_keys)
-    if square == scores.shape[0]:
-        return part
-    return jnp.concatenate([scores[seen], part] if by_keys else [part, scores[seen]])
+    size, across = scores.shape
+    window = sees.window or size + across + shift
+    # Along the first axis: where keys begin to lie behind a query, or end to, and likewise
+    # where they begin or end to be too far before it.
+    if by_keys:
+        cuts = (shift, round_up(shift + across - window, LANES))
+    else:
+        cuts = (across - shift, (window - shift) // LANES * LANES)
+    places = sorted({0, size, *(cut for cut in cuts if 0 < cut < size)})
+    parts = [
+        _hide_edge(
+            scores[start:stop], sees, shift - start if by_keys else shift + start, 0, by_keys
+        )
+        for start, stop in pairwise(places)
+    ]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 def _hide_edge(
@@ -64,10 +70,12 @@ def _hide_edge(
     """Mask by position, where the first query lies `shift` tokens behind the first key."""
     rows = jax.lax.broadcasted_iota(jnp.int32, scores.shape, int(by_keys))
     columns = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1 - int(by_keys))
+    queries, keys = reversed(scores.shape) if by_keys else scores.shape
+    known = isinstance(shift, int)
     keep: list[Any] = []
-    if sees.causal:
+    if sees.causal and not (known and shift >= keys - 1):
         keep.append(columns - rows <= shift)
-    if sees.window is not None:
+    if sees.window is not None and not (known and shift + queries <= sees.window):
         keep.append(columns - rows > shift - sees.window)
     if sees.padding_shows:
         keep.append(columns < keys_left)
