@@ -1,6 +1,6 @@
 """Predicted against published step times, beside a baseline that compiles nothing.
 
-    python benchmarks/predict.py --results FILE [--only TEXT]
+    python benchmarks/predict.py --results FILE [--only TEXT] [--compile-s 300]
 
 All constants of the model but two come from single ops and public microbenchmarks
 (src/tpukit/compiler/timeline/data/constants.toml). Those two, how much faster an op is inside a
@@ -69,13 +69,13 @@ class Scored:
         return abs(self.step_s(fitted) / self.run.step_time_s - 1)
 
 
-def predict(run: PublishedRun) -> Scored:
+def predict(run: PublishedRun, *, compile_s: float) -> Scored:
     """Compile the row's own program and predict it with every value of the fitted constants."""
-    tried = [predict_with(run, options) for options in run.option_sets]
+    tried = [predict_with(run, options, compile_s) for options in run.option_sets]
     return min(tried, key=lambda one: (not one.fits, one.step_s(FROZEN)))
 
 
-def predict_with(run: PublishedRun, options: dict[str, Any]) -> Scored:
+def predict_with(run: PublishedRun, options: dict[str, Any], compile_s: float) -> Scored:
     """The same for one set of compiler options."""
     compiled = compile_for(
         run.workload,
@@ -84,7 +84,7 @@ def predict_with(run: PublishedRun, options: dict[str, Any]) -> Scored:
         dcn_mesh_shape=run.dcn_mesh_shape,
         options=options,
         until="schedule",
-        timeout_s=COMPILE_S,
+        timeout_s=compile_s,
     )
     traces = trace_kernels(
         compiled.module, compiled.slice, wanted=lambda call: not has_own_model(call)
@@ -138,6 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=DEFAULT_RESULTS)
     parser.add_argument("--only", help="rows whose id contains this")
+    parser.add_argument("--compile-s", type=float, default=COMPILE_S, help="limit for each compile")
     parser.add_argument("--save", type=Path, help="write every row's figures here as JSON")
     options = parser.parse_args()
     runs: list[PublishedRun] = []
@@ -150,7 +151,7 @@ def main() -> None:
     for run in runs:
         started = time.perf_counter()
         try:
-            one = predict(run)
+            one = predict(run, compile_s=options.compile_s)
         except TPUError as error:
             print(f"{run.name}: no prediction: {error}")
             continue
