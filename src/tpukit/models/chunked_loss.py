@@ -109,6 +109,8 @@ def chunked_next_token_loss(
         leaf = split.place(leaf, groups=0).reshape(groups, count, -1, *rest)
         return split.place(leaf.swapaxes(0, 1), groups=1)
 
+    if split.sharding is not None:
+        x, kernel = _head_first(x, kernel)
     labels = cut(targets, -1)
     counted = (labels >= 0).astype(jnp.promote_types(kernel.dtype, jnp.float32))
     result: Any = weighted_total(
@@ -116,3 +118,28 @@ def chunked_next_token_loss(
     )
     total = result[0]
     return WeightedLoss(total, jnp.sum(targets >= 0, dtype=total.dtype))
+
+
+@jax.custom_vjp
+def _head_first(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The arguments, `x` of which has a gradient once the gradient of `kernel` is summed.
+
+    Each device has a gradient of the whole head. If the layers' backward pass did not wait for
+    the sum of them, of which every device keeps its share, all would lie there until the optimizer
+    runs. A barrier says the same, but published sets of flags remove barriers.
+    """
+    return x, kernel
+
+
+def _head_first_forward(x: jax.Array, kernel: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+    return (x, kernel), None
+
+
+def _head_first_backward(
+    _: None, gradients: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    d_x, d_kernel = gradients
+    return d_x + (0 * d_kernel[0, 0]).astype(d_x.dtype), d_kernel
+
+
+_head_first.defvjp(_head_first_forward, _head_first_backward)

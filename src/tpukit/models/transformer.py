@@ -14,6 +14,7 @@ from .decoder import DecoderLayer, LayerContext
 from .execution import Execution
 from .layer_stack import run_layers
 from .layers import Embedding, Linear, Norm
+from .rounded_stack import round_in_use
 from .transformer_config import TransformerConfig
 
 
@@ -144,13 +145,17 @@ class Transformer(nnx.Module):
             layer = nnx.merge(definition, parameters)
             return layer(x, self.config.window_of_layer(place), context)
 
+        scan = context.execution.scan_layers
+        layer, weights = one_layer, stacked
+        if scan:
+            layer, weights = round_in_use(one_layer, stacked, jnp.dtype(self.config.dtype))
         return run_layers(
-            one_layer,
-            stacked,
+            layer,
+            weights,
             x,
             period=self.config.layer_period,
             remat=context.execution.remat,
-            scan=context.execution.scan_layers,
+            scan=scan,
         )
 
     def unembed(self, x: jax.Array) -> jax.Array:
