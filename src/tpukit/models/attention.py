@@ -8,8 +8,10 @@ import jax
 
 from ..errors import TPUModelError, did_you_mean
 from ..hardware.target import current_target
+from ..parallel.mesh import AnyMesh
 from ..parallel.ring_attention import ring_attention
-from .splash import AnyMesh, can_splash, splash_attention
+from .flash import can_flash, flash_attention
+from .splash import splash_attention
 
 # Above this length the full score matrix outweighs every other activation of a layer.
 LONGEST_UNBLOCKED = 2048
@@ -76,30 +78,31 @@ def automatic_attention(
     batch_axes: tuple[str, ...] = (),
     head_axes: tuple[str, ...] = (),
 ) -> jax.Array:
-    """On TPU the splash kernel, on GPU cuDNN's, elsewhere all scores, or blocks when it is long.
+    """On TPU our flash kernel, on GPU cuDNN's, elsewhere all scores, or blocks when it is long.
 
     The platform is the one the program is lowered for, so a program made on a laptop for a TPU
-    holds the kernel. `mesh`, `batch_axes` and `head_axes` are those of `splash_attention`;
+    holds the kernel. `mesh`, `batch_axes` and `head_axes` are those of `flash_attention`;
     without a mesh nobody knows how the arrays are spread, so there is no kernel.
     """
     options: dict[str, Any] = {"window": window, "segment_ids": segment_ids}
     plain = partial(dot_attention if q.shape[1] <= LONGEST_UNBLOCKED else ring_attention, **options)
     if current_target() is None and jax.default_backend() == "gpu" and can_cudnn(q, segment_ids):
         return dot_attention(q, k, v, implementation="cudnn", **options)
-    if mesh is None or not can_splash(q):
+    if mesh is None or not can_flash(q):
         return plain(q, k, v)
     kernel = partial(
-        splash_attention, mesh=mesh, batch_axes=batch_axes, head_axes=head_axes, **options
+        flash_attention, mesh=mesh, batch_axes=batch_axes, head_axes=head_axes, **options
     )
     choose: Any = jax.lax.platform_dependent
     return choose(q, k, v, tpu=kernel, default=plain)
 
 
-# "ring" and "splash" without a mesh work on one device; a workload gives them its mesh.
+# "ring", "flash" and "splash" without a mesh work on one device; a workload gives them its mesh.
 _BY_NAME: dict[str, Callable[..., jax.Array]] = {
     "auto": automatic_attention,
     "xla": dot_attention,
     "ring": ring_attention,
+    "flash": flash_attention,
     "splash": splash_attention,
     "cudnn": partial(dot_attention, implementation="cudnn"),
 }

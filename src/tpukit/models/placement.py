@@ -1,8 +1,9 @@
 """What a strategy on a mesh asks of a model besides the place of its parameters."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -16,6 +17,7 @@ from ..parallel.ring_attention import ring_attention
 from ..parallel.strategy import parse_strategy, strategy_axes
 from .attention import automatic_attention
 from .execution import AnyMesh, Execution
+from .flash import flash_attention
 from .splash import splash_attention
 from .transformer_config import TransformerConfig
 
@@ -27,6 +29,12 @@ _STRATEGY_OF_ROLE: dict[Role, str] = {
     "context": "context",
     "data": "data",
     "replica": "data",
+}
+# Attention that works on one device's part, and has to be told how the arrays are spread.
+_BY_KERNEL: dict[str, Callable[..., Any]] = {
+    "auto": automatic_attention,
+    "flash": flash_attention,
+    "splash": splash_attention,
 }
 
 
@@ -42,10 +50,14 @@ def execution_on(
     context = find_axis(mesh, strategy, "context")
     if context is not None and execution.attention in ("auto", "ring"):
         execution = execution.replace(attention=partial(ring_attention, mesh=mesh, axis=context))
-    elif execution.attention in ("auto", "splash") and "pipeline" not in strategy:
+    elif (
+        isinstance(execution.attention, str)
+        and execution.attention in _BY_KERNEL
+        and "pipeline" not in strategy
+    ):
         # A kernel sees one device's examples and heads: nobody can split it from outside.
         axes = dict(ActivationRules.of(mesh, strategy).axes)
-        chosen = splash_attention if execution.attention == "splash" else automatic_attention
+        chosen = _BY_KERNEL[execution.attention]
         execution = execution.replace(
             attention=partial(
                 chosen, mesh=mesh, batch_axes=axes["batch"], head_axes=axes.get("heads", ())

@@ -1,23 +1,20 @@
 """Attention on TPU through jax's splash kernel: blocks of scores that never leave VMEM."""
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
-from jax.sharding import PartitionSpec
 
 from ..errors import TPUModelError
-from ..parallel.mesh import AnyMesh, axis_sizes
+from ..kernels.flash_attention.pallas_tpu import KEPT_NAME
+from ..parallel.mesh import AnyMesh
+from .attention_on_mesh import attend_on_mesh
 
 # Block sizes of the published Trillium recipes; shorter sequences take what divides them.
 LARGEST_BLOCK = 2048
 SMALLEST_BLOCK = 128
-# What a remat policy calls the kernel's output and its sums: kept, the backward pass need not run
-# the forward kernel again.
-RESIDUALS = "attention"
 HALF_LANES = 64  # heads of 64 compile and run; nothing smaller was tried
 
 
@@ -60,24 +57,16 @@ def splash_attention(
             f"multiples of {HALF_LANES}, and the queries are {q.shape}; change the shape, or use "
             "attention='xla'."
         )
-    if mesh is not None:
-        sizes = axis_sizes(mesh)
-        if k.shape[2] % math.prod(sizes[axis] for axis in head_axes):
-            # Fewer key heads than shares: each share needs whole ones of its own.
-            k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    if mesh is None or not (batch_axes or head_axes):
-        return _attend(q, k, v, segment_ids, window=window, interpret=interpret)
-    spread = PartitionSpec(batch_axes or None, None, head_axes or None, None)
-    rows = PartitionSpec(batch_axes or None, None)
-    arguments = (q, k, v) if segment_ids is None else (q, k, v, segment_ids)
-    specs = (spread,) * 3 if segment_ids is None else (spread,) * 3 + (rows,)
-
-    def local(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> jax.Array:
-        local_ids = ids[0] if ids else None
-        return _attend(q, k, v, local_ids, window=window, interpret=interpret)
-
-    call: Any = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=spread, check_vma=False)
-    return call(*arguments)
+    return attend_on_mesh(
+        partial(_attend, window=window, interpret=interpret),
+        q,
+        k,
+        v,
+        segment_ids,
+        mesh=mesh,
+        batch_axes=batch_axes,
+        head_axes=head_axes,
+    )
 
 
 def _attend(
@@ -124,5 +113,5 @@ def _kernel(length: int, queries_per_key: int, window: int | None, interpret: bo
             masks,
             block_sizes=sizes,
             interpret=interpret,
-            residual_checkpoint_name=RESIDUALS,
+            residual_checkpoint_name=KEPT_NAME,
         )

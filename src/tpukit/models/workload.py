@@ -66,7 +66,7 @@ class Workload:
         microbatches: Pieces a step is cut into. With the "pipeline" strategy they flow through
             the stages; otherwise their gradients are added up.
         schedule: Of the pipeline: "gpipe" or "1f1b".
-        attention: "auto", "xla", "ring", "cudnn", or a function.
+        attention: "auto", "flash", "splash", "xla", "ring", "cudnn", or a function.
         scan_layers: Whether the reference transformer scans its layers or unrolls them.
         seed: Of the random numbers a step draws (dropout).
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from ...hardware.target import current_target
 from ..op import KernelCase
@@ -26,6 +27,9 @@ from .sizing import (
 )
 from .visibility import BlockMask, Visibility
 
+# What a remat policy calls the result and its sums: kept, the backward pass need not run the
+# forward kernel again.
+KEPT_NAME = "attention"
 Residuals = tuple[
     jax.Array,
     jax.Array,
@@ -60,6 +64,7 @@ def forward(
     """The result, and what the gradient needs: the arguments, the result, a number for each row."""
     out, lse = _attend(q, k, v, segment_ids, rope, with_lse=True, **options)
     assert lse is not None
+    out, lse = (checkpoint_name(x, KEPT_NAME) for x in (out, lse))
     return out, (q, k, v, segment_ids, rope, out, lse)
 
 

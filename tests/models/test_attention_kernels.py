@@ -1,4 +1,4 @@
-"""The splash kernel as the models call it, against attention with the whole score matrix."""
+"""Attention kernels as the models call them, against attention with the whole score matrix."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ import pytest
 from tpukit.errors import TPUModelError
 from tpukit.models import Workload
 from tpukit.models.attention import automatic_attention, dot_attention
+from tpukit.models.flash import flash_attention
 from tpukit.models.remat import RematPolicy
 from tpukit.models.splash import splash_attention
 from tpukit.parallel import abstract_mesh, create_mesh
@@ -18,8 +19,11 @@ def arrays(*, batch=1, length=256, heads=2, kv_heads=1, width=128):
     return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
 
 
-@pytest.mark.parametrize(("window", "width"), [(None, 64), (100, 128)])
-def test_values_and_gradients_of_grouped_heads(window, width):
+@pytest.mark.parametrize(
+    ("attention", "window", "width"),
+    [(flash_attention, None, 64), (flash_attention, 100, 128), (splash_attention, 100, 128)],
+)
+def test_values_and_gradients_of_grouped_heads(attention, window, width):
     q, k, v = arrays(width=width)
 
     def total(attend, q, k, v, **options):
@@ -27,7 +31,7 @@ def test_values_and_gradients_of_grouped_heads(window, width):
         return jnp.sum(jnp.square(attend(q, k, v, window=window, **options)))
 
     plain = jax.value_and_grad(lambda *a: total(dot_attention, *a), (0, 1, 2))
-    kernel = jax.value_and_grad(lambda *a: total(splash_attention, *a, interpret=True), (0, 1, 2))
+    kernel = jax.value_and_grad(lambda *a: total(attention, *a, interpret=True), (0, 1, 2))
     expected, wanted = jax.jit(plain)(q, k, v)
     value, gradients = jax.jit(kernel)(q, k, v)
     assert float(value) == pytest.approx(float(expected), rel=1e-4)
@@ -35,11 +39,12 @@ def test_values_and_gradients_of_grouped_heads(window, width):
         assert jnp.max(jnp.abs(seen - known)) < 2e-3 * jnp.max(jnp.abs(known))
 
 
-def test_packed_documents_stay_apart():
+@pytest.mark.parametrize("attention", [flash_attention, splash_attention])
+def test_packed_documents_stay_apart(attention):
     q, k, v = arrays(batch=1, length=256)
     ids = jnp.where(jnp.arange(256) < 100, 0, 1)[None]
     expected = dot_attention(q, k, v, segment_ids=ids)
-    seen = jax.jit(lambda *a: splash_attention(*a, segment_ids=ids, interpret=True))(q, k, v)
+    seen = jax.jit(lambda *a: attention(*a, segment_ids=ids, interpret=True))(q, k, v)
     assert jnp.allclose(seen, expected, atol=1e-3)
 
 
@@ -48,7 +53,7 @@ def test_a_mesh_splits_examples_and_heads():
     mesh = create_mesh(mesh_shape=(2, 2), axis_names=("data", "model"), devices=jax.devices()[:4])
 
     def attend(*a):
-        return splash_attention(
+        return flash_attention(
             *a, mesh=mesh, batch_axes=("data",), head_axes=("model",), interpret=True
         )
 
@@ -62,25 +67,29 @@ def test_off_a_tpu_auto_is_plain_attention():
     assert jnp.allclose(seen, dot_attention(q, k, v), atol=1e-6)
 
 
-def test_a_program_lowered_for_tpu_holds_the_kernel():
+def test_a_program_lowered_for_tpu_holds_our_kernel():
     work = Workload(
         "small-125m", batch_size=8, sequence_length=256, strategy="fsdp", attention="auto"
     )
     mesh = abstract_mesh(mesh_shape=(8,), axis_names=("fsdp",))
     traced = work.jit_train_step(mesh).trace(*work.abstract_args(mesh))
-    assert "tpu_custom_call" in traced.lower(lowering_platforms=("tpu",)).as_text()
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert 'kernel_name = "flash_attention_backward"' in text
 
 
 def test_shapes_the_kernel_cannot_take():
     q = jax.ShapeDtypeStruct((1, 100, 2, 128), jnp.float32)
     with pytest.raises(TPUModelError, match="multiples of 128"):
         jax.eval_shape(splash_attention, q, q, q)
+    with pytest.raises(TPUModelError, match=r"128 tokens or more .* \(1, 100, 2, 128\)"):
+        jax.eval_shape(flash_attention, q, q, q)
 
 
-def test_keeping_attention_spares_the_backward_pass_the_forward_kernel():
+@pytest.mark.parametrize("attention", [flash_attention, splash_attention])
+def test_keeping_attention_spares_the_backward_pass_the_forward_kernel(attention):
     def kernels(remat: str) -> int:
         q = jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16)
-        attend = RematPolicy.parse(remat).wrap(lambda q: splash_attention(q, q, q) * 2)
+        attend = RematPolicy.parse(remat).wrap(lambda q: attention(q, q, q) * 2)
         step = jax.jit(jax.value_and_grad(lambda q: jnp.sum(attend(q).astype(jnp.float32))))
         return step.trace(q).lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call")
 
