@@ -216,6 +216,9 @@ def test_lowers_for_tpu_without_devices(arrays, routing, collective):
     assert len(re.findall(rf"[.@]\"?{collective}\b", text)) == 4  # there and back, twice
     assert "ragged_dot" not in text
     assert ("tpu_custom_call" in text) == (routing == "dropless")
+    scattered = re.findall(r"stablehlo\.scatter.*?-> tensor<(\S*?)>", text, flags=re.DOTALL)
+    assert scattered
+    assert not [shape for shape in scattered if shape.endswith(f"x{D}xf32")], "rows are taken"
 
 
 def test_an_axis_left_to_the_partitioner_leaves_it_the_grouped_products_too(arrays):

@@ -12,6 +12,7 @@ from jax import Array, lax
 from ..errors import ShardingError
 from ..kernels.grouped_matmul.api import XLA, grouped_matmul
 from .experts_exchange import Exchange, segment_of_row
+from .experts_rows import reorder_rows, take_rows
 from .manual_axes import divisors
 from .routing import (
     RouterStats,
@@ -90,16 +91,19 @@ def _through_buffers(
     capacity = expert_capacity(
         size, num_experts=num_experts, k=k, capacity_factor=settings.capacity_factor
     )
+    buffers_size = groups * num_experts * capacity
 
     # An expert has a buffer in every group, so (group, expert) is what pairs are sorted by.
     group = jnp.arange(tokens.shape[0]) // size
     buffers = group[:, None] * num_experts + experts
     sorted_pairs = sort_assignments(buffers, groups * num_experts)
     kept = within_capacity(buffers, sorted_pairs, capacity)
+    position = sorted_pairs.place.reshape(buffers.shape) - sorted_pairs.starts[buffers]
+    row_of_pair = jnp.where(kept, buffers * capacity + position, buffers_size)
     row = jnp.arange(capacity)
     pair = sorted_pairs.order.at[sorted_pairs.starts[:, None] + row].get(mode="clip")
-    filled = row < sorted_pairs.counts[:, None]
-    rows = _take_rows(tokens, jnp.where(filled, pair // k, tokens.shape[0]))
+    pair_of_row = jnp.where(row < sorted_pairs.counts[:, None], pair, experts.size)
+    rows = take_rows(tokens, pair_of_row // k, row_of_pair)
     rows = rows.reshape(groups, num_experts, capacity, -1)
     rows = rows.swapaxes(0, 1).reshape(num_experts, groups * capacity, -1)
     if settings.expert_axis:
@@ -108,10 +112,8 @@ def _through_buffers(
     if settings.expert_axis:
         rows = lax.all_to_all(rows, settings.expert_axis, split_axis=1, concat_axis=0, tiled=True)
     rows = rows.reshape(num_experts, groups, capacity, -1).swapaxes(0, 1)
-    rows = rows.reshape(groups * num_experts * capacity, -1)
-    position = sorted_pairs.place.reshape(buffers.shape) - sorted_pairs.starts[buffers]
-    row_of_pair = jnp.where(kept, buffers * capacity + position, rows.shape[0])
-    return _take_rows(rows, row_of_pair), kept
+    rows = rows.reshape(buffers_size, -1)
+    return take_rows(rows, row_of_pair, pair_of_row.reshape(-1, 1)), kept
 
 
 def _through_sorted_rows(
@@ -123,12 +125,13 @@ def _through_sorted_rows(
 ) -> Array:
     """Every pair is computed by a grouped matmul over rows sorted by expert; returns (T, k, d)."""
     sorted_pairs = sort_assignments(experts, router_w.shape[-1])
-    rows = tokens[sorted_pairs.order // settings.k]
+    order, place = sorted_pairs.order, sorted_pairs.place
+    rows = take_rows(tokens, order // settings.k, place.reshape(experts.shape))
     if settings.expert_axis is None:
         rows = _grouped_feed_forward(rows, sorted_pairs.counts, weights, settings)
     else:
         rows = _on_other_devices(rows, sorted_pairs.counts, weights, settings)
-    return rows[sorted_pairs.place].reshape(*experts.shape, -1)
+    return reorder_rows(rows, place, order).reshape(*experts.shape, -1)
 
 
 def _on_other_devices(
@@ -150,8 +153,10 @@ def _on_other_devices(
     segment = segment_of_row(arrived.reshape(-1), exchange.rows_received)
     expert = jnp.where(segment < arrived.size, segment % experts_here, experts_here)
     order = jnp.argsort(expert, stable=True)
-    computed = _grouped_feed_forward(received[order], arrived.sum(0), weights, settings)
-    return exchange.send_back(computed[invert(order)])
+    inverse = invert(order)
+    sorted_rows = reorder_rows(received, order, inverse)
+    computed = _grouped_feed_forward(sorted_rows, arrived.sum(0), weights, settings)
+    return exchange.send_back(reorder_rows(computed, inverse, order))
 
 
 def _grouped_feed_forward(
@@ -175,11 +180,6 @@ def _feed_forward(
     hidden = multiply(rows, w_up)
     hidden = act(hidden) if w_gate is None else act(multiply(rows, w_gate)) * hidden
     return multiply(hidden, w_down)
-
-
-def _take_rows(rows: Array, indices: Array) -> Array:
-    """Rows by index; an index past the end gives zeros and passes no gradient."""
-    return rows.at[indices].get(mode="fill", fill_value=0)
 
 
 def _group_size(tokens: int, groups: int) -> int:
