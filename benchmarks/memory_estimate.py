@@ -32,6 +32,7 @@ class Case:
     held_out: bool = False
 
 
+KEEP_MOST = "save=qkv_proj,attention,out_proj,mlpwi"
 CASES = (
     Case("llama3.2-1b", "v6e-8", 4, 2048),
     Case("llama3.2-1b", "v6e-8", 2, 2048, "minimal"),
@@ -52,6 +53,9 @@ CASES = (
     Case("llama2-7b", "v5p-16", 4, 4096, "minimal", held_out=True),
     Case("maxtext2023-16B", "v5p-32", 2, 2048, fsdp=16, held_out=True),
     Case("small-1b", "v5litepod-4", 2, 2048, fsdp=4, held_out=True),
+    Case("llama3.1-8b", "v5p-16", 4, 8192, "save=attention", held_out=True),
+    Case("llama3.1-8b", "v5p-16", 2, 4096, KEEP_MOST, held_out=True),
+    Case("qwen3-8b", "v5p-16", 1, 8192, KEEP_MOST, held_out=True),
 )
 
 

@@ -24,8 +24,10 @@ def parse_days(value: object) -> float:
 
 
 def days_text(days: float) -> str:
-    """12.5 days, 7.3 h."""
-    return f"{days:,.3g} days" if days >= 1 else f"{days * 24:,.3g} h"
+    """12.5 days, 1 day, 7.3 h."""
+    if days < 1:
+        return f"{days * 24:,.3g} h"
+    return "1 day" if days == 1 else f"{days:,.3g} days"
 
 
 def count_text(count: float) -> str:

@@ -19,7 +19,7 @@ from .objectives import Limits, read_objective
 from .own_model import OwnModelSearch
 from .rejections import state_bytes
 from .result import PlanResult
-from .search import Ask, Search
+from .search import Ask, Search, replaced
 from .spot import Preemption
 from .subject import read_subject
 from .verification import Verifier
@@ -222,7 +222,8 @@ def _wider(search: Search) -> tuple[Search | None, str]:
     for space in (replace(ask.space, max_chips=None), replace(ask.space, generations=GENERATIONS)):
         wider = Search.run(replace(ask, space=replace(space, max_chips=None), limits=limits))
         if wider.verdicts.passed.any():
-            return wider, words
+            # Who may have few chips wants as few more as will do.
+            return replaced(wider, "fewest-chips") if ask.space.max_chips else wider, words
     return None, words
 
 

@@ -27,7 +27,7 @@ COLORS = {
 }
 REJECTED_SHOWN = 8
 _REMAT_WORDS = {
-    "save=qkv_proj,attention,out_proj,mlpwi": "keep products and attention",
+    "save=qkv_proj,attention,out_proj,mlpwi": "keep products, attention",
     "minimal": "keep products",
     "save=attention": "keep attention",
     "full": "keep inputs",
@@ -162,7 +162,8 @@ def remat_text(choice: Choice) -> str:
 def money_text(choice: Choice) -> str:
     """Dollars, or chip-hours where no price is known."""
     if choice.usd.value is None:
-        return f"{choice.chip_hours:,.0f} chip-h"
+        hours = choice.chip_hours
+        return f"{hours:,.0f} chip-h" if hours >= 100 else f"{hours:.3g} chip-h"
     return f"${choice.usd.value:,.{0 if choice.usd.value >= 100 else 2}f}"
 
 

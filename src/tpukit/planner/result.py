@@ -71,7 +71,7 @@ class PlanResult:
         return command("check", job.model, job.to_dict())
 
     def to_yaml(self, path: Path | str) -> None:
-        """Write the first choice as a job file for `tpukit check`, `train` and `launch`.
+        """Write the first choice as a job file for `tpukit check` and `tpukit train`.
 
         Raises:
             TPUValidationError: There is no choice, or no job file can say it.
