@@ -10,6 +10,7 @@ are not scored. The baseline knows each generation's mean MFU over the other row
 
 import argparse
 import json
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from tpukit.compiler.timeline.machine import fitted_constants
 from tpukit.errors import TPUError
 
 OP_TIMES = tuple(round(0.86 + 0.01 * step, 2) for step in range(15))
-WAITS = tuple(round(0.005 * step, 3) for step in range(9))
 COMPILE_S = 300.0  # a row that compiles longer is reported without a prediction
 DEFAULT_RESULTS = Path(__file__).parent / "data" / "published_results.json"
 
@@ -108,10 +108,35 @@ def predict_with(run: PublishedRun, options: dict[str, Any], compile_s: float) -
     return Scored(run, compiled.fits, steps)
 
 
-def best_fit(rows: list[Scored]) -> Fitted:
-    """The values of the constants with the smallest mean error."""
-    grid = (Fitted(op_time, wait) for op_time in OP_TIMES for wait in WAITS)
+def best_fit(rows: list[Scored], runs: list[PublishedRun]) -> Fitted:
+    """The wait that `runs` show, and with it the op time of the smallest mean error on `rows`."""
+    waits = waits_per_doubling(runs)
+    wait = round(statistics.median(waits), 4) if waits else FROZEN.wait_per_doubling
+    grid = [Fitted(op_time, wait) for op_time in OP_TIMES]
     return min(grid, key=lambda fitted: statistics.mean(row.error(fitted) for row in rows))
+
+
+def waits_per_doubling(runs: list[PublishedRun]) -> list[float]:
+    """What each doubling of slices cost where one program was published on fewer and on more.
+
+    Published times alone say it: our program takes no part.
+    """
+    programs: dict[tuple[object, ...], list[PublishedRun]] = {}
+    for run in runs:
+        work, target = run.workload, run.slice
+        each = (work.batch_size or 0) // target.num_slices
+        key = (repr(work.model), target.chip.name, target.topology, each, work.sequence_length)
+        programs.setdefault(key, []).append(run)
+    waits: list[float] = []
+    for same in programs.values():
+        fewest = min(same, key=lambda run: run.slice.num_slices)
+        fewer = math.log2(fewest.slice.num_slices)
+        for run in same:
+            more = math.log2(run.slice.num_slices)
+            if more > fewer:  # times are as 1 + wait * doublings
+                ratio = run.step_time_s / fewest.step_time_s
+                waits.append((ratio - 1) / (more - ratio * fewer))
+    return waits
 
 
 def baseline_s(run: PublishedRun, runs: list[PublishedRun]) -> float | None:
@@ -161,13 +186,13 @@ def main() -> None:
         spent = time.perf_counter() - started
         ratio = step / run.step_time_s
         print(f"{run.name:<32} {times}  ratio {ratio:.3f}  ({spent:.0f} s)", flush=True)
-    score(scored)
+    score(scored, runs)
     if options.save:
         rows = [{"id": s.run.name, "published_s": s.run.step_time_s, **s.alone_s} for s in scored]
         options.save.write_text(json.dumps(rows, indent=1))
 
 
-def score(scored: list[Scored]) -> None:
+def score(scored: list[Scored], runs: list[PublishedRun]) -> None:
     """Print errors and rank correlation per generation and over all, beside the baseline.
 
     Rows whose program does not fit are scored apart: they take no step as they are.
@@ -178,7 +203,8 @@ def score(scored: list[Scored]) -> None:
     for name in dict.fromkeys(one.run.slice.chip.name for one in fitting):
         members = [one for one in fitting if one.run.slice.chip.name == name]
         others = [one for one in fitting if one.run.slice.chip.name != name]
-        fitted = best_fit(others) if others else FROZEN
+        elsewhere = [run for run in runs if run.slice.chip.name != name]
+        fitted = best_fit(others, elsewhere) if others else FROZEN
         errors.update((one.run.name, one.error(fitted)) for one in members)
         print(f"\n{name}: {len(members)} rows, fitted on the others: {fitted}")
         show([errors[one.run.name] for one in members], members, fitting)
@@ -189,7 +215,7 @@ def score(scored: list[Scored]) -> None:
             ]
             report(Claim("  rank correlation of MFU", rank_correlation(pairs), "", at_least=0.8))
     if errors:
-        print(f"\nall generations: {len(fitting)} rows; best of all: {best_fit(fitting)}")
+        print(f"\nall generations: {len(fitting)} rows; best of all: {best_fit(fitting, runs)}")
         show(list(errors.values()), fitting, fitting)
     if refused:
         print(f"\nour program does not fit, the published one did: {len(refused)} rows")
