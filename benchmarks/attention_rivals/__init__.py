@@ -1,0 +1,1 @@
+"""What `attention_static.py` compares: cases, contenders, times, and the search for blocks."""

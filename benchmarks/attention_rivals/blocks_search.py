@@ -1,0 +1,92 @@
+"""The best blocks of a rival: a stated grid, then steps around the best until none gains."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from attention_rivals.cases import Case
+from attention_rivals.contenders import Family, Sizes
+from attention_rivals.times import Timing
+
+LEAST_GAIN = 0.01
+NEAR = 1.05  # a kernel further than this behind the fastest is not searched further
+# Larger tiles of scores than 8 MiB take minutes to compile and spill.
+LARGEST_TILE = 2048 * 1024
+SMALLEST = 256
+Timer = Callable[[Family, Sizes], Timing | str]
+Found = dict[tuple[str, Sizes], Timing | str]
+
+
+def search(
+    starts: Mapping[Family, Sequence[Sizes]], case: Case, timer: Timer, *, rounds: int | None
+) -> Found:
+    """Everything that was timed, by family and sizes.
+
+    Args:
+        starts: The families, and where the search of each begins.
+        case: Its length bounds the blocks.
+        timer: Times one choice, or says why it has no time.
+        rounds: Steps around the best at most; None goes on until none gains.
+    """
+    found: Found = {}
+
+    def time(family: Family, choices: Iterable[Sizes]) -> None:
+        for sizes in choices:
+            if (family.name, sizes) not in found:
+                found[family.name, sizes] = timer(family, sizes)
+
+    for family, choices in starts.items():
+        time(family, choices[:1])
+    for family in near(starts, found):
+        time(family, starts[family][1:])
+    step, moving = 0, True
+    while moving and (rounds is None or step < rounds):
+        step, moving = step + 1, False
+        for family in near(starts, found):
+            before = fastest(found, family.name)
+            assert before is not None
+            time(family, around(family, before[0], case))
+            now = fastest(found, family.name)
+            moving |= now is not None and now[1] < before[1] * (1 - LEAST_GAIN)
+    return found
+
+
+def near(families: Iterable[Family], found: Found) -> list[Family]:
+    """The families whose best is not far behind the fastest of all."""
+    best = {family: one for family in families if (one := fastest(found, family.name))}
+    leader = min((time_us for _, time_us in best.values()), default=0.0)
+    return [family for family, (_, time_us) in best.items() if time_us <= NEAR * leader]
+
+
+def fastest(found: Found, family: str) -> tuple[Sizes, float] | None:
+    """The best sizes of a family, and their microseconds."""
+    timed = [
+        (sizes, one.time_us)
+        for (name, sizes), one in found.items()
+        if name == family and isinstance(one, Timing)
+    ]
+    return min(timed, key=lambda pair: pair[1], default=None)
+
+
+def around(family: Family, sizes: Sizes, case: Case) -> Iterator[Sizes]:
+    """Sizes twice and half as large, one at a time, and the switch the other way."""
+    for factor in (2.0, 0.5):
+        if family.square:
+            steps = [{name: int(getattr(sizes, name) * factor) for name in ("q", "kv", "compute")}]
+        else:
+            steps = [{name: int(getattr(sizes, name) * factor)} for name in ("q", "kv", "compute")]
+        for step in steps:
+            other = dataclasses.replace(sizes, **step)
+            if _possible(other, case):
+                yield other
+    if family.has_scheduler:
+        yield dataclasses.replace(sizes, scheduler=not sizes.scheduler)
+
+
+def _possible(sizes: Sizes, case: Case) -> bool:
+    largest = max(sizes.q, sizes.kv)
+    return (
+        SMALLEST <= sizes.compute <= sizes.kv
+        and sizes.q >= SMALLEST
+        and largest <= case.tokens
+        and sizes.q * sizes.compute <= LARGEST_TILE
+    )
