@@ -80,6 +80,22 @@ def test_a_program_with_a_loop():
     assert count_collectives(module) == {"all-reduce": 1}
 
 
+@pytest.mark.parametrize(("sent", "received"), [(64, 512), (512, 64)])
+def test_a_ragged_exchange_moves_what_a_device_holds(sent, received):
+    text = (
+        "HloModule jit_f, is_scheduled=true, num_partitions=8\n\n"
+        f"ENTRY %main (a: bf16[{sent},8], b: bf16[{received},8]) -> bf16[{received},8] {{\n"
+        f"  %a = bf16[{sent},8]{{1,0}} parameter(0)\n"
+        f"  %b = bf16[{received},8]{{1,0}} parameter(1)\n"
+        f"  ROOT %out = bf16[{received},8]{{1,0}} ragged-all-to-all(%a, %b), channel_id=1, "
+        "replica_groups=[2,4]<=[8]\n}\n"
+    )
+    module = parse_hlo(text)
+    found = find_collective(module.entry.root, module.entry, module)
+    assert found is not None
+    assert (found.kind, found.bytes, found.group_size) == ("all-to-all", 64 * 8 * 2, 4)
+
+
 def test_shapes_with_tiles_and_memory_spaces():
     (shape,) = parse_shapes("bf16[3,100]{1,0:T(8,128)(2,1)S(1)}")
     assert (shape.bytes, shape.padded_bytes, shape.memory_space) == (600, 8 * 128 * 2, 1)

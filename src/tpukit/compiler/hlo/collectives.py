@@ -11,6 +11,7 @@ import numpy as np
 from .module import Computation, HloModule, Instruction
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+_RAGGED = "ragged-"
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:,? ?device_ids=\[?[^\]]*\]?)? ?\{([^}]*)\}")
 _MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
@@ -45,7 +46,7 @@ def find_collective(
     """The collective an instruction performs or starts, itself or in what it calls."""
     kind = kind_of(instruction.opcode)
     if kind is not None:
-        return _describe(instruction, kind, module, scattered=False)
+        return _describe(instruction, kind, parent, module, scattered=False)
     if not instruction.called:
         return None
     for computation in module.called_by(instruction):
@@ -58,7 +59,7 @@ def find_collective(
                 continue
             # The TPU compiler fuses an all-reduce with the slice of its result that is kept.
             scattered = kind == "all-reduce" and computation.name.startswith("all-reduce-scatter")
-            return _describe(inner, kind, module, scattered=scattered)
+            return _describe(inner, kind, computation, module, scattered=scattered)
     return None
 
 
@@ -88,18 +89,28 @@ def count_collectives(module: HloModule) -> dict[str, int]:
 
 def kind_of(opcode: str) -> str | None:
     """The kind of collective an opcode is or starts, or None."""
-    plain = opcode.removesuffix("-start")
+    plain = opcode.removesuffix("-start").removeprefix(_RAGGED)
     return plain if plain in KINDS else None
 
 
 def _describe(
-    instruction: Instruction, kind: str, module: HloModule, *, scattered: bool
+    instruction: Instruction,
+    kind: str,
+    parent: Computation,
+    module: HloModule,
+    *,
+    scattered: bool,
 ) -> Collective:
     groups = parse_groups(instruction.attributes, module.num_partitions)
     shapes = [shape for shape in instruction.shapes if shape.elements > 1] or instruction.shapes
     if instruction.opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
         # The start carries its operand and its result: the larger one is the whole array.
         size = max(shape.bytes for shape in shapes)
+    elif instruction.opcode.startswith(_RAGGED):
+        # How much is exchanged, only the run knows. One side holds a device's own rows; the other
+        # has room for everybody's.
+        own = parent.by_name[instruction.operands[0]].shapes[0]
+        size = min(own.bytes, shapes[0].bytes)
     else:
         size = sum(shape.bytes for shape in shapes)
     if kind == "reduce-scatter":
