@@ -155,16 +155,27 @@ def _on_other_devices(
     order = jnp.argsort(expert, stable=True)
     inverse = invert(order)
     sorted_rows = reorder_rows(received, order, inverse)
-    computed = _grouped_feed_forward(sorted_rows, arrived.sum(0), weights, settings)
+    # What all devices send here together is, on average, as much as one of them has.
+    computed = _grouped_feed_forward(
+        sorted_rows, arrived.sum(0), weights, settings, expected_rows=rows.shape[0]
+    )
     return exchange.send_back(reorder_rows(computed, inverse, order))
 
 
 def _grouped_feed_forward(
-    rows: Array, counts: Array, weights: ExpertWeights, settings: MoESettings
+    rows: Array,
+    counts: Array,
+    weights: ExpertWeights,
+    settings: MoESettings,
+    *,
+    expected_rows: int | None = None,
 ) -> Array:
     def multiply(rows: Array, weight: Array) -> Array:
-        implementation = None if settings.kernels else XLA
-        return grouped_matmul(rows, weight, counts, implementation=implementation)
+        return grouped_matmul(
+            *(rows, weight, counts),
+            implementation=None if settings.kernels else XLA,
+            expected_rows=expected_rows,
+        )
 
     return _feed_forward(rows, weights, settings.activation, multiply)
 

@@ -1,5 +1,6 @@
 """A grouped product is each row times its group's weight, gradients included, in float64."""
 
+import dataclasses
 import functools
 
 import jax
@@ -104,7 +105,6 @@ def test_default_blocks_fit_and_wait_for_the_matrix_unit_not_for_memory(chip):
     ridge = get_chip(chip).peak("bf16").value * 1e3 / get_chip(chip).hbm_gbps.value
     for width, columns in ((4096, 14336), (14336, 4096)):
         shape = GroupedShape(98304, width, columns, 8, 2)
-        turned = GroupedShape(98304, columns, width, 8, 2)
         arrays = (
             jax.ShapeDtypeStruct((98304, width), jnp.bfloat16),
             jax.ShapeDtypeStruct((8, width, columns), jnp.bfloat16),
@@ -112,7 +112,7 @@ def test_default_blocks_fit_and_wait_for_the_matrix_unit_not_for_memory(chip):
         b = OP.default_blocks(KernelCase("of a training step", arrays), chip)
         for work in (
             product_work(shape, (b.rows, b.contraction, b.columns)),
-            product_work(turned, (b.rows, b.dlhs_contraction, b.dlhs_columns)),
+            product_work(shape.transposed, (b.rows, b.dlhs_contraction, b.dlhs_columns)),
             drhs_work(shape, (b.drhs_rows, b.drhs_contraction, b.drhs_columns)),
         ):
             assert work.flops > work.hbm_bytes * ridge
@@ -129,6 +129,9 @@ def test_what_the_kernels_state_is_what_they_do():
     # A contraction in parts reads rows and weights at every visit.
     parts = product_work(shape, (16, 20, 128))
     assert parts.hbm_bytes == 4 * (9 * 40 * 256 + 2 * 9 * 16 * 40 + 60 * 200)
+    # Rows of nobody are only written.
+    empty = product_work(dataclasses.replace(shape, empty_rows=100), (16, 40, 128))
+    assert (empty.flops, empty.hbm_bytes) == (whole.flops, whole.hbm_bytes + 4 * 100 * 200)
     sums = drhs_work(shape, (32, 40, 128))
     assert sums.flops == 2 * 7 * 32 * 40 * 256
     assert sums.hbm_bytes == 4 * (7 * 32 * (2 * 40 + 256) + 6 * 40 * 200)

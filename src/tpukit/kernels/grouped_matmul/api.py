@@ -23,6 +23,7 @@ def grouped_matmul(
     *,
     implementation: str | None = None,
     blocks: GroupedBlocks | None = None,
+    expected_rows: int | None = None,
 ) -> jax.Array:
     """Rows of `lhs`, sorted by group, each times the weight of its group; summed in float32.
 
@@ -34,6 +35,8 @@ def grouped_matmul(
         implementation: "pallas_tpu", "xla" (`jax.lax.ragged_dot`) or "reference". None takes the
             kernel on TPU and "xla" elsewhere.
         blocks: Of the Pallas kernels; None takes the tuned ones.
+        expected_rows: How many rows belong to a group in most runs, where a buffer has room for
+            the worst: the kernels state their cost for so many. None expects all.
 
     Returns:
         (M, N), in the dtype of lhs.
@@ -49,7 +52,7 @@ def grouped_matmul(
         implementation=implementation,
         on_gpu=XLA,
         elsewhere=XLA,
-        pallas_options={"blocks": blocks},
+        pallas_options={"blocks": blocks, "expected_rows": expected_rows},
     )
 
 

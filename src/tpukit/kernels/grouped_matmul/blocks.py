@@ -90,11 +90,13 @@ def even_tile(size: int, most: int, *, unit: int = LANES) -> int:
 def default_blocks(case: KernelCase, chip: str | None) -> GroupedBlocks:
     """The tiles that take the least time by arithmetic, of those within three quarters of VMEM."""
     shape = _shape(case)
-    turned = GroupedShape(shape.rows, shape.columns, shape.width, shape.groups, shape.itemsize)
     choice = _Choice(chip)
     # The product and the gradient of lhs share their rows.
     forward, backward = min(
-        ((choice.product(shape, rows), choice.product(turned, rows)) for rows in (SUBLANES, *ROWS)),
+        (
+            (choice.product(shape, rows), choice.product(shape.transposed, rows))
+            for rows in (SUBLANES, *ROWS)
+        ),
         key=lambda both: both[0].seconds + both[1].seconds,
     )
     drhs = min((choice.drhs(shape, rows) for rows in (SUBLANES, *ROWS)), key=_seconds)

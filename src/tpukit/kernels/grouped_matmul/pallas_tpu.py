@@ -15,7 +15,7 @@ from ..tuned import choose_blocks
 from ..vmem import check_vmem, vmem_limit_bytes
 from .blocks import GroupedBlocks, default_blocks, drhs_bytes, product_bytes
 from .visits import plan_visits
-from .work import GroupedShape, GroupedWork, drhs_work, product_work
+from .work import GroupedShape, GroupedWork, Tiles, drhs_work, product_work
 
 OP_NAME = "grouped_matmul"
 Residuals = tuple[jax.Array, jax.Array, jax.Array]
@@ -27,12 +27,14 @@ def forward(
     group_sizes: jax.Array,
     *,
     blocks: GroupedBlocks | None = None,
+    expected_rows: int | None = None,
     interpret: Interpret = False,
 ) -> tuple[jax.Array, Residuals]:
     """The product, and the arguments as residuals."""
     chosen = _blocks_for((lhs, rhs, group_sizes), blocks)
     out = _multiply(
         *(lhs, rhs, group_sizes),
+        shape=_shape(lhs, rhs, expected_rows),
         tiles=(chosen.rows, chosen.contraction, chosen.columns),
         transposed=False,
         interpret=interpret,
@@ -45,19 +47,23 @@ def backward(
     cotangent: jax.Array,
     *,
     blocks: GroupedBlocks | None = None,
+    expected_rows: int | None = None,
     interpret: Interpret = False,
 ) -> tuple[jax.Array, jax.Array, None]:
     """Gradients of lhs and rhs."""
     lhs, rhs, group_sizes = residuals
     chosen = _blocks_for((lhs, rhs, group_sizes), blocks)
+    shape = _shape(lhs, rhs, expected_rows)
     d_lhs = _multiply(
         *(cotangent, rhs, group_sizes),
+        shape=shape.transposed,
         tiles=(chosen.rows, chosen.dlhs_contraction, chosen.dlhs_columns),
         transposed=True,
         interpret=interpret,
     )
     d_rhs = _sum_by_group(
         *(lhs, cotangent, group_sizes),
+        shape=shape,
         tiles=(chosen.drhs_rows, chosen.drhs_contraction, chosen.drhs_columns),
         dtype=rhs.dtype,
         interpret=interpret,
@@ -70,7 +76,8 @@ def _multiply(
     rhs: jax.Array,
     group_sizes: jax.Array,
     *,
-    tiles: tuple[int, int, int],
+    shape: GroupedShape,
+    tiles: Tiles,
     transposed: bool,
     interpret: Interpret,
 ) -> jax.Array:
@@ -79,7 +86,6 @@ def _multiply(
     rows, width = lhs.shape
     groups = rhs.shape[0]
     columns = rhs.shape[1] if transposed else rhs.shape[2]
-    shape = GroupedShape(rows, width, columns, groups, lhs.dtype.itemsize)
     table = plan_visits(group_sizes, rows=rows, tile_rows=tile_rows, each_group=False)
 
     def row_place(j: Any, v: Any, k: Any, group: Any, tile: Any, offsets: Any) -> Any:
@@ -159,14 +165,14 @@ def _sum_by_group(
     cotangent: jax.Array,
     group_sizes: jax.Array,
     *,
-    tiles: tuple[int, int, int],
+    shape: GroupedShape,
+    tiles: Tiles,
     dtype: Any,
     interpret: Interpret,
 ) -> jax.Array:
     """The transposed lhs (M, K) times the cotangent (M, N), by group: (G, K, N)."""
     tile_rows, tile_width, tile_columns = tiles
     (rows, width), columns, groups = lhs.shape, cotangent.shape[1], group_sizes.shape[0]
-    shape = GroupedShape(rows, width, columns, groups, lhs.dtype.itemsize)
     table = plan_visits(group_sizes, rows=rows, tile_rows=tile_rows, each_group=True)
     return pl.pallas_call(
         _sum_kernel,
@@ -217,6 +223,13 @@ def _sum_kernel(
     @pl.when((visit == last) | (group[jnp.minimum(visit + 1, last)] != mine))
     def _store() -> None:
         out[0] = total[...].astype(out.dtype)
+
+
+def _shape(lhs: jax.Array, rhs: jax.Array, expected_rows: int | None) -> GroupedShape:
+    groups, width, columns = rhs.shape
+    rows = lhs.shape[0] if expected_rows is None else min(expected_rows, lhs.shape[0])
+    empty = lhs.shape[0] - rows
+    return GroupedShape(rows, width, columns, groups, lhs.dtype.itemsize, empty_rows=empty)
 
 
 def _rows_of_group(offsets: Any, group: Any, tile: Any, shape: tuple[int, ...]) -> jax.Array:

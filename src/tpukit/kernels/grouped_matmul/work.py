@@ -1,19 +1,30 @@
 """What the kernels do with given tiles: FLOPs of the tiles they visit, bytes they move."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Tiles = tuple[int, int, int]  # rows, and the two sizes of a kernel's weight tile
 
 
 @dataclass(frozen=True)
 class GroupedShape:
-    """A grouped product: rows (M, width) times weights (groups, width, columns)."""
+    """A grouped product: rows (M, width) times weights (groups, width, columns).
+
+    Attributes:
+        rows: Those that belong to a group.
+        empty_rows: Those that belong to nobody, whose results are written and nothing else.
+    """
 
     rows: int
     width: int
     columns: int
     groups: int
     itemsize: int
+    empty_rows: int = 0
+
+    @property
+    def transposed(self) -> "GroupedShape":
+        """The shape of the gradient of lhs: width and columns exchanged."""
+        return replace(self, width=self.columns, columns=self.width)
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ def product_work(shape: GroupedShape, tiles: Tiles) -> GroupedWork:
     padded = sums * tile_sum * across * tile_columns
     weights = padded * (shape.groups if sums == 1 else visits)
     rows = (shape.rows if sums == 1 else visits * tile_rows) * sums * tile_sum * across
-    moved = weights + rows + shape.rows * shape.columns
+    moved = weights + rows + (shape.rows + shape.empty_rows) * shape.columns
     return GroupedWork(
         2 * visits * tile_rows * padded, moved * shape.itemsize, visits * sums * across
     )
