@@ -46,8 +46,15 @@ def test_fsdp_splits_every_matrix_once_and_never_the_layer_axis():
     found = specs("fsdp", fsdp=4)
     assert found["embed/embedding"] == P(None, "fsdp")
     assert found["layers/attention/q/kernel"] == P(None, "fsdp")
-    assert found["layers/moe/experts/down"] == P(None, None, None, "fsdp")
     assert found["layers/norm/scale"] == P()
+
+
+@pytest.mark.parametrize(("embed", "spec"), [(512, P(None, "fsdp")), (384, P("fsdp"))])
+def test_fsdp_leaves_a_last_side_whose_shares_would_be_padding(embed, spec):
+    # 512 over four devices are whole rows of 128 lanes; 384 are 96, for which memory holds 128.
+    down = {"mlp": {"down_proj": {"kernel": shape(1024, embed)}}}
+    found = make_layout(down, mesh(fsdp=4), "fsdp").specs
+    assert found["mlp"]["down_proj"]["kernel"] == spec
 
 
 def test_fsdp_takes_the_longest_divisible_side_where_names_say_nothing():

@@ -18,6 +18,9 @@ from .rules import does_not_divide
 # fsdp gathers what it splits; gathering a vector costs a collective and saves almost nothing.
 VECTOR_SPLIT_FROM = 2**20
 MATRIX_SPLIT_FROM = 1024
+# What a matrix of a layer turns into something else: any of them can be split and gathered.
+WEIGHT_SIDES = ("embed", "heads", "kv_heads", "mlp")
+LANES = 128
 
 Assignment = Mapping[int, tuple[str, ...]]
 
@@ -81,7 +84,10 @@ class ByDimension:
 
 @dataclass(frozen=True)
 class FullyShard:
-    """Splits every large parameter once: along `embed` where known, else its longest side."""
+    """Splits every large parameter once: along `embed` where known, else its longest side.
+
+    Along another named side where `embed` comes last and a share of it would be mostly padding.
+    """
 
     name: str = "fsdp"
     roles: tuple[Role, ...] = ("fsdp", "data")
@@ -107,9 +113,16 @@ class FullyShard:
         ]
         if not fitting:
             return {}
-        # Splitting a vocabulary would turn each embedding look-up into a masked all-reduce.
-        best = max(fitting, key=lambda i: (parameter.dims[i] == "embed", parameter.shape[i], -i))
-        return {best: tuple(axes)}
+        last = len(parameter.shape) - 1
+
+        def merit(index: int) -> tuple[bool, bool, int, int]:
+            dim, size = parameter.dims[index], parameter.shape[index]
+            # A share of the last dimension is padded to whole lanes of memory.
+            padded = index == last and size // ways % LANES > 0
+            # Splitting a vocabulary would turn each embedding look-up into a masked all-reduce.
+            return dim in WEIGHT_SIDES and not padded, dim == "embed", size, -index
+
+        return {max(fitting, key=merit): tuple(axes)}
 
 
 @dataclass(frozen=True)
