@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from claims import Claim, report
 
-from tpukit import Workload, compile_for, configure_tpu_environment, get_preset
+from tpukit import Slice, Workload, compile_for, configure_tpu_environment, get_preset
 from tpukit.errors import TPUError
-from tpukit.planner.memory_model import MeshRoles, estimate_memory_bytes
+from tpukit.planner.memory_model import MeshRoles, estimate_memory_bytes, rounds_first
 from tpukit.planner.model_shape import shape_of
 
 
@@ -49,13 +49,16 @@ CASES = (
     Case("llama3.1-8b", "v6e-8", 4, 2048, microbatches=2),
     Case("llama3.1-8b", "v6e-8", 2, 8192, "offload=decoder_layer_input"),
     Case("llama3.1-8b", "v5p-16", 1, 2048, "none"),
-    Case("gemma3-12b", "v6e-16", 1, 4096, fsdp=16, held_out=True),
-    Case("llama2-7b", "v5p-16", 4, 4096, "minimal", held_out=True),
-    Case("maxtext2023-16B", "v5p-32", 2, 2048, fsdp=16, held_out=True),
-    Case("small-1b", "v5litepod-4", 2, 2048, fsdp=4, held_out=True),
-    Case("llama3.1-8b", "v5p-16", 4, 8192, "save=attention", held_out=True),
-    Case("llama3.1-8b", "v5p-16", 2, 4096, KEEP_MOST, held_out=True),
-    Case("qwen3-8b", "v5p-16", 1, 8192, KEEP_MOST, held_out=True),
+    Case("gemma3-12b", "v6e-16", 1, 4096, fsdp=16),
+    Case("llama2-7b", "v5p-16", 4, 4096, "minimal"),
+    Case("maxtext2023-16B", "v5p-32", 2, 2048, fsdp=16),
+    Case("small-1b", "v5litepod-4", 2, 2048, fsdp=4),
+    Case("llama3.1-8b", "v5p-16", 4, 8192, "save=attention"),
+    Case("llama3.1-8b", "v5p-16", 2, 4096, KEEP_MOST),
+    Case("qwen3-8b", "v5p-16", 1, 8192, KEEP_MOST),
+    Case("qwen3-8b", "v5litepod-16", 1, 4096, fsdp=16, held_out=True),
+    Case("llama2-70b", "v5p-128", 1, 4096, fsdp=64, held_out=True),
+    Case("mistral-7b", "v6e-16", 2, 8192, "save=attention", fsdp=16, held_out=True),
 )
 
 
@@ -79,6 +82,7 @@ def measure(case: Case) -> tuple[float, float]:
         sequence_length=case.sequence,
         remat=case.remat,
         microbatches=case.microbatches,
+        whole_copy=rounds_first(Slice.parse(case.slice).chip.name),
     )
     split = "  ".join(f"{k} {v / 2**30:.2f}" for k, v in estimate.to_dict().items())
     purposes = "  ".join(

@@ -89,7 +89,7 @@ def model(run: PublishedRun) -> Modelled:
         candidate(run),
         sequence_length=run.workload.sequence_length,
         program=Program(
-            plain_attention=run.workload.attention == "xla",
+            attention="plain" if run.workload.attention == "xla" else "splash",
             split_sequence="sequence" in run.workload.strategy,
             other_flops_per_token=run.other_flops_per_token,
         ),

@@ -16,12 +16,13 @@ from tpukit.planner.model_shape import shape_of
 MODELS = ("llama3.2-1b", "llama3.1-8b", "gpt3-175b", "mixtral-8x7b", "tiny", "tiny-moe")
 # Totals of the compiler's buffer assignment (benchmarks/memory_estimate.py, libtpu 0.0.42.1).
 COMPILED_GIB = (
-    ("llama3.2-1b", {"fsdp": 8}, 4, 2048, "full", 4.97),
-    ("llama3.2-1b", {"fsdp": 8}, 1, 2048, "none", 8.41),
-    ("llama3.1-8b", {"fsdp": 8}, 2, 4096, "minimal", 38.95),
-    ("llama3.1-8b", {"fsdp": 8, "tensor": 2}, 2, 8192, "full", 14.06),
-    ("llama3.1-70b", {"fsdp": 64}, 1, 4096, "full", 25.89),
-    ("mixtral-8x7b", {"fsdp": 64}, 1, 4096, "full", 18.02),
+    ("llama3.2-1b", "v6e", {"fsdp": 8}, 4, 2048, "full", 4.95),
+    ("llama3.2-1b", "v6e", {"fsdp": 8}, 1, 2048, "none", 8.28),
+    ("llama3.1-8b", "v5p", {"fsdp": 8}, 2, 4096, "minimal", 35.90),
+    ("llama3.1-8b", "v5p", {"fsdp": 8}, 4, 8192, "save=attention", 35.37),
+    ("llama3.1-8b", "v6e", {"fsdp": 8, "tensor": 2}, 2, 8192, "full", 12.62),
+    ("llama3.1-70b", "v6e", {"fsdp": 64}, 1, 4096, "full", 25.23),
+    ("mixtral-8x7b", "v6e", {"fsdp": 64}, 1, 4096, "full", 15.85),
 )
 
 
@@ -48,10 +49,12 @@ def test_weights_and_optimizer_are_those_of_the_real_state(model):
     assert split.optimizer == pytest.approx(tree_bytes(state.opt_state), abs=counters)
 
 
-@pytest.mark.parametrize(("model", "mesh", "batch", "length", "remat", "gib"), COMPILED_GIB)
-def test_the_total_is_near_the_compilers(model, mesh, batch, length, remat, gib):
-    total = estimate(model, mesh, batch=batch, length=length, remat=remat).total
-    assert total / 2**30 == pytest.approx(gib, rel=0.03)
+@pytest.mark.parametrize(("model", "chip", "mesh", "batch", "length", "remat", "gib"), COMPILED_GIB)
+def test_the_total_is_near_the_compilers(model, chip, mesh, batch, length, remat, gib):
+    copy = memory_model.rounds_first(chip)
+    split = estimate(model, mesh, batch=batch, length=length, remat=remat, whole_copy=copy)
+    total = split.total
+    assert total / 2**30 == pytest.approx(gib, rel=0.07)
 
 
 @settings(max_examples=200, deadline=None)
@@ -103,7 +106,8 @@ def test_longer_segments_keep_less_and_work_on_more():
 def test_microbatches_trade_activations_for_a_sum_of_gradients():
     whole, cut = (estimate("llama3.1-8b", {"fsdp": 8}, batch=8, microbatches=n) for n in (1, 4))
     assert cut.activations == whole.activations / 4
-    assert cut.gradients == whole.gradients + whole.weights
+    piece = estimate("llama3.1-8b", {"fsdp": 8}, batch=2)
+    assert cut.gradients == piece.gradients + piece.weights
 
 
 def test_the_loss_is_cut_as_the_kernel_cuts_it():

@@ -192,8 +192,8 @@ def test_an_impossible_deadline_gets_the_nearest():
 def test_a_model_too_large_for_what_is_allowed_is_told_what_it_needs():
     found = plan("llama3.1-405b", tokens=1e12, on="v5e", max_chips=256, verify=0)
     assert "no v5e slice of at most 256 chips holds llama3.1-405b" in found.shortfall
-    assert "at least 336 v5e chips" in found.shortfall  # 14 bytes each over 15.75 GiB
-    assert math.ceil(405.85e9 * 14 / (15.75 * 2**30)) == 336
+    assert "at least 288 v5e chips" in found.shortfall  # 12 bytes each over 15.75 GiB
+    assert math.ceil(405.85e9 * 12 / (15.75 * 2**30)) == 288
     assert found.best.target.chips == min(choice.target.chips for choice in found.choices)
 
 

@@ -81,6 +81,14 @@ class MemorySplit:
         return {**{name: getattr(self, name) for name in names}, "total": self.total}
 
 
+def rounds_first(generation: str) -> bool:
+    """Whether compiled loops over layers hold a rounded copy of all weights.
+
+    Those for v6e do, those for v5e and v5p do not; of others nothing is known, and they may.
+    """
+    return generation not in ("v5e", "v5p")
+
+
 def estimate_memory_bytes(
     shape: ModelShape,
     mesh: MeshRoles,
@@ -93,6 +101,7 @@ def estimate_memory_bytes(
     param_bytes: Numbers = FLOAT32,
     compute_bytes: Numbers = BFLOAT16,
     microbatches: Numbers = 1,
+    whole_copy: Numbers = True,
 ) -> MemorySplit:
     """The memory of one device.
 
@@ -104,9 +113,12 @@ def estimate_memory_bytes(
         remat: As job files spell it: "none", "minimal", "full", "save=… offload=…".
         remat_every: Layers of a segment: only the input of every so many is kept.
         moment_bytes: Bytes of optimizer state for one parameter.
-        param_bytes: Bytes of one master parameter; gradients have the same.
+        param_bytes: Bytes of one master parameter; gradients of layers have those of activations
+            until they are added up.
         compute_bytes: Bytes of one activation.
         microbatches: Pieces a step is cut into.
+        whole_copy: Whether the weights of all layers are rounded before the first one runs;
+            `rounds_first` says of which chips that is known.
     """
     split = mesh.fsdp * mesh.tensor * mesh.stage
     own = shape.other_parameters / split + shape.expert_parameters / (split * mesh.expert)
@@ -119,8 +131,7 @@ def estimate_memory_bytes(
     # Micro-batches one after the other add their gradients up; those of a pipeline need not.
     one_by_one = (np.asarray(microbatches) > 1) & (np.asarray(mesh.stage) == 1)
     summed = np.where(one_by_one, own * param_bytes, 0.0)
-    # The loop over layers reads a copy of all its weights, rounded before it starts.
-    rounded = own_layers * compute_bytes
+    rounded = np.where(whole_copy, own_layers * compute_bytes, 0.0)
     # Between micro-batches the gathered table of embeddings stays.
     table = np.where(one_by_one, shape.head_parameters / mesh.tensor * compute_bytes, 0.0)
     token_logits = shape.vocab / mesh.tensor * compute_bytes
@@ -130,7 +141,7 @@ def estimate_memory_bytes(
     # The gradient of logits that are not cut waits until the layers' gradients are done.
     token_work = _token_work(shape, mesh, compute_bytes) * remat_every
     in_layer = _Moment(
-        own_layers * param_bytes + shape.head_parameters / split * compute_bytes,
+        (own_layers + shape.head_parameters / split) * compute_bytes,
         np.maximum(tokens * token_work, uncut * token_work + logits)
         + _gathered(shape, mesh, compute_bytes),
     )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .candidates import MOMENTS, Candidates
-from .memory_model import MemorySplit, MeshRoles, estimate_memory_bytes
+from .memory_model import MemorySplit, MeshRoles, estimate_memory_bytes, rounds_first
 from .model_shape import ModelShape
 from .rates import Rates
 from .step_model import FLOAT32, OUR_PROGRAM, Program, StepModel, StepSplit
@@ -74,6 +74,7 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
     """The memory model a remat policy at a time: the policy decides which formula holds."""
     moments = np.asarray([_MOMENT_BYTES[name] for name in MOMENTS])
     purposes: dict[str, Any] = {name: np.zeros(len(candidates)) for name in _PURPOSES}
+    copies = [rounds_first(layout.target.chip.name) for layout in candidates.layouts]
     for index, remat in enumerate(candidates.remats):
         places = np.flatnonzero(candidates.remat == index)
         some = candidates.take(places)
@@ -86,6 +87,7 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
             remat=remat,
             moment_bytes=moments[some.moment],
             microbatches=some.microbatches,
+            whole_copy=some.of_layout(copies),
         )
         for name in _PURPOSES:
             purposes[name][places] = getattr(split, name)

@@ -10,11 +10,11 @@ that go to the host, and the bubble of a pipeline.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from .attention_time import kernel_s, plain_s
+from .attention_time import kernel_s, plain_s, splash_s
 from .candidates import Candidates
 from .kept import OUT, Kept, kept_by
 from .memory_model import MemorySplit
@@ -54,18 +54,19 @@ class Program:
     """How a step is written where its dimensions leave it open; by default as we write it.
 
     Attributes:
-        plain_attention: Scores go through HBM instead of staying inside a kernel.
+        attention: As our kernels, jax's splash kernels, or with scores that go through HBM.
         split_sequence: Along `tensor` the stream between blocks is split too.
         other_flops_per_token: Of products beside those of the transformer, such as looking
             embeddings up by multiplying with a one-hot matrix.
     """
 
-    plain_attention: bool = False
+    attention: Literal["ours", "splash", "plain"] = "ours"
     split_sequence: bool = False
     other_flops_per_token: float = 0.0
 
 
 OUR_PROGRAM = Program()
+_ATTENTION = {"ours": kernel_s, "splash": splash_s, "plain": plain_s}
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,7 @@ class StepModel:
     def _attention(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of attention: forward, and backward with what is computed again."""
         sizes = self.candidates.sizes
-        seconds = plain_s if self.program.plain_attention else kernel_s
-        forward, backward = seconds(
+        forward, backward = _ATTENTION[self.program.attention](
             self.shape,
             self.rates,
             length=self.sequence_length,
