@@ -135,7 +135,9 @@ def test_windows_buffers_scores_and_other_products_cost_what_they_add():
         scored(get_preset("mixtral-8x7b", routing=name), "v6e-64", {"fsdp": 64}, batch=1)
         for name in ("dropless", "capacity")
     )
-    assert 1.15 < buffers.step.matrix[0] / dropless.step.matrix[0] < 1.25
+    # A quarter more rows, and products that measured ones do faster: .72 of peak against .51.
+    ratio = buffers.step.matrix[0] / dropless.step.matrix[0]
+    assert ratio == pytest.approx(1.25 * 0.51 / 0.72, rel=0.05)
 
 
 def test_widths_that_do_not_fill_the_lanes_cost_as_if_they_did():

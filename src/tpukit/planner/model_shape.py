@@ -12,6 +12,7 @@ class ModelShape:
         hidden_matrices: Matrices of a feed-forward block: 3 when gated, 2 when not.
         window: Keys that a query of a local layer sees; None where no layer is local.
         global_layers: Layers whose queries see every key before them.
+        sorted_rows: Whether rows are grouped by expert, however many each gets.
         expert_rows: Rows an expert computes over those routed to it: more than 1 where it has a
             buffer of fixed size.
         expert_parameters: Of all experts together; 0 for a dense model.
@@ -36,6 +37,7 @@ class ModelShape:
     parallel_block: bool
     window: int | None
     global_layers: int
+    sorted_rows: bool
     expert_rows: float
     expert_parameters: int
     other_parameters: int
@@ -96,6 +98,7 @@ def shape_of(config: Any) -> ModelShape:
         parallel_block=c.parallel_block,
         window=c.sliding_window,
         global_layers=sum(c.window_of_layer(layer) is None for layer in range(c.n_layers)),
+        sorted_rows=bool(c.n_experts) and c.routing == "dropless",
         expert_rows=c.capacity_factor if c.n_experts and c.routing == "capacity" else 1.0,
         expert_parameters=experts,
         other_parameters=count.total - experts,

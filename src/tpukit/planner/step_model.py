@@ -130,45 +130,49 @@ class StepModel:
         """1 where the backward pass runs the attention kernel again."""
         return self._by_remat([float(kept.attention_again) for kept in self._kept])
 
-    def _groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        """FLOPs a token and forward pass, smaller operand's bytes, share again, FLOPs a second."""
+    def _groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """FLOPs a token and forward pass, the share that runs again, and FLOPs a second."""
         s, tensor = self.shape, self.candidates.sizes["tensor"]
         again = [kept.recomputed_weights(s) for kept in self._kept]
         rows = self.tokens * s.d_model * BFLOAT16
         # Only the products of attention and of a dense feed-forward block have fewer bits.
-        wide, narrow = self.rates.bf16_flops_per_s, self.rates.matrix_flops_per_s
+        r = self.rates
+        wide, narrow = r.bf16_flops_per_s, r.matrix_flops_per_s
         width = s.heads * s.head_dim
         projections = s.d_model * (width + s.attention_width)
         yield (
             2 * projections * _padding(width / tensor) / tensor * self.layers,
-            np.minimum(rows, s.d_model * width / tensor * BFLOAT16),
             self._by_remat([attention / projections for attention, _ in again]),
-            narrow,
+            narrow * self._share(np.minimum(rows, s.d_model * width / tensor * BFLOAT16)),
         )
-        # Experts work on their own share of the rows, each with its own weights.
+        # Experts work on their own share of the rows, each with its own weights; rows sorted by
+        # expert are multiplied by kernels of another kind than rows in buffers.
         hidden = s.hidden_matrices * s.d_model * s.hidden_width
+        plain = self._share(np.minimum(rows, s.d_model * s.d_ff / tensor * BFLOAT16))
+        inner_share = r.grouped_share if s.sorted_rows else plain
         yield (
             2 * hidden * s.expert_rows * _padding(s.d_ff / tensor) / tensor * self.layers,
-            np.minimum(rows, s.d_model * s.d_ff / tensor * BFLOAT16),
             self._by_remat([inner / hidden for _, inner in again]),
-            wide if s.experts else narrow,
+            (wide if s.experts else narrow) * inner_share,
         )
         # Only the last stage has the head; every stage waits for it.
         yield (
             2 * s.d_model * s.vocab * _padding(s.vocab / tensor) / tensor,
-            np.minimum(rows, s.d_model * s.vocab / tensor * BFLOAT16),
             np.zeros(1),
-            wide,
+            wide * self._share(np.minimum(rows, s.d_model * s.vocab / tensor * BFLOAT16)),
         )
+
+    def _share(self, smaller_operand_bytes: np.ndarray) -> np.ndarray:
+        """Of peak: less when neither operand can stay in VMEM."""
+        r = self.rates
+        return np.where(smaller_operand_bytes > r.resident_bytes, r.streamed_share, r.matrix_share)
 
     def _products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Seconds of the products with weights: forward, backward, recomputed."""
         r = self.rates
         forward = again = np.zeros(len(self.candidates))
-        for flops, operand_bytes, share_again, flops_per_s in self._groups():
-            streamed = operand_bytes > r.resident_bytes
-            share = np.where(streamed, r.streamed_share, r.matrix_share)
-            seconds = flops * self.tokens / (flops_per_s * share)
+        for flops, share_again, flops_per_s in self._groups():
+            seconds = flops * self.tokens / flops_per_s
             forward = forward + seconds
             again = again + seconds * share_again
         # With few tokens a product waits for its weights instead.
