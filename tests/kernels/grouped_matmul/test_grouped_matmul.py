@@ -117,6 +117,7 @@ def test_default_blocks_fit_and_wait_for_the_matrix_unit_not_for_memory(chip):
         ):
             assert work.flops > work.hbm_bytes * ridge
             assert work.flops < 1.1 * 2 * 98304 * width * columns
+            assert work.parts % get_chip(chip).cores_per_device == 0
 
 
 def test_what_the_kernels_state_is_what_they_do():

@@ -27,6 +27,10 @@ def test_every_row_is_visited_once_for_its_group(cuts, each_group):
     group, tile = np.asarray(visits.group)[:count], np.asarray(visits.tile)[:count]
     offsets = np.asarray(visits.offsets)
     assert count <= visits.group.size
+    filled = np.asarray(visits.filled)[:count]
+    mine = np.diff(offsets)[group] * (group < len(sizes)) > 0
+    np.testing.assert_array_equal(filled[mine], tile[mine])
+    assert (filled * TILE_ROWS < max(sizes.sum(), 1)).all(), "rows of nobody are never read"
     owner = np.full(ROWS, -1)
     for g, t in zip(group, tile, strict=True):
         begin, end = max(offsets[g], t * TILE_ROWS), min(offsets[g + 1], (t + 1) * TILE_ROWS)

@@ -137,9 +137,11 @@ class _Choice:
     """The fastest tiles on one generation; where none is stated, on the slowest memory there is."""
 
     def __init__(self, chip: str | None) -> None:
-        rates = get_chip(chip or "v5e")
-        self._flops_per_s = rates.peak("bf16").require("the blocks of a kernel") * 1e12
-        self._bytes_per_s = rates.hbm_gbps.require("the blocks of a kernel") * 1e9 * HBM_SHARE
+        found = get_chip(chip or "v5e")
+        peak, memory = found.per_device(found.peak("bf16")), found.per_device(found.hbm_gbps)
+        self._flops_per_s = peak.require("the blocks of a kernel") * 1e12
+        self._bytes_per_s = memory.require("the blocks of a kernel") * 1e9 * HBM_SHARE
+        self._cores = found.cores_per_device
         self._budget = vmem_capacity_bytes(chip) * 3 // 4
         self._unit = WIDE_UNITS.get(chip or "", LANES)
 
@@ -168,7 +170,8 @@ class _Choice:
 
     def _timed(self, work: GroupedWork, tiles: Tiles) -> _Timed:
         waits = max(1.0, ROWS_AT_FULL_RATE * self._unit / tiles[0])
-        products = work.flops * waits / self._flops_per_s
+        idle = -(-work.parts // self._cores) * self._cores / work.parts
+        products = work.flops * waits * idle / self._flops_per_s
         busy = max(products, work.hbm_bytes / self._bytes_per_s)
         return _Timed(tiles, busy + work.steps * STEP_S)
 

@@ -88,12 +88,13 @@ def _multiply(
     columns = rhs.shape[1] if transposed else rhs.shape[2]
     table = plan_visits(group_sizes, rows=rows, tile_rows=tile_rows, each_group=False)
 
-    def row_place(j: Any, v: Any, k: Any, group: Any, tile: Any, offsets: Any) -> Any:
+    def row_place(j: Any, v: Any, k: Any, group: Any, tile: Any, filled: Any, offsets: Any) -> Any:
         # Rows of nobody are not read: the tile before them is there already.
-        last = jax.lax.div(jnp.maximum(offsets[groups] - 1, 0), tile_rows)
-        return jnp.minimum(tile[v], last), k
+        return filled[v], k
 
-    def weight_place(j: Any, v: Any, k: Any, group: Any, tile: Any, offsets: Any) -> Any:
+    def weight_place(
+        j: Any, v: Any, k: Any, group: Any, tile: Any, filled: Any, offsets: Any
+    ) -> Any:
         # Rows of nobody are group G, which has no weight; the one before is there already.
         mine = jnp.minimum(group[v], groups - 1)
         return (mine, j, k) if transposed else (mine, k, j)
@@ -102,14 +103,14 @@ def _multiply(
     return pl.pallas_call(
         partial(_multiply_kernel, groups=groups, width=width, transposed=transposed),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
+            num_scalar_prefetch=4,
             grid=(pl.cdiv(columns, tile_columns), table.visits, pl.cdiv(width, tile_sum)),
             in_specs=[
                 pl.BlockSpec((tile_rows, tile_sum), row_place),
                 pl.BlockSpec(weight_tile, weight_place),
             ],
             out_specs=pl.BlockSpec(
-                (tile_rows, tile_columns), lambda j, v, k, group, tile, _: (tile[v], j)
+                (tile_rows, tile_columns), lambda j, v, k, group, tile, *_: (tile[v], j)
             ),
             scratch_shapes=[pltpu.VMEM((tile_rows, tile_columns), jnp.float32)],
         ),
@@ -118,12 +119,13 @@ def _multiply(
         cost_estimate=_cost(product_work(shape, tiles)),
         interpret=interpret,
         name="grouped_matmul_dlhs" if transposed else OP_NAME,
-    )(table.group, table.tile, table.offsets, lhs, rhs)
+    )(table.group, table.tile, table.filled, table.offsets, lhs, rhs)
 
 
 def _multiply_kernel(
     group: Any,
     tile: Any,
+    filled: Any,
     offsets: Any,
     lhs: Any,
     rhs: Any,
@@ -134,6 +136,7 @@ def _multiply_kernel(
     width: int,
     transposed: bool,
 ) -> None:
+    del filled  # only says where rows are
     visit, step, steps = pl.program_id(1), pl.program_id(2), pl.num_programs(2)
     mine = group[visit]
 

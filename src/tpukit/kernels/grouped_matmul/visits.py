@@ -16,6 +16,7 @@ class Visits(NamedTuple):
 
     group: jax.Array  # (most visits,) int32
     tile: jax.Array  # (most visits,) int32
+    filled: jax.Array  # (most visits,) int32: the tile, or the last one with rows of a group
     offsets: jax.Array  # (groups + 1,) int32: where each group begins, and the last one ends
     visits: jax.Array  # () int32: how many there are
 
@@ -46,6 +47,8 @@ def plan_visits(group_sizes: jax.Array, *, rows: int, tile_rows: int, each_group
         jnp.arange(groups, dtype=jnp.int32), tiles_of_group, total_repeat_length=most
     )
     place = jnp.arange(most, dtype=jnp.int32) - (after - tiles_of_group)[group]
-    tile = jnp.minimum(first_tile[group] + place, tiles - 1)
+    tile = jnp.minimum(first_tile[group] + place, tiles - 1).astype(jnp.int32)
+    last_filled = jnp.maximum(group_sizes.sum() - 1, 0).astype(jnp.int32) // tile_rows
+    filled = jnp.minimum(tile, last_filled)
     offsets = jnp.append(starts, ends[-1])
-    return Visits(group, tile.astype(jnp.int32), offsets.astype(jnp.int32), after[-1])
+    return Visits(group, tile, filled, offsets.astype(jnp.int32), after[-1])

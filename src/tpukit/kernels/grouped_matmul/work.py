@@ -35,11 +35,13 @@ class GroupedWork:
         flops: Of whole tiles, as the matrix unit does them.
         hbm_bytes: Read and written.
         steps: Of its grid.
+        parts: Of the grid's first dimension, which the cores of a device share.
     """
 
     flops: int
     hbm_bytes: int
     steps: int
+    parts: int
 
 
 def product_work(shape: GroupedShape, tiles: Tiles) -> GroupedWork:
@@ -56,7 +58,10 @@ def product_work(shape: GroupedShape, tiles: Tiles) -> GroupedWork:
     rows = (shape.rows if sums == 1 else visits * tile_rows) * sums * tile_sum * across
     moved = weights + rows + (shape.rows + shape.empty_rows) * shape.columns
     return GroupedWork(
-        2 * visits * tile_rows * padded, moved * shape.itemsize, visits * sums * across
+        flops=2 * visits * tile_rows * padded,
+        hbm_bytes=moved * shape.itemsize,
+        steps=visits * sums * across,
+        parts=across,
     )
 
 
@@ -69,9 +74,10 @@ def drhs_work(shape: GroupedShape, tiles: Tiles) -> GroupedWork:
     read = visits * tile_rows * (width * across + columns * down)
     written = shape.groups * shape.width * shape.columns
     return GroupedWork(
-        2 * visits * tile_rows * width * columns,
-        (read + written) * shape.itemsize,
-        visits * down * across,
+        flops=2 * visits * tile_rows * width * columns,
+        hbm_bytes=(read + written) * shape.itemsize,
+        steps=visits * down * across,
+        parts=down,
     )
 
 
