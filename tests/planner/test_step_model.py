@@ -81,6 +81,8 @@ def test_the_causes_add_up_and_each_has_its_reason():
     assert sum(plain.step.at(0).values()) == pytest.approx(plain.step_time_s[0])
     assert plain.step.dcn[0] == plain.step.bubble[0] == plain.step.host[0] == 0
     assert scored("llama3.1-8b", "2xv6e-256", {"fsdp": 256}, batch=1).step.dcn[0] > 0
+    ring = scored("llama3.1-8b", "v6e-64", {"fsdp": 32, "context": 2}, batch=1)
+    assert ring.step.attention[0] > plain.step.attention[0] / 2  # no kernel goes round a ring
     split = scored("llama3.1-8b", "v6e-64", {"fsdp": 8, "tensor": 8}, batch=1)
     assert split.step.ici[0] > plain.step.ici[0]
     staged = scored("llama3.1-8b", "v6e-64", {"stage": 4, "fsdp": 16}, batch=1, pieces=4)

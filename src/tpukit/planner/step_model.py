@@ -126,9 +126,18 @@ class StepModel:
         return np.asarray(values)[self.candidates.remat]
 
     @cached_property
+    def _no_kernel(self) -> np.ndarray:
+        """Where our attention is no kernel: around a ring, and inside a pipeline."""
+        sizes = self.candidates.sizes
+        ours = self.program.attention == "ours"
+        return ours & ((sizes["context"] > 1) | (sizes["stage"] > 1))
+
+    @cached_property
     def _attention_again(self) -> np.ndarray:
-        """1 where the backward pass runs the attention kernel again."""
-        return self._by_remat([float(kept.attention_again) for kept in self._kept])
+        """1 where the backward pass runs attention forward again."""
+        again = self._by_remat([float(kept.attention_again) for kept in self._kept])
+        nothing_kept = self._by_remat([float(not kept.everything) for kept in self._kept])
+        return np.where(self._no_kernel, nothing_kept, again)
 
     def _groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """FLOPs a token and forward pass, the share that runs again, and FLOPs a second."""
@@ -183,13 +192,15 @@ class StepModel:
 
     def _attention(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of attention: forward, and backward with what is computed again."""
-        sizes = self.candidates.sizes
-        forward, backward = _ATTENTION[self.program.attention](
-            self.shape,
-            self.rates,
-            length=self.sequence_length,
-            token_share=self.tokens / (sizes["tensor"] * sizes["stage"]),
+        sizes, length = self.candidates.sizes, self.sequence_length
+        share = self.tokens / (sizes["tensor"] * sizes["stage"])
+        kernel = _ATTENTION[self.program.attention]
+        pairs = zip(
+            plain_s(self.shape, self.rates, length=length, token_share=share),
+            kernel(self.shape, self.rates, length=length, token_share=share),
+            strict=True,
         )
+        forward, backward = (np.where(self._no_kernel, *pair) for pair in pairs)
         return forward, backward + forward * self._attention_again
 
     def _elementwise(self) -> np.ndarray:
