@@ -12,7 +12,7 @@ at the first sizes of the grid that attention_rivals/contenders.py states; those
 behind the fastest at the rest of it. The other cases begin with the best sizes found there, of the
 kernels that were not more than 5 % behind. Then one size at a time is doubled or halved around the
 best until no step gains 1 %. Times are kept in a file, so that a run that was cut short goes on
-where it stopped; `--rounds` bounds the steps.
+where it stopped; `--grid` and `--rounds` bound the search.
 """
 
 import argparse
@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--directions", default=",".join(DIRECTIONS))
     parser.add_argument("--rounds", type=int, help="steps of the search for their blocks, at most")
+    parser.add_argument("--grid", type=int, help="sizes of each grid tried, at most")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of their times")
     parser.add_argument("--json", type=Path, help="write the summary here too")
     asked = parser.parse_args()
@@ -56,7 +57,7 @@ def main() -> int:
         for name in asked.cases.split(","):
             for chip in asked.chips.split(","):
                 mine = time_of(ours(CASES[name]), CASES[name], chip, direction)
-                theirs = rivals(name, chip, direction, kept, asked.rounds)
+                theirs = rivals(name, chip, direction, kept, asked.grid, asked.rounds)
                 console.print(table_of(chip, name, direction, mine, theirs))
                 rows.append(summary(chip, name, direction, mine, theirs))
                 if asked.json:
@@ -65,7 +66,9 @@ def main() -> int:
     return 0
 
 
-def rivals(name: str, chip: str, direction: str, kept: Kept, rounds: int | None) -> Found:
+def rivals(
+    name: str, chip: str, direction: str, kept: Kept, most: int | None, rounds: int | None
+) -> Found:
     """The times of the other kernels, from the file or made now."""
     identity = identity_of(chip, direction)
 
@@ -86,7 +89,7 @@ def rivals(name: str, chip: str, direction: str, kept: Kept, rounds: int | None)
 
         return timer
 
-    starts: dict[Family, Sequence[Sizes]] = {family: family.grid for family in RIVALS}
+    starts: dict[Family, Sequence[Sizes]] = {family: family.grid[:most] for family in RIVALS}
     if name != BASE:
         base = search(starts, CASES[BASE], timer_of(BASE), rounds=rounds)
         best = {family: fastest(base, family.name) for family in near(RIVALS, base)}
