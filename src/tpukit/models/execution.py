@@ -6,19 +6,12 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from ..hardware.target import current_target
+from ..kernels.one_gpu import on_one_gpu as on_one_gpu
 from .attention import AttentionFunction
 from .chunked_loss import LossChunks
 from .remat import NO_REMAT, RematPolicy
 
 AnyMesh = Mesh | AbstractMesh
-
-
-def on_one_gpu() -> bool:
-    """Whether a program traced now will run on a GPU that is the only device."""
-    import jax
-
-    return current_target() is None and jax.default_backend() == "gpu" and jax.device_count() == 1
 
 
 @dataclass(frozen=True, kw_only=True)

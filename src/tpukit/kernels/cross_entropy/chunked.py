@@ -16,7 +16,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from .terms import CrossEntropy, LossTerms, Reduction, mean_of
+from ..one_gpu import on_one_gpu
+from . import gpu
+from .terms import CrossEntropy, LossTerms, Reduction, weights_of_mean
 
 # Tokens are cut only where the logits would be larger than this ...
 LOGITS_BYTES = 512 * 2**20
@@ -78,15 +80,18 @@ def cross_entropy_chunked(
         return padded.reshape(count, 1, -1, *leaf.shape[1:])
 
     terms = LossTerms(z_loss, soft_cap)
-    pieces = (cut(x), w, cut(labels), cut(weights.astype(wide)))
+    pieces = (cut(x), w, cut(labels))
     if reduction == "none":
-        tokenwise: Any = token_losses(*pieces[:3], terms)
+        tokenwise: Any = token_losses(*pieces, terms)
         losses, log_normaliser = tokenwise
         loss = losses.reshape(-1)[:tokens] * weights.astype(wide)
     else:
-        summed: Any = weighted_total(*pieces, terms, ONE_DEVICE, jnp.dtype(wide))
+        # A mean of scaled weights leaves nothing to scale the gradients with.
+        counted = weights if reduction == "sum" else weights_of_mean(weights.astype(wide))
+        summed: Any = weighted_total(
+            *pieces, cut(counted.astype(wide)), terms, ONE_DEVICE, jnp.dtype(wide)
+        )
         loss, log_normaliser = summed
-        loss = loss if reduction == "sum" else mean_of(loss, weights.astype(wide))
     return CrossEntropy(loss, jax.lax.stop_gradient(log_normaliser.reshape(-1)[:tokens]))
 
 
@@ -139,16 +144,35 @@ def _total_and_gradients(
     copies = _copies(w, x.shape[1], split)
 
     def one_chunk(
-        d_copies: jax.Array, piece: tuple[jax.Array, jax.Array, jax.Array]
+        d_copies: jax.Array | None, piece: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, Residuals]:
         x, labels, weights = piece
         logits = _logits(x, copies, split, logits_dtype)
-        losses, log_normaliser = terms.of_logits(logits, labels)
-        d_x, more = _pull_back(x, copies, logits, labels, log_normaliser, weights, terms, split)
-        return split.place(d_copies + more, groups=0, vocab=2), (losses, log_normaliser, d_x)
+        if on_one_gpu() and gpu.fits(logits):
+            losses, log_normaliser, d_logits = gpu.losses_and_slopes(
+                logits, labels, weights, terms, dtype=x.dtype
+            )
+        else:
+            losses, log_normaliser = terms.of_logits(logits, labels)
+            d_logits = _slopes(x, logits, labels, log_normaliser, weights, terms, split)
+        d_x, more = _pull_back(x, copies, d_logits, split)
+        more = more if d_copies is None else d_copies + more
+        return split.place(more, groups=0, vocab=2), (losses, log_normaliser, d_x)
 
-    nothing = _no_gradient(copies, split)
-    d_copies, (losses, log_normaliser, d_x) = jax.lax.scan(one_chunk, nothing, (x, labels, weights))
+    pieces = (x, labels, weights)
+    logits_bytes = x.shape[2] * w.shape[1] * logits_dtype.itemsize
+    if on_one_gpu() and 4 * w.size > logits_bytes:
+        # The first chunk stands apart: zeros for it to be added to, written and read again, would
+        # be the largest array of all.
+        d_copies, first = one_chunk(None, jax.tree.map(lambda leaf: leaf[0], pieces))
+        later = jax.tree.map(lambda leaf: leaf[1:], pieces)
+        d_copies, rest = jax.lax.scan(one_chunk, d_copies, later)
+        losses, log_normaliser, d_x = (
+            jnp.concatenate([one[None], others]) for one, others in zip(first, rest, strict=True)
+        )
+    else:
+        nothing = _no_gradient(copies, split)
+        d_copies, (losses, log_normaliser, d_x) = jax.lax.scan(one_chunk, nothing, pieces)
     d_w = _sum_of_copies(d_copies, w.dtype)
     # The layers' backward pass waits for this sum, or each device would hold its own, as large
     # as the whole head in float32, until the optimizer asks for it.
@@ -204,7 +228,8 @@ def token_gradients(
     def one_chunk(d_copies: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         x, labels, log_normaliser, factor = piece
         logits = _logits(x, copies, ONE_DEVICE, log_normaliser.dtype)
-        d_x, more = _pull_back(x, copies, logits, labels, log_normaliser, factor, terms, ONE_DEVICE)
+        d_logits = _slopes(x, logits, labels, log_normaliser, factor, terms, ONE_DEVICE)
+        d_x, more = _pull_back(x, copies, d_logits, ONE_DEVICE)
         return d_copies + more, d_x
 
     d_copies, d_x = jax.lax.scan(
@@ -216,23 +241,28 @@ def token_gradients(
 token_losses.defvjp(_token_losses_forward, token_gradients)
 
 
-def _pull_back(
+def _slopes(
     x: jax.Array,
-    copies: jax.Array,
     logits: jax.Array,
     labels: jax.Array,
     log_normaliser: jax.Array,
     factor: jax.Array,
     terms: LossTerms,
     split: Placement,
-) -> tuple[jax.Array, jax.Array]:
-    """One chunk's gradients of x, and of the head's copies in float32 or wider."""
-    precise = jnp.promote_types(copies.dtype, jnp.float32)
+) -> jax.Array:
+    """The gradient of one chunk's logits, in the type of x."""
     is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
     d_logits = terms.gradient(
         logits.astype(log_normaliser.dtype), is_label, log_normaliser[..., None], factor[..., None]
     )
-    d_logits = split.place(d_logits.astype(x.dtype), groups=0, vocab=2)
+    return split.place(d_logits.astype(x.dtype), groups=0, vocab=2)
+
+
+def _pull_back(
+    x: jax.Array, copies: jax.Array, d_logits: jax.Array, split: Placement
+) -> tuple[jax.Array, jax.Array]:
+    """One chunk's gradients of x, and of the head's copies in float32 or wider."""
+    precise = jnp.promote_types(copies.dtype, jnp.float32)
     d_x = split.place(jnp.einsum("gcv,gdv->gcd", d_logits, copies), groups=0)
     more = jnp.einsum("gcd,gcv->gdv", x, d_logits, preferred_element_type=precise)
     return d_x, more

@@ -84,5 +84,14 @@ def reduce_losses(losses: jax.Array, weights: jax.Array, reduction: Reduction) -
 
 def mean_of(total: jax.Array, weights: jax.Array) -> jax.Array:
     """`total` over the sum of weights."""
+    return total / _sum(weights)
+
+
+def weights_of_mean(weights: jax.Array) -> jax.Array:
+    """Weights whose weighted sum is the mean."""
+    return weights / _sum(weights)
+
+
+def _sum(weights: jax.Array) -> jax.Array:
     weight = weights.sum()
-    return total / jnp.where(weight == 0, 1, weight)
+    return jnp.where(weight == 0, 1, weight)
