@@ -32,6 +32,7 @@ def backward(both: jax.Array, cotangent: jax.Array, *, interpret: bool = False) 
         in_specs=[pair, pl.BlockSpec((1, columns), lambda i, j: (i, j))],
         out_specs=pair,
         out_shape=jax.ShapeDtypeStruct((rows, 2, width), both.dtype),
+        input_output_aliases={0: 0},  # the largest activation is not needed any more
         compiler_params=triton.CompilerParams(num_warps=_WARPS),
         interpret=interpret,
         name="gated_activation_backward",
