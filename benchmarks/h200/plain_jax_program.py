@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from shapes import HEAD, SEQUENCE, SHAPES, VOCABULARY
+from initial_weights import weights_of
+from shapes import HEAD, SEQUENCE, SHAPES
 
 HALF = jnp.bfloat16
 
@@ -28,40 +29,13 @@ def turn(x):
     return turned.astype(x.dtype)
 
 
-def init(key, s):
-    keys = iter(jax.random.split(key, 16))
-
-    def dense(*shape):
-        return jax.random.normal(next(keys), shape) * shape[-2] ** -0.5
-
-    per, q, kv = s.layers, s.heads * HEAD, s.kv_heads * HEAD
-    layers = {
-        "n1": jnp.ones((per, s.width)),
-        "n2": jnp.ones((per, s.width)),
-        "q": dense(per, s.width, q),
-        "k": dense(per, s.width, kv),
-        "v": dense(per, s.width, kv),
-        "o": dense(per, q, s.width),
-        "gate": dense(per, s.width, s.hidden),
-        "up": dense(per, s.width, s.hidden),
-        "down": dense(per, s.hidden, s.width),
-    }
-    embed = jax.random.normal(next(keys), (VOCABULARY, s.width)) * 0.02
-    return {
-        "layers": layers,
-        "embed": embed,
-        "norm": jnp.ones(s.width),
-        "head": dense(s.width, VOCABULARY),
-    }
-
-
 def loss_of(params, batch, s):
     tokens, targets = batch[:, :-1], batch[:, 1:]
     x = params["embed"].astype(HALF)[tokens]
 
     def layer(x, p):
-        p = {k: v if k in ("n1", "n2") else v.astype(HALF) for k, v in p.items()}
-        h = norm(x, p["n1"])
+        p = {k: v if "norm" in k else v.astype(HALF) for k, v in p.items()}
+        h = norm(x, p["norm"])
         shape = (*h.shape[:2], -1, HEAD)
         q, k, v = (
             turn((h @ p["q"]).reshape(shape)),
@@ -70,7 +44,7 @@ def loss_of(params, batch, s):
         )
         out = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
         x = x + out.reshape(*h.shape[:2], -1) @ p["o"]
-        h = norm(x, p["n2"])
+        h = norm(x, p["mlp_norm"])
         return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"], None
 
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
@@ -82,7 +56,7 @@ def loss_of(params, batch, s):
 def main(name, tokens_path, warm):
     s = SHAPES[name]
     optimizer = optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1)
-    params = jax.jit(lambda key: init(key, s))(jax.random.key(0))
+    params = weights_of(name)
     state = (params, jax.jit(optimizer.init)(params))
 
     def step(state, batch):

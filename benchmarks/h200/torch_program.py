@@ -1,12 +1,17 @@
 """The torch side: torch.compile, SDPA, fused AdamW, float32 masters under bfloat16 autocast."""
 
 import json
+import os
 import sys
 import time
+
+# jax makes the weights in this process; what it allocated for that goes back to the device.
+os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from initial_weights import weights_of
 from shapes import HEAD, SEQUENCE, SHAPES, VOCABULARY
 from torch import nn
 
@@ -25,6 +30,43 @@ def turn(x, cos, sin):
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
+class MLP(nn.Module):
+    def __init__(self, s):
+        super().__init__()
+        self.gate = nn.Linear(s.width, s.hidden, bias=False)
+        self.up = nn.Linear(s.width, s.hidden, bias=False)
+        self.down = nn.Linear(s.hidden, s.width, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Experts(nn.Module):
+    """Each token through its best two experts; tokens sorted by expert, products grouped."""
+
+    def __init__(self, s):
+        super().__init__()
+        self.router = nn.Linear(s.width, s.experts, bias=False)
+        self.gate = nn.Parameter(torch.empty(s.experts, s.width, s.hidden))
+        self.up = nn.Parameter(torch.empty(s.experts, s.width, s.hidden))
+        self.down = nn.Parameter(torch.empty(s.experts, s.hidden, s.width))
+
+    def forward(self, x):
+        tokens = x.reshape(-1, x.shape[-1])
+        with torch.autocast("cuda", enabled=False):
+            chances = F.linear(tokens.float(), self.router.weight).softmax(-1)
+        best, chosen = chances.topk(2, -1)
+        shares = (best / best.sum(-1, keepdim=True)).reshape(-1)
+        order = chosen.reshape(-1).argsort(stable=True)
+        experts = torch.arange(self.gate.shape[0], device=x.device)
+        ends = (chosen.reshape(-1, 1) == experts).sum(0).cumsum(0).to(torch.int32)
+        gate, up, down = (w.to(torch.bfloat16) for w in (self.gate, self.up, self.down))
+        sent = tokens[order // 2]
+        hidden = F.silu(F.grouped_mm(sent, gate, offs=ends)) * F.grouped_mm(sent, up, offs=ends)
+        back = F.grouped_mm(hidden, down, offs=ends) * shares[order, None].to(torch.bfloat16)
+        return torch.zeros_like(tokens).index_add(0, order // 2, back).view_as(x)
+
+
 class Layer(nn.Module):
     def __init__(self, s):
         super().__init__()
@@ -34,9 +76,7 @@ class Layer(nn.Module):
         self.k = nn.Linear(s.width, s.kv_heads * HEAD, bias=False)
         self.v = nn.Linear(s.width, s.kv_heads * HEAD, bias=False)
         self.o = nn.Linear(s.heads * HEAD, s.width, bias=False)
-        self.gate = nn.Linear(s.width, s.hidden, bias=False)
-        self.up = nn.Linear(s.width, s.hidden, bias=False)
-        self.down = nn.Linear(s.hidden, s.width, bias=False)
+        self.mlp = Experts(s) if s.experts else MLP(s)
 
     def forward(self, x, cos, sin):
         s, batch = self.s, x.shape[0]
@@ -47,8 +87,7 @@ class Layer(nn.Module):
         grouped = s.heads != s.kv_heads
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         x = x + self.o(out.transpose(1, 2).reshape(batch, SEQUENCE, -1))
-        h = self.mlp_norm(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class Model(nn.Module):
@@ -58,10 +97,6 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Layer(s) for _ in range(s.layers))
         self.norm = Norm(s.width)
         self.head = nn.Linear(s.width, VOCABULARY, bias=False)
-        nn.init.normal_(self.embed.weight, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
 
     def forward(self, tokens, targets, cos, sin):
         x = self.embed(tokens).to(torch.bfloat16)
@@ -72,12 +107,33 @@ class Model(nn.Module):
         )
 
 
+def start_from(model, given):
+    """Copy the weights that all programs share; matrices here are (outputs, inputs)."""
+
+    def put(parameter, array):
+        parameter.copy_(torch.from_dlpack(array))
+
+    with torch.no_grad():
+        put(model.embed.weight, given["embed"])
+        put(model.norm.scale, given["norm"])
+        put(model.head.weight.T, given["head"])
+        for place, layer in enumerate(model.layers):
+            one = {name: stack[place] for name, stack in given["layers"].items()}
+            put(layer.norm.scale, one["norm"])
+            put(layer.mlp_norm.scale, one["mlp_norm"])
+            for owner, names in ((layer, "qkvo"), (layer.mlp, ("router", "gate", "up", "down"))):
+                for name in names:
+                    if name in one:
+                        part = getattr(owner, name)
+                        put(part.weight.T if isinstance(part, nn.Linear) else part, one[name])
+
+
 def main(name, tokens_path, warm):
     s = SHAPES[name]
-    torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     with torch.device("cuda"):
         model = Model(s)
+    start_from(model, weights_of(name))
     frequencies = 1e4 ** -(torch.arange(0, HEAD, 2, device="cuda").double() / HEAD)
     angles = (torch.arange(SEQUENCE, device="cuda")[:, None] * frequencies).float()
     cos, sin = angles.cos()[None, :, None], angles.sin()[None, :, None]

@@ -6,28 +6,16 @@ import tempfile
 
 import jax
 import numpy as np
-from shapes import HEAD, SEQUENCE, SHAPES, VOCABULARY
+from initial_weights import config_of
+from shapes import SEQUENCE, SHAPES
 
-from tpukit.models import TransformerConfig
 from tpukit.training import TPUTrainer
 from tpukit.training.settings import TrainingSettings
 
 
 def main(name, tokens_path, warm):
     s = SHAPES[name]
-    config = TransformerConfig(
-        name=name,
-        vocab_size=VOCABULARY,
-        max_seq_len=SEQUENCE,
-        n_layers=s.layers,
-        d_model=s.width,
-        n_heads=s.heads,
-        n_kv_heads=s.kv_heads,
-        head_dim=HEAD,
-        d_ff=s.hidden,
-        param_dtype="float32",
-        **({"n_experts": s.experts, "experts_per_token": 2} if s.experts else {}),
-    )
+    config = config_of(name)
     data = np.load(tokens_path).astype(np.int32)
 
     def batches():
