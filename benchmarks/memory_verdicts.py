@@ -1,31 +1,51 @@
 """Memory verdicts against published runs: what did not fit must not fit, what ran must fit.
 
-The published programs keep all logits, so ours are compiled with the whole loss too; the saving
-of the chunked loss is printed beside it.
+Each point is compiled as it was published: its remat, its loss, the format of its weights, its
+recipe's flags. Our step is leaner than theirs in places, so a program that missed by little may
+fit here; the ratio of the two figures says by how much they differ.
 """
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from claims import Claim, report
-from published_rows import NO_COLLECTIVE_MATMUL
+from published_rows import read_options
 
-from tpukit import Workload, configure_tpu_environment
+from tpukit import Slice, Workload, configure_tpu_environment, get_preset
 from tpukit.compiler import compile_for
 
 DATA = Path(__file__).parent / "data" / "published_results.json"
-OPTIONS = {**NO_COLLECTIVE_MATMUL, "xla_tpu_scoped_vmem_limit_kib": 98304}
 OFFLOAD = "offload=decoder_layer_input,qkv_proj,out_proj"
-# How each published point is written here; a point that is missing cannot be expressed.
-REMAT = {
-    "mem-ll8-jax-v6e8-bs7": "full",
-    "mem-ll8-jax-v6e8-bs4-saveqkv": "save=qkv_proj",
-    "mem-q8-mt-v6e8-2k-bs24": OFFLOAD,
-    "mem-q8-jax-v6e8-8k-bs3-saveattn": "save=qkv_proj,context",
+TARGET = Slice.parse("v6e-8")
+
+
+@dataclass(frozen=True)
+class Program:
+    """How a published point is written here; one that is missing cannot be expressed."""
+
+    remat: str
+    whole_logits: bool = False
+    weights: str = "float32"
+
+
+PROGRAMS = {
+    "mem-ll8-jax-v6e8-bs7": Program("full"),
+    "mem-ll8-jax-v6e8-bs4-saveqkv": Program("save=qkv_proj"),
+    "mem-q8-mt-v6e8-2k-bs24": Program(OFFLOAD, whole_logits=True),
+    # Its trainer keeps weights, and so the optimizer's moments, in bfloat16 (train.py beside the
+    # source); with 23.6 GiB of kept activations nothing wider could have come near 31.84 GiB.
+    "mem-q8-jax-v6e8-8k-bs3-saveattn": Program("save=qkv_proj,context", weights="bfloat16"),
 }
 # The Trillium recipe of llama3.1-8b ran on v6e-8; MaxText's own program needs 22.61 GiB.
-RECIPE = {"id": "tri-llama3.1-8b-v6e-8", "model": "llama3.1-8b", "seq": 8192, "per_device": 3}
+RECIPE = {
+    "id": "tri-llama3.1-8b-v6e-8",
+    "model": "llama3.1-8b",
+    "seq": 8192,
+    "per_device": 3,
+    "used_gib": 22.61,
+}
 
 
 def main() -> None:
@@ -33,34 +53,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=DATA)
     points = json.loads(parser.parse_args().results.read_text())["memory_points"]
-    cases = [(point, REMAT[point["id"]], False) for point in points if point["id"] in REMAT]
+    cases = [(one, PROGRAMS[one["id"]], False) for one in points if one["id"] in PROGRAMS]
     for point in points:
-        if point["id"] not in REMAT:
+        if point["id"] not in PROGRAMS:
             print(f"left out {point['id']}: no preset has its architecture")
-    agreed = 0
-    for point, remat, ran in [*cases, (RECIPE, OFFLOAD, True)]:
-        whole, chunked = (needs(point, remat, chunks) for chunks in (None, "auto"))
-        agreed += whole[0] == ran
+    agreed, ratios = 0, []
+    for point, program, ran in [*cases, (RECIPE, Program(OFFLOAD, whole_logits=True), True)]:
+        fits, gib = needs(point, program)
+        agreed += fits == ran
         used = point.get("used_gib") or point.get("cap_gib", 0) + point.get("over_gib", 0)
-        said = "ran" if ran else f"did not fit ({used:.2f} GiB)"
-        verdict = "fits" if whole[0] else "does not fit"
-        print(
-            f"{point['id']:<34} published {said:<26} ours {verdict} ({whole[1]:.2f} GiB; "
-            f"{chunked[1]:.2f} with the chunked loss)"
-        )
-    report(Claim("verdicts that agree", agreed / (len(cases) + 1), "", at_least=1.0))
+        ratios.append(gib / used)
+        said = f"{'ran' if ran else 'did not fit'} ({used:.2f} GiB)"
+        verdict = f"{'fits' if fits else 'does not fit'} ({gib:.2f} GiB, {gib / used:.2f}x)"
+        print(f"{point['id']:<34} published {said:<26} ours {verdict}", flush=True)
+    report(
+        Claim("verdicts that agree", agreed / (len(cases) + 1), "", at_least=1.0),
+        Claim("most HBM beside the published program", max(ratios), "x", at_most=1.1),
+    )
 
 
-def needs(point: dict, remat: str, chunks: str | None) -> tuple[bool, float]:
+def needs(point: dict, program: Program) -> tuple[bool, float]:
     """Whether our program of a point fits, and how much HBM it needs."""
     work = Workload(
-        point["model"],
+        get_preset(point["model"], param_dtype=program.weights),
         batch_size=8 * int(point["per_device"]),
         sequence_length=int(point["seq"]),
-        remat=remat,
-        loss_chunks=chunks,
+        remat=program.remat,
+        loss_chunks=None if program.whole_logits else "auto",
     )
-    compiled = compile_for(work, "v6e-8", mesh={"fsdp": 8}, until="memory", options=OPTIONS)
+    options = read_options({"framework": "", "notes": ""}, TARGET)
+    compiled = compile_for(work, TARGET, mesh={"fsdp": 8}, until="memory", options=options)
     return compiled.fits, compiled.memory.total_bytes / 2**30
 
 
