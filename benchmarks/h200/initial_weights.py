@@ -21,28 +21,21 @@ def config_of(name):
         head_dim=HEAD,
         d_ff=s.hidden,
         param_dtype="float32",
-        **(
-            {"n_experts": s.experts, "experts_per_token": 2, "router_balance_weight": 0.0}
-            if s.experts
-            else {}
-        ),
+        **({"n_experts": s.experts, "experts_per_token": 2} if s.experts else {}),
     )
 
 
 def weights_of(name):
-    """Arrays by name, matrices as (inputs, outputs), layers stacked on a leading axis."""
+    """A dense model's arrays by name, matrices as (inputs, outputs), layers on a leading axis."""
     config = config_of(name)
     given = jax.jit(lambda key: TransformerAdapter(config).init(key).params)(jax.random.key(0))
     layers = given["layers"]
     mlp, attention = layers["mlp"], layers["self_attention"]
-    experts = {name: {"kernel": stack} for name, stack in mlp.get("experts", {}).items()}
-    matrices = {**attention, **(experts or mlp)}
+    matrices = {**attention, **mlp}
     stacked = {
         short: matrices[f"{short}_proj"]["kernel"]
         for short in ("q", "k", "v", "o", "gate", "up", "down")
     }
-    if experts:
-        stacked["router"] = mlp["router"]["kernel"]
     norms = {"norm": layers["input_norm"]["scale"], "mlp_norm": layers["mlp_norm"]["scale"]}
     return {
         "layers": stacked | norms,

@@ -41,32 +41,6 @@ class MLP(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-class Experts(nn.Module):
-    """Each token through its best two experts; tokens sorted by expert, products grouped."""
-
-    def __init__(self, s):
-        super().__init__()
-        self.router = nn.Linear(s.width, s.experts, bias=False)
-        self.gate = nn.Parameter(torch.empty(s.experts, s.width, s.hidden))
-        self.up = nn.Parameter(torch.empty(s.experts, s.width, s.hidden))
-        self.down = nn.Parameter(torch.empty(s.experts, s.hidden, s.width))
-
-    def forward(self, x):
-        tokens = x.reshape(-1, x.shape[-1])
-        with torch.autocast("cuda", enabled=False):
-            chances = F.linear(tokens.float(), self.router.weight).softmax(-1)
-        best, chosen = chances.topk(2, -1)
-        shares = (best / best.sum(-1, keepdim=True)).reshape(-1)
-        order = chosen.reshape(-1).argsort(stable=True)
-        experts = torch.arange(self.gate.shape[0], device=x.device)
-        ends = (chosen.reshape(-1, 1) == experts).sum(0).cumsum(0).to(torch.int32)
-        gate, up, down = (w.to(torch.bfloat16) for w in (self.gate, self.up, self.down))
-        sent = tokens[order // 2]
-        hidden = F.silu(F.grouped_mm(sent, gate, offs=ends)) * F.grouped_mm(sent, up, offs=ends)
-        back = F.grouped_mm(hidden, down, offs=ends) * shares[order, None].to(torch.bfloat16)
-        return torch.zeros_like(tokens).index_add(0, order // 2, back).view_as(x)
-
-
 class Layer(nn.Module):
     def __init__(self, s):
         super().__init__()
@@ -76,7 +50,7 @@ class Layer(nn.Module):
         self.k = nn.Linear(s.width, s.kv_heads * HEAD, bias=False)
         self.v = nn.Linear(s.width, s.kv_heads * HEAD, bias=False)
         self.o = nn.Linear(s.heads * HEAD, s.width, bias=False)
-        self.mlp = Experts(s) if s.experts else MLP(s)
+        self.mlp = MLP(s)
 
     def forward(self, x, cos, sin):
         s, batch = self.s, x.shape[0]
@@ -121,11 +95,12 @@ def start_from(model, given):
             one = {name: stack[place] for name, stack in given["layers"].items()}
             put(layer.norm.scale, one["norm"])
             put(layer.mlp_norm.scale, one["mlp_norm"])
-            for owner, names in ((layer, "qkvo"), (layer.mlp, ("router", "gate", "up", "down"))):
+            for owner, names in (
+                (layer, ("q", "k", "v", "o")),
+                (layer.mlp, ("gate", "up", "down")),
+            ):
                 for name in names:
-                    if name in one:
-                        part = getattr(owner, name)
-                        put(part.weight.T if isinstance(part, nn.Linear) else part, one[name])
+                    put(getattr(owner, name).weight.T, one[name])
 
 
 def main(name, tokens_path, warm):
