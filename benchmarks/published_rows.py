@@ -21,6 +21,11 @@ TRILLIUM_FLAGS = {
     "xla_tpu_scheduler_percent_shared_memory_limit": 100,
 }
 NO_COLLECTIVE_MATMUL = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
+# With these the compiler of today repeats a whole layer's backward pass where gathers cross slices.
+MOVING_GATHERS_AHEAD = (
+    "xla_should_allow_loop_variant_parameter_in_chain",
+    "xla_should_add_loop_invariant_op_in_chain",
+)
 # What MaxText's scripts of 2023 set (MaxText/configs/largest_job for v5e, v5p, 1xv4-128.sh).
 MAXTEXT_2023_FLAGS: dict[str, dict[str, Any]] = {
     "v4": {"xla_enable_async_all_gather": True},
@@ -70,11 +75,17 @@ class PublishedRun:
     def option_sets(self) -> tuple[dict[str, Any], ...]:
         """The options to try; whoever published a run took the faster.
 
-        Products cut into permutes pay or do not, depending on the compiler's version.
+        Products cut into permutes, and gathers across slices moved ahead, pay or do not, depending
+        on the compiler's version.
         """
-        if self.mesh.get("tensor", 1) == 1:
-            return (self.options,)
-        return self.options, {**self.options, **NO_COLLECTIVE_MATMUL}
+        sets = [self.options]
+        if self.mesh.get("tensor", 1) > 1:
+            sets.append({**self.options, **NO_COLLECTIVE_MATMUL})
+        cuts = dict(zip(self.mesh, self.dcn_mesh_shape or (), strict=False))
+        if any(cut > 1 for axis, cut in cuts.items() if axis != "data"):
+            kept = {k: v for k, v in self.options.items() if k not in MOVING_GATHERS_AHEAD}
+            sets.append(kept)
+        return tuple(sets)
 
 
 def load_rows(path: Path, *, only: str | None = None) -> list[dict[str, Any]]:
