@@ -11,10 +11,6 @@ from .candidates import PRECISIONS, Candidates, Layout
 from .torus import AXES, Links
 
 _FORMATS = {"bf16": "bf16", "int8": "s8", "fp8": "f8e4m3fn"}
-# Share of peak that products of rows grouped by expert reach: medians of the measured Pallas ones
-# in bfloat16 with 1024 or more rows a group (benchmarks/data/kernel_timings.json.gz: 11 on v5e, 30
-# on v5p, 27 on v6e, 32 on TPU7x).
-GROUPED_SHARE = {"v5e": 0.77, "v5p": 0.40, "v6e": 0.51, "7x": 0.53}
 _USUAL_HEAD = 256  # a head this wide fills the matrix unit, where nothing was measured
 
 
@@ -47,7 +43,6 @@ class Rates:
     bf16_flops_per_s: np.ndarray
     matrix_share: np.ndarray
     streamed_share: np.ndarray
-    grouped_share: np.ndarray
     attention_share: np.ndarray
     backward_over_forward: float
     op_time_in_a_step: np.ndarray
@@ -79,7 +74,6 @@ class Rates:
             bf16_flops_per_s=peaks[0],
             matrix_share=spread(lambda m: m.matrix_efficiency),
             streamed_share=spread(lambda m: m.streamed_matrix_efficiency),
-            grouped_share=spread(_grouped_share),
             attention_share=spread(lambda m: _attention_share(m, head_dim)),
             backward_over_forward=fitted_constants()["attention"]["backward_over_forward"],
             op_time_in_a_step=spread(lambda m: m.op_time_in_a_step),
@@ -112,12 +106,6 @@ def _attention_share(machine: Machine, head_dim: int) -> float:
         return machine.matrix_efficiency * min(1.0, head_dim / _USUAL_HEAD)
     nearest = min((int(size) for size in shares), key=lambda size: abs(size - head_dim))
     return shares[str(nearest)] * min(1.0, head_dim / nearest)
-
-
-def _grouped_share(machine: Machine) -> float:
-    """Of grouped products in a step; as of plain ones where none was measured."""
-    alone = GROUPED_SHARE.get(machine.slice.chip.name)
-    return machine.matrix_efficiency if alone is None else alone / machine.op_time_in_a_step
 
 
 def _axis(candidates: Candidates, axis: str, ici: np.ndarray, hop: np.ndarray) -> AxisRates:

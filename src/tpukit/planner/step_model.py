@@ -23,6 +23,11 @@ from .rates import Rates
 
 LANES = 128
 BFLOAT16, FLOAT32 = 2, 4
+# The kernels' usual tile of rows (kernels.grouped_matmul): each further expert shares one.
+GROUPED_TILE_ROWS = 512
+# Reads and writes of every routed row in a pass, to sort, spread, gather and add up: 11 to 13 in
+# steps of mixtral compiled for v6e, dropless and with capacity.
+ROUTED_MOVES = 12
 ROUNDING = 2.5  # bytes moved to round a bfloat16 array to eight bits, over its own
 CAUSES = ("matrix", "attention", "hbm", "ici", "dcn", "host", "bubble")
 
@@ -155,14 +160,13 @@ class StepModel:
             narrow * self._share(np.minimum(rows, s.d_model * width / tensor * BFLOAT16)),
         )
         # Experts work on their own share of the rows, each with its own weights; rows sorted by
-        # expert are multiplied by kernels of another kind than rows in buffers.
+        # expert are multiplied by kernels whose operands stay in no memory.
         hidden = s.hidden_matrices * s.d_model * s.hidden_width
         plain = self._share(np.minimum(rows, s.d_model * s.d_ff / tensor * BFLOAT16))
-        inner_share = r.grouped_share if s.sorted_rows else plain
         yield (
-            2 * hidden * s.expert_rows * _padding(s.d_ff / tensor) / tensor * self.layers,
+            2 * hidden * self._expert_rows() * _padding(s.d_ff / tensor) / tensor * self.layers,
             self._by_remat([inner / hidden for _, inner in again]),
-            (wide if s.experts else narrow) * inner_share,
+            (wide if s.experts else narrow) * (r.streamed_share if s.sorted_rows else plain),
         )
         # Only the last stage has the head; every stage waits for it.
         yield (
@@ -170,6 +174,14 @@ class StepModel:
             np.zeros(1),
             wide * self._share(np.minimum(rows, s.d_model * s.vocab / tensor * BFLOAT16)),
         )
+
+    def _expert_rows(self) -> np.ndarray:
+        """Rows that are multiplied over those routed: buffers have room, tiles have two experts."""
+        s = self.shape
+        if not s.sorted_rows:
+            return np.full(len(self.candidates), s.expert_rows)
+        further = s.experts / self.candidates.sizes["expert"] - 1
+        return 1 + further * GROUPED_TILE_ROWS / (self.tokens * s.experts_per_token)
 
     def _share(self, smaller_operand_bytes: np.ndarray) -> np.ndarray:
         """Of peak: less when neither operand can stay in VMEM."""
@@ -210,6 +222,7 @@ class StepModel:
         split += 2 * (s.heads + s.kv_heads) * s.head_dim if s.qk_norm else 0
         stream = (12 if s.post_norms else 8) * s.d_model
         channels = split / tensor + stream / (tensor if self.program.split_sequence else 1)
+        channels = channels + ROUTED_MOVES * s.experts_per_token * s.expert_rows * s.d_model
         passes = 3 + self._attention_again
         layers = channels * BFLOAT16 * passes * self.layers
         logits = s.vocab / tensor * BFLOAT16 * 4
