@@ -21,6 +21,20 @@ TRILLIUM_FLAGS = {
     "xla_tpu_scheduler_percent_shared_memory_limit": 100,
 }
 NO_COLLECTIVE_MATMUL = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
+# Collectives on the SparseCores, where a run says so (the same file); all-gathers as well unless
+# the run names the others alone.
+SPARSE_CORE_FLAGS = {
+    "xla_tpu_use_tc_device_shape_on_sc": True,
+    "xla_sc_enable_instruction_fusion": False,
+    **{
+        f"xla_tpu_enable_async_collective_fusion_fuse_{kind}": False
+        for kind in ("all_gather", "all_reduce", "reduce_scatter")
+    },
+    **{
+        f"xla_tpu_enable_sparse_core_collective_offload_{kind}": True
+        for kind in ("all_gather", "all_reduce", "reduce_scatter")
+    },
+}
 # With these the compiler of today repeats a whole layer's backward pass where gathers cross slices.
 MOVING_GATHERS_AHEAD = (
     "xla_should_allow_loop_variant_parameter_in_chain",
@@ -195,6 +209,10 @@ def read_options(row: dict[str, Any], target: Slice) -> dict[str, Any]:
         options.update(TRILLIUM_FLAGS)
         if target.chips_per_slice <= 32:
             options.update(NO_COLLECTIVE_MATMUL)
+        if "SparseCore" in row["notes"] or "SC offload" in row["notes"]:
+            options.update(SPARSE_CORE_FLAGS)
+            gathers = "RS+AR" not in row["notes"]
+            options["xla_tpu_enable_sparse_core_collective_offload_all_gather"] = gathers
     return options
 
 
