@@ -36,7 +36,9 @@ class AxisRates:
 class Rates:
     """Rates of one device of every candidate, in SI units.
 
-    `waiting_share` is how much longer a step takes because slices wait for the slowest of them.
+    Attributes:
+        gathers_by_sums: 1 where weights are gathered by all-reduces, which move twice as much.
+        waiting_share: How much longer a step takes because slices wait for the slowest of them.
     """
 
     matrix_flops_per_s: np.ndarray
@@ -49,6 +51,7 @@ class Rates:
     resident_bytes: np.ndarray
     hbm_bytes_per_s: np.ndarray
     ici_bytes_per_s: np.ndarray
+    gathers_by_sums: np.ndarray
     dcn_bytes_per_s: np.ndarray
     waiting_share: np.ndarray
     host_bytes_per_s: np.ndarray
@@ -80,6 +83,9 @@ class Rates:
             resident_bytes=spread(lambda m: m.resident_bytes),
             hbm_bytes_per_s=spread(lambda m: m.hbm_bytes_per_s * m.hbm_efficiency),
             ici_bytes_per_s=ici,
+            gathers_by_sums=candidates.of_layout(
+                [_gathers_by_sums(layout) for layout in candidates.layouts]
+            ),
             dcn_bytes_per_s=spread(lambda m: m.dcn_bytes_per_s or np.inf),
             waiting_share=spread(lambda m: m.wait_per_doubling) * np.log2(candidates.num_slices),
             host_bytes_per_s=spread(lambda m: m.host_bytes_per_s),
@@ -97,6 +103,17 @@ def _machines(layouts: tuple[Layout, ...]) -> dict[Slice, Machine]:
             by_chip[name] = Machine.of(target)
         machines[target] = by_chip[name]
     return machines
+
+
+def _gathers_by_sums(layout: Layout) -> int:
+    """1 where one axis spans all of a three-dimensional v5p slice.
+
+    There the compiler makes all-reduces of every gather and scatter (llama2-70b on 64, 128 and 256
+    chips, 128B on 256); with a second axis beside it, it does not.
+    """
+    target = layout.target
+    whole = layout.sizes.get("fsdp", 1) == target.chips_per_slice
+    return int(target.chip.name == "v5p" and whole and all(size > 1 for size in target.topology))
 
 
 def _attention_share(machine: Machine, head_dim: int) -> float:

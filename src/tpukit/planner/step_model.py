@@ -259,7 +259,8 @@ class StepModel:
         s, sizes = self.shape, self.candidates.sizes
         head = s.vocab * s.d_model / sizes["tensor"] * BFLOAT16 * (1 if s.tied else 2)
         amount = (self._layer_bytes() + head) / self.layers
-        return self.rates.axes["fsdp"].gather_s(amount, times=3 * self.layers)
+        times = 3 * (1 + self.rates.gathers_by_sums) * self.layers
+        return self.rates.axes["fsdp"].gather_s(amount, times=times)
 
     def _activations_moved(self) -> np.ndarray:
         """Seconds of what no product can hide: the next one waits for it."""
