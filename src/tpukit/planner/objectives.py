@@ -101,13 +101,9 @@ def ranking_keys(
 
 
 def unusual(scores: Scores) -> np.ndarray:
-    """How many things a candidate does that one would rather not.
-
-    Fewer bits, pieces, stages, and transfers to the host that have to keep up.
-    """
+    """How many things a candidate does that one would rather not: fewer bits, pieces, stages."""
     c = scores.candidates
-    odd = c.moment + c.precision + (c.microbatches > 1) + (c.sizes["stage"] > 1)
-    return odd + (np.asarray(scores.memory.host) > 0)
+    return c.moment + c.precision + (c.microbatches > 1) + (c.sizes["stage"] > 1)
 
 
 def ranked(chosen: np.ndarray, keys: tuple[np.ndarray, ...]) -> np.ndarray:
