@@ -33,8 +33,8 @@ class TunedEntry:
     time_us: float
     origin: str
     versions: Mapping[str, str]
-    default_us: float | None = None
-    tried: int = 1
+    default_us: float | None
+    tried: int
 
     def to_dict(self) -> dict[str, Any]:
         """As the data file stores it."""
