@@ -33,7 +33,12 @@ class SplashTimer:
         if kind == "dkv" and len(kernel.shapes) > 2 and _has_partial_dq(kernel, queries):
             kind = "dkv fused"
         head = queries.dims[-1]
-        pairs = queries.elements // head * keys.dims[-2] * _visited_share(operands, queries, keys)
+        pairs = (
+            queries.elements
+            // head
+            * keys.dims[-2]
+            * _visited_share(operands, queries, keys, by_keys="dkv" in kind)
+        )
         flops = _PRODUCTS[kind] * 2.0 * pairs * head
         share = self._share(head)
         if kind != "fwd":
@@ -59,19 +64,21 @@ def _has_partial_dq(kernel: Instruction, queries: Shape) -> bool:
     return any(shape.elements >= queries.elements for shape in kernel.shapes)
 
 
-def _visited_share(operands: list[Shape], queries: Shape, keys: Shape) -> float:
+def _visited_share(operands: list[Shape], queries: Shape, keys: Shape, *, by_keys: bool) -> float:
     """The share of (query, key) blocks the kernel visits.
 
     Its first operands tabulate the grid of blocks. A causal mask keeps the whole grid and skips
-    what is above the diagonal; a window shrinks the grid to what it sees.
+    what is above the diagonal; a window shrinks the grid to what a block of queries sees, or in a
+    kernel that goes by keys, to what sees a block of keys. Blocks of both are taken as equal.
     """
     tables = [shape for shape in operands if shape.dtype in ("s8", "s32", "s16")]
     grid = next((shape.dims[-2:] for shape in tables if len(shape.dims) >= 3), None)
     if grid is None:
         return 0.5
-    rows, columns = grid
-    block_q, length = queries.dims[-2] / rows, keys.dims[-2]
-    if rows == columns or columns * block_q >= length:
-        n = max(rows, columns)
+    whole, visited = reversed(grid) if by_keys else grid
+    lengths = (keys.dims[-2], queries.dims[-2]) if by_keys else (queries.dims[-2], keys.dims[-2])
+    seen = visited * lengths[0] / whole
+    if whole == visited or seen >= lengths[1]:
+        n = max(grid)
         return (n + 1) / (2 * n)
-    return columns * block_q / length
+    return seen / lengths[1]
