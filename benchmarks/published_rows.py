@@ -35,11 +35,6 @@ SPARSE_CORE_FLAGS = {
         for kind in ("all_gather", "all_reduce", "reduce_scatter")
     },
 }
-# With these the compiler of today repeats a whole layer's backward pass where gathers cross slices.
-MOVING_GATHERS_AHEAD = (
-    "xla_should_allow_loop_variant_parameter_in_chain",
-    "xla_should_add_loop_invariant_op_in_chain",
-)
 # What MaxText's scripts of 2023 set (MaxText/configs/largest_job for v5e, v5p, 1xv4-128.sh).
 MAXTEXT_2023_FLAGS: dict[str, dict[str, Any]] = {
     "v4": {"xla_enable_async_all_gather": True},
@@ -89,17 +84,11 @@ class PublishedRun:
     def option_sets(self) -> tuple[dict[str, Any], ...]:
         """The options to try; whoever published a run took the faster.
 
-        Products cut into permutes, and gathers across slices moved ahead, pay or do not, depending
-        on the compiler's version.
+        Products cut into permutes pay or do not, depending on the compiler's version.
         """
-        sets = [self.options]
-        if self.mesh.get("tensor", 1) > 1:
-            sets.append({**self.options, **NO_COLLECTIVE_MATMUL})
-        cuts = dict(zip(self.mesh, self.dcn_mesh_shape or (), strict=False))
-        if any(cut > 1 for axis, cut in cuts.items() if axis != "data"):
-            kept = {k: v for k, v in self.options.items() if k not in MOVING_GATHERS_AHEAD}
-            sets.append(kept)
-        return tuple(sets)
+        if self.mesh.get("tensor", 1) == 1:
+            return (self.options,)
+        return (self.options, {**self.options, **NO_COLLECTIVE_MATMUL})
 
 
 def load_rows(path: Path, *, only: str | None = None) -> list[dict[str, Any]]:

