@@ -153,9 +153,11 @@ def block_space(case: KernelCase, chip: str) -> Iterator[FlashBlocks]:
     capacity = vmem_capacity_bytes(chip)
     seen: set[FlashBlocks] = set()
     sees = problem_of(case).sees
+    # Of 4096 queries the staircase is so long (39,000 bundles on v5e) that the core fetches as many
+    # as it runs, and static timing, which likes it by a tenth, does not see the fetching.
     forward = [
         {"block_q": q, "block_kv_compute": compute, "unroll": unroll}
-        for q in (512, 1024, 2048, 4096)
+        for q in (512, 1024, 2048)
         for compute in (256, 512, 1024)
         for unroll in (1, 2)
     ]
