@@ -1,7 +1,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
@@ -203,6 +203,7 @@ def test_debugging_mode_finds_a_nan_and_can_be_left():
     assert jnp.isnan(jnp.log(jnp.array(-1.0)))
 
 
+@example({"project": "\x85"})  # ends a line in YAML
 @given(
     st.fixed_dictionaries(
         {},

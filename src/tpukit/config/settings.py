@@ -112,7 +112,10 @@ class Settings(Section):
         """YAML that `from_yaml` reads back to an equal configuration."""
         import yaml
 
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+        values = self.to_dict()
+        # These end a line in YAML 1.1, and only an escaped one comes back as it was.
+        odd = any(end in str(values) for end in (r"\x85", r"\u2028", r"\u2029"))
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=not odd)
 
     def __rich__(self) -> Any:
         """Every field by section, with its value and where it came from."""
