@@ -125,7 +125,12 @@ def test_kernel_agrees_with_float64_at_the_rest(name: str, no_races: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CASES)]
+    "name",
+    [
+        # Streamed and held keys are the kernel's own matter: rows in turn know no blocks.
+        *(name for name in CASES if name not in ("causal_streamed", "window_held")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CASES),
+    ],
 )
 def test_rows_in_turn_agree_with_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tpukit.kernels.flash_attention import xla
