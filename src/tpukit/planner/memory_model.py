@@ -121,7 +121,8 @@ def estimate_memory_bytes(
             `rounds_first` says of which chips that is known.
     """
     split = mesh.fsdp * mesh.tensor * mesh.stage
-    own = shape.other_parameters / split + shape.expert_parameters / (split * mesh.expert)
+    own_experts = shape.expert_parameters / (split * mesh.expert)
+    own = shape.other_parameters / split + own_experts
     own_layers = own - shape.outside_parameters / split
     tokens = per_device_batch * sequence_length / mesh.context / microbatches
     segments = shape.layers / mesh.stage / remat_every
@@ -131,7 +132,8 @@ def estimate_memory_bytes(
     # Micro-batches one after the other add their gradients up; those of a pipeline need not.
     one_by_one = (np.asarray(microbatches) > 1) & (np.asarray(mesh.stage) == 1)
     summed = np.where(one_by_one, own * param_bytes, 0.0)
-    rounded = np.where(whole_copy, own_layers * compute_bytes, 0.0)
+    # Experts are rounded where they are used, inside the region that their kernels need.
+    rounded = np.where(whole_copy, (own_layers - own_experts) * compute_bytes, 0.0)
     # Between micro-batches the gathered table of embeddings stays.
     table = np.where(one_by_one, shape.head_parameters / mesh.tensor * compute_bytes, 0.0)
     token_logits = shape.vocab / mesh.tensor * compute_bytes
