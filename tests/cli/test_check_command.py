@@ -51,8 +51,9 @@ class TestOneRealCheck:
         assert "[model]" in first.stdout  # the predicted step
 
     def test_progress_goes_to_standard_error_by_stage(self, first):
-        stages = [line.split()[-1] for line in first.stderr.splitlines()[1:]]
+        *stages, last = [line.split(" s  ")[1] for line in first.stderr.splitlines()[1:]]
         assert stages == ["trace", "lower", "compile", "memory", "schedule"]
+        assert last.startswith("simulate the schedule")
         assert "checking tiny on v6e-8" in first.stderr
 
     def test_the_same_again_needs_no_compiler(self, first, app, monkeypatch):

@@ -68,7 +68,10 @@ def check(
         memory = compiled.memory  # what the compiler wrote may turn out not to add up
     if not json:
         Console().print(verdict_line(memory))
-    prediction, reason = (None, "not asked for") if memory_only else predict(compiled, job)
+    prediction, reason = None, "not asked for"
+    if not memory_only:
+        say("simulate the schedule; kernels not seen before are compiled alone")
+        prediction, reason = predict(compiled, job)
     reference = job is not None and not is_own_model(job.model)
     wanted = reference and (fix or is_thin(memory))
     result = CheckResult(
