@@ -1,7 +1,7 @@
 """Attention on TPU through jax's splash kernel: blocks of scores that never leave VMEM."""
 
 import math
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -9,8 +9,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from ..errors import TPUModelError
 from ..kernels.flash_attention.pallas_tpu import KEPT_NAME
-from ..parallel.mesh import AnyMesh
-from .attention_on_mesh import attend_on_mesh
+from .attention_on_mesh import KernelAttention
 
 # Block sizes of the published Trillium recipes; shorter sequences take what divides them.
 LARGEST_BLOCK = 2048
@@ -23,50 +22,13 @@ def can_splash(q: jax.Array) -> bool:
     return q.shape[1] % SMALLEST_BLOCK == 0 and q.shape[-1] % HALF_LANES == 0
 
 
-def splash_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    window: int | None = None,
-    segment_ids: jax.Array | None = None,
-    mesh: AnyMesh | None = None,
-    batch_axes: tuple[str, ...] = (),
-    head_axes: tuple[str, ...] = (),
-    interpret: bool = False,
-) -> jax.Array:
-    """Causal attention of q (B, S, H, D) over k, v (B, S, KV, D), as a Pallas kernel.
-
-    Args:
-        q: Queries.
-        k: Keys; H must be a multiple of KV.
-        v: Values.
-        window: How many keys back a query sees, itself included.
-        segment_ids: (B, S) numbers that keep packed documents apart.
-        mesh: The mesh the arrays are spread over: a kernel sees only its own device's part.
-        batch_axes: Mesh axes that split the batch.
-        head_axes: Mesh axes that split the heads.
-        interpret: Run the kernel's meaning without a TPU, slowly.
-
-    Raises:
-        TPUModelError: The sequence is no multiple of 128, or the head size none of 64.
-    """
+def _refuse(q: jax.Array) -> None:
     if not can_splash(q):
         raise TPUModelError(
             f"splash attention works on multiples of {SMALLEST_BLOCK} tokens and heads of "
             f"multiples of {HALF_LANES}, and the queries are {q.shape}; change the shape, or use "
             "attention='xla'."
         )
-    return attend_on_mesh(
-        partial(_attend, window=window, interpret=interpret),
-        q,
-        k,
-        v,
-        segment_ids,
-        mesh=mesh,
-        batch_axes=batch_axes,
-        head_axes=head_axes,
-    )
 
 
 def _attend(
@@ -115,3 +77,6 @@ def _kernel(length: int, queries_per_key: int, window: int | None, interpret: bo
             interpret=interpret,
             residual_checkpoint_name=KEPT_NAME,
         )
+
+
+splash_attention = KernelAttention(_attend, _refuse)
