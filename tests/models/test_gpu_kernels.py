@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tpukit.hardware.target import target_chip
-from tpukit.models import Workload, execution, workload
+from tpukit.kernels.one_gpu import on_one_gpu
+from tpukit.models import Workload, workload
 
 
 def step_with(monkeypatch, kernels: bool, **settings):
@@ -29,9 +30,9 @@ def test_gpu_kernels_and_cut_stacks_change_nothing(monkeypatch, scan_layers):
 def test_a_program_for_a_tpu_holds_no_gpu_kernel(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    assert execution.on_one_gpu()
+    assert on_one_gpu()
     with target_chip("v6e"):
-        assert not execution.on_one_gpu()
+        assert not on_one_gpu()
 
 
 def test_the_kernels_lower_for_a_gpu_on_a_machine_without_one(monkeypatch):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TPUError, XLACompilationError
-from ..hardware import Slice
+from ..hardware import Chip, Slice
 from ..hardware.slice import list_slices
 from .aot import compile_many
 from .bundles import CallTrace, trace_call
@@ -29,6 +29,11 @@ KERNEL_TARGET = "tpu_custom_call"
 TIMEOUT_S = 300.0
 # The call's program, and how much VMEM it may use; the rest is what the schedule adds.
 _CONFIG = ("custom_call_config", "scoped_memory_configs")
+
+
+def one_device_slice(chip: Chip) -> Slice:
+    """The smallest slice of a generation; a program without shardings uses one device of it."""
+    return list_slices(chip.name)[0]
 
 
 def kernel_calls(module: HloModule) -> list[tuple[Instruction, Computation]]:
@@ -115,7 +120,7 @@ def trace_kernels(
             found[kernel] = CallTrace.from_data(kept["trace"]) if kept["trace"] else None
     missing = set(kernels.values()) - set(found)
     if missing and compile_missing:
-        for kernel, trace in _compiled(missing, list_slices(chip)[0]).items():
+        for kernel, trace in _compiled(missing, one_device_slice(target.chip)).items():
             cache.store_json(kernel.key(chip), {"trace": trace and trace.to_data()})
             found[kernel] = trace
     traces = {name: found.get(kernel) for name, kernel in kernels.items()}

@@ -6,7 +6,6 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from ..kernels.one_gpu import on_one_gpu as on_one_gpu
 from .attention import AttentionFunction
 from .chunked_loss import LossChunks
 from .remat import NO_REMAT, RematPolicy

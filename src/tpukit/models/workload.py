@@ -14,11 +14,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.table import Table
 
 from ..errors import TPUModelError
+from ..kernels.one_gpu import on_one_gpu
 from ..parallel.layout import Layout, make_layout
 from .adapters import ModelAdapter, TransformerAdapter, Variables, adapt
 from .attention import AttentionFunction
 from .chunked_loss import LossChunks
-from .execution import AnyMesh, Execution, on_one_gpu
+from .execution import AnyMesh, Execution
 from .loss import Batch, LossFunction
 from .mixed_precision import narrowed
 from .placement import batch_shardings, execution_on

@@ -7,7 +7,7 @@ XLA's Triton products cost 1 % where cuBLAS has all of them.
 
 from typing import Any
 
-from ..models.execution import on_one_gpu
+from ..kernels.one_gpu import on_one_gpu
 
 MOST_UNROLLED_LAYERS = 64  # compile time grows with them
 COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}

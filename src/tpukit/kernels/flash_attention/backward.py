@@ -27,6 +27,7 @@ from .problem import (
 )
 from .scores import cap, hide, sparse_table, when
 from .visibility import Position, maximum, minimum
+from .visits import visit_listed
 
 Gradients = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -208,7 +209,7 @@ def _kernel(
     per_held = blocks.backward_q // compute
     held_first = i * per_held
     if table is not None:
-        _sparse_blocks(table, (j * q_steps + i) * (2 + per_held), held_first, update)
+        visit_listed(table, (j * q_steps + i) * (2 + per_held), held_first, update)
     else:
         _dense_blocks(problem, blocks, column, held_first, per_held, update)
 
@@ -220,16 +221,6 @@ def _kernel(
     def _() -> None:
         dk[...] = (dk_sum[all_columns] * (problem.scale / problem.query_factor)).astype(dk.dtype)
         dv[...] = dv_sum[all_columns].astype(dv.dtype)
-
-
-def _sparse_blocks(table: Any, entry: Position, held_first: Position, update: Any) -> None:
-    whole, listed = table[entry], table[entry + 1]
-
-    def one(number: Position, carry: None, *, edge: bool) -> None:
-        update(held_first + table[entry + 2 + number], held_first, edge=edge)
-
-    jax.lax.fori_loop(0, whole, partial(one, edge=False), None)
-    jax.lax.fori_loop(whole, listed, partial(one, edge=True), None)
 
 
 def _dense_blocks(

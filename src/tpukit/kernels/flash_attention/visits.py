@@ -1,4 +1,4 @@
-"""Which blocks of keys the forward kernel visits for its queries, and in which order."""
+"""Which blocks of keys the forward kernel visits, in which order, and what a mask's table lists."""
 
 from functools import partial
 from typing import Any

@@ -15,13 +15,12 @@ from ...compiler.bundles import CallTrace, trace_call, words_of
 from ...compiler.cache import CompileCache
 from ...compiler.compiled import CompiledStep
 from ...compiler.hlo import Computation, Instruction
-from ...compiler.kernel_traces import kernel_calls
+from ...compiler.kernel_traces import kernel_calls, one_device_slice
 from ...compiler.request import make_request
 from ...compiler.stages import Progress, silent
 from ...compiler.timeline.kernels import RaggedDotTimer
 from ...errors import XLACompilationError
-from ...hardware import Chip, Slice, get_chip
-from ...hardware.slice import list_slices
+from ...hardware import Chip, get_chip
 from ...hardware.target import target_chip
 from .prefetched import PallasCall, find_pallas_calls
 
@@ -96,11 +95,6 @@ def profile_kernel(
         except XLACompilationError as error:
             reasons[call.name] = str(error)
     return KernelProfile(target, compiled, traces, reasons)
-
-
-def one_device_slice(chip: Chip) -> Slice:
-    """The smallest slice of a generation; a program without shardings uses one device of it."""
-    return list_slices(chip.name)[0]
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
