@@ -45,20 +45,23 @@ def test_losses_and_slopes_against_float64(vocab, z_loss, soft_cap):
         np.testing.assert_allclose(one, wanted, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("width", [4, 16])  # the head's gradient is the smaller, the larger array
-def test_the_public_function_takes_it_on_one_gpu(monkeypatch, width):
+@pytest.mark.parametrize(
+    ("width", "rows"),
+    # The head's gradient is the smaller array, the larger, and so large that cutting saves nothing.
+    [(4, 12), (16, 12), (64, 23)],
+)
+def test_the_public_function_takes_it_on_one_gpu(monkeypatch, width, rows):
     kernel = partial(gpu.losses_and_slopes, interpret=True)
     used = []
-    monkeypatch.setattr(chunked, "LOGITS_BYTES", 4 * 8 * 512)
-    monkeypatch.setattr(chunked, "MIN_TOKENS", 4)
+    monkeypatch.setattr(chunked, "MIN_TOKENS_GPU", 8)
     monkeypatch.setattr(
         gpu, "losses_and_slopes", lambda *a, **k: used.append(a[0].shape) or kernel(*a, **k)
     )
     keys = jax.random.split(jax.random.key(0), 4)
-    x = jax.random.normal(keys[0], (22, width))  # no multiple of a chunk
+    x = jax.random.normal(keys[0], (23, width))  # no multiple of a chunk
     w = 0.1 * jax.random.normal(keys[1], (width, 512))
-    labels = jax.random.randint(keys[2], (22,), -1, 512)
-    weights = jax.random.uniform(keys[3], (22,))
+    labels = jax.random.randint(keys[2], (23,), -1, 512)
+    weights = jax.random.uniform(keys[3], (23,))
 
     def gradients():
         def loss(x, w, weights):
@@ -70,7 +73,7 @@ def test_the_public_function_takes_it_on_one_gpu(monkeypatch, width):
     assert not used
     monkeypatch.setattr(chunked, "on_one_gpu", lambda: True)
     fused = gradients()
-    assert set(used) == {(1, 8, 512)}
+    assert set(used) == {(1, rows, 512)}
     for one, wanted in zip(jax.tree.leaves(fused), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-7)
 

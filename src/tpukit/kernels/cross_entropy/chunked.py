@@ -26,6 +26,9 @@ LOGITS_BYTES = 512 * 2**20
 # once, in float32, which takes longer than its matrix product when fewer tokens share it (v6e:
 # 918 TFLOP/s over 1.6 TB/s, times 8 bytes over 2 FLOPs a token, is 2300 tokens; others need less).
 MIN_TOKENS = 2048
+# On a GPU a chunk of fewer tokens gives away what the kernel over its logits gained (H200: each
+# chunk of 2048 tokens, 4096 wide, costs 1 of 10 ms).
+MIN_TOKENS_GPU = 4096
 
 
 class Placement(Protocol):
@@ -57,6 +60,19 @@ def chunk_count(tokens: int, vocab: int, itemsize: int) -> int:
     return next((n for n in range(fewest, most) if tokens % n == 0), fewest)
 
 
+def leanest_count(tokens: int, width: int, *, logit_bytes: int, slope_bytes: int) -> int:
+    """The number of chunks that holds least on one GPU.
+
+    Logits and their gradient shrink with it, but more than one chunk needs the head's gradient in
+    float32 to add to; both grow with the vocabulary alike.
+    """
+
+    def held(count: int) -> float:
+        return tokens / count * (logit_bytes + slope_bytes) + (4 * width if count > 1 else 0)
+
+    return min(range(1, max(1, tokens // MIN_TOKENS_GPU) + 1), key=held)
+
+
 def cross_entropy_chunked(
     x: jax.Array,
     w: jax.Array,
@@ -69,8 +85,12 @@ def cross_entropy_chunked(
 ) -> CrossEntropy:
     """See `cross_entropy`."""
     tokens = x.shape[0]
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    count = chunk_count(tokens, w.shape[-1], jnp.dtype(wide).itemsize)
+    wide = jnp.dtype(jnp.promote_types(x.dtype, jnp.float32))
+    if on_one_gpu():
+        sizes = {"logit_bytes": wide.itemsize, "slope_bytes": x.dtype.itemsize}
+        count = leanest_count(*x.shape, **sizes)
+    else:
+        count = chunk_count(tokens, w.shape[-1], wide.itemsize)
 
     def cut(leaf: jax.Array) -> jax.Array:
         missing = -tokens % count
@@ -88,9 +108,7 @@ def cross_entropy_chunked(
     else:
         # A mean of scaled weights leaves nothing to scale the gradients with.
         counted = weights if reduction == "sum" else weights_of_mean(weights.astype(wide))
-        summed: Any = weighted_total(
-            *pieces, cut(counted.astype(wide)), terms, ONE_DEVICE, jnp.dtype(wide)
-        )
+        summed: Any = weighted_total(*pieces, cut(counted.astype(wide)), terms, ONE_DEVICE, wide)
         loss, log_normaliser = summed
     return CrossEntropy(loss, jax.lax.stop_gradient(log_normaliser.reshape(-1)[:tokens]))
 
@@ -161,7 +179,7 @@ def _total_and_gradients(
 
     pieces = (x, labels, weights)
     logits_bytes = x.shape[2] * w.shape[1] * logits_dtype.itemsize
-    if on_one_gpu() and 4 * w.size > logits_bytes:
+    if on_one_gpu() and (x.shape[0] == 1 or 4 * w.size > logits_bytes):
         # The first chunk stands apart: zeros for it to be added to, written and read again, would
         # be the largest array of all.
         d_copies, first = one_chunk(None, jax.tree.map(lambda leaf: leaf[0], pieces))
