@@ -4,7 +4,7 @@ import pytest
 
 from tpukit.errors import TPUKernelError
 from tpukit.kernels.rms_norm.specs import OP, case
-from tpukit.kernels.row_norm import RowBlocks, fits
+from tpukit.kernels.row_blocks import RowBlocks, fits
 from tpukit.kernels.vmem import (
     MIB,
     check_vmem,

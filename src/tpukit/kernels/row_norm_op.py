@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from .dispatch import Passes, with_gradient
 from .op import PALLAS_TPU, REFERENCE, KernelCase, Op
-from .row_norm import block_space, bucket, default_blocks, vmem_bytes
+from .row_blocks import block_space, bucket, default_blocks, vmem_bytes
 
 SHAPES = (
     (1024, 1024, "bfloat16"),

@@ -13,7 +13,7 @@ from tpukit.kernels.layer_norm.api import layer_norm
 from tpukit.kernels.layer_norm.specs import OP as LAYER_NORM
 from tpukit.kernels.rms_norm.api import rms_norm
 from tpukit.kernels.rms_norm.specs import OP as RMS_NORM
-from tpukit.kernels.row_norm import RowBlocks
+from tpukit.kernels.row_blocks import RowBlocks
 
 # Two cores, as v5p has: what they share must not depend on which of them is first.
 STRICT = pltpu.InterpretParams(

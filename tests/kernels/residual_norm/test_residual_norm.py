@@ -4,11 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.errors import TPUKernelError
-from tpukit.kernels.residual_norm import gpu, reference, residual_norm
+from tpukit.kernels.residual_norm import gpu, pallas_tpu, reference, residual_norm
+from tpukit.kernels.row_blocks import RowBlocks
 
 EPS = 1e-5
+STRICT = pltpu.InterpretParams(
+    detect_races=True, uninitialized_memory="nan", num_cores_or_threads=2
+)
+OPTIONS = {
+    reference: {"eps": EPS},
+    gpu: {"eps": EPS, "interpret": True},
+    pallas_tpu: {"eps": EPS, "interpret": STRICT, "blocks": RowBlocks(16)},
+}
 
 
 def exact(x, delta, scale, d_stream, d_normed):
@@ -24,14 +34,21 @@ def exact(x, delta, scale, d_stream, d_normed):
 
 
 @pytest.mark.parametrize("width", [128, 384])  # 384 is no power of two
-@pytest.mark.parametrize("passes", [reference, gpu], ids=["reference", "triton"])
-def test_both_passes_against_float64(passes, width):
+@pytest.mark.parametrize("passes", OPTIONS, ids=["reference", "triton", "pallas_tpu"])
+def test_both_passes_against_float64(passes, width, no_races):
     keys = jax.random.split(jax.random.key(0), 5)
-    x, delta, d_stream, d_normed = (jax.random.normal(k, (64, width)) for k in keys[:4])
+    rows = 53 if passes is pallas_tpu else 64  # a TPU has rows left over, a GPU refuses them
+    x, delta, d_stream, d_normed = (jax.random.normal(k, (rows, width)) for k in keys[:4])
     scale = 1 + 0.1 * jax.random.normal(keys[4], (width,))
-    options = {"eps": EPS} | ({"interpret": True} if passes is gpu else {})
-    (stream, normed), kept = passes.forward(x, delta, scale, **options)
-    d_x, d_delta, d_scale = passes.backward(kept, (d_stream, d_normed), **options)
+    options = OPTIONS[passes]
+
+    @jax.jit
+    def both(x, delta, scale, d_stream, d_normed):
+        out, kept = passes.forward(x, delta, scale, **options)
+        return out, passes.backward(kept, (d_stream, d_normed), **options)
+
+    with no_races():
+        (stream, normed), (d_x, d_delta, d_scale) = both(x, delta, scale, d_stream, d_normed)
     for found, wanted in zip(
         (stream, normed, d_x, d_scale), exact(x, delta, scale, d_stream, d_normed), strict=True
     ):
@@ -39,9 +56,10 @@ def test_both_passes_against_float64(passes, width):
     np.testing.assert_array_equal(d_x, d_delta)
 
 
-def test_nothing_to_add():
+@pytest.mark.parametrize("passes", [gpu, pallas_tpu], ids=["triton", "pallas_tpu"])
+def test_nothing_to_add(passes):
     x, scale = jax.random.normal(jax.random.key(0), (32, 128)), jnp.ones(128)
-    (stream, normed), _ = gpu.forward(x, None, scale, eps=EPS, interpret=True)
+    (stream, normed), _ = passes.forward(x, None, scale, **OPTIONS[passes])
     np.testing.assert_array_equal(stream, x)
     np.testing.assert_allclose(normed, residual_norm(x, None, scale, eps=EPS)[1], rtol=1e-5)
 
@@ -66,6 +84,18 @@ def test_gradients_through_the_public_function():
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_an_unknown_implementation_is_refused():
+def test_bfloat16_is_rounded_where_the_reference_rounds_it():
+    keys = jax.random.split(jax.random.key(0), 2)
+    x, delta = (jax.random.normal(k, (32, 128), jnp.bfloat16) for k in keys)
+    (stream, _), _ = pallas_tpu.forward(x, delta, jnp.ones(128), **OPTIONS[pallas_tpu])
+    np.testing.assert_array_equal(stream, x + delta)
+
+
+def test_what_cannot_be_had_is_refused():
+    x, scale = jnp.ones((32, 128)), jnp.ones(128)
     with pytest.raises(TPUKernelError, match="triton"):
-        residual_norm(jnp.ones((32, 128)), None, jnp.ones(128), implementation="tritn")
+        residual_norm(x, None, scale, implementation="tritn")
+    with pytest.raises(TPUKernelError, match=r"got bfloat16\[32, 128\]; reshape or cast"):
+        residual_norm(x, x.astype(jnp.bfloat16), scale)
+    with pytest.raises(TPUKernelError, match="belong to the last axis"):
+        residual_norm(x, x, scale[:64])

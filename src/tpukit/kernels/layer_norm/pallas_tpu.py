@@ -4,15 +4,8 @@ from typing import Any
 
 import jax
 
-from ..row_norm import (
-    RowBlocks,
-    RowNorm,
-    bucket,
-    default_blocks,
-    normalise,
-    normalise_backward,
-    row_case,
-)
+from ..row_blocks import RowBlocks, bucket, default_blocks, row_case
+from ..row_norm import RowNorm, normalise, normalise_backward
 from ..tuned import choose_blocks
 
 Residuals = tuple[jax.Array, jax.Array | None, jax.Array | None]
@@ -28,9 +21,10 @@ def forward(
     interpret: Any = False,
 ) -> tuple[jax.Array, Residuals]:
     """The result, and the arguments as residuals."""
-    norm = RowNorm(eps=eps, centred=True, interpret=interpret)
+    norm = RowNorm("layer_norm", eps=eps, centred=True, interpret=interpret)
     chosen = blocks or _blocks_for(x)
-    return normalise(x, scale, bias, norm=norm, blocks=chosen), (x, scale, bias)
+    _, out = normalise(x, scale, bias, norm=norm, blocks=chosen)
+    return out, (x, scale, bias)
 
 
 def backward(
@@ -43,7 +37,7 @@ def backward(
 ) -> Residuals:
     """Gradients of x, scale and bias."""
     x, scale, bias = residuals
-    norm = RowNorm(eps=eps, centred=True, interpret=interpret)
+    norm = RowNorm("layer_norm", eps=eps, centred=True, interpret=interpret)
     chosen = blocks or _blocks_for(x)
     dx, dscale, dbias = normalise_backward(
         x, scale, cotangent, biased=bias is not None, norm=norm, blocks=chosen

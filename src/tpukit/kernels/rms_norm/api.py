@@ -5,7 +5,7 @@ import jax
 from ...hardware.target import current_target
 from ..dispatch import Passes, dispatch_with_gradient, recomputed
 from ..op import PALLAS_TPU, REFERENCE
-from ..row_norm import RowBlocks, check_arguments, fits
+from ..row_blocks import RowBlocks, check_arguments, fits
 from . import pallas_tpu, reference
 
 OP_NAME = "rms_norm"

@@ -4,15 +4,8 @@ from typing import Any
 
 import jax
 
-from ..row_norm import (
-    RowBlocks,
-    RowNorm,
-    bucket,
-    default_blocks,
-    normalise,
-    normalise_backward,
-    row_case,
-)
+from ..row_blocks import RowBlocks, bucket, default_blocks, row_case
+from ..row_norm import RowNorm, normalise, normalise_backward
 from ..tuned import choose_blocks
 
 Residuals = tuple[jax.Array, jax.Array | None]
@@ -27,9 +20,10 @@ def forward(
     interpret: Any = False,
 ) -> tuple[jax.Array, Residuals]:
     """The result, and the arguments as residuals."""
-    norm = RowNorm(eps=eps, centred=False, interpret=interpret)
+    norm = RowNorm("rms_norm", eps=eps, centred=False, interpret=interpret)
     chosen = blocks or _blocks_for(x)
-    return normalise(x, scale, None, norm=norm, blocks=chosen), (x, scale)
+    _, out = normalise(x, scale, None, norm=norm, blocks=chosen)
+    return out, (x, scale)
 
 
 def backward(
@@ -42,7 +36,7 @@ def backward(
 ) -> Residuals:
     """Gradients of x and scale."""
     x, scale = residuals
-    norm = RowNorm(eps=eps, centred=False, interpret=interpret)
+    norm = RowNorm("rms_norm", eps=eps, centred=False, interpret=interpret)
     chosen = blocks or _blocks_for(x)
     dx, dscale, _ = normalise_backward(x, scale, cotangent, biased=False, norm=norm, blocks=chosen)
     return dx, dscale if scale is None or dscale is None else dscale.astype(scale.dtype)
