@@ -11,6 +11,8 @@ from scipy.stats import spearmanr
 from kernel_rows.rows import Row
 
 LEAST_SPEARMAN, MOST_ERROR, LEAST_NAMED = 0.9, 0.25, 0.9
+# Five ranks with two neighbours swapped correlate by 0.9, as floats by 0.8999999999999998.
+RANK_DIGITS = 9
 LEAST_SHAPES = 5  # fewer say nothing of a rank, and leave a fit without the shape little to go by
 
 
@@ -44,7 +46,8 @@ class Score:
         """Whether both bars are met; None with too few shapes to say."""
         if self.shapes < LEAST_SHAPES or self.spearman is None:
             return None
-        return self.spearman >= LEAST_SPEARMAN and self.median_error <= MOST_ERROR
+        rank = round(self.spearman, RANK_DIGITS)
+        return rank >= LEAST_SPEARMAN and self.median_error <= MOST_ERROR
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, and the verdict."""

@@ -3,6 +3,8 @@ from pathlib import Path
 
 import kernel_estimate
 import pytest
+from kernel_rows.scoring import Score
+from scipy.stats import spearmanr
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +35,10 @@ def test_rows_left_out_are_counted_with_their_reason(scored):
 
 def test_the_shipped_rows_are_where_the_script_looks():
     assert Path(kernel_estimate.DEFAULT_TIMINGS).exists()
+
+
+def test_a_rank_of_exactly_the_bar_meets_it():
+    rank = float(spearmanr([1, 2, 3, 4, 5], [1, 2, 4, 3, 5]).statistic)
+    assert rank < 0.9
+    assert Score("v6e", "attention_fwd", "", 5, 5, rank, 0.016).bars_met
+    assert not Score("v6e", "attention_fwd", "", 5, 5, 0.89, 0.016).bars_met
