@@ -109,3 +109,30 @@ def test_what_to_tune_for_must_be_said():
     found = run("tune", "rms_norm")
     assert isinstance(found.exception, TPUValidationError)
     assert "--on v6e" in str(found.exception)
+
+
+def test_shapes_an_op_does_not_take_are_refused_before_anything_compiles():
+    with pytest.raises(TPUValidationError, match=r"'cos' and 'sin'; its case .* --shape float32"):
+        choose_cases(get_tpu_op("rope"), None, ["bf16[8,8]"], None)
+    with pytest.raises(TPUValidationError, match=r"--option precision=bfloat16\.$"):
+        choose_cases(get_tpu_op("gemm"), None, ["bf16[8,128]", "bf16[128,8]"], None)
+
+
+def test_an_unknown_implementation_and_no_generation_are_refused_at_once(estimates):
+    words = ["bench", "rope", "--on", "v6e", "--implementation", "cuda"]
+    assert "it has pallas_tpu, reference" in str(run(*words).exception)
+    assert "names no generation" in str(run("bench", "rope", "--on", ",").exception)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_tuning(estimates, tmp_path):
+    (tmp_path / "file").write_text("")
+    words = ["tune", "rms_norm", "--on", "v6e", "--case", "bfloat16_1024x1024"]
+    found = run(*words, "--out", str(tmp_path / "file"))
+    assert "cannot be made" in str(found.exception)
+    assert "give another --out" in str(found.exception)
+
+
+def test_list_prints_names_whole():
+    text = run("list").stdout
+    for name in ("flash_attention", "quantized_matmul"):
+        assert all(case.name in text for case in get_tpu_op(name).cases)

@@ -88,7 +88,7 @@ def tune(
         bool, typer.Option("--forward-only", help="Leave the backward pass as it is.")
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(help="Time to spend on each case and generation.")
+        float | None, typer.Option(min=0, help="Time to spend on each case and generation.")
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Time on the TPU here instead of estimating.")
@@ -104,8 +104,9 @@ def tune(
     start()
     from ..errors import TPUValidationError
     from ..kernels.registry import builtin_ops, get_tpu_op
+    from ..kernels.tuned import data_folder
     from ..kernels.tuning import local_chip, measured_timer, tune_op
-    from .kernel_options import Tunings
+    from .kernel_options import Tunings, writable_folder
     from .output import show
 
     found = get_tpu_op(op)
@@ -114,9 +115,11 @@ def tune(
     if out is None and op not in builtin_ops() and not dry_run:
         raise TPUValidationError(f"{op} has no folder of its own: give --out, or --dry-run.")
     chips = [local_chip()] if measure else chosen_chips(on or "")
+    cases = choose_cases(found, case, shape, option)
+    folder = None if dry_run else writable_folder(out or data_folder(op))
     results: list[Any] = []
     with counted(None) as tell:
-        for one in choose_cases(found, case, shape, option):
+        for one in cases:
             for chip in chips:
                 result = tune_op(
                     found,
@@ -130,7 +133,7 @@ def tune(
                     tell=tell,
                     use_cache=not no_cache,
                 )
-                if not dry_run:
-                    result.save(out)
+                if folder is not None:
+                    result.save(folder)
                 results.append(result)
     show(Tunings(tuple(results)), json=json)

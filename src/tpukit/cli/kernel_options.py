@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,10 +54,14 @@ def chosen_chips(text: str) -> list[str]:
 
     Raises:
         SliceError: One of them is none; the message names the nearest.
+        TPUValidationError: None is named at all.
     """
+    from ..errors import TPUValidationError
     from ..hardware import get_chip
 
     names = [get_chip(part.strip()).name for part in text.split(",") if part.strip()]
+    if not names:
+        raise TPUValidationError(f"--on {text!r} names no generation; write e.g. --on v5e,v6e.")
     return list(dict.fromkeys(names))
 
 
@@ -69,7 +74,8 @@ def choose_cases(
     """The op's cases of these names, or one made of shapes and options; all of its by default.
 
     Raises:
-        TPUValidationError: A shape or option cannot be read, or both ways are used.
+        TPUValidationError: A shape or option cannot be read or is not what the op takes, or both
+            ways are used.
         TPUKernelError: The op has no such case.
     """
     from ..compiler.entry import parse_argument
@@ -84,8 +90,60 @@ def choose_cases(
         arrays = tuple(parse_argument(text) for text in shapes)
         keywords = dict(_keyword(text) for text in options or ())
         label = " ".join(map(shape_text, arrays))
-        return [KernelCase(label, arrays, keywords)]
+        own = KernelCase(label, arrays, keywords)
+        _check_case(op, own)
+        return [own]
+    if not names and not op.cases:
+        raise TPUValidationError(f"{op.name} has no cases; give --shape for each of its arrays.")
     return [op.case(name) for name in names] if names else list(op.cases)
+
+
+def _check_case(op: "Op", case: "KernelCase") -> None:
+    """Refuse shapes that the op does not take before anything is compiled, and show some it does.
+
+    Raises:
+        TPUValidationError: With what the op says of them.
+    """
+    import jax
+
+    from ..errors import TPUValidationError
+    from ..kernels.op import REFERENCE, shape_text
+
+    try:
+        jax.eval_shape(op.bind(case, implementation=REFERENCE), *case.arguments)
+    except Exception as error:  # anyone's function may raise anything here
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        example = ""
+        if op.cases:
+            arrays = [f"--shape {shape_text(array)}" for array in op.cases[0].arguments]
+            options = [f"--option {name}={value}" for name, value in op.cases[0].options.items()]
+            example = f"; its case {op.cases[0].name} is {' '.join([*arrays, *options])}"
+        raise TPUValidationError(
+            f"{op.name} cannot take {case.name}: {reason}{example}."
+        ) from error
+
+
+def writable_folder(folder: Path) -> Path:
+    """The folder that tuned blocks will be written to, made now: tuning takes minutes.
+
+    Raises:
+        TPUValidationError: Nothing can be written there.
+    """
+    import os
+
+    from ..errors import TPUValidationError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TPUValidationError(
+            f"{folder} cannot be made ({error.strerror}); give another --out, or --dry-run."
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise TPUValidationError(
+            f"{folder} cannot be written to; give another --out, or --dry-run."
+        )
+    return folder
 
 
 def _keyword(text: str) -> tuple[str, Any]:
@@ -191,10 +249,12 @@ class OpListing:
     def __rich__(self) -> Any:
         from rich.table import Table
 
-        table = Table("op", "as", "cases", show_edge=False)
+        table = Table("op", "as", show_edge=False)
+        # Whole, so that a name can be copied into --case.
+        table.add_column("cases", overflow="fold")
         for op in self.ops:
-            cases = ", ".join(case.name for case in op.cases)
-            table.add_row(op.name, ", ".join(op.implementations), cases)
+            cases = "\n".join(case.name for case in op.cases)
+            table.add_row(op.name, "\n".join(op.implementations), cases)
         return table
 
 

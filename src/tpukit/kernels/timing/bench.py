@@ -6,7 +6,15 @@ from typing import Any
 
 from ...errors import TPUError
 from ...hardware import get_chip
-from ..op import PALLAS_TPU, REFERENCE, Blocks, Direction, KernelCase, Op
+from ..op import (
+    PALLAS_TPU,
+    REFERENCE,
+    Blocks,
+    Direction,
+    KernelCase,
+    Op,
+    find_implementation,
+)
 from .estimating import KernelEstimate, estimate_kernel
 from .view import format_band, format_time
 
@@ -146,6 +154,8 @@ def bench_op(
     """
     names = [get_chip(chip).name for chip in chips]
     wanted = implementations or default_implementations(op)
+    for implementation in wanted:
+        find_implementation(op.name, op.implementations, implementation)
     rows: list[BenchRow] = []
     for case in cases or op.cases:
         for chip in names:
