@@ -142,7 +142,7 @@ def own_layout_wins(run: PublishedRun) -> bool | None:
             min_headroom=headroom,
             verify=0,
         )
-        if found.best is None or found.best.job is None:
+        if found.best is None:
             break
         own = tokens_per_s(run, found.best.job)
         if own:

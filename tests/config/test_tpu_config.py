@@ -209,7 +209,7 @@ def test_debugging_mode_finds_a_nan_and_can_be_left():
         {},
         optional={
             "memory_per_chip": st.integers(1, 15 * 10**9),
-            "precision": st.sampled_from(["bfloat16", "float32", "mixed", "float8"]),
+            "precision": st.sampled_from(["bfloat16", "float32", "mixed", "float8", "int8"]),
             "xla_optimization_level": st.integers(0, 3),
             "memory_fraction": st.floats(0.01, 1.0),
             "project": st.text(),

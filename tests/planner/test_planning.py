@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpukit.errors import ConfigError, SliceError, TPUModelError, TPUValidationError
+from tpukit.errors import ConfigError, SliceError, TPUModelError
 from tpukit.models import TransformerConfig, Workload, get_preset
 from tpukit.models.huggingface_config import config_to_huggingface
 from tpukit.planner.candidates import Space, enumerate_candidates
@@ -209,17 +209,16 @@ def test_limits_on_the_search():
     assert [str(choice.target) for choice in named.choices] == ["v6e-16"]
 
 
-def test_eight_bits_are_planned_where_they_are_faster_and_written_where_they_run(tmp_path):
+def test_eight_bits_are_planned_where_they_are_faster_and_written(tmp_path):
     found = planned(precisions=["int8"], on="v5e,7x", objective="fastest")
-    assert {one.precision for one in found.choices} == {"int8"}  # TPU7x has no such unit
-    assert found.next_command == ""
-    with pytest.raises(TPUValidationError, match="no int8 products"):
-        found.to_yaml(tmp_path / "job.yaml")
-    narrow = planned(precisions=["fp8"], on="7x").best
-    assert narrow.step_time_s < planned(on="7x").best.step_time_s
-    narrow.job.to_yaml(tmp_path / "job.yaml")
-    job = Plan.from_yaml(tmp_path / "job.yaml")
-    assert load_model(job.model, job.model_changes).matmul == "float8"
+    assert {one.target.chip.name for one in found.choices} == {"v5e"}  # TPU7x has no such unit
+    for chip, precision, matmul in (("v5e", "int8", "int8"), ("7x", "fp8", "float8")):
+        narrow = planned(precisions=[precision], on=chip)
+        assert narrow.best.step_time_s < planned(on=chip).best.step_time_s
+        assert narrow.next_command == "tpukit check job.yaml"
+        narrow.to_yaml(tmp_path / "job.yaml")
+        job = Plan.from_yaml(tmp_path / "job.yaml")
+        assert load_model(job.model, job.model_changes).matmul == matmul
 
 
 def test_a_workload_keeps_its_batch_and_its_sequence():

@@ -10,11 +10,12 @@ from tpukit.training import TPUTrainer, TrainingSettings
 from tpukit.training.precision import in_precision
 
 
+@pytest.mark.parametrize("precision", ["float8", "int8"])
 @pytest.mark.parametrize("model", ["tiny", Workload("tiny", batch_size=2, sequence_length=8)])
-def test_float8_is_put_into_reference_models(model):
-    found, note = in_precision(model, "float8")
+def test_eight_bits_are_put_into_reference_models(model, precision):
+    found, note = in_precision(model, precision)
     config = found.config if isinstance(found, Workload) else found
-    assert (config.matmul, config.dtype) == ("float8", "bfloat16")
+    assert (config.matmul, config.dtype) == (precision, "bfloat16")
     assert "imitated on cpu" in note
     back, silent = in_precision(found, "float32")
     config = back.config if isinstance(back, Workload) else back
@@ -26,26 +27,28 @@ def traced(work):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "formats"),
     [
-        {"settings": TrainingSettings(precision="float8")},
-        {"config": TPUConfig(precision="float8")},
+        ({"settings": TrainingSettings(precision="float8")}, ("f8_e4m3fn", "f8_e5m2")),
+        ({"config": TPUConfig(precision="float8")}, ("f8_e4m3fn", "f8_e5m2")),
+        ({"settings": TrainingSettings(precision="int8")}, ("i8[", "preferred_element_type=int32")),
+        ({"config": TPUConfig(precision="int8")}, ("i8[", "preferred_element_type=int32")),
     ],
 )
-def test_a_trainer_multiplies_in_float8(options):
+def test_a_trainer_multiplies_in_eight_bits(options, formats):
     trainer = TPUTrainer(model="tiny", devices=jax.devices()[:1], progress=False, **options)
     work = trainer._choice.workload(batch_size=2, sequence_length=8)
-    jaxpr = traced(work)
-    assert "f8_e4m3fn" in jaxpr
-    assert "f8_e5m2" in jaxpr
-    wide = work.replace(model=get_preset("tiny"))
-    assert "f8_" not in str(
-        jax.make_jaxpr(wide.train_step)(wide.state_shapes(), wide.batch_shapes())
-    )
+    narrow, wide = traced(work), traced(work.replace(model=get_preset("tiny")))
+    for name in formats:
+        assert name in narrow
+        assert name not in wide
 
 
 def test_ones_own_model_is_cast_from_outside_or_refused():
     own = (lambda rng: {}, lambda params, batch: 0.0)
     assert in_precision(own, "bfloat16") == (own, None)
-    with pytest.raises(TPUModelError, match=r"call tpukit.models.float8.float8_matmul"):
-        in_precision(own, "float8")
+    for precision in ("float8", "int8"):
+        with pytest.raises(
+            TPUModelError, match=f"tpukit.models.{precision}.{precision}_matmul in your own"
+        ):
+            in_precision(own, precision)

@@ -72,7 +72,7 @@ class Hardware(Section):
 class Precision(Section):
     """Number formats of compute and parameters."""
 
-    precision: Literal["bfloat16", "float32", "mixed", "float8"] = Field(
+    precision: Literal["bfloat16", "float32", "mixed", "float8", "int8"] = Field(
         default="bfloat16", description="format of the matrix products"
     )
     use_mixed_precision: bool = Field(

@@ -34,6 +34,7 @@ _COMPUTE_DTYPE = {
     "mixed": "bfloat16",
     "float32": "float32",
     "float8": "float8_e4m3fn",
+    "int8": "int8",
 }
 
 

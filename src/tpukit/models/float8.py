@@ -5,15 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import TPUModelError
-from ..hardware import list_chips
-from ..hardware.target import current_target
-from ..kernels.precision import has_fp8
-
 # e4m3 holds three bits of fraction, which values need; e5m2 gives one of them for the range that
 # gradients need.
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
-FIRST_GPU = 8.9  # compute capability
 
 
 @jax.custom_vjp
@@ -42,35 +36,6 @@ def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 float8_matmul.defvjp(_forward, _backward)
-
-
-def check_float8() -> str | None:
-    """Refuse float8 where what is traced for has no such unit; a note where it is only imitated.
-
-    Raises:
-        TPUModelError: Naming the chips that have it.
-    """
-    chip = current_target()
-    able = [one.name for one in list_chips() if has_fp8(one.name)]
-    where = f"TPU {' and '.join(able)}, and GPUs of compute capability {FIRST_GPU} or more"
-    if chip is not None:
-        if not has_fp8(chip):
-            raise TPUModelError(
-                f"float8 products were asked for and the matrix unit of {chip} has none; {where} "
-                "have it. Use bfloat16 here."
-            )
-        return None
-    if jax.default_backend() == "gpu":
-        device = jax.devices()[0]
-        if float(device.compute_capability) < FIRST_GPU:
-            raise TPUModelError(
-                f"float8 products were asked for and {device.device_kind} (compute capability "
-                f"{device.compute_capability}) has none; {where} have it. Use bfloat16 here."
-            )
-        return None
-    return (
-        f"float8 is imitated on {jax.default_backend()}: right numbers, no speed; {where} have it"
-    )
 
 
 def _narrow(values: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:

@@ -8,7 +8,7 @@ from ..kernels.layer_norm.reference import layer_norm
 from ..kernels.residual_norm import residual_norm
 from ..kernels.rms_norm.reference import rms_norm
 from ..parallel.activations import constrain
-from .float8 import float8_matmul
+from .matmul_format import product_in
 from .transformer_config import TransformerConfig
 
 EMBEDDING_STDDEV = 0.02
@@ -73,7 +73,7 @@ class Linear(nnx.Module):
 
     def product(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
         """`x @ matrix` in the format that the configuration asks for."""
-        return float8_matmul(x, matrix) if self.matmul == "float8" else x @ matrix
+        return product_in(self.matmul, x, matrix)
 
     def matrix(self) -> jax.Array:
         """The kernel in the dtype of activations."""

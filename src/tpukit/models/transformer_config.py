@@ -12,14 +12,14 @@ Activation = Literal["silu", "gelu", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rope", "learned"]
 RoutingName = Literal["dropless", "capacity"]
-MatmulFormat = Literal["dtype", "float8"]
+MatmulFormat = Literal["dtype", "float8", "int8"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "activation": ("silu", "gelu", "relu"),
     "norm": ("rmsnorm", "layernorm"),
     "positions": ("rope", "learned"),
     "routing": ("dropless", "capacity"),
-    "matmul": ("dtype", "float8"),
+    "matmul": ("dtype", "float8", "int8"),
     "dtype": ("float32", "bfloat16", "float16", "float64"),
     "param_dtype": ("float32", "bfloat16", "float16", "float64"),
 }
@@ -66,7 +66,8 @@ class TransformerConfig:
     Left out, `n_kv_heads` equals `n_heads` and `head_dim` equals `d_model / n_heads`.
     With a `sliding_window`, every layer is local unless `global_every` is set: then each
     `global_every`-th layer attends to everything before it. `gelu` is the tanh form. With
-    `matmul="float8"` the products of attention and dense MLP round their operands to eight bits.
+    `matmul` "float8" or "int8" the products of attention and dense MLP with their weights, and the
+    two of each in the backward pass, round their operands to eight bits.
     """
 
     n_layers: int

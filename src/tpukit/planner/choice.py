@@ -11,9 +11,8 @@ from .plan import Plan
 from .scoring import Scores
 from .subject import Subject
 
-# What a job file calls the formats that the training step can multiply in.
-_MATMUL = {"bf16": {}, "fp8": {"matmul": "float8"}}
-NO_SUCH_STEP = "the training step has no {} products, so no job file can say it"
+# How a job file asks for products of that precision.
+_MATMUL = {"bf16": {}, "int8": {"matmul": "int8"}, "fp8": {"matmul": "float8"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,7 @@ class Choice:
     Figures have origin `model` unless `verified` gives the compiler's; `usd` says its source.
 
     Attributes:
-        job: The plan, ready to be written as a job file; None with `no_job` as the reason.
+        job: The plan, ready to be written as a job file.
         memory: Bytes of one device by purpose.
         waste: Share of the time lost to preemption; 0 unless on spot.
         checkpoint_interval_s: By Young and Daly, on spot; else None.
@@ -55,8 +54,7 @@ class Choice:
     remat: str
     precision: str
     moment_dtype: str
-    job: Plan | None = field(repr=False)
-    no_job: str = ""
+    job: Plan = field(repr=False)
     memory: dict[str, float] = field(repr=False)
     usable_bytes: float
     step_time_s: float
@@ -115,8 +113,7 @@ class Choice:
             "remat": self.remat,
             "precision": self.precision,
             "moment_dtype": self.moment_dtype,
-            "job": None if self.job is None else self.job.to_dict(),
-            "no_job": self.no_job,
+            "job": self.job.to_dict(),
             "memory_bytes": self.memory_bytes,
             "memory_origin": self.memory_origin,
             "memory_by_purpose_model": self.memory,
@@ -162,7 +159,7 @@ def choice_at(
         train["checkpoint_every"] = max(1, round(interval / step_time_s))
     job = Plan(
         model=subject.name,
-        model_changes={**subject.changes, **_MATMUL.get(precision, {})},
+        model_changes={**subject.changes, **_MATMUL[precision]},
         slice=str(target),
         mesh=layout.mesh,
         dcn_mesh=layout.dcn_mesh,
@@ -173,7 +170,6 @@ def choice_at(
         optimizer="adamw" if moment == "float32" else f"adamw mu={moment}",
         sections={"train": train},
     )
-    runs = precision in _MATMUL
     memory = {name: float(value[place]) for name, value in scores.memory.to_dict().items()}
     chip_hours = float(costs.chip_hours[place])
     return Choice(
@@ -184,8 +180,7 @@ def choice_at(
         remat=job.remat,
         precision=precision,
         moment_dtype=moment,
-        job=job if runs else None,
-        no_job="" if runs else NO_SUCH_STEP.format(precision),
+        job=job,
         memory=memory,
         usable_bytes=float(scores.usable_bytes[place]),
         step_time_s=step_time_s,

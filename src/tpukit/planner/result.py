@@ -60,12 +60,12 @@ class PlanResult:
 
     @property
     def next_command(self) -> str:
-        """What to run next for the first choice; "" when there is none that could be run."""
+        """What to run next for the first choice; "" when there is none."""
         from ..compiler.report.next_command import command
 
-        job = None if self.best is None else self.best.job
-        if job is None:
+        if self.best is None:
             return ""
+        job = self.best.job
         if job.model_changes or job.dcn_mesh or is_own_model(job.model):
             return f"tpukit check {JOB_FILE}"  # a command line cannot say all of it
         return command("check", job.model, job.to_dict())
@@ -74,13 +74,11 @@ class PlanResult:
         """Write the first choice as a job file for `tpukit check` and `tpukit train`.
 
         Raises:
-            TPUValidationError: There is no choice, or no job file can say it.
+            TPUValidationError: There is no choice.
         """
-        job = None if self.best is None else self.best.job
-        if job is None:
-            why = self.shortfall if self.best is None else self.best.no_job
-            raise TPUValidationError(f"There is no job to write to {path}: {why}.")
-        job.to_yaml(path)
+        if self.best is None:
+            raise TPUValidationError(f"There is no job to write to {path}: {self.shortfall}.")
+        self.best.job.to_yaml(path)
 
     def to_html(self, path: Path | str) -> None:
         """Write the answer as one page that needs nothing else."""

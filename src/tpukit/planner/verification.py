@@ -84,8 +84,6 @@ class Verifier:
             if search.target(place) != target or not self._believed(search, place):
                 continue
             choice = search.choice(place)
-            if choice.job is None:
-                return choice
             verified = self._verdict(choice.job)
             if verified is None:
                 reason = f"not verified: {self.budget_s:g} s were used up"
@@ -102,16 +100,15 @@ class Verifier:
             self._compile([job])
         return self._answers.get(_name(job))
 
-    def _compile(self, jobs: Sequence[Plan | None]) -> None:
-        wanted = [job for job in jobs if job is not None]
+    def _compile(self, jobs: Sequence[Plan]) -> None:
         left = self.budget_s - (time.perf_counter() - self._started)
-        if left <= 0 or not wanted:
+        if left <= 0 or not jobs:
             return
-        for job in wanted:
+        for job in jobs:
             mesh = ",".join(f"{axis}={size}" for axis, size in job.mesh.items())
             self.say(f"compiling {job.slice} {mesh} batch {job.examples} remat {job.remat}")
-        answers = self.compile(wanted, timeout_s=left)
-        for job, answer in zip(wanted, answers, strict=True):
+        answers = self.compile(jobs, timeout_s=left)
+        for job, answer in zip(jobs, answers, strict=True):
             self._answers[_name(job)] = _verified(job, answer)
 
     def _believed(self, search: Search, place: int) -> bool:

@@ -57,7 +57,7 @@ class Optimization(Section):
         default="float32", description="of the first moment; int8: of both, in blocks"
     )
     precision: Precision | None = Field(
-        default=None, description="bfloat16, float32 or float8 products; None: as the model says"
+        default=None, description="bfloat16, float32, float8, int8 products; None: the model's"
     )
     z_loss: NonNegativeFloat = Field(default=0.0, description="weight of log²(softmax normaliser)")
 

@@ -264,7 +264,8 @@ def _stated_precision(config: TPUConfig | None, settings: TrainingSettings) -> P
     """What was asked for by name, which a `Workload` follows too."""
     if settings.precision is not None or config is None:
         return settings.precision
-    return "float8" if config.precision == "float8" else None
+    narrow = config.precision
+    return narrow if narrow in ("float8", "int8") else None
 
 
 def _memory_options(config: TPUConfig | None) -> dict[str, Any]:

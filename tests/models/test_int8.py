@@ -1,0 +1,113 @@
+"""Products in eight-bit integers: near those of float64, on one device or many, on the MXU."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tpukit.compiler import compile_for
+from tpukit.models.int8 import MOST_ROWS, _by_shard, int8_matmul
+from tpukit.parallel import activation_rules, create_mesh
+
+
+def gradients(x, matrix, weight):
+    def total(x, matrix):
+        return jnp.sum(int8_matmul(x, matrix).astype(jnp.float32) * weight)
+
+    return jax.grad(total, argnums=(0, 1))(x, matrix)
+
+
+def off(found, truth):
+    found = np.asarray(found, np.float64)
+    return np.sqrt(np.mean((found - truth) ** 2) / np.mean(truth**2))
+
+
+@pytest.fixture
+def operands():
+    rng = np.random.default_rng(0)
+    x, matrix = rng.normal(size=(4, 64, 256)) * 30, rng.normal(size=(256, 64)) * 1e-3
+    # As in training, most tokens' gradients are small: by a factor of e^2 either way.
+    weight = rng.normal(size=(4, 64, 64)) * np.exp(2 * rng.normal(size=(4, 64, 1)))
+    return x, matrix, weight
+
+
+def test_products_and_gradients_are_near_those_of_float64(operands):
+    x, matrix, weight = operands
+    narrow = jnp.asarray(x, jnp.float32), jnp.asarray(matrix, jnp.float32)
+    dx, dmatrix = gradients(*narrow, jnp.asarray(weight, jnp.float32))
+    # A step is 1/127 of the largest of a row or column, here 3 to 4 deviations, and the error of
+    # rounding uniform in it: 4 / 127 / sqrt(12) = 0.9 % for each operand. Where rows differ in
+    # size the largest is more deviations away.
+    assert 0.003 < off(int8_matmul(*narrow), x @ matrix) < 0.015
+    assert 0.003 < off(dx, weight @ matrix.T) < 0.015
+    assert 0.003 < off(dmatrix, np.einsum("bsk,bsn->kn", x, weight)) < 0.03
+
+
+def test_many_rows_with_small_gradients_count_together():
+    """4096 rows beside one with gradients a thousand times as large, and as many with none."""
+    x, weight = np.ones((8193, 8)), np.full((8193, 8), 1e-9)
+    weight[0] = 1e-6
+    weight[4097:] = 0
+    arrays = jnp.asarray(x, jnp.float32), jnp.eye(8), jnp.asarray(weight, jnp.float32)
+    np.testing.assert_allclose(gradients(*arrays)[1], x.T @ weight, rtol=0.03)
+
+
+def test_nothing_and_the_largest_are_kept():
+    x = jnp.asarray([[0.0, 0.0], [3e30, -3e30]], jnp.float32)
+    np.testing.assert_array_equal(int8_matmul(x * 0, jnp.eye(2)), np.zeros((2, 2)))
+    np.testing.assert_allclose(int8_matmul(x, jnp.eye(2)), x, rtol=1e-6)
+    zeros = gradients(x * 0, jnp.zeros((2, 2)), jnp.zeros((2, 2)))
+    assert all(not np.asarray(one).any() for one in zeros)
+
+
+def test_a_column_of_zeros_learns(operands):
+    x, matrix, weight = operands
+    matrix[:, 3] = 0
+    _, dmatrix = gradients(*(jnp.asarray(one, jnp.float32) for one in (x, matrix, weight)))
+    truth = np.einsum("bsk,bsn->kn", x, weight)
+    assert off(dmatrix[:, 3], truth[:, 3]) < 0.03
+
+
+def test_sums_over_many_rows_stay_within_int32():
+    rows = jax.ShapeDtypeStruct((64, 8192, 16), jnp.float32)
+    shards, batch, length, _ = jax.eval_shape(_by_shard, rows).shape
+    assert shards * batch == 64
+    assert batch * length <= MOST_ROWS
+
+
+def test_each_device_has_scales_of_its_own(operands):
+    x, matrix, weight = operands
+    mesh = create_mesh(mesh_shape=(4,), axis_names=("fsdp",), devices=jax.devices()[:4])
+    place = NamedSharding(mesh, PartitionSpec("fsdp"))
+    arrays = [jnp.asarray(one, jnp.bfloat16) for one in (x, matrix)]
+    arrays = [jax.device_put(one, place) for one in arrays]
+    with activation_rules(mesh, "fsdp"):
+        step = jax.jit(gradients, out_shardings=(place, place)).lower(*arrays, jnp.asarray(weight))
+    compiled = step.compile()
+    dx, dmatrix = compiled(*arrays, jnp.asarray(weight))
+    assert off(dx, weight @ matrix.T) < 0.02
+    assert off(dmatrix, np.einsum("bsk,bsn->kn", x, weight)) < 0.05
+    # What devices add up is the rounded gradient and not its int32 sums.
+    assert not re.findall(r"s32\[256,64\]\S* (?:all-reduce|reduce-scatter)", compiled.as_text())
+
+
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+def test_the_compiler_multiplies_eight_bits(chip):
+    shape = jax.ShapeDtypeStruct((8, 512, 1024), jnp.bfloat16)
+    matrix = jax.ShapeDtypeStruct((1024, 2048), jnp.bfloat16)
+
+    def forward_and_backward(x, matrix):
+        y, back = jax.vjp(int8_matmul, x, matrix)
+        return y, *back(y)
+
+    text = compile_for(forward_and_backward, f"{chip}-1", shape, matrix).hlo
+    formats = dict(re.findall(r"%([\w.-]+) = (\w+)\[", text))
+    products = re.findall(r"= (\w+)\[\S* convolution\(%([\w.-]+), %([\w.-]+)\)", text)
+    assert len(products) == 3
+    for result, *operands in products:
+        assert (result, *(formats[name] for name in operands)) == ("s32", "s8", "s8")
