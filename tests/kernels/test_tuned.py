@@ -12,6 +12,7 @@ from tpukit.kernels.op import KernelCase, shape_bucket
 from tpukit.kernels.registry import builtin_ops, get_tpu_op
 from tpukit.kernels.row_blocks import RowBlocks, bucket, row_case
 from tpukit.kernels.tuned import TunedEntry, choose_blocks, data_folder, load_tuned, save_tuned
+from tpukit.kernels.vmem import vmem_capacity_bytes
 
 CHIPS = ("v4", "v5e", "v5p", "v6e", "7x")
 
@@ -40,6 +41,17 @@ def test_a_bucket_rounds_sizes_up_and_forgets_floats():
 
 def test_rows_are_counted_however_they_are_stacked():
     assert bucket(row_case(shape(4, 250, 4096))) == bucket(CASE) == "bfloat16[1024,4096]"
+
+
+def test_many_rows_or_tokens_are_one_bucket():
+    assert bucket(row_case(shape(2**20, 4096))) == bucket(row_case(shape(8192, 4096)))
+    for name, few, many in (
+        ("rope", shape(1, 4096, 8, 128), shape(1, 32768, 8, 128)),
+        ("moe_gating", shape(8192, 64), shape(65536, 64)),
+    ):
+        op = get_tpu_op(name)
+        cases = [KernelCase("c", (array,), op.cases[0].options) for array in (few, many)]
+        assert op.bucket(cases[0]) == op.bucket(cases[1])
 
 
 def test_blocks_come_from_the_file_of_the_chip_traced_for(tmp_path):
@@ -89,12 +101,16 @@ def test_blocks_of_another_kernel_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", builtin_ops())
-def test_shipped_entries_are_what_the_kernels_take(name):
+def test_shipped_entries_are_what_dispatch_takes_for_a_case_of_the_op(name):
     op = get_tpu_op(name)
-    default = set(op.default_blocks(op.cases[0], None).to_dict())
+    cases = {op.bucket(case): case for case in op.cases}
     for chip in CHIPS:
         for kept in load_tuned(data_folder(name), chip).values():
-            assert set(kept.blocks) == default, f"{name} on {chip}: {kept.bucket}"
+            case = cases[kept.bucket]
+            with target_chip(chip):
+                taken = choose_blocks(name, case, op.default_blocks, bucket=op.bucket)
+            assert taken.to_dict() == kept.blocks, f"{name} on {chip}: {kept.bucket}"
+            assert op.vmem_bytes(case, taken) <= vmem_capacity_bytes(chip)
 
 
 @pytest.mark.parametrize("name", builtin_ops())

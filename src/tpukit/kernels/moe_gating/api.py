@@ -11,7 +11,7 @@ from ..dispatch import dispatch
 from ..op import PALLAS_TPU, REFERENCE, KernelCase
 from ..tuned import choose_blocks
 from ..vmem import check_vmem
-from .pallas_tpu import OP_NAME, GatingBlocks, default_blocks, select_pallas
+from .pallas_tpu import OP_NAME, GatingBlocks, bucket, default_blocks, select_pallas
 from .reference import Selection, select_reference
 from .routing import (
     Score,
@@ -113,7 +113,7 @@ def moe_gating(
 
 def _blocks_for(case: KernelCase, blocks: GatingBlocks | None) -> GatingBlocks:
     if blocks is None:
-        return choose_blocks(OP_NAME, case, default_blocks)
+        return choose_blocks(OP_NAME, case, default_blocks, bucket=bucket)
     from .specs import OP  # it names this module's functions, so it comes after them
 
     check_vmem(OP, case, blocks, current_target())

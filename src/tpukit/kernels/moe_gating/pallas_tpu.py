@@ -16,13 +16,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ...hardware.target import current_target
 from ..gemm.tile import Interpret, tile_dot
-from ..op import BlockSizes, KernelCase
+from ..op import BlockSizes, KernelCase, shape_bucket
 from ..tiling import LANES, round_up
 from ..vmem import vmem_capacity_bytes, vmem_limit_bytes
 from .reference import Selection
 
 OP_NAME = "moe_gating"
 TOKENS = (512, 256, 128, 1024)
+MANY_TOKENS = 8192  # more of them are more of the same, whose blocks are as good
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,13 @@ class GatingBlocks(BlockSizes):
     """How many tokens one grid step takes."""
 
     tokens: int
+
+
+def bucket(case: KernelCase) -> str:
+    """Experts and choices decide, and tokens where there are few."""
+    tokens, experts = case.arguments[0].shape
+    shape = jax.ShapeDtypeStruct((min(tokens, MANY_TOKENS), experts), case.arguments[0].dtype)
+    return shape_bucket(KernelCase(case.name, (shape,), {"k": case.options["k"]}))
 
 
 def vmem_bytes(case: KernelCase, blocks: GatingBlocks) -> int:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ..op import KernelCase, Op
 from .api import SELECTIONS, moe_gating
-from .pallas_tpu import OP_NAME, block_space, default_blocks, vmem_bytes
+from .pallas_tpu import OP_NAME, block_space, bucket, default_blocks, vmem_bytes
 
 
 def _case(name: str, tokens: int, num_experts: int, k: int) -> KernelCase:
@@ -27,4 +27,5 @@ OP = Op(
     block_space=block_space,
     vmem_bytes=vmem_bytes,
     default_blocks=default_blocks,
+    bucket=bucket,
 )
