@@ -12,7 +12,7 @@ at the first sizes of the grid that attention_rivals/contenders.py states; those
 behind the fastest at the rest of it. The other cases begin with the best sizes found there, of the
 kernels that were not more than 5 % behind. Then one size at a time is doubled or halved around the
 best until no step gains 1 %. Times are kept in a file, so that a run that was cut short goes on
-where it stopped; `--grid` and `--rounds` bound the search.
+where it stopped; `--grid`, `--rounds` and `--budget` bound the search, and the table then says so.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from attention_rivals.blocks_search import Found, fastest, near, search
+from attention_rivals.blocks_search import Found, Searched, fastest, near, search
 from attention_rivals.cases import BASE, CASES
 from attention_rivals.contenders import ANY, OURS, RIVALS, Family, Sizes, ours
 from attention_rivals.times import Kept, Timing, identity_of, time_of
@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--directions", default=",".join(DIRECTIONS))
     parser.add_argument("--rounds", type=int, help="steps of the search for their blocks, at most")
+    parser.add_argument("--budget", type=int, help="choices tried around the best, at most")
     parser.add_argument("--grid", type=int, help="sizes of each grid tried, at most")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of their times")
     parser.add_argument("--json", type=Path, help="write the summary here too")
@@ -57,8 +58,8 @@ def main() -> int:
         for name in asked.cases.split(","):
             for chip in asked.chips.split(","):
                 mine = time_of(ours(CASES[name]), CASES[name], chip, direction)
-                theirs = rivals(name, chip, direction, kept, asked.grid, asked.rounds)
-                console.print(table_of(chip, name, direction, mine, theirs))
+                theirs = rivals(name, chip, direction, kept, asked)
+                console.print(table_of(chip, name, direction, mine, theirs.found))
                 rows.append(summary(chip, name, direction, mine, theirs))
                 if asked.json:
                     asked.json.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
@@ -66,10 +67,9 @@ def main() -> int:
     return 0
 
 
-def rivals(
-    name: str, chip: str, direction: str, kept: Kept, most: int | None, rounds: int | None
-) -> Found:
-    """The times of the other kernels, from the file or made now."""
+def rivals(name: str, chip: str, direction: str, kept: Kept, asked: argparse.Namespace) -> Searched:
+    """The times of the other kernels, from the file or made now, in the bounds that are asked."""
+    bounds = {"rounds": asked.rounds, "budget": asked.budget}
     identity = identity_of(chip, direction)
 
     def timer_of(case: str) -> Callable[[Family, Sizes], Timing | str]:
@@ -89,19 +89,19 @@ def rivals(
 
         return timer
 
-    starts: dict[Family, Sequence[Sizes]] = {family: family.grid[:most] for family in RIVALS}
+    starts: dict[Family, Sequence[Sizes]] = {family: family.grid[: asked.grid] for family in RIVALS}
     if name != BASE:
-        base = search(starts, CASES[BASE], timer_of(BASE), rounds=rounds)
+        base = search(starts, CASES[BASE], timer_of(BASE), **bounds).found
         best = {family: fastest(base, family.name) for family in near(RIVALS, base)}
         starts = {family: [one[0]] for family, one in best.items() if one is not None}
-    return search(starts, CASES[name], timer_of(name), rounds=rounds)
+    return search(starts, CASES[name], timer_of(name), **bounds)
 
 
 def summary(
-    chip: str, case: str, direction: str, mine: Timing | str, theirs: Found
+    chip: str, case: str, direction: str, mine: Timing | str, theirs: Searched
 ) -> dict[str, Any]:
     """Ours, the best of the others, and the ratio the bar is on."""
-    best = {family.name: fastest(theirs, family.name) for family in RIVALS}
+    best = {family.name: fastest(theirs.found, family.name) for family in RIVALS}
     timed = {name: one for name, one in best.items() if one is not None}
     leader = min(timed, key=lambda name: timed[name][1], default=None)
     ratio = (
@@ -118,15 +118,18 @@ def summary(
         "best_other_us": None if leader is None else timed[leader][1],
         "ratio": ratio,
         "bar": BARS[direction],
-        "their_choices_timed": len(theirs),
+        "their_choices_timed": len(theirs.found),
+        "searched_to_the_end": theirs.to_the_end,
     }
 
 
 def summary_table(rows: list[dict[str, Any]]) -> Table:
     """One line a cell."""
-    table = Table("chip", "case", "direction", "ours us", "best other us", "who", "ratio", "bar")
+    names = ("chip", "case", "direction", "ours us", "best other us", "who", "ratio", "bar")
+    table = Table(*names, "their search")
     for row in rows:
         ours_us, other_us, ratio = (row[key] for key in ("ours_us", "best_other_us", "ratio"))
+        extent = "to the end" if row["searched_to_the_end"] else "cut short"
         table.add_row(
             *(row[key] for key in ("chip", "case", "direction")),
             "-" if ours_us is None else f"{ours_us:.1f}",
@@ -134,6 +137,7 @@ def summary_table(rows: list[dict[str, Any]]) -> Table:
             f"{row['best_other']} {row['best_other_blocks']}",
             "-" if ratio is None else f"{ratio:.2f}",
             "" if ratio is None else "met" if ratio <= row["bar"] else "MISSED",
+            f"{row['their_choices_timed']} timed, {extent}",
         )
     return table
 

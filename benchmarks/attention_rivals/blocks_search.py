@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
 
 from attention_rivals.cases import Case
 from attention_rivals.contenders import Family, Sizes
@@ -12,33 +14,49 @@ NEAR = 1.05  # a kernel further than this behind the fastest is not searched fur
 # Larger tiles of scores than 8 MiB take minutes to compile and spill.
 LARGEST_TILE = 2048 * 1024
 SMALLEST = 256
+SIZES = ("compute", "kv", "q")
 Timer = Callable[[Family, Sizes], Timing | str]
 Found = dict[tuple[str, Sizes], Timing | str]
 
 
+class Searched(NamedTuple):
+    """Everything that was timed, and whether the search ended because no step gained."""
+
+    found: Found
+    to_the_end: bool
+
+
 def search(
-    starts: Mapping[Family, Sequence[Sizes]], case: Case, timer: Timer, *, rounds: int | None
-) -> Found:
-    """Everything that was timed, by family and sizes.
+    starts: Mapping[Family, Sequence[Sizes]],
+    case: Case,
+    timer: Timer,
+    *,
+    rounds: int | None,
+    budget: int | None = None,
+) -> Searched:
+    """Time the families at where they begin, then around the best.
 
     Args:
         starts: The families, and where the search of each begins.
         case: Its length bounds the blocks.
         timer: Times one choice, or says why it has no time.
         rounds: Steps around the best at most; None goes on until none gains.
+        budget: Choices timed around the best at most; None knows no end.
     """
     found: Found = {}
+    begun: int | None = None  # choices timed before the steps began
 
     def time(family: Family, choices: Iterable[Sizes]) -> None:
         for sizes in choices:
-            if (family.name, sizes) not in found:
+            spent = budget is not None and begun is not None and len(found) - begun >= budget
+            if (family.name, sizes) not in found and not spent:
                 found[family.name, sizes] = timer(family, sizes)
 
     for family, choices in starts.items():
         time(family, choices[:1])
     for family in near(starts, found):
         time(family, starts[family][1:])
-    step, moving = 0, True
+    step, moving, begun = 0, True, len(found)
     while moving and (rounds is None or step < rounds):
         step, moving = step + 1, False
         for family in near(starts, found):
@@ -47,7 +65,8 @@ def search(
             time(family, around(family, before[0], case))
             now = fastest(found, family.name)
             moving |= now is not None and now[1] < before[1] * (1 - LEAST_GAIN)
-    return found
+    spent = budget is not None and len(found) - begun >= budget
+    return Searched(found, not moving and not spent)
 
 
 def near(families: Iterable[Family], found: Found) -> list[Family]:
@@ -68,18 +87,18 @@ def fastest(found: Found, family: str) -> tuple[Sizes, float] | None:
 
 
 def around(family: Family, sizes: Sizes, case: Case) -> Iterator[Sizes]:
-    """Sizes twice and half as large, one at a time, and the switch the other way."""
-    for factor in (2.0, 0.5):
-        if family.square:
-            steps = [{name: int(getattr(sizes, name) * factor) for name in ("q", "kv", "compute")}]
-        else:
-            steps = [{name: int(getattr(sizes, name) * factor)} for name in ("q", "kv", "compute")]
-        for step in steps:
-            other = dataclasses.replace(sizes, **step)
-            if _possible(other, case):
-                yield other
+    """The switch the other way, and sizes half and twice as large, one at a time.
+
+    What gained in cells searched to the end comes first, for a search that is cut short.
+    """
     if family.has_scheduler:
         yield dataclasses.replace(sizes, scheduler=not sizes.scheduler)
+    together = [SIZES] if family.square else [(name,) for name in SIZES]
+    for names, factor in product(together, (0.5, 2.0)):
+        step = {name: int(getattr(sizes, name) * factor) for name in names}
+        other = dataclasses.replace(sizes, **step)
+        if _possible(other, case):
+            yield other
 
 
 def _possible(sizes: Sizes, case: Case) -> bool:
