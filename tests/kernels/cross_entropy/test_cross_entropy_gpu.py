@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpukit.kernels.cross_entropy import chunked, gpu
+from tpukit.kernels.cross_entropy import chunked, gpu, gpu_filled
 from tpukit.kernels.cross_entropy.api import cross_entropy
 from tpukit.kernels.cross_entropy.terms import LossTerms
 
@@ -46,22 +46,31 @@ def test_losses_and_slopes_against_float64(vocab, z_loss, soft_cap):
 
 
 @pytest.mark.parametrize(
-    ("width", "rows"),
-    # The head's gradient is the smaller array, the larger, and so large that cutting saves nothing.
-    [(4, 12), (16, 12), (64, 23)],
+    ("tokens", "width", "rows", "is_filled"),
+    [
+        (23, 4, 12, False),  # the head's gradient is the smaller array, and padding is needed,
+        (23, 16, 12, False),  # the larger one,
+        (23, 64, 23, False),  # and so large that a cut which has to hold it saves nothing,
+        (24, 64, 4, True),  # unless chunks fill in the gradient of all logits
+    ],
 )
-def test_the_public_function_takes_it_on_one_gpu(monkeypatch, width, rows):
+def test_the_public_function_takes_it_on_one_gpu(monkeypatch, tokens, width, rows, is_filled):
     kernel = partial(gpu.losses_and_slopes, interpret=True)
     used = []
-    monkeypatch.setattr(chunked, "MIN_TOKENS_GPU", 8)
+    monkeypatch.setattr(gpu_filled, "FEWEST_ADDED", 8)
+    monkeypatch.setattr(gpu_filled, "FEWEST_FILLED", 4)
+    filled = []
+    monkeypatch.setattr(
+        chunked, "filled_total", lambda *a: filled.append(a) or gpu_filled.filled_total(*a)
+    )
     monkeypatch.setattr(
         gpu, "losses_and_slopes", lambda *a, **k: used.append(a[0].shape) or kernel(*a, **k)
     )
     keys = jax.random.split(jax.random.key(0), 4)
-    x = jax.random.normal(keys[0], (23, width))  # no multiple of a chunk
+    x = jax.random.normal(keys[0], (tokens, width))
     w = 0.1 * jax.random.normal(keys[1], (width, 512))
-    labels = jax.random.randint(keys[2], (23,), -1, 512)
-    weights = jax.random.uniform(keys[3], (23,))
+    labels = jax.random.randint(keys[2], (tokens,), -1, 512)
+    weights = jax.random.uniform(keys[3], (tokens,))
 
     def gradients():
         def loss(x, w, weights):
@@ -73,7 +82,8 @@ def test_the_public_function_takes_it_on_one_gpu(monkeypatch, width, rows):
     assert not used
     monkeypatch.setattr(chunked, "on_one_gpu", lambda: True)
     fused = gradients()
-    assert set(used) == {(1, rows, 512)}
+    assert {shape[-2:] for shape in used} == {(rows, 512)}
+    assert bool(filled) == is_filled
     for one, wanted in zip(jax.tree.leaves(fused), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-7)
 

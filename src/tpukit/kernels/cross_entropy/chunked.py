@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from ..one_gpu import on_one_gpu
 from . import gpu
+from .gpu_filled import filled_total, leanest_cut
 from .terms import CrossEntropy, LossTerms, Reduction, weights_of_mean
 
 # Tokens are cut only where the logits would be larger than this ...
@@ -26,9 +27,6 @@ LOGITS_BYTES = 512 * 2**20
 # once, in float32, which takes longer than its matrix product when fewer tokens share it (v6e:
 # 918 TFLOP/s over 1.6 TB/s, times 8 bytes over 2 FLOPs a token, is 2300 tokens; others need less).
 MIN_TOKENS = 2048
-# On a GPU a chunk of fewer tokens gives away what the kernel over its logits gained (H200: each
-# chunk of 2048 tokens, 4096 wide, costs 1 of 10 ms).
-MIN_TOKENS_GPU = 4096
 
 
 class Placement(Protocol):
@@ -60,19 +58,6 @@ def chunk_count(tokens: int, vocab: int, itemsize: int) -> int:
     return next((n for n in range(fewest, most) if tokens % n == 0), fewest)
 
 
-def leanest_count(tokens: int, width: int, *, logit_bytes: int, slope_bytes: int) -> int:
-    """The number of chunks that holds least on one GPU.
-
-    Logits and their gradient shrink with it, but more than one chunk needs the head's gradient in
-    float32 to add to; both grow with the vocabulary alike.
-    """
-
-    def held(count: int) -> float:
-        return tokens / count * (logit_bytes + slope_bytes) + (4 * width if count > 1 else 0)
-
-    return min(range(1, max(1, tokens // MIN_TOKENS_GPU) + 1), key=held)
-
-
 def cross_entropy_chunked(
     x: jax.Array,
     w: jax.Array,
@@ -86,9 +71,10 @@ def cross_entropy_chunked(
     """See `cross_entropy`."""
     tokens = x.shape[0]
     wide = jnp.dtype(jnp.promote_types(x.dtype, jnp.float32))
+    is_filled = False
     if on_one_gpu():
         sizes = {"logit_bytes": wide.itemsize, "slope_bytes": x.dtype.itemsize}
-        count = leanest_count(*x.shape, **sizes)
+        count, is_filled = leanest_cut(tokens, *w.shape, **sizes)
     else:
         count = chunk_count(tokens, w.shape[-1], wide.itemsize)
 
@@ -108,7 +94,12 @@ def cross_entropy_chunked(
     else:
         # A mean of scaled weights leaves nothing to scale the gradients with.
         counted = weights if reduction == "sum" else weights_of_mean(weights.astype(wide))
-        summed: Any = weighted_total(*pieces, cut(counted.astype(wide)), terms, ONE_DEVICE, wide)
+        counted = counted.astype(wide)
+        summed: Any = (
+            filled_total(x, w, labels, counted, terms, count)
+            if is_filled
+            else weighted_total(*pieces, cut(counted), terms, ONE_DEVICE, wide)
+        )
         loss, log_normaliser = summed
     return CrossEntropy(loss, jax.lax.stop_gradient(log_normaliser.reshape(-1)[:tokens]))
 

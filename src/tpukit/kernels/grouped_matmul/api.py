@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from ...errors import TPUKernelError
 from ..dispatch import Passes, dispatch_with_gradient, with_gradient
 from ..op import PALLAS_TPU, REFERENCE
-from . import pallas_tpu
+from . import gpu, pallas_tpu
 from .blocks import GroupedBlocks
 from .reference import grouped_matmul_reference
 
 OP_NAME = pallas_tpu.OP_NAME
 XLA = "xla"
+TRITON = "triton"
 
 
 def grouped_matmul(
@@ -32,8 +33,8 @@ def grouped_matmul(
         rhs: (G, K, N) the weights.
         group_sizes: (G,) integers, at least 0, with a sum of at most M. Rows past the sum belong
             to nobody: their result and their gradient are zero.
-        implementation: "pallas_tpu", "xla" (`jax.lax.ragged_dot`) or "reference". None takes the
-            kernel on TPU and "xla" elsewhere.
+        implementation: "pallas_tpu", "triton", "xla" (`jax.lax.ragged_dot`) or "reference". None
+            takes a kernel on TPU and, for whole tiles of 16 bits, on an NVIDIA GPU; else "xla".
         blocks: Of the Pallas kernels; None takes the tuned ones.
         expected_rows: How many rows belong to a group in most runs, where a buffer has room for
             the worst: the kernels state their cost for so many. None expects all.
@@ -50,7 +51,7 @@ def grouped_matmul(
         PASSES,
         *(lhs, rhs, group_sizes),
         implementation=implementation,
-        on_gpu=XLA,
+        on_gpu=TRITON if gpu.fits(lhs, rhs) else XLA,
         elsewhere=XLA,
         pallas_options={"blocks": blocks, "expected_rows": expected_rows},
     )
@@ -101,6 +102,7 @@ def _recomputed(function: Callable[..., jax.Array]) -> Passes:
 
 PASSES = {
     PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
+    TRITON: Passes(gpu.forward, gpu.backward),
     XLA: _recomputed(_xla),
     REFERENCE: _recomputed(grouped_matmul_reference),
 }

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from ..op import KernelCase, Op
-from .api import IMPLEMENTATIONS, OP_NAME, XLA, grouped_matmul
+from .api import IMPLEMENTATIONS, OP_NAME, TRITON, grouped_matmul
 from .blocks import block_space, default_blocks, vmem_bytes
 
 
@@ -32,6 +32,6 @@ OP = Op(
     block_space=block_space,
     vmem_bytes=vmem_bytes,
     default_blocks=default_blocks,
-    on_gpu=XLA,
+    on_gpu=TRITON,
     differentiable=(0, 1),
 )
