@@ -27,8 +27,10 @@ def check(
     arg: options.Arg = None,
     donate: options.Donate = None,
     flags: options.Flags = "",
-    memory_only: Annotated[bool, typer.Option(help="Stop at the verdict on memory.")] = False,
-    fix: Annotated[bool, typer.Option(help="Verify fixes, each by a compile.")] = False,
+    memory_only: Annotated[
+        bool, typer.Option("--memory-only", help="Stop at the verdict on memory.")
+    ] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Verify fixes, each by a compile.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report as one HTML file.")] = None,
     perfetto: Annotated[
         Path | None, typer.Option(help="Write the timeline: trace.json or trace.pftrace.")

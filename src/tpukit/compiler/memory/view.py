@@ -125,13 +125,15 @@ def readable_path(name: str) -> str:
 
 
 def _buffers(report: MemoryReport) -> Table:
+    shown = [one for one in report.buffers if one.at_peak][:BUFFERS_SHOWN]
+    padded = any(one.padding_bytes for one in shown)
     table = Table(box=None, pad_edge=False)
-    for heading in ("size", "purpose", "shape", "padding", "what"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "size")
-    for one in [one for one in report.buffers if one.at_peak][:BUFFERS_SHOWN]:
+    for heading in ("size", "purpose", "shape", *(["padding"] if padded else []), "what"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("size", "shape"))
+    for one in shown:
         padding = f"{one.padding_bytes / one.size_bytes:.0%}" if one.padding_bytes else ""
         purpose = one.purpose + (" (host)" if one.space == "host" else "")
         what = readable_path(one.name.split("/")[-1]) + (f" {one.source}" if one.source else "")
-        row = (format_quantity(one.size_bytes, "B"), purpose, one.shape, padding, what)
-        table.add_row(*map(Text, row))
+        row = [format_quantity(one.size_bytes, "B"), purpose, one.shape, padding, what]
+        table.add_row(*(Text(cell) for cell in (row if padded else row[:3] + row[4:])))
     return table
