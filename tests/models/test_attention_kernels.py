@@ -9,7 +9,7 @@ from tpukit.models import Workload
 from tpukit.models.attention import automatic_attention, dot_attention
 from tpukit.models.flash import flash_attention
 from tpukit.models.remat import RematPolicy
-from tpukit.models.splash import splash_attention
+from tpukit.models.splash import splash_attention, splash_attention_in_two
 from tpukit.parallel import abstract_mesh, create_mesh
 
 
@@ -21,7 +21,12 @@ def arrays(*, batch=1, length=256, heads=2, kv_heads=1, width=128):
 
 @pytest.mark.parametrize(
     ("attention", "window", "width"),
-    [(flash_attention, None, 64), (flash_attention, 100, 128), (splash_attention, 100, 128)],
+    [
+        (flash_attention, None, 64),
+        (flash_attention, 100, 128),
+        (splash_attention, 100, 128),
+        (splash_attention_in_two, None, 128),
+    ],
 )
 def test_values_and_gradients_of_grouped_heads(attention, window, width):
     q, k, v = arrays(width=width)

@@ -11,7 +11,7 @@ from ..hardware.target import current_target
 from ..parallel.mesh import AnyMesh
 from ..parallel.ring_attention import ring_attention
 from .flash import can_flash, flash_attention
-from .splash import splash_attention
+from .splash import splash_attention, splash_attention_in_two
 
 # Above this length the full score matrix outweighs every other activation of a layer.
 LONGEST_UNBLOCKED = 2048
@@ -104,6 +104,7 @@ _BY_NAME: dict[str, Callable[..., jax.Array]] = {
     "ring": ring_attention,
     "flash": flash_attention,
     "splash": splash_attention,
+    "splash in two": splash_attention_in_two,
     "cudnn": partial(dot_attention, implementation="cudnn"),
 }
 

@@ -18,7 +18,7 @@ from ..parallel.strategy import parse_strategy, strategy_axes
 from .attention import automatic_attention
 from .execution import AnyMesh, Execution
 from .flash import flash_attention
-from .splash import splash_attention
+from .splash import splash_attention, splash_attention_in_two
 from .transformer_config import TransformerConfig
 
 _STRATEGY_OF_ROLE: dict[Role, str] = {
@@ -35,6 +35,7 @@ _BY_KERNEL: dict[str, Callable[..., Any]] = {
     "auto": automatic_attention,
     "flash": flash_attention,
     "splash": splash_attention,
+    "splash in two": splash_attention_in_two,
 }
 
 

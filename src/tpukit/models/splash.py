@@ -1,7 +1,7 @@
 """Attention on TPU through jax's splash kernel: blocks of scores that never leave VMEM."""
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -39,9 +39,10 @@ def _attend(
     *,
     window: int | None,
     interpret: bool,
+    fused_backward: bool = True,
 ) -> jax.Array:
     heads, kv_heads = q.shape[2], k.shape[2]
-    kernel = _kernel(q.shape[1], heads // kv_heads, window, interpret)
+    kernel = _kernel(q.shape[1], heads // kv_heads, window, interpret, fused_backward)
     by_head = [x.transpose(0, 2, 1, 3) for x in (q * q.shape[-1] ** -0.5, k, v)]
     batch, _, length, width = by_head[0].shape
     grouped = by_head[0].reshape(batch, kv_heads, heads // kv_heads, length, width)
@@ -53,7 +54,9 @@ def _attend(
 
 
 @lru_cache(maxsize=64)
-def _kernel(length: int, queries_per_key: int, window: int | None, interpret: bool) -> Any:
+def _kernel(
+    length: int, queries_per_key: int, window: int | None, interpret: bool, fused_backward: bool
+) -> Any:
     """The kernel of one key head: its queries share keys, which are read once."""
     block = math.gcd(length, LARGEST_BLOCK)
     if window is None:
@@ -67,7 +70,9 @@ def _kernel(length: int, queries_per_key: int, window: int | None, interpret: bo
         block_q_dkv=block,
         block_kv_dkv=block,
         block_kv_dkv_compute=block,
-        use_fused_bwd_kernel=True,
+        block_q_dq=None if fused_backward else block,
+        block_kv_dq=None if fused_backward else block,
+        use_fused_bwd_kernel=fused_backward,
     )
     masks = splash.MultiHeadMask([mask] * queries_per_key)
     with jax.ensure_compile_time_eval():
@@ -80,3 +85,6 @@ def _kernel(length: int, queries_per_key: int, window: int | None, interpret: bo
 
 
 splash_attention = KernelAttention(_attend, _refuse)
+# Scores are computed twice in the backward pass, for queries and for keys, as recipes without
+# `sa_use_fused_bwd_kernel` do; nothing is added up outside VMEM then.
+splash_attention_in_two = KernelAttention(partial(_attend, fused_backward=False), _refuse)

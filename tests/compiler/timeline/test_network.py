@@ -36,6 +36,12 @@ def test_a_wrapped_torus_gathers_from_four_sides():
     assert seconds(net, "all-reduce", everyone(net)) == pytest.approx(2 * expected)
 
 
+def test_a_reduce_scatter_written_as_an_all_reduce_takes_as_long_as_one():
+    net = network("v6e-8")
+    fused = Collective("reduce-scatter", everyone(net), 10**9, "c", reduced_whole=True)
+    assert net.transfer(fused).seconds == seconds(net, "all-reduce", everyone(net), 10**9)
+
+
 def test_a_small_slice_has_no_wrap():
     net = network("v6e-16")  # 4x4, no wrap
     expected = 100e6 * 15 / 16 / (2 * 90e9) + (3 + 3) * 1e-6

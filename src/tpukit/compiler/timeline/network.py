@@ -69,7 +69,9 @@ class Network:
             )
         else:
             seconds = collective.bytes * share / rate
-            if collective.kind == "all-reduce":
+            # A slice fused to it saves an all-reduce nothing: published profiles of qwen3-8b on
+            # v6e-8 have 143 to 161 ms for 13.9 GB of them, and an all-reduce would take 137.
+            if collective.kind == "all-reduce" or collective.reduced_whole:
                 seconds, latency = 2 * seconds, 2 * latency
         axes = "".join(map(_letter, extents))
         lanes = frozenset(f"{axis}{way}" for axis in axes for way in "+-")
