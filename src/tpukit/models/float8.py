@@ -31,7 +31,8 @@ def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     narrow = _narrow(gradient, BACKWARD)
     leading = tuple(range(gradient.ndim - 1))
     dx = _dot(narrow, narrow_matrix, ((gradient.ndim - 1,), (1,)))
-    dmatrix = _dot(narrow_x, narrow, (leading, leading))
+    # Devices add their shares up in this format, which must not be wider than activations.
+    dmatrix = _dot(narrow_x, narrow, (leading, leading), sums=gradient.dtype)
     return dx.astype(gradient.dtype), dmatrix.astype(gradient.dtype)
 
 
@@ -50,8 +51,10 @@ def _dot(
     left: tuple[jax.Array, jax.Array],
     right: tuple[jax.Array, jax.Array],
     contracting: tuple[tuple[int, ...], tuple[int, ...]],
+    *,
+    sums: Any = jnp.float32,
 ) -> jax.Array:
     product = jax.lax.dot_general(
-        left[0], right[0], (contracting, ((), ())), preferred_element_type=jnp.float32
+        left[0], right[0], (contracting, ((), ())), preferred_element_type=sums
     )
     return product * (left[1] * right[1])

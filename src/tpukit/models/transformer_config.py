@@ -66,8 +66,8 @@ class TransformerConfig:
     Left out, `n_kv_heads` equals `n_heads` and `head_dim` equals `d_model / n_heads`.
     With a `sliding_window`, every layer is local unless `global_every` is set: then each
     `global_every`-th layer attends to everything before it. `gelu` is the tanh form. With
-    `matmul` "float8" or "int8" the products of attention and dense MLP with their weights, and the
-    two of each in the backward pass, round their operands to eight bits.
+    `matmul` "float8" or "int8" the products of attention and dense MLP round their operands to
+    eight bits, forward and backward; with "int8" all but those that give gradients of weights.
     """
 
     n_layers: int
