@@ -1,7 +1,9 @@
 """The trainer learns, resumes to the same numbers, and refuses what belongs to another run."""
 
 import json
+import os
 import re
+import signal
 import time
 import types
 
@@ -414,3 +416,27 @@ def test_run_directory_says_what_the_run_is(table_trainer, tokens, tmp_path):
     record = read_metrics(tmp_path / "run")[0]
     assert record["learning_rate"] == pytest.approx(0.1)
     assert record["step_time_s"] > 0
+
+
+def test_a_notice_that_comes_while_the_step_compiles_ends_the_run_as_any_other(
+    table_trainer, tokens
+):
+    from .conftest import apply, init
+
+    told = []
+
+    def told_while_traced(params, batch):
+        if not told and callable(signal.getsignal(signal.SIGTERM)):  # or it would end the tests
+            told.append(os.kill(os.getpid(), signal.SIGTERM))
+        return apply(params, batch)
+
+    def run():
+        trainer = table_trainer(model=(init, told_while_traced), checkpoint_every=2)
+        return trainer.train(tokens, 4, **SHAPE)
+
+    stopped = run()
+    assert told
+    assert (stopped.stopped, stopped.steps, stopped.checkpoint_path) == ("preempted", 0, None)
+    finished = run()
+    assert (finished.stopped, finished.resumed_from) == ("done", None)
+    np.testing.assert_allclose(finished.losses, by_hand(tokens, 4), rtol=1e-6)

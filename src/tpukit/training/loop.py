@@ -51,6 +51,7 @@ class LoopParts:
     ledger: Ledger
     throughput: Throughput
     progress: ProgressView
+    notice: PreemptionGuard
     keeper: StateKeeper | None = None
     metrics: MetricsFile | None = None
     evaluator: Evaluator | None = None
@@ -99,18 +100,17 @@ class TrainingLoop:
         """
         parts, total = self.parts, self.settings.total_steps
         parts.ledger.mark()
-        with PreemptionGuard() as notice:
-            while True:
-                while self.step < total:
-                    if not self._dispatch():
-                        return self._finish("data ended")
-                    self._settle(leave=parts.program.ahead)
-                    self._between_steps()
-                    if notice.should_stop(self.step):
-                        return self._finish("preempted")
-                self._settle(leave=0)
-                if self.step >= total:  # the last steps were not rolled back
-                    return self._finish("done")
+        while True:
+            while self.step < total:
+                if parts.notice.should_stop(self.step):
+                    return self._finish("preempted")
+                if not self._dispatch():
+                    return self._finish("data ended")
+                self._settle(leave=parts.program.ahead)
+                self._between_steps()
+            self._settle(leave=0)
+            if self.step >= total:  # the last steps were not rolled back
+                return self._finish("done")
 
     def _dispatch(self) -> bool:
         """Put the next step on its way; False when there is no more data."""
@@ -242,7 +242,8 @@ class TrainingLoop:
 
     def _save(self) -> None:
         parts = self.parts
-        if parts.keeper is None or parts.keeper.saved_step == self.step:
+        # Before the first step there is nothing that the seed would not give again.
+        if parts.keeper is None or self.step in (0, parts.keeper.saved_step):
             return
         with parts.ledger.doing("checkpoint"):
             guard = {} if parts.guard is None else parts.guard.state()

@@ -12,7 +12,7 @@ from ..models.train_state import TrainState
 from .batches import BatchSource
 from .checkpoint import TPUCheckpointer
 from .evaluation import Evaluator
-from .failure import HangWatchdog, LossGuard
+from .failure import HangWatchdog, LossGuard, PreemptionGuard
 from .hooks import TrainingHook
 from .loop import LoopParts, LoopSettings, TrainingLoop
 from .metrics import MetricsFile
@@ -78,6 +78,8 @@ class Session:
     def run(self, *, predicted: Figure) -> TrainingResult:
         """Restore or begin, compile, and train to the end."""
         prepared, settings = self._prepared, self._settings
+        # From here on: a notice that comes while the step compiles ends the run as any other does.
+        notice = self._stack.enter_context(PreemptionGuard())
         enable_compilation_cache()
         places = prepared.work.shardings(prepared.mesh).batch
         source = BatchSource(prepared.data.stream(), places, prepared.share)
@@ -102,6 +104,7 @@ class Session:
                 ledger=self._ledger,
                 throughput=prepared.throughput,
                 progress=self._progress,
+                notice=notice,
                 keeper=keeper,
                 metrics=self._metrics(first),
                 evaluator=evaluator,
