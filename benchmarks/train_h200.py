@@ -4,7 +4,8 @@
 
 Every program gets the same initial weights, tokens, batch and precision (float32 masters and
 moments, bfloat16 products, AdamW) and runs in a process of its own, one after another. Losses are
-compared step by step. The mixture of experts has no contender. TFLOP/s count causal attention once.
+compared step by step. Our step also runs in a bare loop, to see what the trainer adds. The mixture
+of experts has no contender. TFLOP/s count causal attention once.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def has_gpu() -> bool:
 
 def compare(model: str, steps: int) -> list[Claim]:
     shape = SHAPES[model]
-    programs = ["tpukit"] if shape.experts else ["tpukit", "torch", "plain_jax"]
+    programs = ["tpukit"] if shape.experts else ["tpukit", "bare_step", "torch", "plain_jax"]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens.npy"
@@ -69,6 +70,10 @@ def compare(model: str, steps: int) -> list[Claim]:
             )
     ours, theirs, plain = (found.get(name) for name in ("tpukit", "torch", "plain_jax"))
     claims = []
+    bare = found.get("bare_step")
+    if ours and bare:
+        ratio = ours["step_s"] / bare["step_s"]
+        claims.append(Claim(f"{model}: TPUTrainer over its bare step", ratio, "x", at_most=1.01))
     if ours and theirs:
         pairs = zip(ours["losses"], theirs["losses"], strict=True)
         apart = max(abs(mine / other - 1) for mine, other in pairs)
