@@ -45,9 +45,11 @@ def main() -> int:
     parser.add_argument("--fit", action="store_true", help="fit the constants on these rows")
     parser.add_argument("--static", type=int, metavar="N", help="follow N kernels of each op")
     options = parser.parse_args()
+    rows, wrong = read_rows(options.timings)
     if options.static:
-        return score_static(read_rows(options.timings), options.static, write=options.fit)
-    works, left_out = modelled(read_rows(options.timings))
+        return score_static(rows, options.static, write=options.fit)
+    works, left_out = modelled(rows)
+    left_out.update(wrong)
     if options.fit:
         Calibration.fit(works, source=SOURCE).write(DEFAULT_FILE)
     estimated, without = estimate(works, Calibration.read())
@@ -65,7 +67,12 @@ def modelled(rows: list[Row]) -> tuple[list[Work], Counter[str]]:
     works: list[Work] = []
     left_out: Counter[str] = Counter()
     for row in rows:
-        work = work_of(row)
+        try:
+            work = work_of(row)
+        except KeyError as error:
+            work = f"its row says nothing of {error.args[0]}"
+        except (TypeError, ValueError, ZeroDivisionError):
+            work = "its row is not as the others are written"
         if isinstance(work, Work):
             works.append(work)
         else:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -140,30 +141,56 @@ def padded_bytes(shape: Sequence[int], item_bytes: float) -> float:
     return float(math.prod(outer) * tiled * item_bytes)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Every row of a timings file, which may be compressed."""
+def read_rows(path: Path) -> tuple[list[Row], Counter[str]]:
+    """The rows of a timings file, which may be compressed, and what is wrong with the others.
+
+    Raises:
+        SystemExit: The file is no list of rows.
+    """
     content = path.read_bytes()
-    text = gzip.decompress(content) if path.suffix == ".gz" else content
-    return [as_row(fields) for fields in json.loads(text)]
+    try:
+        listed = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{path} is not JSON ({error}); expected a list of timings.") from error
+    if not isinstance(listed, list):
+        raise SystemExit(f"{path} holds no list of timings; expected [{{...}}, ...].")
+    rows: list[Row] = []
+    wrong: Counter[str] = Counter()
+    for fields in listed:
+        try:
+            rows.append(as_row(fields))
+        except KeyError as error:
+            wrong[f"no {error.args[0]}"] += 1
+        except (AttributeError, TypeError, ValueError):
+            wrong["not as the others are written"] += 1
+    return rows, wrong
 
 
 def as_row(fields: Mapping[str, Any]) -> Row:
-    """A row of the file's schema of measured kernel timings."""
-    groups = (fields["group_sizes"] or {}).get("values")
+    """A row of the file's schema of measured kernel timings.
+
+    Raises:
+        KeyError: Something is missing that no row can do without.
+        ValueError: It took no time.
+    """
+    groups = (fields.get("group_sizes") or {}).get("values")
+    measured_us = float(fields["measured_us"])
+    if not measured_us > 0:
+        raise ValueError(measured_us)
     return Row(
         id=fields["id"],
-        case_id=fields["case_id"],
+        case_id=fields.get("case_id") or fields["id"],
         device=fields["device"],
         op=fields["op"],
         impl=fields["impl"],
         dims=fields["dims"],
-        shapes=fields["shapes"] or {},
-        dtypes=fields["dtypes"] or {},
-        config=fields["config"] or {},
-        static_args=fields["static_args"] or {},
-        mask_kind=fields["mask_kind"],
+        shapes=fields.get("shapes") or {},
+        dtypes=fields.get("dtypes") or {},
+        config=fields.get("config") or {},
+        static_args=fields.get("static_args") or {},
+        mask_kind=fields.get("mask_kind"),
         group_sizes=tuple(groups) if groups else None,
-        measured_us=float(fields["measured_us"]),
-        timing_method=fields["timing_method"] or "unknown",
-        source_date=fields["source_date"] or "",
+        measured_us=measured_us,
+        timing_method=fields.get("timing_method") or "unknown",
+        source_date=fields.get("source_date") or "",
     )

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -100,7 +101,8 @@ def test_rows_are_read_compressed_or_not(tmp_path):
     text = json.dumps([fields])
     (tmp_path / "a.json").write_text(text)
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(text.encode()))
-    assert read_rows(tmp_path / "a.json") == read_rows(tmp_path / "a.json.gz") == [row(0, 5.0)]
+    both = (read_rows(tmp_path / name) for name in ("a.json", "a.json.gz"))
+    assert all(found == ([row(0, 5.0)], {}) for found in both)
 
 
 def estimated(number, measured_us, estimate_us, **kwargs):
@@ -133,3 +135,16 @@ def test_the_faster_is_named_where_both_were_measured():
     one, total = namings(rows)
     assert (one.compared, one.right) == (2, 1)
     assert total.op == "all"
+
+
+def test_rows_that_lack_something_are_counted_and_the_others_kept(tmp_path):
+    good = {"id": "1", "device": "v6e", "op": "o", "impl": "i", "dims": {}, "measured_us": 5.0}
+    bad = [{**good, "measured_us": 0}, {**good, "measured_us": None}, "text", {"measured_us": 1}]
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([good, *bad]))
+    rows, wrong = read_rows(path)
+    assert [row.id for row in rows] == ["1"]
+    assert wrong == {"not as the others are written": 3, "no id": 1}
+    path.write_text('{"rows":')
+    with pytest.raises(SystemExit, match="is not JSON"):
+        read_rows(path)
