@@ -56,3 +56,10 @@ def test_default_blocks_fit_everywhere(chip):
     for shape in ((8192, 4096), (3, 130), (64, 32768)):
         sizes = OP.default_blocks(case(*shape), chip)
         assert OP.vmem_bytes(case(*shape), sizes) <= vmem_capacity_bytes(chip)
+
+
+def test_norms_take_larger_windows_where_memory_is_fast_and_rows_are_many():
+    rows = {chip: OP.default_blocks(CASE, chip).block_rows for chip in ("v5e", "v6e", "7x")}
+    assert rows == {"v5e": 256, "v6e": 512, "7x": 512}
+    few = case(1024, 4096)
+    assert OP.default_blocks(few, "v6e") == OP.default_blocks(few, "v5e")
