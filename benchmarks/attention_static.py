@@ -11,8 +11,9 @@ Ours runs with the blocks it ships with. Theirs are searched. At causal_4096 eac
 at the first sizes of the grid that attention_rivals/contenders.py states; those not more than 5 %
 behind the fastest at the rest of it. The other cases begin with the best sizes found there, of the
 kernels that were not more than 5 % behind. Then one size at a time is doubled or halved around the
-best until no step gains 1 %. Times are kept in a file, so that a run that was cut short goes on
-where it stopped; `--grid`, `--rounds` and `--budget` bound the search, and the table then says so.
+best of each kernel not more than 15 % behind, until no step gains 1 %. Times are kept in a file, so
+that a run that was cut short goes on where it stopped; `--grid`, `--rounds` and `--budget` bound
+the search, and the table then says so.
 """
 
 import argparse

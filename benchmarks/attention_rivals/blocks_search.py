@@ -10,7 +10,10 @@ from attention_rivals.contenders import Family, Sizes
 from attention_rivals.times import Timing
 
 LEAST_GAIN = 0.01
-NEAR = 1.05  # a kernel further than this behind the fastest is not searched further
+NEAR = 1.05  # a kernel further than this behind the fastest begins with its first sizes alone
+# Nor does one further than this take part in the steps. Kernels step by turns: the best of one
+# moves by up to a tenth before the other has had the same step.
+WITHIN_STEPS = 1.15
 # Larger tiles of scores than 8 MiB take minutes to compile and spill.
 LARGEST_TILE = 2048 * 1024
 SMALLEST = 256
@@ -59,7 +62,7 @@ def search(
     step, moving, begun = 0, True, len(found)
     while moving and (rounds is None or step < rounds):
         step, moving = step + 1, False
-        for family in near(starts, found):
+        for family in near(starts, found, WITHIN_STEPS):
             before = fastest(found, family.name)
             assert before is not None
             time(family, around(family, before[0], case))
@@ -69,11 +72,11 @@ def search(
     return Searched(found, not moving and not spent)
 
 
-def near(families: Iterable[Family], found: Found) -> list[Family]:
-    """The families whose best is not far behind the fastest of all."""
+def near(families: Iterable[Family], found: Found, most: float = NEAR) -> list[Family]:
+    """The families whose best is not more than so many times the fastest of all."""
     best = {family: one for family in families if (one := fastest(found, family.name))}
     leader = min((time_us for _, time_us in best.values()), default=0.0)
-    return [family for family, (_, time_us) in best.items() if time_us <= NEAR * leader]
+    return [family for family, (_, time_us) in best.items() if time_us <= most * leader]
 
 
 def fastest(found: Found, family: str) -> tuple[Sizes, float] | None:
