@@ -36,10 +36,15 @@ def test_a_wrapped_torus_gathers_from_four_sides():
     assert seconds(net, "all-reduce", everyone(net)) == pytest.approx(2 * expected)
 
 
-def test_a_reduce_scatter_written_as_an_all_reduce_takes_as_long_as_one():
-    net = network("v6e-8")
-    fused = Collective("reduce-scatter", everyone(net), 10**9, "c", reduced_whole=True)
-    assert net.transfer(fused).seconds == seconds(net, "all-reduce", everyone(net), 10**9)
+def test_an_all_reduce_with_a_slice_goes_over_one_axis_after_another():
+    net = network("v6e-8")  # 2x4, no wrap: half of it over one link, then 3/4 of the other half
+    cut = Collective("reduce-scatter", everyone(net), 10**9, "c", reduced_and_cut=True)
+    expected = 1e9 * (1 / 2 + 1 / 2 * 3 / 4) / 90e9 + (1 + 3) * 1e-6
+    assert net.transfer(cut).seconds == pytest.approx(expected)
+    net = network("v6e-256")
+    row = (tuple(range(16)),)
+    cut = Collective("reduce-scatter", row, 100 * MEGABYTE, "c", reduced_and_cut=True)
+    assert net.transfer(cut).seconds == pytest.approx(seconds(net, "reduce-scatter", row))
 
 
 def test_a_small_slice_has_no_wrap():
