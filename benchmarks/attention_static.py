@@ -13,7 +13,7 @@ behind the fastest at the rest of it. The other cases begin with the best sizes 
 kernels that were not more than 5 % behind. Then one size at a time is doubled or halved around the
 best of each kernel not more than 15 % behind, until no step gains 1 %. Times are kept in a file, so
 that a run that was cut short goes on where it stopped; `--grid`, `--rounds` and `--budget` bound
-the search, and the table then says so.
+the search, and the table then says so. `--as-kept` makes the table of what is in the file.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from attention_rivals.blocks_search import Found, Searched, fastest, near, search
+from attention_rivals.blocks_search import Found, Searched, fastest, is_ended, near, search
 from attention_rivals.cases import BASE, CASES
 from attention_rivals.contenders import ANY, OURS, RIVALS, Family, Sizes, ours
 from attention_rivals.times import Kept, Timing, identity_of, time_of
@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="steps of the search for their blocks, at most")
     parser.add_argument("--budget", type=int, help="choices tried around the best, at most")
     parser.add_argument("--grid", type=int, help="sizes of each grid tried, at most")
+    parser.add_argument("--as-kept", action="store_true", help="time nothing that is not kept")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of their times")
     parser.add_argument("--json", type=Path, help="write the summary here too")
     asked = parser.parse_args()
@@ -72,6 +73,9 @@ def rivals(name: str, chip: str, direction: str, kept: Kept, asked: argparse.Nam
     """The times of the other kernels, from the file or made now, in the bounds that are asked."""
     bounds = {"rounds": asked.rounds, "budget": asked.budget}
     identity = identity_of(chip, direction)
+    if asked.as_kept:
+        found = as_kept(f"{chip} {name} {direction}", identity, kept)
+        return Searched(found, is_ended(RIVALS, found, CASES[name]))
 
     def timer_of(case: str) -> Callable[[Family, Sizes], Timing | str]:
         def timer(family: Family, sizes: Sizes) -> Timing | str:
@@ -96,6 +100,20 @@ def rivals(name: str, chip: str, direction: str, kept: Kept, asked: argparse.Nam
         best = {family: fastest(base, family.name) for family in near(RIVALS, base)}
         starts = {family: [one[0]] for family, one in best.items() if one is not None}
     return search(starts, CASES[name], timer_of(name), **bounds)
+
+
+def as_kept(cell: str, identity: str, kept: Kept) -> Found:
+    """All times of a cell that are in the file."""
+    found: Found = {}
+    for family in RIVALS:
+        start = f"{cell} {family.name} "
+        for label in kept.labels(start, identity):
+            numbers, *scheduler = label.removeprefix(start).split()
+            sizes = Sizes(*map(int, numbers.split("/")), scheduler=bool(scheduler))
+            entry = kept.load(label, identity)
+            if entry is not None:
+                found[family.name, sizes] = entry
+    return found
 
 
 def summary(

@@ -68,8 +68,22 @@ def search(
             time(family, around(family, before[0], case))
             now = fastest(found, family.name)
             moving |= now is not None and now[1] < before[1] * (1 - LEAST_GAIN)
-    spent = budget is not None and len(found) - begun >= budget
-    return Searched(found, not moving and not spent)
+    return Searched(found, is_ended(starts, found, case))
+
+
+def is_ended(families: Iterable[Family], found: Found, case: Case) -> bool:
+    """Whether every kernel that takes part in the steps has a best around which none gains."""
+    return all(_is_settled(family, found, case) for family in near(families, found, WITHIN_STEPS))
+
+
+def _is_settled(family: Family, found: Found, case: Case) -> bool:
+    best = fastest(found, family.name)
+    return best is not None and any(
+        one.time_us * (1 - LEAST_GAIN) <= best[1]
+        and all((family.name, other) in found for other in around(family, sizes, case))
+        for (name, sizes), one in found.items()
+        if name == family.name and isinstance(one, Timing)
+    )
 
 
 def near(families: Iterable[Family], found: Found, most: float = NEAR) -> list[Family]:

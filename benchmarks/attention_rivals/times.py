@@ -108,6 +108,14 @@ class Kept:
             return None
         return entry["reason"] if "reason" in entry else _timing(entry)
 
+    def labels(self, start: str, identity: str) -> list[str]:
+        """The labels with that start whose entries still hold."""
+        return [
+            label
+            for label, entry in self._entries.items()
+            if label.startswith(start) and entry["identity"] == identity
+        ]
+
     def store(self, label: str, identity: str, found: Timing | str) -> None:
         """Keep a time, or why there is none, at once."""
         entry: dict[str, Any] = {"identity": identity, "origin": "model"}
