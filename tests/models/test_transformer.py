@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tpukit import Workload, get_preset
 from tpukit.errors import TPUModelError
 from tpukit.models.adapters import TransformerAdapter
 from tpukit.models.execution import Execution
@@ -143,3 +144,20 @@ def test_an_unknown_attention_names_the_nearest(tokens):
     model.execution = Execution(attention="rings")
     with pytest.raises(TPUModelError, match=r"attention 'rings' is not known.*'ring'"):
         nnx.eval_shape(lambda model: model(tokens), model)
+
+
+def test_embeddings_by_a_product_are_the_rows_and_have_their_gradients():
+    by_rows = get_preset("tiny", dtype="float32")
+    by_product = by_rows.replace(embedding_lookup="one_hot")
+    ids = jnp.array([[3, 0, 3, 7]])
+
+    def total(config):
+        work = Workload(config, batch_size=1, sequence_length=4)
+        state = work.init(jax.random.key(0))
+        batch = {"inputs": ids, "targets": ids}
+        return jax.jit(work.train_step)(state, batch)
+
+    (rows, metrics), (product, others) = total(by_rows), total(by_product)
+    assert metrics["loss"] == pytest.approx(others["loss"], rel=1e-6)
+    for one, other in zip(jax.tree.leaves(rows), jax.tree.leaves(product), strict=True):
+        assert jnp.allclose(one, other, atol=1e-5)

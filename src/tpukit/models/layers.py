@@ -86,6 +86,7 @@ class Embedding(nnx.Module):
     def __init__(self, rows: int, width: int, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         init = nnx.initializers.normal(EMBEDDING_STDDEV)
         self.dtype = compute_dtype(config)
+        self.lookup = config.embedding_lookup
         self.embedding = nnx.Param(
             init(rngs.params(), (rows, width), jnp.dtype(config.param_dtype))
         )
@@ -94,7 +95,10 @@ class Embedding(nnx.Module):
         """The rows of `ids`."""
         # Gathered whole over an fsdp axis, as every weight is for use: looking up in slices of
         # the width would leave activations to be moved from width to batch instead.
-        return constrain(self.embedding[...].astype(self.dtype), "vocab", None)[ids]
+        table = constrain(self.embedding[...].astype(self.dtype), "vocab", None)
+        if self.lookup == "rows":
+            return table[ids]
+        return (ids[..., None] == jnp.arange(table.shape[0])).astype(self.dtype) @ table
 
     def head(self) -> jax.Array:
         """The table turned round, (width, rows): times it, activations give logits."""

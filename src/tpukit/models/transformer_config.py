@@ -20,6 +20,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "positions": ("rope", "learned"),
     "routing": ("dropless", "capacity"),
     "matmul": ("dtype", "float8", "int8"),
+    "embedding_lookup": ("rows", "one_hot"),
     "dtype": ("float32", "bfloat16", "float16", "float64"),
     "param_dtype": ("float32", "bfloat16", "float16", "float64"),
 }
@@ -68,6 +69,8 @@ class TransformerConfig:
     `global_every`-th layer attends to everything before it. `gelu` is the tanh form. With
     `matmul` "float8" or "int8" the products of attention and dense MLP round their operands to
     eight bits, forward and backward; with "int8" all but those that give gradients of weights.
+    With `embedding_lookup` "one_hot" embeddings, and their gradients, are products with a matrix
+    of zeros and ones: more FLOPs, but no rows scattered over each other.
     """
 
     n_layers: int
@@ -105,6 +108,7 @@ class TransformerConfig:
     router_balance_weight: float = 0.01
 
     matmul: MatmulFormat = "dtype"
+    embedding_lookup: Literal["rows", "one_hot"] = "rows"
     dtype: str = "bfloat16"
     param_dtype: str = "float32"
 
