@@ -158,6 +158,6 @@ def test_embeddings_by_a_product_are_the_rows_and_have_their_gradients():
         return jax.jit(work.train_step)(state, batch)
 
     (rows, metrics), (product, others) = total(by_rows), total(by_product)
-    assert metrics["loss"] == pytest.approx(others["loss"], rel=1e-6)
+    assert float(metrics["loss"]) == pytest.approx(float(others["loss"]), rel=1e-6)
     for one, other in zip(jax.tree.leaves(rows), jax.tree.leaves(product), strict=True):
         assert jnp.allclose(one, other, atol=1e-5)
