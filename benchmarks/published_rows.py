@@ -1,62 +1,21 @@
 """Published training runs as workloads we can compile; a row we cannot express says why."""
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optax
+from published_attention import narrow_scores
+from published_recipes import NO_COLLECTIVE_MATMUL, has_fused_backward, read_options
 
 from tpukit import Slice, TransformerConfig, Workload, get_preset, list_presets
-from tpukit.runtime.flags.bundles import select
+from tpukit.errors import TPUError
 
 QUANTIZED = "its products are quantized in a way that our step does not have"
-# What the published Trillium recipes set beyond our level 3 (AI-Hypercomputer/maxtext,
-# benchmarks/xla_flags_library.py): all-gathers fused with compute, and host transfers overlapped.
-TRILLIUM_FLAGS = {
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
-    "xla_tpu_host_transfer_overlap_limit": 24,
-    "xla_max_concurrent_host_send_recv": 100,
-    "xla_tpu_scheduler_percent_shared_memory_limit": 100,
-}
-NO_COLLECTIVE_MATMUL = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
-# Collectives on the SparseCores, where a run says so (the same file); all-gathers as well unless
-# the run names the others alone.
-SPARSE_CORE_FLAGS = {
-    "xla_tpu_use_tc_device_shape_on_sc": True,
-    "xla_sc_enable_instruction_fusion": False,
-    **{
-        f"xla_tpu_enable_async_collective_fusion_fuse_{kind}": False
-        for kind in ("all_gather", "all_reduce", "reduce_scatter")
-    },
-    **{
-        f"xla_tpu_enable_sparse_core_collective_offload_{kind}": True
-        for kind in ("all_gather", "all_reduce", "reduce_scatter")
-    },
-}
-# What MaxText's scripts of 2023 set (MaxText/configs/largest_job for v5e, v5p, 1xv4-128.sh).
-MAXTEXT_2023_FLAGS: dict[str, dict[str, Any]] = {
-    "v4": {"xla_enable_async_all_gather": True},
-    "v5e": dict.fromkeys(
-        (
-            "xla_tpu_enable_data_parallel_all_reduce_opt",
-            "xla_tpu_data_parallel_opt_different_sized_ops",
-            "xla_tpu_enable_async_collective_fusion",
-            "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-            "xla_tpu_enable_async_collective_fusion_multiple_steps",
-            "xla_tpu_overlap_compute_collective_tc",
-            "xla_enable_async_all_gather",
-        ),
-        True,
-    ),
-}
-MAXTEXT_2023_FLAGS["v5p"] = {
-    **MAXTEXT_2023_FLAGS["v5e"],
-    "xla_tpu_megacore_fusion_allow_ags": False,
-    "xla_enable_async_collective_permute": True,
-    "xla_tpu_enable_ag_backward_pipelining": True,
-}
+AXES = ("data", "fsdp", "expert", "context", "tensor")  # those that change least come last
 
 
 class NotExpressible(Exception):
@@ -111,10 +70,11 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
     if precision not in ("bf16", "int8", "fp8") or (precision != "bf16" and not quantized):
         raise NotExpressible(QUANTIZED)
     config = read_model(row)
-    hardware, batch = row["hardware"], row["batch"]
-    shape = hardware["topology"].split(" x ")[-1]
-    target = Slice.of(hardware["gen"], topology=shape, num_slices=hardware["slices"])
+    target = read_slice(row["hardware"])
     mesh, dcn = read_parallelism(row["parallelism"], target)
+    batch = row["batch"] or {}
+    if not batch.get("seq_len") or not batch.get("global_seqs"):
+        raise NotExpressible("its batch or sequence length is not given")
     sequence, examples = int(batch["seq_len"]), int(batch["global_seqs"])
     remat = read_remat(row["remat"])
     per_token = config.flops_per_token(sequence).total
@@ -131,7 +91,9 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
             remat=remat,
             strategy=strategy_of(mesh),
             optimizer=read_optimizer(row["optimizer"]),
-            attention="xla" if "plain" in (row["attention"] or "") else "splash",
+            attention=read_attention(row, mesh),
+            loss_chunks=read_loss_chunks(row),
+            scan_layers="no scan" not in row["remat"],
         ),
         mesh=mesh,
         dcn_mesh_shape=dcn,
@@ -145,6 +107,27 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
     )
 
 
+def read_slice(hardware: dict[str, Any]) -> Slice:
+    """The slices a row ran on; its axes may be named in any order.
+
+    Raises:
+        NotExpressible: The topology is not given, or there is no such slice.
+    """
+    shape = (hardware.get("topology") or "").split(" x ")[-1]
+    if not re.fullmatch(r"\d+(x\d+)+", shape):
+        raise NotExpressible("its topology is not given")
+    in_order = "x".join(sorted(shape.split("x"), key=int))
+    reasons: list[str] = []
+    for topology in dict.fromkeys((shape, in_order)):
+        try:
+            return Slice.of(
+                hardware["gen"], topology=topology, num_slices=hardware.get("slices") or 1
+            )
+        except TPUError as reason:
+            reasons.append(str(reason))
+    raise NotExpressible(reasons[0])
+
+
 def read_model(row: dict[str, Any]) -> TransformerConfig:
     """The preset as the row ran it, or one of its family with the row's dimensions.
 
@@ -152,17 +135,48 @@ def read_model(row: dict[str, Any]) -> TransformerConfig:
         NotExpressible: No preset is like it.
     """
     model, dims = row["model"], row["dims"]
+    # MaxText's recipes set use_iota_embed.
+    lookup = "one_hot" if row["framework"].startswith("MaxText") else "rows"
+    changes: dict[str, Any] = {"param_dtype": read_weights(row), "embedding_lookup": lookup}
     if model not in list_presets():
         if not model.startswith("maxtext2023-"):
             raise NotExpressible(f"no preset has the architecture of {model}")
         names = ("n_layers", "d_model", "d_ff", "n_heads", "n_kv_heads", "head_dim")
-        return get_preset(
-            "maxtext2023-16B", vocab_size=dims["vocab"], **{name: dims[name] for name in names}
-        )
+        changes.update({name: dims[name] for name in names}, vocab_size=dims["vocab"])
+        return get_preset("maxtext2023-16B", **changes)
     capacity = re.search(r"capacity_factor ([\d.]+)", row["remat"])
-    if capacity is None:
-        return get_preset(row["model"])
-    return get_preset(row["model"], routing="capacity", capacity_factor=float(capacity[1]))
+    if capacity is not None:
+        changes.update(routing="capacity", capacity_factor=float(capacity[1]))
+    return get_preset(model, **changes)
+
+
+def read_weights(row: dict[str, Any]) -> str:
+    """The format weights are kept in between steps, and with them gradients and moments.
+
+    The research log behind the "wk-" rows describes every set-up in the same words. The trainer of
+    its qwen3 runs, which lies beside them, keeps weights in bfloat16 (train.py: weights_dtype), and
+    the memory its profiles print leaves no room for wider ones.
+    """
+    own_trainer = re.search(r"/qwen3_\w+/jax/", row.get("source") or "")
+    narrow = own_trainer or re.search(r"\b(bf16|bfloat16) weights", row["dtype"] or "")
+    return "bfloat16" if narrow else "float32"
+
+
+def read_attention(row: dict[str, Any], mesh: dict[str, int]) -> Any:
+    """Plain attention as MaxText writes it, around the ring where sequences are cut, or splash."""
+    if mesh.get("context", 1) > 1:
+        return "ring"
+    if "plain" in (row["attention"] or ""):
+        return narrow_scores
+    return "splash" if has_fused_backward(row) else "splash in two"
+
+
+def read_loss_chunks(row: dict[str, Any]) -> Any:
+    """MaxText makes all logits at once unless its recipe tiles the vocabulary."""
+    tiles = re.search(r"num_vocab_tiling=(\d+)", row["remat"])
+    if tiles is not None:
+        return int(tiles[1])
+    return None if row["framework"].startswith("MaxText") else "auto"
 
 
 def other_flops_per_token(row: dict[str, Any], config: TransformerConfig) -> float:
@@ -185,26 +199,6 @@ def other_flops_per_token(row: dict[str, Any], config: TransformerConfig) -> flo
     return flops
 
 
-def read_options(row: dict[str, Any], target: Slice) -> dict[str, Any]:
-    """The compiler options of a run: its recipe's where known, else our third level."""
-    generation = target.chip.name
-    if "2023" in row["framework"] and generation in MAXTEXT_2023_FLAGS:
-        return dict(MAXTEXT_2023_FLAGS[generation])
-    if "before flag stack" in row["notes"]:
-        return {}
-    chosen, _ = select(3, generation)
-    options = {name: flag.value for name, flag in chosen.items()}
-    if generation == "v6e":
-        options.update(TRILLIUM_FLAGS)
-        if target.chips_per_slice <= 32:
-            options.update(NO_COLLECTIVE_MATMUL)
-        if "SparseCore" in row["notes"] or "SC offload" in row["notes"]:
-            options.update(SPARSE_CORE_FLAGS)
-            gathers = "RS+AR" not in row["notes"]
-            options["xla_tpu_enable_sparse_core_collective_offload_all_gather"] = gathers
-    return options
-
-
 def published_step_s(row: dict[str, Any], tokens: int, target: Slice) -> float:
     """The measured step: as printed, or from the printed rate."""
     measured = row["measured"]
@@ -221,25 +215,33 @@ def published_step_s(row: dict[str, Any], tokens: int, target: Slice) -> float:
 
 
 def read_parallelism(text: str, target: Slice) -> tuple[dict[str, int], tuple[int, ...] | None]:
-    """Mesh sizes by axis over all slices, and the part of each that crosses slices."""
+    """Mesh sizes by axis over all slices, and the part of each that crosses slices.
+
+    Raises:
+        NotExpressible: We have no such axis, or the sizes are not those of the slice.
+    """
     within: dict[str, int] = {}
     across: dict[str, int] = {}
     place = within
-    for word, name, size in re.findall(r"\b(ici|dcn)\b|(\w+)=(\w+)", text):
+    for word, name, size in re.findall(r"\b(ici|dcn)\b|(\w+)=(-?\w+)", text):
         if word:
             place = within if word == "ici" else across
             continue
-        axis = {"fsdp_transpose": "fsdp"}.get(name, name)
-        if axis not in ("fsdp", "tensor", "data", "context"):
+        axis = {"fsdp_transpose": "fsdp", "dp": "data", "tp": "tensor", "ep": "expert"}.get(
+            name, name
+        )
+        if axis not in AXES:
             raise NotExpressible(f"no strategy for an axis called {name}")
-        place[axis] = place.get(axis, 1) * (-1 if size == "rest" else int(size))
+        place[axis] = place.get(axis, 1) * (int(size) if size.isdigit() else -1)
     known = 1
     for size in within.values():
         known *= size if size > 0 else 1
     devices = target.devices // target.num_slices
     within = {axis: size if size > 0 else devices // known for axis, size in within.items()}
-    names = [axis for axis in ("data", "fsdp", "context", "tensor") if axis in {**within, **across}]
+    names = [axis for axis in AXES if axis in {**within, **across}]
     mesh = {axis: within.get(axis, 1) * across.get(axis, 1) for axis in names}
+    if math.prod(mesh.values()) != target.devices:
+        raise NotExpressible(f"{text!r} is not a mesh of the {target.devices} devices of {target}")
     dcn = tuple(across.get(axis, 1) for axis in names) if across else None
     return mesh, dcn
 
@@ -249,8 +251,7 @@ def strategy_of(mesh: dict[str, int]) -> str:
     parts = ["fsdp"]
     if mesh.get("tensor", 1) > 1:
         parts += ["megatron", "sequence"]  # as MaxText splits activations between blocks
-    if mesh.get("context", 1) > 1:
-        parts.append("context")
+    parts += [axis for axis in ("expert", "context") if mesh.get(axis, 1) > 1]
     return "+".join(parts)
 
 
@@ -273,7 +274,15 @@ def read_remat(text: str) -> str:
 
 
 def read_optimizer(text: str) -> optax.GradientTransformation:
-    """Our optimizer for a published description."""
+    """Our optimizer for a published description.
+
+    Raises:
+        NotExpressible: It is another one.
+    """
     if "adafactor" in text:
         return optax.adafactor(5e-5)
-    return optax.adamw(3e-4, mu_dtype="bfloat16" if "mu bf16" in text else None)
+    if "adam" in text:
+        return optax.adamw(3e-4, mu_dtype="bfloat16" if "mu bf16" in text else None)
+    if "sgd" in text:
+        return optax.sgd(3e-4)
+    raise NotExpressible(f"the optimizer {text!r} is not one we write here")

@@ -1,0 +1,95 @@
+"""Which PCIe link a v6e has: published runs that differ in what they keep in host memory.
+
+    python benchmarks/host_link.py
+
+Nobody has published a measured rate between a v6e and its host; the scaling book states 32 GB/s, a
+PCIe 4.0 link. Four runs of a public log decide. benchmarks/predict.py does not score them: their
+batch or remat is in no results file. A link carries 90 % of its rate.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from claims import Claim, report
+from predict import DEFAULT_RESULTS
+from published_rows import as_run, load_rows
+
+from tpukit import configure_tpu_environment
+from tpukit.compiler import compile_for
+from tpukit.compiler.timeline import Machine, predict_step
+
+LOG = "vlasenkoalexey/tpu_performance_autoresearch_wiki, wiki/experiments"
+RATES_GBPS = {"PCIe 4.0 x16": 28.0, "PCIe 5.0 x16": 56.0, "no limit": 1e6}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A published run, as a change to a row of the results file.
+
+    Attributes:
+        source: Its page in the log.
+    """
+
+    row: str
+    source: str
+    step_s: float
+    changes: dict[str, Any]
+
+
+CASES = (
+    Case("wk-q8-mt-2k-bs4", "…/maxtext/…/2026-06-13-mt-v002-2k.md", 3.106, {"batch_size": 96}),
+    Case(
+        "wk-q8-mt-2k-bs4",
+        "…/maxtext/…/2026-06-12-mt-v001-base.md",
+        3.535,
+        {"batch_size": 24, "sequence_length": 8192},
+    ),
+    Case(
+        "wk-q8-jax-8k-bs2",
+        "…/jax/…/2026-06-12-v044-context-checkpoint.md",
+        2.4369,
+        {"remat": "save=qkv_proj offload=attention"},
+    ),
+    Case(
+        "wk-ll8-jax-exp27-bs4",
+        "…/jax/…/2026-04-27-jax-exp36-qkv-proj-offloaded-bs4-rejected.md",
+        4 * 8192 / 7641,
+        {"remat": "offload=qkv_proj"},
+    ),
+)
+
+
+def main() -> None:
+    configure_tpu_environment()
+    rows = {row["id"]: row for row in load_rows(DEFAULT_RESULTS)}
+    errors: dict[str, list[float]] = {name: [] for name in RATES_GBPS}
+    for case in CASES:
+        run = as_run(rows[case.row])
+        compiled = compile_for(
+            run.workload.replace(**case.changes),
+            run.slice,
+            mesh=run.mesh,
+            options=run.options,
+            until="schedule",
+        )
+        print(f"{LOG}/{case.source}: {case.step_s:.3f} s")
+        for name, gbps in RATES_GBPS.items():
+            machine = dataclasses.replace(Machine.of(run.slice), host_bytes_per_s=gbps * 1e9)
+            step = predict_step(
+                compiled.module,
+                compiled.slice,
+                coordinates=compiled.coordinates,
+                slice_of_device=compiled.slice_of_device,
+                machine=machine,
+            )
+            ratio = step.step_time_s / case.step_s
+            waits = step.seconds_by_cause.get("host", 0.0)
+            print(f"  {name:<13} {step.step_time_s:.3f} s, {ratio:.3f}, {waits:.3f} s waiting")
+            errors[name].append(abs(ratio - 1))
+    for name, found in errors.items():
+        report(Claim(f"mean error with {name}", sum(found) / len(found), ""))
+
+
+if __name__ == "__main__":
+    main()
