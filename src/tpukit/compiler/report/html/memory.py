@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...memory.attribution import CATEGORIES
+from ...memory.view import readable_path
 from ..schema import Report
 from ..wording import bytes_text
 from .markup import Html, coordinate, join, slug, tag
@@ -183,7 +184,7 @@ def _buffer_row(one: dict[str, Any]) -> Sequence[str]:
         shape,
         f"{waste / one['size_bytes']:.0%}" if waste and one["size_bytes"] else "–",
         "yes" if one["at_peak"] else "no",
-        op_cell("", one["name"], one.get("source")),
+        op_cell("", readable_path(one["name"]), one.get("source")),
     )
 
 
