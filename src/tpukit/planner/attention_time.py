@@ -8,8 +8,9 @@ from .rates import Rates
 
 # The largest block of the attention kernel: what is above the diagonal inside a block is computed.
 ATTENTION_BLOCK = 2048
-# Products of the forward kernel, and of the fused backward kernel (scores again, then four).
-FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
+# Products of the forward kernel, of the fused backward kernel (scores again, then four), and of two
+# backward kernels, one for queries and one for keys: both make scores and their gradients.
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS, IN_TWO_PRODUCTS = 2, 5, 7
 # Our kernels' time over splash's, forward and backward: what the timeline says of compiled steps of
 # llama3.1-8b with sequences of 8192, .74 and .67 on v6e, .77 and .71 on v5p.
 OURS_OVER_SPLASH = (0.75, 0.69)
@@ -49,6 +50,14 @@ def splash_s(
     reached = rates.bf16_flops_per_s * rates.attention_share / rates.op_time_in_a_step
     forward = FORWARD_PRODUCTS * product / reached
     return forward, BACKWARD_PRODUCTS * product / reached / rates.backward_over_forward
+
+
+def splash_in_two_s(
+    shape: ModelShape, rates: Rates, *, length: int, token_share: Numbers
+) -> tuple[Numbers, Numbers]:
+    """The same with a backward kernel each for queries and for keys."""
+    forward, backward = splash_s(shape, rates, length=length, token_share=token_share)
+    return forward, backward * IN_TWO_PRODUCTS / BACKWARD_PRODUCTS
 
 
 def kernel_s(

@@ -11,6 +11,13 @@ from .candidates import PRECISIONS, Candidates, Layout
 from .torus import AXES, Links
 
 _FORMATS = {"bf16": "bf16", "int8": "s8", "fp8": "f8e4m3fn"}
+# Share of peak that int8 products reach over the share that bfloat16 ones do, by the compiler's own
+# cycles of products such as 6144 x 12288 x 12288 and 8192 x 4096 x 14336: v5e .72 to 1.07, v5p .87
+# to 1.16; v6e .69 to .76 with the VMEM limit of the Trillium recipes, .55 to .90 without.
+_INT8_SHARE = {"v6e": 0.72}
+# Where products of int8 summed over rows, which give gradients of weights, take no longer than
+# those of the other orientation; on v5e and v5p they take as long as in bfloat16 (.88 to 1.0).
+_INT8_OVER_ROWS = ("v6e",)
 _USUAL_HEAD = 256  # a head this wide fills the matrix unit, where nothing was measured
 
 
@@ -37,12 +44,15 @@ class Rates:
     """Rates of one device of every candidate, in SI units.
 
     Attributes:
+        narrow_time: Of a product of the candidate's precision over that of a bfloat16 one.
+        narrow_gradient_time: The same of those that give gradients of weights.
         gathers_by_sums: 1 where weights are gathered by all-reduces, which move twice as much.
         waiting_share: How much longer a step takes because slices wait for the slowest of them.
     """
 
-    matrix_flops_per_s: np.ndarray
     bf16_flops_per_s: np.ndarray
+    narrow_time: np.ndarray
+    narrow_gradient_time: np.ndarray
     matrix_share: np.ndarray
     streamed_share: np.ndarray
     attention_share: np.ndarray
@@ -67,14 +77,16 @@ class Rates:
             known = {target: read(machine) for target, machine in machines.items()}
             return candidates.of_layout([known[layout.target] for layout in candidates.layouts])
 
-        peaks = np.stack(
-            [spread(lambda m, name=name: m.peak_flops(_FORMATS[name])) for name in PRECISIONS]
-        )
+        def of_precision(read: Callable[[Machine, str], float]) -> np.ndarray:
+            table = [spread(lambda m, name=name: read(m, name)) for name in PRECISIONS]
+            return np.stack(table)[candidates.precision, np.arange(len(candidates))]
+
         ici = spread(lambda m: m.ici_bytes_per_s)
         hop = spread(lambda m: m.hop_latency_s)
         return cls(
-            matrix_flops_per_s=peaks[candidates.precision, np.arange(len(candidates))],
-            bf16_flops_per_s=peaks[0],
+            bf16_flops_per_s=spread(lambda m: m.peak_flops("bf16")),
+            narrow_time=of_precision(_narrow_time),
+            narrow_gradient_time=of_precision(_narrow_gradient_time),
             matrix_share=spread(lambda m: m.matrix_efficiency),
             streamed_share=spread(lambda m: m.streamed_matrix_efficiency),
             attention_share=spread(lambda m: _attention_share(m, head_dim)),
@@ -103,6 +115,16 @@ def _machines(layouts: tuple[Layout, ...]) -> dict[Slice, Machine]:
             by_chip[name] = Machine.of(target)
         machines[target] = by_chip[name]
     return machines
+
+
+def _narrow_time(machine: Machine, precision: str) -> float:
+    share = _INT8_SHARE.get(machine.slice.chip.name, 1.0) if precision == "int8" else 1.0
+    return machine.peak_flops("bf16") / (machine.peak_flops(_FORMATS[precision]) * share)
+
+
+def _narrow_gradient_time(machine: Machine, precision: str) -> float:
+    over_rows = precision != "int8" or machine.slice.chip.name in _INT8_OVER_ROWS
+    return _narrow_time(machine, precision) if over_rows else 1.0
 
 
 def _gathers_by_sums(layout: Layout) -> int:

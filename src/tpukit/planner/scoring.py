@@ -88,6 +88,7 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
             moment_bytes=moments[some.moment],
             microbatches=some.microbatches,
             whole_copy=some.of_layout(copies),
+            eight_bits=some.precision > 0,
         )
         for name in _PURPOSES:
             purposes[name][places] = getattr(split, name)

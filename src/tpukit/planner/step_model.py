@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .attention_time import kernel_s, plain_s, splash_s
-from .candidates import Candidates
+from .attention_time import kernel_s, plain_s, splash_in_two_s, splash_s
+from .candidates import PRECISIONS, Candidates
 from .kept import OUT, Kept, kept_by
 from .memory_model import MemorySplit
 from .model_shape import ModelShape
 from .rates import Rates
+from .rounding import OUR_FLOAT8, OUR_INT8, Rounding
 
 LANES = 128
 BFLOAT16, FLOAT32 = 2, 4
@@ -28,7 +29,6 @@ GROUPED_TILE_ROWS = 512
 # Reads and writes of every routed row in a pass, to sort, spread, gather and add up: 11 to 13 in
 # steps of mixtral compiled for v6e, dropless and with capacity.
 ROUTED_MOVES = 12
-ROUNDING = 2.5  # bytes moved to round a bfloat16 array to eight bits, over its own
 CAUSES = ("matrix", "attention", "hbm", "ici", "dcn", "host", "bubble")
 
 
@@ -59,19 +59,29 @@ class Program:
     """How a step is written where its dimensions leave it open; by default as we write it.
 
     Attributes:
-        attention: As our kernels, jax's splash kernels, or with scores that go through HBM.
+        attention: As our kernels, jax's splash kernels with one backward kernel or two, or with
+            scores that go through HBM.
         split_sequence: Along `tensor` the stream between blocks is split too.
         other_flops_per_token: Of products beside those of the transformer, such as looking
             embeddings up by multiplying with a one-hot matrix.
+        int8: What a step in int8 rounds.
+        fp8: What a step in fp8 rounds.
     """
 
-    attention: Literal["ours", "splash", "plain"] = "ours"
+    attention: Literal["ours", "splash", "splash in two", "plain"] = "ours"
     split_sequence: bool = False
     other_flops_per_token: float = 0.0
+    int8: Rounding = OUR_INT8
+    fp8: Rounding = OUR_FLOAT8
 
 
 OUR_PROGRAM = Program()
-_ATTENTION = {"ours": kernel_s, "splash": splash_s, "plain": plain_s}
+_ATTENTION = {
+    "ours": kernel_s,
+    "splash": splash_s,
+    "splash in two": splash_in_two_s,
+    "plain": plain_s,
+}
 
 
 @dataclass(frozen=True)
@@ -95,8 +105,9 @@ class StepModel:
         compute = matrix + attention
         hbm = self._elementwise()
         # Compiled schedules hide part of the weights' gathers and leave other waits open. Published
-        # steps are met best when none is taken as hidden (benchmarks/plan_published.py).
-        ici = self._weights_moved() + self._activations_moved()
+        # steps are met best when none is taken as hidden (benchmarks/plan_published.py), but behind
+        # the activations that move along other axes, by links of their own.
+        ici = np.maximum(self._weights_moved(), self._activations_moved())
         piece = compute + hbm + ici
         host = self._host(forward + attention_forward, piece)
         stages = self.candidates.sizes["stage"]
@@ -106,7 +117,7 @@ class StepModel:
             attention=attention * pieces,
             hbm=hbm * pieces + self._update(),
             ici=ici * pieces,
-            dcn=self._between_slices(),
+            dcn=self._between_slices(backward + attention_backward),
             host=host * pieces,
             bubble=bubble,
         )
@@ -144,20 +155,19 @@ class StepModel:
         nothing_kept = self._by_remat([float(not kept.everything) for kept in self._kept])
         return np.where(self._no_kernel, nothing_kept, again)
 
-    def _groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """FLOPs a token and forward pass, the share that runs again, and FLOPs a second."""
+    def _groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, bool]]:
+        """FLOPs a token and forward pass, the share that runs again, that of peak, if narrow."""
         s, tensor = self.shape, self.candidates.sizes["tensor"]
         again = [kept.recomputed_weights(s) for kept in self._kept]
         rows = self.tokens * s.d_model * BFLOAT16
-        # Only the products of attention and of a dense feed-forward block have fewer bits.
-        r = self.rates
-        wide, narrow = r.bf16_flops_per_s, r.matrix_flops_per_s
+        # Only the products of attention and of a dense feed-forward block may have fewer bits.
         width = s.heads * s.head_dim
         projections = s.d_model * (width + s.attention_width)
         yield (
             2 * projections * _padding(width / tensor) / tensor * self.layers,
             self._by_remat([attention / projections for attention, _ in again]),
-            narrow * self._share(np.minimum(rows, s.d_model * width / tensor * BFLOAT16)),
+            self._share(np.minimum(rows, s.d_model * width / tensor * BFLOAT16)),
+            True,
         )
         # Experts work on their own share of the rows, each with its own weights; rows sorted by
         # expert are multiplied by kernels whose operands stay in no memory.
@@ -166,13 +176,15 @@ class StepModel:
         yield (
             2 * hidden * self._expert_rows() * _padding(s.d_ff / tensor) / tensor * self.layers,
             self._by_remat([inner / hidden for _, inner in again]),
-            (wide if s.experts else narrow) * (r.streamed_share if s.sorted_rows else plain),
+            self.rates.streamed_share if s.sorted_rows else plain,
+            not s.experts,
         )
         # Only the last stage has the head; every stage waits for it.
         yield (
             2 * s.d_model * s.vocab * _padding(s.vocab / tensor) / tensor,
             np.zeros(1),
-            wide * self._share(np.minimum(rows, s.d_model * s.vocab / tensor * BFLOAT16)),
+            self._share(np.minimum(rows, s.d_model * s.vocab / tensor * BFLOAT16)),
+            False,
         )
 
     def _expert_rows(self) -> np.ndarray:
@@ -191,16 +203,21 @@ class StepModel:
     def _products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Seconds of the products with weights: forward, backward, recomputed."""
         r = self.rates
-        forward = again = np.zeros(len(self.candidates))
-        for flops, share_again, flops_per_s in self._groups():
-            seconds = flops * self.tokens / flops_per_s
-            forward = forward + seconds
-            again = again + seconds * share_again
+        forward = again = gradients = np.zeros(len(self.candidates))
+        over_rows = self._by_precision(
+            [r.narrow_gradient_time if one.weight_gradients else 1.0 for one in self._rounding]
+        )
+        for flops, share_again, share, narrow in self._groups():
+            seconds = flops * self.tokens / (r.bf16_flops_per_s * share)
+            forward = forward + seconds * (r.narrow_time if narrow else 1.0)
+            again = again + seconds * (r.narrow_time if narrow else 1.0) * share_again
+            gradients = gradients + seconds * (over_rows if narrow else 1.0)
         # With few tokens a product waits for its weights instead.
-        forward = np.maximum(forward, self._layer_bytes() / r.hbm_bytes_per_s)
+        least = self._layer_bytes() / r.hbm_bytes_per_s
+        forward, gradients = np.maximum(forward, least), np.maximum(gradients, least)
         other = self.program.other_flops_per_token * self.tokens / self.candidates.sizes["tensor"]
         again = again + other / (r.bf16_flops_per_s * r.streamed_share)
-        return forward, 2 * forward, again
+        return forward, forward + gradients, again
 
     def _attention(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of attention: forward, and backward with what is computed again."""
@@ -231,20 +248,25 @@ class StepModel:
         return traffic + ops + self._narrowed()
 
     def _narrowed(self) -> np.ndarray:
-        """Seconds of HBM traffic to round the operands of products to eight bits.
-
-        Each is read for its largest value, read again, and written in half the bytes: that of a
-        forward product and its weights in every forward pass, the gradient that comes back once.
-        """
-        s, sizes = self.shape, self.candidates.sizes
+        """Seconds of HBM traffic to round the operands of products to eight bits."""
         again = self._by_remat([float(not kept.everything) for kept in self._kept])
-        inner = 0 if s.experts else s.hidden_matrices * s.hidden_width + 2 * s.d_model
-        channels = (inner + s.attention_width + 3 * s.d_model) / 2 * (3 + again)
-        operands = channels * BFLOAT16 / sizes["tensor"] * self.tokens * self.layers
-        experts = s.expert_parameters / (sizes["tensor"] * sizes["expert"] * sizes["stage"])
-        weights = (self._layer_bytes() - experts * BFLOAT16) * (1 + again)
-        moved = ROUNDING * (operands + weights)
-        return np.where(self.candidates.precision > 0, moved / self.rates.hbm_bytes_per_s, 0.0)
+        tensor, split = self.candidates.sizes["tensor"], self.program.split_sequence
+        each = [
+            one.bytes_per_token(self.shape, tensor, again, split_sequence=split)
+            for one in self._rounding
+        ]
+        moved = self._by_precision([0.0, *each[1:]]) * self.tokens * self.layers
+        return moved / self.rates.hbm_bytes_per_s
+
+    @property
+    def _rounding(self) -> list[Rounding]:
+        """What is rounded with each precision; with the first, nothing."""
+        own = {"int8": self.program.int8, "fp8": self.program.fp8}
+        return [own.get(name, OUR_INT8) for name in PRECISIONS]
+
+    def _by_precision(self, values: list[Any]) -> np.ndarray:
+        spread = [np.broadcast_to(value, len(self.candidates)) for value in values]
+        return np.stack(spread)[self.candidates.precision, np.arange(len(self.candidates))]
 
     def _layer_bytes(self) -> np.ndarray:
         """Bytes of the layers' weights one device multiplies with, gathered."""
@@ -258,7 +280,9 @@ class StepModel:
         """Seconds to gather weights for both passes and to scatter their gradients."""
         s, sizes = self.shape, self.candidates.sizes
         head = s.vocab * s.d_model / sizes["tensor"] * BFLOAT16 * (1 if s.tied else 2)
-        amount = (self._layer_bytes() + head) / self.layers
+        # Two of three times they are as wide as they are multiplied.
+        narrow = (self.candidates.precision > 0) & (s.experts == 0)
+        amount = (self._layer_bytes() * np.where(narrow, 2 / 3, 1.0) + head) / self.layers
         times = 3 * (1 + self.rates.gathers_by_sums) * self.layers
         return self.rates.axes["fsdp"].gather_s(amount, times=times)
 
@@ -266,7 +290,15 @@ class StepModel:
         """Seconds of what no product can hide: the next one waits for it."""
         s, sizes, axes = self.shape, self.candidates.sizes, self.rates.axes
         # Two sums forward and two backward; where the first is not kept, once more.
-        sums = self._by_remat([4.0 + (not k.everything and OUT not in k.names) for k in self._kept])
+        once_more = [not k.everything and OUT not in k.names for k in self._kept]
+        sums = self._by_remat([4.0 + more for more in once_more])
+        if self.program.split_sequence:
+            # A sum is a scatter, and a gather for the next product. The inputs of products are
+            # gathered in the backward pass once more, for the gradients of weights; and all of it
+            # as wide as it is multiplied.
+            again = self._by_remat([float(not kept.everything) for kept in self._kept])
+            narrow = [one.gathers(again) for one in self._rounding]
+            sums = (sums + self._by_precision([6.0, *narrow[1:]])) / 2
         rows = self.tokens * s.d_model * BFLOAT16
         tensor = axes["tensor"].reduce_s(rows, times=sums * self.layers)
         again = self._by_remat([float(not kept.everything) for kept in self._kept])
@@ -287,12 +319,17 @@ class StepModel:
         one_way: Any = self.memory.host / self.rates.host_bytes_per_s
         return self._hidden(one_way, forward) + self._hidden(one_way, piece - forward)
 
-    def _between_slices(self) -> np.ndarray:
-        """Seconds of the gradients' all-reduce between slices, once each micro-batch."""
+    def _between_slices(self, backward: np.ndarray) -> np.ndarray:
+        """Seconds waited for the gradients' all-reduce between slices, once each micro-batch.
+
+        Those of a layer travel while the layers before it are at work, as compiled schedules have
+        it; nothing is left to hide those of the first.
+        """
         count = self.candidates.num_slices
         own = self._own_parameters() * BFLOAT16
         once = 2 * own * (count - 1) / count / self.rates.dcn_bytes_per_s
-        return once * self.candidates.microbatches
+        waited = np.maximum(self._hidden(once, backward), once / self.layers)
+        return waited * self.candidates.microbatches
 
     def _update(self) -> np.ndarray:
         """Seconds of the optimizer: everything read once, all but gradients written once."""

@@ -1,0 +1,137 @@
+"""The layout the planner picks against the one that was published, both by compiled schedules.
+
+    python benchmarks/plan_layouts.py [--only TEXT] [--seconds N] [--again]
+
+Every published (model, slice) row is planned anew on the same slice, with no more tokens a step and
+products of the same format. Both layouts are compiled with the published flags, and the timeline of
+each schedule says its tokens a second. What was found is kept in data/plan_layouts.json, row by
+row: rows that are there are not compiled again.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from claims import Claim, report
+from published_rows import NotExpressible, PublishedRun, as_run, load_rows
+
+from tpukit import Workload, configure_tpu_environment
+from tpukit.compiler import compile_for
+from tpukit.errors import TPUError
+from tpukit.planner.planning import plan
+
+DATA = Path(__file__).parent / "data"
+RESULTS, FOUND = DATA / "published_results.json", DATA / "plan_layouts.json"
+HEADROOMS = (0.05, 0.15, 0.25)  # of HBM: what is too large at one makes room for the next
+MATMUL = {"bf16": "dtype", "int8": "int8", "fp8": "float8"}
+
+
+def compiled(
+    run: PublishedRun,
+    work: Workload,
+    mesh: dict[str, int],
+    dcn: tuple[int, ...] | None,
+    seconds: float,
+) -> dict[str, Any]:
+    """A layout and what its compiled schedule comes to."""
+    step = compile_for(
+        work,
+        run.slice,
+        mesh=mesh,
+        dcn_mesh_shape=dcn,
+        options=run.options,
+        until="schedule",
+        timeout_s=seconds,
+    )
+    rate = work.tokens_per_step / step.predict().step_time_s / run.slice.chips
+    found = {
+        "mesh": mesh,
+        "remat": str(work.remat),
+        "examples": work.examples,
+        "tokens_per_s_per_chip": round(rate, 1),
+        "gib": round(step.memory.total_bytes / 2**30, 2),
+        "fits": bool(step.fits),
+    }
+    print(f"    {found}", flush=True)
+    return found
+
+
+def compare(run: PublishedRun, seconds: float) -> dict[str, Any]:
+    """The published layout and the planner's own, which has to fit.
+
+    A pick that the compiler says is too large makes room for a leaner one, as in `plan`.
+    """
+    config = run.workload.config.replace(matmul=MATMUL[run.precision])
+    work = run.workload.replace(model=config)
+    published = compiled(run, work, run.mesh, run.dcn_mesh_shape, seconds)
+    if not published["fits"]:
+        return {"published": published, "left_out": "the published layout does not fit here"}
+    for headroom in HEADROOMS:
+        best = plan(
+            run.workload.config,
+            tokens="1T",
+            sequence_length=run.workload.sequence_length,
+            on=[str(run.slice)],
+            objective="fastest",
+            max_batch_tokens=run.workload.tokens_per_step,
+            min_headroom=headroom,
+            precisions=[run.precision],
+            verify=0,
+        ).best
+        if best is None:
+            break
+        job = best.job
+        own = compiled(run, job.workload, job.mesh_sizes, job.dcn_mesh, seconds)
+        if own["fits"]:
+            return {"published": published, "own": own}
+    return {"published": published, "left_out": "no plan fits by the compiler"}
+
+
+def gain(found: dict[str, Any]) -> float | None:
+    """The own layout's tokens a second over the published one's, less 1."""
+    if "own" not in found:
+        return None
+    rates = [found[name]["tokens_per_s_per_chip"] for name in ("own", "published")]
+    return rates[0] / rates[1] - 1
+
+
+def main() -> None:
+    configure_tpu_environment()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="rows whose id contains this")
+    parser.add_argument("--seconds", type=float, default=180.0, help="for one compile")
+    parser.add_argument("--again", action="store_true", help="rows that are known too")
+    options = parser.parse_args()
+    known: dict[str, Any] = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+    for row in load_rows(RESULTS, only=options.only):
+        name = row["id"]
+        if name in known and not options.again:
+            continue
+        try:
+            run = as_run(row, quantized=True)
+        except NotExpressible:
+            continue
+        print(name, flush=True)
+        try:
+            known[name] = compare(run, options.seconds)
+        except TPUError as error:
+            known[name] = {"left_out": str(error).splitlines()[0]}
+            print(f"    not compared: {known[name]['left_out']}", flush=True)
+        FOUND.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    gains = {name: change for name in known if (change := gain(known[name])) is not None}
+    for name, change in sorted(gains.items(), key=lambda item: item[1]):
+        print(f"{name:<34} {100 * change:+6.1f} %")
+    for name in sorted(set(known) - set(gains)):
+        print(f"{name:<34} not compared: {known[name]['left_out']}")
+    if gains:
+        wins = sum(change >= 0 for change in gains.values())
+        share = 100 * wins / len(gains)
+        report(
+            Claim("rows compared", len(gains), ""),
+            Claim("planner's layout at least as fast", share, "% of rows", at_least=100),
+        )
+
+
+if __name__ == "__main__":
+    main()
