@@ -15,6 +15,7 @@ from tpukit import Slice, TransformerConfig, Workload, get_preset, list_presets
 from tpukit.errors import TPUError
 
 QUANTIZED = "its products are quantized in a way that our step does not have"
+OURS = ("bf16", "int8")  # MaxText's int8 rounds what ours does: all but gradients of weights
 AXES = ("data", "fsdp", "expert", "context", "tensor")  # those that change least come last
 
 
@@ -61,15 +62,17 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
 
     Args:
         row: As the file has it.
-        quantized: Take runs whose products have eight bits too; their workload has wide ones.
+        quantized: Take all runs whose products have eight bits; their workload has wide ones.
 
     Raises:
         NotExpressible: With the reason.
     """
     precision = (row["quantization"] or "bf16").split()[0].split("_")[0]
-    if precision not in ("bf16", "int8", "fp8") or (precision != "bf16" and not quantized):
+    if precision not in (*OURS, "fp8") or (precision not in OURS and not quantized):
         raise NotExpressible(QUANTIZED)
     config = read_model(row)
+    if precision == "int8" and not quantized:
+        config = config.replace(matmul="int8")
     target = read_slice(row["hardware"])
     mesh, dcn = read_parallelism(row["parallelism"], target)
     batch = row["batch"] or {}

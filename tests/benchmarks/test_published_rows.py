@@ -1,0 +1,74 @@
+"""Rows of a results file as workloads: what a source says is compiled, what is missing is said."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from published_attention import narrow_scores
+from published_rows import NotExpressible, as_run
+
+from tpukit.models.attention import dot_attention
+
+DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "published_results.json"
+ROWS = {row["id"]: row for row in json.loads(DATA.read_text())["results"]}
+
+
+def changed(name, **changes):
+    row = copy.deepcopy(ROWS[name])
+    for key, value in changes.items():
+        row[key] = {**row[key], **value} if isinstance(value, dict) else value
+    return row
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": "deepseek9"}, "no preset has the architecture of deepseek9"),
+        ({"hardware": {"topology": None}}, "topology is not given"),
+        ({"hardware": {"gen": "v99"}}, "not a TPU generation"),
+        ({"batch": {"global_seqs": None}}, "batch or sequence length is not given"),
+        ({"parallelism": "fsdp=4, autoregressive=2"}, "axis called autoregressive"),
+        ({"parallelism": "fsdp=16"}, "not a mesh of the 8 devices"),
+        ({"optimizer": "lamb"}, "optimizer 'lamb'"),
+        ({"remat": "model default"}, "not described well enough"),
+        ({"quantization": "int4"}, "quantized in a way"),
+    ],
+)
+def test_what_cannot_be_expressed_says_why(changes, reason):
+    with pytest.raises(NotExpressible, match=reason):
+        as_run(changed("tri-llama3.1-8b-v6e-8", **changes))
+
+
+def test_axes_of_a_topology_may_come_in_any_order():
+    row = changed(
+        "tri-llama3.1-8b-v6e-8", hardware={"gen": "v4", "topology": "8x4x4"}, parallelism="fsdp=-1"
+    )
+    assert as_run(row).mesh == {"fsdp": 128}
+
+
+def test_a_source_says_what_is_compiled():
+    maxtext = as_run(ROWS["tri-llama3.1-8b-v6e-8"]).workload
+    assert (maxtext.loss_chunks, maxtext.attention) == (None, "splash")
+    assert maxtext.config.embedding_lookup == "one_hot"
+    two_kernels = as_run(ROWS["tri-llama3.1-405b-2xv6e-256"]).workload
+    assert two_kernels.attention == "splash in two"
+    assert as_run(ROWS["v5p-llama3.1-405b-1024"]).workload.loss_chunks == 4  # vocabulary tiles
+    unrolled = as_run(ROWS["wk-q8-cx-8k-bs4"])
+    assert not unrolled.workload.scan_layers
+    assert unrolled.workload.config.param_dtype == "bfloat16"
+    assert as_run(ROWS["mt23-16B-1xv5e-256"]).workload.attention is narrow_scores
+    assert as_run(ROWS["iw-llama3.1-70b-128k-bf16-256"]).workload.attention == "ring"
+    assert as_run(ROWS["tri-gpt3-175b-int8-v6e-256"]).workload.config.matmul == "int8"
+
+
+def test_narrow_scores_are_attention():
+    import jax
+    import jax.numpy as jnp
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    q, k, v = (
+        jax.random.normal(key, (2, 16, heads, 8))
+        for key, heads in zip(keys, (4, 2, 2), strict=True)
+    )
+    assert jnp.allclose(narrow_scores(q, k, v), dot_attention(q, k, v), atol=1e-5)
