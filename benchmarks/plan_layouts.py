@@ -3,13 +3,14 @@
     python benchmarks/plan_layouts.py [--only TEXT] [--seconds N] [--again]
 
 Every published (model, slice) row is planned anew on the same slice, with no more tokens a step and
-products of the same format. Both layouts are compiled with the published flags, and the timeline of
-each schedule says its tokens a second. What was found is kept in data/plan_layouts.json, row by
-row: rows that are there are not compiled again.
+products of the same format. Both layouts are compiled with the published flags, the planner's also
+with those of its own job, and the timeline of each schedule says its tokens a second. What was
+found is kept in data/plan_layouts.json, row by row: rows that are there are not compiled again.
 """
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def compiled(
     mesh: dict[str, int],
     dcn: tuple[int, ...] | None,
     seconds: float,
+    own_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A layout and what its compiled schedule comes to."""
     step = compile_for(
@@ -40,7 +42,7 @@ def compiled(
         run.slice,
         mesh=mesh,
         dcn_mesh_shape=dcn,
-        options=run.options,
+        options={**run.options, **(own_options or {})},
         until="schedule",
         timeout_s=seconds,
     )
@@ -82,7 +84,7 @@ def compare(run: PublishedRun, seconds: float) -> dict[str, Any]:
         if best is None:
             break
         job = best.job
-        own = compiled(run, job.workload, job.mesh_sizes, job.dcn_mesh, seconds)
+        own = compiled(run, job.workload, job.mesh_sizes, job.dcn_mesh, seconds, job.options)
         if own["fits"]:
             return {"published": published, "own": own}
     return {"published": published, "left_out": "no plan fits by the compiler"}

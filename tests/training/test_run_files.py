@@ -250,7 +250,8 @@ def test_jax_keeps_compiled_steps(monkeypatch, tmp_path):
         found = []
         for _ in range(2):
             jax.clear_caches()
-            program = StepProgram(Workload(model, batch=shapes), mesh)
+            # Options of a plan are for a TPU: another backend would refuse them.
+            program = StepProgram(Workload(model, batch=shapes), mesh, options={"xla_tpu_x": 1})
             program.compile()
             found.append(program.from_cache)
             assert program.compile_s > 0
@@ -258,3 +259,13 @@ def test_jax_keeps_compiled_steps(monkeypatch, tmp_path):
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+def test_a_plans_compiler_options_reach_a_tpu(monkeypatch):
+    from tpukit.training.recompile import options_here
+
+    planned = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
+    assert options_here(planned) is None  # on this CPU
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert options_here(planned) == planned
+    assert options_here({}) is None

@@ -13,6 +13,9 @@ from .subject import Subject
 
 # How a job file asks for products of that precision.
 _MATMUL = {"bf16": {}, "int8": {"matmul": "int8"}, "fp8": {"matmul": "float8"}}
+# On slices of few chips the compiler cuts products with gathered weights into pieces and adds these
+# up through HBM: llama3.1-8b on v6e-16 takes 4.13 s a step then, and 2.90 s in whole products.
+_WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +171,7 @@ def choice_at(
         microbatches=int(candidates.microbatches[place]),
         remat=remat,
         optimizer="adamw" if moment == "float32" else f"adamw mu={moment}",
+        options=_WHOLE_PRODUCTS if layout.sizes.get("tensor", 1) == 1 else {},
         sections={"train": train},
     )
     memory = {name: float(value[place]) for name, value in scores.memory.to_dict().items()}

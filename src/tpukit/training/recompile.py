@@ -70,6 +70,13 @@ def _describe(leaf: Any) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
+def options_here(planned: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Compiler options for what is here: a plan's are a TPU's, and no other backend knows them."""
+    if jax.default_backend() == "tpu":
+        return dict(planned) or None
+    return compiler_options()
+
+
 class StepProgram:
     """A workload's training step on a mesh, compiled ahead of time.
 
@@ -82,8 +89,16 @@ class StepProgram:
         changes: Every change that led to another compile.
     """
 
-    def __init__(self, work: Workload, mesh: AnyMesh, *, on_change: str = "refuse") -> None:
+    def __init__(
+        self,
+        work: Workload,
+        mesh: AnyMesh,
+        *,
+        on_change: str = "refuse",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._work, self._mesh, self._on_change = work, mesh, on_change
+        self._options = options_here(options or {})
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._first = _signature(work.batch_shapes())
         self.compile_s = 0.0
@@ -134,7 +149,7 @@ class StepProgram:
             began = time.perf_counter()
             lowered = step.lower(*work.abstract_args(self._mesh))
             with _counting_cache_hits() as hits:
-                step = lowered.compile(compiler_options=compiler_options())
+                step = lowered.compile(compiler_options=self._options)
             self.compile_s += time.perf_counter() - began
             self.from_cache = bool(hits)
         self._compiled[signature] = step

@@ -1,7 +1,7 @@
 """One call of `train()`: open the run, restore or begin, compile, loop, close."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -39,9 +39,11 @@ class Session:
         ledger: Ledger,
         progress: ProgressView,
         hooks: Sequence[TrainingHook],
+        compiler_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._prepared, self._settings, self._total = prepared, settings, total_steps
         self._ledger, self._progress, self._hooks = ledger, progress, hooks
+        self._compiler_options = compiler_options
         self._stack = contextlib.ExitStack()
         model = str(prepared.work.to_dict()["model"])
         self._run = RunDirectory(settings.run_dir or name_for(model))
@@ -169,7 +171,10 @@ class Session:
 
     def _compile(self) -> StepProgram:
         program = StepProgram(
-            self._prepared.work, self._prepared.mesh, on_change=self._settings.on_recompile
+            self._prepared.work,
+            self._prepared.mesh,
+            on_change=self._settings.on_recompile,
+            options=self._compiler_options,
         )
         with self._ledger.doing("compile"), explained("compiling the step"):
             program.compile()

@@ -208,6 +208,7 @@ class TPUTrainer:
             ledger=ledger,
             progress=self._view() if first else NoProgress(),
             hooks=hooks,
+            compiler_options=None if self._plan is None else self._plan.options,
         ) as session:
             for note in self._notes:
                 session.say(note)
