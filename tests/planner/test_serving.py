@@ -109,3 +109,12 @@ def test_wrong_asks_are_refused():
         plan_serving("tiny", formats=["int5"])
     with pytest.raises(TPUValidationError, match=r"batch=0 .* must both be 1 or more"):
         plan_serving("tiny", batch=0)
+
+
+def test_a_slice_by_name_serves_or_says_what_it_lacks():
+    small, large = plan_serving(
+        "llama3.1-70b", formats=["bf16"], generations=["v6e-4", "v6e-16"]
+    ).choices
+    assert small.slice is None
+    assert small.reason == "needs 134 GiB, it has room for 112"
+    assert (large.slice, large.chips) == ("v6e-16", 16)

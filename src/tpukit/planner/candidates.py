@@ -122,13 +122,12 @@ class Space:
 
 def _targets(name: str) -> Iterator[Slice]:
     """The slices a name stands for: a generation's, one by one and joined, or that one slice."""
-    text = name.strip()
-    if any(mark in text for mark in "-:") and not text.lower().startswith("tpu v"):
-        one = Slice.parse(text)
+    one = named_slice(name)
+    if one is not None:
         refuse_unknown_rates(one.chip)
         yield one
         return
-    chip = get_chip(text)
+    chip = get_chip(name.strip())
     refuse_unknown_rates(chip)
     for one in list_slices(chip.name):
         if not _is_usual(one.chips):
@@ -138,6 +137,13 @@ def _targets(name: str) -> Iterator[Slice]:
         if one.chips >= min(256, max(s.chips for s in list_slices(chip.name))):
             for count in SLICE_COUNTS[1:]:
                 yield Slice(chip, one.topology, count)
+
+
+def named_slice(name: str) -> Slice | None:
+    """The slice that a name such as "v6e-64" is of; None of a generation's name."""
+    text = name.strip()
+    whole = any(mark in text for mark in "-:") and not text.lower().startswith("tpu v")
+    return Slice.parse(text) if whole else None
 
 
 def unknown_rate(chip: Chip) -> str:

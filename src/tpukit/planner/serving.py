@@ -9,7 +9,7 @@ from rich.table import Table
 from ..compiler.timeline.machine import Machine
 from ..errors import TPUValidationError, did_you_mean
 from ..hardware import Slice, get_chip, list_chips, list_slices
-from .candidates import refuse_unknown_rates, unknown_rate
+from .candidates import named_slice, refuse_unknown_rates, unknown_rate
 from .memory_optimizer import transformer_shape
 from .model_shape import ModelShape
 
@@ -76,7 +76,8 @@ class ServingPlan:
         }
 
     def __rich__(self) -> Table:
-        title = f"serving {self.model}: {self.batch} sequences of {self.context:,} tokens"
+        sequences = "1 sequence" if self.batch == 1 else f"{self.batch:,} sequences"
+        title = f"serving {self.model}: {sequences} of {self.context:,} tokens"
         table = Table("weights", "slice", "GiB weights", "GiB cache", "tokens/s (model)")
         table.title = title
         table.caption = "HBM roofline: every weight and the whole cache read once a token"
@@ -103,7 +104,8 @@ def plan_serving(
         batch: Sequences served at once.
         context: Tokens each of them may hold.
         formats: Of the weights: bf16, int8, int4, vq.
-        generations: Chips to consider; all with public slices and rates by default.
+        generations: Chips, or slices such as "v6e-8", to consider; all chips with public slices
+            and rates by default.
 
     Raises:
         TPUValidationError: A format or a size is wrong.
@@ -120,7 +122,8 @@ def plan_serving(
     if generations is None:
         generations = [c.name for c in list_chips() if c.rules and not unknown_rate(c)]
     for name in generations:
-        refuse_unknown_rates(get_chip(name))
+        one = named_slice(name)
+        refuse_unknown_rates(get_chip(name) if one is None else one.chip)
     choices = [
         _choose(shape, generation, weights, batch, context)
         for generation in generations
@@ -151,13 +154,18 @@ def read_bytes(shape: ModelShape, weights: str, batch: int, context: int) -> flo
     return whole + cache_bytes(shape, batch, context)
 
 
+def _chips(target: Slice) -> int:
+    return target.chips
+
+
 def _choose(
     shape: ModelShape, generation: str, weights: str, batch: int, context: int
 ) -> ServingChoice:
     held, cache = weight_bytes(shape, weights), cache_bytes(shape, batch, context)
     found: Slice | None = None
     largest = 0.0
-    for target in sorted(list_slices(generation), key=lambda one: one.chips):
+    one = named_slice(generation)
+    for target in sorted(list_slices(generation) if one is None else [one], key=_chips):
         usable = target.chip.hbm_usable_bytes
         if usable.value is None:
             break
@@ -168,7 +176,8 @@ def _choose(
             break
     if found is None:
         needed = f"needs {(held + cache) / 2**30:,.0f} GiB"
-        reason = f"{needed}, its largest slice has room for {largest / 2**30:,.0f}"
+        has = "its largest slice has" if one is None else "it has"
+        reason = f"{needed}, {has} room for {largest / 2**30:,.0f}"
         return ServingChoice(
             generation=generation,
             weights=weights,
