@@ -221,6 +221,16 @@ def test_eight_bits_are_planned_where_they_are_faster_and_written(tmp_path):
         assert load_model(job.model, job.model_changes).matmul == matmul
 
 
+def test_a_model_in_eight_bits_is_planned_in_them_unless_asked_otherwise():
+    narrow = get_preset("llama3.1-8b", matmul="int8")
+    found = planned(narrow, on="v6e").best
+    assert (found.precision, found.job.model_changes) == ("int8", {"matmul": "int8"})
+    wide = planned(narrow, on="v6e", precisions=["bf16"]).best
+    assert (wide.precision, wide.job.model_changes["matmul"]) == ("bf16", "dtype")
+    with pytest.raises(ConfigError, match="7x multiplies int8 faster"):
+        planned(narrow, on="7x")
+
+
 def test_a_workload_keeps_its_batch_and_its_sequence():
     found = planned(Workload("llama3.1-8b", batch_size=96, sequence_length=4096))
     assert {choice.batch_size for choice in found.choices} == {96}

@@ -26,7 +26,9 @@ MaxChips = Annotated[int | None, typer.Option(help="All slices together.")]
 Headroom = Annotated[float, typer.Option(help="Share of HBM to leave free.")]
 MultiSlice = Annotated[bool, typer.Option(help="Whether slices may be joined.")]
 BatchTokens = Annotated[str | None, typer.Option(help="The most tokens in a step.")]
-Precision = Annotated[str, typer.Option(help="bf16, int8, fp8; several with commas.")]
+Precision = Annotated[
+    str | None, typer.Option(help="bf16, int8, fp8; several with commas; else the model's.")
+]
 Top = Annotated[int, typer.Option(help="Choices to show.")]
 Verify = Annotated[bool, typer.Option(help="Let the compiler check the best.")]
 VerifyCount = Annotated[int, typer.Option(help="How many of them.")]
@@ -57,7 +59,7 @@ def plan(
     multi_slice: MultiSlice = True,
     sequence: options.Sequence = None,
     max_batch_tokens: BatchTokens = None,
-    precision: Precision = "bf16",
+    precision: Precision = None,
     top: Top = 5,
     verify: Verify = True,
     verify_top: VerifyCount = 3,
@@ -101,7 +103,7 @@ def plan(
         multi_slice=multi_slice,
         sequence_length=sequence,
         max_batch_tokens=max_batch_tokens or LARGEST_BATCH_TOKENS,
-        precisions=_words(precision),
+        precisions=_words(precision) or None,
         top=top,
         verify=verify_top if verify else 0,
         verify_seconds=verify_seconds,

@@ -9,10 +9,8 @@ from .candidates import MOMENTS, PRECISIONS
 from .costing import SPOT, Costs, Market
 from .plan import Plan
 from .scoring import Scores
-from .subject import Subject
+from .subject import MATMUL, Subject
 
-# How a job file asks for products of that precision.
-_MATMUL = {"bf16": {}, "int8": {"matmul": "int8"}, "fp8": {"matmul": "float8"}}
 # On slices of few chips the compiler cuts products with gathered weights into pieces and adds these
 # up through HBM: llama3.1-8b on v6e-16 takes 4.13 s a step then, and 2.90 s in whole products.
 _WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
@@ -160,9 +158,12 @@ def choice_at(
     train: dict[str, Any] = {"steps": math.ceil(tokens / tokens_per_step)}
     if interval is not None:
         train["checkpoint_every"] = max(1, round(interval / step_time_s))
+    changes = dict(subject.changes)
+    if MATMUL[precision] != subject.config.matmul:
+        changes["matmul"] = MATMUL[precision]
     job = Plan(
         model=subject.name,
-        model_changes={**subject.changes, **_MATMUL[precision]},
+        model_changes=changes,
         slice=str(target),
         mesh=layout.mesh,
         dcn_mesh=layout.dcn_mesh,

@@ -53,7 +53,7 @@ def plan(
     multi_slice: bool = True,
     sequence_length: int | None = None,
     max_batch_tokens: float | str = LARGEST_BATCH_TOKENS,
-    precisions: Sequence[str] = ("bf16",),
+    precisions: Sequence[str] | None = None,
     top: int = 5,
     verify: int = 3,
     verify_seconds: float = 300.0,
@@ -79,7 +79,7 @@ def plan(
         multi_slice: Whether several slices may be joined.
         sequence_length: Tokens in an example; by default 8192, or what the model can read.
         max_batch_tokens: The most tokens in a step.
-        precisions: Of the products: "bf16", "int8", "fp8".
+        precisions: Of the products: "bf16", "int8", "fp8"; that of the model by default.
         top: Choices in the answer.
         verify: How many of them the compiler checks; 0 for none.
         verify_seconds: No further compile starts after so long.
@@ -100,8 +100,9 @@ def plan(
     )
     names = [part.strip() for part in on.split(",")] if isinstance(on, str) else list(on)
     book = public_prices() if rates is None else public_prices().with_rates(rates)
+    subject = read_subject(model, sequence_length=sequence_length)
     ask = Ask(
-        subject=read_subject(model, sequence_length=sequence_length),
+        subject=subject,
         tokens=parse_tokens(tokens),
         objective=read_objective(objective, limits),
         limits=limits,
@@ -109,7 +110,7 @@ def plan(
             generations=names,
             max_chips=max_chips,
             multi_slice=multi_slice,
-            precisions=precisions,
+            precisions=precisions or [subject.precision],
         ),
         market=Market(
             book,

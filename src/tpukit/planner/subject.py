@@ -12,6 +12,8 @@ from .model_source import load_model
 # As most published runs have it, where the model can read that much.
 USUAL_SEQUENCE_LENGTH = 8192
 _ANY_PRESET = "tiny"
+# How a job file asks for products of each precision.
+MATMUL = {"bf16": "dtype", "int8": "int8", "fp8": "float8"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,12 @@ class Subject:
         if self.known is None:
             raise TPUModelError(f"{self.name} says no dimensions; only the compiler can judge it.")
         return self.known
+
+    @property
+    def precision(self) -> str:
+        """Of its products, as its builder chose it."""
+        matmul = "dtype" if self.known is None else self.known.matmul
+        return {name: precision for precision, name in MATMUL.items()}[matmul]
 
     @property
     def shape(self) -> ModelShape:
