@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpukit import compile_for
+from tpukit import Workload, compile_for, get_preset
 from tpukit.models.layer_stack import run_layers
 from tpukit.models.remat import RematPolicy
 from tpukit.models.rounded_stack import round_in_use
@@ -103,3 +103,16 @@ def test_the_compiler_needs_four_bytes_less_for_every_weight():
         for rounds in (False, True)
     ]
     assert needed[0] - needed[1] > 0.9 * 4 * layers * width * width
+
+
+def test_wide_gradients_are_the_same_but_for_rounding():
+    config = get_preset("tiny", dtype="bfloat16")
+    batch = {"inputs": jnp.ones((1, 8), jnp.int32), "targets": jnp.ones((1, 8), jnp.int32)}
+
+    def loss_after_a_step(config):
+        work = Workload(config, batch_size=1, sequence_length=8)
+        state, _ = jax.jit(work.train_step)(work.init(jax.random.key(0)), batch)
+        return float(jax.jit(work.train_step)(state, batch)[1]["loss"])
+
+    narrow, wide = map(loss_after_a_step, (config, config.replace(wide_gradients=True)))
+    assert narrow == pytest.approx(wide, rel=1e-2)

@@ -147,7 +147,7 @@ class Transformer(nnx.Module):
 
         scan = context.execution.scan_layers
         layer, weights = one_layer, stacked
-        if scan:
+        if scan and not self.config.wide_gradients:
             layer, weights = round_in_use(one_layer, stacked, jnp.dtype(self.config.dtype))
         return run_layers(
             layer,

@@ -70,7 +70,9 @@ class TransformerConfig:
     `matmul` "float8" or "int8" the products of attention and dense MLP round their operands to
     eight bits, forward and backward; with "int8" all but those that give gradients of weights.
     With `embedding_lookup` "one_hot" embeddings, and their gradients, are products with a matrix
-    of zeros and ones: more FLOPs, but no rows scattered over each other.
+    of zeros and ones: more FLOPs, but no rows scattered over each other. `wide_gradients` stacks
+    gradients of layers in `param_dtype`, as other trainers do, where ours are as narrow as `dtype`;
+    the weights of all layers are then rounded before the first one runs.
     """
 
     n_layers: int
@@ -111,6 +113,7 @@ class TransformerConfig:
     embedding_lookup: Literal["rows", "one_hot"] = "rows"
     dtype: str = "bfloat16"
     param_dtype: str = "float32"
+    wide_gradients: bool = False
 
     def __post_init__(self) -> None:
         if not self.n_kv_heads:
