@@ -74,8 +74,9 @@ def rivals(name: str, chip: str, direction: str, kept: Kept, asked: argparse.Nam
     bounds = {"rounds": asked.rounds, "budget": asked.budget}
     identity = identity_of(chip, direction)
     if asked.as_kept:
-        found = as_kept(f"{chip} {name} {direction}", identity, kept)
-        return Searched(found, is_ended(RIVALS, found, CASES[name]))
+        base, found = (as_kept(f"{chip} {n} {direction}", identity, kept) for n in (BASE, name))
+        searched = RIVALS if name == BASE else near(RIVALS, base)
+        return Searched(found, is_ended(searched, found, CASES[name]))
 
     def timer_of(case: str) -> Callable[[Family, Sizes], Timing | str]:
         def timer(family: Family, sizes: Sizes) -> Timing | str:
