@@ -22,7 +22,7 @@ def float8_matmul(x: jax.Array, matrix: jax.Array) -> jax.Array:
 
 def _forward(x: jax.Array, matrix: jax.Array) -> tuple[jax.Array, Any]:
     narrow_x, narrow_matrix = _narrow(x, FORWARD), _narrow(matrix, FORWARD)
-    y = _dot(narrow_x, narrow_matrix, ((x.ndim - 1,), (0,)))
+    y = _dot(narrow_x, narrow_matrix, ((x.ndim - 1,), (0,)), x.dtype)
     return y.astype(x.dtype), (narrow_x, narrow_matrix)
 
 
@@ -30,9 +30,8 @@ def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     narrow_x, narrow_matrix = kept
     narrow = _narrow(gradient, BACKWARD)
     leading = tuple(range(gradient.ndim - 1))
-    dx = _dot(narrow, narrow_matrix, ((gradient.ndim - 1,), (1,)))
-    # Devices add their shares up in this format, which must not be wider than activations.
-    dmatrix = _dot(narrow_x, narrow, (leading, leading), sums=gradient.dtype)
+    dx = _dot(narrow, narrow_matrix, ((gradient.ndim - 1,), (1,)), gradient.dtype)
+    dmatrix = _dot(narrow_x, narrow, (leading, leading), gradient.dtype)
     return dx.astype(gradient.dtype), dmatrix.astype(gradient.dtype)
 
 
@@ -51,10 +50,10 @@ def _dot(
     left: tuple[jax.Array, jax.Array],
     right: tuple[jax.Array, jax.Array],
     contracting: tuple[tuple[int, ...], tuple[int, ...]],
-    *,
-    sums: Any = jnp.float32,
+    dtype: Any,
 ) -> jax.Array:
+    """Added up in float32, and as narrow as activations when it leaves: so devices exchange it."""
     product = jax.lax.dot_general(
-        left[0], right[0], (contracting, ((), ())), preferred_element_type=sums
+        left[0], right[0], (contracting, ((), ())), preferred_element_type=dtype
     )
     return product * (left[1] * right[1])

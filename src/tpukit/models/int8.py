@@ -41,7 +41,7 @@ def _forward(x: jax.Array, matrix: jax.Array) -> tuple[jax.Array, Any]:
     last = x.ndim - 1
     rows, row_scales = _rounded(x, last)
     columns, column_scales = _rounded(matrix, 0)
-    y = _dot(rows, columns, ((last,), (0,))) * row_scales * column_scales[0]
+    y = _dot(rows, columns, ((last,), (0,)), x.dtype) * row_scales * column_scales[0]
     return y.astype(x.dtype), (x, columns, column_scales[0])
 
 
@@ -49,7 +49,7 @@ def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, columns, column_scales = kept
     last = gradient.ndim - 1
     rows, row_scales = _rounded(gradient * column_scales, last)
-    dx = _dot(rows, columns, ((last,), (1,))) * row_scales
+    dx = _dot(rows, columns, ((last,), (1,)), x.dtype) * row_scales
     tokens = tuple(range(last))
     # Devices add their shares up in this format, which must not be wider than activations.
     dmatrix = jax.lax.dot_general(
@@ -71,9 +71,13 @@ def _rounded(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _dot(
-    left: jax.Array, right: jax.Array, contracting: tuple[tuple[int, ...], tuple[int, ...]]
+    left: jax.Array,
+    right: jax.Array,
+    contracting: tuple[tuple[int, ...], tuple[int, ...]],
+    dtype: Any,
 ) -> jax.Array:
+    """The sums as narrow as activations at once: what devices add up is then half of int32."""
     sums = jax.lax.dot_general(
         left, right, (contracting, ((), ())), preferred_element_type=jnp.int32
     )
-    return sums.astype(jnp.float32)
+    return sums.astype(dtype)

@@ -101,9 +101,13 @@ def ranking_keys(
 
 
 def unusual(scores: Scores) -> np.ndarray:
-    """How many things a candidate does that one would rather not: fewer bits, pieces, stages."""
+    """How many things a candidate does that one would rather not: fewer bits, pieces, axes.
+
+    What is exchanged along further axes is the least certain part of a step's time.
+    """
     c = scores.candidates
-    return c.moment + c.precision + (c.microbatches > 1) + (c.sizes["stage"] > 1)
+    further = sum((c.sizes[axis] > 1).astype(int) for axis in ("tensor", "context", "stage"))
+    return c.moment + c.precision + (c.microbatches > 1) + further
 
 
 def ranked(chosen: np.ndarray, keys: tuple[np.ndarray, ...]) -> np.ndarray:
