@@ -106,7 +106,8 @@ def unusual(scores: Scores) -> np.ndarray:
     What is exchanged along further axes is the least certain part of a step's time.
     """
     c = scores.candidates
-    further = sum((c.sizes[axis] > 1).astype(int) for axis in ("tensor", "context", "stage"))
+    axes = ("tensor", "expert", "context", "stage")
+    further = sum((c.sizes[axis] > 1).astype(int) for axis in axes)
     return c.moment + c.precision + (c.microbatches > 1) + further
 
 

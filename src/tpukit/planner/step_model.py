@@ -106,8 +106,8 @@ class StepModel:
         hbm = self._elementwise()
         # Compiled schedules hide part of the weights' gathers and leave other waits open. Published
         # steps are met best when none is taken as hidden (benchmarks/plan_published.py), but behind
-        # the activations that move along other axes, by links of their own.
-        ici = np.maximum(self._weights_moved(), self._activations_moved())
+        # the sums along `tensor`, which go by links of their own.
+        ici = np.maximum(self._weights_moved(), self._sums_moved()) + self._activations_moved()
         piece = compute + hbm + ici
         host = self._host(forward + attention_forward, piece)
         stages = self.candidates.sizes["stage"]
@@ -286,9 +286,8 @@ class StepModel:
         times = 3 * (1 + self.rates.gathers_by_sums) * self.layers
         return self.rates.axes["fsdp"].gather_s(amount, times=times)
 
-    def _activations_moved(self) -> np.ndarray:
-        """Seconds of what no product can hide: the next one waits for it."""
-        s, sizes, axes = self.shape, self.candidates.sizes, self.rates.axes
+    def _sums_moved(self) -> np.ndarray:
+        """Seconds of the sums of partial products along `tensor`: the next product waits for it."""
         # Two sums forward and two backward; where the first is not kept, once more.
         once_more = [not k.everything and OUT not in k.names for k in self._kept]
         sums = self._by_remat([4.0 + more for more in once_more])
@@ -299,8 +298,13 @@ class StepModel:
             again = self._by_remat([float(not kept.everything) for kept in self._kept])
             narrow = [one.gathers(again) for one in self._rounding]
             sums = (sums + self._by_precision([6.0, *narrow[1:]])) / 2
+        rows = self.tokens * self.shape.d_model * BFLOAT16
+        return self.rates.axes["tensor"].reduce_s(rows, times=sums * self.layers)
+
+    def _activations_moved(self) -> np.ndarray:
+        """Seconds of activations that are exchanged, passed round or handed on."""
+        s, sizes, axes = self.shape, self.candidates.sizes, self.rates.axes
         rows = self.tokens * s.d_model * BFLOAT16
-        tensor = axes["tensor"].reduce_s(rows, times=sums * self.layers)
         again = self._by_remat([float(not kept.everything) for kept in self._kept])
         routed = rows * max(1, s.experts_per_token) * s.expert_rows
         expert = routed * axes["expert"].all_to_all * (4 + 2 * again) * self.layers
@@ -308,7 +312,7 @@ class StepModel:
         turns = (sizes["context"] - 1) * (3 + self._attention_again) * self.layers
         context = turns * keys / self.rates.ici_bytes_per_s
         stage = np.where(sizes["stage"] > 1, 2 * rows / self.rates.ici_bytes_per_s, 0.0)
-        return tensor + expert + context + stage
+        return expert + context + stage
 
     def _hidden(self, transfer: np.ndarray, work: np.ndarray) -> np.ndarray:
         """What is left of a transfer that runs beside `work`."""
