@@ -195,10 +195,14 @@ def main() -> None:
 def score(scored: list[Scored], runs: list[PublishedRun]) -> None:
     """Print errors and rank correlation per generation and over all, beside the baseline.
 
-    Rows whose program does not fit are scored apart: they take no step as they are.
+    Rows whose program does not fit are scored apart: they take no step as they are. So are those
+    with eight-bit products: nothing measured fits the rates of these in a step, and an MFU over the
+    bf16 peak compares them with nothing.
     """
-    fitting = [one for one in scored if one.fits]
+    narrow = [one for one in scored if one.run.precision != "bf16"]
+    fitting = [one for one in scored if one.fits and one.run.precision == "bf16"]
     refused = [one for one in scored if not one.fits]
+    runs = [run for run in runs if run.precision == "bf16"]
     errors: dict[str, float] = {}
     for name in dict.fromkeys(one.run.slice.chip.name for one in fitting):
         members = [one for one in fitting if one.run.slice.chip.name == name]
@@ -217,6 +221,10 @@ def score(scored: list[Scored], runs: list[PublishedRun]) -> None:
     if errors:
         print(f"\nall generations: {len(fitting)} rows; best of all: {best_fit(fitting, runs)}")
         show(list(errors.values()), fitting, fitting)
+    if narrow:
+        print(f"\neight-bit products, whose rates nothing measured fits: {len(narrow)} rows")
+        for one in narrow:
+            print(f"  {one.run.name}: error {one.error(FROZEN):.3f}")
     if refused:
         print(f"\nour program does not fit, the published one did: {len(refused)} rows")
         for one in refused:
