@@ -90,18 +90,24 @@ def test_the_scope_carries_the_name():
 @pytest.mark.parametrize("name", builtin_ops())
 def test_on_a_gpu_an_op_is_what_its_specs_say(name):
     op = get_tpu_op(name)
-    case = op.cases[0]
     # Without a GPU here cuDNN cannot be had, and attention does without it.
     named = XLA if op.on_gpu == CUDNN and not cudnn_is_here() else op.on_gpu
 
-    def operations(implementation):
+    def operations(case, implementation):
         function = partial(op.function, **case.options, implementation=implementation)
         traced = jax.jit(function).trace(*case.arguments)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
         # A choice by platform is a case of one branch here, with its constant and its return.
         return Counter(re.findall(r"stablehlo\.(?!case|constant|return)[a-z_]+", text))
 
-    assert operations(None) == operations(named)
+    for case in op.cases:
+        try:
+            by_name = operations(case, named)
+        except TPUKernelError:  # a kernel of whole tiles refuses shapes that dispatch gives to XLA
+            continue
+        assert operations(case, None) == by_name
+        return
+    pytest.fail(f"{named} takes no case of {name}")
 
 
 @pytest.mark.parametrize("name", builtin_ops())
