@@ -21,11 +21,11 @@ from tpukit import Workload, configure_tpu_environment
 from tpukit.compiler import compile_for
 from tpukit.errors import TPUError
 from tpukit.planner.planning import plan
+from tpukit.planner.subject import MATMUL
 
 DATA = Path(__file__).parent / "data"
 RESULTS, FOUND = DATA / "published_results.json", DATA / "plan_layouts.json"
 HEADROOMS = (0.05, 0.15, 0.25)  # of HBM: what is too large at one makes room for the next
-MATMUL = {"bf16": "dtype", "int8": "int8", "fp8": "float8"}
 
 
 def compiled(
