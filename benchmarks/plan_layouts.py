@@ -4,8 +4,9 @@
 
 Every published (model, slice) row is planned anew on the same slice, with no more tokens a step and
 products of the same format. Both layouts are compiled with the published flags, the planner's also
-with those of its own job, and the timeline of each schedule says its tokens a second. What was
-found is kept in data/plan_layouts.json, row by row: rows that are there are not compiled again.
+with those of its own job, and the timeline of each schedule says its tokens a second. The published
+one has the attention it was run with, the planner's job ours. What was found is kept in
+data/plan_layouts.json, row by row: rows that are there are not compiled again.
 """
 
 import argparse
