@@ -18,7 +18,8 @@ import numpy as np
 from claims import Claim, report
 from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 
-from tpukit.planner.candidates import MOMENTS, PRECISIONS, Candidates, Layout
+from tpukit.planner.candidates import MOMENTS, PRECISIONS, Candidates
+from tpukit.planner.layouts import Layout
 from tpukit.planner.model_shape import shape_of
 from tpukit.planner.rounding import AQT, FIXED_SCALES
 from tpukit.planner.scoring import score
@@ -63,7 +64,8 @@ def candidate(run: PublishedRun) -> Candidates:
     ways = run.slice.num_slices
     for axis in ("data", "fsdp"):
         ways *= sizes.get(axis, 1)
-    layout = Layout(run.slice, sizes, place_axes(run.slice, sizes))
+    joined_by = "fsdp" if across.get("fsdp", 1) > 1 else "data"
+    layout = Layout(run.slice, sizes, place_axes(run.slice, sizes), joined_by)
     return Candidates(
         layouts=(layout,),
         layout=np.zeros(1, int),

@@ -11,7 +11,8 @@ from tpukit.compiler.timeline.machine import Machine
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
 from tpukit.planner.attention_time import ATTENTION_BLOCK, visited_keys
-from tpukit.planner.candidates import PRECISIONS, REMATS, Candidates, Layout
+from tpukit.planner.candidates import PRECISIONS, REMATS, Candidates
+from tpukit.planner.layouts import Layout, layouts_on
 from tpukit.planner.model_shape import shape_of
 from tpukit.planner.rounding import AQT, FIXED_SCALES
 from tpukit.planner.scoring import score
@@ -30,10 +31,11 @@ def scored(
     pieces=1,
     precision="bf16",
     program=OUR_PROGRAM,
+    joined_by="data",
 ):
     target = Slice.parse(slice_name)
     config = get_preset(model) if isinstance(model, str) else model
-    layout = Layout(target, sizes, place_axes(target, sizes))
+    layout = Layout(target, sizes, place_axes(target, sizes), joined_by)
 
     def one(value):
         return np.asarray([value])
@@ -185,3 +187,24 @@ def test_widths_that_do_not_fill_the_lanes_cost_as_if_they_did():
         scored(config, "v6e-16", {"tensor": 16}, batch=1).step.matrix[0] for config in (few, whole)
     ]
     assert seconds[0] == pytest.approx(seconds[1])
+
+
+def test_slices_that_share_weights_hold_half_and_send_more():
+    how = {"batch": 1, "remat": "offload=decoder_layer_input"}
+    apart = scored("llama3.1-405b", "2xv6e-256", {"fsdp": 256}, **how)
+    shared = scored("llama3.1-405b", "2xv6e-256", {"fsdp": 256}, **how, joined_by="fsdp")
+    assert shared.memory.weights[0] == apart.memory.weights[0] / 2
+    assert shared.memory.total[0] < apart.memory.total[0]
+    assert shared.step.dcn[0] > apart.step.dcn[0]
+    assert shared.candidates.examples[0] == apart.candidates.examples[0]
+
+
+@pytest.mark.parametrize(("model", "shared"), [("llama3.1-405b", True), ("llama3.1-8b", False)])
+def test_slices_share_weights_only_where_one_has_too_little_room(model, shared):
+    target = Slice.parse("2xv6e-256")
+    layouts = list(layouts_on(target, shape_of(get_preset(model)), 8192, pipeline=True))
+    assert any(layout.joined_by == "fsdp" for layout in layouts) == shared
+    for layout in layouts:
+        assert math.prod(layout.mesh.values()) == target.devices
+        assert math.prod(layout.dcn_mesh) == target.num_slices
+        assert layout.mesh[layout.joined_by] % 2 == 0

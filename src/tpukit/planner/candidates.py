@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from ..errors import ConfigError, did_you_mean
 from ..hardware import Chip, Slice, get_chip, list_chips, list_slices
+from .layouts import Layout, layouts_on
 from .model_shape import ModelShape
-from .torus import AXES, Links, place_axes
+from .torus import AXES
 
 # Generations whose ops were measured, so that the step model has constants for them.
 GENERATIONS = ("v5e", "v5p", "v6e", "7x")
@@ -29,38 +30,7 @@ MOMENTS = ("float32", "bfloat16")
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MICROBATCHES = (1, 2, 4, 8)
 SLICE_COUNTS = (1, 2, 4, 8, 16)
-LARGEST_TENSOR = 16
-STAGES = (1, 2, 4, 8)
-# A context axis pays once a single example is more than a device can hold.
-CONTEXT_FROM_TOKENS = 32768
-CONTEXTS = (2, 4, 8, 16)
 _COLUMNS = ("layout", "batch", "microbatches", "remat", "precision", "moment")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A slice and a mesh over all of its devices.
-
-    `sizes` are those inside one slice; slices are joined by the data axis.
-    """
-
-    target: Slice
-    sizes: dict[str, int]
-    links: dict[str, Links] = field(repr=False)
-
-    @property
-    def mesh(self) -> dict[str, int]:
-        """Size of each axis over all slices, axes of 1 left out."""
-        whole = {**self.sizes, "data": self.sizes.get("data", 1) * self.target.num_slices}
-        mesh = {axis: whole.get(axis, 1) for axis in AXES if whole.get(axis, 1) > 1}
-        return mesh or {"fsdp": 1}
-
-    @property
-    def dcn_mesh(self) -> tuple[int, ...] | None:
-        """The part of each axis that crosses slices; None for one slice."""
-        if self.target.num_slices == 1:
-            return None
-        return tuple(self.target.num_slices if axis == "data" else 1 for axis in self.mesh)
 
 
 @dataclass(frozen=True)
@@ -215,6 +185,12 @@ class Candidates:
         return self.of_layout([layout.target.num_slices for layout in self.layouts])
 
     @cached_property
+    def slices_sharing(self) -> np.ndarray:
+        """Slices that hold one copy of the weights together."""
+        joined = [one.joined_by == "fsdp" for one in self.layouts]
+        return np.where(self.of_layout(joined), self.num_slices, 1)
+
+    @cached_property
     def chips(self) -> np.ndarray:
         """Chips of each, all slices together."""
         return self.of_layout([layout.target.chips for layout in self.layouts])
@@ -250,7 +226,7 @@ def enumerate_candidates(
     layouts = tuple(
         layout
         for target in space.targets()
-        for layout in _layouts(target, shape, space, sequence_length)
+        for layout in layouts_on(target, shape, sequence_length, pipeline=space.pipeline)
     )
     columns = np.meshgrid(
         np.arange(len(layouts)),
@@ -281,41 +257,3 @@ def enumerate_candidates(
     # A pipeline shorter of micro-batches than of stages mostly waits.
     filled = everything.microbatches >= everything.sizes["stage"]
     return everything.take(np.flatnonzero((tokens <= max_batch_tokens) & filled))
-
-
-def _layouts(
-    target: Slice, shape: ModelShape, space: Space, sequence_length: int
-) -> Iterator[Layout]:
-    devices = target.devices // target.num_slices
-    contexts = (1, *CONTEXTS) if sequence_length >= CONTEXT_FROM_TOKENS else (1,)
-    for tensor in _tensor_sizes(shape):
-        for expert in _divisors_by_two(shape.experts):
-            for context in contexts:
-                inner = tensor * expert * context
-                if devices % inner == 0 and (context == 1 or tensor * expert == 1):
-                    sizes = {"tensor": tensor, "expert": expert, "context": context}
-                    yield _layout(target, {**sizes, "fsdp": devices // inner})
-    if space.pipeline and not shape.experts:
-        for stage in STAGES[1:]:
-            if shape.layers % stage == 0 and devices % stage == 0:
-                yield _layout(target, {"stage": stage, "fsdp": devices // stage})
-
-
-def _layout(target: Slice, sizes: dict[str, int]) -> Layout:
-    return Layout(target, sizes, place_axes(target, sizes))
-
-
-def _tensor_sizes(shape: ModelShape) -> list[int]:
-    """Powers of two that cut no head and no hidden channel in two."""
-    return [
-        size
-        for size in (1, 2, 4, 8, LARGEST_TENSOR)
-        if shape.heads % size == 0 and shape.d_ff % size == 0 and shape.kv_heads % size == 0
-    ]
-
-
-def _divisors_by_two(experts: int) -> list[int]:
-    sizes = [1]
-    while experts and experts % (sizes[-1] * 2) == 0:
-        sizes.append(sizes[-1] * 2)
-    return sizes

@@ -7,7 +7,8 @@ import numpy as np
 
 from ..compiler.timeline.machine import Machine, fitted_constants
 from ..hardware import Slice
-from .candidates import PRECISIONS, Candidates, Layout
+from .candidates import PRECISIONS, Candidates
+from .layouts import Layout
 from .torus import AXES, Links
 
 _FORMATS = {"bf16": "bf16", "int8": "s8", "fp8": "f8e4m3fn"}

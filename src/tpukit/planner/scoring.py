@@ -78,10 +78,14 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
     for index, remat in enumerate(candidates.remats):
         places = np.flatnonzero(candidates.remat == index)
         some = candidates.take(places)
-        sizes = some.sizes
+        sizes, sharing = some.sizes, some.slices_sharing
+        joined = {
+            "data": sizes["data"] * (some.num_slices // sharing),
+            "fsdp": sizes["fsdp"] * sharing,
+        }
         split = estimate_memory_bytes(
             shape,
-            MeshRoles(**{**sizes, "data": sizes["data"] * some.num_slices}),
+            MeshRoles(**{**sizes, **joined}),
             per_device_batch=some.batch * some.microbatches,
             sequence_length=sequence_length,
             remat=remat,

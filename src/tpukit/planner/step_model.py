@@ -117,7 +117,7 @@ class StepModel:
             attention=attention * pieces,
             hbm=hbm * pieces + self._update(),
             ici=ici * pieces,
-            dcn=self._between_slices(backward + attention_backward),
+            dcn=self._between_slices(forward + attention_forward, backward + attention_backward),
             host=host * pieces,
             bubble=bubble,
         )
@@ -323,16 +323,23 @@ class StepModel:
         one_way: Any = self.memory.host / self.rates.host_bytes_per_s
         return self._hidden(one_way, forward) + self._hidden(one_way, piece - forward)
 
-    def _between_slices(self, backward: np.ndarray) -> np.ndarray:
-        """Seconds waited for the gradients' all-reduce between slices, once each micro-batch.
+    def _between_slices(self, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
+        """Seconds waited for what goes between slices, once each micro-batch.
 
-        Those of a layer travel while the layers before it are at work, as compiled schedules have
-        it; nothing is left to hide those of the first.
+        Joined by `data`, gradients are summed; joined by `fsdp`, each pass gathers the weights that
+        other slices hold, and gradients go back to them. What a layer needs travels while others
+        are at work, as compiled schedules have it; nothing is left to hide that of the first.
         """
         count = self.candidates.num_slices
+        is_shared = self.candidates.slices_sharing > 1
         own = self._own_parameters() * BFLOAT16
-        once = 2 * own * (count - 1) / count / self.rates.dcn_bytes_per_s
-        waited = np.maximum(self._hidden(once, backward), once / self.layers)
+        once = own * (count - 1) / self.rates.dcn_bytes_per_s
+        backward_s = 2 * once / np.where(is_shared, 1, count)
+        forward_s = np.where(is_shared, once, 0.0)
+        waited = sum(
+            np.maximum(self._hidden(moved, work), moved / self.layers)
+            for moved, work in ((forward_s, forward), (backward_s, backward))
+        )
         return waited * self.candidates.microbatches
 
     def _update(self) -> np.ndarray:
