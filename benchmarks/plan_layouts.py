@@ -70,7 +70,10 @@ def compare(run: PublishedRun, seconds: float) -> dict[str, Any]:
     published = compiled(run, work, run.mesh, run.dcn_mesh_shape, seconds)
     if not published["fits"]:
         return {"published": published, "left_out": "the published layout does not fit here"}
-    for headroom in HEADROOMS:
+    # A first pick that is slower is looked at as `plan` does by default, which compiles a rival.
+    tries = [(headroom, 0) for headroom in HEADROOMS] + [(HEADROOMS[0], 1)]
+    found: dict[str, Any] = {"published": published, "left_out": "no plan fits by the compiler"}
+    for headroom, verify in tries:
         best = plan(
             run.workload.config,
             tokens="1T",
@@ -80,15 +83,18 @@ def compare(run: PublishedRun, seconds: float) -> dict[str, Any]:
             max_batch_tokens=run.workload.tokens_per_step,
             min_headroom=headroom,
             precisions=[run.precision],
-            verify=0,
+            verify=verify,
+            verify_seconds=2 * seconds,
         ).best
-        if best is None:
-            break
+        if best is None or ("own" in found and not verify):
+            continue
         job = best.job
         own = compiled(run, job.workload, job.mesh_sizes, job.dcn_mesh, seconds, job.options)
         if own["fits"]:
-            return {"published": published, "own": own}
-    return {"published": published, "left_out": "no plan fits by the compiler"}
+            found = {"published": published, "own": own}
+            if (gain(found) or 0.0) >= 0:
+                break
+    return found
 
 
 def gain(found: dict[str, Any]) -> float | None:

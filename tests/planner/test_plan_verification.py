@@ -96,6 +96,23 @@ def test_choices_are_ranked_again_by_what_the_compiler_says():
     assert found.choices[0].usd.value <= found.choices[1].usd.value
 
 
+def test_another_mesh_that_comes_close_is_compiled_too_and_the_faster_stands():
+    asked = {"tokens": 1e12, "on": "2xv6e-256", "objective": "fastest", "verify": 0}
+    search = Search.run(plan("llama3.1-405b", sequence_length=8192, **asked).ask)
+    preferred = search.choice(next(search.best_of_each_slice(search.order()))).mesh
+
+    def judge(job):
+        return compiled(step_time_s=60.0 if job.mesh == preferred else 40.0)
+
+    found, jobs = answered(search, judge, verify=1, top=1)
+    assert len(jobs) == 2
+    assert found.best.mesh != preferred
+    assert found.best.step_time_s == 40.0
+    assert any("the model prefers" in note for note in found.disagreements)
+    slower, _ = answered(search, lambda job: compiled(), verify=1, top=1)
+    assert slower.best.mesh == preferred  # no faster: what the model prefers stands
+
+
 def test_a_schedule_that_breaks_the_deadline_is_no_answer():
     search = searched(deadline="10d")
     found, _ = answered(search, lambda job: compiled(step_time_s=1e4), top=2)

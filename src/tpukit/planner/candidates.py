@@ -22,6 +22,7 @@ REMATS = (
     "save=qkv_proj,attention,out_proj,mlpwi",
     "minimal",
     "save=attention",
+    "offload=attention",
     "full",
     "offload=decoder_layer_input",
 )

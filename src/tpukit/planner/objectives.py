@@ -103,12 +103,14 @@ def ranking_keys(
 def unusual(scores: Scores) -> np.ndarray:
     """How many things a candidate does that one would rather not: fewer bits, pieces, axes.
 
-    What is exchanged along further axes is the least certain part of a step's time.
+    What is exchanged along further axes, with the host, or between slices that share weights, is
+    the least certain part of a step's time.
     """
     c = scores.candidates
     axes = ("tensor", "expert", "context", "stage")
     further = sum((c.sizes[axis] > 1).astype(int) for axis in axes)
-    return c.moment + c.precision + (c.microbatches > 1) + further
+    outside = (np.asarray(scores.memory.host) > 0).astype(int) + (c.slices_sharing > 1)
+    return c.moment + c.precision + (c.microbatches > 1) + further + outside
 
 
 def ranked(chosen: np.ndarray, keys: tuple[np.ndarray, ...]) -> np.ndarray:

@@ -27,6 +27,9 @@ from .rejections import Rejection, find_rejections
 from .scoring import Scores, score
 from .subject import Subject
 
+# Two meshes whose steps the model cannot tell apart: as far as published steps are from it.
+CLOSE = 0.10
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
@@ -134,6 +137,16 @@ class Search:
             near = same[as_good]
             plain = np.lexsort((self.scores.memory_share[near], unusual(self.scores)[near]))
             yield int(near[plain[0]])
+
+    def rival(self, order: np.ndarray, first: int) -> int | None:
+        """The best candidate of the same slice with another mesh, if the model sees it close."""
+        layouts, layout = self.scores.candidates.layouts, self.scores.candidates.layout
+        mesh = layouts[layout[first]].mesh
+        close = self.costs.days[first] * (1 + CLOSE)
+        for place in order[self._target_numbers[order] == self._target_numbers[first]]:
+            if layouts[layout[place]].mesh != mesh:
+                return int(place) if self.costs.days[place] <= close else None
+        return None
 
     @cached_property
     def _money(self) -> np.ndarray:

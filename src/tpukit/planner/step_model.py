@@ -103,7 +103,7 @@ class StepModel:
         matrix = forward + backward + again
         attention = attention_forward + attention_backward
         compute = matrix + attention
-        hbm = self._elementwise()
+        hbm = self._elementwise() + self._copied()
         # Compiled schedules hide part of the weights' gathers and leave other waits open. Published
         # steps are met best when none is taken as hidden (benchmarks/plan_published.py), but behind
         # the sums along `tensor`, which go by links of their own.
@@ -246,6 +246,10 @@ class StepModel:
         ops = (24 * passes * self.layers) * self.rates.op_overhead_s
         traffic = self.tokens * (layers + logits) / self.rates.hbm_bytes_per_s
         return traffic + ops + self._narrowed()
+
+    def _copied(self) -> np.ndarray:
+        """Seconds of HBM traffic of what goes to the host and comes back."""
+        return 2 * np.asarray(self.memory.host) / self.rates.hbm_bytes_per_s
 
     def _narrowed(self) -> np.ndarray:
         """Seconds of HBM traffic to round the operands of products to eight bits."""
