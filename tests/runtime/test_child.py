@@ -137,6 +137,8 @@ def test_a_watched_child_that_is_never_stopped_answers_or_runs_out_of_time(tmp_p
 def test_the_child_ends_with_its_parent(tmp_path, how):
     note = tmp_path / "note"
     code = (
+        # Tests that run in the background of a shell inherit that Ctrl-C is ignored.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from tpukit.runtime.child import run_child, offline_environment\n"
         f"run_child({MODULE!r}, {{'do': 'hang with a grandchild', 'note': {str(note)!r}}},"
         f" timeout_s=60, environment=offline_environment({{'PYTHONPATH': {HERE!r}}}))"
