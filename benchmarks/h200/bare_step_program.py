@@ -1,13 +1,12 @@
 """Our step alone, in a bare loop: what `TPUTrainer` adds around it is the difference."""
 
-import json
 import sys
-import time
 
 import jax
 import numpy as np
 import optax
 from initial_weights import config_of
+from jax_loop import run_and_report
 from shapes import SEQUENCE, SHAPES
 
 from tpukit import create_mesh
@@ -30,20 +29,13 @@ def main(name, tokens_path, warm):
     program.compile()
     state = work.init_on(mesh, jax.random.key(0))
     place = next(iter(work.shardings(mesh).batch.values()))
-    data = np.load(tokens_path).astype(np.int32)
-    losses = []
-    for number, rows in enumerate(data):
-        if number == warm:
-            jax.block_until_ready(state)
-            began = time.perf_counter()
+
+    def step(state, rows):
         batch = jax.device_put({"inputs": rows[:, :-1], "targets": rows[:, 1:]}, place)
         state, metrics = program(state, batch)
-        losses.append(metrics["loss"])
-    jax.block_until_ready(state)
-    step_s = (time.perf_counter() - began) / (len(data) - warm)
-    peak = jax.devices()[0].memory_stats()["peak_bytes_in_use"]
-    report = {"step_s": step_s, "peak_bytes": peak, "losses": [float(x) for x in losses]}
-    print("REPORT " + json.dumps(report))
+        return state, metrics["loss"]
+
+    run_and_report(step, state, np.load(tokens_path).astype(np.int32), warm)
 
 
 main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

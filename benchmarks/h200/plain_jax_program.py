@@ -1,14 +1,13 @@
 """What one would write in jax: scan over layers, cuDNN attention, remat of all but products."""
 
-import json
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from initial_weights import weights_of
+from jax_loop import run_and_report
 from shapes import HEAD, SEQUENCE, SHAPES
 
 HALF = jnp.bfloat16
@@ -66,19 +65,8 @@ def main(name, tokens_path, warm):
         return (optax.apply_updates(params, updates), opt_state), loss
 
     step = jax.jit(step, donate_argnums=0)
-    data = np.load(tokens_path)
-    losses = []
-    for number, rows in enumerate(data):
-        if number == warm:
-            jax.block_until_ready(state)
-            began = time.perf_counter()
-        state, loss = step(state, jnp.asarray(rows.astype(np.int32)))
-        losses.append(loss)
-    jax.block_until_ready(state)
-    step_s = (time.perf_counter() - began) / (len(data) - warm)
-    peak = jax.devices()[0].memory_stats()["peak_bytes_in_use"]
-    report = {"step_s": step_s, "peak_bytes": peak, "losses": [float(x) for x in losses]}
-    print("REPORT " + json.dumps(report))
+    batches = (jnp.asarray(rows.astype(np.int32)) for rows in np.load(tokens_path))
+    run_and_report(step, state, batches, warm)
 
 
 main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

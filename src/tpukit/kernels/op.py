@@ -13,6 +13,8 @@ Found = TypeVar("Found")
 Direction = Literal["forward", "backward"]
 REFERENCE = "reference"
 PALLAS_TPU = "pallas_tpu"
+XLA = "xla"
+TRITON = "triton"
 
 
 @dataclass(frozen=True)

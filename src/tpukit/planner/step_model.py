@@ -253,14 +253,18 @@ class StepModel:
 
     def _narrowed(self) -> np.ndarray:
         """Seconds of HBM traffic to round the operands of products to eight bits."""
-        again = self._by_remat([float(not kept.everything) for kept in self._kept])
         tensor, split = self.candidates.sizes["tensor"], self.program.split_sequence
         each = [
-            one.bytes_per_token(self.shape, tensor, again, split_sequence=split)
+            one.bytes_per_token(self.shape, tensor, self._runs_again, split_sequence=split)
             for one in self._rounding
         ]
         moved = self._by_precision([0.0, *each[1:]]) * self.tokens * self.layers
         return moved / self.rates.hbm_bytes_per_s
+
+    @cached_property
+    def _runs_again(self) -> np.ndarray:
+        """1 where products of the forward pass run again in the backward pass."""
+        return self._by_remat([float(not kept.everything) for kept in self._kept])
 
     @property
     def _rounding(self) -> list[Rounding]:
@@ -299,8 +303,7 @@ class StepModel:
             # A sum is a scatter, and a gather for the next product. The inputs of products are
             # gathered in the backward pass once more, for the gradients of weights; and all of it
             # as wide as it is multiplied.
-            again = self._by_remat([float(not kept.everything) for kept in self._kept])
-            narrow = [one.gathers(again) for one in self._rounding]
+            narrow = [one.gathers(self._runs_again) for one in self._rounding]
             sums = (sums + self._by_precision([6.0, *narrow[1:]])) / 2
         rows = self.tokens * self.shape.d_model * BFLOAT16
         return self.rates.axes["tensor"].reduce_s(rows, times=sums * self.layers)
@@ -309,9 +312,8 @@ class StepModel:
         """Seconds of activations that are exchanged, passed round or handed on."""
         s, sizes, axes = self.shape, self.candidates.sizes, self.rates.axes
         rows = self.tokens * s.d_model * BFLOAT16
-        again = self._by_remat([float(not kept.everything) for kept in self._kept])
         routed = rows * max(1, s.experts_per_token) * s.expert_rows
-        expert = routed * axes["expert"].all_to_all * (4 + 2 * again) * self.layers
+        expert = routed * axes["expert"].all_to_all * (4 + 2 * self._runs_again) * self.layers
         keys = self.tokens * 2 * s.kv_heads * s.head_dim * BFLOAT16
         turns = (sizes["context"] - 1) * (3 + self._attention_again) * self.layers
         context = turns * keys / self.rates.ici_bytes_per_s

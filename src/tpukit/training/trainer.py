@@ -17,7 +17,7 @@ from ..planner import Plan
 from ..runtime.jax_state import jax_state
 from .hooks import TrainingHook, make_hooks
 from .meshes import MeshShape, fit_mesh, mesh_here, name_axes
-from .precision import ACTIVATIONS, Precision, in_precision
+from .precision import ACTIVATIONS, NARROW, Precision, in_precision
 from .predicted import predicted_step
 from .preparation import ModelChoice, prepare
 from .progress import NoProgress, ProgressView, make_progress
@@ -265,8 +265,7 @@ def _stated_precision(config: TPUConfig | None, settings: TrainingSettings) -> P
     """What was asked for by name, which a `Workload` follows too."""
     if settings.precision is not None or config is None:
         return settings.precision
-    narrow = config.precision
-    return narrow if narrow in ("float8", "int8") else None
+    return config.precision if config.precision in NARROW else None
 
 
 def _memory_options(config: TPUConfig | None) -> dict[str, Any]:

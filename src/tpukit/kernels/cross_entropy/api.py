@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ...errors import TPUKernelError, did_you_mean
 from ..dispatch import dispatch
-from ..op import PALLAS_TPU, REFERENCE
+from ..op import PALLAS_TPU, REFERENCE, XLA
 from .blocks import CrossEntropyBlocks
 from .chunked import cross_entropy_chunked
 from .pallas_tpu import cross_entropy_pallas
@@ -17,7 +17,6 @@ from .reference import cross_entropy_reference
 from .terms import CrossEntropy, Reduction
 
 OP_NAME = "cross_entropy"
-XLA = "xla"
 IMPLEMENTATIONS = {
     PALLAS_TPU: cross_entropy_pallas,
     XLA: cross_entropy_chunked,

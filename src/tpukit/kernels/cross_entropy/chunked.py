@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from ..one_gpu import on_one_gpu
 from . import gpu
 from .gpu_filled import filled_total, leanest_cut
-from .terms import CrossEntropy, LossTerms, Reduction, weights_of_mean
+from .terms import CrossEntropy, LossTerms, Reduction, scaled, weights_of_mean
 
 # Tokens are cut only where the logits would be larger than this ...
 LOGITS_BYTES = 512 * 2**20
@@ -197,7 +197,7 @@ def _scale_gradients(
     residuals: Residuals,
     factors: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array, None, jax.Array]:
-    d_x, d_w, losses = ((gradient * factors[0]).astype(gradient.dtype) for gradient in residuals)
+    d_x, d_w, losses = scaled(residuals, factors[0])
     return d_x, d_w, None, losses
 
 

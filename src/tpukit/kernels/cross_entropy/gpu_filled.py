@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from . import gpu
-from .terms import LossTerms
+from .terms import LossTerms, scaled
 
 Figures = tuple[jax.Array, jax.Array]  # a loss and a log-normaliser for each token
 Pulled = tuple[jax.Array, jax.Array, jax.Array]
@@ -115,7 +115,7 @@ def _forward(
 def _backward(
     terms: LossTerms, count: int, pulled: Pulled, factors: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, None, jax.Array]:
-    d_x, d_w, losses = ((gradient * factors[0]).astype(gradient.dtype) for gradient in pulled)
+    d_x, d_w, losses = scaled(pulled, factors[0])
     return d_x, d_w, None, losses
 
 

@@ -1,5 +1,6 @@
 """What a token's loss is, given its logits, and the gradient of that: the maths all paths share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -95,3 +96,8 @@ def weights_of_mean(weights: jax.Array) -> jax.Array:
 def _sum(weights: jax.Array) -> jax.Array:
     weight = weights.sum()
     return jnp.where(weight == 0, 1, weight)
+
+
+def scaled(gradients: Sequence[jax.Array], factor: jax.Array) -> list[jax.Array]:
+    """Gradients that were made with the loss, times what comes back, each in its own type."""
+    return [(gradient * factor).astype(gradient.dtype) for gradient in gradients]

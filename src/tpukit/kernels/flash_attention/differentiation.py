@@ -7,11 +7,10 @@ from typing import Any
 import jax
 
 from ..dispatch import Passes, dispatch, recomputed
-from ..op import PALLAS_TPU, REFERENCE, find_implementation
+from ..op import PALLAS_TPU, REFERENCE, XLA, find_implementation
 from . import pallas_tpu, reference, xla
 
 OP_NAME = "flash_attention"
-XLA = "xla"
 PASSES = {
     PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
     XLA: Passes(xla.forward, xla.backward),

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ...errors import TPUKernelError, did_you_mean
 from ...hardware.target import current_target
 from ..dispatch import dispatch
-from ..op import PALLAS_TPU, REFERENCE, KernelCase
+from ..op import PALLAS_TPU, REFERENCE, XLA, KernelCase
 from ..precision import PrecisionConfig
 from ..tiling import LANES, round_up
 from ..tuned import choose_blocks
@@ -23,7 +23,6 @@ from .pallas_tpu import OP_NAME, product
 from .reference import reference_product, xla_product
 
 Strategy: TypeAlias = Literal["auto", "xla", "pallas", "collective"]
-XLA = "xla"
 PRODUCTS = {PALLAS_TPU: product, XLA: xla_product, REFERENCE: reference_product}
 COMPUTE = {"bfloat16": "bfloat16", "mixed": "bfloat16", "high": "float32", "fp32": "float32"}
 PASSES = {"high": "high", "fp32": "highest"}

@@ -7,14 +7,12 @@ import jax.numpy as jnp
 
 from ...errors import TPUKernelError
 from ..dispatch import Passes, dispatch_with_gradient, with_gradient
-from ..op import PALLAS_TPU, REFERENCE
+from ..op import PALLAS_TPU, REFERENCE, TRITON, XLA
 from . import gpu, pallas_tpu
 from .blocks import GroupedBlocks
 from .reference import grouped_matmul_reference
 
 OP_NAME = pallas_tpu.OP_NAME
-XLA = "xla"
-TRITON = "triton"
 
 
 def grouped_matmul(

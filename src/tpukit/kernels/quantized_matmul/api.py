@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ...errors import TPUKernelError
 from ..dispatch import Passes, dispatch_with_gradient, with_gradient
-from ..op import PALLAS_TPU, REFERENCE
+from ..op import PALLAS_TPU, REFERENCE, XLA
 from . import pallas_tpu
 from .activations import Activations, check_activations
 from .blocks import QuantizedBlocks
@@ -16,7 +16,6 @@ from .reference import quantized_matmul_reference
 from .weight import QuantizedWeight, check_format, padded_rows
 
 OP_NAME = pallas_tpu.OP_NAME
-XLA = "xla"
 
 
 def quantized_matmul(

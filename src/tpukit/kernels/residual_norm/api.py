@@ -5,12 +5,11 @@ import jax
 from ...errors import TPUKernelError
 from ...hardware.target import current_target
 from ..dispatch import Passes, dispatch_with_gradient
-from ..op import PALLAS_TPU, REFERENCE
+from ..op import PALLAS_TPU, REFERENCE, TRITON
 from ..row_blocks import RowBlocks, check_arguments, fits
 from . import gpu, pallas_tpu, reference
 
 OP_NAME = pallas_tpu.OP_NAME
-TRITON = "triton"
 PASSES = {
     PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
     TRITON: Passes(gpu.forward, gpu.backward),
