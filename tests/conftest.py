@@ -1,7 +1,10 @@
 """The environment of the whole suite: no metadata look-ups, eight virtual CPU devices, no TPU."""
 
+import logging
 import os
 from pathlib import Path
+
+import pytest
 
 os.environ.update(
     TPU_SKIP_MDS_QUERY="1",
@@ -11,3 +14,12 @@ os.environ.update(
     # Not the user's own cache; kept between runs, so that a second run compiles less.
     TPUKIT_CACHE_DIR=str(Path(__file__).parents[1] / ".cache" / "tests"),
 )
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was():
+    """A command sets up logging for its process, which here is that of every other test too."""
+    logger = logging.getLogger("tpukit")
+    before = logger.propagate
+    yield
+    logger.propagate = before

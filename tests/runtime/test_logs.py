@@ -14,10 +14,10 @@ from tpukit.runtime.logs import setup_logging
 @pytest.fixture(autouse=True)
 def clean_logger():
     logger = logging.getLogger("tpukit")
-    before = logger.handlers[:], logger.level
+    before = logger.handlers[:], logger.level, logger.propagate
     logger.handlers.clear()
     yield
-    logger.handlers[:], logger.level = before
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def test_json_lines_carry_the_extra_fields(capsys):

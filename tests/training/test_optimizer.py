@@ -89,6 +89,25 @@ def test_adamw_is_optax_adamw_after_clipping():
     np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-5)
 
 
+def test_a_bad_gradient_changes_nothing():
+    params = {"w": jnp.ones((3, 3)), "v": jnp.ones(2)}
+    plain = build_optimizer(OptimizerSpec(), 0.1)
+    skipping = build_optimizer(OptimizerSpec(skip_nonfinite=True), 0.1)
+    state = skipping.init(params)
+    assert jax.tree.structure(state) == jax.tree.structure(plain.init(params))
+    good = {"w": jnp.full((3, 3), 0.5), "v": jnp.ones(2)}
+    for found, expected in zip(
+        jax.tree.leaves(skipping.update(good, state, params)),
+        jax.tree.leaves(plain.update(good, state, params)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)  # compiled, and not
+    for bad in (jnp.nan, jnp.inf):
+        updates, after = skipping.update({**good, "v": jnp.array([1.0, bad])}, state, params)
+        assert not any(leaf.any() for leaf in jax.tree.leaves(updates))
+        assert all(map(np.array_equal, jax.tree.leaves(after), jax.tree.leaves(state)))
+
+
 def test_moments_in_bfloat16():
     optimizer = build_optimizer(OptimizerSpec(moment_dtype="bfloat16"), 0.1)
     state = optimizer.init({"w": jnp.ones((2, 2))})

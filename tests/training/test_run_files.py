@@ -190,26 +190,30 @@ def test_plain_lines_come_now_and_then():
     out = io.StringIO()
     lines = Lines(Console(file=out, width=200), every_s=60)
     lines.start(done=2, total=10)
-    for step in (3, 4, 10):
-        lines.update({**RECORD, "step": step}, goodput=0.9)
+    for step, took in ((3, 0.5), (4, 0.4), (10, 0.1)):
+        rate = 500 / took
+        record = {**RECORD, "step": step, "step_time_s": took, "tokens_per_s_per_chip": rate}
+        lines.update(record, goodput=0.9)
     lines.note("resumed")
     written = out.getvalue().splitlines()
     assert written[0].startswith(
-        "step 3/10  loss 2.5000  0.500 s/step  1,000 tokens/s/chip  MFU –  goodput 90%"
+        "step 3/10  loss 2.5000  0.500 s/step  1,000 tokens/s/chip  goodput 90%"
     )
     assert [line.split()[1] for line in written[:2]] == ["3/10", "10/10"]
+    # The mean of the steps since the last line, not the last one alone.
+    assert "0.250 s/step  2,000 tokens/s/chip" in written[1]
     assert written[2] == "resumed"
 
 
 def test_the_bar_shows_the_same_figures():
-    console = Console(file=io.StringIO(), force_terminal=True, width=160)
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
     bar = Bar(console)
     bar.start(done=0, total=10)
     bar.update(RECORD, goodput=0.9)
     bar.close()
     shown = console.file.getvalue()
     assert "3/10" in shown
-    assert "loss 2.5000" in shown
+    assert "loss 2.5000  0.500 s/step  1,000 tokens/s/chip  goodput 90%" in shown
 
 
 def test_wandb_is_an_extra_and_gets_every_record(monkeypatch, tmp_path):

@@ -374,7 +374,7 @@ def test_refuses_what_is_wrong_and_overwrites_nothing(table_trainer, tokens, tmp
         table_trainer(**saved).train(tokens, 8, batch_size=4, sequence_length=16)
     with pytest.raises(TPUValidationError, match="seed was 0, is 1"):
         table_trainer(seed=1, **saved).train(tokens, 8, **SHAPE)
-    with pytest.raises(TPUValidationError, match="data was"):
+    with pytest.raises(TPUValidationError, match="another run: the data have another content"):
         table_trainer(**saved).train(tokens[:4000], 8, **SHAPE)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     other = table_trainer(
@@ -389,6 +389,35 @@ def test_refuses_what_is_wrong_and_overwrites_nothing(table_trainer, tokens, tmp
     (tmp_path / "files" / "thesis.txt").write_text("years of work")
     with pytest.raises(TPUValidationError, match="holds files but no run"):
         table_trainer(run_dir=str(tmp_path / "files")).train(tokens, 1, **SHAPE)
+
+
+def test_a_run_goes_on_with_another_recipe(table_trainer, tokens, tmp_path):
+    table_trainer(checkpoint_every=4).train(tokens, 4, **SHAPE)
+    changed = {"learning_rate": 0.01, "clip_norm": None, "on_bad_loss": "skip"}
+    trainer = table_trainer(checkpoint_every=4, microbatches=2, **changed)
+    result = trainer.train(tokens, 8, **SHAPE)
+    assert (result.resumed_from, result.steps) == (4, 8)
+    assert read_metrics(tmp_path / "run")[4]["learning_rate"] < 0.01
+    log = (tmp_path / "run" / "train.log").read_text()
+    for change in (
+        "learning_rate was 0.1, is 0.01",
+        "clip_norm was 1.0, is None",
+        "on_bad_loss was stop, is skip",
+        "microbatches was 1, is 2",
+    ):
+        assert f"from here on: {change}" in log
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]["clip_norm"] is None
+
+
+def test_a_run_that_never_took_a_step_keeps_no_folder(table_trainer, tokens, tmp_path):
+    work = Workload("tiny", batch_size=8, sequence_length=16)
+    with pytest.raises(TPUValidationError, match="vocabulary"):
+        table_trainer(model=work).train(tokens.astype(np.int32) + 300, 1)
+    assert (tmp_path / "run" / "run.json").exists()
+    assert table_trainer().train(tokens, 2, **SHAPE).steps == 2
+    again = table_trainer().train(tokens, 3, **SHAPE)  # without checkpoints
+    assert again.first_step == 1
+    assert "no checkpoint: beginning at step 1" in (tmp_path / "run" / "train.log").read_text()
 
 
 def test_refuses_incomplete_orders(table_trainer, tokens):

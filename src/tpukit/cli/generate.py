@@ -108,7 +108,7 @@ class _Text:
 
     def __init__(self, tokenizer: "Tokenizer", prompt: str, *, silent: bool) -> None:
         self._tokenizer, self._silent, self.shown = tokenizer, silent, ""
-        self._write(prompt)
+        self._prompt = prompt
 
     def show(self, tokens: tuple[int, ...]) -> None:
         """Write what is new and certain."""
@@ -122,7 +122,9 @@ class _Text:
         self._write("\n")
 
     def _add(self, text: str) -> None:
-        self._write(text[len(self.shown) :])
+        # Not before there is something to add: an error would stand beside half a sentence.
+        self._write(self._prompt + text[len(self.shown) :])
+        self._prompt = ""
         self.shown = text
 
     def _write(self, text: str) -> None:

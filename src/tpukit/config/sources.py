@@ -185,6 +185,8 @@ def _scalar(text: str) -> Any:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
+    if value is None and text.strip() in ("null", "~"):
+        return None
     return text if isinstance(value, dict) or value is None else value
 
 

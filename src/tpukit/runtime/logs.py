@@ -22,7 +22,9 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 def setup_logging(level: str = "warning", json: bool = False) -> logging.Logger:
     """Send what tpukit logs at `level` and above to standard error.
 
-    Calling it again replaces the earlier set-up; handlers of other code are left alone.
+    Calling it again replaces the earlier set-up. It is shown here and nowhere else: absl, which
+    checkpoints are written with, gives the root logger a handler of its own, and every line would
+    come twice.
 
     Args:
         level: "debug", "info", "warning", "error" or "critical".
@@ -46,6 +48,7 @@ def setup_logging(level: str = "warning", json: bool = False) -> logging.Logger:
     handler.setFormatter(JsonFormatter() if json else TextFormatter())
     logger.addHandler(handler)
     logger.setLevel(level.upper())
+    logger.propagate = False
     return logger
 
 

@@ -62,6 +62,8 @@ def export_run(source: str | Path, folder: str | Path, *, step: int | None = Non
         export_huggingface(model.params, model.config, partial)
         if model.tokenizer is not None and (file := _tokenizer_file(model.tokenizer)) is not None:
             shutil.copyfile(file, partial / "tokenizer.json")
+        for file in partial.glob("*.safetensors"):  # written for their owner alone
+            shutil.copymode(partial / "config.json", file)
         if target.is_dir():
             target.rmdir()
         os.replace(partial, target)

@@ -111,13 +111,30 @@ def build_optimizer(
             optax.add_decayed_weights(decay, mask),
             optax.scale_by_learning_rate(rate),
         )
-    clip = [] if spec.clip_norm is None else [optax.clip_by_global_norm(spec.clip_norm)]
-    whole = optax.chain(*clip, core)
-    return optax.apply_if_finite(whole, _NEVER_GIVE_UP) if spec.skip_nonfinite else whole
+    # Neither clipping nor skipping has a state of its own, and each keeps its place where it is
+    # not asked for: a run that goes on with another answer finds its moments where they were.
+    clip = optax.identity() if spec.clip_norm is None else optax.clip_by_global_norm(spec.clip_norm)
+    whole = optax.chain(clip, core)
+    return _skip_nonfinite(whole) if spec.skip_nonfinite else whole
 
 
-# optax applies even a bad update after this many in a row; a guard outside decides when to stop.
-_NEVER_GIVE_UP = 2**31 - 1
+def _skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Change nothing where a gradient is not finite; a guard outside decides when to stop.
+
+    Unlike `optax.apply_if_finite` it counts nothing, so its state is that of `inner`.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        finite = jnp.all(
+            jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)])
+        )
+        return jax.lax.cond(
+            finite,
+            lambda: inner.update(updates, state, params),
+            lambda: (jax.tree.map(jnp.zeros_like, updates), state),
+        )
+
+    return optax.GradientTransformation(inner.init, update)
 
 
 def decay_mask(no_decay: Sequence[str] = NO_DECAY) -> Callable[[Any], Any]:

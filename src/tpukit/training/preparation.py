@@ -19,7 +19,7 @@ from .data import TokenData, open_data
 from .gpu import workload_options
 from .optimizer import build_optimizer
 from .schedule import LearningRate
-from .settings import TrainingSettings
+from .settings import Optimization, TrainingSettings
 from .throughput import Throughput
 
 
@@ -81,23 +81,49 @@ class Prepared:
     learning_rate: LearningRate | None
     throughput: Throughput
 
+    def headline(self, total_steps: int) -> str:
+        """What is about to be trained, in one line."""
+        about, work, length = self.throughput, self.work, self.work.sequence_length
+        size = (
+            f"{work.examples} examples" if length is None else f"{work.examples} x {length} tokens"
+        )
+        devices = f"{about.devices} {about.device_kind}" + ("s" if about.devices > 1 else "")
+        own = work.to_dict()
+        return (
+            f"training {own['model']} ({own['parameters']:,} parameters) on {devices}: "
+            f"{total_steps:,} steps of {size}"
+        )
+
     def identity(self, settings: TrainingSettings) -> dict[str, Any]:
         """What makes a run this run and no other: going on with something else is refused."""
         about = self.data.describe()
         config = self.work.config
         own = self.work.to_dict()
-        rate = None if self.learning_rate is None else settings.optimizer_spec().to_dict()
+        spec = settings.optimizer_spec()
+        given = self.learning_rate is None
         return {
             "model": own["model"] if config is None else config.to_dict(),
             "parameters": own["parameters"],
             "batch_size": self.work.examples,
             "sequence_length": self.work.sequence_length,
-            "microbatches": self.work.microbatches,
             "seed": settings.seed,
             "data": about.fingerprint or about.kind,
             "packing": settings.packing,
-            "optimizer": rate or "given as an optax transformation",
-            "learning_rate": None if self.learning_rate is None else settings.learning_rate,
+            "optimizer": "given as an optax transformation" if given else spec.name,
+            "moment_dtype": None if given else spec.moment_dtype,
+        }
+
+    def recipe(self, settings: TrainingSettings) -> dict[str, Any]:
+        """How it is learnt: what a person may change when a run goes on, and is told about."""
+        fixed = ("optimizer", "moment_dtype", "precision")  # they are part of the identity
+        names = [name for name in Optimization.model_fields if name not in fixed]
+        values = settings.model_dump(mode="json", include=set(names))
+        if self.learning_rate is None:
+            values = {"z_loss": values["z_loss"]}
+        return {
+            **values,
+            "on_bad_loss": settings.on_bad_loss,
+            "microbatches": self.work.microbatches,
         }
 
 
@@ -177,7 +203,9 @@ def _batch_shapes(
 ) -> tuple[dict[str, jax.ShapeDtypeStruct] | None, Any]:
     """Shapes where only the data tell them (iterables of batches), and the data unread."""
     if source is None:
-        raise ConfigError("there is no data to train on; give train_data (train: data: …).")
+        raise ConfigError(
+            "there is no data to train on; give train_data (--data, or data in train:)."
+        )
     if isinstance(source, str | Path | np.ndarray):
         return None, source
     given = (

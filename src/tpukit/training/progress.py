@@ -1,13 +1,17 @@
 """Progress for a person: a bar on a terminal, a line now and then elsewhere."""
 
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 LINE_EVERY_S = 5.0
+# Steps that the bar's figures are the mean of: one alone jumps, as its completion is seen late.
+BAR_STEPS = 20
 
 
 class ProgressView(Protocol):
@@ -44,9 +48,21 @@ def describe(record: Mapping[str, Any], *, goodput: float | None) -> str:
     parts.append(f"{_number(record.get('step_time_s'), '.3f')} s/step")
     if record.get("tokens_per_s_per_chip") is not None:
         parts.append(f"{record['tokens_per_s_per_chip']:,.0f} tokens/s/chip")
-    parts.append(f"MFU {_number(record.get('mfu'), '.1%')}")
+    if record.get("mfu") is not None:
+        parts.append(f"MFU {record['mfu']:.1%}")
     parts.append(f"goodput {_number(goodput, '.0%')}")
     return "  ".join(parts)
+
+
+def averaged(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last record, with the mean step time of all of them and the rates that follow from it."""
+    seen = list(records)
+    last = dict(seen[-1])
+    mean = sum(record["step_time_s"] for record in seen) / len(seen)
+    for rate in ("tokens_per_s_per_chip", "mfu"):
+        if last.get(rate) is not None and mean > 0:
+            last[rate] *= last["step_time_s"] / mean
+    return {**last, "step_time_s": mean}
 
 
 def _number(value: float | None, form: str) -> str:
@@ -77,6 +93,7 @@ class Lines:
         self._total = self._first = 0
         self._began = 0.0
         self._last_line = float("-inf")
+        self._since: list[Mapping[str, Any]] = []
 
     def start(self, *, done: int, total: int) -> None:
         """Remember where it begins, for the time left."""
@@ -85,11 +102,13 @@ class Lines:
     def update(self, record: Mapping[str, Any], *, goodput: float | None) -> None:
         """Write a line if it is time."""
         now, step = time.monotonic(), record["step"]
+        self._since.append(record)
         if now - self._last_line < self._every_s and step != self._total:
             return
         self._last_line = now
         left = (now - self._began) / max(1, step - self._first) * (self._total - step)
-        text = describe(record, goodput=goodput)
+        text = describe(averaged(self._since), goodput=goodput)
+        self._since.clear()
         self._write(f"step {step}/{self._total}  {text}  {_clock(left)} left")
 
     def note(self, text: str) -> None:
@@ -104,19 +123,20 @@ class Lines:
 
 
 class Bar:
-    """A bar that stays at the bottom of the terminal."""
+    """A bar that stays at the bottom of the terminal, and the figures of the last steps below."""
 
     def __init__(self, console: Console) -> None:
-        self._bar = Progress(
+        self._bar = _BarAndFigures(
             TextColumn("training"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
             console=console,
             refresh_per_second=4,
+            expand=True,
         )
-        self._task = self._bar.add_task("training", figures="")
+        self._task = self._bar.add_task("training")
+        self._recent: deque[Mapping[str, Any]] = deque(maxlen=BAR_STEPS)
 
     def start(self, *, done: int, total: int) -> None:
         """Draw the bar."""
@@ -125,8 +145,9 @@ class Bar:
 
     def update(self, record: Mapping[str, Any], *, goodput: float | None) -> None:
         """Move the bar."""
-        figures = describe(record, goodput=goodput)
-        self._bar.update(self._task, completed=record["step"], figures=figures)
+        self._recent.append(record)
+        self._bar.figures = describe(averaged(self._recent), goodput=goodput)
+        self._bar.update(self._task, completed=record["step"])
 
     def note(self, text: str) -> None:
         """Write a line above the bar."""
@@ -135,6 +156,18 @@ class Bar:
     def close(self) -> None:
         """Leave the bar as it is."""
         self._bar.stop()
+
+
+class _BarAndFigures(Progress):
+    """Two lines: beside each other they would not fit a terminal of 80 columns."""
+
+    figures = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """What is drawn, from top to bottom."""
+        yield from super().get_renderables()
+        if self.figures:
+            yield Text(self.figures, no_wrap=True, overflow="ellipsis", style="dim")
 
 
 def _clock(seconds: float) -> str:

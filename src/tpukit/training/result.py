@@ -25,7 +25,7 @@ class TrainingResult:
         losses: One for each step, penalties and z-loss included.
         step_times_s: From the completion of the step before; waiting for input included.
         stopped: "done", "preempted" (a signal came: saved, run again to go on) or "data ended".
-        checkpoint_path: The newest checkpoint, or None when none was asked for.
+        checkpoint_path: The newest checkpoint, or None when none was saved.
         resumed_from: The step this call went on from, or None when it began anew.
         compile_s: Tracing and compiling the step; `compiled_from_cache` when found on disk.
         input_wait_s: How long the host waited for batches; devices idle meanwhile are in
@@ -129,6 +129,6 @@ class TrainingResult:
             table.add_row("rollbacks", str(self.rollbacks))
         for change in self.recompiles:
             table.add_row("recompiled", str(change))
-        table.add_row("checkpoint", self.checkpoint_path or "none was asked for")
+        table.add_row("checkpoint", self.checkpoint_path or "none was saved")
         table.add_row("run", self.run_dir)
         return table

@@ -23,20 +23,35 @@ class RunDirectory:
 
     | file | what it holds |
     |---|---|
-    | `run.json` | what makes it this run (model, data, batch, seed, optimizer) and its settings |
+    | `run.json` | what makes it this run (model, data, batch, seed), its recipe and its settings |
     | `metrics.jsonl` | one JSON object a logged step |
     | `train.log` | what happened, with times, and every warning |
     | `checkpoints/` | unless they are kept elsewhere |
+
+    Attributes:
+        changes: How the recipe differs from that of the run that is continued.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.changes: tuple[str, ...] = ()
         self._handler: _RunLog | None = None
 
-    def open(self, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    def open(
+        self,
+        identity: Mapping[str, Any],
+        *,
+        recipe: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> None:
         """Make the folder, or continue in one that holds the same run.
+
+        Args:
+            identity: What makes it this run: a folder with another one is refused.
+            recipe: What may change when a run goes on.
+            settings: Kept for people to read.
 
         Raises:
             TPUValidationError: It holds another run, or something that is no run at all.
@@ -44,7 +59,7 @@ class RunDirectory:
         refusal: TPUValidationError | None = None
         if jax.process_index() == 0:
             try:
-                self._open(json.loads(json.dumps(identity)), settings)
+                self._open(*map(_plain, (identity, recipe, settings)))
             except TPUValidationError as error:
                 refusal = error
         if smallest_of_all(0 if refusal else 1) == 0:
@@ -67,10 +82,12 @@ class RunDirectory:
             self._handler.close()
             self._handler = None
 
-    def _open(self, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    def _open(
+        self, identity: dict[str, Any], recipe: dict[str, Any], settings: dict[str, Any]
+    ) -> None:
         file = self.path / IDENTITY
         if file.is_file():
-            self._refuse_other_run(identity, _read(file))
+            self._continue(identity, recipe, _read(file))
         elif self.path.is_dir() and any(self.path.iterdir()):
             raise TPUValidationError(
                 f"{self.path} holds files but no run ({IDENTITY} is missing); give the run a "
@@ -84,7 +101,7 @@ class RunDirectory:
             raise TPUValidationError(
                 f"the run directory {self.path} cannot be made ({error.strerror}); choose another."
             ) from error
-        document = {"format": FORMAT, "identity": identity, "settings": dict(settings)}
+        document = {"format": FORMAT, "identity": identity, "recipe": recipe, "settings": settings}
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         os.replace(partial, file)
@@ -94,16 +111,21 @@ class RunDirectory:
         logging.getLogger(ROOT).addHandler(handler)
         self._handler = handler
 
-    def _refuse_other_run(self, identity: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        old, new = _flat(found.get("identity", {})), _flat(identity)
-        different = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    def _continue(
+        self, identity: dict[str, Any], recipe: dict[str, Any], found: dict[str, Any]
+    ) -> None:
+        """Refuse another run, unless that one never took a step: then there is nothing to lose."""
+        different = _differences(found.get("identity", {}), identity)
         if not different:
+            self.changes = tuple(_differences(found.get("recipe", {}), recipe))
             return
-        shown = "; ".join(f"{key} was {old.get(key)}, is {new.get(key)}" for key in different[:3])
+        began = self.metrics.is_file() and self.metrics.stat().st_size
+        if not began and not self.checkpoints.exists():
+            return
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise TPUValidationError(
-            f"{self.path} belongs to another run: {shown}{more}. Choose another run_dir, or "
-            "continue with the settings in its run.json; nothing was changed."
+            f"{self.path} belongs to another run: {'; '.join(different[:3])}{more}. Choose another "
+            "run_dir, or continue with the settings in its run.json; nothing was changed."
         )
 
 
@@ -152,6 +174,23 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("format") != FORMAT:  # pyright: ignore[reportUnknownMemberType]
         raise TPUValidationError(f"{file} is not a run of this tpukit; choose another run_dir.")
     return data  # pyright: ignore[reportUnknownVariableType]  compared key by key
+
+
+def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
+    """As it will be read back: tuples are lists in JSON."""
+    return json.loads(json.dumps(data))
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs, in words."""
+    old, new = _flat(before), _flat(now)
+    return [
+        "the data have another content"
+        if key == "data"
+        else f"{key} was {old.get(key)}, is {new.get(key)}"
+        for key in {**old, **new}
+        if old.get(key) != new.get(key)
+    ]
 
 
 def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:

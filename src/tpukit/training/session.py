@@ -47,12 +47,12 @@ class Session:
         self._stack = contextlib.ExitStack()
         model = str(prepared.work.to_dict()["model"])
         self._run = RunDirectory(settings.run_dir or name_for(model))
-        self._identity = prepared.identity(settings)
+        self._identity, self._recipe = prepared.identity(settings), prepared.recipe(settings)
         self._result: TrainingResult | None = None
         self.state: TrainState | None = None
 
     def __enter__(self) -> "Session":
-        self._run.open(self._identity, self._settings.to_dict())
+        self._run.open(self._identity, recipe=self._recipe, settings=self._settings.to_dict())
         self._stack.callback(self._run.close)
         self._stack.callback(self._end_hooks)
         self._stack.callback(self._progress.close)
@@ -83,6 +83,7 @@ class Session:
         # From here on: a notice that comes while the step compiles ends the run as any other does.
         notice = self._stack.enter_context(PreemptionGuard())
         enable_compilation_cache()
+        self.say(prepared.headline(self._total))
         places = prepared.work.shardings(prepared.mesh).batch
         source = BatchSource(prepared.data.stream(), places, prepared.share)
         self._stack.callback(source.close)
@@ -91,6 +92,8 @@ class Session:
         resumed_from = None if state is None else first
         if first < self._total:
             source.look()
+            if keeper is not None:
+                keeper.prepare()
         program = self._compile()
         evaluator = self._evaluator()
         if predicted.value is not None:
@@ -125,13 +128,15 @@ class Session:
             step=first,
         )
         for hook in self._hooks:
-            hook.on_start(self._run.path, self._identity)
+            hook.on_start(self._run.path, {**self._identity, **self._recipe})
         self._progress.start(done=first, total=self._total)
         stopped = loop.run()
         if keeper is not None:
             with self._ledger.doing("checkpoint"):
                 keeper.wait()
         self._run.log(f"{stopped} at step {loop.step}")
+        if stopped == "preempted":
+            self._progress.note(self._how_to_go_on(loop.step, keeper))
         self.state = loop.state
         self._result = TrainingResult(
             steps=loop.step,
@@ -154,6 +159,14 @@ class Session:
         )
         return self._result
 
+    def _how_to_go_on(self, step: int, keeper: StateKeeper | None) -> str:
+        if keeper is None or keeper.saved_step is None:
+            return f"stopped after step {step} of {self._total}; no checkpoint was saved"
+        return (
+            f"stopped after step {step} of {self._total}, and saved it; run the same again with "
+            f"run_dir {self._run.path} to go on"
+        )
+
     def _restore(
         self, keeper: StateKeeper | None, source: BatchSource, guard: LossGuard | None
     ) -> tuple[TrainState | None, int]:
@@ -167,6 +180,8 @@ class Session:
         if guard is not None and restored.guard:
             guard.restore(restored.guard)
         self.say(f"resumed from step {restored.step} of {self._run.path}")
+        for change in self._run.changes:
+            self.say(f"from here on: {change}")
         return restored.state, restored.step
 
     def _compile(self) -> StepProgram:
@@ -217,6 +232,8 @@ class Session:
     def _metrics(self, first: int) -> MetricsFile | None:
         if jax.process_index() != 0:
             return None
+        if not first and self._run.metrics.is_file() and self._run.metrics.stat().st_size:
+            self.say(f"{self._run.path} holds metrics but no checkpoint: beginning at step 1 again")
         metrics = MetricsFile(self._run.metrics, after_step=first)
         self._stack.callback(metrics.close)
         return metrics

@@ -118,10 +118,9 @@ class TrainingSettings(Reporting, Reliability, Optimization, DataFields, Setting
         given = {name: value for name, value in overrides.items() if value is not None}
         for key in {**section, **given}:
             if key not in known:
-                raise ConfigError(
-                    f"'{key}' is not a key of train:; keys are {', '.join(sorted(known))}."
-                    + did_you_mean(str(key), known)
-                )
+                near = did_you_mean(str(key), known)
+                keys = near or f" Keys are {', '.join(sorted(known))}."
+                raise ConfigError(f"'{key}' is not a key of train:.{keys}")
         return cls(**{**section, **given})
 
     def optimizer_spec(self) -> OptimizerSpec:

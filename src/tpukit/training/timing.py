@@ -40,7 +40,11 @@ class Goodput:
     def __str__(self) -> str:
         if self.share is None:
             return "–"
-        rest = ", ".join(f"{name} {value:.1f} s" for name, value in self.spent_s.items() if value)
+        rest = ", ".join(
+            f"{name.replace('_', ' ')} {value:.1f} s"
+            for name, value in self.spent_s.items()
+            if value >= 0.05  # the rest would read 0.0
+        )
         return f"{self.share:.1%} of {self.wall_s:.1f} s" + (f" ({rest})" if rest else "")
 
 

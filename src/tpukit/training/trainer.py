@@ -186,7 +186,7 @@ class TPUTrainer:
         settings = self.settings
         total = num_steps or settings.steps
         if total is None:
-            raise ConfigError("for how many steps? Give num_steps (train: steps: …).")
+            raise ConfigError("for how many steps? Give num_steps (--steps, or steps in train:).")
         ledger = Ledger()
         prepared = prepare(
             self._choice,

@@ -58,6 +58,8 @@ class CheckpointDirectory:
         """Why a step's checkpoint does not count, or None when all its records are there."""
         folder = self.folder(step) / record.FOLDER
         forget_listings(folder)
+        if not self.folder(step).exists():
+            return "it is not there"
         names = [path.name for path in folder.iterdir()] if folder.exists() else []
         return record.missing_records(names)
 

@@ -131,6 +131,7 @@ def vocabulary_overflow(store: TokenStore, largest: int, vocab_size: int) -> TPU
     hint = f" It was made with the tokenizer '{made_by}'." if made_by else ""
     return TPUValidationError(
         f"{store.path} holds the token {largest}, and the model's vocabulary ends at "
-        f"{vocab_size - 1} (vocab_size={vocab_size}).{hint} Raise vocab_size to at least "
-        f"{largest + 1}, or prepare the data with the model's own tokenizer."
+        f"{vocab_size - 1} (vocab_size={vocab_size}).{hint} Prepare the data with the model's own "
+        f"tokenizer, or give it at least {largest + 1} tokens (in a job file, "
+        f"'model: {{preset: …, vocab_size: {largest + 1}}}')."
     )

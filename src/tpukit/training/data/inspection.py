@@ -13,9 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import TPUValidationError
-from .manifest import MANIFEST, read_manifest
 from .opening import open_tokens
-from .places import look_at
 from .token_store import TokenStore
 from .tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
@@ -165,7 +163,7 @@ def label(entry: TokenCount) -> str:
 
 def _count(store: TokenStore, progress: Callable[[int, int], None] | None) -> np.ndarray:
     """How often each token number occurs; shards with a checksum are checked on the way."""
-    expected = _checksums(store)
+    expected = store.file_checksums
     counts = np.zeros(1, np.int64)
     done = 0
     for shard in store.shards:
@@ -198,13 +196,6 @@ def _add(counts: np.ndarray, tokens: np.ndarray, name: str) -> np.ndarray:
     found = np.bincount(tokens, minlength=len(counts))
     found[: len(counts)] += counts
     return found
-
-
-def _checksums(store: TokenStore) -> dict[str, str]:
-    if store.kind != "prepared":
-        return {}
-    manifest = read_manifest(look_at(store.path).content(MANIFEST), name=store.path)
-    return {entry.file: entry.blake2b for entry in manifest.shards}
 
 
 def _length_bins(documents: np.ndarray | None) -> tuple[LengthBin, ...]:

@@ -1,5 +1,6 @@
 """`open_data`: whatever holds training data, as batches for this process."""
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -186,6 +187,7 @@ def _open_prepared(place: Place) -> TokenStore:
         manifest.largest_token,
         dict(manifest.tokenizer),
         manifest.checksum,
+        {entry.file: entry.blake2b for entry in manifest.shards},
     )
 
 
@@ -207,7 +209,8 @@ def _open_text(place: Place, kind: Kind, tokenizer: Tokenizer, text_key: str) ->
     key = hashlib.blake2b(about.encode(), digest_size=12).hexdigest()
     folder = cache_folder() / "tokens" / key
     prepare_tokens(place.path, folder, tokenizer=tokenizer, text_key=text_key, exist_ok=True)
-    return _open_prepared(look_at(folder))
+    # Messages name what the person gave, not where its tokens are kept.
+    return dataclasses.replace(_open_prepared(look_at(folder)), path=place.path)
 
 
 def _check_content(store: TokenStore, vocab_size: int | None) -> None:

@@ -1,7 +1,9 @@
 """Files in a bucket: listed, read in ranges and fetched, with errors a person can act on."""
 
 import logging
+import os
 import re
+import socket
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ import numpy as np
 from ...errors import ConfigError, MissingExtraError, TPUValidationError
 from .shards import HEAD_BYTES, read_layout
 
+_HOST = "storage.googleapis.com"
 _SCHEME = re.compile(r"(gs|gcs):/+")
 
 
@@ -123,10 +126,24 @@ def _filesystem() -> Any:
         from gcsfs.core import GCSFileSystem
     except ImportError:
         raise MissingExtraError("data", needed_for="gs:// paths", module="gcsfs") from None
+    _refuse_without_network()
     logger = logging.getLogger("gcsfs")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL)  # it logs a traceback for what is raised anyway
     return GCSFileSystem(use_listings_cache=False)
+
+
+def _refuse_without_network() -> None:
+    """Say at once that there is no way to a bucket: gcsfs would try again for a minute."""
+    if os.environ.get("STORAGE_EMULATOR_HOST") or os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN"):
+        return
+    try:
+        socket.getaddrinfo(_HOST, 443)
+    except OSError as error:
+        raise TPUValidationError(
+            f"gs:// paths cannot be read from here: {_HOST} is not found ({error.strerror}). Check "
+            "the network, or copy the data to this machine."
+        ) from None
 
 
 @contextmanager

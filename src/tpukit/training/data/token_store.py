@@ -29,6 +29,7 @@ class TokenStore:
         largest_token: The largest token number there is, where somebody counted; else None.
         tokenizer: What made the tokens, where it is known.
         checksum: Of all tokens, where somebody kept one; else samples are taken.
+        file_checksums: What the content of each file was when it was written, by name.
     """
 
     shards: tuple[TokenShard, ...]
@@ -38,6 +39,7 @@ class TokenStore:
     largest_token: int | None = None
     tokenizer: dict[str, Any] = field(default_factory=dict)
     checksum: str | None = None
+    file_checksums: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def offsets(self) -> np.ndarray:

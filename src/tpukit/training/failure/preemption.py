@@ -11,6 +11,7 @@ import jax
 from ...errors import TPUDistributedError
 
 logger = logging.getLogger(__name__)
+_NOTICE = "\n{name}: stopping after this step, and saving it (Ctrl-C twice stops at once)\n"
 
 
 class PreemptionGuard:
@@ -53,7 +54,7 @@ class PreemptionGuard:
             self._stopping = self._agreed(step) if jax.process_count() > 1 else bool(self._seen)
             if self._stopping:
                 told = self.signal_name or "some process was told to stop"
-                logger.warning("Stopping after step %d: %s", step, told)
+                logger.info("Stopping after step %d: %s", step, told)
         return self._stopping
 
     def __enter__(self) -> "PreemptionGuard":
@@ -81,6 +82,9 @@ class PreemptionGuard:
         if self._seen is signal.SIGINT and received is signal.SIGINT:
             raise KeyboardInterrupt
         first, self._seen = self._seen is None, received
+        if first:
+            # Not through a stream or a log, whose locks the interrupted code may hold.
+            os.write(2, _NOTICE.format(name=received.name).encode())
         if first and jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)  # so that jax tells the other processes
 

@@ -37,6 +37,7 @@ class WandbHook:
             resume="allow",
             dir=str(run_dir),
             config=dict(identity),
+            allow_val_change=True,  # a run may go on with another learning rate
         )
 
     def on_record(self, record: Mapping[str, Any]) -> None:
