@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from tpukit.cli import kernel
 from tpukit.cli.kernel_options import choose_cases, chosen_chips, read_values
 from tpukit.errors import SliceError, TPUKernelError, TPUValidationError
+from tpukit.kernels import use_tuned_blocks
 from tpukit.kernels.registry import get_tpu_op
 from tpukit.kernels.timing import ErrorBand, KernelEstimate
 
@@ -56,11 +57,40 @@ def test_tune_writes_where_it_is_told(estimates, tmp_path):
     found = run(*words, "--out", str(tmp_path), "--json")
     assert found.exit_code == 0, found.output
     (result,) = json.loads(found.stdout)["results"]
-    entries = json.loads((tmp_path / "v6e.json").read_text())["entries"]
+    path = tmp_path / "rms_norm" / "v6e.json"
+    entries = json.loads(path.read_text())["entries"]
     assert [entry["blocks"] for entry in entries] == [result["chosen"]["blocks"]]
-    before = (tmp_path / "v6e.json").read_text()
+    before = path.read_text()
     assert run(*words, "--dry-run", "--json").exit_code == 0
-    assert (tmp_path / "v6e.json").read_text() == before
+    assert path.read_text() == before
+
+
+def test_tune_says_where_the_blocks_are_and_what_makes_dispatch_take_them(estimates, tmp_path):
+    words = ["tune", "rms_norm", "--on", "v6e", "--case", "bfloat16_1024x1024"]
+
+    def said(*more):
+        return "".join(run(*words, *more).stdout.split())  # a long path is folded
+
+    assert "Nothingwaswritten(--dry-run)." in said("--dry-run")
+    assert f"use_tuned_blocks('{tmp_path}')letsdispatchtakethem" in said("--out", str(tmp_path))
+    use_tuned_blocks(tmp_path)
+    use_tuned_blocks(None)
+
+
+def test_an_op_of_ones_own_is_named_by_its_file(estimates, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from tpukit.kernels import tpu_kernel\n"
+        "def plain(x): return x\n"
+        "@tpu_kernel(on_tpu=lambda x: 2 * x)\n"
+        "def doubled(x): return 2 * x\n"
+    )
+    words = ["--on", "v6e", "--shape", "f32[8,128]"]
+    found = run("bench", f"{path}:doubled", *words, "--json")
+    assert json.loads(found.stdout)["op"] == "doubled", found.output
+    assert "give --out" in str(run("tune", f"{path}:doubled", *words).exception)
+    assert "decorate it with @tpu_kernel" in str(run("bench", f"{path}:plain", *words).exception)
+    assert "Did you mean 'doubled'" in str(run("bench", f"{path}:dubled", *words).exception)
 
 
 def test_list_names_ops_and_cases():
@@ -102,13 +132,14 @@ def test_values_of_integer_arguments():
     with pytest.raises(TPUValidationError, match=r"has 3 numbers; that array .* has 4"):
         read_values(["2=1,2,3"])(case)
     with pytest.raises(TPUValidationError, match="has arrays 0 to 2"):
-        read_values(["5=even"])(case)
+        read_values(["5=even"], [case])
 
 
 def test_what_to_tune_for_must_be_said():
     found = run("tune", "rms_norm")
     assert isinstance(found.exception, TPUValidationError)
     assert "--on v6e" in str(found.exception)
+    assert "one of the two" in str(run("tune", "rms_norm", "--on", "v6e", "--measure").exception)
 
 
 def test_shapes_an_op_does_not_take_are_refused_before_anything_compiles():

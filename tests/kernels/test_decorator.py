@@ -208,6 +208,19 @@ def test_tpukits_own_ops_are_there_and_stay():
         get_tpu_op("layernorm")
 
 
+def test_what_is_no_setting_no_function_or_no_name_is_refused():
+    with pytest.raises(TPUKernelError, match="Did you mean 'pad_to_tiles'"):
+        tpu_kernel(pad_to_tile=True)
+    with pytest.raises(
+        TPUKernelError, match="on_tpu= of @tpu_kernel takes a function and was given 3"
+    ):
+        tpu_kernel(lambda x: x, on_tpu=3)
+    with pytest.raises(TPUKernelError, match="makes an op of a function and was given 3"):
+        tpu_kernel(3)
+    with pytest.raises(TPUKernelError, match="'<lambda>' is none; give name="):
+        register_tpu_op(lambda x: x)
+
+
 def test_settings_that_contradict_are_refused():
     with pytest.raises(TPUKernelError, match="no default_blocks="):
         tpu_kernel(lambda x: x, name="f", vmem_bytes=lambda case, blocks: 0)

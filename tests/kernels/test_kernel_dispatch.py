@@ -66,6 +66,15 @@ def test_an_unknown_name_is_refused_with_what_there_is():
         dispatch("op", IMPLEMENTATIONS, X, implementation="cuda")
 
 
+@pytest.mark.parametrize("name", ["rms_norm", "rope"])
+def test_a_kernel_that_cannot_run_here_says_so_and_nothing_else_runs(name):
+    op = get_tpu_op(name)
+    case = op.cases[0]
+    arrays = [jnp.ones(array.shape, array.dtype) for array in case.arguments]
+    with pytest.raises(TPUKernelError, match=f"{name} was asked for as 'pallas_tpu', and that ker"):
+        op.function(*arrays, implementation="pallas_tpu", **case.options)
+
+
 def test_both_passes_choose_and_share_residuals():
     passes = {
         "reference": recomputed(lambda x: x**2),

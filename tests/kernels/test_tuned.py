@@ -7,7 +7,7 @@ import pytest
 
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
-from tpukit.kernels import tuned
+from tpukit.kernels import tpu_kernel, tuned, use_tuned_blocks
 from tpukit.kernels.op import KernelCase, shape_bucket
 from tpukit.kernels.registry import builtin_ops, get_tpu_op
 from tpukit.kernels.row_blocks import RowBlocks, bucket, row_case
@@ -31,6 +31,12 @@ def entry(rows, of=CASE, **blocks):
 
 def chosen(folder, case=CASE):
     return choose_blocks("op", case, lambda case, chip: RowBlocks(16), folder=folder)
+
+
+@pytest.fixture
+def own_blocks():
+    yield use_tuned_blocks
+    use_tuned_blocks(None)
 
 
 def test_a_bucket_rounds_sizes_up_and_forgets_floats():
@@ -92,6 +98,54 @@ def test_a_broken_file_is_refused(tmp_path, text, message):
     load_tuned.cache_clear()
     with target_chip("v5e"), pytest.raises(TPUKernelError, match=message):
         chosen(tmp_path)
+
+
+def test_a_folder_of_the_users_own_comes_before_what_is_shipped(tmp_path, monkeypatch, own_blocks):
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    small = KernelCase("s", (shape(8, 8),))
+    save_tuned(
+        shipped,
+        "v6e",
+        {shape_bucket(CASE): entry(512), shape_bucket(small): entry(8, small)},
+    )
+    save_tuned(own / "op", "v6e", {shape_bucket(CASE): entry(64)})
+    monkeypatch.setattr(tuned, "data_folder", lambda op: shipped)
+    with target_chip("v6e"):
+        assert chosen(None) == RowBlocks(512)
+        own_blocks(own)
+        assert chosen(None) == RowBlocks(64)
+        assert chosen(None, small) == RowBlocks(8)
+        own_blocks(None)
+        assert chosen(None) == RowBlocks(512)
+
+
+def test_a_folder_without_tuned_blocks_or_with_broken_ones_is_refused_at_once(tmp_path, own_blocks):
+    with pytest.raises(TPUKernelError, match=r"holds no tuned blocks \(OP/CHIP.json\); write them"):
+        own_blocks(tmp_path)
+    (tmp_path / "rope").mkdir()
+    (tmp_path / "rope" / "v6e.json").write_text("{")
+    with pytest.raises(TPUKernelError, match="is not a file of tuned blocks"):
+        own_blocks(tmp_path)
+    assert tuned.tuned_folders("rope") == [data_folder("rope")]
+
+
+def test_a_registered_op_takes_blocks_of_the_users_own(tmp_path, own_blocks):
+    taken = []
+
+    @tpu_kernel(
+        on_tpu=lambda x, *, blocks: taken.append(blocks) or x,
+        default_blocks=lambda case, chip: RowBlocks(16),
+    )
+    def mine(x):
+        return x
+
+    array = shape(64, 128)
+    kept = entry(32, KernelCase("c", (array,)))
+    save_tuned(tmp_path / "mine", "v5e", {kept.bucket: kept})
+    own_blocks(tmp_path)
+    with target_chip("v5e"):
+        jax.eval_shape(lambda x: mine(x, implementation="pallas_tpu"), array)
+    assert set(taken) == {RowBlocks(32)}
 
 
 def test_blocks_of_another_kernel_are_refused(tmp_path):

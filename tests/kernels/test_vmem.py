@@ -1,8 +1,13 @@
 """VMEM: what a chip has, what blocks take, and which ones fit."""
 
+import dataclasses
+
+import jax
 import pytest
 
 from tpukit.errors import TPUKernelError
+from tpukit.hardware.target import target_chip
+from tpukit.kernels.registry import builtin_ops, get_tpu_op
 from tpukit.kernels.rms_norm.specs import OP, case
 from tpukit.kernels.row_blocks import RowBlocks, fits
 from tpukit.kernels.vmem import (
@@ -63,3 +68,19 @@ def test_norms_take_larger_windows_where_memory_is_fast_and_rows_are_many():
     assert rows == {"v5e": 256, "v6e": 512, "7x": 512}
     few = case(1024, 4096)
     assert OP.default_blocks(few, "v6e") == OP.default_blocks(few, "v5e")
+
+
+@pytest.mark.parametrize("name", builtin_ops())
+def test_every_op_refuses_given_blocks_that_do_not_fit(name):
+    op = get_tpu_op(name)
+    # The largest of its cases: blocks are cut to what there is to cut.
+    case = max(op.cases, key=lambda case: sum(array.size for array in case.arguments))
+    usual = op.default_blocks(case, "v5p")
+    sizes = {
+        key: size * 4096 for key, size in usual.to_dict().items() if not isinstance(size, bool)
+    }
+    huge = dataclasses.replace(usual, **sizes)
+    bound = op.bind(case, blocks=huge, direction="backward" if op.differentiable else "forward")
+    message = rf"^{name} with .* of VMEM and a core of v5p has 63.9 MiB; the largest that fit are"
+    with target_chip("v5p"), pytest.raises(TPUKernelError, match=message):
+        jax.eval_shape(bound, *case.arguments)

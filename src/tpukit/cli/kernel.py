@@ -18,12 +18,16 @@ from .kernel_options import (
     choose_cases,
     chosen_chips,
     counted,
+    find_op,
     read_values,
     start,
 )
 
 app = typer.Typer(no_args_is_help=True)
-OpName = Annotated[str, typer.Argument(help="An op, as `tpukit kernel list` names it.")]
+OpName = Annotated[
+    str,
+    typer.Argument(help="An op, as `tpukit kernel list` names it, or one of yours: file.py:name."),
+]
 
 
 @app.command("list")
@@ -52,13 +56,13 @@ def bench(
 ) -> None:
     """Estimate an op's time on generations you do not have: cycles, bound, error, against XLA."""
     start()
-    from ..kernels.registry import get_tpu_op
     from ..kernels.timing import bench_op, default_implementations
     from .output import show
 
-    found = get_tpu_op(op)
+    found = find_op(op)
     chips = chosen_chips(on)
     cases = choose_cases(found, case, shape, option)
+    values = read_values(value, cases)
     wanted = implementation or default_implementations(found)
     with counted(len(chips) * len(cases) * len(wanted)) as tell:
         result: Any = bench_op(
@@ -67,7 +71,7 @@ def bench(
             cases=cases,
             direction="backward" if backward else "forward",
             implementations=wanted,
-            values=read_values(value),
+            values=values,
             tell=tell,
             use_cache=not no_cache,
         )
@@ -94,7 +98,8 @@ def tune(
         bool, typer.Option("--measure", help="Time on the TPU here instead of estimating.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the tuned blocks; beside the op by default.")
+        Path | None,
+        typer.Option(help="Folder for OP/CHIP.json; by default the op's own data."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     no_cache: NoCache = False,
@@ -103,20 +108,19 @@ def tune(
     """Choose an op's block sizes for a generation, with no TPU, and keep them as data."""
     start()
     from ..errors import TPUValidationError
-    from ..kernels.registry import builtin_ops, get_tpu_op
-    from ..kernels.tuned import data_folder
     from ..kernels.tuning import local_chip, measured_timer, tune_op
-    from .kernel_options import Tunings, writable_folder
+    from .kernel_tunings import Tunings, folder_for
     from .output import show
 
-    found = get_tpu_op(op)
-    if on is None and not measure:
-        raise TPUValidationError("say which generation to tune for: --on v6e, or --measure here.")
-    if out is None and op not in builtin_ops() and not dry_run:
-        raise TPUValidationError(f"{op} has no folder of its own: give --out, or --dry-run.")
+    found = find_op(op)
+    if (on is None) != measure:
+        raise TPUValidationError(
+            "say what to tune for, by one of the two: --on v6e, or --measure for the TPU here."
+        )
     chips = [local_chip()] if measure else chosen_chips(on or "")
     cases = choose_cases(found, case, shape, option)
-    folder = None if dry_run else writable_folder(out or data_folder(op))
+    values = read_values(value, cases)
+    folder = None if dry_run else folder_for(found, out)
     results: list[Any] = []
     with counted(None) as tell:
         for one in cases:
@@ -127,13 +131,13 @@ def tune(
                     chip,
                     gradient=not forward_only,
                     seconds=seconds,
-                    timer=measured_timer(found, one) if measure else None,
+                    timer=measured_timer(found, one, values=values) if measure else None,
                     origin="measured" if measure else "model",
-                    values=read_values(value),
+                    values=values,
                     tell=tell,
                     use_cache=not no_cache,
                 )
                 if folder is not None:
                     result.save(folder)
                 results.append(result)
-    show(Tunings(tuple(results)), json=json)
+    show(Tunings(tuple(results), folder), json=json)

@@ -5,14 +5,12 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from ..kernels.op import KernelCase, Op
-    from ..kernels.tuning import TuningResult
 
 On = Annotated[str, typer.Option(help="Generations, e.g. v6e or v5e,v5p,v6e,7x.")]
 CaseNames = Annotated[
@@ -47,6 +45,26 @@ def start() -> None:
     from ..runtime.environment import configure_tpu_environment
 
     configure_tpu_environment()
+
+
+def find_op(name: str) -> "Op":
+    """The op of that name, or the one that `file.py:name` or `module:name` leads to.
+
+    Raises:
+        TPUKernelError: There is no op of that name.
+        TPUValidationError: There is nothing of that name in the file, or it is no op.
+    """
+    from ..compiler.entry import load_function
+    from ..errors import TPUValidationError
+    from ..kernels.registry import get_tpu_op
+    from ..kernels.user_kernel import TpuKernel
+
+    if ":" not in name:
+        return get_tpu_op(name)
+    found = load_function(name)
+    if isinstance(found, TpuKernel):
+        return found.op
+    raise TPUValidationError(f"{name} is a function and no op; decorate it with @tpu_kernel.")
 
 
 def chosen_chips(text: str) -> list[str]:
@@ -123,29 +141,6 @@ def _check_case(op: "Op", case: "KernelCase") -> None:
         ) from error
 
 
-def writable_folder(folder: Path) -> Path:
-    """The folder that tuned blocks will be written to, made now: tuning takes minutes.
-
-    Raises:
-        TPUValidationError: Nothing can be written there.
-    """
-    import os
-
-    from ..errors import TPUValidationError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TPUValidationError(
-            f"{folder} cannot be made ({error.strerror}); give another --out, or --dry-run."
-        ) from error
-    if not os.access(folder, os.W_OK):
-        raise TPUValidationError(
-            f"{folder} cannot be written to; give another --out, or --dry-run."
-        )
-    return folder
-
-
 def _keyword(text: str) -> tuple[str, Any]:
     """`causal=true` as a name and a value; what is no JSON value is a string."""
     from ..errors import TPUValidationError
@@ -159,11 +154,13 @@ def _keyword(text: str) -> tuple[str, Any]:
         return name.strip(), value.strip()
 
 
-def read_values(texts: Sequence[str] | None) -> "Callable[[KernelCase], dict[int, Any]] | None":
+def read_values(
+    texts: Sequence[str] | None, cases: "Sequence[KernelCase]" = ()
+) -> "Callable[[KernelCase], dict[int, Any]] | None":
     """What `--value` says, for any case.
 
     Raises:
-        TPUValidationError: It cannot be read.
+        TPUValidationError: It cannot be read, or one of the cases has no such array.
     """
     import numpy as np
 
@@ -200,6 +197,8 @@ def read_values(texts: Sequence[str] | None) -> "Callable[[KernelCase], dict[int
             found[number] = np.asarray(filled, array.dtype).reshape(array.shape)
         return found
 
+    for case in cases:
+        values(case)
     return values
 
 
@@ -256,19 +255,3 @@ class OpListing:
             cases = "\n".join(case.name for case in op.cases)
             table.add_row(op.name, "\n".join(op.implementations), cases)
         return table
-
-
-@dataclass(frozen=True)
-class Tunings:
-    """What was tuned."""
-
-    results: "tuple[TuningResult, ...]"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"results": [result.to_dict() for result in self.results]}
-
-    def __rich__(self) -> Any:
-        from rich.console import Group
-
-        return Group(*self.results)

@@ -3,7 +3,6 @@
 # A function takes the name of its folder here, so it must be imported, not found on first use.
 from .cross_entropy.api import cross_entropy as cross_entropy
 from .cross_entropy.terms import CrossEntropy as CrossEntropy
-from .decorator import TpuKernel as TpuKernel
 from .decorator import register_tpu_op as register_tpu_op
 from .decorator import tpu_kernel as tpu_kernel
 from .dispatch import dispatch as dispatch
@@ -47,6 +46,8 @@ from .tiling import pad_to_tiles as pad_to_tiles
 from .tiling import to_blocked as to_blocked
 from .tiling import unpack_tiles as unpack_tiles
 from .tiling import unpad as unpad
+from .tuned import use_tuned_blocks as use_tuned_blocks
+from .user_kernel import TpuKernel as TpuKernel
 
 __all__ = [
     "BlockMask",
@@ -95,4 +96,5 @@ __all__ = [
     "unpack_tiles",
     "unpad",
     "unregister_tpu_op",
+    "use_tuned_blocks",
 ]

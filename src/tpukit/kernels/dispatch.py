@@ -1,12 +1,14 @@
 """Which implementation runs: chosen by the platform a program is lowered for, not by the host."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 
+from ..errors import TPUKernelError
 from .op import PALLAS_TPU, REFERENCE, find_implementation
 
 
@@ -42,7 +44,7 @@ def dispatch(
         pallas_options: Further ones of "pallas_tpu" alone, such as `blocks`.
 
     Raises:
-        TPUKernelError: There is no implementation of that name.
+        TPUKernelError: There is no implementation of that name, or it does not run here.
     """
     shared, own = dict(options or {}), dict(pallas_options or {})
 
@@ -57,7 +59,8 @@ def dispatch(
 
     with jax.named_scope(op):
         if implementation is not None:
-            return bound(implementation)(*arrays)
+            with _explained(op, implementation):
+                return bound(implementation)(*arrays)
         candidates = {name: bound(name) for name in (on_tpu, on_gpu, elsewhere)}
         if len(candidates) == 1:
             return candidates[elsewhere](*arrays)
@@ -67,6 +70,20 @@ def dispatch(
             cuda=candidates[on_gpu],
             default=candidates[elsewhere],
         )
+
+
+@contextmanager
+def _explained(op: str, implementation: str | None) -> Generator[None]:
+    """Say what jax means where a kernel asked for by name is run at once on a CPU."""
+    try:
+        yield
+    except ValueError as error:
+        if implementation is None or "Only interpret mode is supported" not in str(error):
+            raise
+        raise TPUKernelError(
+            f"{op} was asked for as {implementation!r}, and that kernel does not run on the "
+            f"{jax.default_backend()} here; leave implementation= out to take what does."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -108,7 +125,7 @@ def dispatch_with_gradient(
         **choice: The keyword arguments of `dispatch`.
 
     Raises:
-        TPUKernelError: There is no implementation of the name asked for.
+        TPUKernelError: There is no implementation of the name asked for, or it does not run here.
     """
     forward = partial(dispatch, op, {name: both.forward for name, both in passes.items()})
     backward = partial(dispatch, op, {name: both.backward for name, both in passes.items()})
@@ -127,7 +144,8 @@ def dispatch_with_gradient(
         return tuple(backward(residuals, cotangent, **choice))[:given]
 
     call.defvjp(keep, pull)
-    return call(*arrays)
+    with _explained(op, choice.get("implementation")):
+        return call(*arrays)
 
 
 def with_gradient(op: str, passes: Mapping[str, Passes], name: str) -> Callable[..., Any]:

@@ -96,6 +96,8 @@ class Op:
             only.
         bucket: The key of tuned blocks: what of a case decides which are best.
         on_gpu: The implementation that dispatch takes on an NVIDIA GPU.
+        values: Of integer arguments that decide what a kernel does (group sizes), by position, for
+            the timer and the tuner where nobody says others.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Op:
     differentiable: tuple[int, ...] = (0,)
     bucket: Callable[[KernelCase], str] = shape_bucket
     on_gpu: str = REFERENCE
+    values: Callable[[KernelCase], Mapping[int, Any]] | None = None
 
     def case(self, name: str) -> KernelCase:
         """The case of that name.

@@ -41,12 +41,14 @@ def add_op(op: Op, *, replace: bool = False) -> None:
     """Make an op known by its name.
 
     Raises:
-        TPUKernelError: The name is taken.
+        TPUKernelError: The name is taken, or is none.
     """
     if op.name in builtin_ops():
         raise TPUKernelError(
             f"{op.name!r} is an op of tpukit's own and cannot be replaced; give another name=."
         )
+    if not op.name.isidentifier():
+        raise TPUKernelError(f"An op is found by its name, and {op.name!r} is none; give name=.")
     with _lock:
         taken = _registered.get(op.name)
         if taken is not None and not replace:

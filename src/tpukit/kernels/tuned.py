@@ -1,17 +1,21 @@
-"""Tuned blocks: read from JSON beside each op, by generation and shape bucket."""
+"""Tuned blocks: read from JSON beside each op or of the user's own, by generation and shapes."""
 
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..errors import TPUKernelError
 from ..hardware.target import current_target
 from .op import BlockSizes, KernelCase, shape_bucket
+from .registry import get_tpu_op
+from .vmem import check_vmem
 
 Sizes = TypeVar("Sizes", bound=BlockSizes)
+# The folders that come before what is shipped: none, or the one of `use_tuned_blocks`.
+_own: list[Path] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,20 @@ class TunedEntry:
         return dataclasses.asdict(self)
 
 
+def blocks_for(op: str, case: KernelCase, given: Sizes | None) -> Sizes:
+    """The blocks one of tpukit's own kernels takes: those given, or what `choose_blocks` finds.
+
+    Raises:
+        TPUKernelError: Those given do not fit in VMEM; the message names the largest that do.
+    """
+    known = get_tpu_op(op)
+    if given is None:
+        default = cast(Callable[[KernelCase, str | None], Sizes], known.default_blocks)
+        return choose_blocks(op, case, default, bucket=known.bucket)
+    check_vmem(known, case, given, current_target())
+    return given
+
+
 def choose_blocks(
     op: str,
     case: KernelCase,
@@ -56,13 +74,16 @@ def choose_blocks(
         case: The shapes at hand.
         default_blocks: The op's own choice, given the case and the chip (None: not known).
         bucket: The op's own, as in `Op.bucket`.
-        folder: Where `<chip>.json` files lie; by default `data/` in the op's folder.
+        folder: Where `<chip>.json` files lie; by default the user's own, then `data/` in the op's
+            folder.
     """
     chip = current_target()
     fallback = default_blocks(case, chip)
     if chip is None:
         return fallback
-    entry = load_tuned(folder or data_folder(op), chip).get(bucket(case))
+    places = tuned_folders(op) if folder is None else [folder]
+    found = (load_tuned(place, chip).get(bucket(case)) for place in places)
+    entry = next((one for one in found if one is not None), None)
     if entry is None:
         return fallback
     known = {field.name for field in dataclasses.fields(fallback)}
@@ -78,6 +99,39 @@ def choose_blocks(
 def data_folder(op: str) -> Path:
     """Where the tuned blocks of one of tpukit's own ops lie."""
     return Path(__file__).parent / op / "data"
+
+
+def use_tuned_blocks(folder: str | Path | None) -> None:
+    """Let dispatch take the blocks that `tpukit kernel tune --out FOLDER` wrote, before its own.
+
+    It holds for what this process traces from now on; a program that was traced keeps its blocks.
+
+    Args:
+        folder: It holds `OP/CHIP.json` files; ops and shapes that are not in them take what they
+            took before. None goes back to what is shipped.
+
+    Raises:
+        TPUKernelError: There is no such file in the folder, or one cannot be read.
+    """
+    if folder is None:
+        _own.clear()
+        return
+    root = Path(folder).expanduser().resolve()
+    files = sorted(root.glob("*/*.json"))
+    if not files:
+        raise TPUKernelError(
+            f"{root} holds no tuned blocks (OP/CHIP.json); write them with "
+            f"`tpukit kernel tune OP --on CHIP --out {folder}`."
+        )
+    load_tuned.cache_clear()
+    for file in files:
+        load_tuned(file.parent, file.stem)
+    _own[:] = [root]
+
+
+def tuned_folders(op: str) -> list[Path]:
+    """Where tuned blocks of an op are looked for: the user's own come first."""
+    return [*(root / op for root in _own), data_folder(op)]
 
 
 @lru_cache(maxsize=128)

@@ -148,7 +148,7 @@ def test_tuned_blocks_are_looked_up_by_the_case_that_is_tuned(monkeypatch):
 
     asked = []
     monkeypatch.setattr(
-        api, "choose_blocks", lambda op, case, default: asked.append((op, case)) or BLOCKS
+        api, "blocks_for", lambda op, case, given: asked.append((op, case)) or BLOCKS
     )
     case = OP.case("small_int8")
     jax.eval_shape(OP.bind(case), *case.arguments)
@@ -183,6 +183,9 @@ def test_eight_bits_where_there_are_none():
         adaptive_matmul(a, b, precision="fp8")
     with target_chip("7x"), pytest.raises(TPUKernelError, match=r"7x has no int8.*v6e.*'fp8'"):
         adaptive_matmul(a, b, precision="int8")
+    fp8 = OP.case("small_fp8")
+    with target_chip("v5p"), pytest.raises(TPUKernelError, match=r"v5p has no fp8.*7x"):
+        jax.eval_shape(OP.bind(fp8), *fp8.arguments)  # what the timer and the tuner call
     with target_chip("7x"):
         assert jax.eval_shape(adaptive_matmul, a.astype(FP8), b.astype(FP8)).dtype == jnp.float32
 

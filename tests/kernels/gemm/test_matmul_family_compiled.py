@@ -1,4 +1,4 @@
-"""Mosaic accepts every format and precision of the matrix kernels on every generation.
+"""Mosaic accepts every format and precision of the matrix kernels on every generation that has it.
 
 One case of every op is compiled where bundles are counted; here are the others, in one program.
 """
@@ -21,15 +21,21 @@ SMALL = [
 ]
 
 
-def everything(*arguments):
-    return [op.bind(case)(*arrays) for (op, case), arrays in zip(SMALL, arguments, strict=True)]
+# What the matrix unit of a generation has not, dispatch refuses.
+REFUSED = {"v5e": ["fp8"], "v5p": ["fp8"], "v6e": ["fp8"], "7x": ["int8"]}
 
 
 @pytest.mark.parametrize("chip", SLICES)
 def test_all_small_cases_in_one_program(chip):
+    taken = [(op, case) for op, case in SMALL if case.options.get("precision") not in REFUSED[chip]]
+    assert len(taken) == len(SMALL) - 1
+
+    def everything(*arguments):
+        return [op.bind(case)(*arrays) for (op, case), arrays in zip(taken, arguments, strict=True)]
+
     with target_chip(chip):
         compiled = compile_for(
-            everything, SLICES[chip], *(case.arguments for _, case in SMALL), until="codegen"
+            everything, SLICES[chip], *(case.arguments for _, case in taken), until="codegen"
         )
     assert compiled.stage == "codegen"
 

@@ -117,7 +117,7 @@ def test_every_path_and_its_gradient(implementation, activations):
 
 def test_blocks_tuned_for_a_larger_size_are_cut(monkeypatch):
     tuned = QuantizedBlocks(rows=32, columns=128, contraction=512)
-    monkeypatch.setattr(pallas_tpu, "choose_blocks", lambda *_, **__: tuned)
+    monkeypatch.setattr(pallas_tpu, "blocks_for", lambda *_: tuned)
     x, weight = activations_of(width=384), draw("int8", width=384)
     seen = in_kernel(x, weight, "bfloat16", blocks=None)
     assert_close(seen, by_numpy(x, weight, "bfloat16"))

@@ -17,9 +17,9 @@ from ...hardware.target import current_target
 from ..gemm.tile import Interpret, accumulate, tile_dot, zero_past_end
 from ..op import KernelCase
 from ..tiling import LANES
-from ..tuned import choose_blocks
-from ..vmem import check_vmem, vmem_limit_bytes
-from .blocks import CrossEntropyBlocks, default_blocks, vmem_bytes
+from ..tuned import blocks_for
+from ..vmem import vmem_limit_bytes
+from .blocks import CrossEntropyBlocks, vmem_bytes
 from .terms import CrossEntropy, LossTerms, Reduction, reduce_losses
 
 # Stands for minus infinity: finite, so that a lane of nothing but padding makes no NaN.
@@ -40,7 +40,7 @@ def cross_entropy_pallas(
 ) -> CrossEntropy:
     """See `cross_entropy`."""
     terms = LossTerms(z_loss, soft_cap)
-    chosen = _blocks_for(_case(x, w, labels, weights), blocks)
+    chosen = blocks_for("cross_entropy", _case(x, w, labels, weights), blocks)
     result: Any = _token_losses(x, w, labels, terms, chosen, interpret)
     losses, log_normaliser = result
     return CrossEntropy(
@@ -130,15 +130,6 @@ def _backward(
 
 
 _token_losses.defvjp(_forward, _backward)
-
-
-def _blocks_for(case: KernelCase, blocks: CrossEntropyBlocks | None) -> CrossEntropyBlocks:
-    if blocks is None:
-        return choose_blocks("cross_entropy", case, default_blocks)
-    from .specs import OP  # it names this module's functions, so it comes after them
-
-    check_vmem(OP, case, blocks, current_target())
-    return blocks
 
 
 def _case(*arrays: jax.Array) -> KernelCase:

@@ -6,15 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import TPUKernelError
-from ..op import PALLAS_TPU, REFERENCE
+from ..op import PALLAS_TPU, REFERENCE, find_implementation
 from ..rope.tables import RopeTables
 from ..tiling import round_up
-from .differentiation import XLA, attend_with_gradient
+from .differentiation import OP_NAME, XLA, attend_with_gradient
 from .gpu import cudnn_attention, cudnn_is_here, why_not_cudnn
 from .problem import FlashBlocks, SegmentIds
 from .visibility import BlockMask
 
 CUDNN = "cudnn"
+NAMES: tuple[str, ...] = (PALLAS_TPU, CUDNN, XLA, REFERENCE)
 
 
 def flash_attention(
@@ -62,7 +63,10 @@ def flash_attention(
     Raises:
         TPUKernelError: The shapes do not fit each other, or the implementation asked for cannot.
     """
+    if implementation is not None:
+        find_implementation(OP_NAME, dict.fromkeys(NAMES), implementation)
     _check_shapes(q, k, v, causal=causal, window=window, rope=rope)
+    _check_sizes(soft_cap, block_size)
     sparse = _block_mask(mask, q, k, block_size)
     ids = _segment_ids(segment_ids, q, k)
     if block_size is not None and blocks is None:
@@ -139,6 +143,8 @@ def _check_shapes(q: Any, k: Any, v: Any, *, causal: bool, window: int | None, r
             "back from a query, itself included, so give 1 or more and causal=True."
         )
     longest = max(q.shape[1], k.shape[1])
+    if rope is not None and (not isinstance(rope, tuple) or len(rope) != 2):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TPUKernelError("rope= takes a pair, cosines and sines, as `rope_tables` gives it.")
     if rope is not None and any(
         table.shape[-2] < longest or table.shape[-1] * 2 != q.shape[3] for table in rope
     ):
@@ -148,13 +154,28 @@ def _check_shapes(q: Any, k: Any, v: Any, *, causal: bool, window: int | None, r
         )
 
 
+def _check_sizes(soft_cap: float | None, block_size: int | None) -> None:
+    if soft_cap is not None and soft_cap <= 0:
+        raise TPUKernelError(f"soft_cap={soft_cap} must be positive; None switches it off.")
+    if block_size is not None and block_size < 1:
+        raise TPUKernelError(
+            f"block_size={block_size} must be positive; None takes the tuned blocks."
+        )
+
+
 def _block_mask(mask: Any, q: Any, k: Any, block_size: int | None) -> BlockMask | None:
     if mask is None:
         return None
     lengths = (q.shape[1], k.shape[1])
     if not isinstance(mask, BlockMask):
         rows = mask.shape[0] if getattr(mask, "ndim", 0) == 2 else 1
-        mask = BlockMask.from_array(mask, block_size=block_size or -(-lengths[0] // rows))
+        size = block_size or -(-lengths[0] // rows)
+        if size % 128:
+            raise TPUKernelError(
+                f"a mask of {rows} rows cuts {lengths[0]} queries into blocks of {size} tokens; "
+                "they must be multiples of 128: give block_size=, or a BlockMask."
+            )
+        mask = BlockMask.from_array(mask, block_size=size)
     expected = tuple(-(-length // mask.block_size) for length in lengths)
     if mask.to_array().shape != expected:
         raise TPUKernelError(

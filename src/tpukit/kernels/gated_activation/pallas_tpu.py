@@ -13,10 +13,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ...hardware.target import current_target
-from ..row_blocks import RowBlocks, bucket, default_blocks, row_case, vmem_bytes
+from ..row_blocks import RowBlocks, row_case, vmem_bytes
 from ..row_blocks import fits as rows_fit
 from ..tiling import LANES, tile_shape
-from ..tuned import choose_blocks
+from ..tuned import blocks_for
 from ..vmem import vmem_limit_bytes
 from . import reference
 
@@ -47,7 +47,7 @@ def backward(
     width = cotangent.shape[-1]
     rows = cotangent.size // width
     case = row_case(both)
-    chosen = blocks or choose_blocks(OP_NAME, case, default_blocks, bucket=bucket)
+    chosen = blocks_for(OP_NAME, case, blocks)
     block = chosen.block_rows
     tall = math.gcd(block, tile_shape(both.dtype)[0])
     wide = LANES * math.gcd(width // LANES, TILES_ACROSS)

@@ -14,10 +14,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ...hardware.target import current_target
 from ..op import KernelCase
-from ..tuned import choose_blocks
+from ..tuned import blocks_for
 from ..vmem import vmem_limit_bytes
 from .activations import activation_and_slope, get_activation
-from .blocks import GatedBlocks, bucket, default_blocks, fitted, vmem_bytes
+from .blocks import GatedBlocks, fitted, vmem_bytes
 
 Weights = tuple[jax.Array, jax.Array, jax.Array]
 Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
@@ -92,7 +92,7 @@ def project(
     rows, width = x.shape
     hidden = w_gate.shape[1]
     case = KernelCase("traced", (x, w_gate))  # pyright: ignore[reportArgumentType]  has shape, dtype
-    chosen = blocks or choose_blocks("gated_mlp", case, default_blocks, bucket=bucket)
+    chosen = blocks_for("gated_mlp", case, blocks)
     sizes = fitted(chosen, rows, width, hidden)
     steps = width // sizes.block_width
     # One pass in bfloat16 would throw away most of what a float32 holds.

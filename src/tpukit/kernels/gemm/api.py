@@ -14,9 +14,8 @@ from ..dispatch import dispatch
 from ..op import PALLAS_TPU, REFERENCE, XLA, KernelCase
 from ..precision import PrecisionConfig
 from ..tiling import LANES, round_up
-from ..tuned import choose_blocks
-from ..vmem import check_vmem
-from .blocks import GemmBlocks, default_blocks
+from ..tuned import blocks_for
+from .blocks import GemmBlocks
 from .collective import collective_matmul
 from .modes import EIGHT_BITS, Mode, check_chip, resolve_mode, round_to
 from .pallas_tpu import OP_NAME, product
@@ -70,8 +69,6 @@ def adaptive_matmul(
             "batch of b, vmap it."
         )
     mode = resolve_mode(precision, a, b)
-    if mode in EIGHT_BITS:
-        check_chip(mode, current_target())
     chosen = _implementation(tpu_strategy, implementation)
     rows = a.reshape(-1, a.shape[-1])
 
@@ -116,7 +113,12 @@ def matmul(
     blocks: GemmBlocks | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """The product of (M, K) and (K, N) in one mode, with its gradient."""
+    """The product of (M, K) and (K, N) in one mode, with its gradient.
+
+    Raises:
+        TPUKernelError: Eight bits on a chip that has none.
+    """
+    check_chip(precision, current_target())
     given = jnp.promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
     integers = jnp.issubdtype(given, jnp.integer)
     out_dtype = "int32" if integers else "float32" if precision == "mixed" else str(given)
@@ -174,15 +176,12 @@ def matmul(
 
 
 def _blocks_for(case: KernelCase, blocks: GemmBlocks | None) -> GemmBlocks:
-    if blocks is None:
-        tuned = choose_blocks(OP_NAME, case, default_blocks)
-        # Tuned for sizes up to a power of two, to which nothing should be padded.
-        width = round_up(case.arguments[0].shape[1], LANES)
-        return replace(tuned, contraction=math.gcd(tuned.contraction, width))
-    from .specs import OP  # it names this module's functions, so it comes after them
-
-    check_vmem(OP, case, blocks, current_target())
-    return blocks
+    chosen = blocks_for(OP_NAME, case, blocks)
+    if blocks is not None:
+        return chosen
+    # Tuned for sizes up to a power of two, to which nothing should be padded.
+    width = round_up(case.arguments[0].shape[1], LANES)
+    return replace(chosen, contraction=math.gcd(chosen.contraction, width))
 
 
 def _compute_dtype(mode: str, given: Any) -> Any:

@@ -29,6 +29,7 @@ OP = Op(
         _case("small_fp8", 256, 512, 384, FP8, "fp8"),
         _case("bfloat16_4096", 4096, 4096, 4096, jnp.bfloat16, "bfloat16"),
         _case("int8_4096", 4096, 4096, 4096, jnp.int8, "int8"),
+        _case("fp8_4096", 4096, 4096, 4096, FP8, "fp8"),
         _case("rounded_int8_4096", 4096, 4096, 4096, jnp.bfloat16, "int8"),
     ),
     block_space=block_space,

@@ -11,9 +11,9 @@ from jax.experimental.pallas import tpu as pltpu
 from ...hardware.target import current_target
 from ..gemm.tile import Interpret, accumulate, tile_dot, zero_past_end
 from ..op import KernelCase
-from ..tuned import choose_blocks
-from ..vmem import check_vmem, vmem_limit_bytes
-from .blocks import GroupedBlocks, default_blocks, drhs_bytes, product_bytes
+from ..tuned import blocks_for
+from ..vmem import vmem_limit_bytes
+from .blocks import GroupedBlocks, drhs_bytes, product_bytes
 from .visits import plan_visits
 from .work import GroupedShape, GroupedWork, Tiles, drhs_work, product_work
 
@@ -243,13 +243,7 @@ def _rows_of_group(offsets: Any, group: Any, tile: Any, shape: tuple[int, ...]) 
 
 def _blocks_for(arrays: Residuals, blocks: GroupedBlocks | None) -> GroupedBlocks:
     shapes = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays)
-    case = KernelCase("traced", shapes)
-    if blocks is None:
-        return choose_blocks(OP_NAME, case, default_blocks)
-    from .specs import OP  # it names this module's functions, so it comes after them
-
-    check_vmem(OP, case, blocks, current_target())
-    return blocks
+    return blocks_for(OP_NAME, KernelCase("traced", shapes), blocks)
 
 
 def _cost(work: GroupedWork) -> pl.CostEstimate:

@@ -1,7 +1,10 @@
 """The grouped matmul op: its implementations, and the shapes it is judged at."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..op import KernelCase, Op
 from .api import IMPLEMENTATIONS, OP_NAME, TRITON, grouped_matmul
@@ -19,6 +22,12 @@ def _case(name: str, rows: int, width: int, columns: int, groups: int) -> Kernel
     )
 
 
+def even_groups(case: KernelCase) -> dict[int, Any]:
+    """Every group has as many rows, or one more."""
+    rows, groups = case.arguments[0].shape[0], case.arguments[2].size
+    return {2: np.full(groups, rows // groups, np.int32) + (np.arange(groups) < rows % groups)}
+
+
 OP = Op(
     name=OP_NAME,
     function=grouped_matmul,
@@ -34,4 +43,5 @@ OP = Op(
     default_blocks=default_blocks,
     on_gpu=TRITON,
     differentiable=(0, 1),
+    values=even_groups,
 )

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 
-from ..row_blocks import RowBlocks, bucket, default_blocks, row_case
+from ..row_blocks import RowBlocks, row_case
 from ..row_norm import RowNorm, normalise, normalise_backward
-from ..tuned import choose_blocks
+from ..tuned import blocks_for
 
 Residuals = tuple[jax.Array, jax.Array | None, jax.Array | None]
 
@@ -22,7 +22,7 @@ def forward(
 ) -> tuple[jax.Array, Residuals]:
     """The result, and the arguments as residuals."""
     norm = RowNorm("layer_norm", eps=eps, centred=True, interpret=interpret)
-    chosen = blocks or _blocks_for(x)
+    chosen = blocks_for("layer_norm", row_case(x), blocks)
     _, out = normalise(x, scale, bias, norm=norm, blocks=chosen)
     return out, (x, scale, bias)
 
@@ -38,7 +38,7 @@ def backward(
     """Gradients of x, scale and bias."""
     x, scale, bias = residuals
     norm = RowNorm("layer_norm", eps=eps, centred=True, interpret=interpret)
-    chosen = blocks or _blocks_for(x)
+    chosen = blocks_for("layer_norm", row_case(x), blocks)
     dx, dscale, dbias = normalise_backward(
         x, scale, cotangent, biased=bias is not None, norm=norm, blocks=chosen
     )
@@ -47,7 +47,3 @@ def backward(
         dscale if scale is None or dscale is None else dscale.astype(scale.dtype),
         dbias if bias is None or dbias is None else dbias.astype(bias.dtype),
     )
-
-
-def _blocks_for(x: jax.Array) -> RowBlocks:
-    return choose_blocks("layer_norm", row_case(x), default_blocks, bucket=bucket)

@@ -6,12 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import TPUKernelError
-from ...hardware.target import current_target
 from ..dispatch import dispatch
 from ..op import PALLAS_TPU, REFERENCE, KernelCase
-from ..tuned import choose_blocks
-from ..vmem import check_vmem
-from .pallas_tpu import OP_NAME, GatingBlocks, bucket, default_blocks, select_pallas
+from ..tuned import blocks_for
+from .pallas_tpu import OP_NAME, GatingBlocks, select_pallas
 from .reference import Selection, select_reference
 from .routing import (
     Score,
@@ -83,7 +81,7 @@ def moe_gating(
     scores, probabilities = score_experts(wide, k, score)
     selection = for_selection(scores, bias)
     case = KernelCase("traced", (jax.ShapeDtypeStruct(logits.shape, logits.dtype),), {"k": k})
-    own = {"blocks": _blocks_for(case, blocks), "interpret": interpret}
+    own = {"blocks": blocks_for(OP_NAME, case, blocks), "interpret": interpret}
     chosen: Selection = dispatch(
         OP_NAME,
         SELECTIONS,
@@ -109,12 +107,3 @@ def moe_gating(
         ),
         z_loss=(log_normaliser**2).mean(),
     )
-
-
-def _blocks_for(case: KernelCase, blocks: GatingBlocks | None) -> GatingBlocks:
-    if blocks is None:
-        return choose_blocks(OP_NAME, case, default_blocks, bucket=bucket)
-    from .specs import OP  # it names this module's functions, so it comes after them
-
-    check_vmem(OP, case, blocks, current_target())
-    return blocks

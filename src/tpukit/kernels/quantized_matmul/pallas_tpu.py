@@ -15,10 +15,10 @@ from ...hardware.target import current_target
 from ..gemm.tile import Interpret, tile_dot
 from ..op import KernelCase
 from ..tiling import LANES
-from ..tuned import choose_blocks
-from ..vmem import check_vmem, vmem_limit_bytes
+from ..tuned import blocks_for
+from ..vmem import vmem_limit_bytes
 from .activations import Activations, quantize_rows
-from .blocks import QuantizedBlocks, bucket, default_blocks, vmem_bytes
+from .blocks import QuantizedBlocks, vmem_bytes
 from .weight import ROWS_PER_ELEMENT
 
 OP_NAME = "quantized_matmul"
@@ -153,14 +153,11 @@ def _data_spec(format: str, data: jax.Array, blocks: QuantizedBlocks) -> pl.Bloc
 
 
 def _blocks_for(case: KernelCase, blocks: QuantizedBlocks | None) -> QuantizedBlocks:
-    if blocks is None:
-        tuned = choose_blocks(OP_NAME, case, default_blocks, bucket=bucket)
-        # Tuned for sizes up to a power of two, which this one need not be.
-        return replace(tuned, contraction=math.gcd(tuned.contraction, case.arguments[0].shape[1]))
-    from .specs import OP  # it names this module's functions, so it comes after them
-
-    check_vmem(OP, case, blocks, current_target())
-    return blocks
+    chosen = blocks_for(OP_NAME, case, blocks)
+    if blocks is not None:
+        return chosen
+    # Tuned for sizes up to a power of two, which this one need not be.
+    return replace(chosen, contraction=math.gcd(chosen.contraction, case.arguments[0].shape[1]))
 
 
 def _check(blocks: QuantizedBlocks, total: int, group: int) -> None:

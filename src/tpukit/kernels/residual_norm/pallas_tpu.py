@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from ..row_blocks import RowBlocks, bucket, default_blocks, row_case
+from ..row_blocks import RowBlocks, row_case
 from ..row_norm import RowNorm, normalise, normalise_backward
-from ..tuned import choose_blocks
+from ..tuned import blocks_for
 
 OP_NAME = "residual_norm"
 Residuals = tuple[jax.Array, jax.Array]
@@ -26,7 +26,7 @@ def forward(
 ) -> tuple[tuple[jax.Array, jax.Array], Residuals]:
     """The new stream and its norm, and what the backward pass needs."""
     norm = RowNorm(OP_NAME, eps=eps, centred=False, interpret=interpret)
-    chosen = blocks or _blocks_for(x)
+    chosen = _blocks_for(x, blocks)
     stream, normed = normalise(x, scale, None, norm=norm, blocks=chosen, added=delta)
     return (stream, normed), (stream, scale)
 
@@ -43,7 +43,7 @@ def backward(
     stream, scale = residuals
     d_stream, d_normed = cotangent
     norm = RowNorm(OP_NAME, eps=eps, centred=False, interpret=interpret)
-    chosen = blocks or _blocks_for(stream)
+    chosen = _blocks_for(stream, blocks)
     total, d_scale, _ = normalise_backward(
         stream, scale, d_normed, biased=False, norm=norm, blocks=chosen, beside=d_stream
     )
@@ -51,5 +51,5 @@ def backward(
     return total, total, d_scale.astype(scale.dtype)
 
 
-def _blocks_for(x: jax.Array) -> RowBlocks:
-    return choose_blocks(OP_NAME, row_case(x, residual=True), default_blocks, bucket=bucket)
+def _blocks_for(x: jax.Array, blocks: RowBlocks | None) -> RowBlocks:
+    return blocks_for(OP_NAME, row_case(x, residual=True), blocks)

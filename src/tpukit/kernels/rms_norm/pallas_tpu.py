@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 
-from ..row_blocks import RowBlocks, bucket, default_blocks, row_case
+from ..row_blocks import RowBlocks, row_case
 from ..row_norm import RowNorm, normalise, normalise_backward
-from ..tuned import choose_blocks
+from ..tuned import blocks_for
 
 Residuals = tuple[jax.Array, jax.Array | None]
 
@@ -21,7 +21,7 @@ def forward(
 ) -> tuple[jax.Array, Residuals]:
     """The result, and the arguments as residuals."""
     norm = RowNorm("rms_norm", eps=eps, centred=False, interpret=interpret)
-    chosen = blocks or _blocks_for(x)
+    chosen = blocks_for("rms_norm", row_case(x), blocks)
     _, out = normalise(x, scale, None, norm=norm, blocks=chosen)
     return out, (x, scale)
 
@@ -37,10 +37,6 @@ def backward(
     """Gradients of x and scale."""
     x, scale = residuals
     norm = RowNorm("rms_norm", eps=eps, centred=False, interpret=interpret)
-    chosen = blocks or _blocks_for(x)
+    chosen = blocks_for("rms_norm", row_case(x), blocks)
     dx, dscale, _ = normalise_backward(x, scale, cotangent, biased=False, norm=norm, blocks=chosen)
     return dx, dscale if scale is None or dscale is None else dscale.astype(scale.dtype)
-
-
-def _blocks_for(x: jax.Array) -> RowBlocks:
-    return choose_blocks("rms_norm", row_case(x), default_blocks, bucket=bucket)

@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from ...hardware.target import current_target
 from ..op import BlockSizes, KernelCase, shape_bucket
 from ..tiling import LANES, round_up, tile_shape
-from ..tuned import choose_blocks
+from ..tuned import blocks_for
 from ..vmem import vmem_capacity_bytes, vmem_limit_bytes
 
 DTYPES = ("float32", "bfloat16")
@@ -103,7 +103,7 @@ def turn(
     """Turn x (B, S, H, D) by tables of (S, D / 2) or (B, S, D / 2)."""
     batch, length, heads, width = x.shape
     case = KernelCase("traced", (jax.ShapeDtypeStruct(x.shape, x.dtype),))
-    chosen = blocks or choose_blocks("rope", case, default_blocks, bucket=bucket)
+    chosen = blocks_for("rope", case, blocks)
     block, chunk = chosen.block_tokens, tile_shape(x.dtype)[0]
     tables = _lane_tables(cos, sin, width)
     group = tables[0].shape[-1]

@@ -144,7 +144,8 @@ def bench_op(
         cases: Shapes; by default the op's own.
         direction: "backward" times the gradient, with the forward pass it needs.
         implementations: By default the kernel and those that XLA alone makes.
-        values: Of integer arguments that decide what a kernel does, such as group sizes.
+        values: Of integer arguments that decide what a kernel does, such as group sizes; by default
+            the op's own.
         tell: Called with each row's name before it is compiled.
         use_cache: Whether an answer on disk will do, and this one is kept.
 
@@ -190,11 +191,12 @@ def estimate(
         TPUKernelError: The op refused it.
     """
     function = op.bind(case, implementation=implementation, blocks=blocks, direction=direction)
+    known = values or op.values
     return estimate_kernel(
         function,
         case.arguments,
         chip,
-        scalar_inputs=values(case) if values is not None else None,
+        scalar_inputs=None if known is None else known(case),
         kind=kind_of(op, direction),
         use_cache=use_cache,
     )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ...errors import TPUNotAvailableError
 from ...hardware.target import current_target
 from ..op import Blocks, Direction, KernelCase, Op
+from ..timing.bench import Values
 
 RUNS = 5
 
@@ -31,14 +32,26 @@ def local_chip() -> str:
     return chip
 
 
-def measured_timer(op: Op, case: KernelCase) -> Callable[[Blocks, Direction], float]:
+def measured_timer(
+    op: Op, case: KernelCase, *, values: Values | None = None
+) -> Callable[[Blocks, Direction], float]:
     """A timer that runs the op here: the median of several runs after one that compiles.
+
+    Args:
+        op: What to run.
+        case: At which shapes.
+        values: Of integer arguments that decide what the kernel does; by default the op's own.
 
     Raises:
         TPUNotAvailableError: There is no TPU here.
     """
     local_chip()
-    arrays = [_filled(argument) for argument in case.arguments]
+    known = values or op.values
+    given = {} if known is None else known(case)
+    arrays = [
+        jnp.asarray(given[place]) if place in given else _filled(argument)
+        for place, argument in enumerate(case.arguments)
+    ]
 
     def timer(blocks: Blocks, direction: Direction) -> float:
         run = jax.jit(op.bind(case, blocks=blocks, direction=direction))

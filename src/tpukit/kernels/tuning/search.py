@@ -48,7 +48,8 @@ def tune_op(
         seconds: Stop trying after this long.
         timer: Seconds of a choice in a direction; by default the static estimate.
         origin: Where the timer's seconds come from.
-        values: Of integer arguments that decide what the kernel does, such as group sizes.
+        values: Of integer arguments that decide what the kernel does, such as group sizes; by
+            default the op's own.
         tell: Called with what is tried next.
         use_cache: Whether estimates on disk will do, and these are kept.
 
