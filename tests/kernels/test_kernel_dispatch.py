@@ -11,6 +11,7 @@ import pytest
 
 import tpukit.kernels
 from tpukit.errors import TPUKernelError
+from tpukit.hardware.target import target_chip
 from tpukit.kernels.dispatch import (
     Passes,
     dispatch,
@@ -73,6 +74,21 @@ def test_a_kernel_that_cannot_run_here_says_so_and_nothing_else_runs(name):
     arrays = [jnp.ones(array.shape, array.dtype) for array in case.arguments]
     with pytest.raises(TPUKernelError, match=f"{name} was asked for as 'pallas_tpu', and that ker"):
         op.function(*arrays, implementation="pallas_tpu", **case.options)
+
+
+@pytest.mark.parametrize("name", builtin_ops())
+def test_kernels_say_themselves_how_exact_their_products_are(name):
+    op = get_tpu_op(name)
+    case = op.cases[0]
+    bound = op.bind(case, direction="backward" if op.differentiable else "forward")
+
+    def kernel_for(precision):
+        with jax.default_matmul_precision(precision), target_chip("v6e"):
+            traced = jax.jit(bound).trace(*case.arguments)  # Mosaic refuses "high" when it lowers
+        text = traced.lower(lowering_platforms=("tpu",)).as_text()
+        return re.findall(r'backend_config = "[^"]*"', text)
+
+    assert kernel_for("high") == kernel_for(None) != []
 
 
 def test_both_passes_choose_and_share_residuals():

@@ -22,6 +22,7 @@ def dispatch(
     elsewhere: str = REFERENCE,
     options: Mapping[str, Any] | None = None,
     pallas_options: Mapping[str, Any] | None = None,
+    own_precision: bool = True,
 ) -> Any:
     """Run `op` on `arrays`, by name or as the platform of the lowering wants it.
 
@@ -42,6 +43,8 @@ def dispatch(
         elsewhere: What None means on everything else.
         options: Static keyword arguments of all implementations.
         pallas_options: Further ones of "pallas_tpu" alone, such as `blocks`.
+        own_precision: Whether "pallas_tpu" says itself how exact its products are, so that
+            `jax.default_matmul_precision` is not for it: Mosaic refuses "high".
 
     Raises:
         TPUKernelError: There is no implementation of that name, or it does not run here.
@@ -53,7 +56,10 @@ def dispatch(
         keywords = {**shared, **own} if name == PALLAS_TPU else shared
 
         def call(*arrays: Any) -> Any:
-            return function(*arrays, **keywords)
+            if name != PALLAS_TPU or not own_precision:
+                return function(*arrays, **keywords)
+            with jax.default_matmul_precision(None):
+                return function(*arrays, **keywords)
 
         return call
 

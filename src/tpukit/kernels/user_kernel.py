@@ -111,6 +111,7 @@ class TpuKernel:
             "on_tpu": PALLAS_TPU if PALLAS_TPU in self._functions else REFERENCE,
             "on_gpu": ON_GPU if ON_GPU in self._functions else REFERENCE,
             "options": options,
+            "own_precision": False,
         }
         functions = {key: self._prepared(value) for key, value in self._functions.items()}
         if PALLAS_TPU in functions and self._default_blocks is not None:

@@ -10,6 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
+from tpukit.kernels.decorator import tpu_kernel
 from tpukit.kernels.gemm.api import adaptive_matmul, gemm, matmul
 from tpukit.kernels.gemm.blocks import GemmBlocks
 from tpukit.kernels.gemm.modes import FP8, round_to
@@ -135,6 +136,19 @@ def test_the_kernel_is_taken_for_eight_bits_and_xla_for_the_rest():
     )
     assert "tpu_custom_call" in exported(lambda a, b: gemm(a, b, block_size=128), a, b)
     assert "tpu_custom_call" not in exported(gemm, a, b)
+
+
+def test_a_strategy_is_for_tpus_and_the_documents_example_runs_anywhere():
+    a, b = draw()
+    example = tpu_kernel(
+        lambda a, b: gemm(a, b, block_size=128, use_bfloat16=True), precision=PrecisionConfig.HIGH
+    )
+    assert_close = np.testing.assert_allclose
+    assert_close(example(a, b), a @ b, atol=0.02 * np.abs(a @ b).max())
+    text = jax.export.export(jax.jit(example), platforms=["tpu"])(a, b).mlir_module()
+    assert "tpu_custom_call" in text
+    with pytest.raises(TPUKernelError, match="does not run on the cpu here"):
+        adaptive_matmul(a, b, implementation="pallas_tpu")
 
 
 def test_leading_axes_are_rows():

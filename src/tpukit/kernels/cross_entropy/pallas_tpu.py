@@ -26,6 +26,8 @@ from .terms import CrossEntropy, LossTerms, Reduction, reduce_losses
 NOTHING = -1e30
 
 
+# As `dispatch` has it, which does not see this gradient: its products say how exact they are.
+@jax.default_matmul_precision(None)
 def cross_entropy_pallas(
     x: jax.Array,
     w: jax.Array,
@@ -93,6 +95,7 @@ def _forward(
     return result, (x, w, labels, result[1])
 
 
+@jax.default_matmul_precision(None)
 def _backward(
     terms: LossTerms,
     blocks: CrossEntropyBlocks,

@@ -47,12 +47,13 @@ def adaptive_matmul(
             (float32 in three and six passes); "int8" and "fp8" (rows of a and columns of b are
             rounded by their largest magnitude; gradients ignore the rounding). None takes that of
             the operands: float32 is multiplied in full, and int8 gives int32.
-        tpu_strategy: "xla"; "pallas" (the tiled kernel); "collective" (rows of a and columns of b
-            are split over a mesh axis, and rows travel while they are multiplied); "auto" takes
-            the kernel for eight bits on TPU and XLA, which is at the roof, for the rest.
+        tpu_strategy: What runs on a TPU; elsewhere it is XLA. "xla"; "pallas" (the tiled kernel);
+            "collective" (rows of a and columns of b are split over a mesh axis, and rows travel
+            while they are multiplied, anywhere); "auto" takes the kernel for eight bits and XLA,
+            which is at the roof, for the rest.
         mesh: Of the collective product; None takes the one in use.
         axis: Of the mesh, for the collective product.
-        implementation: "pallas_tpu", "xla" or "reference", instead of a strategy.
+        implementation: "pallas_tpu", "xla" or "reference", on any platform, instead of a strategy.
         blocks: Of the Pallas kernel; None takes the tuned ones.
 
     Returns:
@@ -69,11 +70,13 @@ def adaptive_matmul(
             "batch of b, vmap it."
         )
     mode = resolve_mode(precision, a, b)
-    chosen = _implementation(tpu_strategy, implementation)
+    on_tpu = _on_tpu(tpu_strategy, implementation, mode)
     rows = a.reshape(-1, a.shape[-1])
 
     def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
-        return matmul(a, b, precision=mode, implementation=chosen, blocks=blocks)
+        return matmul(
+            a, b, precision=mode, implementation=implementation, on_tpu=on_tpu, blocks=blocks
+        )
 
     if tpu_strategy == "collective":
         out = collective_matmul(rows, b, mesh=mesh, axis=axis, multiply=multiply)
@@ -90,8 +93,8 @@ def gemm(
     Args:
         a: (..., K).
         b: (K, N).
-        block_size: Edge of the Pallas kernel's blocks; None leaves the product to XLA, which is
-            at the roof (a block of 128 is far below it).
+        block_size: Edge of the Pallas kernel's blocks on a TPU; None leaves the product to XLA,
+            which is at the roof (a block of 128 is far below it).
         use_bfloat16: Whether to multiply in bfloat16, or float32 in full.
     """
     blocks = None if block_size is None else GemmBlocks(block_size, block_size, block_size)
@@ -110,6 +113,7 @@ def matmul(
     *,
     precision: Mode,
     implementation: str | None = None,
+    on_tpu: str | None = None,
     blocks: GemmBlocks | None = None,
     interpret: Any = False,
 ) -> jax.Array:
@@ -122,8 +126,13 @@ def matmul(
     given = jnp.promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
     integers = jnp.issubdtype(given, jnp.integer)
     out_dtype = "int32" if integers else "float32" if precision == "mixed" else str(given)
-    on_tpu = PALLAS_TPU if precision in EIGHT_BITS else XLA
+    on_tpu = on_tpu or _usual_on_tpu(precision)
     if (implementation or on_tpu) == PALLAS_TPU:
+        if precision == "high":
+            raise TPUKernelError(
+                "gemm's Pallas kernel multiplies float32 in one pass or in six; use "
+                "precision='highest', or tpu_strategy='xla' for the three passes of 'high'."
+            )
         shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b))
         blocks = _blocks_for(KernelCase("traced", shapes, {"precision": precision}), blocks)
     choice: dict[str, Any] = {
@@ -190,7 +199,11 @@ def _compute_dtype(mode: str, given: Any) -> Any:
     return jnp.promote_types(wanted, given) if mode == "fp32" else wanted
 
 
-def _implementation(strategy: str, implementation: str | None) -> str | None:
+def _usual_on_tpu(mode: Mode) -> str:
+    return PALLAS_TPU if mode in EIGHT_BITS else XLA
+
+
+def _on_tpu(strategy: str, implementation: str | None, mode: Mode) -> str:
     known = get_args(Strategy)
     if strategy not in known:
         raise TPUKernelError(
@@ -198,7 +211,7 @@ def _implementation(strategy: str, implementation: str | None) -> str | None:
             + did_you_mean(strategy, known)
         )
     if strategy in ("auto", "collective"):
-        return implementation
+        return _usual_on_tpu(mode)
     named = PALLAS_TPU if strategy == "pallas" else XLA
     if implementation not in (None, named):
         raise TPUKernelError(

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ...errors import TPUKernelError
 from ...hardware.target import current_target
 from ..op import KernelCase
 from ..vmem import vmem_limit_bytes
@@ -40,11 +39,6 @@ def product(
         blocks: None takes those that fit.
         interpret: Run without a TPU.
     """
-    if passes == "high":
-        raise TPUKernelError(
-            "gemm's Pallas kernel multiplies float32 in one pass or in six; use "
-            "precision='highest', or tpu_strategy='xla' for the three passes of 'high'."
-        )
     rows, columns = a.shape[0], b.shape[1]
     case = KernelCase("traced", tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b)))
     chosen = blocks or default_blocks(case, current_target())
