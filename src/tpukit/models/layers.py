@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..kernels import embedding_rows
 from ..kernels.layer_norm.reference import layer_norm
+from ..kernels.one_gpu import on_one_gpu
 from ..kernels.residual_norm import residual_norm
 from ..kernels.rms_norm.reference import rms_norm
 from ..parallel.activations import constrain
@@ -97,7 +99,8 @@ class Embedding(nnx.Module):
         # the width would leave activations to be moved from width to batch instead.
         table = constrain(self.embedding[...].astype(self.dtype), "vocab", None)
         if self.lookup == "rows":
-            return table[ids]
+            by_kernel = on_one_gpu() and embedding_rows.fits(table)
+            return embedding_rows.rows_of(table, ids) if by_kernel else table[ids]
         return (ids[..., None] == jnp.arange(table.shape[0])).astype(self.dtype) @ table
 
     def head(self) -> jax.Array:

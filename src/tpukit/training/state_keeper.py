@@ -45,6 +45,11 @@ class StateKeeper:
             return None
         return f"{self.directory.rstrip('/')}/{self.saved_step}"
 
+    def prepare(self) -> None:
+        """Make ready, beside the compile, what the first save would wait for."""
+        shapes, _ = self._work.abstract_args(self._mesh)
+        self._checkpointer.prepare(**_items(shapes))
+
     def save(
         self, step: int, state: TrainState, *, data: Mapping[str, Any], guard: Mapping[str, Any]
     ) -> None:

@@ -14,6 +14,7 @@ from ...errors import TPUCheckpointError
 from .agreement import smallest_of_all
 from .comparison import difference
 from .directory import CheckpointDirectory
+from .host_memory import HostMemory
 from .named_arrays import LeafShape, arrays_of, describe_tree, nested, places_of, tree_like
 from .orbax_arrays import OrbaxArrays
 from .record import Record, plain_json
@@ -59,6 +60,7 @@ class TPUCheckpointer:
         self._async = async_checkpointing
         self._arrays = OrbaxArrays()
         self._writer = CheckpointWriter(self._directory, self._arrays, max_to_keep=max_to_keep)
+        self._host_memory: HostMemory | None = None
         self._blocked_s = 0.0
 
     @property
@@ -70,6 +72,15 @@ class TPUCheckpointer:
     def blocked_s(self) -> float:
         """How long `save` and `wait` have kept the caller waiting so far (measured)."""
         return self._blocked_s
+
+    def prepare(self, **items: Any) -> None:
+        """Make ready, in the background, what the first save of such arrays would wait for.
+
+        Args:
+            **items: What `save` will be given, or `jax.ShapeDtypeStruct`s with shardings.
+        """
+        if HostMemory.is_wanted():
+            self._host_memory = HostMemory(items)
 
     def save(
         self,
@@ -100,6 +111,8 @@ class TPUCheckpointer:
         """
         started = time.monotonic()
         self._writer.wait()
+        if self._host_memory is not None:
+            self._host_memory.wait()
         trees = {"params": params, "opt_state": opt_state, **items}
         trees = {name: tree for name, tree in trees.items() if tree is not None}
         record = Record(
@@ -196,6 +209,8 @@ class TPUCheckpointer:
         try:
             self.wait()
         finally:
+            if self._host_memory is not None:
+                self._host_memory.wait()
             self._writer.close()
             self._arrays.close()
             self._directory.release()
