@@ -328,10 +328,27 @@ def test_debugging_mode_stops_at_the_operation(table_trainer):
     trainer = table_trainer(model=slope_model())
     with (
         TPUConfig().enable_debugging_mode(),
-        pytest.raises(XLARuntimeError, match=r"step 3: invalid value \(nan\)"),
+        pytest.raises(XLARuntimeError, match=r"step 3: invalid value \(nan\).*test_trainer.py:"),
     ):
         trainer.train(lambda: bad_batches(2), 8)
     assert not jax.config.jax_debug_nans
+
+
+def softmax_model():
+    def init(rng):
+        return {"w": jnp.full((2, 1), 1e30)}
+
+    return init, lambda params, batch: (jax.nn.softmax(batch["x"]) @ params["w"]).sum() * 1e10
+
+
+def test_debugging_mode_lets_a_softmax_be_and_names_what_is_inf(table_trainer, tmp_path):
+    batches = [{"x": np.ones((4, 2), np.float32)}]
+    with (
+        TPUConfig().enable_debugging_mode(),
+        pytest.raises(XLARuntimeError, match=r"step 1: invalid value \(inf\) in the step's loss"),
+    ):
+        table_trainer(model=softmax_model()).train(batches, 2)
+    assert "XLA compilation" in (tmp_path / "run" / "compiles.log").read_text()
 
 
 def test_a_batch_of_another_shape_is_named(table_trainer, tmp_path):
@@ -427,6 +444,16 @@ def test_refuses_incomplete_orders(table_trainer, tokens):
         table_trainer().train(tokens, **SHAPE)
     with pytest.raises(ConfigError, match="no data"):
         table_trainer().train(None, 1, **SHAPE)
+    with pytest.raises(ConfigError, match="num_steps is -1; give a whole number"):
+        table_trainer().train(tokens, -1, **SHAPE)
+    with pytest.raises(ConfigError, match="batch_size_per_chip is 0; give a whole number"):
+        table_trainer().train(tokens, 1, 0)
+    with pytest.raises(ConfigError, match="learning_rate is a setting"):
+        TPUTrainer(model="tiny", learning_rate=0.1)
+    with pytest.raises(ConfigError, match=r"no argument 'remaat'\. Did you mean 'remat'"):
+        TPUTrainer(model="tiny", remaat="full")
+    with pytest.raises(TPUValidationError, match=r"a list gave 5, which is no batch; .*np.array"):
+        table_trainer().train([5, 6, 7], 1, **SHAPE)
     with pytest.raises(ConfigError, match="give one"):
         table_trainer().train(tokens, 1, 4, 16, batch_size=4)
     work = Workload("tiny", batch_size=8, sequence_length=16)

@@ -13,6 +13,7 @@ from ..models.train_state import TrainState
 from ..models.workload import Workload
 from .batches import BatchSource
 from .data.opening import TokenData
+from .debugging import is_debugging, only_nans_inside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Evaluator:
 
     def compile(self) -> None:
         """Compile ahead of the first evaluation."""
-        if self._compiled is None and not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]  made at run time
+        if self._compiled is None and not is_debugging():
             state, batch = self._work.abstract_args(self._mesh)
             self._compiled = self._step.lower(state.params, state.model_state, batch).compile()
 
@@ -80,7 +81,8 @@ class Evaluator:
         try:
             for _ in range(self._batches):
                 batch = source.place(source.draw())
-                sums.append(program(state.params, state.model_state, batch))
+                with only_nans_inside():
+                    sums.append(program(state.params, state.model_state, batch))
         except StopIteration:
             if not sums:
                 raise TPUValidationError(

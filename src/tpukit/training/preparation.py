@@ -16,6 +16,7 @@ from ..models.workload import Workload
 from ..planner.plan import DEFAULT_SEQUENCE_LENGTH
 from .batches import data_share, look_ahead
 from .data import TokenData, open_data
+from .data.opening import as_array
 from .gpu import workload_options
 from .optimizer import build_optimizer
 from .schedule import LearningRate
@@ -145,7 +146,7 @@ def prepare(
         ConfigError: Something is missing.
         TPUValidationError: The data are not for this model, or not there.
     """
-    shapes, train_data = _batch_shapes(choice, train_data, batch_size)
+    shapes, train_data = _batch_shapes(choice, as_array(train_data), batch_size)
     if sequence_length is None:
         sequence_length = choice.usual_length() if shapes is None else _length(shapes)
     rate = None

@@ -18,6 +18,7 @@ from ..errors import TPUValidationError
 from ..models.execution import AnyMesh
 from ..models.workload import Workload
 from ..runtime.flags.cache import cache_folder
+from .debugging import is_debugging, only_nans_inside, refuse_infs
 from .gpu import compiler_options
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class StepProgram:
     @property
     def ahead(self) -> int:
         """Steps that may be on their way when the last one's metrics are read."""
-        return 0 if _debugging() else 1
+        return 0 if is_debugging() else 1
 
     def compile(self) -> None:
         """Compile for the workload's own batch."""
@@ -120,7 +121,14 @@ class StepProgram:
         Raises:
             TPUValidationError: The batch is not what the step was compiled for.
         """
-        return self._program(_signature(batch))(state, batch)
+        program = self._program(_signature(batch))
+        if not is_debugging():
+            return program(state, batch)
+        with only_nans_inside():
+            after, metrics = program(state, batch)
+        refuse_infs(metrics, name="the step's")
+        refuse_infs(after.params, name="the new parameter")
+        return after, metrics
 
     def check(self, batch: Mapping[str, Any]) -> None:
         """Refuse a batch of another shape, where that is not allowed."""
@@ -145,7 +153,7 @@ class StepProgram:
         shapes = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in signature}
         work = self._work if signature == self._first else self._work.replace(batch=shapes)
         step = work.jit_train_step(self._mesh)
-        if not _debugging():
+        if not is_debugging():
             began = time.perf_counter()
             lowered = step.lower(*work.abstract_args(self._mesh))
             with _counting_cache_hits() as hits:
@@ -154,10 +162,6 @@ class StepProgram:
             self.from_cache = bool(hits)
         self._compiled[signature] = step
         return step
-
-
-def _debugging() -> bool:
-    return bool(jax.config.jax_disable_jit)  # pyright: ignore[reportAttributeAccessIssue]  made at run time
 
 
 def _signature(batch: Mapping[str, Any]) -> tuple[Any, ...]:

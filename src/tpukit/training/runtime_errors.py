@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import jax
 
 from ..errors import TPUDistributedError, TPUOutOfMemoryError, XLARuntimeError
+from .debugging import place_of
 
 _PEER_LOST = ("Gloo", "Connection closed by peer", "Connection reset by peer", "coordination")
 
@@ -23,9 +24,11 @@ def explained(what: str) -> Generator[None]:
         yield
     except FloatingPointError as error:
         first = str(error).strip().splitlines()[0]
+        place = place_of(error)
+        at = "" if place is None else f", at {place}"
         raise XLARuntimeError(
-            f"{what}: {first}. The traceback above names the operation; without "
-            "enable_debugging_mode() the run would go on to a NaN loss."
+            f"{what}: {first}{at}. Without enable_debugging_mode() the run would go on to a NaN "
+            "loss."
         ) from error
     except jax.errors.JaxRuntimeError as error:
         first = str(error).strip().splitlines()[0]

@@ -11,6 +11,7 @@ from ..hardware import Figure
 from ..models.train_state import TrainState
 from .batches import BatchSource
 from .checkpoint import TPUCheckpointer
+from .debugging import compile_log, is_debugging
 from .evaluation import Evaluator
 from .failure import HangWatchdog, LossGuard, PreemptionGuard
 from .hooks import TrainingHook
@@ -83,6 +84,8 @@ class Session:
         # From here on: a notice that comes while the step compiles ends the run as any other does.
         notice = self._stack.enter_context(PreemptionGuard())
         enable_compilation_cache()
+        if is_debugging() and jax.process_index() == 0:
+            self._stack.enter_context(compile_log(self._run.path / "compiles.log"))
         self.say(prepared.headline(self._total))
         places = prepared.work.shardings(prepared.mesh).batch
         source = BatchSource(prepared.data.stream(), places, prepared.share)
@@ -197,7 +200,7 @@ class Session:
         self.say(
             f"compiled the step in {program.compile_s:.1f} s{cached}"
             if program.ahead
-            else "debugging mode: nothing is compiled, and every operation is checked"
+            else "debugging mode: no jit, every operation is checked, compiles are in compiles.log"
         )
         return program
 

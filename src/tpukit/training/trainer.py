@@ -1,14 +1,16 @@
 """`TPUTrainer`: a model, data and a mesh to a trained model, on CPU, GPU or TPU alike."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from ..config import TPUConfig
-from ..errors import ConfigError, TPUModelError
+from ..errors import ConfigError, TPUModelError, did_you_mean
 from ..models.placement import strategy_for
 from ..models.train_state import TrainState
 from ..models.workload import Workload
@@ -53,10 +55,10 @@ class TPUTrainer:
         optimizer: A name, or any optax transformation; the settings' otherwise.
         checkpoint_dir: Where checkpoints go; `run_dir/checkpoints` by default, gs:// is fine.
         run_dir: The run's own folder; a new one under runs/ by default.
-        settings: Everything else; see `TrainingSettings`.
+        settings: Everything else; see `TrainingSettings`. A mapping of its fields will do.
         dcn_mesh_shape: For several slices: the factor of each axis that runs across them.
         strategy: How parameters are split; follows from the names of the axes by default.
-        hooks: Further hooks, beside those named in the settings.
+        hooks: Further hooks, by name or your own, beside those named in the settings.
         progress: Whether to show progress on standard error, or a view of your own.
         devices: The devices to use; all by default.
         **workload: Further arguments of `Workload`: remat, microbatches, loss, batch, inputs, …
@@ -77,10 +79,10 @@ class TPUTrainer:
         optimizer: str | optax.GradientTransformation | None = None,
         checkpoint_dir: str | Path | None = None,
         run_dir: str | Path | None = None,
-        settings: TrainingSettings | None = None,
+        settings: TrainingSettings | Mapping[str, Any] | None = None,
         dcn_mesh_shape: Sequence[int] | None = None,
         strategy: str | None = None,
-        hooks: Sequence[TrainingHook] = (),
+        hooks: Sequence[TrainingHook | str] = (),
         progress: bool | ProgressView = True,
         devices: Sequence[Any] | None = None,
         **workload: Any,
@@ -89,6 +91,7 @@ class TPUTrainer:
             raise TPUModelError(
                 "TPUTrainer needs a model, for example TPUTrainer(model='llama3.2-1b')."
             )
+        _refuse_unknown(workload)
         self.config = config
         self.settings = _with_places(settings, optimizer, checkpoint_dir, run_dir)
         self._optimizer = None if isinstance(optimizer, str) else optimizer
@@ -184,9 +187,15 @@ class TPUTrainer:
             TrainingDiverged: The loss went bad and the policy is to stop.
         """
         settings = self.settings
-        total = num_steps or settings.steps
+        total = settings.steps if num_steps is None else num_steps
         if total is None:
             raise ConfigError("for how many steps? Give num_steps (--steps, or steps in train:).")
+        _refuse_uncountable(
+            num_steps=total,
+            batch_size=batch_size,
+            batch_size_per_chip=batch_size_per_chip,
+            sequence_length=sequence_length,
+        )
         ledger = Ledger()
         prepared = prepare(
             self._choice,
@@ -200,7 +209,7 @@ class TPUTrainer:
             total_steps=total,
         )
         first = jax.process_index() == 0
-        hooks = (*self._hooks, *make_hooks(settings.hooks)) if first else ()
+        hooks = make_hooks((*self._hooks, *settings.hooks)) if first else ()
         with Session(
             prepared,
             settings,
@@ -241,8 +250,29 @@ class TPUTrainer:
         (self.config or TPUConfig()).setup_environment_variables()
 
 
+def _refuse_unknown(workload: Mapping[str, Any]) -> None:
+    """Refuse what is no argument at all now, not when the first step is built."""
+    known = [name for name in inspect.signature(Workload).parameters if name != "model"]
+    for name in workload:
+        if name in TrainingSettings.model_fields and name not in known:
+            raise ConfigError(
+                f"{name} is a setting: TPUTrainer(settings=TrainingSettings({name}=…))."
+            )
+        if name not in known:
+            own = [*inspect.signature(TPUTrainer).parameters, *TrainingSettings.model_fields]
+            raise ConfigError(
+                f"TPUTrainer has no argument '{name}'.{did_you_mean(name, [*known, *own])}"
+            )
+
+
+def _refuse_uncountable(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        if value is not None and (not isinstance(value, int | np.integer) or value < 1):
+            raise ConfigError(f"{name} is {value!r}; give a whole number from 1 on.")
+
+
 def _with_places(
-    settings: TrainingSettings | None,
+    settings: TrainingSettings | Mapping[str, Any] | None,
     optimizer: Any,
     checkpoint_dir: str | Path | None,
     run_dir: str | Path | None,
@@ -252,7 +282,7 @@ def _with_places(
         "checkpoint_dir": None if checkpoint_dir is None else str(checkpoint_dir),
         "run_dir": None if run_dir is None else str(run_dir),
     }
-    own = {} if settings is None else settings.to_dict()
+    own = settings.to_dict() if isinstance(settings, TrainingSettings) else settings or {}
     return TrainingSettings.from_section(own, **given)
 
 

@@ -119,7 +119,7 @@ def test_positions_that_cannot_be_are_refused():
         (np.zeros((4, 9), int), "sequence_length=3 tokens were asked for"),
         (np.full((4, 4), 300), "gave the token 300"),
         (np.zeros(4), "a batch is a mapping of arrays"),
-        ("text", "a batch is a mapping of arrays"),
+        ("text", "text as a file with a tokenizer"),
     ],
 )
 def test_what_is_no_batch_is_refused(element, why):

@@ -225,6 +225,11 @@ def as_batch(element: Any, name: str) -> Batch:
     if tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer) and tokens.shape[1] > 1:
         narrow = tokens.astype(np.int32)
         return {"inputs": narrow[:, :-1], "targets": narrow[:, 1:]}
+    if tokens.ndim == 0:
+        raise TPUValidationError(
+            f"{name} gave {element!r:.40}, which is no batch; give tokens as an array "
+            "(np.array(tokens)), and text as a file with a tokenizer."
+        )
     raise TPUValidationError(
         f"{name} gave a {type(element).__name__} of shape {tokens.shape} and dtype {tokens.dtype}; "
         "a batch is a mapping of arrays, a pair (inputs, targets), or integer tokens (B, S + 1)."

@@ -91,6 +91,7 @@ def open_data(
 
         process_index, process_count = jax.process_index(), jax.process_count()
     _check_settings(batch_size, seed, packing, process_index, process_count, num_epochs)
+    source = as_array(source)
     if not isinstance(source, str | Path | np.ndarray):
         return IteratedData(
             source=source,
@@ -132,6 +133,11 @@ def open_data(
             "sequence_length, or raise num_epochs."
         )
     return data
+
+
+def as_array(source: Any) -> Any:
+    """Arrays of other libraries as numpy's; anything else as it is."""
+    return np.asarray(source) if hasattr(source, "__array__") else source
 
 
 def open_tokens(

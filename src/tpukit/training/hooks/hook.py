@@ -26,8 +26,8 @@ class TrainingHook(Protocol):
         ...
 
 
-def make_hooks(names: Iterable[str]) -> list[TrainingHook]:
-    """The hooks called `names`.
+def make_hooks(wanted: Iterable[str | TrainingHook]) -> list[TrainingHook]:
+    """The hooks that are wanted, those called by their names made.
 
     Raises:
         ConfigError: There is none of that name.
@@ -37,7 +37,10 @@ def make_hooks(names: Iterable[str]) -> list[TrainingHook]:
 
     known = {"tensorboard": TensorBoardHook, "wandb": WandbHook}
     hooks: list[TrainingHook] = []
-    for name in names:
+    for name in wanted:
+        if not isinstance(name, str):
+            hooks.append(name)
+            continue
         if name not in known:
             raise ConfigError(
                 f"no hook is called '{name}'; there are {', '.join(known)}."

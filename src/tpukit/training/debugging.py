@@ -1,0 +1,73 @@
+"""What training does in debugging mode: no jit, and every value checked.
+
+jax checks each operation's result for NaN. Its own check for Inf cannot be used on a whole step:
+`jnp.max` begins with -inf, and so does every softmax. So Inf is looked for in what a step leaves
+behind, by name; one that spoils anything on the way there has become a NaN.
+"""
+
+import logging
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..parallel.trees import join_path
+
+
+def is_debugging() -> bool:
+    """Whether `config.enable_debugging_mode()` is on."""
+    return bool(jax.config.jax_disable_jit)  # pyright: ignore[reportAttributeAccessIssue]  made at run time
+
+
+@contextmanager
+def only_nans_inside() -> Generator[None]:
+    """Let operations inside the block make an Inf; a NaN still raises."""
+    with jax.debug_infs(False):
+        yield
+
+
+def refuse_infs(tree: Any, *, name: str) -> None:
+    """Name the first leaf that holds an Inf.
+
+    Raises:
+        FloatingPointError: One does.
+    """
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        # On the host: an operation that meets an Inf here would be the one that is blamed.
+        parts = (np.asarray(shard.data) for shard in leaf.addressable_shards)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and any(np.isinf(part).any() for part in parts):
+            raise FloatingPointError(f"invalid value (inf) in {name} {join_path(path)}".rstrip())
+
+
+def place_of(error: BaseException) -> str | None:
+    """The last line of code before jax's own that an error came through."""
+    inside = f"{Path(jax.__file__).parent}/"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(inside) and frame.filename != __file__
+    ]
+    if not frames:
+        return None
+    last = frames[-1]
+    return f"{last.filename}:{last.lineno} ({last.line})"
+
+
+@contextmanager
+def compile_log(path: Path) -> Generator[None]:
+    """Keep jax's log of compiles in a file: without jit every operation is one, on the terminal."""
+    logger = logging.getLogger("jax")
+    before = logger.propagate, logger.handlers[:]
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logger.propagate, logger.handlers[:] = False, [handler]
+    try:
+        yield
+    finally:
+        logger.propagate, logger.handlers[:] = before
+        handler.close()
