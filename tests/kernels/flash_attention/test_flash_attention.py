@@ -15,7 +15,7 @@ from tpukit.hardware.target import target_chip
 from tpukit.kernels.flash_attention import reference
 from tpukit.kernels.flash_attention.api import flash_attention
 from tpukit.kernels.flash_attention.problem import FlashBlocks, SegmentIds
-from tpukit.kernels.flash_attention.specs import OP
+from tpukit.kernels.flash_attention.specs import OP, case
 from tpukit.kernels.flash_attention.visibility import BlockMask
 from tpukit.kernels.rope.tables import RopeTables
 
@@ -234,6 +234,13 @@ def test_refusals_teach(arrays: Any, options: dict[str, Any], message: str) -> N
 def test_a_traced_block_mask_is_refused() -> None:
     with pytest.raises(TPUKernelError, match="known while tracing"):
         jax.eval_shape(lambda m: flash_attention(X, X, X, mask=m), jnp.ones((2, 2), bool))
+
+
+@pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e", "7x"])
+def test_the_working_set_is_that_of_blocks_however_long_the_sequence(chip: str) -> None:
+    cases = [case(tokens) for tokens in (32768, 131072, 1048576)]
+    used = {OP.vmem_bytes(one, OP.default_blocks(one, chip)) for one in cases}
+    assert len(used) == 1
 
 
 def test_blocks_that_do_not_fit_are_refused_with_the_largest_that_do() -> None:
