@@ -1,42 +1,32 @@
 """Memory verdicts against published runs: what did not fit must not fit, what ran must fit.
 
-Each point is compiled as it was published: its remat, its loss, the format of its weights and
-gradients, how it looks embeddings up, its recipe's flags.
+Each point is compiled as it was published, read as rows with a step time are (published_rows.py):
+its remat, its loss, its optimizer, the format of its weights and gradients, its recipe's flags.
 """
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from claims import Claim, report
 from published_recipes import read_options
+from published_rows import read_loss_chunks, read_model, read_optimizer
 
-from tpukit import Slice, Workload, configure_tpu_environment, get_preset
+from tpukit import Slice, Workload, configure_tpu_environment
 from tpukit.compiler import compile_for
 
 DATA = Path(__file__).parent / "data" / "published_results.json"
 OFFLOAD = "offload=decoder_layer_input,qkv_proj,out_proj"
 TARGET = Slice.parse("v6e-8")
 
-
-@dataclass(frozen=True)
-class Program:
-    """How a published point is written here; a model that no preset has is missing."""
-
-    remat: str
-    weights: str = "float32"
-    of_maxtext: bool = False
-
-
-PROGRAMS = {
-    "mem-ll8-jax-v6e8-bs7": Program("full"),
-    "mem-ll8-jax-v6e8-bs4-saveqkv": Program("save=qkv_proj"),
-    "mem-q8-mt-v6e8-2k-bs24": Program(OFFLOAD, of_maxtext=True),
-    # Its trainer keeps weights, and so the optimizer's moments, in bfloat16 (train.py beside the
-    # source); with 23.6 GiB of kept activations nothing wider could have come near 31.84 GiB.
-    "mem-q8-jax-v6e8-8k-bs3-saveattn": Program("save=qkv_proj,context", weights="bfloat16"),
+# What each point keeps; one whose model no preset has is missing.
+REMATS = {
+    "mem-ll8-jax-v6e8-bs7": "full",
+    "mem-ll8-jax-v6e8-bs4-saveqkv": "save=qkv_proj",
+    "mem-q8-mt-v6e8-2k-bs24": OFFLOAD,
+    "mem-q8-jax-v6e8-8k-bs3-saveattn": "save=qkv_proj,context",
+    "tri-llama3.1-8b-v6e-8": OFFLOAD,
 }
 # The Trillium recipe of llama3.1-8b ran on v6e-8; MaxText's own program needs 22.61 GiB.
 RECIPE: dict[str, Any] = {
@@ -45,6 +35,7 @@ RECIPE: dict[str, Any] = {
     "seq": 8192,
     "per_device": 3,
     "used_gib": 22.61,
+    "source": "/maxtext/",
 }
 
 
@@ -53,13 +44,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=DATA)
     points = json.loads(parser.parse_args().results.read_text())["memory_points"]
-    cases = [(one, PROGRAMS[one["id"]], False) for one in points if one["id"] in PROGRAMS]
+    cases = [one for one in points if one["id"] in REMATS]
     for point in points:
-        if point["id"] not in PROGRAMS:
+        if point["id"] not in REMATS:
             print(f"left out {point['id']}: no preset has its architecture")
     agreed, ratios = 0, list[float]()
-    for point, program, ran in [*cases, (RECIPE, Program(OFFLOAD, of_maxtext=True), True)]:
-        fits, gib = needs(point, program)
+    for point in [*cases, RECIPE]:
+        ran = point is RECIPE
+        fits, gib = needs(point)
         agreed += fits == ran
         used = point.get("used_gib") or point.get("cap_gib", 0) + point.get("over_gib", 0)
         ratios.append(gib / used)
@@ -72,22 +64,28 @@ def main() -> None:
     )
 
 
-def needs(point: dict[str, Any], program: Program) -> tuple[bool, float]:
+def needs(point: dict[str, Any]) -> tuple[bool, float]:
     """Whether our program of a point fits, and how much HBM it needs."""
+    row: dict[str, Any] = {
+        **point,
+        "framework": "MaxText" if "/maxtext/" in point["source"] else "",
+        "remat": point.get("remat") or "",
+        "dims": {},
+        "dtype": "",
+        "optimizer": "adamw",
+        "notes": "",
+    }
     work = Workload(
-        get_preset(
-            point["model"],
-            param_dtype=program.weights,
-            wide_gradients=program.of_maxtext,
-            embedding_lookup="one_hot" if program.of_maxtext else "rows",
-        ),
+        read_model(row),
         batch_size=8 * int(point["per_device"]),
         sequence_length=int(point["seq"]),
-        remat=program.remat,
-        loss_chunks=None if program.of_maxtext else "auto",
+        remat=REMATS[point["id"]],
+        optimizer=read_optimizer(row),
+        loss_chunks=read_loss_chunks(row),
     )
-    options = read_options({"framework": "", "notes": ""}, TARGET)
-    compiled = compile_for(work, TARGET, mesh={"fsdp": 8}, until="memory", options=options)
+    compiled = compile_for(
+        work, TARGET, mesh={"fsdp": 8}, until="memory", options=read_options(row, TARGET)
+    )
     return compiled.fits, compiled.memory.total_bytes / 2**30
 
 

@@ -25,7 +25,7 @@ from tpukit.compiler import compile_for
 from tpukit.compiler.kernel_traces import trace_kernels
 from tpukit.compiler.timeline import Machine, StepPrediction, predict_step
 from tpukit.compiler.timeline.exchange import waiting_share
-from tpukit.compiler.timeline.kernels import has_own_model
+from tpukit.compiler.timeline.kernels import StepKernelTimer, has_own_model
 from tpukit.compiler.timeline.machine import fitted_constants
 from tpukit.errors import TPUError
 
@@ -91,13 +91,14 @@ def predict_with(run: PublishedRun, options: dict[str, Any], compile_s: float) -
     )
 
     def step(op_time: float) -> StepPrediction:
+        machine = Machine.of(compiled.slice, op_time_in_a_step=op_time, wait_per_doubling=0.0)
         return predict_step(
             compiled.module,
             compiled.slice,
             coordinates=compiled.coordinates,
             slice_of_device=compiled.slice_of_device,
-            kernel_traces=traces,
-            machine=Machine.of(compiled.slice, op_time_in_a_step=op_time, wait_per_doubling=0.0),
+            kernel_timer=StepKernelTimer(machine, traces, splash=run.splash),
+            machine=machine,
         )
 
     usual = step(FROZEN.op_time_in_a_step)

@@ -9,9 +9,11 @@ from typing import Any
 
 import optax
 from published_attention import narrow_scores
+from published_loss import blocked_loss, blocked_loss_of_narrow_head
 from published_recipes import NO_COLLECTIVE_MATMUL, has_fused_backward, read_options
 
 from tpukit import Slice, TransformerConfig, Workload, get_preset, list_presets
+from tpukit.compiler.timeline.attention import SplashMaker
 from tpukit.errors import TPUError
 
 QUANTIZED = "its products are quantized in a way that our step does not have"
@@ -39,6 +41,7 @@ class PublishedRun:
     peak_flops: float
     other_flops_per_token: float
     precision: str
+    splash: SplashMaker
 
     @property
     def option_sets(self) -> tuple[dict[str, Any], ...]:
@@ -93,7 +96,7 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
             sequence_length=sequence,
             remat=remat,
             strategy=strategy_of(mesh),
-            optimizer=read_optimizer(row["optimizer"]),
+            optimizer=read_optimizer(row),
             attention=read_attention(row, mesh),
             loss_chunks=read_loss_chunks(row),
             scan_layers="no scan" not in row["remat"],
@@ -107,6 +110,7 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
         peak_flops=peak,
         other_flops_per_token=other_flops_per_token(row, config),
         precision=precision,
+        splash=read_splash(row),
     )
 
 
@@ -138,9 +142,16 @@ def read_model(row: dict[str, Any]) -> TransformerConfig:
         NotExpressible: No preset is like it.
     """
     model, dims = row["model"], row["dims"]
-    # MaxText's recipes set use_iota_embed.
-    lookup = "one_hot" if row["framework"].startswith("MaxText") else "rows"
-    changes: dict[str, Any] = {"param_dtype": read_weights(row), "embedding_lookup": lookup}
+    of_maxtext = row["framework"].startswith("MaxText")
+    changes: dict[str, Any] = {
+        "param_dtype": read_weights(row),
+        # MaxText's recipes set use_iota_embed.
+        "embedding_lookup": "one_hot" if of_maxtext else "rows",
+        # Its layers round weights inside the scan, which stacks gradients as wide as the weights.
+        # Its own programs need 22.61, 11.31 and 23.64 GiB (llama3.1-8b on v6e-8 and -256, 70b);
+        # ours 21.93, 10.78 and 23.99, and with narrow stacks 21.24, 10.75 and 22.69.
+        "wide_gradients": of_maxtext,
+    }
     if model not in list_presets():
         if not model.startswith("maxtext2023-"):
             raise NotExpressible(f"no preset has the architecture of {model}")
@@ -156,13 +167,20 @@ def read_model(row: dict[str, Any]) -> TransformerConfig:
 def read_weights(row: dict[str, Any]) -> str:
     """The format weights are kept in between steps, and with them gradients and moments.
 
-    The research log behind the "wk-" rows describes every set-up in the same words. The trainer of
-    its qwen3 runs, which lies beside them, keeps weights in bfloat16 (train.py: weights_dtype), and
-    the memory its profiles print leaves no room for wider ones.
+    The research log behind the "wk-" rows describes every set-up in the same words. The trainers
+    beside its pages say otherwise: that of qwen3 keeps weights in bfloat16 (train.py:
+    weights_dtype), and that of llama3 makes them in the computing format and widens only what it
+    loads, which these runs do not (train.py: init_storage_dtype, load_pretrained_weights). The
+    memory their pages state leaves no room for wider ones.
     """
-    own_trainer = re.search(r"/qwen3_\w+/jax/", row.get("source") or "")
-    narrow = own_trainer or re.search(r"\b(bf16|bfloat16) weights", row["dtype"] or "")
+    narrow = _own_trainer(row) or re.search(r"\b(bf16|bfloat16) weights", row["dtype"] or "")
     return "bfloat16" if narrow else "float32"
+
+
+def _own_trainer(row: dict[str, Any]) -> str | None:
+    """The model a trainer of that log was written for, if the run is one of its own."""
+    found = re.search(r"/(qwen3|llama3)_\w+/jax/", row.get("source") or "")
+    return found[1] if found else None
 
 
 def read_attention(row: dict[str, Any], mesh: dict[str, int]) -> Any:
@@ -174,8 +192,23 @@ def read_attention(row: dict[str, Any], mesh: dict[str, int]) -> Any:
     return "splash" if has_fused_backward(row) else "splash in two"
 
 
+def read_splash(row: dict[str, Any]) -> SplashMaker:
+    """Whose kernels a run's attention is.
+
+    The log behind the "wk-" rows writes tokamax's everywhere; the page of its MaxText run says
+    attention=flash, which is jax's in that release.
+    """
+    if "tpu-recipes-v0.1" in row["framework"]:
+        return "jax"
+    return "tokamax" if "tokamax" in (row["attention"] or "") else "jax"
+
+
 def read_loss_chunks(row: dict[str, Any]) -> Any:
     """MaxText makes all logits at once unless its recipe tiles the vocabulary."""
+    if _own_trainer(row) == "llama3":
+        return blocked_loss
+    if "/qwen3_cc5_" in row["source"] and _own_trainer(row):
+        return blocked_loss_of_narrow_head
     tiles = re.search(r"num_vocab_tiling=(\d+)", row["remat"])
     if tiles is not None:
         return int(tiles[1])
@@ -183,7 +216,7 @@ def read_loss_chunks(row: dict[str, Any]) -> Any:
 
 
 def other_flops_per_token(row: dict[str, Any], config: TransformerConfig) -> float:
-    """FLOPs of products that the published program makes and ours does not.
+    """FLOPs of products that the published program makes and a planned one of ours does not.
 
     MaxText's recipes look embeddings up by a product with a one-hot matrix (use_iota_embed), and
     its gradient. Its tiled vocabulary and tokamax's loss make the logits again in the backward
@@ -276,16 +309,20 @@ def read_remat(text: str) -> str:
     return f"{'offload' if 'offload' in text else 'save'}={','.join(names)}"
 
 
-def read_optimizer(text: str) -> optax.GradientTransformation:
+def read_optimizer(row: dict[str, Any]) -> optax.GradientTransformation:
     """Our optimizer for a published description.
 
     Raises:
         NotExpressible: It is another one.
     """
+    text = row["optimizer"]
     if "adafactor" in text:
         return optax.adafactor(5e-5)
     if "adam" in text:
-        return optax.adamw(3e-4, mu_dtype="bfloat16" if "mu bf16" in text else None)
+        mean = "bfloat16" if "mu bf16" in text else None
+        if _own_trainer(row) == "llama3":
+            mean = "float32"  # train.py: master_dtype; the second moment follows the weights
+        return optax.adamw(3e-4, mu_dtype=mean)
     if "sgd" in text:
         return optax.sgd(3e-4)
     raise NotExpressible(f"the optimizer {text!r} is not one we write here")

@@ -4,11 +4,17 @@ import copy
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import published_loss
 import pytest
 from published_attention import narrow_scores
 from published_rows import NotExpressible, as_run
 
 from tpukit.models.attention import dot_attention
+from tpukit.models.loss import next_token_loss
+from tpukit.parallel.activations import activation_rules
+from tpukit.parallel.mesh import create_mesh
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "published_results.json"
 ROWS = {row["id"]: row for row in json.loads(DATA.read_text())["results"]}
@@ -62,10 +68,52 @@ def test_a_source_says_what_is_compiled():
     assert as_run(ROWS["tri-gpt3-175b-int8-v6e-256"]).workload.config.matmul == "int8"
 
 
-def test_narrow_scores_are_attention():
-    import jax
-    import jax.numpy as jnp
+def test_the_trainers_of_the_log_keep_what_their_code_says():
+    llama = as_run(ROWS["wk-ll8-jax-exp13-bs5"])
+    assert llama.workload.config.param_dtype == "bfloat16"
+    assert llama.workload.loss_chunks is published_loss.blocked_loss
+    moments = jax.eval_shape(llama.workload.optimizer.init, jnp.zeros(4, jnp.bfloat16))[0]
+    assert (moments.mu.dtype, moments.nu.dtype) == (jnp.float32, jnp.bfloat16)
+    qwen = as_run(ROWS["wk-q8-jax-8k-bs2"]).workload
+    assert qwen.loss_chunks is published_loss.blocked_loss_of_narrow_head
+    assert not qwen.config.wide_gradients
+    assert as_run(ROWS["tri-llama3.1-8b-v6e-8"]).workload.config.wide_gradients
 
+
+def test_whose_attention_kernel_ran():
+    for name, maker in (
+        ("tri-llama3.1-8b-v6e-8", "jax"),
+        ("wk-q8-mt-2k-bs4", "jax"),
+        ("wk-ll8-jax-exp27-bs4", "tokamax"),
+        ("iw-llama3.1-70b-8k-bf16-64", "tokamax"),
+    ):
+        assert as_run(ROWS[name]).splash == maker
+
+
+@pytest.mark.parametrize("head", ["float32", "bfloat16"])
+def test_a_loss_in_blocks_is_the_loss(head, monkeypatch):
+    monkeypatch.setattr(published_loss, "TOKENS", 4)
+    monkeypatch.setattr(published_loss, "WORDS", 8)
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (8, 8, 16))
+    kernel = jax.random.normal(keys[1], (16, 24)).astype(head).astype("float32")
+    targets = jax.random.randint(keys[2], (8, 8), 0, 24)
+    mesh = create_mesh(mesh_shape=(8,), axis_names=("fsdp",))
+
+    def blocked(x, kernel):
+        return published_loss.blocked_loss(x, kernel, targets, head=head).total
+
+    def whole(x, kernel):
+        return next_token_loss(x @ kernel, targets).total
+
+    with activation_rules(mesh, "fsdp"):
+        seen = jax.jit(jax.value_and_grad(blocked, argnums=(0, 1)))(x, kernel)
+    expected = jax.value_and_grad(whole, argnums=(0, 1))(x, kernel)
+    for a, b in zip(jax.tree.leaves(seen), jax.tree.leaves(expected), strict=True):
+        assert jnp.allclose(a, b, atol=0.05 if head == "bfloat16" else 1e-4)
+
+
+def test_narrow_scores_are_attention():
     keys = jax.random.split(jax.random.key(0), 3)
     q, k, v = (
         jax.random.normal(key, (2, 16, heads, 8))

@@ -188,3 +188,17 @@ def test_somebodys_own_loss_is_given_whole_logits():
     assert seen[0] == (2, 8, get_preset("tiny").vocab_size)
     with pytest.raises(TPUModelError, match="loss= that is given whole logits; leave it out"):
         work.replace(loss_chunks=2)
+
+
+def test_a_loss_of_ones_own_may_start_from_activations():
+    seen = []
+
+    def from_activations(x, kernel, targets):
+        seen.append((x.shape, kernel.shape, targets.shape))
+        return next_token_loss(x @ kernel, targets)
+
+    config = get_preset("tiny")
+    work = Workload(config, batch_size=2, sequence_length=8, loss_chunks=from_activations)
+    jax.eval_shape(work.train_step, work.state_shapes(), work.batch_shapes())
+    assert seen[0] == ((2, 8, config.d_model), (config.d_model, config.vocab_size), (2, 8))
+    assert work.to_dict()["loss_chunks"] == "from_activations"

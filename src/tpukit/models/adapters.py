@@ -95,6 +95,8 @@ class TransformerAdapter:
         targets, wanted = token_targets(batch, x.shape[:2]), model.execution.loss_chunks
         if targets is not None and wanted is not None:
             head = model.head()
+            if callable(wanted):
+                return wanted(model.final_norm(x), head, targets)
             shape = (*x.shape[:2], head.shape[-1])
             split = TokenSplit.of(shape)
             if count_chunks(wanted, shape, itemsize=head.dtype.itemsize, split=split) > 1:

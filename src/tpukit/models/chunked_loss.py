@@ -5,7 +5,7 @@ its own tokens for it.
 """
 
 import math
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,16 @@ from ..parallel.manual_axes import axes_of
 from ..parallel.mesh import axis_sizes
 from .loss import WeightedLoss
 
-LossChunks: TypeAlias = int | Literal["auto"] | None
+
+class HeadLoss(Protocol):
+    """A loss of one's own from activations, e.g. a kernel that never holds all logits."""
+
+    def __call__(self, x: jax.Array, kernel: jax.Array, targets: jax.Array) -> WeightedLoss:
+        """As `chunked_next_token_loss`: normed activations, the unembedding, the next tokens."""
+        ...
+
+
+LossChunks: TypeAlias = int | Literal["auto"] | HeadLoss | None
 
 
 class TokenSplit(NamedTuple):
@@ -59,7 +68,11 @@ class TokenSplit(NamedTuple):
 
 
 def count_chunks(
-    wanted: LossChunks, logits: tuple[int, ...], *, itemsize: int, split: TokenSplit
+    wanted: int | Literal["auto"] | None,
+    logits: tuple[int, ...],
+    *,
+    itemsize: int,
+    split: TokenSplit,
 ) -> int:
     """Into how many chunks a device's tokens are cut; 1 is not at all."""
     if wanted != "auto":
@@ -73,7 +86,7 @@ def chunked_next_token_loss(
     kernel: jax.Array,
     targets: jax.Array,
     *,
-    chunks: LossChunks = "auto",
+    chunks: int | Literal["auto"] | None = "auto",
     z_loss: float = 0.0,
 ) -> WeightedLoss:
     """`next_token_loss(x @ kernel, targets)` that never holds all logits.

@@ -56,7 +56,8 @@ class Workload:
             the loss, and logits are compared with `batch["targets"]`.
         loss_chunks: Pieces each device's tokens are cut into for the reference transformer's own
             loss, so that logits never exist whole; "auto" cuts where they would be large (see
-            `chunked_next_token_loss`), None never.
+            `chunked_next_token_loss`), None never, and a function (x, kernel, targets) computes
+            the loss from activations itself.
         z_loss: Weight of the squared log of the softmax's normaliser in the default loss.
         compute_dtype: For somebody's own model: parameters and inputs are cast to this for each
             use, while masters, gradients and the loss stay as they are ("bfloat16").
@@ -295,7 +296,7 @@ class Workload:
             "sequence_length": self.sequence_length,
             "strategy": self.strategy,
             "remat": str(self.remat),
-            "loss_chunks": self.loss_chunks,
+            "loss_chunks": _named(self.loss_chunks),
             "microbatches": self.microbatches,
             "schedule": self.schedule if "pipeline" in self.strategy else None,
         }
@@ -360,17 +361,21 @@ class Workload:
         return new, metrics
 
 
+def _named(chunks: LossChunks) -> int | str | None:
+    return getattr(chunks, "__name__", "a function") if callable(chunks) else chunks
+
+
 def _check_loss_chunks(chunks: LossChunks, *, own_loss: bool) -> None:
     if chunks is None or chunks == "auto":
         return
-    if type(chunks) is not int or chunks < 1:
+    if not callable(chunks) and (type(chunks) is not int or chunks < 1):
         raise TPUModelError(
-            f"loss_chunks={chunks!r} is not a number of pieces; use 'auto', None or an integer "
-            "from 1."
+            f"loss_chunks={chunks!r} is not a number of pieces; use 'auto', None, an integer "
+            "from 1 or a function of activations, unembedding and targets."
         )
-    if chunks > 1 and not own_loss:
+    if chunks != 1 and not own_loss:
         raise TPUModelError(
-            f"loss_chunks={chunks} cuts the reference transformer's own loss, and this workload "
-            "has another model or a loss= that is given whole logits; leave it out, or call "
-            "tpukit.models.chunked_next_token_loss in your model and return what it returns."
+            f"loss_chunks={_named(chunks)} cuts the reference transformer's own loss, and this "
+            "workload has another model or a loss= that is given whole logits; leave it out, or "
+            "call tpukit.models.chunked_next_token_loss in your model and return what it returns."
         )

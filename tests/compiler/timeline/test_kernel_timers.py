@@ -58,6 +58,26 @@ def test_a_sum_in_parts_loads_the_weights_at_every_visit():
     assert parts - whole == pytest.approx(model.hbm_s(weights * (visits / GROUPS - 1)), rel=1e-6)
 
 
+def splash(name):
+    heads = "bf16[8,4096,128]{2,1,0}"
+    text = (
+        f"{HEAD}  %q = {heads} parameter(0)\n  %k = {heads} parameter(1)\n"
+        f"  ROOT %{name}.1 = {heads} custom-call(%q, %k), "
+        'custom_call_target="tpu_custom_call"\n}\n'
+    )
+    entry = parse_hlo(text).entry
+    return entry.by_name[f"{name}.1"], entry
+
+
+@pytest.mark.parametrize(
+    ("name", "slower"),
+    [("splash_mha_fwd", 1.27), ("splash_mha_dkv", 1.07), ("splash_mha_dq", 1.07)],
+)
+def test_the_kernel_that_jax_ships_takes_longer_than_the_measured_one(name, slower):
+    ours, theirs = (StepKernelTimer(machine(), splash=maker) for maker in ("jax", "tokamax"))
+    assert ours(*splash(name)) == pytest.approx(slower * theirs(*splash(name)))
+
+
 def other(config, *, name="my_kernel"):
     text = (
         f"{HEAD}  %a = bf16[1024,1024]{{1,0}} parameter(0)\n"

@@ -27,14 +27,12 @@ class Collective:
         kind: One of `KINDS`; an all-reduce whose result is cut at once is a reduce-scatter.
         groups: Devices that take part together; source and target for a permute.
         bytes: Size of the whole (gathered, reduced or exchanged) array on one device.
-        reduced_and_cut: A reduce-scatter that the compiler wrote as an all-reduce and a slice.
     """
 
     kind: str
     groups: tuple[tuple[int, ...], ...]
     bytes: int
     name: str
-    reduced_and_cut: bool = False
 
     @property
     def group_size(self) -> int:
@@ -118,7 +116,7 @@ def _describe(
     if kind == "reduce-scatter":
         size *= len(groups[0]) if groups else 1
     kind = "reduce-scatter" if scattered else kind
-    return Collective(kind, groups, size, instruction.name, reduced_and_cut=scattered)
+    return Collective(kind, groups, size, instruction.name)
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..bundles import CallTrace, calibration_of
 from ..hlo import Computation, Instruction
-from .attention import SplashTimer
+from .attention import SplashMaker, SplashTimer
 from .machine import Machine
 
 _TILING = re.compile(r'ragged_dot_tiling="(\d+),(\d+),(\d+)"')
@@ -134,17 +134,19 @@ class StepKernelTimer:
 
     Attributes:
         traces: What kernels do, by the name of their calls.
+        splash: Whose splash attention kernels a program has.
         by_stated_cost: Kernels no model knows, that were timed by the costs they state.
     """
 
     machine: Machine
     traces: Mapping[str, CallTrace] = field(default_factory=dict[str, CallTrace])
+    splash: SplashMaker = "jax"
     by_stated_cost: list[str] = field(default_factory=list[str])
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
         """Seconds of one call, or None when nothing is known of it."""
         for timer in (
-            SplashTimer(self.machine),
+            SplashTimer(self.machine, self.splash),
             RaggedDotTimer(self.machine),
             GroupedMatmulTimer(self.machine),
             BundleTimer(self.machine, self.traces),

@@ -67,12 +67,13 @@ class Network:
                 collective.bytes * extent / (4 * self._axis_rate(axis, extent))
                 for axis, extent in extents.items()
             )
-        elif collective.reduced_and_cut:
+        elif collective.kind == "reduce-scatter":
             seconds = self._axis_by_axis(collective.bytes, extents)
         else:
             seconds = collective.bytes * share / rate
-            if collective.kind == "all-reduce":
-                seconds, latency = 2 * seconds, 2 * latency
+            if collective.kind == "all-reduce":  # reduced and scattered, then gathered
+                seconds += self._axis_by_axis(collective.bytes, extents)
+                latency *= 2
         axes = "".join(map(_letter, extents))
         lanes = frozenset(f"{axis}{way}" for axis in axes for way in "+-")
         return Transfer(seconds + latency, lanes, axes)
@@ -81,7 +82,9 @@ class Network:
         """Time to reduce and scatter over one axis after another, each with what is left.
 
         Published profiles of qwen3-8b on v6e-8 have 143 to 161 ms for the 13.9 GB of a step that
-        it reduces so; this gives 135, and both axes at once would take 68.
+        it reduces so; this gives 135, and both axes at once would take 68. The sum of 0.606 GB over
+        a v6e-256 was published at 236 GB/s (AI-Hypercomputer/tpu-recipes, microbenchmarks): reduced
+        so and gathered over both axes at once it comes to 239, with both halves over both to 357.
         """
         seconds, left = 0.0, float(size)
         for axis, extent in extents.items():
