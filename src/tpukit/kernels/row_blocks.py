@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import TPUKernelError
+from ..hardware.target import current_target
 from .op import PALLAS_TPU, BlockSizes, KernelCase, shape_bucket
 from .tiling import LANES, WORD_SUBLANES, round_up, tile_shape
 from .vmem import vmem_capacity_bytes
@@ -108,6 +109,12 @@ def check_arguments(
     if implementation == PALLAS_TPU and x.dtype not in DTYPES:
         raise TPUKernelError(
             f"The kernel of {op} takes {' or '.join(DTYPES)} and x is {x.dtype.name}; cast it, or "
+            "use implementation='reference'."
+        )
+    if implementation == PALLAS_TPU and x.size and not fits(x, current_target()):
+        raise TPUKernelError(
+            f"The kernel of {op} holds whole rows, and {tile_shape(x.dtype)[0]} rows of "
+            f"{x.shape[-1]} do not fit in the VMEM of {current_target() or 'every generation'}; "
             "use implementation='reference'."
         )
 

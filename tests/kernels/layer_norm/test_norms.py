@@ -136,6 +136,8 @@ def test_rows_too_wide_for_vmem_are_left_to_xla():
     wide = jax.ShapeDtypeStruct((16, 2**19), jnp.float32)
     lowered = jax.jit(rms_norm).trace(wide).lower(lowering_platforms=("tpu",))
     assert "tpu_custom_call" not in lowered.as_text()
+    with pytest.raises(TPUKernelError, match=r"8 rows of 524288 do not fit in the VMEM of every"):
+        jax.eval_shape(lambda x: rms_norm(x, implementation="pallas_tpu"), wide)
 
 
 def test_refusals_teach():
