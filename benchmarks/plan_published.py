@@ -21,9 +21,9 @@ from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 from tpukit.planner.candidates import MOMENTS, PRECISIONS, Candidates
 from tpukit.planner.layouts import Layout
 from tpukit.planner.model_shape import shape_of
+from tpukit.planner.program import Program
 from tpukit.planner.rounding import AQT, FIXED_SCALES
 from tpukit.planner.scoring import score
-from tpukit.planner.step_model import Program
 from tpukit.planner.torus import place_axes
 
 DEFAULT_RESULTS = Path(__file__).parent / "data" / "published_results.json"

@@ -14,9 +14,9 @@ from tpukit.planner.attention_time import ATTENTION_BLOCK, visited_keys
 from tpukit.planner.candidates import PRECISIONS, REMATS, Candidates
 from tpukit.planner.layouts import Layout, layouts_on
 from tpukit.planner.model_shape import shape_of
+from tpukit.planner.program import OUR_PROGRAM, Program
 from tpukit.planner.rounding import AQT, FIXED_SCALES
 from tpukit.planner.scoring import score
-from tpukit.planner.step_model import OUR_PROGRAM, Program
 from tpukit.planner.torus import place_axes
 
 

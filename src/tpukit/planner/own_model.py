@@ -17,7 +17,7 @@ from .objectives import Limits
 from .plan import Plan
 from .search import Ask
 from .spot import SECONDS_PER_DAY
-from .step_model import CAUSES
+from .step_split import CAUSES
 from .verification import Compile, broken_limit, sort_key
 
 AT_ONCE = 2  # compiles side by side before the clock is looked at again

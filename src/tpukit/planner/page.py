@@ -21,7 +21,7 @@ from ..compiler.report.wording import bytes_text, seconds_text
 from .amounts import count_text, days_text
 from .choice import Choice
 from .report import batch_text, mesh_text, money_text, remat_text, verdict_line
-from .step_model import CAUSES
+from .step_split import CAUSES
 
 if TYPE_CHECKING:
     from .result import PlanResult

@@ -10,7 +10,7 @@ from rich.text import Text
 from ..compiler.report.wording import seconds_text
 from .amounts import days_text
 from .choice import Choice
-from .step_model import CAUSES
+from .step_split import CAUSES
 
 if TYPE_CHECKING:
     from .result import PlanResult

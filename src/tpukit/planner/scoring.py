@@ -8,8 +8,10 @@ import numpy as np
 from .candidates import MOMENTS, Candidates
 from .memory_model import MemorySplit, MeshRoles, estimate_memory_bytes, rounds_first
 from .model_shape import ModelShape
+from .program import OUR_PROGRAM, Program
 from .rates import Rates
-from .step_model import FLOAT32, OUR_PROGRAM, Program, StepModel, StepSplit
+from .step_model import FLOAT32, StepModel
+from .step_split import StepSplit
 
 _PURPOSES = ("weights", "gradients", "optimizer", "activations", "temporaries", "host")
 _MOMENT_BYTES = {"float32": 2 * FLOAT32, "bfloat16": FLOAT32 + 2}  # the second stays wide

@@ -10,17 +10,19 @@ that go to the host, and the bubble of a pipeline.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from .attention_time import kernel_s, plain_s, splash_in_two_s, splash_s
+from .attention_time import plain_s
 from .candidates import PRECISIONS, Candidates
 from .kept import OUT, Kept, kept_by
 from .memory_model import MemorySplit
 from .model_shape import ModelShape
+from .program import OUR_PROGRAM, Program
 from .rates import Rates
-from .rounding import OUR_FLOAT8, OUR_INT8, Rounding
+from .rounding import OUR_INT8, Rounding
+from .step_split import StepSplit
 
 LANES = 128
 BFLOAT16, FLOAT32 = 2, 4
@@ -29,59 +31,6 @@ GROUPED_TILE_ROWS = 512
 # Reads and writes of every routed row in a pass, to sort, spread, gather and add up: 11 to 13 in
 # steps of mixtral compiled for v6e, dropless and with capacity.
 ROUTED_MOVES = 12
-CAUSES = ("matrix", "attention", "hbm", "ici", "dcn", "host", "bubble")
-
-
-@dataclass(frozen=True)
-class StepSplit:
-    """Seconds of a step by what they are spent on, as arrays (origin: model)."""
-
-    matrix: np.ndarray
-    attention: np.ndarray
-    hbm: np.ndarray
-    ici: np.ndarray
-    dcn: np.ndarray
-    host: np.ndarray
-    bubble: np.ndarray
-
-    @property
-    def total(self) -> np.ndarray:
-        """The step."""
-        return sum((getattr(self, cause) for cause in CAUSES), np.zeros_like(self.matrix))
-
-    def at(self, place: int) -> dict[str, float]:
-        """The seconds of one candidate."""
-        return {cause: float(getattr(self, cause)[place]) for cause in CAUSES}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """How a step is written where its dimensions leave it open; by default as we write it.
-
-    Attributes:
-        attention: As our kernels, jax's splash kernels with one backward kernel or two, or with
-            scores that go through HBM.
-        split_sequence: Along `tensor` the stream between blocks is split too.
-        other_flops_per_token: Of products beside those of the transformer, such as looking
-            embeddings up by multiplying with a one-hot matrix.
-        int8: What a step in int8 rounds.
-        fp8: What a step in fp8 rounds.
-    """
-
-    attention: Literal["ours", "splash", "splash in two", "plain"] = "ours"
-    split_sequence: bool = False
-    other_flops_per_token: float = 0.0
-    int8: Rounding = OUR_INT8
-    fp8: Rounding = OUR_FLOAT8
-
-
-OUR_PROGRAM = Program()
-_ATTENTION = {
-    "ours": kernel_s,
-    "splash": splash_s,
-    "splash in two": splash_in_two_s,
-    "plain": plain_s,
-}
 
 
 @dataclass(frozen=True)
@@ -223,7 +172,7 @@ class StepModel:
         """Seconds of attention: forward, and backward with what is computed again."""
         sizes, length = self.candidates.sizes, self.sequence_length
         share = self.tokens / (sizes["tensor"] * sizes["stage"])
-        kernel = _ATTENTION[self.program.attention]
+        kernel = self.program.attention_timer
         pairs = zip(
             plain_s(self.shape, self.rates, length=length, token_share=share),
             kernel(self.shape, self.rates, length=length, token_share=share),
