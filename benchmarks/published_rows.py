@@ -82,6 +82,7 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
     if not batch.get("seq_len") or not batch.get("global_seqs"):
         raise NotExpressible("its batch or sequence length is not given")
     sequence, examples = int(batch["seq_len"]), int(batch["global_seqs"])
+    attention = read_attention(row, mesh)
     remat = read_remat(row["remat"])
     per_token = config.flops_per_token(sequence).total
     model_flops = per_token * examples * sequence
@@ -97,7 +98,7 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
             remat=remat,
             strategy=strategy_of(mesh),
             optimizer=read_optimizer(row),
-            attention=read_attention(row, mesh),
+            attention=attention,
             loss_chunks=read_loss_chunks(row),
             scan_layers="no scan" not in row["remat"],
         ),
@@ -184,7 +185,13 @@ def _own_trainer(row: dict[str, Any]) -> str | None:
 
 
 def read_attention(row: dict[str, Any], mesh: dict[str, int]) -> Any:
-    """Plain attention as MaxText writes it, around the ring where sequences are cut, or splash."""
+    """Plain attention as MaxText writes it, around the ring where sequences are cut, or splash.
+
+    Raises:
+        NotExpressible: It is jax's older kernel.
+    """
+    if "flash (pallas)" in (row["attention"] or ""):
+        raise NotExpressible("its attention is jax's flash kernel, which our step does not have")
     if mesh.get("context", 1) > 1:
         return "ring"
     if "plain" in (row["attention"] or ""):
@@ -204,7 +211,7 @@ def read_splash(row: dict[str, Any]) -> SplashMaker:
 
 
 def read_loss_chunks(row: dict[str, Any]) -> Any:
-    """MaxText makes all logits at once unless its recipe tiles the vocabulary."""
+    """MaxText makes all logits at once unless its recipe tiles the vocabulary; torchprime does."""
     if _own_trainer(row) == "llama3":
         return blocked_loss
     if "/qwen3_cc5_" in row["source"] and _own_trainer(row):
@@ -212,7 +219,7 @@ def read_loss_chunks(row: dict[str, Any]) -> Any:
     tiles = re.search(r"num_vocab_tiling=(\d+)", row["remat"])
     if tiles is not None:
         return int(tiles[1])
-    return None if row["framework"].startswith("MaxText") else "auto"
+    return None if row["framework"].startswith(("MaxText", "torchprime")) else "auto"
 
 
 def other_flops_per_token(row: dict[str, Any], config: TransformerConfig) -> float:
@@ -297,6 +304,8 @@ def read_remat(text: str) -> str:
         return text
     if "nothing_saveable" in text or text == "remat, no scan, no offload":
         return "full"
+    if text == "llama-scan-offload":  # torchprime's configs/model/remat
+        return "offload=decoder_layer_input"
     names = [name for name in ("decoder_layer_input", "mlpwo") if name in text]
     if "context" in text:
         names.append("attention")  # MaxText calls so what the kernel keeps for its backward pass

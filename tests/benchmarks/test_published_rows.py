@@ -38,6 +38,7 @@ def changed(name, **changes):
         ({"parallelism": "fsdp=16"}, "not a mesh of the 8 devices"),
         ({"optimizer": "lamb"}, "optimizer 'lamb'"),
         ({"remat": "model default"}, "not described well enough"),
+        ({"attention": "flash (pallas)"}, "jax's flash kernel"),
         ({"quantization": "int4"}, "quantized in a way"),
     ],
 )
@@ -78,6 +79,13 @@ def test_the_trainers_of_the_log_keep_what_their_code_says():
     assert qwen.loss_chunks is published_loss.blocked_loss_of_narrow_head
     assert not qwen.config.wide_gradients
     assert as_run(ROWS["tri-llama3.1-8b-v6e-8"]).workload.config.wide_gradients
+
+
+def test_torchprime_sets_the_flags_of_its_page():
+    run = as_run(ROWS["tp-llama3.1-8b-v6e-256"])
+    assert run.workload.loss_chunks is None
+    assert str(run.workload.remat) == "offload=decoder_layer_input"
+    assert "xla_tpu_host_transfer_overlap_limit" not in run.options
 
 
 def test_whose_attention_kernel_ran():

@@ -118,8 +118,8 @@ def test_errors_teach(changes, message):
 
 
 def test_an_unknown_preset_names_the_nearest():
-    with pytest.raises(TPUModelError, match=r"no preset is called 'llama3-8b'.*'llama3.1-8b'"):
-        get_preset("llama3-8b")
+    with pytest.raises(TPUModelError, match=r"no preset is called 'llama31-8b'.*'llama3.1-8b'"):
+        get_preset("llama31-8b")
 
 
 @pytest.mark.parametrize("name", list_presets())

@@ -12,10 +12,6 @@ from .layouts import Layout
 from .torus import AXES, Links
 
 _FORMATS = {"bf16": "bf16", "int8": "s8", "fp8": "f8e4m3fn"}
-# Share of peak that int8 products reach over the share that bfloat16 ones do, by the compiler's own
-# cycles of products such as 6144 x 12288 x 12288 and 8192 x 4096 x 14336: v5e .72 to 1.07, v5p .87
-# to 1.16; v6e .69 to .76 with the VMEM limit of the Trillium recipes, .55 to .90 without.
-_INT8_SHARE = {"v6e": 0.72}
 # Where products of int8 summed over rows, which give gradients of weights, take no longer than
 # those of the other orientation; on v5e and v5p they take as long as in bfloat16 (.88 to 1.0).
 _INT8_OVER_ROWS = ("v6e",)
@@ -36,7 +32,11 @@ class AxisRates:
         return times * (amount * self.share / self.bytes_per_s + self.latency_s)
 
     def reduce_s(self, amount: np.ndarray, *, times: np.ndarray | float = 1.0) -> np.ndarray:
-        """All-reduces: a reduce-scatter and an all-gather each."""
+        """All-reduces: a reduce-scatter and an all-gather each.
+
+        Over several axes of the torus the timeline has the reduction go axis by axis. Published
+        tensor-parallel steps do not show it: 512B on v5p would be 17 % too slow, and is 11.
+        """
         return 2 * self.gather_s(amount, times=times)
 
 
@@ -119,7 +119,7 @@ def _machines(layouts: tuple[Layout, ...]) -> dict[Slice, Machine]:
 
 
 def _narrow_time(machine: Machine, precision: str) -> float:
-    share = _INT8_SHARE.get(machine.slice.chip.name, 1.0) if precision == "int8" else 1.0
+    share = machine.int8_over_bf16 if precision == "int8" else 1.0
     return machine.peak_flops("bf16") / (machine.peak_flops(_FORMATS[precision]) * share)
 
 

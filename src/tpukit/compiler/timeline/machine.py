@@ -35,6 +35,7 @@ class Machine:
     host_bytes_per_s: float
     matrix_efficiency: float
     streamed_matrix_efficiency: float
+    int8_over_bf16: float
     resident_bytes: float
     hbm_efficiency: float
     op_overhead_s: float
@@ -66,6 +67,7 @@ class Machine:
             host_bytes_per_s=constants["host_gbps"] * 1e9,
             matrix_efficiency=constants["matrix_efficiency"] / together,
             streamed_matrix_efficiency=constants["streamed_matrix_efficiency"] / together,
+            int8_over_bf16=constants["int8_over_bf16"],
             resident_bytes=constants["resident_mib"] * 2**20,
             hbm_efficiency=constants["hbm_efficiency"] / together,
             op_overhead_s=constants["op_overhead_s"],
@@ -78,7 +80,7 @@ class Machine:
 
     def peak_flops(self, dtype: str) -> float:
         """Peak of one device for products of a format; bf16's where it has no rate of its own."""
-        family = _FAMILY.get(dtype, "fp8" if dtype.startswith("f8") else "bf16")
+        family = _family(dtype)
         chip = self.slice.chip
         figure: Figure = chip.per_device(chip.peak(family))
         if figure.value is None:
@@ -95,11 +97,16 @@ class Machine:
     def _share_of_peak(self, product: Product) -> float:
         """Less when neither operand can stay in VMEM, because both are then read repeatedly."""
         stays = product.smaller_operand_bytes <= self.resident_bytes
-        return self.matrix_efficiency if stays else self.streamed_matrix_efficiency
+        share = self.matrix_efficiency if stays else self.streamed_matrix_efficiency
+        return share * (self.int8_over_bf16 if _family(product.dtype) == "int8" else 1.0)
 
     def hbm_s(self, amount: float) -> float:
         """Time to move bytes between HBM and the core."""
         return amount / (self.hbm_bytes_per_s * self.hbm_efficiency)
+
+
+def _family(dtype: str) -> str:
+    return _FAMILY.get(dtype, "fp8" if dtype.startswith("f8") else "bf16")
 
 
 def _constants(generation: str) -> dict[str, Any]:
