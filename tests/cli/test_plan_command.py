@@ -53,6 +53,8 @@ def test_a_job_file_and_a_page(app, tmp_path):
     found = run(app, *ASK, "--no-verify", "-o", str(job), "--html", str(page))
     assert found.exit_code == 0
     assert f"tpukit check {job}" in found.stderr
+    assert f"Next: tpukit check {job}" in found.stdout.replace("\n", "")  # a long path may wrap
+    assert "the same with -o" not in found.stdout
     assert Plan.from_yaml(job).model == "llama3.1-8b"
     text = page.read_text()
     assert text.startswith("<!doctype html>")

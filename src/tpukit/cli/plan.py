@@ -1,5 +1,6 @@
 """`tpukit plan`: slices and meshes for a model, tokens, a deadline and a budget."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,10 +110,11 @@ def plan(
         verify_seconds=verify_seconds,
         progress=say,
     )
-    show(result, json=json)
     if output is not None and result.best is not None:
         result.to_yaml(output)
+        result = replace(result, job_file=output)
         say(f"wrote {output}: tpukit check {output}, then tpukit train {output}")
+    show(result, json=json)
     if html is not None:
         result.to_html(html)
         say(f"wrote {html}")

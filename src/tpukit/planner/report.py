@@ -61,7 +61,7 @@ def plan_report(result: "PlanResult") -> Group:
     parts.append(Text("\nAssumed:", style="bold"))
     parts += [Text(f"  {line}", style="dim") for line in result.assumptions]
     if result.next_command:
-        needs_file = result.next_command.endswith(".yaml")
+        needs_file = result.job_file is None and result.next_command.endswith(".yaml")
         before = "the same with -o job.yaml, then " if needs_file else ""
         parts.append(Text.assemble(("\nNext: ", "bold"), before, result.next_command))
     return Group(*parts)

@@ -28,6 +28,7 @@ class PlanResult:
         disagreements: Candidates that the model liked and the compiler did not.
         assumptions: What the figures rest on, each with its source.
         scored: Candidates weighed, in `search_s` seconds.
+        job_file: Where the first choice was written as a job; None while it was not.
     """
 
     ask: Ask
@@ -42,6 +43,7 @@ class PlanResult:
     scored: int
     search_s: float = field(repr=False)
     verify_s: float | None = field(default=None, repr=False)
+    job_file: Path | None = None
 
     @property
     def feasible(self) -> bool:
@@ -65,6 +67,8 @@ class PlanResult:
 
         if self.best is None:
             return ""
+        if self.job_file is not None:
+            return f"tpukit check {self.job_file}"
         job = self.best.job
         if job.model_changes or job.dcn_mesh or is_own_model(job.model):
             return f"tpukit check {JOB_FILE}"  # a command line cannot say all of it
