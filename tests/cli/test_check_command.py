@@ -115,6 +115,7 @@ def test_what_does_not_fit_exits_3_with_fixes(app, own_cache, monkeypatch):
     plain = CliRunner().invoke(app, ["check", *SMALL])
     assert plain.exit_code == 3
     assert plain.stdout.startswith("DOES NOT FIT")
+    assert "simulate" not in plain.stderr
     assert "what could make it fit" in plain.stdout
     assert "next: tpukit check tiny" in plain.stdout.replace("\n", " ")
 

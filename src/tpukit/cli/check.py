@@ -72,7 +72,8 @@ def check(
         Console().print(verdict_line(memory))
     prediction, reason = None, "not asked for"
     if not memory_only:
-        say("simulate the schedule; kernels not seen before are compiled alone")
+        if memory.fits:  # what does not fit has no schedule to simulate
+            say("simulate the schedule; kernels not seen before are compiled alone")
         prediction, reason = predict(compiled, job)
     reference = job is not None and not is_own_model(job.model)
     wanted = reference and (fix or is_thin(memory))
