@@ -28,31 +28,6 @@ SPARSE_CORE_FLAGS = {
         for kind in ("all_gather", "all_reduce", "reduce_scatter")
     },
 }
-# What torchprime's README sets for models of 8B (AI-Hypercomputer/torchprime,
-# torchprime/torch_xla_models/README.md): the Trillium recipes' but for host transfers.
-TORCHPRIME_FLAGS: dict[str, Any] = {
-    **dict.fromkeys(
-        (
-            "xla_tpu_use_minor_sharding_for_major_trivial_input",
-            "xla_tpu_assign_all_reduce_scatter_layout",
-            "xla_tpu_enable_data_parallel_all_reduce_opt",
-            "xla_tpu_data_parallel_opt_different_sized_ops",
-            "xla_tpu_enable_async_collective_fusion",
-            "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-            "xla_tpu_enable_async_collective_fusion_multiple_steps",
-            "xla_tpu_overlap_compute_collective_tc",
-            "xla_enable_async_all_gather",
-            "xla_tpu_enable_sparse_core_collective_offload_all_reduce",
-            "xla_tpu_use_tc_device_shape_on_sc",
-            "xla_sc_disable_megacore_partitioning",
-        ),
-        True,
-    ),
-    "xla_tpu_scoped_vmem_limit_kib": 98304,
-    "xla_tpu_relayout_group_size_threshold_for_reduce_scatter": 1,
-    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": False,
-    "xla_sc_enable_instruction_fusion": False,
-}
 # What MaxText's scripts of 2023 set (MaxText/configs/largest_job for v5e, v5p, 1xv4-128.sh).
 MAXTEXT_2023_FLAGS: dict[str, dict[str, Any]] = {
     "v4": {"xla_enable_async_all_gather": True},
@@ -97,8 +72,6 @@ def read_options(row: dict[str, Any], target: Slice) -> dict[str, Any]:
         return dict(MAXTEXT_2023_FLAGS[generation])
     if "before flag stack" in row["notes"]:
         return {}
-    if row["framework"].startswith("torchprime") and row["model"].endswith("-8b"):
-        return dict(TORCHPRIME_FLAGS)
     chosen, _ = select(3, generation)
     options = {name: flag.value for name, flag in chosen.items()}
     if generation == "v6e":

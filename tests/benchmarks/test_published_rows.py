@@ -7,12 +7,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import published_loss
+import published_rows
 import pytest
 from published_attention import narrow_scores
 from published_rows import NotExpressible, as_run
 
 from tpukit.models.attention import dot_attention
 from tpukit.models.loss import next_token_loss
+from tpukit.models.remat import RematPolicy
 from tpukit.parallel.activations import activation_rules
 from tpukit.parallel.mesh import create_mesh
 
@@ -38,7 +40,7 @@ def changed(name, **changes):
         ({"parallelism": "fsdp=16"}, "not a mesh of the 8 devices"),
         ({"optimizer": "lamb"}, "optimizer 'lamb'"),
         ({"remat": "model default"}, "not described well enough"),
-        ({"attention": "flash (pallas)"}, "jax's flash kernel"),
+        ({"framework": "torchprime"}, "attention is torch_xla's"),
         ({"quantization": "int4"}, "quantized in a way"),
     ],
 )
@@ -69,6 +71,12 @@ def test_a_source_says_what_is_compiled():
     assert as_run(ROWS["tri-gpt3-175b-int8-v6e-256"]).workload.config.matmul == "int8"
 
 
+@pytest.mark.parametrize("policy", published_rows.MAXTEXT_POLICIES)
+def test_policies_of_maxtext_are_ours(policy):
+    ours = published_rows.read_remat(f"{policy}; capacity_factor 1.25 (dropping)")
+    assert str(RematPolicy.parse(ours)) == ours
+
+
 def test_the_trainers_of_the_log_keep_what_their_code_says():
     llama = as_run(ROWS["wk-ll8-jax-exp13-bs5"])
     assert llama.workload.config.param_dtype == "bfloat16"
@@ -79,13 +87,6 @@ def test_the_trainers_of_the_log_keep_what_their_code_says():
     assert qwen.loss_chunks is published_loss.blocked_loss_of_narrow_head
     assert not qwen.config.wide_gradients
     assert as_run(ROWS["tri-llama3.1-8b-v6e-8"]).workload.config.wide_gradients
-
-
-def test_torchprime_sets_the_flags_of_its_page():
-    run = as_run(ROWS["tp-llama3.1-8b-v6e-256"])
-    assert run.workload.loss_chunks is None
-    assert str(run.workload.remat) == "offload=decoder_layer_input"
-    assert "xla_tpu_host_transfer_overlap_limit" not in run.options
 
 
 def test_whose_attention_kernel_ran():
