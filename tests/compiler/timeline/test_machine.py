@@ -19,3 +19,8 @@ def test_int8_products_reach_less_of_their_peak_on_v6e(chip, times_faster):
 
 def test_wide_operands_are_fed_as_bfloat16():
     assert seconds("v6e-1", "f32") == seconds("v6e-1", "bf16")
+
+
+def test_a_v6e_sends_to_other_slices_as_fast_as_published():
+    machine = Machine.of(Slice.parse("2xv6e-256"))
+    assert machine.dcn_bytes_per_s == pytest.approx(4.11e9, rel=0.01)  # tpu-recipes: psum_dcn

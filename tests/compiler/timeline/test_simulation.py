@@ -261,7 +261,7 @@ SHARD_BYTES = 2 * 1024 * 8192
 )
 def test_an_exchange_between_slices_takes_the_bytes_no_algorithm_can_save(kind, received, times):
     seconds, ledger = run(exchange(kind, sent=SHARD, received=received))
-    wire_s = times * SHARD_BYTES / 12.5e9  # 100 Gbit/s a chip
+    wire_s = times * SHARD_BYTES / MACHINE.dcn_bytes_per_s
     assert seconds == pytest.approx(wire_s)
     assert ledger.hidden_s["dcn"] == pytest.approx(wire_s)
     assert ledger.seconds["host"] == pytest.approx(SHARD_BYTES / MACHINE.host_bytes_per_s)
@@ -270,7 +270,7 @@ def test_an_exchange_between_slices_takes_the_bytes_no_algorithm_can_save(kind, 
 def test_an_exchange_runs_from_its_send_however_late_the_receive_is_posted():
     seconds, ledger = run(exchange("ALL_REDUCE", sent=SHARD, received=SHARD, computing=40))
     assert ledger.seconds["dcn"] == 0.0
-    assert seconds > 2 * 3 / 4 * SHARD_BYTES / 12.5e9
+    assert seconds > 2 * 3 / 4 * SHARD_BYTES / MACHINE.dcn_bytes_per_s
 
 
 def test_every_doubling_of_slices_waits_as_much_again():

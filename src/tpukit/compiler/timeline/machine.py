@@ -63,7 +63,7 @@ class Machine:
             hbm_bytes_per_s=hbm,
             vmem_bytes_per_s=hbm * constants["vmem_over_hbm"],
             ici_bytes_per_s=chip.ici_link_effective_gbps.require(needed) * 1e9,
-            dcn_bytes_per_s=None if dcn is None else dcn * 1e9,
+            dcn_bytes_per_s=None if dcn is None else dcn * constants["dcn_share"] * 1e9,
             host_bytes_per_s=constants["host_gbps"] * 1e9,
             matrix_efficiency=constants["matrix_efficiency"] / together,
             streamed_matrix_efficiency=constants["streamed_matrix_efficiency"] / together,
