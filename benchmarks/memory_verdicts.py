@@ -11,7 +11,7 @@ from typing import Any
 
 from claims import Claim, report
 from published_recipes import read_options
-from published_rows import read_loss_chunks, read_model, read_optimizer
+from published_rows import read_attention, read_loss_chunks, read_model, read_optimizer
 
 from tpukit import Slice, Workload, configure_tpu_environment
 from tpukit.compiler import compile_for
@@ -19,6 +19,7 @@ from tpukit.compiler import compile_for
 DATA = Path(__file__).parent / "data" / "published_results.json"
 OFFLOAD = "offload=decoder_layer_input,qkv_proj,out_proj"
 TARGET = Slice.parse("v6e-8")
+MESH = {"fsdp": 8}
 
 # What each point keeps; one whose model no preset has is missing.
 REMATS = {
@@ -73,6 +74,7 @@ def needs(point: dict[str, Any]) -> tuple[bool, float]:
         "dims": {},
         "dtype": "",
         "optimizer": "adamw",
+        "attention": "splash, fused backward",
         "notes": "",
     }
     work = Workload(
@@ -81,10 +83,11 @@ def needs(point: dict[str, Any]) -> tuple[bool, float]:
         sequence_length=int(point["seq"]),
         remat=REMATS[point["id"]],
         optimizer=read_optimizer(row),
+        attention=read_attention(row, MESH),
         loss_chunks=read_loss_chunks(row),
     )
     compiled = compile_for(
-        work, TARGET, mesh={"fsdp": 8}, until="memory", options=read_options(row, TARGET)
+        work, TARGET, mesh=MESH, until="memory", options=read_options(row, TARGET)
     )
     return compiled.fits, compiled.memory.total_bytes / 2**30
 
