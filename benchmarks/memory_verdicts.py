@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from claims import Claim, report
+from published_loss import loss_of_maxtext
 from published_recipes import read_options
 from published_rows import read_attention, read_loss_chunks, read_model, read_optimizer
 
@@ -67,9 +68,10 @@ def main() -> None:
 
 def needs(point: dict[str, Any]) -> tuple[bool, float]:
     """Whether our program of a point fits, and how much HBM it needs."""
+    of_maxtext = "/maxtext/" in point["source"]
     row: dict[str, Any] = {
         **point,
-        "framework": "MaxText" if "/maxtext/" in point["source"] else "",
+        "framework": "MaxText" if of_maxtext else "",
         "remat": point.get("remat") or "",
         "dims": {},
         "dtype": "",
@@ -84,6 +86,7 @@ def needs(point: dict[str, Any]) -> tuple[bool, float]:
         remat=REMATS[point["id"]],
         optimizer=read_optimizer(row),
         attention=read_attention(row, MESH),
+        loss=loss_of_maxtext if of_maxtext else None,
         loss_chunks=read_loss_chunks(row),
     )
     compiled = compile_for(

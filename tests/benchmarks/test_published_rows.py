@@ -99,6 +99,21 @@ def test_whose_attention_kernel_ran():
         assert as_run(ROWS[name]).splash == maker
 
 
+def test_the_loss_of_maxtext_is_the_loss():
+    keys = jax.random.split(jax.random.key(0), 2)
+    logits = jax.random.normal(keys[0], (2, 8, 24))
+    targets = jax.random.randint(keys[1], (2, 8), 0, 24)
+    seen, expected = (
+        jax.value_and_grad(function)(logits)
+        for function in (
+            lambda logits: published_loss.loss_of_maxtext(logits, {"targets": targets}).total,
+            lambda logits: next_token_loss(logits, targets).total,
+        )
+    )
+    assert jnp.allclose(seen[0], expected[0], rtol=1e-6)
+    assert jnp.allclose(seen[1], expected[1], atol=1e-6)
+
+
 @pytest.mark.parametrize("head", ["float32", "bfloat16"])
 def test_a_loss_in_blocks_is_the_loss(head, monkeypatch):
     monkeypatch.setattr(published_loss, "TOKENS", 4)
