@@ -4,9 +4,9 @@ MaxText's keeps what its forward pass made for its gradients (`cross_entropy_wit
 max_utils.py) and masks each token's loss: with it qwen3-8b of 24 sequences needs 31.36 GiB, where
 31.37 were published, and with ours, which keeps logits alone, 30.99. Steps take as long with either
 (1.034 and 1.033 of the published one for llama3.1-8b on v6e-8), and rows are timed with ours.
-tokamax's is that of the "wk-" rows, in plain XLA: the one
-of llama3 (train.py: _ce_tokamax) and the one of the "qwen3_cc5" pages differ in the format
-of the unembedding. openxla/tokamax's chunked_xla.py states the order of the loops.
+tokamax's is that of the "wk-" rows, in plain XLA: the one of llama3 (train.py: _ce_tokamax) and
+the one of the "qwen3_cc5" pages differ in the format of the unembedding. openxla/tokamax's
+chunked_xla.py states the order of the loops.
 """
 
 from functools import partial
