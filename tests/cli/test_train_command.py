@@ -59,6 +59,10 @@ def test_trains_resumes_and_prints(run, job, tmp_path):
     assert again.exit_code == 0, again.output
     assert "training done: 5 steps" in again.output
     assert "resumed from step 3" in again.output
+    slower = run(job, "--steps", 6, "--set", "learning_rate=1e-4", "--set", "clip_norm=null")
+    assert slower.exit_code == 0, slower.output
+    assert "learning_rate was" in slower.output
+    assert "clip_norm was 1.0, is None" in slower.output
     other = run(job, "--set", "seed=7")
     assert isinstance(other.exception, TPUValidationError)
     assert "another run: seed was 0, is 7" in str(other.exception)

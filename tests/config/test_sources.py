@@ -118,7 +118,10 @@ def test_no_value_gives_anything_but_a_config_or_a_clear_error(values):
 
 
 def test_assignments_of_the_command_line():
-    assert parse_assignments(["num_chips=8", "topology=2x4", "reserved=true", "zone="]) == {
+    assert parse_assignments(
+        ["num_chips=8", "topology=2x4", "reserved=true", "zone=", "a=null"]
+    ) == {
+        "a": None,
         "num_chips": 8,
         "topology": "2x4",
         "reserved": True,

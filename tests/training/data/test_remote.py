@@ -1,5 +1,7 @@
 """Data in a bucket, from a server on the loopback that speaks Cloud Storage's JSON API."""
 
+import socket
+
 import numpy as np
 import pytest
 
@@ -94,3 +96,16 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(both):
     bucket.objects["data/part-0.npy"] = bucket.objects["data/part-0.npy"][:1000]
     with pytest.raises(TPUValidationError, match="changed while it was read"):
         store.read([400], [600])
+
+
+def test_without_a_network_nobody_waits(monkeypatch):
+    from tpukit.training.data import remote
+
+    def not_found(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    remote._filesystem.cache_clear()
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setattr(remote.socket, "getaddrinfo", not_found)
+    with pytest.raises(TPUValidationError, match=r"is not found .*copy the data to this machine"):
+        open_tokens("gs://bucket/tokens.npy")
