@@ -68,7 +68,7 @@ def test_a_source_says_what_is_compiled():
     assert unrolled.workload.config.param_dtype == "bfloat16"
     assert as_run(ROWS["mt23-16B-1xv5e-256"]).workload.attention is narrow_scores
     assert as_run(ROWS["iw-llama3.1-70b-128k-bf16-256"]).workload.attention == "ring"
-    assert as_run(ROWS["tri-gpt3-175b-int8-v6e-256"]).workload.config.matmul == "int8"
+    assert as_run(ROWS["tri-gpt3-175b-int8-v6e-256"]).workload.config.matmul == "int8_throughout"
 
 
 @pytest.mark.parametrize("policy", published_rows.MAXTEXT_POLICIES)

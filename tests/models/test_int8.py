@@ -9,13 +9,13 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tpukit.compiler import compile_for
-from tpukit.models.int8 import int8_matmul
+from tpukit.models.int8 import int8_matmul, int8_matmul_throughout
 from tpukit.parallel import activation_rules, create_mesh
 
 
-def gradients(x, matrix, weight):
+def gradients(x, matrix, weight, product=int8_matmul):
     def total(x, matrix):
-        return jnp.sum(int8_matmul(x, matrix).astype(jnp.float32) * weight)
+        return jnp.sum(product(x, matrix).astype(jnp.float32) * weight)
 
     return jax.grad(total, argnums=(0, 1))(x, matrix)
 
@@ -43,6 +43,20 @@ def test_products_and_gradients_are_near_those_of_float64(operands):
     assert 0.003 < off(int8_matmul(*narrow), x @ matrix) < 0.015
     assert 0.003 < off(dx, weight @ matrix.T) < 0.015
     assert off(dmatrix, np.einsum("bsk,bsn->kn", x, weight)) < 1e-5  # not rounded
+
+
+def test_throughout_means_gradients_of_weights_too(operands):
+    x, _, weight = operands
+    narrow = [jnp.asarray(one, jnp.float32) for one in operands]
+    dx, dmatrix = gradients(*narrow, int8_matmul_throughout)
+    plain_dx, _ = gradients(*narrow)
+    np.testing.assert_array_equal(int8_matmul_throughout(*narrow[:2]), int8_matmul(*narrow[:2]))
+    np.testing.assert_array_equal(dx, plain_dx)
+    # Most gradients are small beside the largest of their column, which sets the step.
+    assert 0.003 < off(dmatrix, np.einsum("bsk,bsn->kn", x, weight)) < 0.05
+    text = jax.jit(gradients, static_argnums=3).lower(*narrow, int8_matmul_throughout).as_text()
+    # Nobody asks for the product itself here.
+    assert len(re.findall(r"dot_general.*xi8>.*xi8>", text)) == text.count("dot_general") == 2
 
 
 def test_nothing_and_the_largest_are_kept():

@@ -14,6 +14,7 @@ dx: put into g, which is rounded anyway, they spare W a second rounding and a se
 dW stays as wide as activations. It is summed over tokens, whose gradients differ by orders of
 magnitude, and the compiler makes it in int8 hardly faster: contracted over rows it takes as long as
 in bfloat16 on v5e and v5p, and on v6e it saves about what two more roundings cost.
+`int8_matmul_throughout` rounds it too, x and g by column, as MaxText's recipes do.
 """
 
 from typing import Any
@@ -47,21 +48,44 @@ def _forward(x: jax.Array, matrix: jax.Array) -> tuple[jax.Array, Any]:
 
 def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, columns, column_scales = kept
-    last = gradient.ndim - 1
-    rows, row_scales = _rounded(gradient * column_scales, last)
-    dx = _dot(rows, columns, ((last,), (1,)), x.dtype) * row_scales
-    tokens = tuple(range(last))
+    tokens = tuple(range(gradient.ndim - 1))
     # Devices add their shares up in this format, which must not be wider than activations.
     dmatrix = jax.lax.dot_general(
         x, gradient, ((tokens, tokens), ((), ())), preferred_element_type=x.dtype
     )
-    return dx.astype(x.dtype), dmatrix
+    return _to_inputs(gradient, columns, column_scales), dmatrix
+
+
+def _to_inputs(gradient: jax.Array, columns: jax.Array, column_scales: jax.Array) -> jax.Array:
+    last = gradient.ndim - 1
+    rows, row_scales = _rounded(gradient * column_scales, last)
+    dx = _dot(rows, columns, ((last,), (1,)), gradient.dtype) * row_scales
+    return dx.astype(gradient.dtype)
 
 
 int8_matmul.defvjp(_forward, _backward)
 
 
-def _rounded(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+@jax.custom_vjp
+def int8_matmul_throughout(x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """`int8_matmul` whose gradient of the matrix is a product of int8 too."""
+    return _forward(x, matrix)[0]
+
+
+def _backward_throughout(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, columns, column_scales = kept
+    tokens = tuple(range(gradient.ndim - 1))
+    left, left_scales = _rounded(x, tokens)
+    right, right_scales = _rounded(gradient, tokens)
+    sums = _dot(left, right, (tokens, tokens), x.dtype)
+    scales = left_scales.reshape(-1, 1) * right_scales.reshape(-1)
+    return _to_inputs(gradient, columns, column_scales), (sums * scales).astype(x.dtype)
+
+
+int8_matmul_throughout.defvjp(_forward, _backward_throughout)
+
+
+def _rounded(x: jax.Array, axis: int | tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """int8 values, and float32 scales by the largest magnitude along `axis`; 0 of nothing."""
     wide = x.astype(jnp.float32)
     scales = jnp.max(jnp.abs(wide), axis=axis, keepdims=True, initial=0.0) / LARGEST

@@ -10,15 +10,16 @@ from ..hardware import get_chip, list_chips
 from ..hardware.target import current_target
 from ..kernels.precision import has_fp8
 from .float8 import float8_matmul
-from .int8 import int8_matmul
+from .int8 import int8_matmul, int8_matmul_throughout
 
 _PRODUCTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "dtype": jnp.matmul,
     "float8": float8_matmul,
     "int8": int8_matmul,
+    "int8_throughout": int8_matmul_throughout,
 }
 # The least compute capability of GPUs that multiply them.
-FIRST_GPU = {"float8": 8.9, "int8": 8.0}
+FIRST_GPU = {"float8": 8.9, "int8": 8.0, "int8_throughout": 8.0}
 
 
 def product_in(matmul: str, x: jax.Array, matrix: jax.Array) -> jax.Array:

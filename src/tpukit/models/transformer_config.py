@@ -12,14 +12,14 @@ Activation = Literal["silu", "gelu", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rope", "learned"]
 RoutingName = Literal["dropless", "capacity"]
-MatmulFormat = Literal["dtype", "float8", "int8"]
+MatmulFormat = Literal["dtype", "float8", "int8", "int8_throughout"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "activation": ("silu", "gelu", "relu"),
     "norm": ("rmsnorm", "layernorm"),
     "positions": ("rope", "learned"),
     "routing": ("dropless", "capacity"),
-    "matmul": ("dtype", "float8", "int8"),
+    "matmul": ("dtype", "float8", "int8", "int8_throughout"),
     "embedding_lookup": ("rows", "one_hot"),
     "dtype": ("float32", "bfloat16", "float16", "float64"),
     "param_dtype": ("float32", "bfloat16", "float16", "float64"),
@@ -68,7 +68,8 @@ class TransformerConfig:
     With a `sliding_window`, every layer is local unless `global_every` is set: then each
     `global_every`-th layer attends to everything before it. `gelu` is the tanh form. With
     `matmul` "float8" or "int8" the products of attention and dense MLP round their operands to
-    eight bits, forward and backward; with "int8" all but those that give gradients of weights.
+    eight bits, forward and backward; with "int8" all but those that give gradients of weights,
+    with "int8_throughout" those as well.
     With `embedding_lookup` "one_hot" embeddings, and their gradients, are products with a matrix
     of zeros and ones: more FLOPs, but no rows scattered over each other. `wide_gradients` stacks
     gradients of layers in `param_dtype`, as other trainers do, where ours are as narrow as `dtype`;

@@ -159,7 +159,7 @@ def choice_at(
     if interval is not None:
         train["checkpoint_every"] = max(1, round(interval / step_time_s))
     changes = dict(subject.changes)
-    if MATMUL[precision] != subject.config.matmul:
+    if precision != subject.precision:
         changes["matmul"] = MATMUL[precision]
     job = Plan(
         model=subject.name,

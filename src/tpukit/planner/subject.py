@@ -46,7 +46,8 @@ class Subject:
     def precision(self) -> str:
         """Of its products, as its builder chose it."""
         matmul = "dtype" if self.known is None else self.known.matmul
-        return {name: precision for precision, name in MATMUL.items()}[matmul]
+        plain = matmul.removesuffix("_throughout")
+        return {name: precision for precision, name in MATMUL.items()}[plain]
 
     @property
     def shape(self) -> ModelShape:
