@@ -1,7 +1,7 @@
 """Tune the blocks that tpukit ships, or show what tuning gained, by op, shape and generation.
 
     python benchmarks/kernel_tuned.py                                   # what is shipped
-    python benchmarks/kernel_tuned.py --tune [--ops OP,…] [--chips …] [--seconds 120]
+    python benchmarks/kernel_tuned.py --tune [--ops OP,… [--cases …]] [--chips …] [--seconds 120]
 
 `--tune` climbs from the default blocks by static timing (origin model), as `tpukit kernel tune`
 does for one op, and writes `src/tpukit/kernels/<op>/data/<chip>.json`. Estimates are kept on disk,
@@ -24,6 +24,8 @@ SHIPPED: dict[str, tuple[str, ...]] = {
         "causal_4096x128_bfloat16",
         "causal_8192x128_bfloat16",
         "window1024_4096x128_bfloat16",
+        "causal_2048x128_bfloat16",
+        "causal_4096x256_bfloat16",
     ),
     "gated_activation": ("bfloat16_8192x14336",),
     "gated_mlp": ("bfloat16_128x4096x14336",),
@@ -44,6 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tune", action="store_true", help="tune and write; else only show")
     parser.add_argument("--ops", default=",".join(SHIPPED))
+    parser.add_argument("--cases", help="of those ops; all that are shipped by default")
     parser.add_argument("--chips", default=CHIPS)
     parser.add_argument("--seconds", type=float, help="for each case and generation, at most")
     asked = parser.parse_args()
@@ -63,7 +66,8 @@ def tune(asked: argparse.Namespace, console: Console) -> None:
 
     for name in asked.ops.split(","):
         op = get_tpu_op(name)
-        for case in map(op.case, SHIPPED[name]):
+        wanted = asked.cases.split(",") if asked.cases else SHIPPED[name]
+        for case in map(op.case, wanted):
             for chip in asked.chips.split(","):
                 try:
                     found = tune_op(

@@ -49,6 +49,8 @@ OP = Op(
         case(8192),
         case(4096, heads=32, kv_heads=8),
         case(4096, window=1024),
+        case(2048),
+        case(4096, width=256),
     ),
     block_space=block_space,
     vmem_bytes=vmem_bytes,
