@@ -132,8 +132,8 @@ def test_files_that_are_no_jobs(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         Plan.from_yaml(tmp_path / "none.yaml")
     path = tmp_path / "job.yaml"
-    path.write_text("a: [")
-    with pytest.raises(ConfigError, match="is not YAML"):
+    path.write_text("model: tiny\na: [1, 2\nb: 3\n")
+    with pytest.raises(ConfigError, match=r"is not YAML: line 3, column 2, expected ',' or '\]'"):
         Plan.from_yaml(path)
     path.write_text("- a\n- b\n")
     with pytest.raises(ConfigError, match="holds no job"):

@@ -26,10 +26,18 @@ def read_job_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}).") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
+        raise ConfigError(f"{path} is not YAML: {_what_and_where(error)}.") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds no job; write keys such as model, batch_size and slice.")
     return data  # pyright: ignore[reportUnknownVariableType]  keys are checked by fields_from
+
+
+def _what_and_where(error: Exception) -> str:
+    """What the parser minds, and the line it stands in."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return str(error).splitlines()[0]
+    return f"line {mark.line + 1}, column {mark.column + 1}, {problem}"
 
 
 def fields_from(data: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
