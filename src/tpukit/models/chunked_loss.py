@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..errors import TPUModelError
 from ..kernels.cross_entropy.chunked import LOGITS_BYTES as LOGITS_BYTES
 from ..kernels.cross_entropy.chunked import MIN_TOKENS as MIN_TOKENS
 from ..kernels.cross_entropy.chunked import chunk_count, weighted_total
@@ -30,6 +31,33 @@ class HeadLoss(Protocol):
 
 
 LossChunks: TypeAlias = int | Literal["auto"] | HeadLoss | None
+
+
+def loss_chunks_text(chunks: LossChunks) -> int | str | None:
+    """The setting as plain data: a function by its name."""
+    return getattr(chunks, "__name__", "a function") if callable(chunks) else chunks
+
+
+def check_loss_chunks(chunks: LossChunks, *, own_loss: bool) -> None:
+    """Refuse what is no number of pieces, and a loss that is not the transformer's own.
+
+    Raises:
+        TPUModelError: With the way out.
+    """
+    if chunks is None or chunks == "auto":
+        return
+    if not callable(chunks) and (type(chunks) is not int or chunks < 1):
+        raise TPUModelError(
+            f"loss_chunks={chunks!r} is not a number of pieces; use 'auto', None, an integer "
+            "from 1 or a function of activations, unembedding and targets."
+        )
+    if chunks != 1 and not own_loss:
+        raise TPUModelError(
+            f"loss_chunks={loss_chunks_text(chunks)} cuts the reference transformer's own loss, "
+            "and this workload has another model or a loss= that is given whole logits; leave it "
+            "out, or call tpukit.models.chunked_next_token_loss in your model and return what it "
+            "returns."
+        )
 
 
 class TokenSplit(NamedTuple):

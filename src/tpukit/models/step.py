@@ -1,9 +1,10 @@
-"""Loss and gradients of one step: whole, in accumulated micro-batches, or through a pipeline."""
+"""One step, whole, in accumulated micro-batches, or through a pipeline: gradients, new state."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from ..parallel.mesh import axis_sizes
 from ..parallel.pipeline import split_microbatches
@@ -12,6 +13,32 @@ from .loss import Batch
 from .pipeline_step import pipeline_loss_and_gradients
 from .placement import find_axis
 from .step_parts import StepResult, StepSettings, weighted_loss
+from .train_state import TrainState
+
+
+def updated_state(
+    settings: StepSettings,
+    transformation: optax.GradientTransformation,
+    state: TrainState,
+    batch: Batch,
+    rng: jax.Array,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """The state after one step, and what the step measured."""
+    result = loss_and_gradients(settings, Variables(state.params, state.model_state), batch, rng)
+    updates, opt_state = transformation.update(result.gradients, state.opt_state, state.params)
+    metrics = {
+        "loss": result.loss,
+        "grad_norm": optax.tree.norm(result.gradients),
+        "weight": result.weight,
+        **result.router_metrics(),
+    }
+    new = TrainState(
+        step=state.step + 1,
+        params=optax.apply_updates(state.params, updates),
+        opt_state=opt_state,
+        model_state=result.model_state,
+    )
+    return new, metrics
 
 
 def loss_and_gradients(

@@ -16,15 +16,16 @@ from rich.table import Table
 from ..errors import TPUModelError
 from ..kernels.one_gpu import on_one_gpu
 from ..parallel.layout import Layout, make_layout
-from .adapters import ModelAdapter, TransformerAdapter, Variables, adapt
+from .adapters import ModelAdapter, TransformerAdapter, adapt
 from .attention import AttentionFunction
-from .chunked_loss import LossChunks
+from .chunked_loss import LossChunks, check_loss_chunks, loss_chunks_text
+from .example_batch import random_batch
 from .execution import AnyMesh, Execution
 from .loss import Batch, LossFunction
 from .mixed_precision import narrowed
 from .placement import batch_shardings, execution_on
 from .remat import RematPolicy, RematSpec
-from .step import loss_and_gradients
+from .step import updated_state
 from .step_parts import StepSettings
 from .train_state import TrainState
 from .transformer_config import TransformerConfig
@@ -117,7 +118,7 @@ class Workload:
                 f"sequence_length={self.sequence_length} is longer than '{config.name}' takes "
                 f"(max_seq_len={config.max_seq_len}); shorten it or raise max_seq_len."
             )
-        _check_loss_chunks(self.loss_chunks, own_loss=self.loss is None and config is not None)
+        check_loss_chunks(self.loss_chunks, own_loss=self.loss is None and config is not None)
         object.__setattr__(self, "remat", RematPolicy.parse(self.remat))
 
     def replace(self, **changes: Any) -> "Workload":
@@ -161,17 +162,8 @@ class Workload:
 
     def example_batch(self, seed: int = 0) -> dict[str, jax.Array]:
         """A batch of random numbers of the right shapes: tokens below the vocabulary's size."""
-        highest = self.config.vocab_size if self.config is not None else 2
-        batch: dict[str, jax.Array] = {}
-        for place, (name, shape) in enumerate(self.batch_shapes().items()):
-            rng = jax.random.fold_in(jax.random.key(seed), place)
-            whole = jnp.issubdtype(shape.dtype, jnp.integer)
-            batch[name] = (
-                jax.random.randint(rng, shape.shape, 0, highest, shape.dtype)
-                if whole
-                else jax.random.normal(rng, shape.shape, shape.dtype)
-            )
-        return batch
+        vocabulary = self.config.vocab_size if self.config is not None else 2
+        return random_batch(self.batch_shapes(), below=vocabulary, seed=seed)
 
     @cached_property
     def transformation(self) -> optax.GradientTransformation:
@@ -296,7 +288,7 @@ class Workload:
             "sequence_length": self.sequence_length,
             "strategy": self.strategy,
             "remat": str(self.remat),
-            "loss_chunks": _named(self.loss_chunks),
+            "loss_chunks": loss_chunks_text(self.loss_chunks),
             "microbatches": self.microbatches,
             "schedule": self.schedule if "pipeline" in self.strategy else None,
         }
@@ -340,42 +332,4 @@ class Workload:
             strategy=self.strategy,
             mesh=mesh,
         )
-        result = loss_and_gradients(
-            settings, Variables(state.params, state.model_state), batch, rng
-        )
-        updates, opt_state = self.transformation.update(
-            result.gradients, state.opt_state, state.params
-        )
-        metrics = {
-            "loss": result.loss,
-            "grad_norm": optax.tree.norm(result.gradients),
-            "weight": result.weight,
-            **result.router_metrics(),
-        }
-        new = TrainState(
-            step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            opt_state=opt_state,
-            model_state=result.model_state,
-        )
-        return new, metrics
-
-
-def _named(chunks: LossChunks) -> int | str | None:
-    return getattr(chunks, "__name__", "a function") if callable(chunks) else chunks
-
-
-def _check_loss_chunks(chunks: LossChunks, *, own_loss: bool) -> None:
-    if chunks is None or chunks == "auto":
-        return
-    if not callable(chunks) and (type(chunks) is not int or chunks < 1):
-        raise TPUModelError(
-            f"loss_chunks={chunks!r} is not a number of pieces; use 'auto', None, an integer "
-            "from 1 or a function of activations, unembedding and targets."
-        )
-    if chunks != 1 and not own_loss:
-        raise TPUModelError(
-            f"loss_chunks={_named(chunks)} cuts the reference transformer's own loss, and this "
-            "workload has another model or a loss= that is given whole logits; leave it out, or "
-            "call tpukit.models.chunked_next_token_loss in your model and return what it returns."
-        )
+        return updated_state(settings, self.transformation, state, batch, rng)
