@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from .triton_blocks import dividing_columns
+
 TOKENS = 32  # that a program reads at once
 WIDEST = 256  # columns of one program
 _WARPS = 4
@@ -21,7 +23,7 @@ _WARPS = 4
 
 def fits(table: jax.Array) -> bool:
     """Whether the kernel takes rows of this width."""
-    return _columns(table.shape[1]) >= 128
+    return dividing_columns(table.shape[1], most=WIDEST) >= 128
 
 
 @jax.custom_vjp
@@ -55,7 +57,7 @@ def summed_by_row(
 ) -> jax.Array:
     """(T, width) values added up in the row that `at` (T,) names for each: (rows, width)."""
     width = values.shape[1]
-    columns = _columns(width)
+    columns = dividing_columns(width, most=WIDEST)
     ordered, order = jax.lax.sort_key_val(
         at.astype(jnp.int32), jnp.arange(at.shape[0], dtype=jnp.int32)
     )
@@ -69,11 +71,6 @@ def summed_by_row(
         name="summed_by_row",
     )
     return call(values, order, first)
-
-
-def _columns(width: int) -> int:
-    """The largest power of two that divides the width; Triton's blocks are powers of two."""
-    return min(WIDEST, width & -width)
 
 
 def _row(values_ref: Any, order_ref: Any, first_ref: Any, out_ref: Any, *, columns: int) -> None:

@@ -14,6 +14,7 @@ USUAL_SEQUENCE_LENGTH = 8192
 _ANY_PRESET = "tiny"
 # How a job file asks for products of each precision.
 MATMUL = {"bf16": "dtype", "int8": "int8", "fp8": "float8"}
+_PRECISION = {"dtype": "bf16", "int8": "int8", "int8_throughout": "int8", "float8": "fp8"}
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,7 @@ class Subject:
     @property
     def precision(self) -> str:
         """Of its products, as its builder chose it."""
-        matmul = "dtype" if self.known is None else self.known.matmul
-        plain = matmul.removesuffix("_throughout")
-        return {name: precision for precision, name in MATMUL.items()}[plain]
+        return _PRECISION["dtype" if self.known is None else self.known.matmul]
 
     @property
     def shape(self) -> ModelShape:

@@ -10,6 +10,7 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from ..triton_blocks import dividing_columns
 from .reference import gradients
 
 WIDEST = 8192  # columns of one program
@@ -18,13 +19,13 @@ _WARPS = 8
 
 def fits(both: jax.Array) -> bool:
     """Whether the kernel takes rows of this width."""
-    return _columns(both.shape[-1] // 2) >= 256
+    return dividing_columns(both.shape[-1] // 2, most=WIDEST) >= 256
 
 
 def backward(both: jax.Array, cotangent: jax.Array, *, interpret: bool = False) -> tuple[jax.Array]:
     """The gradient of gate and value side by side."""
     width = cotangent.shape[-1]
-    rows, columns = cotangent.size // width, _columns(width)
+    rows, columns = cotangent.size // width, dividing_columns(width, most=WIDEST)
     pair = pl.BlockSpec((1, 2, columns), lambda i, j: (i, 0, j))
     call: Any = pl.pallas_call(
         _kernel,
@@ -39,11 +40,6 @@ def backward(both: jax.Array, cotangent: jax.Array, *, interpret: bool = False) 
     )
     d_both = call(both.reshape(rows, 2, width), cotangent.reshape(rows, width))
     return (d_both.reshape(both.shape),)
-
-
-def _columns(width: int) -> int:
-    """The largest power of two that divides the width; Triton's blocks are powers of two."""
-    return min(WIDEST, width & -width)
 
 
 def _kernel(both_ref: Any, d_ref: Any, d_both_ref: Any) -> None:
