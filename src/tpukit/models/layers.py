@@ -42,9 +42,10 @@ class Norm(nnx.Module):
         self, x: jax.Array, delta: jax.Array | None, *, gpu_kernels: bool
     ) -> tuple[jax.Array, jax.Array]:
         """Add `delta` to the residual stream `x`; return the stream and its norm."""
-        if gpu_kernels and not self.centred:
-            return residual_norm(x, delta, self.scale[...], eps=self.eps)
+        # Added here and not in the kernel: cuBLAS adds as it writes the product that delta is.
         x = x if delta is None else x + delta
+        if gpu_kernels and not self.centred:
+            return residual_norm(x, None, self.scale[...], eps=self.eps)
         return x, self(x)
 
 

@@ -1,4 +1,4 @@
-"""`gated_activation`: a kernel for the gradient on a GPU, XLA's own fusions elsewhere."""
+"""`gated_activation`: a kernel for each pass on a GPU, XLA's own fusions elsewhere."""
 
 import jax
 
@@ -12,7 +12,7 @@ from . import gpu, pallas_tpu, reference
 OP_NAME = pallas_tpu.OP_NAME
 PASSES = {
     PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
-    TRITON: Passes(reference.forward, gpu.backward),
+    TRITON: Passes(gpu.forward, gpu.backward),
     REFERENCE: Passes(reference.forward, reference.backward),
 }
 
