@@ -190,3 +190,14 @@ def test_a_pipeline_of_somebody_elses_model_is_refused():
     mesh = abstract_mesh(mesh_shape=(2,), axis_names=("stage",))
     with pytest.raises(TPUModelError, match="has to know where a model's layers are"):
         work.jit_train_step(mesh).trace(*work.abstract_args(mesh))
+
+
+def test_the_norm_of_gradients_may_be_left_unmeasured():
+    work = Workload("tiny", batch_size=4, sequence_length=32)
+    state, batch = work.init(jax.random.key(0)), work.example_batch()
+    measured = jax.jit(work.train_step)(state, batch)
+    unmeasured = jax.jit(work.replace(grad_norm=False).train_step)(state, batch)
+    assert set(measured[1]) - set(unmeasured[1]) == {"grad_norm"}
+    leaves = [jax.tree.leaves(after.params) for after, _ in (measured, unmeasured)]
+    for one, other in zip(*leaves, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)

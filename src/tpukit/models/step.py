@@ -28,8 +28,8 @@ def updated_state(
     updates, opt_state = transformation.update(result.gradients, state.opt_state, state.params)
     metrics = {
         "loss": result.loss,
-        "grad_norm": optax.tree.norm(result.gradients),
         "weight": result.weight,
+        **({"grad_norm": optax.tree.norm(result.gradients)} if settings.grad_norm else {}),
         **result.router_metrics(),
     }
     new = TrainState(

@@ -22,6 +22,7 @@ class StepSettings:
     microbatches: int
     schedule: str
     strategy: str
+    grad_norm: bool
     mesh: AnyMesh | None
 
 

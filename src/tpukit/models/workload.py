@@ -71,6 +71,7 @@ class Workload:
         schedule: Of the pipeline: "gpipe" or "1f1b".
         attention: "auto", "flash", "splash", "xla", "ring", "cudnn", or a function.
         scan_layers: Whether the reference transformer scans its layers or unrolls them.
+        grad_norm: Whether a step measures the norm of all gradients; clipping does not need it.
         seed: Of the random numbers a step draws (dropout).
 
     Example:
@@ -97,6 +98,7 @@ class Workload:
     schedule: str = "1f1b"
     attention: str | AttentionFunction = "auto"
     scan_layers: bool = True
+    grad_norm: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -330,6 +332,7 @@ class Workload:
             microbatches=self.microbatches,
             schedule=self.schedule,
             strategy=self.strategy,
+            grad_norm=self.grad_norm,
             mesh=mesh,
         )
         return updated_state(settings, self.transformation, state, batch, rng)
