@@ -1,6 +1,7 @@
 """Our step alone, in a bare loop: what `TPUTrainer` adds around it is the difference."""
 
 import sys
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from shapes import SEQUENCE, SHAPES
 from tpukit import create_mesh
 from tpukit.models import Workload
 from tpukit.training.gpu import workload_options
+from tpukit.training.products import tuned_options
 from tpukit.training.recompile import StepProgram
 
 
@@ -22,10 +24,11 @@ def main(name, tokens_path, warm):
         batch_size=s.batch,
         sequence_length=SEQUENCE,
         optimizer=optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1),
+        grad_norm=False,
         **workload_options(s.layers),
     )
     mesh = create_mesh(mesh_shape=(1,), axis_names=("data",))
-    program = StepProgram(work, mesh)
+    program = StepProgram(work, mesh, tune=partial(tuned_options, say=print))
     program.compile()
     state = work.init_on(mesh, jax.random.key(0))
     place = next(iter(work.shardings(mesh).batch.values()))

@@ -1,4 +1,4 @@
-"""Our side: `TPUTrainer` with its own defaults, as a user calls it."""
+"""Our side: `TPUTrainer` as a user calls it for a long run, with its products timed first."""
 
 import json
 import sys
@@ -33,9 +33,11 @@ def main(name, tokens_path, warm):
                 "clip_norm": None,
                 "run_dir": folder + "/run",
                 "checkpoint_every": 0,
+                "tune_products": True,
             }
         )
         options = {"remat": "minimal"} if s.experts else {}
+        options["grad_norm"] = False  # the other programs measure none
         trainer = TPUTrainer(model=config, settings=settings, progress=False, **options)
         result = trainer.train(
             batches, num_steps=len(data), batch_size=s.batch, sequence_length=SEQUENCE

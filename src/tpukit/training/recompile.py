@@ -97,9 +97,19 @@ class StepProgram:
         *,
         on_change: str = "refuse",
         options: Mapping[str, Any] | None = None,
+        tune: Callable[[str], Mapping[str, Any]] | None = None,
     ) -> None:
+        """Compile nothing yet.
+
+        Args:
+            work: What is trained.
+            mesh: What it is trained on.
+            on_change: "refuse" or "allow" batches of another shape.
+            options: A plan's, for the compiler of a TPU.
+            tune: From the compiled step's text to options that make it faster, if any.
+        """
         self._work, self._mesh, self._on_change = work, mesh, on_change
-        self._options = options_here(options or {})
+        self._options, self._tune = options_here(options or {}), tune
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._first = _signature(work.batch_shapes())
         self.compile_s = 0.0
@@ -154,14 +164,23 @@ class StepProgram:
         work = self._work if signature == self._first else self._work.replace(batch=shapes)
         step = work.jit_train_step(self._mesh)
         if not is_debugging():
-            began = time.perf_counter()
-            lowered = step.lower(*work.abstract_args(self._mesh))
-            with _counting_cache_hits() as hits:
+            with self._compiling():
+                lowered = step.lower(*work.abstract_args(self._mesh))
                 step = lowered.compile(compiler_options=self._options)
-            self.compile_s += time.perf_counter() - began
-            self.from_cache = bool(hits)
+            found = self._tune(step.as_text()) if self._tune is not None else {}
+            if found:
+                with self._compiling():
+                    step = lowered.compile(compiler_options={**(self._options or {}), **found})
         self._compiled[signature] = step
         return step
+
+    @contextmanager
+    def _compiling(self) -> Generator[None]:
+        began = time.perf_counter()
+        with _counting_cache_hits() as hits:
+            yield
+        self.compile_s += time.perf_counter() - began
+        self.from_cache = bool(hits)
 
 
 def _signature(batch: Mapping[str, Any]) -> tuple[Any, ...]:

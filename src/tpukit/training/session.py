@@ -1,13 +1,15 @@
 """One call of `train()`: open the run, restore or begin, compile, loop, close."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import jax
 
 from ..hardware import Figure
+from ..kernels.one_gpu import on_one_gpu
 from ..models.train_state import TrainState
 from .batches import BatchSource
 from .checkpoint import TPUCheckpointer
@@ -18,6 +20,7 @@ from .hooks import TrainingHook
 from .loop import LoopParts, LoopSettings, TrainingLoop
 from .metrics import MetricsFile
 from .preparation import Prepared
+from .products import tuned_options
 from .progress import ProgressView
 from .recompile import StepProgram, enable_compilation_cache
 from .result import TrainingResult
@@ -193,6 +196,7 @@ class Session:
             self._prepared.mesh,
             on_change=self._settings.on_recompile,
             options=self._compiler_options,
+            tune=self._tuning(),
         )
         with self._ledger.doing("compile"), explained("compiling the step"):
             program.compile()
@@ -203,6 +207,14 @@ class Session:
             else "debugging mode: no jit, every operation is checked, compiles are in compiles.log"
         )
         return program
+
+    def _tuning(self) -> Callable[[str], Mapping[str, Any]] | None:
+        if not self._settings.tune_products:
+            return None
+        if not on_one_gpu():
+            self.say("tune_products is for one NVIDIA GPU; here there is nothing to choose from")
+            return None
+        return partial(tuned_options, say=self.say)
 
     def _keeper(self) -> StateKeeper | None:
         settings = self._settings

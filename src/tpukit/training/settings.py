@@ -106,6 +106,9 @@ class TrainingSettings(Reporting, Reliability, Optimization, DataFields, Setting
 
     steps: PositiveInt | None = Field(default=None, description="of the whole run, from step 0")
     seed: NonNegativeInt = Field(default=0, description="of parameters, data order and dropout")
+    tune_products: bool = Field(
+        default=False, description="on one NVIDIA GPU: time cuBLAS under load first, once a model"
+    )
 
     @classmethod
     def from_section(cls, section: Mapping[str, Any], **overrides: Any) -> "TrainingSettings":
