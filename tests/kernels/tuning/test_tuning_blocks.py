@@ -114,6 +114,17 @@ def test_when_nothing_compiles_it_says_so():
         tune_op(make_op(SPACE), CASE, "v6e", timer=refusing)
 
 
+def test_where_no_backward_pass_has_a_time_the_fastest_forward_stands():
+    def refusing(blocks, direction):
+        if direction == "backward" or blocks == Blocks():
+            raise XLACompilationError("E1001: scoped vmem")
+        return timer(blocks, direction)
+
+    found = tune_op(make_op(SPACE), CASE, "v6e", timer=refusing)
+    assert found.chosen.blocks == Blocks(rows=512)
+    assert found.entry().time_us == pytest.approx(100)
+
+
 def test_a_budget_leaves_the_rest_untried_but_never_the_default():
     found = tune_op(make_op(SPACE), CASE, "v6e", timer=timer, seconds=-1.0)
     assert [trial.blocks for trial in found.trials] == [Blocks()]

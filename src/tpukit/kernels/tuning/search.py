@@ -110,7 +110,9 @@ def _climb_backward(
     ]
     for blocks in (default, fast_forward, *search.fastest(FORWARD_CONTENDERS)):
         search.gradient(blocks)
-    chosen = search.fastest_gradient(default)
+    # Where no backward pass has a time, what is fastest forward stands, and not a default that
+    # may have none at all.
+    chosen = search.fastest_gradient(default if search.has_gradient() else fast_forward)
     while True:
         for blocks in grid.beside(chosen, backward_only):
             search.gradient(blocks)
@@ -205,6 +207,10 @@ class _Search:
         """The trials whose forward pass has a time, the fastest first."""
         found = [trial for trial in self.trials.values() if trial.forward_s is not None]
         return sorted(found, key=lambda trial: trial.forward_s or 0.0)
+
+    def has_gradient(self) -> bool:
+        """Whether any backward pass has a time."""
+        return any(trial.gradient_s is not None for trial in self.trials.values())
 
     def first_that_works(self, candidates: Sequence[Blocks]) -> None:
         """Try one after another until one has a time.
