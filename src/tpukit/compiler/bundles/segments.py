@@ -121,9 +121,10 @@ def _branches(listing: BundleListing, core: Core) -> Iterator[_Branch]:
 def _delay_slots(listing: BundleListing, address: int, branch: Instruction, core: Core) -> int:
     """How many bundles after a branch are issued even when it is taken.
 
-    Older generations have a fixed number. TPU7x has up to six, which the listing does not state:
-    they reach at least to the last bundle that is guarded against the branch being taken, and on
-    to whatever must not run then (a place to jump to, another region, a transfer or a semaphore).
+    Older generations have a fixed number. TPU7x has up to six, which the listing does not state.
+    What is jumped over begins with a region of its own: they reach up to it, where it begins that
+    soon. Else they reach at least to the last bundle that is guarded against the branch being
+    taken, and on to whatever must not run then (a transfer or a semaphore).
     """
     most = core.branch_delay_slots
     if not core.delay_slots_vary:
@@ -136,8 +137,12 @@ def _delay_slots(listing: BundleListing, address: int, branch: Instruction, core
             for one in bundle.instructions
         ):
             slots = number
+    begins = (n for n, bundle in enumerate(following) if bundle.label or bundle.regions)
+    region = next(begins, None)
+    if region is not None:
+        return max(slots, region)
     for bundle in following[slots:]:
-        if bundle.label or bundle.regions or any(map(_has_side_effect, bundle.instructions)):
+        if any(map(_has_side_effect, bundle.instructions)):
             break
         slots += 1
     return slots

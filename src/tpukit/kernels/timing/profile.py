@@ -24,7 +24,7 @@ from ...hardware import Chip, get_chip
 from ...hardware.target import target_chip
 from .prefetched import PallasCall, find_pallas_calls
 
-FORMAT = 5  # raise it when what is kept of a run, or how a program is run, changes
+FORMAT = 6  # raise it when what is kept of a run, or how a program is run, changes
 
 
 @dataclass(frozen=True)
