@@ -1,5 +1,6 @@
 """The scalar program: loops turn as often as the table says, and nothing unknown is guessed."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.compiler.bundles import parse_listing, trace_call
+from tpukit.compiler.bundles.listing import Bundle, BundleListing, Instruction
 from tpukit.compiler.bundles.machine import run_program
 from tpukit.compiler.bundles.scalar import UNKNOWN, add, both, choose, either, signed
+from tpukit.compiler.bundles.segments import _branches
 from tpukit.compiler.bundles.units import core_of
 from tpukit.errors import XLACompilationError
 
@@ -91,3 +94,24 @@ def test_numbers_wrap_like_32_bit_integers(value):
     assert signed(value) == int.from_bytes(
         (value % 2**32).to_bytes(4, "little"), "little", signed=True
     )
+
+
+def branching(*following, region=None):
+    """A program of a branch, bundles behind it, and what it goes to."""
+    branch = Instruction("", "sbr.rel", "target = $region9", predicate="p1_p0")
+    bundles = [Bundle("", 1, (branch,)), *(Bundle("", 1, one) for one in following)]
+    if region is not None:
+        bundles[region] = dataclasses.replace(bundles[region], regions=(8,))
+    return BundleListing((*bundles, *[Bundle("", 1, ())] * 8, Bundle("PF", 1, (), (9,))))
+
+
+@pytest.mark.parametrize(
+    ("region", "slots"),
+    [(4, 3), (None, 1)],
+    ids=["what is jumped over begins behind it", "nothing says where it begins"],
+)
+def test_a_transfer_belongs_to_a_branch_on_7x_where_the_next_region_begins_behind_it(region, slots):
+    transfer = Instruction("", "dma.hbm_to_vmem", "%s1, 64, %s2, %s3", "p2_p1", negated=True)
+    program = branching((), (transfer,), (), (), region=region)
+    (branch,) = _branches(program, core_of("7x"))
+    assert branch.end - branch.address - 1 == slots
