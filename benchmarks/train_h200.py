@@ -1,6 +1,7 @@
 """Training on one NVIDIA GPU: `TPUTrainer` against torch.compile and plain jax, in one run.
 
     python benchmarks/train_h200.py [--models 350m,1b,3b,moe-8x1b] [--steps 30]
+        [--programs torch,tpukit,bare_step,plain_jax]
 
 Every program gets the same initial weights, tokens, batch and precision (float32 masters and
 moments, bfloat16 products, AdamW) and runs in a process of its own, one after another, torch first:

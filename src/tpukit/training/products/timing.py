@@ -1,16 +1,12 @@
-"""The program that times cuBLAS's algorithms for matrix products under load.
+"""The child process that times cuBLAS's algorithms for matrix products under load.
 
-    python -m tpukit.training.products.timing REQUEST.json
-
-The request names the products and the two files to write: XLA's autotuning results with the
-fastest algorithm of each, and a report. XLA reads such results once in a process, so all
+It is asked for products and a file to write: XLA's autotuning results with the fastest algorithm
+of each. XLA reads such results once in a process, so all
 algorithms are given in one file: a product with another precision attribute, which narrow
 operands ignore, has a key of its own.
 """
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from itertools import product as every_pair
@@ -21,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 
+from ...runtime.child import serve_request
 from ..gpu import compiler_options
 from .product import Matrix, Product, chosen_algorithm, products_in
 from .results_file import blocks_of, key_of, with_algorithm
@@ -36,12 +33,10 @@ _DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
 Program = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def main(request: Path) -> None:
-    """Time what the request names and write what was found."""
-    asked = json.loads(request.read_text())
-    products = [Product.from_dict(one) for one in asked["products"]]
-    report = choose_algorithms(products, Path(asked["results"]))
-    Path(asked["report"]).write_text(json.dumps(report))
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Time the products that the request names, write XLA's results, and report every rate."""
+    products = [Product.from_dict(one) for one in request["products"]]
+    return {"report": choose_algorithms(products, Path(request["results"]))}
 
 
 def choose_algorithms(products: list[Product], results: Path) -> list[dict[str, Any]]:
@@ -161,4 +156,4 @@ def _filled(matrix: Matrix, seed: int) -> jax.Array:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    serve_request(answer)

@@ -8,8 +8,6 @@ limit. Here they take turns there, in a process of its own, and XLA is given the
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Any
 
 import jax
 
+from ...runtime.child import ChildError, run_child
 from ...runtime.flags.cache import cache_folder
 from .product import Product, products_in
 from .results_file import SUFFIX
@@ -114,33 +113,24 @@ class ProductTuner:
         )
 
     def _time(self, report: Path) -> str | None:
-        """Run the timing program; the last line of its complaint where it fails."""
+        """Run the timing program; why there is nothing to keep where it fails."""
         self.kept.parent.mkdir(parents=True, exist_ok=True)
+        # This process holds most of the memory already; the other one takes what it needs.
+        environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         with tempfile.TemporaryDirectory(dir=self.kept.parent) as folder:
-            made = {name: Path(folder) / f"made{name}" for name in (SUFFIX, ".json")}
-            request = Path(folder) / "request.json"
-            asked = {
+            results = Path(folder) / f"made{SUFFIX}"
+            request = {
                 "products": [product.to_dict() for product in self.products],
-                "results": str(made[SUFFIX]),
-                "report": str(made[".json"]),
+                "results": str(results),
             }
-            request.write_text(json.dumps(asked))
-            # This process holds most of the memory already; the other one takes what it needs.
-            environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
             try:
-                done = subprocess.run(
-                    [sys.executable, "-m", f"{__package__}.timing", str(request)],
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=TIMEOUT_S,
-                )
-            except subprocess.TimeoutExpired:
-                return f"not done after {TIMEOUT_S:.0f} s"
-            if done.returncode != 0:
-                return (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
-            if not json.loads(made[".json"].read_text()):
+                found = run_child(
+                    f"{__package__}.timing", request, timeout_s=TIMEOUT_S, environment=environment
+                )["report"]
+            except ChildError as error:
+                return str(error)
+            if not found:
                 return "alone, they compile to something else"
-            made[".json"].replace(report)
-            made[SUFFIX].replace(self.kept)  # last: where it is, all is
+            report.write_text(json.dumps(found))
+            results.replace(self.kept)  # last: where it is, all is
         return None
