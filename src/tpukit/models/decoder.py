@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,14 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from ..kernels.gated_activation import gated_activation
+from ..kernels.rope.apart import rope_apart
+from ..kernels.rope.tables import tables_at
 from ..parallel.activations import constrain
 from ..parallel.experts import moe_ffn
 from ..parallel.routing import RouterStats
 from .attention import get_attention
 from .execution import Execution
-from .layers import Linear, Norm
+from .layers import Linear, Norm, side_by_side
 from .rope import apply_rope, rope_frequencies
 from .transformer_config import TransformerConfig
 
@@ -36,26 +39,25 @@ class LayerContext:
     execution: Execution
 
 
-@jax.custom_vjp
-def _three_uses(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`x` for three products whose gradients are added up in an order that XLA fuses on a GPU.
+def _uses(x: jax.Array, count: int) -> tuple[jax.Array, ...]:
+    """`x` for so many products whose gradients are added up in an order that XLA fuses on a GPU.
 
     cuBLAS adds to what is there, and XLA gives a sum to its first operand's product if that adds
     nothing yet: the last product must stand first.
     """
-    return x, x, x
 
+    @jax.custom_vjp
+    def copies(x: jax.Array) -> tuple[jax.Array, ...]:
+        return (x,) * count
 
-def _three_uses_forward(x: jax.Array) -> tuple[tuple[jax.Array, jax.Array, jax.Array], None]:
-    return _three_uses(x), None
+    def forward(x: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+        return copies(x), None
 
+    def backward(_: None, gradients: tuple[jax.Array, ...]) -> tuple[jax.Array]:
+        return (reduce(lambda total, gradient: gradient + total, gradients),)
 
-def _three_uses_backward(_: None, gradients: tuple[jax.Array, ...]) -> tuple[jax.Array]:
-    first, second, third = gradients
-    return (third + (second + first),)
-
-
-_three_uses.defvjp(_three_uses_forward, _three_uses_backward)
+    copies.defvjp(forward, backward)
+    return copies(x)
 
 
 class SelfAttention(nnx.Module):
@@ -75,16 +77,13 @@ class SelfAttention(nnx.Module):
         """(B, S, d_model) -> (B, S, d_model); `window` is this layer's own."""
         c = self.config
         batch, length, _ = x.shape
-        for_q, for_k, for_v = _three_uses(x) if context.execution.gpu_kernels else (x, x, x)
-        q = self.q_proj(for_q).reshape(batch, length, c.n_heads, c.head_dim)
-        k = self.k_proj(for_k).reshape(batch, length, c.n_kv_heads, c.head_dim)
+        if context.execution.gpu_kernels and c.positions == "rope" and self.q_norm is None:
+            for_both, for_v = _uses(x, 2)
+            q, k = self._queries_and_keys_in_one(for_both, window, context)
+        else:
+            for_q, for_k, for_v = _uses(x, 3) if context.execution.gpu_kernels else (x, x, x)
+            q, k = self._queries_and_keys(for_q, for_k, window, context)
         v = self.v_proj(for_v).reshape(batch, length, c.n_kv_heads, c.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if c.positions == "rope":
-            frequencies = self._frequencies(window)
-            q = apply_rope(q, context.positions, frequencies)
-            k = apply_rope(k, context.positions, frequencies)
         q = constrain(checkpoint_name(q, "query_proj"), "batch", "sequence", "heads", "head_dim")
         k = constrain(checkpoint_name(k, "key_proj"), "batch", "sequence", "kv_heads", "head_dim")
         v = constrain(checkpoint_name(v, "value_proj"), "batch", "sequence", "kv_heads", "head_dim")
@@ -92,6 +91,30 @@ class SelfAttention(nnx.Module):
         out = attend(q, k, v, window=window, segment_ids=context.segment_ids)
         out = constrain(checkpoint_name(out, "context"), "batch", "sequence", "heads", "head_dim")
         return self.o_proj(out.reshape(batch, length, c.n_heads * c.head_dim))
+
+    def _queries_and_keys(
+        self, for_q: jax.Array, for_k: jax.Array, window: int | None, context: LayerContext
+    ) -> tuple[jax.Array, jax.Array]:
+        c = self.config
+        q = self.q_proj(for_q).reshape(*for_q.shape[:2], c.n_heads, c.head_dim)
+        k = self.k_proj(for_k).reshape(*for_k.shape[:2], c.n_kv_heads, c.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if c.positions != "rope":
+            return q, k
+        frequencies = self._frequencies(window)
+        return (
+            apply_rope(q, context.positions, frequencies),
+            apply_rope(k, context.positions, frequencies),
+        )
+
+    def _queries_and_keys_in_one(
+        self, x: jax.Array, window: int | None, context: LayerContext
+    ) -> tuple[jax.Array, jax.Array]:
+        """Of one product, which is wider than theirs and so runs at a higher rate on a GPU."""
+        tables = tables_at(context.positions, self._frequencies(window))
+        joined = side_by_side((self.q_proj, self.k_proj), x)
+        return rope_apart(joined, *tables, heads=(self.config.n_heads, self.config.n_kv_heads))
 
     def _frequencies(self, window: int | None) -> np.ndarray:
         c = self.config
@@ -116,21 +139,13 @@ class DenseMLP(nnx.Module):
         if self.gate_proj is None:
             hidden = act(checkpoint_name(self.up_proj(x), "mlpwi_1"))
         elif context.execution.gpu_kernels and self.activation == "silu":
-            hidden = gated_activation(checkpoint_name(self._gate_and_up(x), "mlpwi_0"))
+            both = side_by_side((self.gate_proj, self.up_proj), x)
+            hidden = gated_activation(checkpoint_name(both, "mlpwi_0"))
         else:
             up = checkpoint_name(self.up_proj(x), "mlpwi_1")
             hidden = act(checkpoint_name(self.gate_proj(x), "mlpwi_0")) * up
         hidden = constrain(hidden, "batch", "sequence", "mlp")
         return self.down_proj(hidden), None
-
-    def _gate_and_up(self, x: jax.Array) -> jax.Array:
-        """Both products in one: gate and up side by side on the last axis."""
-        layers = [layer for layer in (self.gate_proj, self.up_proj) if layer is not None]
-        # The matrices are written anew in the dtype of activations: side by side costs nothing.
-        matrices = jnp.concatenate([layer.matrix() for layer in layers], axis=1)
-        both = self.up_proj.product(x, matrices)
-        biases = [layer.bias[...] for layer in layers if layer.bias is not None]
-        return both + jnp.concatenate(biases).astype(both.dtype) if biases else both
 
 
 class Experts(nnx.Module):
