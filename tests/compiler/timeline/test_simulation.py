@@ -193,6 +193,33 @@ def test_a_loop_takes_its_body_as_often_as_it_runs():
     assert inside.times == 5
 
 
+@pytest.mark.parametrize(
+    "branches",
+    [
+        "true_computation=%twice, false_computation=%nothing",
+        "true_computation=%nothing, false_computation=%twice",
+        "branch_computations={%nothing, %twice, %once}",
+    ],
+)
+def test_of_a_conditional_the_longest_branch_counts(branches):
+    parameter = f"(p: bf16[8192,8192]) -> bf16[8192,8192] {{\n  %p = {LARGE} parameter(0)\n"
+    computations = (
+        f"%nothing {parameter}  ROOT %c = {LARGE} bitcast(%p)\n}}\n\n"
+        f"%once {parameter}  ROOT %n = {LARGE} negate(%p)\n}}\n\n"
+        f"%twice {parameter}  %m = {LARGE} negate(%p)\n  ROOT %o = {LARGE} negate(%m)\n}}\n"
+    )
+    body = [
+        f"%a = {LARGE} parameter(0)",
+        "%which = pred[]{:T(512)} parameter(1)",
+        f"ROOT %y = {LARGE} conditional(%which, %a, %a), {branches}",
+    ]
+    seconds, ledger = run(body, computations=computations)
+    once = 2 * 2 * 8192 * 8192 / HBM_RATE
+    assert ledger.seconds["hbm"] == pytest.approx(2 * once, rel=1e-3)
+    assert seconds == pytest.approx(sum(ledger.seconds.values()))
+    assert [span.name for span in ledger.spans if span.track == "core"] == ["m", "o"]
+
+
 def test_what_cannot_be_timed_is_said():
     kernel = (
         f'%k = {LARGE} custom-call(%a), custom_call_target="tpu_custom_call", '

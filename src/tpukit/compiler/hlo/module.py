@@ -15,7 +15,9 @@ _CLOSING = re.compile(r'\}(, execution_thread="[^"]*")?')
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"([a-z][\w\-]*)\(")
 _OPERAND = re.compile(r"%([\w.\-]+)")
-_CALLED = re.compile(r"\b(calls|body|condition|to_apply)=%?([\w.\-]+)")
+_CALLED = re.compile(
+    r"\b(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
+)
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
@@ -43,12 +45,12 @@ class Instruction:
 
     @cached_property
     def called(self) -> Mapping[str, str]:
-        """The computations it calls, by role: calls, body, condition, to_apply."""
+        """The computations it calls, by role: calls, body, condition, true_computation …"""
         return dict(_CALLED.findall(self.attributes))
 
     @cached_property
     def branches(self) -> tuple[str, ...]:
-        """The computations of a conditional."""
+        """The computations of a conditional on a number."""
         found = _BRANCHES.search(self.attributes)
         return tuple(name.strip().lstrip("%") for name in found[1].split(",")) if found else ()
 

@@ -48,6 +48,7 @@ class Simulation:
         # The first that says an instruction is its own has dealt with it.
         self._handlers = (
             self._loop,
+            self._branch,
             self._done,
             self._start,
             self._cut_collective,
@@ -71,7 +72,7 @@ class Simulation:
         return frame.now
 
     def _loop(self, instruction: Instruction, frame: Frame) -> bool:
-        if instruction.opcode not in ("while", "call", "conditional"):
+        if instruction.opcode not in ("while", "call"):
             return False
         trips = 1
         if instruction.opcode == "while":
@@ -90,6 +91,20 @@ class Simulation:
             frame.advance(once * trips)
         if frame.now > start and instruction.opcode == "while":
             self._span("core", instruction, frame, start, frame.now - start, "loop")
+        return True
+
+    def _branch(self, instruction: Instruction, frame: Frame) -> bool:
+        """The longest branch: devices take different ones, and the others wait for the slowest."""
+        if instruction.opcode != "conditional":
+            return False
+
+        def alone(branch: Computation) -> float:
+            trial = Simulation(self.module, self.network, kernel_timer=self.kernel_timer)
+            return trial._computation(branch, times=1, offset=0.0)
+
+        for longest in sorted(self.module.called_by(instruction), key=alone)[-1:]:
+            offset = frame.offset + frame.now
+            frame.advance(self._computation(longest, times=frame.times, offset=offset))
         return True
 
     def _start(self, instruction: Instruction, frame: Frame) -> bool:
