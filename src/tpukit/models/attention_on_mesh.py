@@ -1,15 +1,14 @@
 """Attention kernels on a mesh: each device runs one on its own examples and heads."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ..parallel.mesh import AnyMesh, axis_sizes
+from ..parallel.manual_axes import whole_key_heads
+from ..parallel.mesh import AnyMesh
 
 
 class LocalAttention(Protocol):
@@ -72,10 +71,7 @@ class KernelAttention:
         """
         self.refuse(q)
         if mesh is not None:
-            sizes = axis_sizes(mesh)
-            if k.shape[2] % math.prod(sizes[axis] for axis in head_axes):
-                # Fewer key heads than shares: each share needs whole ones of its own.
-                k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+            k, v = whole_key_heads(q, k, v, mesh=mesh, axes=head_axes)
 
         def local(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> jax.Array:
             return self.attend(q, k, v, ids[0] if ids else None, window=window, interpret=interpret)

@@ -8,8 +8,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .adapters import Variables
 from .execution import AnyMesh
 from .loss import Batch, WeightedLoss
-from .placement import execution_on
 from .step_parts import weighted_loss
+from .token_order import in_ring_order
 from .workload import Workload
 
 
@@ -20,11 +20,12 @@ def jit_eval_step(work: Workload, mesh: AnyMesh) -> Any:
     stages are used one after the other, each gathered when its turn comes.
     """
     places, layout = work.shardings(mesh), work.layout(mesh)
-    execution = execution_on(mesh, work.strategy, work.execution, config=work.config)
-    execution = execution.replace(z_loss=0.0)
+    execution = work.execution_on(mesh).replace(z_loss=0.0)
 
     def loss(params: Any, model_state: Any, batch: Batch) -> WeightedLoss:
         with layout.activation_rules():
+            if execution.zigzag > 1:
+                batch = in_ring_order(batch, execution.zigzag)
             applied = work.adapter.apply(
                 Variables(params, model_state),
                 batch,

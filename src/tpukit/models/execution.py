@@ -18,8 +18,9 @@ class Execution:
     """Choices that change speed and memory, never the result; `z_loss` alone adds to the loss.
 
     `loss_chunks` is how the loss is cut where a model computes it from activations; None gives
-    the loss whole logits. `gpu_kernels` takes our own kernels for norms and gated activations,
+    the loss whole logits. `gpu_kernels` has kernels of our own for norms, rope and gating,
     which see one device only. `z_loss` is what either then weighs log² of the normaliser with.
+    `zigzag` is the number of devices in whose ring order a step puts its tokens.
     `expert_mesh` is the mesh whose `expert_axis` the experts are spread over (None: over no axis)
     and over which tokens are split as `expert_tokens` says; without a mesh every expert is where
     its tokens are.
@@ -31,6 +32,7 @@ class Execution:
     gpu_kernels: bool = False
     loss_chunks: LossChunks = None
     z_loss: float = 0.0
+    zigzag: int = 1
     expert_mesh: AnyMesh | None = None
     expert_axis: str | None = None
     expert_tokens: PartitionSpec | None = None

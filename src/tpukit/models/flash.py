@@ -5,19 +5,10 @@ import jax.numpy as jnp
 
 from ..errors import TPUModelError
 from ..kernels.flash_attention.differentiation import implementation
+from ..kernels.flash_attention.pallas_tpu import NARROWEST, SHORTEST, can_flash
 from ..kernels.flash_attention.problem import SegmentIds
 from ..kernels.op import PALLAS_TPU
 from .attention_on_mesh import KernelAttention
-
-# Shorter sequences and narrower heads are mostly padding to the kernel's 128 x 128.
-SHORTEST = 128
-NARROWEST = 64
-
-
-def can_flash(q: jax.Array) -> bool:
-    """Whether the kernel is made for queries of this shape and dtype."""
-    large = q.shape[1] >= SHORTEST and q.shape[-1] >= NARROWEST
-    return large and q.dtype in (jnp.float32, jnp.bfloat16)
 
 
 def _refuse(q: jax.Array) -> None:

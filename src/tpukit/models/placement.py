@@ -19,6 +19,7 @@ from .attention import automatic_attention
 from .execution import AnyMesh, Execution
 from .flash import flash_attention
 from .splash import splash_attention, splash_attention_in_two
+from .token_order import ring_layout_for
 from .transformer_config import TransformerConfig
 
 _STRATEGY_OF_ROLE: dict[Role, str] = {
@@ -45,12 +46,33 @@ def strategy_for(axis_names: Iterable[str]) -> str:
 
 
 def execution_on(
-    mesh: AnyMesh, strategy: str, execution: Execution, *, config: TransformerConfig | None
+    mesh: AnyMesh,
+    strategy: str,
+    execution: Execution,
+    *,
+    config: TransformerConfig | None,
+    sequence_length: int | None,
 ) -> Execution:
-    """The execution with ring attention and experts put on the mesh, where there are any."""
+    """The execution with ring attention and experts put on the mesh, where there are any.
+
+    Args:
+        mesh: Where it runs.
+        strategy: How the work is split.
+        execution: The choices made before.
+        config: The reference transformer this is, or None.
+        sequence_length: Of the batch, if its loss does not depend on the order of tokens.
+    """
     context = find_axis(mesh, strategy, "context")
     if context is not None and execution.attention in ("auto", "ring"):
-        execution = execution.replace(attention=partial(ring_attention, mesh=mesh, axis=context))
+        ring = partial(ring_attention, mesh=mesh, axis=context)
+        if "pipeline" not in strategy:
+            axes, shards = dict(ActivationRules.of(mesh, strategy).axes), axis_sizes(mesh)[context]
+            layout = ring_layout_for(config, shards=shards, sequence_length=sequence_length)
+            ring = partial(
+                ring, layout=layout, batch_axes=axes["batch"], head_axes=axes.get("heads", ())
+            )
+            execution = execution.replace(zigzag=shards if layout == "zigzag" else 1)
+        execution = execution.replace(attention=ring)
     elif (
         isinstance(execution.attention, str)
         and execution.attention in _BY_KERNEL

@@ -27,6 +27,7 @@ from .placement import batch_shardings, execution_on
 from .remat import RematPolicy, RematSpec
 from .step import updated_state
 from .step_parts import StepSettings
+from .token_order import in_ring_order
 from .train_state import TrainState
 from .transformer_config import TransformerConfig
 
@@ -193,7 +194,7 @@ class Workload:
     def train_step_on(self, mesh: AnyMesh) -> TrainStep:
         """The step with activations and collectives placed for `mesh`: a pure function."""
         layout = self.layout(mesh)
-        execution = execution_on(mesh, self.strategy, self.execution, config=self.config)
+        execution = self.execution_on(mesh)
 
         def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
             with layout.activation_rules():
@@ -321,10 +322,22 @@ class Workload:
             z_loss=self.z_loss,
         )
 
+    def execution_on(self, mesh: AnyMesh) -> Execution:
+        """How it runs on `mesh`."""
+        return execution_on(
+            mesh,
+            self.strategy,
+            self.execution,
+            config=self.config,
+            sequence_length=self.sequence_length if self.loss is None else None,
+        )
+
     def _step(
         self, state: TrainState, batch: Batch, execution: Execution, *, mesh: AnyMesh | None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         rng = jax.random.fold_in(jax.random.key(self.seed), state.step)
+        if execution.zigzag > 1:
+            batch = in_ring_order(batch, execution.zigzag)
         settings = StepSettings(
             adapter=self.adapter,
             loss=self.loss,

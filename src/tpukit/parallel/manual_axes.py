@@ -1,5 +1,6 @@
 """Which mesh a function that talks over a mesh axis runs on, and whether the axis is there."""
 
+import math
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -50,6 +51,20 @@ def copy_each(tree: Tree, copies: int) -> Tree:
     bfloat16 sum inside it.
     """
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (copies, *leaf.shape)), tree)
+
+
+def whole_key_heads(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, mesh: AnyMesh, axes: tuple[str, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Keys and values whose heads can be split over `axes`: (B, S, heads, D).
+
+    Where there are fewer key heads than shares, each share gets whole ones of its own.
+    """
+    sizes = axis_sizes(mesh)
+    if k.shape[2] % math.prod(sizes[axis] for axis in axes) == 0:
+        return k, v
+    each = q.shape[2] // k.shape[2]
+    return jnp.repeat(k, each, axis=2), jnp.repeat(v, each, axis=2)
 
 
 def describe_axes(mesh: AnyMesh) -> str:

@@ -5,20 +5,27 @@ and a running softmax, backward sends keys and values round once more and recomp
 """
 
 from functools import partial
-from typing import TypeAlias
 
 import jax
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from ..errors import ShardingError, TPUValidationError
-from .manual_axes import axis_size, divisors, mesh_in_use
+from ..kernels.dispatch import Passes, dispatch_with_gradient
+from ..kernels.flash_attention.pallas_tpu import can_flash
+from ..kernels.op import PALLAS_TPU, XLA
+from . import ring_kernel, ring_loop
+from .manual_axes import axis_size, divisors, mesh_in_use, whole_key_heads
 from .mesh import AnyMesh
 from .ring_blocks import Sight
 from .ring_layout import RingLayout, check_layout, check_length, pieces_a_shard
-from .ring_loop import Ring, ring_backward, ring_forward
+from .ring_loop import Ring
 
-_Saved: TypeAlias = tuple[Array, Array, Array, Array | None, Array, Array]
+OP_NAME = "ring_attention"
+_PASSES = {
+    PALLAS_TPU: Passes(ring_kernel.forward, ring_kernel.backward),
+    XLA: Passes(ring_loop.forward, ring_loop.backward),
+}
 
 
 def ring_attention(
@@ -34,8 +41,15 @@ def ring_attention(
     window: int | None = None,
     layout: RingLayout = "contiguous",
     block_size: int = 512,
+    batch_axes: tuple[str, ...] | None = None,
+    head_axes: tuple[str, ...] = (),
+    implementation: str | None = None,
+    interpret: bool = False,
 ) -> Array:
-    """Attention with the sequence split over the mesh axis `axis`; other axes stay automatic.
+    """Attention with the sequence split over the mesh axis `axis`.
+
+    On TPU every device runs our flash kernel on its part, where it is told how the arrays are
+    spread and there is no window; elsewhere, and then, blocks of scores in XLA.
 
     Args:
         q: (B, S, H, D).
@@ -50,7 +64,12 @@ def ring_attention(
             ring then stops as soon as no device needs an older block.
         layout: Order of the sequence. "zigzag" evens out causal work over the devices; put tokens,
             positions and targets in that order with `to_zigzag` first.
-        block_size: Most queries and keys in one block of scores.
+        block_size: Most queries and keys in one block of scores outside of the kernel.
+        batch_axes: Mesh axes that split the batch. None leaves other axes automatic, where no
+            kernel can run.
+        head_axes: Mesh axes that split the heads, beside `batch_axes`.
+        implementation: "pallas_tpu" or "xla"; None takes the kernel on TPU where it can.
+        interpret: Run the kernel's meaning without a TPU, slowly.
 
     Returns:
         (B, S, H, D) in the type of `q`; the softmax is computed in float32 (or better).
@@ -62,34 +81,33 @@ def ring_attention(
     check_length(q.shape[1], shards=shards, layout=layout, axis=axis)
     piece = q.shape[1] // (shards * pieces_a_shard(layout))
     sight = Sight(causal, window, q.shape[-1] ** -0.5 if scale is None else scale)
-    attend = partial(_attend_shard, Ring(axis, shards, layout, _block(piece, block_size), sight))
-    if shards == 1:
+    # A kernel sees one device's part: left to the partitioner, nobody could split it.
+    kernel_can = batch_axes is not None and window is None and can_flash(q, length=piece)
+    attend = partial(
+        dispatch_with_gradient,
+        OP_NAME,
+        _PASSES,
+        implementation=implementation,
+        on_tpu=PALLAS_TPU if kernel_can else XLA,
+        on_gpu=XLA,
+        elsewhere=XLA,
+        options={"ring": Ring(axis, shards, layout, _block(piece, block_size), sight)},
+        pallas_options={"interpret": interpret},
+    )
+    if in_use is None or (shards == 1 and batch_axes is None):
         return attend(q, k, v, segment_ids)
+    if batch_axes is None:
+        mapped = jax.shard_map(
+            attend, mesh=in_use, in_specs=P(None, axis), out_specs=P(None, axis), axis_names={axis}
+        )
+        return mapped(q, k, v, segment_ids)
+    k, v = whole_key_heads(q, k, v, mesh=in_use, axes=head_axes)
+    rows = P(batch_axes or None, axis)
+    spread = P(*rows, head_axes or None)
     mapped = jax.shard_map(
-        attend, mesh=in_use, in_specs=P(None, axis), out_specs=P(None, axis), axis_names={axis}
+        attend, mesh=in_use, in_specs=(*(spread,) * 3, rows), out_specs=spread, check_vma=False
     )
     return mapped(q, k, v, segment_ids)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend_shard(ring: Ring, q: Array, k: Array, v: Array, segment_ids: Array | None) -> Array:
-    return ring_forward(ring, q, k, v, segment_ids)[0]
-
-
-def _attend_shard_forward(
-    ring: Ring, q: Array, k: Array, v: Array, segment_ids: Array | None
-) -> tuple[Array, _Saved]:
-    out, log_normalizer = ring_forward(ring, q, k, v, segment_ids)
-    return out, (q, k, v, segment_ids, out, log_normalizer)
-
-
-def _attend_shard_backward(
-    ring: Ring, saved: _Saved, d_out: Array
-) -> tuple[Array, Array, Array, None]:
-    return (*ring_backward(ring, *saved, d_out), None)
-
-
-_attend_shard.defvjp(_attend_shard_forward, _attend_shard_backward)
 
 
 def _block(piece: int, most: int) -> int:

@@ -22,6 +22,8 @@ from .ring_blocks import (
 from .ring_layout import RingLayout, local_positions
 
 Tree = TypeVar("Tree")
+# q, k, v, segments, the output, and the log normalizers (b, H, S)
+Saved: TypeAlias = tuple[Array, Array, Array, Array | None, Array, Array]
 KeyGradients: TypeAlias = tuple[Array, Array]  # of k and v, in blocks
 Travelling: TypeAlias = tuple[Array, Keys, KeyGradients]  # d_q stays, the others move on
 
@@ -67,10 +69,10 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.checkpoint(function, prevent_cse=False, static_argnums=0)
 
 
-def ring_forward(
-    ring: Ring, q: Array, k: Array, v: Array, segments: Array | None
-) -> tuple[Array, Array]:
-    """Return this device's output (b, S, H, d) and log normalizers (blocks, b, n, g, q)."""
+def forward(
+    q: Array, k: Array, v: Array, segments: Array | None, *, ring: Ring
+) -> tuple[Array, Saved]:
+    """This device's output (b, S, H, d), and what the gradient needs."""
     queries, keys = ring.split(q, k, v, segments)
 
     def see(softmax: Softmax, keys: Keys) -> Softmax:
@@ -99,27 +101,22 @@ def ring_forward(
     hops = ring.hops(q.shape[1])
     (softmax, keys), _ = lax.scan(hop, start, length=hops) if hops else (start, None)
     softmax = see(softmax, keys)
-    return from_blocks(softmax.output).reshape(q.shape).astype(q.dtype), softmax.log_normalizer
+    out = from_blocks(softmax.output).reshape(q.shape).astype(q.dtype)
+    rows = jnp.moveaxis(softmax.log_normalizer, 0, -2)  # (b, n, g, blocks, q)
+    return out, (q, k, v, segments, out, rows.reshape(q.shape[0], q.shape[2], q.shape[1]))
 
 
-def ring_backward(
-    ring: Ring,
-    q: Array,
-    k: Array,
-    v: Array,
-    segments: Array | None,
-    out: Array,
-    log_normalizer: Array,
-    d_out: Array,
-) -> tuple[Array, Array, Array]:
+def backward(saved: Saved, d_out: Array, *, ring: Ring) -> tuple[Array, Array, Array, None]:
     """Gradients of q, k and v; those of k and v travel with the keys and come home at the end."""
+    q, k, v, segments, out, log_normalizer = saved
     queries, keys = ring.split(q, k, v, segments)
     precise = log_normalizer.dtype
     overlap = (d_out.astype(precise) * out.astype(precise)).sum(-1)
+    by_head = (q.shape[0], *queries.q.shape[3:5])
     gradient = OutputGradient(
         to_blocks(d_out, ring.block).reshape(queries.q.shape),
         jnp.moveaxis(to_blocks(overlap, ring.block).reshape(queries.q.shape[:-1]), 2, -1),
-        log_normalizer,
+        jnp.moveaxis(log_normalizer.reshape(*by_head, -1, ring.block), -2, 0),
     )
 
     def see(d_q: Array, keys: Keys, d_keys: KeyGradients) -> tuple[Array, KeyGradients]:
@@ -165,4 +162,5 @@ def ring_backward(
         from_blocks(d_q).reshape(q.shape).astype(q.dtype),
         from_blocks(d_k).astype(k.dtype),
         from_blocks(d_v).astype(v.dtype),
+        None,
     )

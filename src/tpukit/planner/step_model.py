@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .attention_time import plain_s
+from .attention_time import RING_WAITED, joined_s, plain_s
 from .candidates import PRECISIONS, Candidates
 from .kept import OUT, Kept, kept_by
 from .memory_model import MemorySplit
@@ -92,10 +92,15 @@ class StepModel:
 
     @cached_property
     def _no_kernel(self) -> np.ndarray:
-        """Where our attention is no kernel: around a ring, and inside a pipeline."""
+        """Where our attention is no kernel: inside a pipeline, and with windows around a ring."""
         sizes = self.candidates.sizes
-        ours = self.program.attention == "ours"
-        return ours & ((sizes["context"] > 1) | (sizes["stage"] > 1))
+        windows = self.shape.window is not None
+        return self._ours & (((sizes["context"] > 1) & windows) | (sizes["stage"] > 1))
+
+    @property
+    def _ours(self) -> bool:
+        """Whether attention is ours: that of others gathers keys and values, and has no ring."""
+        return self.program.attention == "ours"
 
     @cached_property
     def _attention_again(self) -> np.ndarray:
@@ -173,12 +178,16 @@ class StepModel:
         sizes, length = self.candidates.sizes, self.sequence_length
         share = self.tokens / (sizes["tensor"] * sizes["stage"])
         kernel = self.program.attention_timer
-        pairs = zip(
+        hops = (sizes["context"] - 1) * self._ours
+        ways = zip(
             plain_s(self.shape, self.rates, length=length, token_share=share),
             kernel(self.shape, self.rates, length=length, token_share=share),
+            joined_s(self.shape, self.rates, hops=hops, token_share=share),
             strict=True,
         )
-        forward, backward = (np.where(self._no_kernel, *pair) for pair in pairs)
+        forward, backward = (
+            np.where(self._no_kernel, plain, kernel + joined) for plain, kernel, joined in ways
+        )
         return forward, backward + forward * self._attention_again
 
     def _elementwise(self) -> np.ndarray:
@@ -264,8 +273,10 @@ class StepModel:
         routed = rows * max(1, s.experts_per_token) * s.expert_rows
         expert = routed * axes["expert"].all_to_all * (4 + 2 * self._runs_again) * self.layers
         keys = self.tokens * 2 * s.kv_heads * s.head_dim * BFLOAT16
-        turns = (sizes["context"] - 1) * (3 + self._attention_again) * self.layers
-        context = turns * keys / self.rates.ici_bytes_per_s
+        # In a ring gradients of keys travel with them, in float32.
+        times, waited = (4, RING_WAITED) if self._ours else (3, 1.0)
+        turns = (sizes["context"] - 1) * (times + self._attention_again) * self.layers
+        context = waited * turns * keys / self.rates.ici_bytes_per_s
         stage = np.where(sizes["stage"] > 1, 2 * rows / self.rates.ici_bytes_per_s, 0.0)
         return expert + context + stage
 

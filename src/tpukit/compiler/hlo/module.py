@@ -45,7 +45,7 @@ class Instruction:
 
     @cached_property
     def called(self) -> Mapping[str, str]:
-        """The computations it calls, by role: calls, body, condition, true_computation …"""
+        """The computations it calls, by role: calls, body, condition, true_computation."""
         return dict(_CALLED.findall(self.attributes))
 
     @cached_property

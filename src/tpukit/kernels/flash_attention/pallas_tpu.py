@@ -30,6 +30,9 @@ from .visibility import BlockMask, Visibility
 # What a remat policy calls the result and its sums: kept, the backward pass need not run the
 # forward kernel again.
 KEPT_NAME = "attention"
+# Shorter sequences and narrower heads are mostly padding to the kernel's 128 x 128.
+SHORTEST = 128
+NARROWEST = 64
 Residuals = tuple[
     jax.Array,
     jax.Array,
@@ -39,6 +42,12 @@ Residuals = tuple[
     jax.Array,
     jax.Array,
 ]
+
+
+def can_flash(q: jax.Array, *, length: int | None = None) -> bool:
+    """Whether the kernel is made for such queries, or for pieces of them of that length."""
+    large = (length or q.shape[1]) >= SHORTEST and q.shape[-1] >= NARROWEST
+    return large and q.dtype in (jnp.float32, jnp.bfloat16)
 
 
 def result(
@@ -53,6 +62,20 @@ def result(
     return _attend(q, k, v, segment_ids, rope, with_lse=False, **options)[0]
 
 
+def with_sums(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None = None,
+    rope: RopeTables | None = None,
+    **options: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """The result and the log-sum-exp of each row (B, H, S), by which results can be joined."""
+    out, lse = _attend(q, k, v, segment_ids, rope, with_lse=True, **options)
+    assert lse is not None
+    return out, lse
+
+
 def forward(
     q: jax.Array,
     k: jax.Array,
@@ -62,8 +85,7 @@ def forward(
     **options: Any,
 ) -> tuple[jax.Array, Residuals]:
     """The result, and what the gradient needs: the arguments, the result, a number for each row."""
-    out, lse = _attend(q, k, v, segment_ids, rope, with_lse=True, **options)
-    assert lse is not None
+    out, lse = with_sums(q, k, v, segment_ids, rope, **options)
     out, lse = (checkpoint_name(x, KEPT_NAME) for x in (out, lse))
     return out, (q, k, v, segment_ids, rope, out, lse)
 
