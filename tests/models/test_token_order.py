@@ -47,7 +47,8 @@ def test_positions_that_are_given_are_kept():
     [
         pytest.param(on_a_ring(), 4, id="transformer"),
         pytest.param(on_a_ring(length=36), 1, id="uneven"),
-        pytest.param(on_a_ring(TINY.replace(sliding_window=8)), 1, id="window"),
+        pytest.param(on_a_ring(TINY.replace(sliding_window=5)), 4, id="window"),
+        pytest.param(on_a_ring(TINY.replace(sliding_window=6)), 1, id="far-window"),
         pytest.param(
             on_a_ring(loss=lambda out, batch: next_token_loss(out, batch["targets"])), 1, id="loss"
         ),

@@ -31,7 +31,7 @@ def segments():
     return jnp.asarray(np.sort(np.random.default_rng(0).integers(0, 3, (B, S)), axis=1))
 
 
-def exact(arrays, *, causal, segment_ids):
+def exact(arrays, *, causal, window, segment_ids):
     """Result and gradients of a softmax over all scores in float64."""
     with jax.enable_x64(True):
         q, k, v, d_out = (jnp.asarray(np.asarray(x), jnp.float64) for x in arrays)
@@ -40,6 +40,8 @@ def exact(arrays, *, causal, segment_ids):
             k, v = (jnp.repeat(x, H // KV, axis=2) for x in (k, v))
             scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / D**0.5
             seen = np.tri(S, dtype=bool) if causal else np.ones((S, S), bool)
+            if window is not None:
+                seen = seen & ~np.tri(S, k=-window, dtype=bool)
             if segment_ids is not None:
                 ids = np.asarray(segment_ids)
                 seen = seen & (ids[:, None, :, None] == ids[:, None, None, :])
@@ -51,15 +53,18 @@ def exact(arrays, *, causal, segment_ids):
 
 
 @pytest.mark.parametrize(
-    ("layout", "causal", "packed", "head_axes"),
+    ("layout", "causal", "window", "packed", "head_axes"),
     [
-        pytest.param("contiguous", True, False, (), id="contiguous"),
-        pytest.param("zigzag", True, True, ("tensor",), id="zigzag-packed-heads-split"),
-        pytest.param("contiguous", False, True, (), id="both-ways-packed"),
+        pytest.param("contiguous", True, None, False, (), id="contiguous"),
+        pytest.param("zigzag", True, None, True, ("tensor",), id="zigzag-packed-heads-split"),
+        pytest.param("contiguous", False, None, True, (), id="both-ways-packed"),
+        pytest.param("contiguous", True, 200, True, (), id="window-packed"),
+        pytest.param("zigzag", True, 129, False, (), id="zigzag-window"),
+        pytest.param("zigzag", True, 1, False, (), id="only-itself"),
     ],
 )
 def test_the_kernel_in_a_ring_is_attention(
-    mesh, arrays, segments, layout, causal, packed, head_axes
+    mesh, arrays, segments, layout, causal, window, packed, head_axes
 ):
     ids = segments if packed else None
     order = to_zigzag if layout == "zigzag" else lambda x, _: x
@@ -71,6 +76,7 @@ def test_the_kernel_in_a_ring_is_attention(
             segment_ids=None if ids is None else order(ids, SHARDS),
             mesh=mesh,
             causal=causal,
+            window=window,
             layout=layout,
             batch_axes=(),
             head_axes=head_axes,
@@ -85,7 +91,8 @@ def test_the_kernel_in_a_ring_is_attention(
         return out, *pull(d_out)
 
     found = both(*arrays)
-    for one, other in zip(found, exact(arrays, causal=causal, segment_ids=ids), strict=True):
+    wanted = exact(arrays, causal=causal, window=window, segment_ids=ids)
+    for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
@@ -94,7 +101,8 @@ def test_the_kernel_in_a_ring_is_attention(
     [
         pytest.param({"batch_axes": ("data",)}, True, id="spread-known"),
         pytest.param({}, False, id="axes-left-automatic"),
-        pytest.param({"batch_axes": ("data",), "window": 64}, False, id="window"),
+        pytest.param({"batch_axes": ("data",), "window": 64}, True, id="window"),
+        pytest.param({"batch_axes": ("data",), "window": 400}, False, id="far-window"),
         pytest.param({"batch_axes": ("data",), "implementation": "xla"}, False, id="asked"),
     ],
 )

@@ -88,11 +88,9 @@ def test_the_causes_add_up_and_each_has_its_reason():
     ring = scored("llama3.1-8b", "v6e-64", {"fsdp": 32, "context": 2}, batch=1)
     half = plain.step.attention[0] / 2
     assert half < ring.step.attention[0] < 1.5 * half  # results are joined in every hop
-    windows = [
-        scored("gemma3-12b", "v6e-64", sizes, batch=1).step.attention[0]
-        for sizes in ({"fsdp": 64}, {"fsdp": 32, "context": 2})
-    ]
-    assert windows[1] > windows[0]  # no kernel goes round a ring with windows
+    windows = scored("gemma3-12b", "v6e-64", {"fsdp": 64}, batch=1).step.attention[0]
+    split = scored("gemma3-12b", "v6e-64", {"fsdp": 32, "context": 2}, batch=1).step.attention[0]
+    assert windows / 2 < split < 1.2 * windows / 2  # of which few layers go round
     # Weights wait for links whatever the batch is, activations the longer the larger it is; with
     # one example the compiler too has less to wait for along tensor (0.25 s, and 0.38 along fsdp).
     split = {"fsdp": 8, "tensor": 8}

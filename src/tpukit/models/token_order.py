@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ..parallel.activations import constrain
 from ..parallel.ring_layout import RingLayout, pieces_a_shard, to_zigzag, zigzag_order
+from ..parallel.ring_window import reaches_one_piece
 from .loss import Batch
 from .transformer_config import TransformerConfig
 
@@ -16,14 +17,13 @@ from .transformer_config import TransformerConfig
 def ring_layout_for(
     config: TransformerConfig | None, *, shards: int, sequence_length: int | None
 ) -> RingLayout:
-    """The order that suits a model; one's own model or loss may depend on the usual one.
-
-    With a window little is seen of other devices, and a ring in the usual order ends early.
-    """
-    if config is None or config.sliding_window is not None or sequence_length is None:
+    """The order that suits a model; one's own model or loss may depend on the usual one."""
+    if config is None or sequence_length is None or shards == 1:
         return "contiguous"
-    even = sequence_length % (shards * pieces_a_shard("zigzag")) == 0
-    return "zigzag" if shards > 1 and even else "contiguous"
+    piece, rest = divmod(sequence_length, shards * pieces_a_shard("zigzag"))
+    # Pieces of zigzag are half as long, and a kernel's window reaches into one of them only.
+    far = config.sliding_window is not None and not reaches_one_piece(config.sliding_window, piece)
+    return "contiguous" if rest or far else "zigzag"
 
 
 def in_ring_order(batch: Batch, shards: int) -> dict[str, jax.Array]:

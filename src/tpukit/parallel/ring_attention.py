@@ -14,7 +14,7 @@ from ..errors import ShardingError, TPUValidationError
 from ..kernels.dispatch import Passes, dispatch_with_gradient
 from ..kernels.flash_attention.pallas_tpu import can_flash
 from ..kernels.op import PALLAS_TPU, XLA
-from . import ring_kernel, ring_loop
+from . import ring_kernel, ring_loop, ring_window
 from .manual_axes import axis_size, divisors, mesh_in_use, whole_key_heads
 from .mesh import AnyMesh
 from .ring_blocks import Sight
@@ -22,10 +22,9 @@ from .ring_layout import RingLayout, check_layout, check_length, pieces_a_shard
 from .ring_loop import Ring
 
 OP_NAME = "ring_attention"
-_PASSES = {
-    PALLAS_TPU: Passes(ring_kernel.forward, ring_kernel.backward),
-    XLA: Passes(ring_loop.forward, ring_loop.backward),
-}
+_IN_BLOCKS = Passes(ring_loop.forward, ring_loop.backward)
+_BY_KERNEL = Passes(ring_kernel.forward, ring_kernel.backward)
+_WINDOW_BY_KERNEL = Passes(ring_window.forward, ring_window.backward)
 
 
 def ring_attention(
@@ -49,7 +48,7 @@ def ring_attention(
     """Attention with the sequence split over the mesh axis `axis`.
 
     On TPU every device runs our flash kernel on its part, where it is told how the arrays are
-    spread and there is no window; elsewhere, and then, blocks of scores in XLA.
+    spread and a window reaches no farther than the piece before; else blocks of scores in XLA.
 
     Args:
         q: (B, S, H, D).
@@ -81,12 +80,13 @@ def ring_attention(
     check_length(q.shape[1], shards=shards, layout=layout, axis=axis)
     piece = q.shape[1] // (shards * pieces_a_shard(layout))
     sight = Sight(causal, window, q.shape[-1] ** -0.5 if scale is None else scale)
+    near = window is None or (causal and ring_window.reaches_one_piece(window, piece))
     # A kernel sees one device's part: left to the partitioner, nobody could split it.
-    kernel_can = batch_axes is not None and window is None and can_flash(q, length=piece)
+    kernel_can = batch_axes is not None and near and can_flash(q, length=piece)
     attend = partial(
         dispatch_with_gradient,
         OP_NAME,
-        _PASSES,
+        {PALLAS_TPU: _BY_KERNEL if window is None else _WINDOW_BY_KERNEL, XLA: _IN_BLOCKS},
         implementation=implementation,
         on_tpu=PALLAS_TPU if kernel_can else XLA,
         on_gpu=XLA,

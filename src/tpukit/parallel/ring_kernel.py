@@ -71,7 +71,7 @@ def forward(
     so_far = (empty, jnp.full_like(jnp.moveaxis(empty[..., 0], -1, -2), _NOTHING))
     coming = ring.pass_on(keys)
     so_far = see(so_far, keys, _at_home(ring))
-    hops, here = ring.shards - 1, _here(ring)
+    hops, here = ring.shards - 1, ring.here
 
     def hop(carry: tuple[Any, _Keys], number: Array) -> tuple[tuple[Any, _Keys], None]:
         so_far, keys = carry
@@ -129,7 +129,7 @@ def backward(
     none = (nothing, nothing)
     coming = ring.pass_on(keys)
     d_q, d_keys = see(jnp.zeros(queries.shape, jnp.float32), none, keys, _at_home(ring))
-    hops, here = ring.shards - 1, _here(ring)
+    hops, here = ring.shards - 1, ring.here
 
     def hop(carry: Any, number: Array) -> tuple[Any, None]:
         d_q, d_keys, keys = carry
@@ -173,10 +173,6 @@ def _met(ring: Ring, here: Array, hops: int | Array) -> list[_Pair]:
 def _pieces(ring: Ring) -> int:
     """Without a causal mask everything sees everything: order is nothing to the kernel."""
     return pieces_a_shard(ring.layout) if ring.sight.causal else 1
-
-
-def _here(ring: Ring) -> Array:
-    return lax.axis_index(ring.axis) if ring.shards > 1 else jnp.zeros((), jnp.int32)
 
 
 def _options(ring: Ring, pair: _Pair, interpret: bool) -> dict[str, Any]:

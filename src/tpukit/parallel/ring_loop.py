@@ -38,6 +38,11 @@ class Ring:
     block: int
     sight: Sight
 
+    @property
+    def here(self) -> Array:
+        """The number of this device."""
+        return lax.axis_index(self.axis) if self.shards > 1 else jnp.zeros((), jnp.int32)
+
     def hops(self, length: int) -> int:
         """How often keys move on: all the way round, or only as far as a causal window reaches."""
         sight = self.sight
@@ -54,8 +59,7 @@ class Ring:
 
     def split(self, q: Array, k: Array, v: Array, segments: Array | None) -> tuple[Queries, Keys]:
         """This device's queries and keys in blocks."""
-        here = lax.axis_index(self.axis) if self.shards > 1 else jnp.zeros((), jnp.int32)
-        places = local_positions(here, q.shape[1], shards=self.shards, layout=self.layout)
+        places = local_positions(self.here, q.shape[1], shards=self.shards, layout=self.layout)
         places = places.reshape(-1, self.block)
         heads = k.shape[2]
         q = q.reshape(*q.shape[:2], heads, -1, q.shape[-1])

@@ -77,8 +77,11 @@ def kernel_s(
 def joined_s(
     shape: ModelShape, rates: Rates, *, hops: Numbers, token_share: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """What a ring of so many hops adds to our kernels, forward and backward."""
-    numbers = hops * shape.layers * shape.heads * shape.head_dim * token_share
+    """What a ring of so many hops adds to our kernels, forward and backward.
+
+    Layers with a window need no ring, only the end of the piece before.
+    """
+    numbers = hops * shape.global_layers * shape.heads * shape.head_dim * token_share
     each = numbers / rates.hbm_bytes_per_s
     return RING_FORWARD_BYTES * each, RING_BACKWARD_BYTES * each
 

@@ -92,10 +92,10 @@ class StepModel:
 
     @cached_property
     def _no_kernel(self) -> np.ndarray:
-        """Where our attention is no kernel: inside a pipeline, and with windows around a ring."""
+        """Where our attention is no kernel: in a pipeline, and with far windows around a ring."""
         sizes = self.candidates.sizes
-        windows = self.shape.window is not None
-        return self._ours & (((sizes["context"] > 1) & windows) | (sizes["stage"] > 1))
+        far = (self.shape.window or 1) - 1 > self.sequence_length / sizes["context"]
+        return self._ours & (((sizes["context"] > 1) & far) | (sizes["stage"] > 1))
 
     @property
     def _ours(self) -> bool:
@@ -275,7 +275,7 @@ class StepModel:
         keys = self.tokens * 2 * s.kv_heads * s.head_dim * BFLOAT16
         # In a ring gradients of keys travel with them, in float32.
         times, waited = (4, RING_WAITED) if self._ours else (3, 1.0)
-        turns = (sizes["context"] - 1) * (times + self._attention_again) * self.layers
+        turns = (sizes["context"] - 1) * (times + self._attention_again) * s.global_layers
         context = waited * turns * keys / self.rates.ici_bytes_per_s
         stage = np.where(sizes["stage"] > 1, 2 * rows / self.rates.ici_bytes_per_s, 0.0)
         return expert + context + stage
