@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from tpukit.errors import TPUModelError
-from tpukit.models import Workload
+from tpukit.models import Workload, get_preset
 from tpukit.models.attention import automatic_attention, dot_attention
 from tpukit.models.flash import flash_attention
 from tpukit.models.remat import RematPolicy
@@ -72,11 +72,25 @@ def test_off_a_tpu_auto_is_plain_attention():
     assert jnp.allclose(seen, dot_attention(q, k, v), atol=1e-6)
 
 
-def test_a_program_lowered_for_tpu_holds_our_kernel():
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [
+        ("fsdp", {"fsdp": 8}),
+        ("fsdp+context", {"fsdp": 4, "context": 2}),
+        ("pipeline+fsdp", {"stage": 2, "fsdp": 4}),
+        ("pipeline+context+fsdp", {"stage": 2, "context": 2, "fsdp": 2}),
+    ],
+)
+def test_a_program_lowered_for_tpu_holds_our_kernel(strategy, sizes):
     work = Workload(
-        "small-125m", batch_size=8, sequence_length=256, strategy="fsdp", attention="auto"
+        get_preset("small-125m", n_layers=2),
+        batch_size=16,
+        sequence_length=512,
+        strategy=strategy,
+        attention="auto",
+        microbatches=2,
     )
-    mesh = abstract_mesh(mesh_shape=(8,), axis_names=("fsdp",))
+    mesh = abstract_mesh(mesh_shape=tuple(sizes.values()), axis_names=tuple(sizes))
     traced = work.jit_train_step(mesh).trace(*work.abstract_args(mesh))
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert 'kernel_name = "flash_attention_backward"' in text

@@ -16,7 +16,7 @@ SIZES = {
     "n_kv_heads": 4,
     "head_dim": 128,
     "vocab_size": 1024,
-    "max_seq_len": 512,
+    "max_seq_len": 1024,
 }
 
 # strategy, model, mesh of one v6e-16, collectives it cannot do without
@@ -37,7 +37,7 @@ def workload(strategy, model):
     return Workload(
         get_preset(model, **SIZES),
         batch_size=32,
-        sequence_length=512,
+        sequence_length=1024 if "context" in strategy else 512,  # pieces that a kernel takes
         strategy=strategy,
         microbatches=4 if "pipeline" in strategy else 1,
         remat="full",

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import PartitionSpec
 
-from ..parallel.manual_axes import whole_key_heads
+from ..parallel.manual_axes import axes_to_take, whole_key_heads
 from ..parallel.mesh import AnyMesh
 
 
@@ -82,7 +82,9 @@ class KernelAttention:
         spread = PartitionSpec(batch_axes or None, None, head_axes or None, None)
         rows = PartitionSpec(batch_axes or None, None)
         specs = (spread,) * 3 if segment_ids is None else (spread,) * 3 + (rows,)
+        # Inside a pipeline stage the stage axis is taken already: the kernel takes the others.
+        around, free = axes_to_take(mesh)
         call: Any = jax.shard_map(
-            local, mesh=mesh, in_specs=specs, out_specs=spread, check_vma=False
+            local, mesh=around, in_specs=specs, out_specs=spread, axis_names=free, check_vma=False
         )
         return call(*arguments)

@@ -64,20 +64,20 @@ def execution_on(
     """
     context = find_axis(mesh, strategy, "context")
     if context is not None and execution.attention in ("auto", "ring"):
-        ring = partial(ring_attention, mesh=mesh, axis=context)
-        if "pipeline" not in strategy:
-            axes, shards = dict(ActivationRules.of(mesh, strategy).axes), axis_sizes(mesh)[context]
-            layout = ring_layout_for(config, shards=shards, sequence_length=sequence_length)
-            ring = partial(
-                ring, layout=layout, batch_axes=axes["batch"], head_axes=axes.get("heads", ())
-            )
-            execution = execution.replace(zigzag=shards if layout == "zigzag" else 1)
-        execution = execution.replace(attention=ring)
-    elif (
-        isinstance(execution.attention, str)
-        and execution.attention in _BY_KERNEL
-        and "pipeline" not in strategy
-    ):
+        axes, shards = dict(ActivationRules.of(mesh, strategy).axes), axis_sizes(mesh)[context]
+        layout = ring_layout_for(config, shards=shards, sequence_length=sequence_length)
+        execution = execution.replace(
+            attention=partial(
+                ring_attention,
+                mesh=mesh,
+                axis=context,
+                layout=layout,
+                batch_axes=axes["batch"],
+                head_axes=axes.get("heads", ()),
+            ),
+            zigzag=shards if layout == "zigzag" else 1,
+        )
+    elif isinstance(execution.attention, str) and execution.attention in _BY_KERNEL:
         # A kernel sees one device's examples and heads: nobody can split it from outside.
         axes = dict(ActivationRules.of(mesh, strategy).axes)
         chosen = _BY_KERNEL[execution.attention]

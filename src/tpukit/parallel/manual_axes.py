@@ -27,6 +27,20 @@ def mesh_in_use(mesh: AnyMesh | None, axis: str) -> AnyMesh | None:
     return current if AxisType.Manual in current.axis_types else mesh
 
 
+def axes_to_take(mesh: AnyMesh) -> tuple[AnyMesh, set[str]]:
+    """The mesh to map over, and those of its axes that no region around this one has taken.
+
+    A kernel needs all of them: nobody can split it from outside.
+    """
+    current = jax.sharding.get_abstract_mesh()
+    taken = {
+        name
+        for name, kind in zip(current.axis_names, current.axis_types, strict=True)
+        if kind == AxisType.Manual
+    }
+    return (current if taken else mesh), set(mesh.axis_names) - taken
+
+
 def axis_size(mesh: AnyMesh, axis: str, *, needed_for: str) -> int:
     """The number of devices along `axis`.
 

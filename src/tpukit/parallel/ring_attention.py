@@ -15,7 +15,7 @@ from ..kernels.dispatch import Passes, dispatch_with_gradient
 from ..kernels.flash_attention.pallas_tpu import can_flash
 from ..kernels.op import PALLAS_TPU, XLA
 from . import ring_kernel, ring_loop, ring_window
-from .manual_axes import axis_size, divisors, mesh_in_use, whole_key_heads
+from .manual_axes import axes_to_take, axis_size, divisors, mesh_in_use, whole_key_heads
 from .mesh import AnyMesh
 from .ring_blocks import Sight
 from .ring_layout import RingLayout, check_layout, check_length, pieces_a_shard
@@ -104,8 +104,14 @@ def ring_attention(
     k, v = whole_key_heads(q, k, v, mesh=in_use, axes=head_axes)
     rows = P(batch_axes or None, axis)
     spread = P(*rows, head_axes or None)
+    around, free = axes_to_take(in_use)
     mapped = jax.shard_map(
-        attend, mesh=in_use, in_specs=(*(spread,) * 3, rows), out_specs=spread, check_vma=False
+        attend,
+        mesh=around,
+        in_specs=(*(spread,) * 3, rows),
+        out_specs=spread,
+        axis_names=free,
+        check_vma=False,
     )
     return mapped(q, k, v, segment_ids)
 

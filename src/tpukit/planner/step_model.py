@@ -92,10 +92,10 @@ class StepModel:
 
     @cached_property
     def _no_kernel(self) -> np.ndarray:
-        """Where our attention is no kernel: in a pipeline, and with far windows around a ring."""
-        sizes = self.candidates.sizes
-        far = (self.shape.window or 1) - 1 > self.sequence_length / sizes["context"]
-        return self._ours & (((sizes["context"] > 1) & far) | (sizes["stage"] > 1))
+        """Where our attention is no kernel: windows that reach past a device's part of a ring."""
+        context = self.candidates.sizes["context"]
+        far = (self.shape.window or 1) - 1 > self.sequence_length / context
+        return self._ours & (context > 1) & far
 
     @property
     def _ours(self) -> bool:
