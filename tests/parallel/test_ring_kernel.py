@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tpukit.errors import ShardingError
 from tpukit.parallel.mesh import abstract_mesh
 from tpukit.parallel.ring_attention import ring_attention
 from tpukit.parallel.ring_layout import from_zigzag, to_zigzag
@@ -114,3 +115,17 @@ def test_a_program_for_tpu_holds_the_kernel_where_it_can(options, kernels):
     text = step.trace(q, k).lower(lowering_platforms=("tpu",)).as_text()
     assert ("tpu_custom_call" in text) == kernels
     assert "collective_permute" in text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="axes-left-automatic"),
+        pytest.param({"batch_axes": (), "window": S // SHARDS + 2}, id="far-window"),
+        pytest.param({"batch_axes": (), "causal": False, "window": 8}, id="window-both-ways"),
+    ],
+)
+def test_a_kernel_that_cannot_is_refused(mesh, arrays, options):
+    q, k, v, _ = arrays
+    with pytest.raises(ShardingError, match=r"cannot run this ring attention.*leave"):
+        ring_attention(q, k, v, mesh=mesh, implementation="pallas_tpu", **options)

@@ -8,9 +8,10 @@ import jax
 
 from ..errors import TPUModelError, did_you_mean
 from ..hardware.target import current_target
+from ..kernels.flash_attention.pallas_tpu import can_flash
 from ..parallel.mesh import AnyMesh
 from ..parallel.ring_attention import ring_attention
-from .flash import can_flash, flash_attention
+from .flash import flash_attention
 from .splash import splash_attention, splash_attention_in_two
 
 # Above this length the full score matrix outweighs every other activation of a layer.

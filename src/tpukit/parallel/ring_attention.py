@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from ..errors import ShardingError, TPUValidationError
 from ..kernels.dispatch import Passes, dispatch_with_gradient
-from ..kernels.flash_attention.pallas_tpu import can_flash
+from ..kernels.flash_attention.pallas_tpu import NARROWEST, SHORTEST, can_flash
 from ..kernels.op import PALLAS_TPU, XLA
 from . import ring_kernel, ring_loop, ring_window
 from .manual_axes import axes_to_take, axis_size, divisors, mesh_in_use, whole_key_heads
@@ -72,6 +72,9 @@ def ring_attention(
 
     Returns:
         (B, S, H, D) in the type of `q`; the softmax is computed in float32 (or better).
+
+    Raises:
+        ShardingError: Shapes do not fit each other or the mesh, or the kernel asked for cannot.
     """
     check_layout(layout)
     _check_shapes(q, k, v, segment_ids, window)
@@ -83,6 +86,13 @@ def ring_attention(
     near = window is None or (causal and ring_window.reaches_one_piece(window, piece))
     # A kernel sees one device's part: left to the partitioner, nobody could split it.
     kernel_can = batch_axes is not None and near and can_flash(q, length=piece)
+    if implementation == PALLAS_TPU and not kernel_can:
+        raise ShardingError(
+            "The kernel cannot run this ring attention: it needs batch_axes=, no window or a "
+            f"causal one that reaches at most {piece} tokens back, {SHORTEST} tokens or more in a "
+            f"piece and heads of {NARROWEST} or more; leave implementation= out to take blocks of "
+            "scores instead."
+        )
     attend = partial(
         dispatch_with_gradient,
         OP_NAME,
