@@ -1,5 +1,7 @@
 """Queries and keys out of one array: the kernel and XLA's way, against `rope` in float64."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ def in_float64():
 
 
 @pytest.mark.usefixtures("in_float64")
-@pytest.mark.parametrize("heads", [(4, 2), (6, 2), (3, 1), (8, 8)])
+@pytest.mark.parametrize("heads", [(4, 2), (3, 1), (5, 5)])
 @pytest.mark.parametrize("kernel", [True, False], ids=["triton", "reference"])
 def test_both_directions_agree_with_turning_each(heads, kernel):
     head_dim, shape = 32, (2, 6)
@@ -35,11 +37,11 @@ def test_both_directions_agree_with_turning_each(heads, kernel):
         )
 
     wanted, pull = jax.vjp(each, joined)
-    found, residuals = passes.forward(joined, cos, sin, **options)
+    found, residuals = jax.jit(partial(passes.forward, **options))(joined, cos, sin)
     cotangent = tuple(
         jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys[2:], wanted, strict=True)
     )
-    gradient, *nothing = passes.backward(residuals, cotangent, **options)
+    gradient, *nothing = jax.jit(partial(passes.backward, **options))(residuals, cotangent)
     for one, other in zip((*found, gradient), (*wanted, *pull(cotangent)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
     assert nothing == [None, None]
