@@ -79,3 +79,11 @@ def test_on_other_slices(strategy, model, mesh, promised, slice_name):
     if slice_name == "v5p-16":  # eight chips: v5p names count cores
         mesh = {**mesh, "fsdp": mesh["fsdp"] // 2}
     check(strategy, model, mesh, slice_name, promised)
+
+
+def test_what_attention_keeps_waits_on_the_host():
+    work = workload("fsdp+context", "tiny").replace(remat="offload=attention")
+    compiled = compile_for(work, "v6e-16", mesh={"fsdp": 4, "context": 4}, until="memory")
+    tokens = 32 * 1024 // 16
+    kept = SIZES["n_layers"] * tokens * SIZES["n_heads"] * (2 * SIZES["head_dim"] + 4)
+    assert compiled.memory.host_bytes >= kept  # not in HBM, written by the host

@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tpukit.errors import ShardingError
+from tpukit.models.remat import RematPolicy
 from tpukit.parallel.mesh import abstract_mesh
 from tpukit.parallel.ring_attention import ring_attention
 from tpukit.parallel.ring_layout import from_zigzag, to_zigzag
@@ -129,3 +130,19 @@ def test_a_kernel_that_cannot_is_refused(mesh, arrays, options):
     q, k, v, _ = arrays
     with pytest.raises(ShardingError, match=r"cannot run this ring attention.*leave"):
         ring_attention(q, k, v, mesh=mesh, implementation="pallas_tpu", **options)
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_keeping_the_result_spares_the_backward_pass_the_forward_kernel(window):
+    on = abstract_mesh(mesh_shape=(4,), axis_names=("context",))
+    place = NamedSharding(on, PartitionSpec(None, "context"))
+    q = jax.ShapeDtypeStruct((1, S, KV, D), "bfloat16", sharding=place)
+
+    def kernels(remat):
+        attend = RematPolicy.parse(remat).wrap(
+            lambda q: 2 * ring_attention(q, q, q, mesh=on, window=window, batch_axes=())
+        )
+        step = jax.jit(jax.grad(lambda q: jnp.sum(attend(q).astype(jnp.float32))))
+        return str(step.trace(q).jaxpr).count("name=flash_attention_forward")
+
+    assert 0 < 2 * kernels("save=attention") == kernels("full")

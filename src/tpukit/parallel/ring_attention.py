@@ -4,15 +4,18 @@ No device ever holds the whole sequence or a whole score matrix: forward keeps o
 and a running softmax, backward sends keys and values round once more and recomputes the scores.
 """
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from ..errors import ShardingError, TPUValidationError
-from ..kernels.dispatch import Passes, dispatch_with_gradient
-from ..kernels.flash_attention.pallas_tpu import NARROWEST, SHORTEST, can_flash
+from ..kernels.dispatch import dispatch
+from ..kernels.flash_attention.pallas_tpu import KEPT_NAME, NARROWEST, SHORTEST, can_flash
 from ..kernels.op import PALLAS_TPU, XLA
 from . import ring_kernel, ring_loop, ring_window
 from .manual_axes import axes_to_take, axis_size, divisors, mesh_in_use, whole_key_heads
@@ -22,9 +25,6 @@ from .ring_layout import RingLayout, check_layout, check_length, pieces_a_shard
 from .ring_loop import Ring
 
 OP_NAME = "ring_attention"
-_IN_BLOCKS = Passes(ring_loop.forward, ring_loop.backward)
-_BY_KERNEL = Passes(ring_kernel.forward, ring_kernel.backward)
-_WINDOW_BY_KERNEL = Passes(ring_window.forward, ring_window.backward)
 
 
 def ring_attention(
@@ -93,10 +93,11 @@ def ring_attention(
             f"piece and heads of {NARROWEST} or more; leave implementation= out to take blocks of "
             "scores instead."
         )
+    kernel = ring_kernel if window is None else ring_window
     attend = partial(
-        dispatch_with_gradient,
-        OP_NAME,
-        {PALLAS_TPU: _BY_KERNEL if window is None else _WINDOW_BY_KERNEL, XLA: _IN_BLOCKS},
+        _attend,
+        {PALLAS_TPU: kernel.forward, XLA: ring_loop.forward},
+        {PALLAS_TPU: kernel.backward, XLA: ring_loop.backward},
         implementation=implementation,
         on_tpu=PALLAS_TPU if kernel_can else XLA,
         on_gpu=XLA,
@@ -124,6 +125,34 @@ def ring_attention(
         check_vma=False,
     )
     return mapped(q, k, v, segment_ids)
+
+
+def _attend(
+    forward: Mapping[str, Callable[..., Any]],
+    backward: Mapping[str, Callable[..., Any]],
+    *arrays: Any,
+    **choice: Any,
+) -> Array:
+    """One device's part, with its gradient; each pass is chosen by the platform.
+
+    What a remat policy may keep is named outside of that choice: offloaded from inside of it, the
+    stack of all layers would stay in HBM and be written by the host.
+    """
+
+    @jax.custom_vjp
+    def call(*arrays: Any) -> Array:
+        return dispatch(OP_NAME, forward, *arrays, **choice)[0]
+
+    def keep(*arrays: Any) -> tuple[Array, ring_loop.Saved]:
+        out, sums = dispatch(OP_NAME, forward, *arrays, **choice)
+        out, sums = (checkpoint_name(x, KEPT_NAME) for x in (out, sums))
+        return out, (*arrays, out, sums)
+
+    def pull(saved: ring_loop.Saved, d_out: Array) -> tuple[Any, ...]:
+        return *dispatch(OP_NAME, backward, saved, d_out, **choice), None
+
+    call.defvjp(keep, pull)
+    return call(*arrays)
 
 
 def _block(piece: int, most: int) -> int:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
 from ..kernels.flash_attention import pallas_tpu
 from ..kernels.flash_attention.problem import SegmentIds
@@ -43,8 +42,8 @@ class _Pair:
 
 def forward(
     q: Array, k: Array, v: Array, segments: Array | None, *, ring: Ring, interpret: bool = False
-) -> tuple[Array, Saved]:
-    """This device's output, and what the gradient needs."""
+) -> tuple[Array, Array]:
+    """This device's output, and the log-sum-exp of its rows (b, H, S)."""
     pieces = _pieces(ring)
     queries, own_segments = _split(q, pieces), _split(segments, pieces)
     keys = _Keys(_split(k, pieces), _split(v, pieces), own_segments)
@@ -84,14 +83,12 @@ def forward(
     if hops:
         so_far = see(so_far, coming, _met(ring, here, hops))
     out, lse = so_far
-    out = checkpoint_name(_join(out).astype(q.dtype), pallas_tpu.KEPT_NAME)
-    lse = checkpoint_name(_join(lse, axis=-1), pallas_tpu.KEPT_NAME)
-    return out, (q, k, v, segments, out, lse)
+    return _join(out).astype(q.dtype), _join(lse, axis=-1)
 
 
 def backward(
     saved: Saved, d_out: Array, *, ring: Ring, interpret: bool = False
-) -> tuple[Array, Array, Array, None]:
+) -> tuple[Array, Array, Array]:
     """Gradients of q, k and v; those of k and v travel with the keys and come home at the end."""
     q, k, v, segments, out, lse = saved
     pieces = _pieces(ring)
@@ -141,12 +138,7 @@ def backward(
     if hops:
         (d_q, d_keys, _), _ = lax.scan(hop, (d_q, d_keys, coming), jnp.arange(1, hops + 1))
     d_k, d_v = ring.pass_on(d_keys, -hops)
-    return (
-        _join(d_q).astype(q.dtype),
-        _join(d_k).astype(k.dtype),
-        _join(d_v).astype(v.dtype),
-        None,
-    )
+    return _join(d_q).astype(q.dtype), _join(d_k).astype(k.dtype), _join(d_v).astype(v.dtype)
 
 
 def _at_home(ring: Ring) -> list[_Pair]:

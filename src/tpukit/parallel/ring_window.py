@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 
 from ..kernels.flash_attention import pallas_tpu
 from ..kernels.flash_attention.problem import SegmentIds
@@ -28,21 +27,19 @@ def reaches_one_piece(window: int, piece: int) -> bool:
 
 def forward(
     q: Array, k: Array, v: Array, segments: Array | None, *, ring: Ring, interpret: bool = False
-) -> tuple[Array, Saved]:
-    """This device's output, and what the gradient needs."""
+) -> tuple[Array, Array]:
+    """This device's output, and the log-sum-exp of its rows (b, H, S)."""
     out, lse = pallas_tpu.with_sums(
         *_extended(ring, q, k, v, segments), **_options(ring, interpret)
     )
     behind = _reach(ring, q)
-    out = checkpoint_name(_together(ring, out[:, behind:]), pallas_tpu.KEPT_NAME)
     rows = jnp.moveaxis(lse[:, :, behind:], 1, 2)
-    lse = checkpoint_name(jnp.moveaxis(_together(ring, rows), 1, 2), pallas_tpu.KEPT_NAME)
-    return out, (q, k, v, segments, out, lse)
+    return _together(ring, out[:, behind:]), jnp.moveaxis(_together(ring, rows), 1, 2)
 
 
 def backward(
     saved: Saved, d_out: Array, *, ring: Ring, interpret: bool = False
-) -> tuple[Array, Array, Array, None]:
+) -> tuple[Array, Array, Array]:
     """Gradients of q, k and v; those of keys that a neighbour sent go back to it."""
     q, k, v, segments, out, lse = saved
     behind = _reach(ring, q)
@@ -57,7 +54,7 @@ def backward(
     d_q, d_k, d_v, *_ = pallas_tpu.backward(residuals, d_result, **_options(ring, interpret))
     _, send_back = jax.vjp(lambda x: _with_ends(ring, x, behind), k)
     (d_k,), (d_v,) = send_back(d_k), send_back(d_v)
-    return _together(ring, d_q[:, behind:]), d_k, d_v, None
+    return _together(ring, d_q[:, behind:]), d_k, d_v
 
 
 def _extended(
