@@ -94,7 +94,7 @@ def ring_attention(
             "scores instead."
         )
     kernel = ring_kernel if window is None else ring_window
-    attend = partial(
+    attend: Callable[..., Array] = partial(
         _attend,
         {PALLAS_TPU: kernel.forward, XLA: ring_loop.forward},
         {PALLAS_TPU: kernel.backward, XLA: ring_loop.backward},
