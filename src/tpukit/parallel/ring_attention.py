@@ -5,7 +5,6 @@ and a running softmax, backward sends keys and values round once more and recomp
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -94,17 +93,21 @@ def ring_attention(
             "scores instead."
         )
     kernel = ring_kernel if window is None else ring_window
-    attend: Callable[..., Array] = partial(
-        _attend,
-        {PALLAS_TPU: kernel.forward, XLA: ring_loop.forward},
-        {PALLAS_TPU: kernel.backward, XLA: ring_loop.backward},
-        implementation=implementation,
-        on_tpu=PALLAS_TPU if kernel_can else XLA,
-        on_gpu=XLA,
-        elsewhere=XLA,
-        options={"ring": Ring(axis, shards, layout, _block(piece, block_size), sight)},
-        pallas_options={"interpret": interpret},
-    )
+    ring = Ring(axis, shards, layout, _block(piece, block_size), sight)
+
+    def attend(q: Array, k: Array, v: Array, segment_ids: Array | None) -> Array:
+        return _attend(
+            {PALLAS_TPU: kernel.forward, XLA: ring_loop.forward},
+            {PALLAS_TPU: kernel.backward, XLA: ring_loop.backward},
+            (q, k, v, segment_ids),
+            implementation=implementation,
+            on_tpu=PALLAS_TPU if kernel_can else XLA,
+            on_gpu=XLA,
+            elsewhere=XLA,
+            options={"ring": ring},
+            pallas_options={"interpret": interpret},
+        )
+
     if in_use is None or (shards == 1 and batch_axes is None):
         return attend(q, k, v, segment_ids)
     if batch_axes is None:
@@ -130,7 +133,7 @@ def ring_attention(
 def _attend(
     forward: Mapping[str, Callable[..., Any]],
     backward: Mapping[str, Callable[..., Any]],
-    *arrays: Any,
+    arrays: tuple[Any, ...],
     **choice: Any,
 ) -> Array:
     """One device's part, with its gradient; each pass is chosen by the platform.
