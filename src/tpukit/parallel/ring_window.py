@@ -17,7 +17,8 @@ from .ring_layout import pieces_a_shard
 from .ring_loop import Ring, Saved
 
 _LANES = 128
-_NO_QUERY, _NO_KEY = -1, -2  # segments of what stands before a piece and is not there
+# Segments of what stands before a piece and is not there: numbers that nobody gives a document.
+_NO_QUERY, _NO_KEY = -(2**31), -(2**31) + 1
 
 
 def reaches_one_piece(window: int, piece: int) -> bool:
