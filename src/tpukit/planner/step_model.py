@@ -273,9 +273,11 @@ class StepModel:
         routed = rows * max(1, s.experts_per_token) * s.expert_rows
         expert = routed * axes["expert"].all_to_all * (4 + 2 * self._runs_again) * self.layers
         keys = self.tokens * 2 * s.kv_heads * s.head_dim * BFLOAT16
-        # In a ring gradients of keys travel with them, in float32.
-        times, waited = (4, RING_WAITED) if self._ours else (3, 1.0)
-        turns = (sizes["context"] - 1) * (times + self._attention_again) * s.global_layers
+        # In a ring gradients of keys travel with them, in float32; windows need no ring.
+        times, waited, far = (
+            (4, RING_WAITED, s.global_layers / s.layers) if self._ours else (3, 1, 1)
+        )
+        turns = (sizes["context"] - 1) * (times + self._attention_again) * self.layers * far
         context = waited * turns * keys / self.rates.ici_bytes_per_s
         stage = np.where(sizes["stage"] > 1, 2 * rows / self.rates.ici_bytes_per_s, 0.0)
         return expert + context + stage
