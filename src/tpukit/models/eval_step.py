@@ -24,8 +24,7 @@ def jit_eval_step(work: Workload, mesh: AnyMesh) -> Any:
 
     def loss(params: Any, model_state: Any, batch: Batch) -> WeightedLoss:
         with layout.activation_rules():
-            if execution.zigzag > 1:
-                batch = in_ring_order(batch, execution.zigzag)
+            batch = in_ring_order(batch, execution.zigzag)
             applied = work.adapter.apply(
                 Variables(params, model_state),
                 batch,

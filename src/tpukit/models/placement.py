@@ -63,32 +63,21 @@ def execution_on(
         sequence_length: Of the batch, if its loss does not depend on the order of tokens.
     """
     context = find_axis(mesh, strategy, "context")
+    axes = dict(ActivationRules.of(mesh, strategy).axes)
+    # A kernel sees one device's examples and heads: nobody can split it from outside.
+    spread = {"mesh": mesh, "batch_axes": axes["batch"], "head_axes": axes.get("heads", ())}
     if context is not None and execution.attention in ("auto", "ring"):
-        axes, shards = dict(ActivationRules.of(mesh, strategy).axes), axis_sizes(mesh)[context]
+        shards = axis_sizes(mesh)[context]
         layout = ring_layout_for(config, shards=shards, sequence_length=sequence_length)
         execution = execution.replace(
-            attention=partial(
-                ring_attention,
-                mesh=mesh,
-                axis=context,
-                layout=layout,
-                batch_axes=axes["batch"],
-                head_axes=axes.get("heads", ()),
-            ),
+            attention=partial(ring_attention, axis=context, layout=layout, **spread),
             zigzag=shards if layout == "zigzag" else 1,
         )
     elif isinstance(execution.attention, str) and execution.attention in _BY_KERNEL:
-        # A kernel sees one device's examples and heads: nobody can split it from outside.
-        axes = dict(ActivationRules.of(mesh, strategy).axes)
-        chosen = _BY_KERNEL[execution.attention]
-        execution = execution.replace(
-            attention=partial(
-                chosen, mesh=mesh, batch_axes=axes["batch"], head_axes=axes.get("heads", ())
-            )
-        )
+        kernel = _BY_KERNEL[execution.attention]
+        execution = execution.replace(attention=partial(kernel, **spread))
     if config is not None and config.n_experts:
         # Left to the partitioner, sorting tokens by expert would sort those of all devices.
-        axes = dict(ActivationRules.of(mesh, strategy).axes)
         execution = execution.replace(
             expert_mesh=mesh,
             expert_axis=find_axis(mesh, strategy, "expert"),

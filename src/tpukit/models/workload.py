@@ -336,8 +336,7 @@ class Workload:
         self, state: TrainState, batch: Batch, execution: Execution, *, mesh: AnyMesh | None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         rng = jax.random.fold_in(jax.random.key(self.seed), state.step)
-        if execution.zigzag > 1:
-            batch = in_ring_order(batch, execution.zigzag)
+        batch = in_ring_order(batch, execution.zigzag)
         settings = StepSettings(
             adapter=self.adapter,
             loss=self.loss,

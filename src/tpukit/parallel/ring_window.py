@@ -11,12 +11,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..kernels.flash_attention import pallas_tpu
-from ..kernels.flash_attention.problem import SegmentIds
+from ..kernels.flash_attention.problem import LANES, SegmentIds
 from ..kernels.tiling import round_up
 from .ring_layout import pieces_a_shard
 from .ring_loop import Ring, Saved
 
-_LANES = 128
 # Segments of what stands before a piece and is not there: numbers that nobody gives a document.
 _NO_QUERY, _NO_KEY = -(2**31), -(2**31) + 1
 
@@ -65,8 +64,9 @@ def _extended(
     behind = _reach(ring, q)
     own = jnp.zeros(q.shape[:2], jnp.int32) if segments is None else segments.astype(jnp.int32)
     of_keys = _with_ends(ring, own, behind)
-    first = (_pieces_of(ring, len(of_keys)) == 0)[:, None]
-    of_keys = of_keys.at[:, :behind].set(jnp.where(first, _NO_KEY, of_keys[:, :behind]))
+    # Before the first piece of the sequence, an early one of the first device, there is no key.
+    first = (jnp.arange(len(of_keys)) < len(q)) & (ring.here == 0)
+    of_keys = of_keys.at[:, :behind].set(jnp.where(first[:, None], _NO_KEY, of_keys[:, :behind]))
     return (
         _before(behind, _apart(ring, q)),
         _with_ends(ring, k, behind),
@@ -88,18 +88,11 @@ def _with_ends(ring: Ring, x: Array, behind: int) -> Array:
     return jnp.concatenate([jnp.concatenate([ring.pass_on(early), before_late]), pieces], axis=1)
 
 
-def _pieces_of(ring: Ring, rows: int) -> Array:
-    """Which piece of the sequence each row of a device's pieces is."""
-    if pieces_a_shard(ring.layout) == 1:
-        return jnp.full((rows,), ring.here)
-    return jnp.repeat(jnp.stack([ring.here, 2 * ring.shards - 1 - ring.here]), rows // 2)
-
-
 def _reach(ring: Ring, q: Array) -> int:
     """Tokens before a piece that its queries may see, in whole lanes where the piece has them."""
     assert ring.sight.window is not None
     piece = q.shape[1] // pieces_a_shard(ring.layout)
-    return min(round_up(ring.sight.window - 1, _LANES), piece)
+    return min(round_up(ring.sight.window - 1, LANES), piece)
 
 
 def _options(ring: Ring, interpret: bool) -> dict[str, Any]:
