@@ -1,6 +1,7 @@
 """The trainer learns, resumes to the same numbers, and refuses what belongs to another run."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -22,9 +23,10 @@ from tpukit.errors import (
     TrainingDiverged,
     XLARuntimeError,
 )
+from tpukit.models.presets import get_preset
 from tpukit.models.workload import Workload
 from tpukit.planner import Plan
-from tpukit.training import TPUTrainer, read_metrics
+from tpukit.training import TPUTrainer, TrainingSettings, read_metrics
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 SHAPE = {"batch_size": 8, "sequence_length": 16}
@@ -102,6 +104,28 @@ def test_eight_devices_train_like_one(table_trainer, tokens, tmp_path):
     usual = table_trainer(devices=jax.devices()[:2], run_dir=str(tmp_path / "usual"))
     assert usual.train(train_data=tokens, num_steps=1, batch_size_per_chip=1).losses
     assert (usual.workload.examples, usual.workload.sequence_length) == (2, 2048)
+
+
+def test_sequences_split_over_devices_train_and_are_evaluated_like_one(tokens, tmp_path):
+    np.save(tmp_path / "tokens.npy", tokens)
+
+    def run(name, **mesh):
+        settings = TrainingSettings(
+            run_dir=str(tmp_path / name), eval_data=str(tmp_path / "tokens.npy"), checkpoint_every=0
+        )
+        trainer = TPUTrainer(
+            model=get_preset("tiny", n_layers=1, vocab_size=32),
+            use_bf16=False,
+            mesh_shape=mesh,
+            devices=jax.devices()[: math.prod(mesh.values())],
+            settings=settings,
+            progress=False,
+        )
+        return trainer.train(tokens, 3, **SHAPE)
+
+    one, ring = run("one", fsdp=1), run("ring", fsdp=2, context=4)
+    assert ring.losses == pytest.approx(one.losses, abs=1e-5)
+    assert ring.evaluations[-1].loss == pytest.approx(one.evaluations[-1].loss, abs=1e-5)
 
 
 def test_accumulates_microbatches(table_trainer, tokens, tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import ConfigError
 from ..models.presets import get_preset
@@ -166,8 +167,9 @@ def prepare(
     )
     if settings.packing == "documents" and shapes is None:
         work = work.replace(batch=_with_segments(work.batch_shapes()))
-    place = next(iter(work.shardings(mesh).batch.values()))
-    share = data_share(place, work.examples)
+    # Rows are loaded whole, also where a ring splits their sequences.
+    rows = next(iter(work.shardings(mesh).batch.values())).spec[:1]
+    share = data_share(NamedSharding(mesh, PartitionSpec(*rows)), work.examples)
     how: dict[str, Any] = {
         "sequence_length": work.sequence_length,
         "batch_size": work.examples,
