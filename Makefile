@@ -41,6 +41,7 @@ lint: $(READY) ## ruff and pyright, strict on src
 	$(BIN)/pyright
 
 format: $(READY) ## rewrite in the house style
+	$(BIN)/python -c 'from tpukit.lazy import write_stubs; write_stubs()'
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 

@@ -74,7 +74,7 @@ def jax_contestants(shape: Shape) -> dict[str, Callable[[], float]]:
     import jax
     import jax.numpy as jnp
 
-    from tpukit.kernels.flash_attention.api import flash_attention
+    from tpukit.kernels.ops.flash_attention.api import flash_attention
 
     heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
     arrays = [

@@ -26,7 +26,8 @@ import numpy as np
 from claims import Claim, report
 
 from tpukit import create_mesh
-from tpukit.models import Workload, get_preset
+from tpukit.models import get_preset
+from tpukit.step import Workload
 from tpukit.training.checkpoint import TPUCheckpointer
 
 GB = 1e9

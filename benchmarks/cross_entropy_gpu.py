@@ -29,7 +29,7 @@ def make_step(name):
     import jax
     import jax.numpy as jnp
 
-    from tpukit.kernels.cross_entropy.api import cross_entropy
+    from tpukit.kernels.ops.cross_entropy.api import cross_entropy
 
     def ours(x, w, labels):
         return cross_entropy(x, w, labels).loss

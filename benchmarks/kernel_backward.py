@@ -22,10 +22,10 @@ def main() -> int:
     parser.add_argument("--chips", default=CHIPS)
     asked = parser.parse_args()
     tpukit.configure_tpu_environment()
-    from tpukit.kernels.gated_activation import pallas_tpu as gated
-    from tpukit.kernels.gated_activation import reference as gated_reference
-    from tpukit.kernels.residual_norm import pallas_tpu as norm
-    from tpukit.kernels.residual_norm import reference as norm_reference
+    from tpukit.kernels.ops.gated_activation import pallas_tpu as gated
+    from tpukit.kernels.ops.gated_activation import reference as gated_reference
+    from tpukit.kernels.ops.residual_norm import pallas_tpu as norm
+    from tpukit.kernels.ops.residual_norm import reference as norm_reference
     from tpukit.kernels.timing import estimate_kernel
 
     rows, both, half = (

@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="keep the counts")
     options = parser.parse_args()
     tpukit.configure_tpu_environment()
-    from tpukit.kernels.registry import builtin_ops
+    from tpukit.kernels.registry.registry import builtin_ops
 
     kept = json.loads(COUNTS.read_text()) if COUNTS.exists() else {}
     for name in options.ops or builtin_ops():
@@ -37,7 +37,7 @@ def main() -> int:
 
 def count(name: str) -> dict[str, object]:
     """The counts of one op's first case, with its gradient where it has one."""
-    from tpukit.kernels.registry import get_tpu_op
+    from tpukit.kernels.registry.registry import get_tpu_op
     from tpukit.kernels.timing import count_bundles
 
     op = get_tpu_op(name)

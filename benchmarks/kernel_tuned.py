@@ -61,7 +61,7 @@ def main() -> int:
 def tune(asked: argparse.Namespace, console: Console) -> None:
     """Search each case on each generation, and keep the choice at once."""
     from tpukit.errors import TPUKernelError
-    from tpukit.kernels.registry import get_tpu_op
+    from tpukit.kernels.registry.registry import get_tpu_op
     from tpukit.kernels.tuning import tune_op
 
     for name in asked.ops.split(","):
@@ -86,7 +86,7 @@ def tune(asked: argparse.Namespace, console: Console) -> None:
 
 def shipped(asked: argparse.Namespace) -> Table:
     """What the data files say: the time by default and as tuned, and how many were tried."""
-    from tpukit.kernels.tuned import data_folder, load_tuned
+    from tpukit.kernels.blocks.tuned import data_folder, load_tuned
 
     table = Table("op", "bucket", "chip", "default us", "tuned us", "gain", "tried", title="model")
     for name in asked.ops.split(","):

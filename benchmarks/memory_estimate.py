@@ -15,8 +15,8 @@ from claims import Claim, report
 
 from tpukit import Slice, Workload, compile_for, configure_tpu_environment, get_preset
 from tpukit.errors import TPUError
-from tpukit.planner.memory_model import MeshRoles, estimate_memory_bytes, rounds_first
-from tpukit.planner.model_shape import shape_of
+from tpukit.planner.cost.memory_model import MeshRoles, estimate_memory_bytes, rounds_first
+from tpukit.planner.cost.model_shape import shape_of
 
 
 @dataclass(frozen=True)

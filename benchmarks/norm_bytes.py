@@ -13,7 +13,7 @@ import jax
 from claims import Claim, report
 
 import tpukit
-from tpukit.kernels.op import PALLAS_TPU, REFERENCE, KernelCase, Op
+from tpukit.kernels.registry.op import PALLAS_TPU, REFERENCE, KernelCase, Op
 
 CHIPS = ("v5e", "v5p", "v6e", "7x")
 TARGET = 1.1
@@ -51,8 +51,8 @@ def moved_bytes(function: Callable[..., Any], case: KernelCase, chip: str) -> fl
 def main() -> int:
     """Print a line for each op, direction and generation; 1 when a target is missed."""
     tpukit.configure_tpu_environment()
-    from tpukit.kernels.layer_norm import specs as layer_norm
-    from tpukit.kernels.rms_norm import specs as rms_norm
+    from tpukit.kernels.ops.layer_norm import specs as layer_norm
+    from tpukit.kernels.ops.rms_norm import specs as rms_norm
 
     claims = []
     for specs in (layer_norm, rms_norm):

@@ -22,7 +22,7 @@ from tpukit import Workload, configure_tpu_environment
 from tpukit.compiler import compile_for
 from tpukit.errors import TPUError
 from tpukit.planner.planning import plan
-from tpukit.planner.subject import MATMUL
+from tpukit.planner.search.subject import MATMUL
 
 DATA = Path(__file__).parent / "data"
 RESULTS, FOUND = DATA / "published_results.json", DATA / "plan_layouts.json"

@@ -18,13 +18,13 @@ import numpy as np
 from claims import Claim, report
 from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 
-from tpukit.planner.candidates import MOMENTS, PRECISIONS, Candidates
-from tpukit.planner.layouts import Layout
-from tpukit.planner.model_shape import shape_of
-from tpukit.planner.program import Program
-from tpukit.planner.rounding import AQT, FIXED_SCALES
-from tpukit.planner.scoring import score
-from tpukit.planner.torus import place_axes
+from tpukit.planner.cost.model_shape import shape_of
+from tpukit.planner.cost.program import Program
+from tpukit.planner.cost.rounding import AQT, FIXED_SCALES
+from tpukit.planner.cost.torus import place_axes
+from tpukit.planner.search.candidates import MOMENTS, PRECISIONS, Candidates
+from tpukit.planner.search.layouts import Layout
+from tpukit.planner.search.scoring import score
 
 DEFAULT_RESULTS = Path(__file__).parent / "data" / "published_results.json"
 BAR = 0.15

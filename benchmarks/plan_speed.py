@@ -14,9 +14,9 @@ import time
 
 from claims import Claim, report
 
-from tpukit.planner.candidates import PRECISIONS, Space
 from tpukit.planner.planning import plan
-from tpukit.planner.search import Ask, Search
+from tpukit.planner.search.candidates import PRECISIONS, Space
+from tpukit.planner.search.search import Ask, Search
 
 COMMAND = ["llama3.1-70b", "--tokens", "1e12", "--deadline", "30d"]
 RUNS = 3

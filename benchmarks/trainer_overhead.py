@@ -21,9 +21,10 @@ import numpy as np
 import optax
 from claims import Claim, report
 
-from tpukit.models.workload import Workload
-from tpukit.parallel.mesh import create_mesh
-from tpukit.training import TPUTrainer, TrainingSettings, open_data
+from tpukit.job import TrainingSettings
+from tpukit.parallel.mesh.mesh import create_mesh
+from tpukit.step.workload import Workload
+from tpukit.training import TPUTrainer, open_data
 
 WIDTH, LAYERS, BATCH, LENGTH, VOCABULARY = 512, 4, 16, 64, 256
 

@@ -10,8 +10,9 @@ import tempfile
 import jax
 import numpy as np
 
-from tpukit.models import Workload, export_huggingface, import_huggingface
+from tpukit.models import export_huggingface, import_huggingface
 from tpukit.parallel import create_mesh
+from tpukit.step import Workload
 
 work = Workload("tiny", batch_size=8, sequence_length=32, strategy="fsdp+megatron")
 params = work.init(jax.random.key(0)).params

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from tpukit.models import Workload
 from tpukit.parallel import create_mesh
+from tpukit.step import Workload
 
 
 class Classifier(nnx.Module):

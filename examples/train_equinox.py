@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 import tpukit
-from tpukit.training import TPUTrainer, TrainingSettings
+from tpukit.job import TrainingSettings
+from tpukit.training import TPUTrainer
 
 VOCABULARY, WIDTH, PAST = 257, 24, 8
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import tpukit
+from tpukit.job import TrainingSettings
 from tpukit.models import get_preset
-from tpukit.training import TPUTrainer, TrainingSettings, read_metrics
+from tpukit.records import read_metrics
+from tpukit.training import TPUTrainer
 
 
 def main() -> None:

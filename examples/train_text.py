@@ -12,9 +12,10 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import tpukit
+from tpukit.job import TrainingSettings
 from tpukit.models import TransformerConfig
 from tpukit.models.generation import generate
-from tpukit.training import TPUTrainer, TrainingSettings
+from tpukit.training import TPUTrainer
 
 MODEL = TransformerConfig(
     name="pocket", n_layers=3, d_model=128, d_ff=352, n_heads=4, vocab_size=257, max_seq_len=512

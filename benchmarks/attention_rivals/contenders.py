@@ -15,8 +15,8 @@ from tokamax._src.ops.experimental.tpu.splash_attention import (
 from tokamax._src.ops.experimental.tpu.splash_attention import splash_attention_mask as tokamax_mask
 
 from attention_rivals.cases import Case
-from tpukit.kernels.flash_attention.specs import OP
-from tpukit.kernels.op import PALLAS_TPU
+from tpukit.kernels.ops.flash_attention.specs import OP
+from tpukit.kernels.registry.op import PALLAS_TPU
 
 Attention = Callable[[Any, Any, Any], Any]
 OURS = "tpukit"

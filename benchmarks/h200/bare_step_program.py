@@ -11,7 +11,7 @@ from jax_loop import run_and_report
 from shapes import SEQUENCE, SHAPES
 
 from tpukit import create_mesh
-from tpukit.models import Workload
+from tpukit.step import Workload
 from tpukit.training.gpu import workload_options
 from tpukit.training.products import tuned_options
 from tpukit.training.recompile import StepProgram

@@ -9,8 +9,8 @@ import numpy as np
 from initial_weights import config_of
 from shapes import SEQUENCE, SHAPES
 
+from tpukit.job.train import TrainingSettings
 from tpukit.training import TPUTrainer
-from tpukit.training.settings import TrainingSettings
 
 
 def main(name, tokens_path, warm):

@@ -4,256 +4,104 @@ Public names load on first use, so `import tpukit` is fast, silent and imports n
 nor torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .compiler import CompiledStep as CompiledStep
-    from .compiler import compile_for as compile_for
-    from .compiler import load_executable as load_executable
-    from .compiler import save_executable as save_executable
-    from .compiler import tune_flags as tune_flags
-    from .config import TPUConfig as TPUConfig
-    from .config import TPUVersion as TPUVersion
-    from .errors import TPUError as TPUError
-    from .hardware import Accelerators as Accelerators
-    from .hardware import Chip as Chip
-    from .hardware import Figure as Figure
-    from .hardware import PriceBook as PriceBook
-    from .hardware import Slice as Slice
-    from .hardware import detect_accelerators as detect_accelerators
-    from .hardware import get_chip as get_chip
-    from .hardware import list_chips as list_chips
-    from .hardware import list_slices as list_slices
-    from .hardware import public_prices as public_prices
-    from .kernels import PrecisionConfig as PrecisionConfig
-    from .kernels import adaptive_matmul as adaptive_matmul
-    from .kernels import flash_attention as flash_attention
-    from .kernels import register_tpu_op as register_tpu_op
-    from .kernels import tpu_kernel as tpu_kernel
-    from .kernels.timing import estimate_kernel as estimate_kernel
-    from .kernels.tuning import tune_op as tune_op
-    from .models import RematPolicy as RematPolicy
-    from .models import Transformer as Transformer
-    from .models import TransformerConfig as TransformerConfig
-    from .models import Workload as Workload
-    from .models import enable_gradient_checkpointing as enable_gradient_checkpointing
-    from .models import export_huggingface as export_huggingface
-    from .models import get_preset as get_preset
-    from .models import import_huggingface as import_huggingface
-    from .models import list_presets as list_presets
-    from .models.generation import Generator as Generator
-    from .models.generation import Sampling as Sampling
-    from .models.generation import generate as generate
-    from .models.performance import diagnose_performance as diagnose_performance
-    from .parallel import Layout as Layout
-    from .parallel import MeshConfig as MeshConfig
-    from .parallel import abstract_mesh as abstract_mesh
-    from .parallel import create_mesh as create_mesh
-    from .parallel import detect_hotspots as detect_hotspots
-    from .parallel import get_sharding_spec as get_sharding_spec
-    from .parallel import make_layout as make_layout
-    from .parallel import optimize_sharding as optimize_sharding
-    from .parallel import reshard as reshard
-    from .parallel import ring_attention as ring_attention
-    from .parallel import shard_model as shard_model
-    from .parallel import validate_sharding as validate_sharding
-    from .planner import Plan as Plan
-    from .planner.batch_size import find_optimal_batch_size as find_optimal_batch_size
-    from .planner.memory_optimizer import MemoryOptimizer as MemoryOptimizer
-    from .planner.planning import plan as plan
-    from .planner.result import PlanResult as PlanResult
-    from .planner.serving import plan_serving as plan_serving
-    from .runtime.doctor import Diagnosis as Diagnosis
-    from .runtime.doctor import diagnose_tpu as diagnose_tpu
-    from .runtime.environment import EnvironmentReport as EnvironmentReport
-    from .runtime.environment import configure_tpu_environment as configure_tpu_environment
-    from .runtime.flags import FlagRegistry as FlagRegistry
-    from .runtime.flags import enable_xla_optimizations as enable_xla_optimizations
-    from .runtime.flags import set_xla_flags as set_xla_flags
-    from .runtime.logs import setup_logging as setup_logging
-    from .runtime.multihost import MultiHostConfig as MultiHostConfig
-    from .training import ExitCode as ExitCode
-    from .training import HangWatchdog as HangWatchdog
-    from .training import LossGuard as LossGuard
-    from .training import PreemptionGuard as PreemptionGuard
-    from .training import TPUCheckpointer as TPUCheckpointer
-    from .training import TPUTrainer as TPUTrainer
-    from .training import TrainingResult as TrainingResult
-    from .training import TrainingSettings as TrainingSettings
-    from .training import open_data as open_data
-    from .training.export import export_run as export_run
-    from .training.trained_model import load_trained as load_trained
+from .lazy import lazy_names
 
 __version__ = "0.1.0"
 
-# Which module each public name lives in; the block above says the same to type checkers.
-_HOME_OF = {
-    "Accelerators": "hardware",
-    "Chip": "hardware",
-    "CompiledStep": "compiler",
-    "Diagnosis": "runtime.doctor",
-    "EnvironmentReport": "runtime.environment",
-    "ExitCode": "training",
-    "Figure": "hardware",
-    "FlagRegistry": "runtime.flags",
-    "Generator": "models.generation",
-    "HangWatchdog": "training",
-    "Layout": "parallel",
-    "LossGuard": "training",
-    "MemoryOptimizer": "planner.memory_optimizer",
-    "MeshConfig": "parallel",
-    "MultiHostConfig": "runtime.multihost",
-    "Plan": "planner",
-    "PlanResult": "planner.result",
-    "PrecisionConfig": "kernels",
-    "PreemptionGuard": "training",
-    "PriceBook": "hardware",
-    "RematPolicy": "models",
-    "Sampling": "models.generation",
-    "Slice": "hardware",
-    "TPUCheckpointer": "training",
-    "TPUConfig": "config",
-    "TPUError": "errors",
-    "TPUTrainer": "training",
-    "TPUVersion": "config",
-    "TrainingResult": "training",
-    "TrainingSettings": "training",
-    "Transformer": "models",
-    "TransformerConfig": "models",
-    "Workload": "models",
-    "abstract_mesh": "parallel",
-    "adaptive_matmul": "kernels",
-    "compile_for": "compiler",
-    "configure_tpu_environment": "runtime.environment",
-    "create_mesh": "parallel",
-    "detect_accelerators": "hardware",
-    "detect_hotspots": "parallel",
-    "diagnose_performance": "models.performance",
-    "diagnose_tpu": "runtime.doctor",
-    "enable_gradient_checkpointing": "models",
-    "enable_xla_optimizations": "runtime.flags",
-    "estimate_kernel": "kernels.timing",
-    "export_huggingface": "models",
-    "export_run": "training.export",
-    "find_optimal_batch_size": "planner.batch_size",
-    "flash_attention": "kernels",
-    "generate": "models.generation",
-    "get_chip": "hardware",
-    "get_preset": "models",
-    "get_sharding_spec": "parallel",
-    "import_huggingface": "models",
-    "list_chips": "hardware",
-    "list_presets": "models",
-    "list_slices": "hardware",
-    "load_executable": "compiler",
-    "load_trained": "training.trained_model",
-    "make_layout": "parallel",
-    "open_data": "training",
-    "optimize_sharding": "parallel",
-    "plan": "planner.planning",
-    "plan_serving": "planner.serving",
-    "public_prices": "hardware",
-    "register_tpu_op": "kernels",
-    "reshard": "parallel",
-    "ring_attention": "parallel",
-    "save_executable": "compiler",
-    "set_xla_flags": "runtime.flags",
-    "setup_logging": "runtime.logs",
-    "shard_model": "parallel",
-    "tpu_kernel": "kernels",
-    "tune_flags": "compiler",
-    "tune_op": "kernels.tuning",
-    "validate_sharding": "parallel",
+HOMES = {
+    ".checker.flag_tuning.search": ("tune_flags",),
+    ".compiler": ("CompiledStep", "compile_for", "load_executable", "save_executable"),
+    ".errors": ("TPUError",),
+    ".hardware": (
+        "Accelerators",
+        "Chip",
+        "Figure",
+        "PriceBook",
+        "Slice",
+        "detect_accelerators",
+        "get_chip",
+        "list_chips",
+        "list_slices",
+        "public_prices",
+    ),
+    ".job.config": (
+        "TPUConfig",
+        "TPUVersion",
+    ),
+    ".job.job": ("Plan",),
+    ".job.train": ("TrainingSettings",),
+    ".kernels": (
+        "PrecisionConfig",
+        "adaptive_matmul",
+        "register_tpu_op",
+        "tpu_kernel",
+    ),
+    ".kernels.ops": ("flash_attention",),
+    ".kernels.timing": ("estimate_kernel",),
+    ".kernels.tuning": ("tune_op",),
+    ".models": (
+        "RematPolicy",
+        "Transformer",
+        "TransformerConfig",
+        "enable_gradient_checkpointing",
+        "export_huggingface",
+        "get_preset",
+        "import_huggingface",
+        "list_presets",
+    ),
+    ".models.generation": (
+        "Generator",
+        "Sampling",
+        "generate",
+    ),
+    ".observe.diagnosis.diagnose": ("diagnose_performance",),
+    ".parallel": (
+        "Layout",
+        "MeshConfig",
+        "abstract_mesh",
+        "create_mesh",
+        "detect_hotspots",
+        "get_sharding_spec",
+        "make_layout",
+        "optimize_sharding",
+        "shard_model",
+        "validate_sharding",
+    ),
+    ".parallel.rebalancing": ("reshard",),
+    ".parallel.ring": ("attention",),
+    ".planner.answer.result": ("PlanResult",),
+    ".planner.planning": ("plan",),
+    ".planner.serving": ("plan_serving",),
+    ".planner.sizing.batch_size": ("find_optimal_batch_size",),
+    ".planner.sizing.memory_optimizer": ("MemoryOptimizer",),
+    ".runtime.doctor": (
+        "Diagnosis",
+        "diagnose_tpu",
+    ),
+    ".runtime.environment": (
+        "EnvironmentReport",
+        "configure_tpu_environment",
+    ),
+    ".runtime.flags": (
+        "FlagRegistry",
+        "enable_xla_optimizations",
+        "set_xla_flags",
+    ),
+    ".runtime.logs": ("setup_logging",),
+    ".runtime.multihost": ("MultiHostConfig",),
+    ".step.workload": ("Workload",),
+    ".training": (
+        "ExitCode",
+        "HangWatchdog",
+        "LossGuard",
+        "PreemptionGuard",
+        "TPUCheckpointer",
+        "TPUTrainer",
+        "TrainingResult",
+        "open_data",
+    ),
+    ".training.export": ("export_run",),
+    ".training.trained_model": ("load_trained",),
 }
 
-__all__ = [
-    "Accelerators",
-    "Chip",
-    "CompiledStep",
-    "Diagnosis",
-    "EnvironmentReport",
-    "ExitCode",
-    "Figure",
-    "FlagRegistry",
-    "Generator",
-    "HangWatchdog",
-    "Layout",
-    "LossGuard",
-    "MemoryOptimizer",
-    "MeshConfig",
-    "MultiHostConfig",
-    "Plan",
-    "PlanResult",
-    "PrecisionConfig",
-    "PreemptionGuard",
-    "PriceBook",
-    "RematPolicy",
-    "Sampling",
-    "Slice",
-    "TPUCheckpointer",
-    "TPUConfig",
-    "TPUError",
-    "TPUTrainer",
-    "TPUVersion",
-    "TrainingResult",
-    "TrainingSettings",
-    "Transformer",
-    "TransformerConfig",
-    "Workload",
-    "abstract_mesh",
-    "adaptive_matmul",
-    "compile_for",
-    "configure_tpu_environment",
-    "create_mesh",
-    "detect_accelerators",
-    "detect_hotspots",
-    "diagnose_performance",
-    "diagnose_tpu",
-    "enable_gradient_checkpointing",
-    "enable_xla_optimizations",
-    "estimate_kernel",
-    "export_huggingface",
-    "export_run",
-    "find_optimal_batch_size",
-    "flash_attention",
-    "generate",
-    "get_chip",
-    "get_preset",
-    "get_sharding_spec",
-    "import_huggingface",
-    "list_chips",
-    "list_presets",
-    "list_slices",
-    "load_executable",
-    "load_trained",
-    "make_layout",
-    "open_data",
-    "optimize_sharding",
-    "plan",
-    "plan_serving",
-    "public_prices",
-    "register_tpu_op",
-    "reshard",
-    "ring_attention",
-    "save_executable",
-    "set_xla_flags",
-    "setup_logging",
-    "shard_model",
-    "tpu_kernel",
-    "tune_flags",
-    "tune_op",
-    "validate_sharding",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'tpukit' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+__getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

@@ -12,11 +12,11 @@ import pytest
 from published_attention import narrow_scores
 from published_rows import NotExpressible, as_run
 
-from tpukit.models.attention import dot_attention
-from tpukit.models.loss import next_token_loss
-from tpukit.models.remat import RematPolicy
-from tpukit.parallel.activations import activation_rules
-from tpukit.parallel.mesh import create_mesh
+from tpukit.models.attention.choice import dot_attention
+from tpukit.models.loss.loss import next_token_loss
+from tpukit.models.remat.policy import RematPolicy
+from tpukit.parallel.mesh.mesh import create_mesh
+from tpukit.parallel.sharding.activations import activation_rules
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "published_results.json"
 ROWS = {row["id"]: row for row in json.loads(DATA.read_text())["results"]}

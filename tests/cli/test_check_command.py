@@ -6,9 +6,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tpukit.checker.report import read_report
 from tpukit.cli import cache, check, check_run
 from tpukit.compiler import CompileCache
-from tpukit.compiler.report import read_report
 from tpukit.errors import (
     TPUModelError,
     TPUOutOfMemoryError,
@@ -61,7 +61,7 @@ class TestOneRealCheck:
             raise AssertionError("a child was started")
 
         monkeypatch.setattr("tpukit.compiler.aot.watch_child", no_child)
-        monkeypatch.setattr("tpukit.compiler.request.lower_program", no_child)
+        monkeypatch.setattr("tpukit.compiler.program.request.lower_program", no_child)
         again = CliRunner().invoke(app, ["check", *SMALL, "--json", "--memory-only"])
         assert again.exit_code == 0, again.output
         data = json.loads(again.stdout)

@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from tpukit.checker.flag_tuning import search as flag_search
 from tpukit.cli import flags
-from tpukit.compiler import flag_search
 from tpukit.errors import TPUValidationError, XLACompilationError
 
 FUNCTION = "import jax.numpy as jnp\ndef step(x):\n    return jnp.tanh(x @ x)\n"

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from tpukit.cli.export import export
 from tpukit.cli.generate import generate
 from tpukit.errors import ConfigError, TPUCheckpointError, TPUModelError, TPUValidationError
+from tpukit.job import TrainingSettings
 from tpukit.models import get_preset, import_huggingface
-from tpukit.training import TPUTrainer, TrainingSettings
+from tpukit.training import TPUTrainer
 from tpukit.training.trained_model import load_trained
 
 # One worker: the fixture that all of them share is dear.

@@ -9,7 +9,7 @@ from tpukit.cli import kernel
 from tpukit.cli.kernel_options import choose_cases, chosen_chips, read_values
 from tpukit.errors import SliceError, TPUKernelError, TPUValidationError
 from tpukit.kernels import use_tuned_blocks
-from tpukit.kernels.registry import get_tpu_op
+from tpukit.kernels.registry.registry import get_tpu_op
 from tpukit.kernels.timing import ErrorBand, KernelEstimate
 
 

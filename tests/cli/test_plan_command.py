@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tpukit.cli import plan as command
 from tpukit.errors import ConfigError
-from tpukit.planner import Plan
+from tpukit.job import Plan
 
 ASK = ["llama3.1-8b", "--tokens", "1e11", "--on", "v6e", "--max-chips", "64"]
 

@@ -12,7 +12,7 @@ from tpukit.errors import ConfigError, TPUModelError, TPUValidationError
 
 MODEL = """
 import jax
-from tpukit.models.workload import Workload
+from tpukit.step.workload import Workload
 
 def build():
     def init(rng):

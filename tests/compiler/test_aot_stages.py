@@ -87,7 +87,7 @@ def test_options_slices_and_versions_are_part_of_the_key(request_at_hand, monkey
     assert same.key == request_at_hand.key
     assert len({request.key for request in [same, *others]}) == 4
     before = same.key
-    monkeypatch.setattr("tpukit.compiler.request.version", lambda name: "9.9")
+    monkeypatch.setattr("tpukit.compiler.program.request.version", lambda name: "9.9")
     assert same.key != before
 
 
@@ -226,7 +226,7 @@ def test_a_workload_brings_its_step_and_its_arguments():
 def test_facts_survive_json():
     import json
 
-    from tpukit.compiler.facts import ProgramFacts
+    from tpukit.compiler.program.facts import ProgramFacts
 
     facts = lower_program(jnp.sin, X).facts
     assert ProgramFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts

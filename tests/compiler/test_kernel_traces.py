@@ -12,7 +12,7 @@ from tpukit.compiler import kernel_traces
 from tpukit.compiler.aot import run_request
 from tpukit.compiler.bundles import trace_call
 from tpukit.compiler.kernel_traces import kernel_calls, trace_kernels
-from tpukit.compiler.request import make_request
+from tpukit.compiler.program.request import make_request
 from tpukit.hardware import get_chip
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.errors import TPUError
-from tpukit.kernels.registry import builtin_ops, get_tpu_op
+from tpukit.kernels.registry.registry import builtin_ops, get_tpu_op
 from tpukit.kernels.timing import count_bundles
 
 COUNTS = json.loads((Path(__file__).parent / "bundle_counts.json").read_text())

@@ -10,10 +10,10 @@ from jax.experimental import pallas as pl
 
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
-from tpukit.kernels.decorator import register_tpu_op, tpu_kernel
-from tpukit.kernels.op import BlockSizes, KernelCase
 from tpukit.kernels.precision import PrecisionConfig
-from tpukit.kernels.registry import get_tpu_op, list_tpu_ops, unregister_tpu_op
+from tpukit.kernels.registry.decorator import register_tpu_op, tpu_kernel
+from tpukit.kernels.registry.op import BlockSizes, KernelCase
+from tpukit.kernels.registry.registry import get_tpu_op, list_tpu_ops, unregister_tpu_op
 
 SQUARE = jnp.asarray(np.random.default_rng(0).normal(size=(5, 130)), jnp.float32)
 
@@ -158,7 +158,7 @@ def test_efficient_attention_takes_blocks_and_short_sequences():
 
 
 def test_flash_attention_keeps_the_promise():
-    from tpukit.kernels.flash_attention.api import flash_attention
+    from tpukit.kernels.ops.flash_attention.api import flash_attention
 
     @tpu_kernel(use_efficient_attention=True)
     def self_attention_layer(query, key, value):

@@ -12,17 +12,17 @@ import pytest
 import tpukit.kernels
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
-from tpukit.kernels.dispatch import (
+from tpukit.kernels.ops.flash_attention.api import CUDNN
+from tpukit.kernels.ops.flash_attention.differentiation import XLA
+from tpukit.kernels.ops.flash_attention.gpu import cudnn_is_here
+from tpukit.kernels.registry.dispatch import (
     Passes,
     dispatch,
     dispatch_with_gradient,
     recomputed,
     with_gradient,
 )
-from tpukit.kernels.flash_attention.api import CUDNN
-from tpukit.kernels.flash_attention.differentiation import XLA
-from tpukit.kernels.flash_attention.gpu import cudnn_is_here
-from tpukit.kernels.registry import builtin_ops, get_tpu_op
+from tpukit.kernels.registry.registry import builtin_ops, get_tpu_op
 
 X = jnp.arange(1.0, 4.0)
 
@@ -137,7 +137,7 @@ def test_on_a_gpu_an_op_is_what_its_specs_say(name):
 
 @pytest.mark.parametrize("name", builtin_ops())
 def test_every_op_has_the_same_files(name):
-    folder = Path(tpukit.kernels.__file__).parent / name
+    folder = Path(tpukit.kernels.__file__).parent / "ops" / name
     assert {"api.py", "reference.py", "pallas_tpu.py", "specs.py"} <= {
         path.name for path in folder.iterdir()
     }

@@ -3,7 +3,7 @@
 import inspect
 
 import tpukit.kernels
-from tpukit.kernels.registry import builtin_ops, get_tpu_op
+from tpukit.kernels.registry.registry import builtin_ops, get_tpu_op
 
 
 def test_every_name_is_offered_once_and_in_order():
@@ -16,11 +16,11 @@ def test_every_op_is_offered_as_its_function():
     for name in builtin_ops():
         offered = getattr(tpukit.kernels, name)
         assert inspect.isfunction(offered), name
-        assert offered.__module__.startswith(f"tpukit.kernels.{name}."), name
+        assert offered.__module__.startswith(f"tpukit.kernels.ops.{name}."), name
         assert get_tpu_op(name).name == name
 
 
 def test_a_folder_can_still_be_imported_from():
-    from tpukit.kernels.rope.tables import rope_tables
+    from tpukit.kernels.ops.rope.tables import rope_tables
 
     assert tpukit.kernels.rope_tables is rope_tables

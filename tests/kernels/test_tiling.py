@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import TPUKernelError
-from tpukit.kernels.tiling import (
+from tpukit.kernels.blocks.tiling import (
     from_blocked,
     pack_tiles,
     pad_to_tiles,

@@ -7,12 +7,19 @@ import pytest
 
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
-from tpukit.kernels import tpu_kernel, tuned, use_tuned_blocks
-from tpukit.kernels.op import KernelCase, shape_bucket
-from tpukit.kernels.registry import builtin_ops, get_tpu_op
-from tpukit.kernels.row_blocks import RowBlocks, bucket, row_case
-from tpukit.kernels.tuned import TunedEntry, choose_blocks, data_folder, load_tuned, save_tuned
-from tpukit.kernels.vmem import vmem_capacity_bytes
+from tpukit.kernels import tpu_kernel, use_tuned_blocks
+from tpukit.kernels.blocks import tuned
+from tpukit.kernels.blocks.rows import RowBlocks, bucket, row_case
+from tpukit.kernels.blocks.tuned import (
+    TunedEntry,
+    choose_blocks,
+    data_folder,
+    load_tuned,
+    save_tuned,
+)
+from tpukit.kernels.blocks.vmem import vmem_capacity_bytes
+from tpukit.kernels.registry.op import KernelCase, shape_bucket
+from tpukit.kernels.registry.registry import builtin_ops, get_tpu_op
 
 CHIPS = ("v4", "v5e", "v5p", "v6e", "7x")
 

@@ -7,10 +7,8 @@ import pytest
 
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
-from tpukit.kernels.registry import builtin_ops, get_tpu_op
-from tpukit.kernels.rms_norm.specs import OP, case
-from tpukit.kernels.row_blocks import RowBlocks, fits
-from tpukit.kernels.vmem import (
+from tpukit.kernels.blocks.rows import RowBlocks, fits
+from tpukit.kernels.blocks.vmem import (
     MIB,
     check_vmem,
     largest_that_fits,
@@ -18,6 +16,8 @@ from tpukit.kernels.vmem import (
     vmem_capacity_bytes,
     vmem_limit_bytes,
 )
+from tpukit.kernels.ops.rms_norm.specs import OP, case
+from tpukit.kernels.registry.registry import builtin_ops, get_tpu_op
 
 CASE = case(8192, 4096)
 

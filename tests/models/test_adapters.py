@@ -9,8 +9,8 @@ import pytest
 from flax import linen, nnx
 
 from tpukit.errors import TPUModelError
-from tpukit.models.workload import Workload
-from tpukit.parallel.mesh import create_mesh
+from tpukit.parallel.mesh.mesh import create_mesh
+from tpukit.step.workload import Workload
 
 BATCH = {
     "x": jax.ShapeDtypeStruct((8, 16), jnp.float32),

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpukit.models import attention
-from tpukit.models.attention import get_attention
+from tpukit.models.attention import choice as attention
+from tpukit.models.attention.choice import get_attention
 
 
 def by_definition(q, k, v, window, segments):

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import pytest
 
 from tpukit.errors import TPUModelError
-from tpukit.models import Workload, get_preset
-from tpukit.models.attention import automatic_attention, dot_attention
-from tpukit.models.flash import flash_attention
-from tpukit.models.remat import RematPolicy
-from tpukit.models.splash import splash_attention, splash_attention_in_two
+from tpukit.models import get_preset
+from tpukit.models.attention.choice import automatic_attention, dot_attention
+from tpukit.models.attention.flash import flash_attention
+from tpukit.models.attention.splash import splash_attention, splash_attention_in_two
+from tpukit.models.remat.policy import RematPolicy
 from tpukit.parallel import abstract_mesh, create_mesh
+from tpukit.step import Workload
 
 
 def arrays(*, batch=1, length=256, heads=2, kv_heads=1, width=128):

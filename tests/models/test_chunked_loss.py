@@ -10,18 +10,18 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tpukit.errors import TPUModelError
-from tpukit.models.chunked_loss import (
+from tpukit.models.loss.chunked import (
     LOGITS_BYTES,
     MIN_TOKENS,
     TokenSplit,
     chunked_next_token_loss,
     count_chunks,
 )
-from tpukit.models.loss import next_token_loss
+from tpukit.models.loss.loss import next_token_loss
 from tpukit.models.presets import get_preset
-from tpukit.models.workload import Workload
-from tpukit.parallel.activations import activation_rules
-from tpukit.parallel.mesh import create_mesh
+from tpukit.parallel.mesh.mesh import create_mesh
+from tpukit.parallel.sharding.activations import activation_rules
+from tpukit.step.workload import Workload
 
 
 def draw(seed, batch=2, length=6, width=4, vocab=11, masked=0.3):

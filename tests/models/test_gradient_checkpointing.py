@@ -7,12 +7,12 @@ import pytest
 from flax import linen, nnx
 
 from tpukit.errors import TPUModelError
-from tpukit.models.gradient_checkpointing import (
+from tpukit.models.presets import get_preset
+from tpukit.models.remat.gradient_checkpointing import (
     enable_gradient_checkpointing,
     saved_residual_bytes,
 )
-from tpukit.models.presets import get_preset
-from tpukit.models.transformer import Transformer
+from tpukit.models.transformer.model import Transformer
 
 WIDTH = 16
 X = jnp.linspace(-1, 1, 8 * WIDTH).reshape(8, WIDTH)

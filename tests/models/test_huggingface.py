@@ -11,11 +11,15 @@ from safetensors.numpy import load_file, save_file
 
 from tpukit.errors import TPUModelError
 from tpukit.models.adapters import TransformerAdapter
-from tpukit.models.huggingface import ImportedModel, export_huggingface, import_huggingface
+from tpukit.models.huggingface.weights import (
+    ImportedModel,
+    export_huggingface,
+    import_huggingface,
+)
 from tpukit.models.presets import get_preset, list_presets
-from tpukit.models.transformer_config import TransformerConfig
-from tpukit.models.workload import Workload
-from tpukit.parallel.mesh import create_mesh
+from tpukit.models.transformer.config import TransformerConfig
+from tpukit.parallel.mesh.mesh import create_mesh
+from tpukit.step.workload import Workload
 
 LLAMA = {
     "model_type": "llama",
@@ -235,7 +239,7 @@ def test_parameters_go_straight_to_their_shards(tmp_path):
 
 @pytest.mark.parametrize("name", [n for n in list_presets() if not n.startswith("maxtext")])
 def test_configurations_read_back(name):
-    from tpukit.models.huggingface_config import config_to_huggingface
+    from tpukit.models.huggingface.config import config_to_huggingface
 
     config = get_preset(name)
     if name.startswith(("gpt3", "gemma3")):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tpukit.errors import TPUModelError
-from tpukit.models.loss import WeightedLoss, default_loss, next_token_loss
+from tpukit.models.loss.loss import WeightedLoss, default_loss, next_token_loss
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(2, 5, 7)) * 3

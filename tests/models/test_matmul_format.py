@@ -6,8 +6,9 @@ import pytest
 
 from tpukit.errors import TPUModelError
 from tpukit.hardware.target import target_chip
-from tpukit.models import Workload, get_preset
-from tpukit.models.matmul_format import check_matmul
+from tpukit.models import get_preset
+from tpukit.models.products.matmul_format import check_matmul
+from tpukit.step import Workload
 
 
 def last_loss(matmul: str) -> float:

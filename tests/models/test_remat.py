@@ -13,9 +13,9 @@ from jax.ad_checkpoint import checkpoint_name
 from tpukit.errors import TPUModelError
 from tpukit.models.adapters import TransformerAdapter, Variables
 from tpukit.models.execution import Execution
-from tpukit.models.gradient_checkpointing import saved_residual_bytes
 from tpukit.models.presets import get_preset
-from tpukit.models.remat import TENSOR_NAMES, RematPolicy
+from tpukit.models.remat.gradient_checkpointing import saved_residual_bytes
+from tpukit.models.remat.policy import TENSOR_NAMES, RematPolicy
 
 CONFIG = get_preset("tiny", n_layers=4, d_ff=256)
 TOKENS = jnp.zeros((2, 64), jnp.int32)

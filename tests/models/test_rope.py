@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpukit.models.rope import apply_rope, rope_frequencies
-from tpukit.models.transformer_config import RopeScaling
+from tpukit.models.transformer.config import RopeScaling
+from tpukit.models.transformer.rope import apply_rope, rope_frequencies
 
 
 def test_scores_depend_only_on_the_distance():

@@ -10,9 +10,9 @@ from tpukit import Workload, get_preset
 from tpukit.errors import TPUModelError
 from tpukit.models.adapters import TransformerAdapter
 from tpukit.models.execution import Execution
-from tpukit.models.remat import RematPolicy
-from tpukit.models.transformer import Transformer
-from tpukit.models.transformer_config import RopeScaling, TransformerConfig
+from tpukit.models.remat.policy import RematPolicy
+from tpukit.models.transformer.config import RopeScaling, TransformerConfig
+from tpukit.models.transformer.model import Transformer
 
 SMALL = {
     "n_layers": 3,

@@ -8,8 +8,8 @@ from flax import nnx
 
 from tpukit.errors import TPUModelError
 from tpukit.models.presets import get_preset, list_presets, presets
-from tpukit.models.transformer import Transformer
-from tpukit.models.transformer_config import RopeScaling, TransformerConfig
+from tpukit.models.transformer.config import RopeScaling, TransformerConfig
+from tpukit.models.transformer.model import Transformer
 
 BASE = {"n_layers": 2, "d_model": 64, "d_ff": 128, "n_heads": 4, "vocab_size": 256}
 PUBLISHED = [name for name, preset in presets().items() if preset.published_parameters]

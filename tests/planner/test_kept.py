@@ -8,8 +8,8 @@ import pytest
 from tpukit import Workload
 from tpukit.errors import ConfigError
 from tpukit.models import get_preset
-from tpukit.planner.kept import kept_by
-from tpukit.planner.model_shape import shape_of
+from tpukit.planner.cost.kept import kept_by
+from tpukit.planner.cost.model_shape import shape_of
 
 EXAMPLES, LENGTH = 2, 64
 REMATS = (

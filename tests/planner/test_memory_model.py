@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpukit.kernels.cross_entropy import chunked
-from tpukit.models import Workload, get_preset
-from tpukit.planner import memory_model
-from tpukit.planner.candidates import REMATS
-from tpukit.planner.memory_model import MeshRoles, estimate_memory_bytes
-from tpukit.planner.model_shape import shape_of
+from tpukit.kernels.ops.cross_entropy import chunked
+from tpukit.models import get_preset
+from tpukit.planner.cost import memory_model
+from tpukit.planner.cost.memory_model import MeshRoles, estimate_memory_bytes
+from tpukit.planner.cost.model_shape import shape_of
+from tpukit.planner.search.candidates import REMATS
+from tpukit.step import Workload
 
 MODELS = ("llama3.2-1b", "llama3.1-8b", "gpt3-175b", "mixtral-8x7b", "tiny", "tiny-moe")
 # Totals of the compiler's buffer assignment (benchmarks/memory_estimate.py, libtpu 0.0.42.1).

@@ -9,8 +9,9 @@ from flax import nnx
 
 from tpukit.compiler import compile_for
 from tpukit.errors import ConfigError, TPUModelError
-from tpukit.models import Transformer, TransformerConfig, Workload, get_preset
-from tpukit.planner.memory_optimizer import MemoryOptimizer
+from tpukit.models import Transformer, TransformerConfig, get_preset
+from tpukit.planner.sizing.memory_optimizer import MemoryOptimizer
+from tpukit.step import Workload
 
 CONFIG = TransformerConfig(
     name="optimized",

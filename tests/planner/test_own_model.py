@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from tpukit.errors import ConfigError, XLACompilationError
-from tpukit.planner.own_model import OwnModelSearch
 from tpukit.planner.planning import plan
+from tpukit.planner.search.own_model import OwnModelSearch
 
 GIB = 2**30
 BUILDER = """

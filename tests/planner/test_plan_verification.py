@@ -6,8 +6,8 @@ import pytest
 
 from tpukit.errors import TPUNotAvailableError, XLACompilationError
 from tpukit.planner.planning import _answer, plan
-from tpukit.planner.search import Search
-from tpukit.planner.verification import Verifier
+from tpukit.planner.search.search import Search
+from tpukit.planner.search.verification import Verifier
 
 GIB = 2**30
 

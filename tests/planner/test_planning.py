@@ -10,16 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError, SliceError, TPUModelError
-from tpukit.models import TransformerConfig, Workload, get_preset
-from tpukit.models.huggingface_config import config_to_huggingface
-from tpukit.planner.candidates import Space, enumerate_candidates
-from tpukit.planner.model_shape import shape_of
-from tpukit.planner.model_source import load_model
-from tpukit.planner.objectives import SAME, pareto_front
-from tpukit.planner.plan import Plan
+from tpukit.job.job import Plan
+from tpukit.job.model_source import load_model
+from tpukit.models import TransformerConfig, get_preset
+from tpukit.models.huggingface.config import config_to_huggingface
+from tpukit.planner.cost.model_shape import shape_of
+from tpukit.planner.cost.spot import Preemption
 from tpukit.planner.planning import plan
-from tpukit.planner.scoring import score
-from tpukit.planner.spot import Preemption
+from tpukit.planner.search.candidates import Space, enumerate_candidates
+from tpukit.planner.search.objectives import SAME, pareto_front
+from tpukit.planner.search.scoring import score
+from tpukit.step import Workload
 
 EQUAL = (1 + SAME) ** 2  # of the bins, and of the plainest among equals
 SMALL = {"tokens": 1e10, "on": "v6e", "max_chips": 64, "verify": 0}

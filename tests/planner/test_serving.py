@@ -8,7 +8,7 @@ from rich.console import Console
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.hardware import Slice, get_chip, list_slices
 from tpukit.models import get_preset
-from tpukit.planner.model_shape import shape_of
+from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.serving import cache_bytes, plan_serving, read_bytes, weight_bytes
 
 # llama3.1-70b by hand: 80 layers of q, o (64 heads), k, v (8), gate, up, down and two norms, a

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from tpukit.planner.spot import SECONDS_PER_DAY, Preemption
+from tpukit.planner.cost.spot import SECONDS_PER_DAY, Preemption
 
 SPOT = Preemption(per_slice_day=4.0, recovery_s=600.0, source="a test")
 

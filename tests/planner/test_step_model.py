@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tpukit.compiler.timeline.machine import Machine
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
-from tpukit.planner.attention_time import ATTENTION_BLOCK, visited_keys
-from tpukit.planner.candidates import PRECISIONS, REMATS, Candidates
-from tpukit.planner.layouts import Layout, layouts_on
-from tpukit.planner.model_shape import shape_of
-from tpukit.planner.program import OUR_PROGRAM, Program
-from tpukit.planner.rounding import AQT, FIXED_SCALES
-from tpukit.planner.scoring import score
-from tpukit.planner.torus import place_axes
+from tpukit.planner.cost.attention_time import ATTENTION_BLOCK, visited_keys
+from tpukit.planner.cost.model_shape import shape_of
+from tpukit.planner.cost.program import OUR_PROGRAM, Program
+from tpukit.planner.cost.rounding import AQT, FIXED_SCALES
+from tpukit.planner.cost.torus import place_axes
+from tpukit.planner.search.candidates import PRECISIONS, REMATS, Candidates
+from tpukit.planner.search.layouts import Layout, layouts_on
+from tpukit.planner.search.scoring import score
 
 
 def scored(

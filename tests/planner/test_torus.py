@@ -11,7 +11,7 @@ from tpukit.compiler.hlo import Collective
 from tpukit.compiler.timeline.machine import Machine
 from tpukit.compiler.timeline.network import Network
 from tpukit.hardware import Slice
-from tpukit.planner.torus import AXES, Links, place_axes
+from tpukit.planner.cost.torus import AXES, Links, place_axes
 
 SLICES = ("v5e-16", "v5e-256", "v6e-64", "v6e-256", "v5p-128", "v5p-32")
 

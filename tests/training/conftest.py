@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from tpukit.training import TPUTrainer, TrainingSettings
+from tpukit.job import TrainingSettings
+from tpukit.training import TPUTrainer
 
 VOCABULARY = 32
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpukit.training import ExitCode, read_metrics
+from tpukit.records import read_metrics
+from tpukit.training import ExitCode
 
 WORKER = Path(__file__).with_name("trainer_worker.py")
 STEPS = 40
@@ -118,7 +119,7 @@ def test_processes_train_like_one_device_and_stop_together(
 
 MODEL = """
 import jax
-from tpukit.models.workload import Workload
+from tpukit.step.workload import Workload
 
 def build():
     def init(rng):

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError
-from tpukit.models.workload import Workload
-from tpukit.training import OptimizerSpec, TPUCheckpointer, build_optimizer
-from tpukit.training.moments import decode, encode, scale_by_int8_adam
+from tpukit.step import OptimizerSpec, build_optimizer
+from tpukit.step.optimizer.moments import decode, encode, scale_by_int8_adam
+from tpukit.step.workload import Workload
+from tpukit.training import TPUCheckpointer
 
 # One worker: the fixture that all of them share is dear.
 pytestmark = pytest.mark.xdist_group("moments")

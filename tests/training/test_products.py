@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit import create_mesh
-from tpukit.models import Workload
+from tpukit.job.train import TrainingSettings
+from tpukit.step import Workload
 from tpukit.training import TPUTrainer
 from tpukit.training.products import ProductTuner
 from tpukit.training.products.product import Matrix, Product, products_in
 from tpukit.training.products.results_file import blocks_of, key_of, with_algorithm
 from tpukit.training.recompile import StepProgram
-from tpukit.training.settings import TrainingSettings
 
 CONFIG = (
     'backend_config={{"gemm_backend_config":{{"beta":{beta},"dot_dimension_numbers":{{'

@@ -17,15 +17,17 @@ from rich.console import Console
 
 from tpukit.errors import ConfigError, MeshError, MissingExtraError, TPUValidationError
 from tpukit.hardware import get_chip
-from tpukit.models.workload import Workload
-from tpukit.parallel.mesh import create_mesh
-from tpukit.training import TrainingSettings, WandbHook, find_changes, read_metrics
+from tpukit.job import TrainingSettings
+from tpukit.parallel.mesh.here import fit_mesh, mesh_here, name_axes
+from tpukit.parallel.mesh.mesh import create_mesh
+from tpukit.records import WandbHook, read_metrics
+from tpukit.records.ledger import Ledger
+from tpukit.records.metrics import MetricsFile
+from tpukit.records.progress import Bar, Lines
+from tpukit.records.throughput import Throughput
+from tpukit.step.workload import Workload
+from tpukit.training import find_changes
 from tpukit.training.batches import BatchSource, data_share, look_ahead
-from tpukit.training.meshes import fit_mesh, mesh_here, name_axes
-from tpukit.training.metrics import MetricsFile
-from tpukit.training.progress import Bar, Lines
-from tpukit.training.throughput import Throughput
-from tpukit.training.timing import Ledger
 
 
 def test_settings_read_the_train_section():

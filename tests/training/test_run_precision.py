@@ -3,11 +3,13 @@
 import jax
 import pytest
 
-from tpukit.config import TPUConfig
 from tpukit.errors import TPUModelError
-from tpukit.models import Workload, get_preset
-from tpukit.training import TPUTrainer, TrainingSettings
-from tpukit.training.precision import in_precision
+from tpukit.job import TrainingSettings
+from tpukit.job.config import TPUConfig
+from tpukit.job.precision import in_precision
+from tpukit.models import get_preset
+from tpukit.step import Workload
+from tpukit.training import TPUTrainer
 
 
 @pytest.mark.parametrize("precision", ["float8", "int8"])

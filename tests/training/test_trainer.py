@@ -14,7 +14,6 @@ import numpy as np
 import optax
 import pytest
 
-from tpukit.config import TPUConfig
 from tpukit.errors import (
     ConfigError,
     TPUCheckpointError,
@@ -23,10 +22,12 @@ from tpukit.errors import (
     TrainingDiverged,
     XLARuntimeError,
 )
+from tpukit.job import Plan, TrainingSettings
+from tpukit.job.config import TPUConfig
 from tpukit.models.presets import get_preset
-from tpukit.models.workload import Workload
-from tpukit.planner import Plan
-from tpukit.training import TPUTrainer, TrainingSettings, read_metrics
+from tpukit.records import read_metrics
+from tpukit.step.workload import Workload
+from tpukit.training import TPUTrainer
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 SHAPE = {"batch_size": 8, "sequence_length": 16}
@@ -34,8 +35,9 @@ SHAPE = {"batch_size": 8, "sequence_length": 16}
 
 def by_hand(tokens, steps, *, seed=0):
     """The same training as a bare loop of its parts: what the trainer must agree with."""
-    from tpukit.training import build_optimizer, open_data
-    from tpukit.training.settings import TrainingSettings
+    from tpukit.job.train import TrainingSettings
+    from tpukit.step import build_optimizer
+    from tpukit.training import open_data
 
     from .conftest import apply, init
 

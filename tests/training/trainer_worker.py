@@ -34,7 +34,8 @@ def main():
     with group:
         import jax
 
-        from tpukit.training import TPUTrainer, TrainingSettings
+        from tpukit.job import TrainingSettings
+        from tpukit.training import TPUTrainer
 
         def init(rng):
             return {"table": 0.1 * jax.random.normal(rng, (VOCABULARY, VOCABULARY))}

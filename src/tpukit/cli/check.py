@@ -9,8 +9,8 @@ from . import job_options as options
 from .check_run import Announcer, Run, find_fixes, predict, refusals_as_exit_codes
 
 if TYPE_CHECKING:
-    from ..compiler.verdict import CheckResult
-    from ..planner.plan import Plan
+    from ..checker.result import CheckResult
+    from ..job.job import Plan
 
 
 def check(
@@ -45,10 +45,10 @@ def check(
     say(f"checking {target}" + (f" on {on}" if on else ""))
     from rich.console import Console
 
-    from ..compiler.fixes import is_thin
+    from ..checker.fixes import is_thin
+    from ..checker.result import CheckResult
     from ..compiler.memory.view import verdict_line
-    from ..compiler.verdict import CheckResult
-    from ..planner.model_source import is_own_model
+    from ..job.model_source import is_own_model
     from .output import show
 
     settings: dict[str, Any] = {
@@ -98,8 +98,8 @@ def check(
 
 def read_job(target: str, settings: dict[str, Any]) -> "Plan":
     """The job that a preset's name or a file, with the options given, describes."""
-    from ..planner.plan import Plan
-    from ..planner.plan_file import is_job_file
+    from ..job.job import Plan
+    from ..job.reading import is_job_file
 
     if is_job_file(target):
         return Plan.from_yaml(Path(target), **settings)
@@ -118,7 +118,7 @@ def read_options(flags: str) -> dict[str, Any]:
 
 def _write(result: "CheckResult", html: Path | None, perfetto: Path | None, say: Announcer) -> None:
     """Write the page and the trace that were asked for."""
-    from ..compiler.report import RecordedStep, write_html, write_perfetto
+    from ..checker.report import RecordedStep, write_html, write_perfetto
 
     if html is None and perfetto is None:
         return

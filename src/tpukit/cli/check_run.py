@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from ..checker.fixes import FixList
     from ..compiler import CompiledStep, CompileRequest
-    from ..compiler.fixes import FixList
     from ..compiler.stages import Progress, Stage
     from ..compiler.timeline import StepPrediction
-    from ..planner.plan import Plan
+    from ..job.job import Plan
 
 FIXES_VERIFIED = 6
 
@@ -26,7 +26,7 @@ def refusals_as_exit_codes() -> Generator[None]:
 
     Other errors are the user's, and pass through to `main.run`.
     """
-    from ..compiler.verdict import COULD_NOT_TELL, DOES_NOT_FIT
+    from ..checker.result import COULD_NOT_TELL, DOES_NOT_FIT
     from ..errors import TPUNotAvailableError, TPUOutOfMemoryError, XLACompilationError
 
     try:
@@ -75,13 +75,13 @@ class Run:
 
     def known(self, job: "Plan") -> "CompiledStep | None":
         """What an earlier check of the same job left; needs no jax."""
-        from ..planner.compiled_job import known_compile
+        from ..checker.compiling import known_compile
 
         return known_compile(job) if self.use_cache and self.dump is None else None
 
     def lower(self, job: "Plan", progress: "Progress") -> "CompileRequest":
         """Lower a job's training step, and remember which compile answers it."""
-        from ..planner.compiled_job import lower_job
+        from ..checker.compiling import lower_job
 
         return lower_job(job, progress=progress, remember=self.use_cache)
 
@@ -106,8 +106,8 @@ class Run:
         settings: dict[str, Any],
     ) -> "CompileRequest":
         """Lower somebody's own function."""
-        from ..compiler.entry import load_function, parse_argument
-        from ..compiler.request import make_request
+        from ..compiler.program.entry import load_function, parse_argument
+        from ..compiler.program.request import make_request
         from ..errors import ConfigError
         from ..runtime.environment import configure_tpu_environment
 
@@ -153,12 +153,12 @@ def predict(compiled: "CompiledStep", job: "Plan | None") -> "tuple[StepPredicti
 
 def find_fixes(run: Run, job: "Plan", compiled: "CompiledStep", *, verify: bool) -> "FixList":
     """The fixes; with `verify` the first of them compiled."""
+    from ..checker.fixes import JobShape, propose_fixes, rank
     from ..compiler import CompiledStep, compile_many
-    from ..compiler.fixes import propose_fixes, rank
     from ..compiler.stages import silent
     from ..errors import TPUError
 
-    proposed = propose_fixes(job.shape(), compiled.memory)
+    proposed = propose_fixes(JobShape.of(job), compiled.memory)
     if not verify:
         return proposed
     tried = list(proposed.fixes[:FIXES_VERIFIED])

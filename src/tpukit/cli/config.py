@@ -18,7 +18,7 @@ def show_config(
     file: File = None, preset: Preset = None, set_: Set = None, json: Json = False
 ) -> None:
     """Show every setting, its value and where the value came from."""
-    from ..config.view import ConfigView
+    from ..job.config.view import ConfigView
     from .output import show
 
     show(ConfigView(_load(file, preset, set_)), json=json)
@@ -39,7 +39,7 @@ def check_config(
 
 
 def _load(file: Path | None, preset: str | None, assignments: list[str] | None) -> Any:
-    from ..config import TPUConfig
-    from ..config.sources import parse_assignments
+    from ..job.config import TPUConfig
+    from ..job.sources import parse_assignments
 
     return TPUConfig.load(file, preset=preset, **parse_assignments(assignments or ()))

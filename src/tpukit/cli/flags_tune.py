@@ -32,7 +32,7 @@ def tune(
     """Search compiler options for a job: exit 0 fits, 3 nothing fits, 4 could not tell."""
     say = Announcer()
     say(f"tuning {target}" + (f" on {on}" if on else ""))
-    from ..compiler.flag_search import tune_flags
+    from ..checker.flag_tuning.search import tune_flags
     from .check import read_job, read_options
     from .output import show
 

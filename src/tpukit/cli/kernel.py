@@ -34,7 +34,7 @@ OpName = Annotated[
 def list_ops(json: Json = False) -> None:
     """List the ops with their cases and implementations."""
     start()
-    from ..kernels.registry import get_tpu_op, list_tpu_ops
+    from ..kernels.registry.registry import get_tpu_op, list_tpu_ops
     from .kernel_options import OpListing
     from .output import show
 

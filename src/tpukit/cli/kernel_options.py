@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..kernels.op import KernelCase, Op
+    from ..kernels.registry.op import KernelCase, Op
 
 On = Annotated[str, typer.Option(help="Generations, e.g. v6e or v5e,v5p,v6e,7x.")]
 CaseNames = Annotated[
@@ -54,10 +54,10 @@ def find_op(name: str) -> "Op":
         TPUKernelError: There is no op of that name.
         TPUValidationError: There is nothing of that name in the file, or it is no op.
     """
-    from ..compiler.entry import load_function
+    from ..compiler.program.entry import load_function
     from ..errors import TPUValidationError
-    from ..kernels.registry import get_tpu_op
-    from ..kernels.user_kernel import TpuKernel
+    from ..kernels.registry.registry import get_tpu_op
+    from ..kernels.registry.user_kernel import TpuKernel
 
     if ":" not in name:
         return get_tpu_op(name)
@@ -96,9 +96,9 @@ def choose_cases(
             ways are used.
         TPUKernelError: The op has no such case.
     """
-    from ..compiler.entry import parse_argument
+    from ..compiler.program.entry import parse_argument
     from ..errors import TPUValidationError
-    from ..kernels.op import KernelCase, shape_text
+    from ..kernels.registry.op import KernelCase, shape_text
 
     if shapes and names:
         raise TPUValidationError("--case and --shape both say what to time; give one of them.")
@@ -125,7 +125,7 @@ def _check_case(op: "Op", case: "KernelCase") -> None:
     import jax
 
     from ..errors import TPUValidationError
-    from ..kernels.op import REFERENCE, shape_text
+    from ..kernels.registry.op import REFERENCE, shape_text
 
     try:
         jax.eval_shape(op.bind(case, implementation=REFERENCE), *case.arguments)

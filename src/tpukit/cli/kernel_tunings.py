@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..kernels.op import Op
+    from ..kernels.registry.op import Op
     from ..kernels.tuning import TuningResult
 
 
@@ -16,8 +16,8 @@ def folder_for(op: "Op", out: Path | None) -> Path:
         TPUValidationError: It is nowhere, or nothing can be written there.
     """
     from ..errors import TPUValidationError
-    from ..kernels.registry import builtin_ops
-    from ..kernels.tuned import data_folder
+    from ..kernels.blocks.tuned import data_folder
+    from ..kernels.registry.registry import builtin_ops
 
     if out is None and op.name not in builtin_ops():
         raise TPUValidationError(f"{op.name} has no folder of its own: give --out, or --dry-run.")
@@ -61,7 +61,7 @@ class Tunings:
     @property
     def note(self) -> str:
         """Where the blocks are, and what makes dispatch take them."""
-        from ..kernels.tuned import data_folder
+        from ..kernels.blocks.tuned import data_folder
 
         if self.folder is None:
             return "Nothing was written (--dry-run)."

@@ -9,8 +9,8 @@ import typer
 from . import job_options as options
 
 if TYPE_CHECKING:
+    from ..planner.cost.spot import Preemption
     from ..planner.serving import ServingPlan
-    from ..planner.spot import Preemption
 
 Model = Annotated[str, typer.Argument(help="A preset, a config.json, or module:function.")]
 Tokens = Annotated[str | None, typer.Option(help="Tokens to train on: 15e12 or 15T.")]
@@ -75,9 +75,9 @@ def plan(
 ) -> None:
     """Find slice, mesh and batch for a run: exit 0 found, 3 nothing meets the limits."""
     from ..errors import ConfigError
-    from ..planner.candidates import GENERATIONS
     from ..planner.planning import LARGEST_BATCH_TOKENS
     from ..planner.planning import plan as find_plan
+    from ..planner.search.candidates import GENERATIONS
     from .check_run import Announcer
     from .output import show
 
@@ -142,7 +142,7 @@ def _words(text: str | None) -> list[str]:
 
 def _preemption(per_day: float | None, recovery_minutes: float | None) -> "Preemption | None":
     """What spot does to a run, where the user knows better than the public record."""
-    from ..planner.spot import Preemption
+    from ..planner.cost.spot import Preemption
 
     if per_day is None and recovery_minutes is None:
         return None

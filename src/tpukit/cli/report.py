@@ -20,7 +20,7 @@ def diff(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two checks: only what changed."""
-    from ..compiler.report import diff_reports, read_report
+    from ..checker.report import diff_reports, read_report
 
     show(diff_reports(read_report(before), read_report(after)), json=json)
 
@@ -28,7 +28,7 @@ def diff(
 @app.command("html")
 def html(report: ReportFile, output: Output = None) -> None:
     """Write a check as one HTML file that needs nothing else."""
-    from ..compiler.report import read_report, write_html
+    from ..checker.report import read_report, write_html
 
     written = write_html(read_report(report), output or report.with_suffix(".html"))
     typer.echo(f"wrote {written}")
@@ -37,7 +37,7 @@ def html(report: ReportFile, output: Output = None) -> None:
 @app.command("perfetto")
 def perfetto(report: ReportFile, output: Output = None) -> None:
     """Write a check's timeline as .json, .pftrace or either with .gz, for ui.perfetto.dev."""
-    from ..compiler.report import RecordedStep, read_report, write_perfetto
+    from ..checker.report import RecordedStep, read_report, write_perfetto
 
     found = read_report(report)
     step = RecordedStep.of(found)

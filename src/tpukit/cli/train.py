@@ -12,7 +12,7 @@ import typer
 from . import job_options as options
 
 if TYPE_CHECKING:
-    from ..planner import Plan
+    from ..job import Plan
 
 Target = Annotated[str, typer.Argument(help="A preset, a job.yaml, or module:function.")]
 Data = Annotated[str | None, typer.Option(help="Tokens, text, a folder of them, or gs://…")]
@@ -51,7 +51,7 @@ def train(
     json: options.Json = False,
 ) -> None:
     """Train: exit 0 done or stopped by a signal and saved, 3 diverged, 200 hung, 201 peer lost."""
-    from ..config.sources import parse_assignments
+    from ..job.sources import parse_assignments
 
     plan = read_plan(
         target,
@@ -87,17 +87,17 @@ def train(
 
 def read_plan(target: str, settings: dict[str, Any]) -> "Plan":
     """The plan that a preset's name or a job file, with the options given, describes."""
-    from ..planner import Plan
-    from ..planner.model_source import is_huggingface, is_own_model
-    from ..planner.plan import DEFAULT_SEQUENCE_LENGTH
-    from ..planner.plan_file import is_job_file
+    from ..job import Plan
+    from ..job.job import DEFAULT_SEQUENCE_LENGTH
+    from ..job.model_source import is_huggingface, is_own_model
+    from ..job.reading import is_job_file
 
     if is_job_file(target):
         return Plan.from_yaml(Path(target), **settings)
     given = {name: value for name, value in settings.items() if value is not None}
     if "sequence_length" not in given and not is_own_model(target) and not is_huggingface(target):
+        from ..job.model_source import refuse_unknown_preset
         from ..models.presets import get_preset
-        from ..planner.model_source import refuse_unknown_preset
 
         refuse_unknown_preset(target)
         given["sequence_length"] = min(DEFAULT_SEQUENCE_LENGTH, get_preset(target).max_seq_len)
@@ -105,15 +105,15 @@ def read_plan(target: str, settings: dict[str, Any]) -> "Plan":
 
 
 def _train(plan: "Plan", changes: dict[str, Any], *, debug: bool, json: bool) -> None:
+    from ..job.train import TrainingSettings
     from ..runtime.environment import configure_tpu_environment
-    from ..training.settings import TrainingSettings
     from .output import show
 
     # Before jax starts, so that a wrong key is answered at once.
     TrainingSettings.from_section(plan.sections.get("train", {}), **changes)
     configure_tpu_environment()
     if debug:
-        from ..config.debugging import enable_debugging_mode
+        from ..runtime.debugging import enable_debugging_mode
 
         enable_debugging_mode()
     with _joined_hosts(), _failures_as_exit_codes():

@@ -4,28 +4,23 @@ from .aot import compile_for as compile_for
 from .aot import compile_many as compile_many
 from .cache import CompileCache as CompileCache
 from .compiled import CompiledStep as CompiledStep
-from .executable_file import ExecutableHeader as ExecutableHeader
-from .executable_file import read_header as read_header
-from .executables import load_executable as load_executable
-from .executables import save_executable as save_executable
-from .flag_search import tune_flags as tune_flags
-from .flag_trials import FlagSearch as FlagSearch
-from .flag_trials import FlagTrial as FlagTrial
-from .loaded_step import LoadedStep as LoadedStep
+from .executable.file import ExecutableHeader as ExecutableHeader
+from .executable.file import read_header as read_header
+from .executable.loaded_step import LoadedStep as LoadedStep
+from .executable.saving import load_executable as load_executable
+from .executable.saving import save_executable as save_executable
 from .memory import MemoryReport as MemoryReport
-from .program import Program as Program
-from .program import lower_program as lower_program
-from .request import CompileRequest as CompileRequest
-from .request import compiler_versions as compiler_versions
-from .request import make_request as make_request
+from .program.lowered import Program as Program
+from .program.lowered import lower_program as lower_program
+from .program.request import CompileRequest as CompileRequest
+from .program.request import compiler_versions as compiler_versions
+from .program.request import make_request as make_request
 
 __all__ = [
     "CompileCache",
     "CompileRequest",
     "CompiledStep",
     "ExecutableHeader",
-    "FlagSearch",
-    "FlagTrial",
     "LoadedStep",
     "MemoryReport",
     "Program",
@@ -37,5 +32,4 @@ __all__ = [
     "make_request",
     "read_header",
     "save_executable",
-    "tune_flags",
 ]

@@ -16,9 +16,15 @@ from ..runtime.child import ChildError, offline_environment, watch_child
 from .cache import CompileCache
 from .compiled import CompiledStep
 from .dump import Dump, KernelDump
-from .program import Program
+from .program.lowered import Program
+from .program.request import (
+    CompileRequest,
+    PlannedStep,
+    StepSource,
+    compiler_versions,
+    make_request,
+)
 from .refusal import explain_failure, ran_out_of_hbm
-from .request import CompileRequest, PlannedStep, StepSource, compiler_versions, make_request
 from .stages import Progress, Stage, Until, silent
 
 logger = logging.getLogger(__name__)

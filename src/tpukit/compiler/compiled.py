@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..hardware import Slice
 from .dump import Listings
-from .facts import ProgramFacts
 from .hlo import HloModule, count_collectives, parse_hlo
 from .memory import MemoryReport, read_memory
+from .program.facts import ProgramFacts
 from .stages import Stage
 
 if TYPE_CHECKING:

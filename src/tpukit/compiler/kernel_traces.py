@@ -21,7 +21,7 @@ from .aot import compile_many
 from .bundles import CallTrace, trace_call
 from .cache import CompileCache
 from .hlo import Computation, HloModule, Instruction, Shape
-from .request import CompileRequest, compiler_versions, make_request
+from .program.request import CompileRequest, compiler_versions, make_request
 
 logger = logging.getLogger(__name__)
 FORMAT = 1  # raise it when what is kept of a run, or how a program is run, changes
@@ -74,7 +74,7 @@ class LoneKernel:
         """Its compile for one device of a slice."""
         import jax
 
-        from .entry import parse_argument
+        from .program.entry import parse_argument
 
         results = [parse_argument(text) for text in self.results]
 

@@ -57,7 +57,7 @@ def _save(compiled: Any, path: Path) -> dict[str, Any]:
     """Leave the program itself for the parent, and say what goes into and comes out of it."""
     from dataclasses import asdict
 
-    from .executable_slots import describe_program
+    from .executable.slots import describe_program
 
     path.write_bytes(compiled.runtime_executable().serialize())
     about = describe_program(compiled)

@@ -11,14 +11,14 @@ from flax import linen, nnx
 from flax.core import meta
 
 from ..errors import TPUModelError
-from ..parallel.routing import RouterStats
-from .chunked_loss import TokenSplit, chunked_next_token_loss, count_chunks
+from ..parallel.experts.routing import RouterStats
 from .execution import Execution
-from .gradient_checkpointing import checkpoint_layers
-from .loss import Batch, WeightedLoss, token_targets
+from .loss.chunked import TokenSplit, chunked_next_token_loss, count_chunks
+from .loss.loss import Batch, WeightedLoss, token_targets
 from .presets import get_preset
-from .transformer import Transformer
-from .transformer_config import TransformerConfig
+from .remat.gradient_checkpointing import checkpoint_layers
+from .transformer.config import TransformerConfig
+from .transformer.model import Transformer
 
 
 class Variables(NamedTuple):

@@ -6,9 +6,9 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from .attention import AttentionFunction
-from .chunked_loss import LossChunks
-from .remat import NO_REMAT, RematPolicy
+from .attention.choice import AttentionFunction
+from .loss.chunked import LossChunks
+from .remat.policy import NO_REMAT, RematPolicy
 
 AnyMesh = Mesh | AbstractMesh
 

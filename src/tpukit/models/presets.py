@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from ..errors import TPUModelError, did_you_mean
-from .transformer_config import TransformerConfig
+from .transformer.config import TransformerConfig
 
 _ABOUT_THE_ENTRY = ("source", "parameters", "parameters_source")
 

@@ -11,18 +11,18 @@ import numpy as np
 from ..errors import ConfigError
 from ..hardware import public_prices
 from ..hardware.figure import format_quantity
-from .amounts import parse_days, parse_tokens, parse_usd
-from .candidates import GENERATIONS, Space
-from .choice import Choice
-from .costing import SPOT, Market
-from .objectives import Limits, read_objective
-from .own_model import OwnModelSearch
-from .rejections import state_bytes
-from .result import PlanResult
-from .search import Ask, Search, replaced
-from .spot import Preemption
-from .subject import read_subject
-from .verification import Verifier
+from .answer.amounts import parse_days, parse_tokens, parse_usd
+from .answer.choice import Choice
+from .answer.rejections import state_bytes
+from .answer.result import PlanResult
+from .cost.money import SPOT, Market
+from .cost.spot import Preemption
+from .search.candidates import GENERATIONS, Space
+from .search.objectives import Limits, read_objective
+from .search.own_model import OwnModelSearch
+from .search.search import Ask, Search, replaced
+from .search.subject import read_subject
+from .search.verification import Verifier
 
 # Llama 3 405B ended with steps of 16 M tokens, the largest public runs report.
 LARGEST_BATCH_TOKENS = 16 * 2**20

@@ -9,9 +9,9 @@ from rich.table import Table
 from ..compiler.timeline.machine import Machine
 from ..errors import TPUValidationError, did_you_mean
 from ..hardware import Slice, get_chip, list_chips, list_slices
-from .candidates import named_slice, refuse_unknown_rates, unknown_rate
-from .memory_optimizer import transformer_shape
-from .model_shape import ModelShape
+from .cost.model_shape import ModelShape
+from .search.candidates import named_slice, refuse_unknown_rates, unknown_rate
+from .sizing.memory_optimizer import transformer_shape
 
 # Bits stored for a weight, scales and codebooks included (kernels/quantized_matmul).
 WEIGHT_BITS = {"bf16": 16.0, "int8": 8.0, "int4": 4.125, "vq": 2.0}

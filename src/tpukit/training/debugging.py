@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..parallel.trees import join_path
+from ..parallel.sharding.trees import join_path
 
 
 def is_debugging() -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 
 from ..errors import TPUValidationError
-from ..models.eval_step import jit_eval_step
-from ..models.train_state import TrainState
-from ..models.workload import Workload
+from ..step.evaluation import jit_eval_step
+from ..step.train_state import TrainState
+from ..step.workload import Workload
 from .batches import BatchSource
 from .data.opening import TokenData
 from .debugging import is_debugging, only_nans_inside

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ..errors import TPUValidationError
-from ..models.huggingface import export_huggingface
+from ..models.huggingface.weights import export_huggingface
 from .trained_model import load_trained
 
 

@@ -14,21 +14,21 @@ from typing import Any
 import jax
 
 from ..errors import TrainingDiverged
-from ..models.train_state import TrainState
+from ..records.hooks import TrainingHook
+from ..records.ledger import Ledger
+from ..records.metrics import MetricsFile
+from ..records.progress import ProgressView
+from ..records.throughput import Throughput
+from ..step.optimizer.schedule import LearningRate
+from ..step.train_state import TrainState
 from .batches import BatchSource
 from .evaluation import Evaluation, Evaluator
 from .failure import Decision, HangWatchdog, LossGuard, PreemptionGuard
-from .hooks import TrainingHook
-from .metrics import MetricsFile
-from .progress import ProgressView
 from .recompile import StepProgram
 from .result import Stopped
 from .run_directory import RunDirectory
 from .runtime_errors import explained
-from .schedule import LearningRate
 from .state_keeper import StateKeeper
-from .throughput import Throughput
-from .timing import Ledger
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from ..compiler.aot import load_compiled
 from ..compiler.cache import CompileCache
-from ..compiler.facts import ProgramFacts
+from ..compiler.program.facts import ProgramFacts
 from ..errors import TPUError
 from ..hardware import Figure
-from ..planner import Plan
+from ..job import Plan
 
 
 def predicted_step(plan: Plan | None) -> Figure:

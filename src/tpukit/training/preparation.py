@@ -11,18 +11,18 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import ConfigError
+from ..job.job import DEFAULT_SEQUENCE_LENGTH
+from ..job.train import Optimization, TrainingSettings
 from ..models.presets import get_preset
-from ..models.transformer_config import TransformerConfig
-from ..models.workload import Workload
-from ..planner.plan import DEFAULT_SEQUENCE_LENGTH
+from ..models.transformer.config import TransformerConfig
+from ..records.throughput import Throughput
+from ..step.optimizer.optimizer import build_optimizer
+from ..step.optimizer.schedule import LearningRate
+from ..step.workload import Workload
 from .batches import data_share, look_ahead
 from .data import TokenData, open_data
 from .data.opening import as_array
 from .gpu import workload_options
-from .optimizer import build_optimizer
-from .schedule import LearningRate
-from .settings import Optimization, TrainingSettings
-from .throughput import Throughput
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ import jax
 
 from ..errors import TPUValidationError
 from ..models.execution import AnyMesh
-from ..models.workload import Workload
 from ..runtime.flags.cache import cache_folder
+from ..step.workload import Workload
 from .debugging import is_debugging, only_nans_inside, refuse_infs
 from .gpu import compiler_options
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 from rich.table import Table
 
 from ..hardware import Figure
+from ..records.ledger import Goodput
+from ..records.throughput import Throughput
 from .evaluation import Evaluation
 from .recompile import ArgumentChange
-from .throughput import Throughput
-from .timing import Goodput
 
 Stopped = Literal["done", "preempted", "data ended"]
 

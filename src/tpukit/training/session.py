@@ -9,26 +9,26 @@ from typing import Any
 import jax
 
 from ..hardware import Figure
+from ..job.train import TrainingSettings
 from ..kernels.one_gpu import on_one_gpu
-from ..models.train_state import TrainState
+from ..records.hooks import TrainingHook
+from ..records.ledger import Ledger
+from ..records.metrics import MetricsFile
+from ..records.progress import ProgressView
+from ..step.train_state import TrainState
 from .batches import BatchSource
 from .checkpoint import TPUCheckpointer
 from .debugging import compile_log, is_debugging
 from .evaluation import Evaluator
 from .failure import HangWatchdog, LossGuard, PreemptionGuard
-from .hooks import TrainingHook
 from .loop import LoopParts, LoopSettings, TrainingLoop
-from .metrics import MetricsFile
 from .preparation import Prepared
 from .products import tuned_options
-from .progress import ProgressView
 from .recompile import StepProgram, enable_compilation_cache
 from .result import TrainingResult
 from .run_directory import RunDirectory, name_for
 from .runtime_errors import explained
-from .settings import TrainingSettings
 from .state_keeper import StateKeeper
-from .timing import Ledger
 
 
 class Session:

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..models.train_state import TrainState
-from ..models.workload import Workload
+from ..step.train_state import TrainState
+from ..step.workload import Workload
 from .checkpoint import TPUCheckpointer
 
 

@@ -8,8 +8,8 @@ import jax
 
 from ..errors import TPUModelError, TPUValidationError, did_you_mean
 from ..models.adapters import TransformerAdapter
-from ..models.huggingface import import_huggingface
-from ..models.transformer_config import TransformerConfig
+from ..models.huggingface.weights import import_huggingface
+from ..models.transformer.config import TransformerConfig
 from .checkpoint import TPUCheckpointer
 from .run_directory import IDENTITY, read_run
 

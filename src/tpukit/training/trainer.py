@@ -9,25 +9,25 @@ import jax
 import numpy as np
 import optax
 
-from ..config import TPUConfig
 from ..errors import ConfigError, TPUModelError, did_you_mean
-from ..models.placement import strategy_for
-from ..models.train_state import TrainState
-from ..models.workload import Workload
-from ..parallel.mesh import axis_sizes
-from ..planner import Plan
+from ..job import Plan
+from ..job.config import TPUConfig
+from ..job.precision import ACTIVATIONS, NARROW, Precision, in_precision
+from ..job.train import TrainingSettings
+from ..parallel.mesh.here import MeshShape, fit_mesh, mesh_here, name_axes
+from ..parallel.mesh.mesh import axis_sizes
+from ..records.hooks import TrainingHook, make_hooks
+from ..records.ledger import Ledger
+from ..records.progress import NoProgress, ProgressView, make_progress
+from ..records.throughput import count_chips
 from ..runtime.jax_state import jax_state
-from .hooks import TrainingHook, make_hooks
-from .meshes import MeshShape, fit_mesh, mesh_here, name_axes
-from .precision import ACTIVATIONS, NARROW, Precision, in_precision
+from ..step.placement import strategy_for
+from ..step.train_state import TrainState
+from ..step.workload import Workload
 from .predicted import predicted_step
 from .preparation import ModelChoice, prepare
-from .progress import NoProgress, ProgressView, make_progress
 from .result import TrainingResult
 from .session import Session
-from .settings import TrainingSettings
-from .throughput import count_chips
-from .timing import Ledger
 
 
 class TPUTrainer:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tpukit.compiler.facts import ProgramFacts
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.memory.assignment import parse_assignment
 from tpukit.compiler.memory.attribution import Attributor, is_training_step, weight_shapes
 from tpukit.compiler.memory.liveness import find_tenancies, parse_live_ranges
+from tpukit.compiler.program.facts import ProgramFacts
 
 FORWARD = 'metadata={op_name="jit(step)/jvp()/%s" stack_frame_id=1}'
 BACKWARD = 'metadata={op_name="jit(step)/transpose(jvp())/%s" stack_frame_id=1}'

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from tpukit.errors import TPUKernelError, TPUNotAvailableError, XLACompilationError
-from tpukit.kernels.op import BlockSizes, KernelCase, Op
-from tpukit.kernels.tuned import load_tuned
+from tpukit.kernels.blocks.tuned import load_tuned
+from tpukit.kernels.registry.op import BlockSizes, KernelCase, Op
 from tpukit.kernels.tuning import local_chip, tune_op
 
 CASE = KernelCase("square", (jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16),))

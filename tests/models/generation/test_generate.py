@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from tpukit.errors import TPUModelError, TPUValidationError
-from tpukit.models import Execution, Workload, get_preset
+from tpukit.models import Execution, get_preset
 from tpukit.models.adapters import TransformerAdapter
 from tpukit.models.generation import Generator, Sampling, generate
+from tpukit.step import Workload
 
 PROMPTS = [[7, 3, 250, 11, 90, 14, 2], [5], [200, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from ..facts import ProgramFacts
 from ..hlo import HloModule, Instruction, Shape
+from ..program.facts import ProgramFacts
 from .assignment import Allocation, Value
 from .liveness import Schedule, Tenancy
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
-from ..facts import ProgramFacts
 from ..hlo.shape import HBM
+from ..program.facts import ProgramFacts
 from .assignment import Allocation
 from .report import Finding
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from ...errors import XLACompilationError
 from ...hardware import Slice
 from ..dump import Listings
-from ..facts import ProgramFacts
 from ..hlo import HloModule, Shape, parse_hlo
 from ..hlo.shape import HBM, HOST
+from ..program.facts import ProgramFacts
 from .assignment import Allocation, Value, parse_assignment, total_bytes
 from .attribution import (
     CATEGORIES,

@@ -7,7 +7,7 @@ from pathlib import Path
 _TABLE = re.compile(r"^(FileNames|FileLocations|StackFrames)\n((?:\d+ .*\n)*)", re.MULTILINE)
 _NUMBER = re.compile(r"\d+")
 # Frames of this package's own machinery around the user's function.
-_MACHINERY = ("compiler/worker.py", "compiler/program.py", "runtime/child.py", "<frozen")
+_MACHINERY = ("compiler/worker.py", "compiler/program/lowered.py", "runtime/child.py", "<frozen")
 _LIBRARIES = ("site-packages", "dist-packages")
 
 

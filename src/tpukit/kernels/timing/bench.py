@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import TPUError
 from ...hardware import get_chip
-from ..op import (
+from ..registry.op import (
     PALLAS_TPU,
     REFERENCE,
     Blocks,

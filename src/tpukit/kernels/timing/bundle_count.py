@@ -6,11 +6,11 @@ from collections import Counter
 from ...compiler.aot import run_request
 from ...compiler.bundles import parse_listing
 from ...compiler.kernel_traces import one_device_slice
-from ...compiler.request import make_request
+from ...compiler.program.request import make_request
 from ...errors import TPUKernelError
 from ...hardware import get_chip
 from ...hardware.target import target_chip
-from ..op import Direction, KernelCase, Op
+from ..registry.op import Direction, KernelCase, Op
 
 _NUMBERED = re.compile(r"\.\d+$")
 

@@ -16,7 +16,7 @@ from ...compiler.cache import CompileCache
 from ...compiler.compiled import CompiledStep
 from ...compiler.hlo import Computation, Instruction
 from ...compiler.kernel_traces import kernel_calls, one_device_slice
-from ...compiler.request import make_request
+from ...compiler.program.request import make_request
 from ...compiler.stages import Progress, silent
 from ...compiler.timeline.kernels import RaggedDotTimer
 from ...errors import XLACompilationError

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ...errors import TPUNotAvailableError
 from ...hardware.target import current_target
-from ..op import Blocks, Direction, KernelCase, Op
+from ..registry.op import Blocks, Direction, KernelCase, Op
 from ..timing.bench import Values
 
 RUNS = 5

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..op import Blocks
+from ..blocks.tuned import TunedEntry, data_folder, load_tuned, save_tuned
+from ..registry.op import Blocks
 from ..timing.view import format_time
-from ..tuned import TunedEntry, data_folder, load_tuned, save_tuned
 
 Origin = Literal["measured", "model"]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...compiler.bundles import error_of
-from ...compiler.request import compiler_versions
+from ...compiler.program.request import compiler_versions
 from ...errors import TPUError, TPUKernelError
 from ...hardware import get_chip
-from ..op import Blocks, Direction, KernelCase, Op
+from ..blocks.vmem import vmem_capacity_bytes
+from ..registry.op import Blocks, Direction, KernelCase, Op
 from ..timing.bench import Tell, Values, estimate, kind_of
-from ..vmem import vmem_capacity_bytes
 from .result import Origin, Trial, TuningResult
 
 # Estimates rank blocks no finer than this: a choice stays unless it is beaten by more.

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..attention import automatic_attention
-from ..transformer_config import TransformerConfig
+from ..attention.choice import automatic_attention
+from ..transformer.config import TransformerConfig
 
 
 @jax.tree_util.register_dataclass

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..transformer_config import TransformerConfig
+from ..transformer.config import TransformerConfig
 from .cache import KVCache
 from .forward import read_prompts, read_token
 from .sampling import Sampling

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ..adapters import TransformerAdapter
-from ..decoder import LayerContext
 from ..execution import Execution
-from ..transformer import Transformer
-from ..transformer_config import TransformerConfig
+from ..transformer.config import TransformerConfig
+from ..transformer.decoder import LayerContext
+from ..transformer.model import Transformer
 from .cache import KVCache, PromptAttention, TokenAttention
 
 # (cache, number of the layer) -> the attention of that layer

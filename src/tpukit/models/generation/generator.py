@@ -12,8 +12,7 @@ import numpy as np
 
 from ...errors import TPUModelError, TPUValidationError
 from ..presets import get_preset
-from ..transformer_config import TransformerConfig
-from ..workload import Workload
+from ..transformer.config import TransformerConfig
 from .decoding import Progress, begin_rows, extend_rows
 from .result import Ending, Generation
 from .sampling import Sampling
@@ -203,12 +202,12 @@ def transformer_config(model: Any) -> TransformerConfig:
         TPUModelError: It is none.
     """
     found = get_preset(model) if isinstance(model, str) else model
-    config = found.config if isinstance(found, Workload) else found
+    config = getattr(found, "config", found)  # a workload has one
     if isinstance(config, TransformerConfig):
         return config
     raise TPUModelError(
         f"tokens can be generated from the reference transformers, and this is "
-        f"{type(found.model if isinstance(found, Workload) else found).__name__}; pass a preset's "
+        f"{type(getattr(found, 'model', found)).__name__}; pass a preset's "
         "name, a TransformerConfig, or a Workload of one."
     )
 

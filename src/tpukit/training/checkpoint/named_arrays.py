@@ -12,7 +12,7 @@ from jax.sharding import Sharding
 from jax.tree_util import SequenceKey
 
 from ...errors import TPUCheckpointError
-from ...parallel.trees import join_path, open_model
+from ...parallel.sharding.trees import join_path, open_model
 
 # What a leaf was before it became an array: an array, a typed random key, or a plain number.
 ARRAY, KEY = "array", "key"

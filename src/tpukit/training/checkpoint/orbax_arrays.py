@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.sharding import Sharding
 
-from ...parallel.reshard import move
+from ...parallel.rebalancing.reshard import move
 from .named_arrays import KEY, LeafShape, key_implementation, restored_leaf
 
 logger = logging.getLogger(__name__)

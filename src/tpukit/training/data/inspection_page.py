@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...compiler.report.files import write_whole
-from ...compiler.report.html.markup import Html, coordinate, tag
+from ...checker.report.files import write_whole
+from ...checker.report.html.markup import Html, coordinate, tag
 from .inspection import Inspection, label
 
 _STYLE = """

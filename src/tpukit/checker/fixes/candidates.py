@@ -1,0 +1,193 @@
+"""Changes worth trying, each with the arithmetic that says what it should save."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...compiler.memory import MemoryReport
+from ...hardware import list_slices
+from ...job.job import Plan
+from .fix import Fix
+
+MOST_PIECES = 16
+_COMPUTE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+_NO_REMAT = ("none", "everything")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobShape:
+    """The settings of a job that decide its memory.
+
+    Attributes:
+        model: Name of its preset; `model_changes` are the fields changed in it.
+        batch_ways: Devices that share a batch's examples.
+        layer_inputs_bytes: What keeping the input of every layer takes on one device.
+    """
+
+    model: str
+    model_changes: Mapping[str, Any]
+    batch_size: int
+    batch_ways: int
+    microbatches: int
+    remat: str
+    optimizer: str
+    param_dtype: str
+    mesh: Mapping[str, int]
+    heads: int
+    layer_inputs_bytes: int
+    pipelined: bool
+
+    @classmethod
+    def of(cls, job: Plan) -> "JobShape":
+        """Read them off a job of a reference transformer."""
+        config = job.workload.config
+        tokens = job.tokens_per_step // job.batch_ways // job.microbatches
+        width = _COMPUTE_BYTES[config.dtype]
+        return cls(
+            model=job.model,
+            model_changes=job.model_changes,
+            batch_size=job.examples,
+            batch_ways=job.batch_ways,
+            microbatches=job.microbatches,
+            remat=str(job.workload.remat),
+            optimizer=job.optimizer,
+            param_dtype=config.param_dtype,
+            mesh=job.mesh_sizes,
+            heads=config.n_heads,
+            layer_inputs_bytes=config.n_layers * tokens * config.d_model * width,
+            pipelined="pipeline" in job.workload.strategy,
+        )
+
+
+def amount(report: MemoryReport, *purposes: str) -> int:
+    """Bytes of several purposes together."""
+    return sum(report.purposes.get(name, 0) for name in purposes)
+
+
+def more_microbatches(shape: JobShape, report: MemoryReport) -> list[Fix]:
+    """Cut the step into pieces whose gradients are added up."""
+    if shape.pipelined:
+        return []
+    per_device = shape.batch_size // shape.batch_ways
+    moving = amount(report, "activations", "temporaries")
+    # Adding up gradients keeps one for every weight all the time.
+    sums = max(0, amount(report, "parameters") - amount(report, "gradients"))
+    found: list[Fix] = []
+    for pieces in range(2, MOST_PIECES + 1):
+        count = shape.microbatches * pieces
+        if per_device % count == 0:
+            saved = moving - moving // pieces
+            estimate = report.total_bytes - saved + (sums if shape.microbatches == 1 else 0)
+            cost = "the same step, in smaller pieces; weights are gathered for each piece"
+            found.append(Fix(changes={"microbatches": count}, cost=cost, estimate_bytes=estimate))
+    return found
+
+
+def other_remat(shape: JobShape, report: MemoryReport) -> list[Fix]:
+    """Keep less from the forward pass, or keep it on the host."""
+    kept = amount(report, "activations")
+    inputs = shape.layer_inputs_bytes
+    found: list[Fix] = []
+    if shape.remat in (*_NO_REMAT, "dots", "minimal"):
+        if shape.remat in _NO_REMAT:
+            reason = "which products are kept is the compiler's to say"
+            cost = "recomputes everything but the products with weights"
+            found.append(Fix(changes={"remat": "minimal"}, cost=cost, estimate_reason=reason))
+        estimate = report.total_bytes - kept + min(kept, inputs)
+        cost = "recomputes the forward pass of each layer"
+        found.append(Fix(changes={"remat": "full"}, cost=cost, estimate_bytes=estimate))
+    if "offload" not in shape.remat:
+        cost = "recomputes each layer, and moves its input to the host and back"
+        saved = min(kept, inputs) if shape.remat.startswith("full") else kept
+        estimate = report.total_bytes - saved
+        changes = {"remat": "offload=decoder_layer_input"}
+        found.append(Fix(changes=changes, cost=cost, estimate_bytes=estimate))
+    return found
+
+
+def smaller_optimizer(shape: JobShape, report: MemoryReport) -> list[Fix]:
+    """Let the optimizer remember less."""
+    state = amount(report, "optimizer state")
+    found: list[Fix] = []
+    if shape.optimizer == "adamw" and state:
+        cost = "the first moment in half the bits"
+        saved = state // 4 if shape.param_dtype == "float32" else 0
+        if saved:
+            changes = {"optimizer": "adamw mu=bfloat16"}
+            found.append(Fix(changes=changes, cost=cost, estimate_bytes=report.total_bytes - saved))
+    if shape.optimizer.startswith("adamw") and state:
+        cost = "another optimizer: factored second moments, no first"
+        estimate = report.total_bytes - state
+        found.append(Fix(changes={"optimizer": "adafactor"}, cost=cost, estimate_bytes=estimate))
+    return found
+
+
+def other_mesh(shape: JobShape) -> list[Fix]:
+    """Split layers over some of the devices."""
+    if set(shape.mesh) != {"fsdp"}:
+        return []
+    devices = shape.mesh["fsdp"]
+    reason = "what the compiler keeps of gathered weights and split activations is its to say"
+    cost = "an exchange of activations in each layer"
+    return [
+        Fix(
+            changes={
+                "mesh": {"fsdp": devices // ways, "tensor": ways},
+                "strategy": "fsdp+megatron",
+            },
+            cost=cost,
+            estimate_reason=reason,
+        )
+        for ways in (2, 4)
+        if devices % ways == 0 and devices > ways and shape.heads % ways == 0
+    ]
+
+
+def smaller_batch(shape: JobShape, report: MemoryReport) -> list[Fix]:
+    """Fewer examples in a step."""
+    step = shape.batch_ways * shape.microbatches
+    moving = amount(report, "activations", "temporaries")
+    found: list[Fix] = []
+    pieces = shape.batch_size // step
+    for smaller in sorted({pieces * 3 // 4, pieces // 2, pieces // 4, 1}, reverse=True):
+        if 0 < smaller < pieces:
+            estimate = report.total_bytes - moving + moving * smaller // pieces
+            cost = "fewer tokens in a step, so more steps"
+            changes = {"batch_size": smaller * step}
+            found.append(Fix(changes=changes, cost=cost, estimate_bytes=estimate))
+    return found
+
+
+def smaller_weights(shape: JobShape, report: MemoryReport) -> list[Fix]:
+    """Keep weights in half the bits."""
+    if shape.param_dtype != "float32":
+        return []
+    saved = amount(report, "parameters", "optimizer state") // 2
+    return [
+        Fix(
+            changes={
+                "model": {**shape.model_changes, "preset": shape.model, "param_dtype": "bfloat16"}
+            },
+            cost="weights and optimizer state in half the bits: small updates are lost",
+            estimate_bytes=report.total_bytes - saved,
+        )
+    ]
+
+
+def larger_slice(shape: JobShape, report: MemoryReport) -> list[Fix]:
+    """The next slice of the same generation that the batch can be split over."""
+    if set(shape.mesh) != {"fsdp"} or report.slice.num_slices > 1:
+        return []
+    halving = ("parameters", "optimizer state", "gradients", "activations", "temporaries")
+    for larger in list_slices(report.slice.chip.name):
+        times = larger.devices // report.slice.devices
+        if times > 1 and shape.batch_size % (larger.devices * shape.microbatches) == 0:
+            split = amount(report, *halving)
+            return [
+                Fix(
+                    changes={"slice": str(larger), "mesh": {"fsdp": larger.devices}},
+                    cost=f"{times} times the chips",
+                    estimate_bytes=report.total_bytes - split + split // times,
+                )
+            ]
+    return []

@@ -1,0 +1,83 @@
+"""Which changes to propose for a job that does not fit, and in which order."""
+
+from dataclasses import replace
+from typing import Any
+
+from ...compiler.memory import MemoryReport
+from .candidates import (
+    JobShape,
+    amount,
+    larger_slice,
+    more_microbatches,
+    other_mesh,
+    other_remat,
+    smaller_batch,
+    smaller_optimizer,
+    smaller_weights,
+)
+from .fix import Fix, FixList
+
+# From the cheapest to live with to the dearest.
+_EFFORT = ("microbatches", "remat", "optimizer", "mesh", "batch_size", "model", "slice")
+THIN_SHARE = 0.05
+
+
+def is_thin(report: MemoryReport) -> bool:
+    """Whether it does not fit, or fits so closely that a small change may break it."""
+    left = report.headroom_bytes
+    return not report.fits or (left is not None and left < THIN_SHARE * (report.usable_bytes or 0))
+
+
+def propose_fixes(shape: JobShape, report: MemoryReport) -> FixList:
+    """Every change worth trying: those that should fit first, the cheapest of them first."""
+    found = [
+        *more_microbatches(shape, report),
+        *other_remat(shape, report),
+        *smaller_optimizer(shape, report),
+        *other_mesh(shape),
+        *smaller_batch(shape, report),
+        *smaller_weights(shape, report),
+        *larger_slice(shape, report),
+    ]
+    usable = report.usable_bytes
+    fixes = [replace(fix, usable_bytes=usable) for fix in found]
+    if not any(fix.promising for fix in fixes) and (both := _together(fixes, report)):
+        fixes.append(replace(both, usable_bytes=usable))
+    return rank(fixes)
+
+
+def rank(fixes: list[Fix]) -> FixList:
+    """Those that fit first, by effort; then the unknown; then by how near they come."""
+
+    def order(fix: Fix) -> tuple[int, int, int]:
+        size = fix.verified_bytes if fix.verified_bytes is not None else fix.estimate_bytes
+        group = 0 if fix.promising else 1 if size is None and not fix.failure else 2
+        effort = max(_EFFORT.index(key) for key in fix.changes if key in _EFFORT)
+        return group, effort if group < 2 else 0, size or 0
+
+    return FixList(tuple(sorted(fixes, key=order)))
+
+
+def _together(fixes: list[Fix], report: MemoryReport) -> Fix | None:
+    """The largest saving of each kind, all at once."""
+    best: dict[str, Fix] = {}
+    for fix in fixes:
+        key = next(iter(fix.changes))
+        if key in ("batch_size", "slice") or fix.estimate_bytes is None:
+            continue
+        if key not in best or fix.estimate_bytes < (best[key].estimate_bytes or 0):
+            best[key] = fix
+    if len(best) < 2:
+        return None
+    saved = sum(report.total_bytes - (fix.estimate_bytes or 0) for fix in best.values())
+    # Savings of different kinds overlap, so no less is promised than what none of them can touch.
+    touched = amount(report, "activations", "temporaries", "optimizer state")
+    floor = report.total_bytes - touched - amount(report, "parameters") // 2
+    changes: dict[str, Any] = {}
+    for fix in best.values():
+        changes.update(fix.changes)
+    return Fix(
+        changes=changes,
+        cost="all of these together",
+        estimate_bytes=max(floor, report.total_bytes - saved),
+    )

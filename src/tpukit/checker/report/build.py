@@ -1,0 +1,71 @@
+"""From the objects of a check to a report of plain data."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from ...compiler.memory.liveness import parse_live_ranges
+from ...compiler.timeline import Machine, Network
+from ...hardware import Slice
+from .collectives import collective_rows
+from .live import live_memory
+from .schema import SCHEMA, ChipData, FigureData, Report
+
+if TYPE_CHECKING:
+    from ..result import CheckResult
+
+
+def build_report(
+    result: "CheckResult", *, options: Mapping[str, Any] | None = None, next_command: str = ""
+) -> Report:
+    """Everything a check found, as the data that pages, traces and comparisons are made from.
+
+    Args:
+        result: The check.
+        options: Compiler options that were set; by default those its job names.
+        next_command: What to run next.
+    """
+    compiled, prediction = result.compiled, result.prediction
+    memory = compiled.memory
+    about = compiled.to_dict()
+    job_options: Mapping[str, Any] = (result.job or {}).get("options") or {}
+    report: Report = {
+        "schema": SCHEMA,
+        "verdict": "fits" if compiled.fits else "does not fit",
+        "program": compiled.name,
+        "job": None if result.job is None else dict(result.job),
+        "slice": compiled.slice.to_dict(),
+        "chip": roofs_of(compiled.slice),
+        "memory": memory.to_dict(),
+        "prediction": None,
+        "no_prediction": result.no_prediction,
+        "compile": {
+            name: about[name]
+            for name in ("compile_s", "stage", "from_cache", "flops_per_device", "code_bytes")
+        },
+        "versions": dict(compiled.versions),
+        "options": dict(job_options if options is None else options),
+        "fixes": None if result.fixes is None else result.fixes.to_dict()["fixes"],
+        "next": next_command,
+    }
+    if prediction is not None:
+        network = Network(
+            Machine.of(compiled.slice),
+            tuple(compiled.coordinates),
+            tuple(compiled.slice_of_device),
+        )
+        schedule = parse_live_ranges(compiled.listings.live_ranges)
+        report["prediction"] = prediction.to_dict()
+        report["spans"] = [span.to_dict() for span in prediction.spans]
+        report["live_memory"] = live_memory(memory.curve, schedule, prediction.spans)
+        report["collectives"] = collective_rows(compiled.module, prediction.spans, network)
+    return report
+
+
+def roofs_of(target: Slice) -> ChipData:
+    """What one device can do at most."""
+    chip = target.chip
+    return {
+        "name": chip.name,
+        "peak_bf16_tflops": cast("FigureData", chip.per_device(chip.peak("bf16")).to_dict()),
+        "hbm_gbps": cast("FigureData", chip.per_device(chip.hbm_gbps).to_dict()),
+    }

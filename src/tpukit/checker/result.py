@@ -1,0 +1,87 @@
+"""The answer to "does it fit, and how long is a step", as one object for every kind of report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..compiler.compiled import CompiledStep
+from ..compiler.memory.view import memory_details, verdict_line
+from .fixes import FixList
+
+if TYPE_CHECKING:
+    from ..compiler.timeline import StepPrediction
+    from .report import Report
+
+FITS, DOES_NOT_FIT, COULD_NOT_TELL = 0, 3, 4
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What one check found.
+
+    Attributes:
+        compiled: The compile it rests on.
+        job: The job that was checked, as plain data; None for a bare function.
+        prediction: Of the step time; None with `no_prediction` saying why.
+        fixes: What could make it fit, where that was looked for.
+        memory_only: Whether no step time was asked for.
+        target: What was checked, as it was named: a preset, a file or a function.
+        asked: What was set beside it, by key of a job; for a function also `arg` and `donate`.
+        options: Compiler options that were set; by default those of the job.
+    """
+
+    compiled: CompiledStep
+    job: Mapping[str, Any] | None = None
+    prediction: "StepPrediction | None" = None
+    no_prediction: str = ""
+    fixes: FixList | None = None
+    memory_only: bool = False
+    target: str = ""
+    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: Mapping[str, Any] | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 when it fits, 3 when it does not."""
+        return FITS if self.compiled.fits else DOES_NOT_FIT
+
+    @property
+    def next_command(self) -> str:
+        """What to run next; "" when it is not known what was checked."""
+        from .next_command import next_command
+
+        return next_command(self)
+
+    def to_report(self) -> "Report":
+        """The data that pages, traces and comparisons are made from."""
+        from .report import build_report
+
+        return build_report(self, options=self.options, next_command=self.next_command)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data; `tpukit report` reads it back."""
+        return dict(self.to_report())
+
+    def details(self) -> Any:
+        """Everything but the verdict, for a terminal that shows it already."""
+        from rich.console import Group
+        from rich.text import Text
+
+        parts: list[Any] = [memory_details(self.compiled.memory)]
+        if self.prediction is not None:
+            parts += ["", self.prediction]
+        elif self.no_prediction:
+            parts.append(Text(f"no step time: {self.no_prediction}", style="dim"))
+        if self.fixes is not None:
+            aim = "what would leave more room" if self.compiled.fits else "what could make it fit"
+            parts += ["", Text(aim, style="bold"), self.fixes]
+        versions = ", ".join(f"{name} {number}" for name, number in self.compiled.versions.items())
+        parts.append(Text(versions, style="dim"))
+        if self.next_command:
+            parts.append(Text(f"next: {self.next_command}", style="bold"))
+        return Group(*parts)
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        return Group(verdict_line(self.compiled.memory), self.details())

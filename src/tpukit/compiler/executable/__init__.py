@@ -1,0 +1,1 @@
+"""Compiled programs as files: written here, loaded on the slice they are for."""

@@ -1,0 +1,177 @@
+"""The file of a compiled program: a header in JSON beside the compiler's own bytes, in a zip."""
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ...errors import TPUValidationError
+from ...hardware.figure import format_quantity
+
+FORMAT = "tpukit.executable/1"
+_HEADER, _CODE = "header.json", "executable.bin"
+_WHEN = (1980, 1, 1, 0, 0, 0)  # the same program gives the same file
+
+
+@dataclass(frozen=True)
+class ArraySlot:
+    """One array that goes in or comes out.
+
+    Attributes:
+        path: Where in the arguments or results it is, e.g. `[0]['w']`; "" when not known.
+        spec: Mesh axes by dimension; None for an array on one device.
+        memory: Kind of memory it lies in; None for the device's default.
+        kept: False for an argument the program never reads, which the compiler dropped.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: tuple[tuple[str, ...], ...] | None
+    memory: str | None = None
+    kept: bool = True
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ArraySlot":
+        """Read it back from JSON."""
+        spec = data["spec"]
+        return cls(
+            path=data["path"],
+            shape=tuple(data["shape"]),
+            dtype=data["dtype"],
+            spec=None if spec is None else tuple(tuple(names) for names in spec),
+            memory=data["memory"],
+            kept=data["kept"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutableHeader:
+    """What there is to know of a saved program without loading it.
+
+    Attributes:
+        platform: "tpu", "cpu" or "cuda".
+        slice: The slice it was compiled for offline; None when compiled where it runs.
+        versions: Of jax, jaxlib and, for TPU, libtpu: a program loads only with the same.
+        host: A hash of what the CPU can do, for programs that run on it; "" otherwise.
+        devices: Number and, on TPU, place of each device, in the program's order.
+        mesh_axes: Name and size of each mesh axis; empty for one device.
+        structure: Of the results, where they are plain tuples, lists and dicts; else None.
+        checksum: SHA-256 of the program's bytes.
+    """
+
+    name: str
+    platform: str
+    device_kind: str
+    slice: str | None
+    versions: Mapping[str, str]
+    host: str
+    devices: tuple[tuple[int, ...], ...]
+    mesh_axes: tuple[tuple[str, int], ...]
+    arguments: tuple[ArraySlot, ...]
+    results: tuple[ArraySlot, ...]
+    structure: Any = field(default=None, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    fingerprint: str = ""
+    code_bytes: int = 0
+    checksum: str = ""
+    format: str = FORMAT
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `from_dict` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ExecutableHeader":
+        """Read what `to_dict` wrote, also after a trip through JSON."""
+        known = {entry.name: data[entry.name] for entry in fields(cls)}
+        known["devices"] = tuple(tuple(place) for place in data["devices"])
+        known["mesh_axes"] = tuple((str(name), int(size)) for name, size in data["mesh_axes"])
+        for part in ("arguments", "results"):
+            known[part] = tuple(ArraySlot.from_dict(one) for one in data[part])
+        return cls(**known)
+
+    @property
+    def target(self) -> str:
+        """Where it runs, in words."""
+        place = self.slice or self.device_kind
+        return f"{place} ({len(self.devices)} device{'' if len(self.devices) == 1 else 's'})"
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        table = Table(box=None, show_header=False, pad_edge=False)
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        table.add_row("program", self.name)
+        table.add_row("for", self.target)
+        table.add_row("needs", versions)
+        table.add_row("arguments", f"{len(self.arguments)}, results {len(self.results)}")
+        table.add_row("code", format_quantity(self.code_bytes, "B"))
+        return table
+
+
+def write_executable(path: Path, header: ExecutableHeader, code: bytes) -> None:
+    """Write the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as out, zipfile.ZipFile(out, "w") as archive:
+            text = json.dumps(header.to_dict(), indent=1)
+            for name, data in ((_HEADER, text.encode()), (_CODE, code)):
+                entry = zipfile.ZipInfo(name, date_time=_WHEN)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(entry, data)
+        Path(partial).replace(path)
+    except BaseException:  # Ctrl-C and a full disk alike: leave no half-written file behind
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def read_header(path: str | Path) -> ExecutableHeader:
+    """What a file says of itself; loads nothing and needs no accelerator.
+
+    Raises:
+        TPUValidationError: The file is missing, damaged or something else.
+    """
+    return _read(Path(path), with_code=False)[0]
+
+
+def read_executable(path: Path) -> tuple[ExecutableHeader, bytes]:
+    """Header and program of a file, the program checked against the header.
+
+    Raises:
+        TPUValidationError: The file is missing, damaged or something else.
+    """
+    header, code = _read(path, with_code=True)
+    if hashlib.sha256(code).hexdigest() != header.checksum:
+        raise TPUValidationError(
+            f"{path} is damaged: its program is not the one its header describes; save it again."
+        )
+    return header, code
+
+
+def _read(path: Path, *, with_code: bool) -> tuple[ExecutableHeader, bytes]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            data = json.loads(archive.read(_HEADER))
+            seen = data.get("format") if isinstance(data, dict) else None
+            if seen != FORMAT:
+                raise TPUValidationError(
+                    f"{path} has the format {seen!r}, and this tpukit reads {FORMAT!r}; "
+                    "save the program again with the version that is to load it."
+                )
+            return ExecutableHeader.from_dict(data), archive.read(_CODE) if with_code else b""
+    except OSError as error:
+        raise TPUValidationError(f"{path} cannot be read ({error.strerror}).") from error
+    except TPUValidationError:
+        raise
+    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError) as error:
+        raise TPUValidationError(
+            f"{path} is no saved program, or is cut short or damaged "
+            f"({type(error).__name__}); save it again with save_executable."
+        ) from error

@@ -1,0 +1,1 @@
+"""What is compiled: a lowered function, the slice it is for, and the compiler's options."""

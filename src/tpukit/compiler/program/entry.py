@@ -1,0 +1,104 @@
+"""Functions and example arguments named on a command line: `train.py:step`, `bf16[8,128]`."""
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ...errors import TPUValidationError, did_you_mean
+
+_SHAPE = re.compile(r"\s*([a-z][a-z0-9_]*)\s*\[([0-9,\s]*)\]\s*", re.IGNORECASE)
+# The compiler's own short names; numpy's names work too.
+_DTYPES = {
+    "f32": "float32",
+    "f64": "float64",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "s4": "int4",
+    "s8": "int8",
+    "s16": "int16",
+    "s32": "int32",
+    "s64": "int64",
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "pred": "bool",
+}
+_LARGEST_DIMENSION = 2**40
+
+
+def parse_argument(text: str) -> Any:
+    """Return the `jax.ShapeDtypeStruct` that e.g. "bf16[8,128]" or "float32[]" describes."""
+    import jax
+
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise TPUValidationError(
+            f"{text!r} describes no array; write dtype[shape], for example bf16[8,128] or s32[]."
+        )
+    name = match[1].lower()
+    dtype = _DTYPES.get(name, name)
+    if dtype not in _DTYPES.values():
+        raise TPUValidationError(
+            f"{text!r} has an unknown number format {match[1]!r}."
+            + (did_you_mean(name, [*_DTYPES, *_DTYPES.values()]) or " Try bf16, f32 or s32.")
+        )
+    sizes = [part.strip() for part in match[2].split(",")] if match[2].strip() else []
+    if any(not part.isdigit() or int(part) > _LARGEST_DIMENSION for part in sizes):
+        raise TPUValidationError(
+            f"{text!r} has a dimension that is no reasonable size; "
+            "separate whole numbers by single commas."
+        )
+    return jax.ShapeDtypeStruct(tuple(int(part) for part in sizes), dtype)
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """Import the function that "package.module:name" or "path/to/file.py:name" names."""
+    place, colon, name = reference.rpartition(":")
+    if not (colon and place and name):
+        raise TPUValidationError(
+            f"{reference!r} names no function; write module:function or path/to/file.py:function."
+        )
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    found = getattr(module, name, None)
+    if not callable(found):
+        functions = [key for key, value in vars(module).items() if callable(value)]
+        seen = "is not a function" if found is not None else "does not exist"
+        raise TPUValidationError(f"{name!r} {seen} in {place}." + did_you_mean(name, functions))
+    return found
+
+
+def _load_module(name: str) -> ModuleType:
+    # `python -m` puts the working folder on the path; the installed command does not.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.startswith(error.name):
+            raise TPUValidationError(
+                f"there is no module {name!r} here; run from the folder that holds it, "
+                "or name the file: path/to/file.py:function."
+            ) from None
+        raise TPUValidationError(
+            f"{name} imports {error.name!r}, which is not installed."
+        ) from None
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise TPUValidationError(
+            f"there is no file {str(path)!r}; check the path before the colon."
+        )
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise TPUValidationError(f"{str(path)!r} cannot be imported as Python.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,143 @@
+"""A jax function lowered for TPU in a portable form, made without touching a device."""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import MeshError, TPUModelError
+from ..stages import Progress, silent
+from .facts import ProgramFacts
+
+# Source locations, which change with every edit of the caller and never change the program.
+_LOCATION = re.compile(r'^#loc.*(?:\n|$)| loc\((?:#loc\d*|unknown|"[^"]*")\)', re.MULTILINE)
+
+# jax.export vouches only for calls that later versions will read too. Ours is read at once, by
+# the same version, so these are safe.
+_SAME_VERSION_READS_IT = ("ragged_all_to_all",)
+
+
+@dataclass(frozen=True)
+class Program:
+    """StableHLO of one function with its shardings, ready to be compiled in another process.
+
+    Attributes:
+        serialized: What `jax.export` wrote; a flat buffer, not a pickle.
+        facts: All that is worth remembering of it without the program itself.
+    """
+
+    serialized: bytes
+    facts: ProgramFacts
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.facts.name
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """A readable name for each flat argument."""
+        return self.facts.argument_names
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the compiler is given."""
+        return self.facts.fingerprint
+
+
+def lower_program(
+    function: Callable[..., Any],
+    *args: Any,
+    donate_argnums: Sequence[int] = (),
+    progress: Progress = silent,
+) -> Program:
+    """Trace `function` on abstract arguments and lower it for TPU.
+
+    Args:
+        function: Anything jax can trace: plain, jitted, sharded, with Pallas kernels inside.
+        *args: Arrays or `jax.ShapeDtypeStruct`s; shardings on them decide the layout and may
+            name a `jax.sharding.AbstractMesh`, so no device of that kind is needed.
+        donate_argnums: Positions in `args` whose buffers may be reused for the results.
+        progress: Called as tracing and lowering start.
+
+    Raises:
+        TPUModelError: The function cannot be traced with these arguments.
+        MeshError: The arguments are sharded over different meshes.
+    """
+    import jax
+
+    name = getattr(function, "__name__", type(function).__name__)
+    leaves_with_paths, structure = jax.tree_util.tree_flatten_with_path(args)
+    leaves = [leaf for _, leaf in leaves_with_paths]
+    donated = tuple(
+        index for index, (path, _) in enumerate(leaves_with_paths) if path[0].idx in donate_argnums
+    )
+
+    def flat_function(*flat: Any) -> list[Any]:
+        return jax.tree.leaves(function(*jax.tree.unflatten(structure, flat)))
+
+    flat_function.__name__ = name  # the compiler's own names for the program start with it
+    jitted = jax.jit(flat_function, donate_argnums=donated)
+    try:
+        progress("trace")
+        jitted.trace(*leaves)  # jit remembers it: the export below does not trace again
+        progress("lower")
+        allowed = [
+            jax.export.DisabledSafetyCheck.custom_call(call) for call in _SAME_VERSION_READS_IT
+        ]
+        exported = jax.export.export(jitted, platforms=["tpu"], disabled_checks=allowed)(*leaves)
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+        raise TPUModelError(
+            f"{name} cannot be traced with the arguments given: {_first_line(error)}"
+        ) from error
+    mesh_axes = _mesh_axes(leaves, name)
+    serialized = bytes(exported.serialize())
+    identity = repr((_LOCATION.sub("", exported.mlir_module()), donated, mesh_axes))
+    return Program(
+        serialized=serialized,
+        facts=ProgramFacts(
+            name=name,
+            argument_names=tuple(jax.tree_util.keystr(path) for path, _ in leaves_with_paths),
+            argument_copies=tuple(_copies(leaf, mesh_axes) for leaf in leaves),
+            donated=donated,
+            mesh_axes=mesh_axes,
+            fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+            source_fingerprint=hashlib.sha256(serialized).hexdigest(),
+        ),
+    )
+
+
+def _copies(leaf: Any, mesh_axes: tuple[tuple[str, int], ...]) -> int:
+    """On how many devices the same piece of an argument lies."""
+    from jax.sharding import NamedSharding
+
+    sizes = dict(mesh_axes)
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        return math.prod(sizes.values())
+    used: set[str] = set()
+    for entry in sharding.spec:
+        used.update((entry,) if isinstance(entry, str) else entry or ())  # pyright: ignore[reportArgumentType]  an entry is a name or names
+    return math.prod(size for axis, size in sizes.items() if axis not in used)
+
+
+def _mesh_axes(leaves: Sequence[Any], name: str) -> tuple[tuple[str, int], ...]:
+    from jax.sharding import NamedSharding
+
+    meshes = {
+        tuple(leaf.sharding.mesh.shape.items())
+        for leaf in leaves
+        if isinstance(getattr(leaf, "sharding", None), NamedSharding)
+    }
+    if len(meshes) > 1:
+        raise MeshError(
+            f"the arguments of {name} are sharded over {len(meshes)} different meshes "
+            f"({', '.join(map(str, sorted(meshes)))}); lay all of them out on one."
+        )
+    return next(iter(meshes), ())
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

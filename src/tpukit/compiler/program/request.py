@@ -1,0 +1,228 @@
+"""One compile, described: a lowered program, the slice it is for, and the compiler's options."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from ... import __version__
+from ...errors import FlagError, MeshError, MissingExtraError
+from ...hardware import Slice
+from ...hardware.target import target_chip
+from ..dump import Dump
+from ..stages import Progress, silent
+from .facts import ProgramFacts
+from .lowered import Program, lower_program
+
+FORMAT = 1  # raise it when what is kept of a compile, or how, changes
+OWN_OPTIONS = ("xla_dump_to", "xla_dump_hlo_as_text")
+
+
+@runtime_checkable
+class StepSource(Protocol):
+    """A workload: it knows its jitted step and the shapes of its arguments on a mesh."""
+
+    def jit_train_step(self, mesh: Any) -> Any:
+        """The step with a sharding for every leaf."""
+        ...
+
+    def abstract_args(self, mesh: Any) -> tuple[Any, ...]:
+        """Its arguments as shapes with shardings."""
+        ...
+
+
+@runtime_checkable
+class PlannedStep(Protocol):
+    """What a plan says of how a step is laid out and compiled."""
+
+    @property
+    def mesh_sizes(self) -> Mapping[str, int]:
+        """Size of each mesh axis."""
+        ...
+
+    @property
+    def dcn_mesh(self) -> Sequence[int] | None:
+        """Factor of each axis that runs across slices."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Compiler options."""
+        ...
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """What is compiled, for what, and how; made by `make_request`."""
+
+    program: Program = field(repr=False)
+    slice: Slice
+    dcn_shape: tuple[int, ...]
+    options: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """What the answer depends on, as one hash."""
+        return compile_key(self.program.facts, self.slice, self.dcn_shape, self.options)
+
+    def for_worker(self, program_path: Path, dump: Dump) -> dict[str, Any]:
+        """The request as the child reads it."""
+        sizes = [size for _, size in self.program.facts.mesh_axes]
+        return {
+            "program": str(program_path),
+            "devices": str(dump.devices_path),
+            "topology": self.slice.libtpu_topology,
+            "topology_options": dict(self.slice.libtpu_options),
+            "mesh_axes": self.program.facts.mesh_axes,
+            "ici_shape": [size // outer for size, outer in zip(sizes, self.dcn_shape, strict=True)],
+            "dcn_shape": list(self.dcn_shape),
+            "donated": self.program.facts.donated,
+            "options": {**self.options, **dump.options},
+        }
+
+
+def compile_key(
+    facts: ProgramFacts, target: Slice, dcn_shape: Sequence[int], options: Mapping[str, Any]
+) -> str:
+    """The key of a compile, from what is known of its program."""
+    identity = [
+        FORMAT,
+        __version__,  # the order of devices is this package's own work
+        facts.fingerprint,
+        target.libtpu_topology,
+        sorted((name, str(value)) for name, value in target.libtpu_options.items()),
+        list(dcn_shape),
+        sorted((name, repr(value)) for name, value in options.items()),
+        sorted(compiler_versions().items()),
+    ]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+
+def make_request(
+    function: Callable[..., Any] | Program | StepSource,
+    slice: Slice | str,
+    *args: Any,
+    donate_argnums: Sequence[int] = (),
+    mesh: Mapping[str, int] | Any | None = None,
+    dcn_mesh_shape: Sequence[int] | None = None,
+    options: Mapping[str, Any] | None = None,
+    plan: PlannedStep | None = None,
+    progress: Progress = silent,
+) -> CompileRequest:
+    """Lower `function` and check that it, its mesh and the slice go together.
+
+    The arguments are those of `compile_for`.
+    """
+    target = Slice.parse(slice) if isinstance(slice, str) else slice
+    if plan is not None:
+        mesh = plan.mesh_sizes if mesh is None else mesh
+        dcn_mesh_shape = plan.dcn_mesh if dcn_mesh_shape is None else dcn_mesh_shape
+        options = {**plan.options, **(options or {})}
+    for name in options or {}:
+        if name in OWN_OPTIONS:
+            raise FlagError(f"{name!r} is set by tpukit itself; pass dump_to= to keep the files.")
+    if isinstance(function, Program):
+        program = function
+    else:
+        with target_chip(target.chip.name):
+            program = _lower(function, target, args, donate_argnums, mesh, progress)
+    sizes = tuple(size for _, size in program.facts.mesh_axes)
+    if sizes and prod(sizes) != target.devices:
+        raise MeshError(
+            f"{program.name} is laid out on a mesh of {' x '.join(map(str, sizes))} = "
+            f"{prod(sizes)} devices, but {target} has {target.devices}; "
+            "change the mesh or the slice."
+        )
+    across = cut_across_slices(sizes, target, dcn_mesh_shape)
+    return CompileRequest(program, target, across, dict(options or {}))
+
+
+def _lower(
+    function: Callable[..., Any] | StepSource,
+    target: Slice,
+    args: tuple[Any, ...],
+    donate_argnums: Sequence[int],
+    mesh: Mapping[str, int] | Any | None,
+    progress: Progress,
+) -> Program:
+    if not isinstance(function, StepSource):
+        return lower_program(function, *args, donate_argnums=donate_argnums, progress=progress)
+    place = as_abstract_mesh(mesh, target)
+    step, step_args = function.jit_train_step(place), function.abstract_args(place)
+    return lower_program(step, *step_args, donate_argnums=(0,), progress=progress)
+
+
+def as_abstract_mesh(mesh: Mapping[str, int] | Any | None, target: Slice) -> Any:
+    """A mesh without devices from sizes by axis name; one size may be -1, all that is left."""
+    from jax.sharding import AbstractMesh, AxisType
+
+    if mesh is None:
+        raise MeshError(
+            f"a workload needs a mesh; say which, for example mesh={{'fsdp': {target.devices}}}."
+        )
+    if not isinstance(mesh, Mapping):
+        return mesh
+    sizes = fill_mesh(mesh, target)  # pyright: ignore[reportUnknownArgumentType]  checked there
+    return AbstractMesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
+    )
+
+
+def fill_mesh(mesh: Mapping[str, int], target: Slice) -> dict[str, int]:
+    """The sizes with a -1 filled in for the devices of a slice."""
+    known = prod(size for size in mesh.values() if size != -1)
+    written = ", ".join(f"{name}={size}" for name, size in mesh.items())
+    if any(size < 1 and size != -1 for size in mesh.values()) or [*mesh.values()].count(-1) > 1:
+        raise MeshError(
+            f"the mesh {written} has a size that is none; use whole numbers, and -1 at most once."
+        )
+    left = target.devices // known if -1 in mesh.values() and known else 1
+    sizes = {name: left if size == -1 else size for name, size in mesh.items()}
+    if prod(sizes.values()) != target.devices:
+        raise MeshError(
+            f"the mesh {written} has {prod(sizes.values())} devices, but {target} has "
+            f"{target.devices}; change a size, or write -1 for all that is left."
+        )
+    return sizes
+
+
+def cut_across_slices(
+    sizes: Sequence[int], target: Slice, dcn_mesh_shape: Sequence[int] | None
+) -> tuple[int, ...]:
+    """How each mesh axis is cut across slices; by default the first axis that can be."""
+    if dcn_mesh_shape is not None:
+        fits = len(dcn_mesh_shape) == len(sizes) and prod(dcn_mesh_shape) == target.num_slices
+        if not fits or any(size % cut for size, cut in zip(sizes, dcn_mesh_shape, strict=True)):
+            raise MeshError(
+                f"dcn_mesh_shape={tuple(dcn_mesh_shape)} does not cut a mesh of {tuple(sizes)} "
+                f"into {target.num_slices} slices; give one factor per axis with that product."
+            )
+        return tuple(dcn_mesh_shape)
+    across = [1] * len(sizes)
+    if target.num_slices > 1 and sizes:
+        axis = next((i for i, size in enumerate(sizes) if size % target.num_slices == 0), None)
+        if axis is None:
+            raise MeshError(
+                f"no axis of the mesh {tuple(sizes)} can be cut into {target.num_slices} slices; "
+                "make one axis a multiple of it, or pass dcn_mesh_shape."
+            )
+        across[axis] = target.num_slices
+    return tuple(across)
+
+
+def compiler_versions() -> dict[str, str]:
+    """The versions that decide what the compiler does.
+
+    Raises:
+        MissingExtraError: libtpu is not installed.
+    """
+    try:
+        return {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
+    except PackageNotFoundError:
+        raise MissingExtraError(
+            "tpu", needed_for="The offline TPU compiler", module="libtpu"
+        ) from None

@@ -1,0 +1,14 @@
+"""The one document of a job: what is trained, where and how; and the step built from it."""
+
+from ..lazy import lazy_names
+
+HOMES = {
+    ".config": (
+        "TPUConfig",
+        "TPUVersion",
+    ),
+    ".job": ("Plan",),
+    ".train": ("TrainingSettings",),
+}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

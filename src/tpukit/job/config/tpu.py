@@ -1,0 +1,267 @@
+"""`TPUConfig`: every setting of a job in one validated object that is never in a wrong state."""
+
+import os
+from collections.abc import Iterable, MutableMapping
+from math import prod
+from typing import TYPE_CHECKING, Self
+
+from pydantic import model_validator
+
+from ...errors import ConfigError, TPUValidationError
+from ...hardware import Chip, Figure, Slice, get_chip, list_chips
+from ...parallel.sharding.shape_spec import spec_for_shape
+from ...runtime.debugging import DebugMode, enable_debugging_mode
+from ..settings import Settings
+from .results import MemoryConfig, PerformanceMetrics
+from .sections import (
+    Cloud,
+    Communication,
+    Compilation,
+    Hardware,
+    Memory,
+    Monitoring,
+    Precision,
+)
+
+if TYPE_CHECKING:
+    from jax.sharding import PartitionSpec
+
+    from ...runtime.environment import EnvironmentReport, Platform
+
+SAME_WITHIN = 0.02  # two datasheet figures this close are the same figure, rounded
+_COMPUTE_DTYPE = {
+    "bfloat16": "bfloat16",
+    "mixed": "bfloat16",
+    "float32": "float32",
+    "float8": "float8_e4m3fn",
+    "int8": "int8",
+}
+
+
+class TPUConfig(
+    Cloud, Monitoring, Communication, Memory, Compilation, Precision, Hardware, Settings
+):
+    """A job's settings: hardware, precision, compilation, memory, communication, cloud.
+
+    Every value is checked when it is given, also on assignment; a refused assignment changes
+    nothing. Values that only make sense together are assigned together with `update`.
+
+    Example:
+        >>> config = TPUConfig(tpu_version="v6e", num_chips=64, topology="8x8")
+        >>> config.get_total_tflops()
+        58752.0
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        try:
+            super().__setattr__(name, value)
+        except TPUValidationError as error:
+            if name not in Hardware.model_fields:
+                raise
+            raise type(error)(
+                f"{error} Fields that depend on each other are assigned together: "
+                f"config.update({name}=…, …)."
+            ) from None
+
+    # --- what the settings say about the hardware ---------------------------------------
+
+    @property
+    def chip(self) -> Chip | None:
+        """The chip, from the version, the accelerator type, or a peak that only one chip has."""
+        if self.tpu_version is not None:
+            return get_chip(self.tpu_version)
+        if self.accelerator_type is not None:
+            return Slice.parse(self.accelerator_type).chip
+        if self.flops_per_chip is not None:
+            return _only_chip_with_peak(self.flops_per_chip)
+        return None
+
+    @property
+    def slice(self) -> Slice | None:
+        """The slice the settings describe, or None while they leave it open."""
+        if self.accelerator_type is not None and self.num_chips is None and self.topology is None:
+            named = Slice.parse(self.accelerator_type)
+            return Slice.of(named.chip.name, topology=named.topology, num_slices=self.num_slices)
+        chip = self.chip
+        if chip is None or (self.num_chips is None and self.topology is None):
+            return None
+        return Slice.of(
+            chip.name, chips=self.num_chips, topology=self.topology, num_slices=self.num_slices
+        )
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self._refuse_contradictions()
+        return self
+
+    def _refuse_contradictions(self) -> None:
+        chip, described = self.chip, self.slice
+        if self.accelerator_type is not None and described is not None:
+            named = Slice.parse(self.accelerator_type)
+            if (named.chip, named.topology) != (described.chip, described.topology):
+                raise ConfigError(
+                    f"accelerator_type={self.accelerator_type!r} is {named}, but tpu_version, "
+                    f"num_chips and topology describe {described}; drop one of the two."
+                )
+        if chip is not None:
+            self._figures_agree_with(chip)
+        if self.mesh_shape is not None and described is not None:
+            devices = described.devices
+            if prod(self.mesh_shape) != devices:
+                raise ConfigError(
+                    f"mesh_shape={self.mesh_shape} needs {prod(self.mesh_shape)} devices, but "
+                    f"{described} has {devices}; choose axes whose product is {devices}."
+                )
+
+    def _figures_agree_with(self, chip: Chip) -> None:
+        capacity = chip.hbm_bytes.value
+        # Datasheets write "32 GB" for 32 GiB: allow what either reading allows.
+        most = capacity and max(capacity, capacity * 2**30 / 10**9) * (1 + SAME_WITHIN)
+        if self.memory_per_chip is not None and most and self.memory_per_chip > most:
+            raise ConfigError(
+                f"memory_per_chip is {self.memory_per_chip / 2**30:.1f} GiB, but a {chip.name} "
+                f"chip has {chip.hbm_bytes}; leave it out to use all of it, or give less."
+            )
+        peak = chip.peak("bf16").value
+        if self.flops_per_chip is not None and peak is not None:
+            stated = self.flops_per_chip / 1e12
+            if abs(stated / peak - 1) > SAME_WITHIN:
+                raise ConfigError(
+                    f"flops_per_chip={self.flops_per_chip:g} is {stated:g} TFLOP/s, but a "
+                    f"{chip.name} chip peaks at {peak:g} in bf16; leave flops_per_chip out."
+                )
+
+    def validate(self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Check that the settings name one slice that exists, and agree with each other.
+
+        Construction and assignment already refuse what is wrong in itself; this also refuses
+        what is incomplete. pydantic's deprecated classmethod of the same name is not used here.
+        """
+        self._refuse_contradictions()
+        if self.slice is None:
+            raise ConfigError(
+                "the configuration names no slice yet: give tpu_version with num_chips or "
+                "topology, or accelerator_type."
+            )
+        return self
+
+    # --- figures -------------------------------------------------------------------------
+
+    def get_total_tflops(self) -> float:
+        """Peak bf16 TFLOP/s of all chips: catalog peak times chips (origin: datasheet)."""
+        chips = self.slice.chips if self.slice else self.num_chips
+        peak = self.chip.peak("bf16").value if self.chip else None
+        if peak is None and self.flops_per_chip is not None:
+            peak = self.flops_per_chip / 1e12
+        if chips is None or peak is None:
+            missing = "num_chips" if chips is None else "tpu_version (or flops_per_chip)"
+            raise ConfigError(f"the total needs {missing}, which is not set; set it first.")
+        return float(chips * peak)
+
+    def get_performance_metrics(
+        self, *, samples_per_s: float | None = None, achieved_tflops: float | None = None
+    ) -> PerformanceMetrics:
+        """Peak figures from the catalog, and what was measured if you pass it.
+
+        TFLOP/s are of all chips together; bandwidths are of one chip (ICI: all links, one way).
+
+        Args:
+            samples_per_s: Measured throughput of all chips together.
+            achieved_tflops: Measured model TFLOP/s of all chips together; utilization is this
+                over the bf16 peak (MFU; the caller's convention for counting FLOPs applies).
+        """
+        no_chip = "no generation is set: give tpu_version or accelerator_type"
+        not_measured = "nothing was measured: pass samples_per_s= and achieved_tflops= from a run"
+        chip, described = self.chip, self.slice
+        chips = described.chips if described else self.num_chips
+        peak = self.get_total_tflops() if chips and (chip or self.flops_per_chip) else None
+        figures = PerformanceMetrics.Builder()
+        figures.add("total_tflops", peak, "datasheet", no_chip if chips else "no num_chips is set")
+        for name, figure in (
+            ("memory_bandwidth_gb_s", chip.hbm_gbps if chip else None),
+            ("interconnect_bandwidth_gb_s", _all_links(chip) if chip else None),
+        ):
+            value, reason = (figure.value, figure.reason) if figure else (None, no_chip)
+            figures.add(name, value, "datasheet", reason or no_chip)
+        achieved = achieved_tflops / peak if achieved_tflops is not None and peak else None
+        figures.add("utilization", achieved, "measured", not_measured)
+        figures.add("throughput_samples_s", samples_per_s, "measured", not_measured)
+        return figures.build()
+
+    def get_memory_config(self) -> MemoryConfig:
+        """Number formats and how much of each chip's memory may be planned for."""
+        compute = self.compute_dtype or _COMPUTE_DTYPE[self.precision]
+        master = "float32" if self.fp32_params and self.use_mixed_precision else compute
+        usable = self.chip.hbm_usable_bytes.value if self.chip else None
+        limits = [limit for limit in (usable, self.memory_per_chip) if limit is not None]
+        capacity = int(min(limits)) if limits else None
+        return MemoryConfig(
+            use_mixed_precision=self.use_mixed_precision,
+            compute_dtype=compute,
+            param_dtype=self.param_dtype or master,
+            memory_per_chip_bytes=capacity,
+            planned_bytes=None if capacity is None else int(capacity * self.memory_fraction),
+            memory_fraction=self.memory_fraction,
+            memory_optimization=self.memory_optimization,
+            enable_rematerialization=self.enable_rematerialization,
+            gradient_checkpointing=self.gradient_checkpointing,
+        )
+
+    def get_sharding_spec(
+        self, shape: Iterable[int], axis_names: tuple[str, str] = ("data", "model")
+    ) -> "PartitionSpec":
+        """First dimension over the data axis, last over the model axis, the rest replicated."""
+        from jax.sharding import PartitionSpec
+
+        return PartitionSpec(*spec_for_shape(tuple(shape), axis_names))
+
+    # --- effects -------------------------------------------------------------------------
+
+    def setup_environment_variables(
+        self,
+        environment: MutableMapping[str, str] | None = None,
+        *,
+        platform: "Platform | None" = None,
+    ) -> "EnvironmentReport":
+        """Set what this job needs before jax starts, and return what was set and why.
+
+        On a TPU that includes the flags of `xla_optimization_level`; off one, flags for a chip
+        that is not there are left alone. `platform` skips the detection.
+        """
+        from ...runtime.environment import configure_tpu_environment
+        from ...runtime.flags import enable_xla_optimizations
+
+        target = os.environ if environment is None else environment
+        report = configure_tpu_environment(
+            environment=target, platform=platform, allocator="platform", preallocate=False
+        )
+        if report.platform == "tpu" and self.xla_optimization_level:
+            enable_xla_optimizations(
+                self.xla_optimization_level,
+                enable_fusion=self.enable_xla_fusion,
+                enable_async_collective=self.enable_async_collective,
+                generation=self.chip.name if self.chip else None,
+                environment=target,
+            )
+        return report
+
+    def enable_debugging_mode(self) -> DebugMode:
+        """NaN and Inf checks, no jit, a log of compiles, until the result is restored."""
+        return enable_debugging_mode()
+
+
+def _only_chip_with_peak(flops: float) -> Chip | None:
+    """The one chip whose bf16 peak is `flops`, so that a form without a version still works."""
+    matching = [
+        chip
+        for chip in list_chips()
+        if (peak := chip.peak("bf16").value) and abs(flops / 1e12 / peak - 1) < SAME_WITHIN
+    ]
+    return matching[0] if len(matching) == 1 else None
+
+
+def _all_links(chip: Chip) -> Figure:
+    """ICI bandwidth of one chip: all its links, one way."""
+    if chip.ici_links_per_chip is None:
+        return Figure.missing("GB/s", f"the number of ICI links of a {chip.name} is not published")
+    return chip.ici_link_gbps.scaled(chip.ici_links_per_chip)

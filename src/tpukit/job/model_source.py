@@ -1,0 +1,96 @@
+"""The model a plan names: a preset, a Hugging Face config.json, or somebody's own builder."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, TPUModelError, TPUValidationError, did_you_mean
+
+
+def is_own_model(name: str) -> bool:
+    """Whether a name is "module:function" or "file.py:function"."""
+    return ":" in name
+
+
+def is_huggingface(name: str) -> bool:
+    """Whether a name is a config.json, or a folder that holds one."""
+    return name.endswith(".json") or "/" in name
+
+
+def load_model(name: str, changes: Mapping[str, Any]) -> Any:
+    """What `Workload` takes as its model, or the `Workload` that a builder returned.
+
+    Raises:
+        TPUValidationError: Nothing goes by that name.
+        TPUModelError: The file describes no model that is known.
+        ConfigError: Changes were given to a model that is not a reference transformer.
+    """
+    if is_own_model(name):
+        if changes:
+            raise ConfigError(
+                f"'{name}' builds its own model, so {', '.join(changes)} cannot be changed here; "
+                "give the builder other defaults."
+            )
+        from ..compiler.program.entry import load_function
+
+        return load_function(name)()
+    if is_huggingface(name):
+        import dataclasses
+
+        from ..models.huggingface.config import config_from_huggingface
+
+        config = config_from_huggingface(_read_config(name))
+        return dataclasses.replace(config, **changes)
+    refuse_unknown_preset(name)
+    from ..models.presets import get_preset
+
+    return get_preset(name, **changes)
+
+
+def model_fingerprint(name: str) -> str | None:
+    """A hash of the file that defines a model which this package does not; None for a preset."""
+    if is_own_model(name):
+        import importlib.util
+
+        module = name.rpartition(":")[0]
+        spec = None if module.endswith(".py") else importlib.util.find_spec(module)
+        path = Path(module) if spec is None else Path(spec.origin or "")
+    elif is_huggingface(name):
+        path = _config_path(name)
+    else:
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def refuse_unknown_preset(name: str) -> None:
+    """Raise, with the nearest names, when `name` is neither a preset nor anything else."""
+    from ..models.presets import list_presets
+
+    if name not in list_presets():
+        raise TPUValidationError(
+            f"'{name}' is no preset, no config.json, no .yaml file and no module:function."
+            + did_you_mean(name, list_presets())
+        )
+
+
+def _config_path(name: str) -> Path:
+    path = Path(name)
+    return path if path.suffix == ".json" else path / "config.json"
+
+
+def _read_config(name: str) -> dict[str, Any]:
+    path = _config_path(name)
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise TPUModelError(
+            f"{path} cannot be read ({error.strerror}); name a Hugging Face config.json, the "
+            "folder that holds it, or a preset."
+        ) from error
+    except ValueError as error:
+        raise TPUModelError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise TPUModelError(f"{path} holds no configuration; it must be a JSON object.")
+    return data  # pyright: ignore[reportUnknownVariableType]  checked key by key by its reader

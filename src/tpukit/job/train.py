@@ -1,0 +1,160 @@
+"""`TrainingSettings`: the `train:` section of a job file, and the same as Python arguments."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from ..errors import ConfigError, did_you_mean
+from ..step.optimizer.optimizer import NO_DECAY, MomentDtype, OptimizerName, OptimizerSpec
+from ..step.optimizer.schedule import LearningRate, ScheduleName
+from .config.sections import Fraction, PositiveFloat, PositiveInt, Section
+from .precision import Precision
+from .settings import Settings
+
+NonNegativeInt = Annotated[int, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+
+
+class DataFields(Section):
+    """What is learnt from."""
+
+    data: str | None = Field(default=None, description="token file, folder, text, or gs://…")
+    eval_data: str | None = Field(default=None, description="the same, for the evaluation loss")
+    tokenizer: str | None = Field(default=None, description="for text: a tokenizer.json")
+    text_key: str = Field(default="text", description="the field of a JSON line that is read")
+    packing: Literal["concat", "documents"] = Field(
+        default="concat", description="one stream of tokens, or documents kept apart"
+    )
+    shuffle: bool = Field(default=True, description="a new order each epoch, from the seed")
+    epochs: PositiveInt | None = Field(default=None, description="stop after so many; None: never")
+
+
+class Optimization(Section):
+    """How it is learnt."""
+
+    optimizer: OptimizerName = Field(default="adamw", description="adamw, lion, adafactor or sgd")
+    learning_rate: PositiveFloat = Field(default=3e-4, description="at its highest")
+    schedule: ScheduleName = Field(default="cosine", description="constant, cosine, linear, wsd")
+    warmup_steps: NonNegativeInt = Field(default=0, description="steps of rising learning rate")
+    final_lr_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.1, description="of the highest rate, at the last step"
+    )
+    decay_fraction: Fraction = Field(default=0.2, description="of all steps, for schedule wsd")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="first moment")
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.95, description="second moment")
+    weight_decay: NonNegativeFloat = Field(default=0.1, description="decoupled")
+    no_decay: Words = Field(default=NO_DECAY, description="paths of parameters that do not decay")
+    clip_norm: PositiveFloat | None = Field(default=1.0, description="of all gradients together")
+    moment_dtype: MomentDtype = Field(
+        default="float32", description="of the first moment; int8: of both, in blocks"
+    )
+    precision: Precision | None = Field(
+        default=None, description="bfloat16, float32, float8, int8 products; None: the model's"
+    )
+    z_loss: NonNegativeFloat = Field(default=0.0, description="weight of log²(softmax normaliser)")
+
+
+class Reliability(Section):
+    """What happens when something goes wrong."""
+
+    checkpoint_every: NonNegativeInt = Field(default=500, description="steps; 0: no checkpoints")
+    checkpoint_dir: str | None = Field(default=None, description="run_dir/checkpoints by default")
+    keep_checkpoints: PositiveInt = Field(default=3, description="the newest ones")
+    async_checkpointing: bool = Field(default=True, description="write while training goes on")
+    on_bad_loss: Literal["stop", "rollback", "skip", "ignore"] = Field(
+        default="stop", description="when the loss is not finite or jumps"
+    )
+    spike_factor: PositiveFloat | None = Field(
+        default=None, description="robust deviations above the recent loss; None: only NaN"
+    )
+    hang_timeout_s: PositiveFloat | None = Field(
+        default=None, description="end the process when no step completes for so long"
+    )
+    on_recompile: Literal["refuse", "allow"] = Field(
+        default="refuse", description="when a batch has another shape"
+    )
+
+
+class Reporting(Section):
+    """Where to look."""
+
+    run_dir: str | None = Field(default=None, description="runs/MODEL-TIME by default")
+    log_every: PositiveInt = Field(default=1, description="steps between two lines of metrics")
+    eval_every: NonNegativeInt = Field(default=0, description="steps; 0: only at the end")
+    eval_batches: PositiveInt = Field(default=16, description="batches of an evaluation")
+    hooks: Words = Field(default=(), description="tensorboard, wandb")
+    peak_tflops: PositiveFloat | None = Field(
+        default=None, description="of one device, for MFU where the catalog knows none"
+    )
+
+
+class TrainingSettings(Reporting, Reliability, Optimization, DataFields, Settings):
+    """How to train: data, optimizer, safety, reporting. Every key is a key of `train:`.
+
+    Example:
+        >>> TrainingSettings(steps=1000, learning_rate=1e-3).schedule
+        'cosine'
+    """
+
+    steps: PositiveInt | None = Field(default=None, description="of the whole run, from step 0")
+    seed: NonNegativeInt = Field(default=0, description="of parameters, data order and dropout")
+    tune_products: bool = Field(
+        default=False, description="on one NVIDIA GPU: time cuBLAS under load first, once a model"
+    )
+
+    @classmethod
+    def from_section(cls, section: Mapping[str, Any], **overrides: Any) -> "TrainingSettings":
+        """Read the `train:` section of a job; `overrides` that are not None go before it.
+
+        Raises:
+            ConfigError: A key is unknown or a value is wrong.
+        """
+        known = cls.model_fields
+        given = {name: value for name, value in overrides.items() if value is not None}
+        for key in {**section, **given}:
+            if key not in known:
+                near = did_you_mean(str(key), known)
+                keys = near or f" Keys are {', '.join(sorted(known))}."
+                raise ConfigError(f"'{key}' is not a key of train:.{keys}")
+        return cls(**{**section, **given})
+
+    def optimizer_spec(self) -> OptimizerSpec:
+        """The optimizer that the settings describe."""
+        return OptimizerSpec(
+            name=self.optimizer,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=self.weight_decay,
+            no_decay=self.no_decay,
+            clip_norm=self.clip_norm,
+            moment_dtype=self.moment_dtype,
+            skip_nonfinite=self.on_bad_loss == "skip",
+        )
+
+    def learning_rate_over(self, total_steps: int) -> LearningRate:
+        """The schedule over a run of `total_steps`."""
+        return LearningRate(
+            peak=self.learning_rate,
+            schedule=self.schedule,
+            total_steps=total_steps,
+            warmup_steps=self.warmup_steps,
+            final_fraction=self.final_lr_fraction,
+            decay_fraction=self.decay_fraction,
+        )
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        table = Table("setting", "value", "origin", "what it is")
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            table.add_row(name, str(value), str(self.origin_of(name)), field.description or "")
+        return table

@@ -1,0 +1,1 @@
+"""How arrays are cut into blocks: tiles, padding, what VMEM holds, tuned sizes."""

@@ -1,0 +1,204 @@
+"""Tiles: how TPU memory lays arrays out, padding to it, and packings with exact inverses."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...errors import TPUKernelError
+
+Array = TypeVar("Array", jax.Array, np.ndarray)
+
+LANES = 128
+WORD_SUBLANES = 8  # of 32-bit values; narrower ones are packed, so a tile holds more rows
+BLOCK_SIZE = 128  # edge of a block in the blocked layout
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What padding to tiles did to a shape.
+
+    Attributes:
+        shape: Before.
+        padded_shape: After.
+        dtype: Of the elements.
+    """
+
+    shape: tuple[int, ...]
+    padded_shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def added(self) -> tuple[int, ...]:
+        """Elements added at the end of each axis."""
+        return tuple(
+            after - before for before, after in zip(self.shape, self.padded_shape, strict=True)
+        )
+
+    @property
+    def added_fraction(self) -> float:
+        """Of the padded array, the part that is padding."""
+        padded = math.prod(self.padded_shape)
+        return 1 - math.prod(self.shape) / padded if padded else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Shapes, what was added, and its share."""
+        return {
+            "shape": list(self.shape),
+            "padded_shape": list(self.padded_shape),
+            "dtype": self.dtype,
+            "added": list(self.added),
+            "added_fraction": self.added_fraction,
+        }
+
+    def __rich__(self) -> str:
+        return (
+            f"{self.dtype}{list(self.shape)} padded to {list(self.padded_shape)}: "
+            f"{self.added_fraction:.1%} of it is padding"
+        )
+
+
+def tile_shape(dtype: Any) -> tuple[int, int]:
+    """Rows and lanes of one tile: (8, 128) of 32 bits, (16, 128) of 16, (32, 128) of 8.
+
+    Raises:
+        TPUKernelError: The TPU has no values of that width.
+    """
+    bits = _bits(dtype)
+    if bits not in (4, 8, 16, 32):
+        raise TPUKernelError(
+            f"A TPU has no {bits}-bit tiles (dtype {jnp.dtype(dtype).name}); expected 4, 8, 16 or "
+            "32 bits: cast to float32, bfloat16 or an integer of those widths."
+        )
+    return WORD_SUBLANES * 32 // bits, LANES
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is no less than `size`."""
+    return -(-size // multiple) * multiple
+
+
+def tile_padding(
+    shape: tuple[int, ...], dtype: Any, *, tile: tuple[int, ...] | None = None
+) -> Padding:
+    """What padding the last axes of `shape` to whole tiles adds.
+
+    Args:
+        shape: Of the array; one with a single axis is padded to lanes alone.
+        dtype: Decides the tile unless one is given.
+        tile: Multiples for the last axes, the last one last.
+    """
+    multiples = (tile or tile_shape(dtype))[-len(shape) :] if shape else ()
+    kept = len(shape) - len(multiples)
+    padded = tuple(
+        round_up(size, multiple) for size, multiple in zip(shape[kept:], multiples, strict=True)
+    )
+    return Padding(tuple(shape), (*shape[:kept], *padded), jnp.dtype(dtype).name)
+
+
+def pad_to_tiles(
+    x: Array, *, tile: tuple[int, ...] | None = None, value: float = 0
+) -> tuple[Array, Padding]:
+    """Pad the last axes of `x` at their ends to whole tiles; `unpad` takes it off again."""
+    padding = tile_padding(x.shape, x.dtype, tile=tile)
+    if not any(padding.added):
+        return x, padding
+    namespace: Any = x.__array_namespace__()  # a host's weights are laid out by numpy
+    filled = namespace.pad(x, [(0, extra) for extra in padding.added], constant_values=value)
+    return filled, padding
+
+
+def unpad(x: Array, padding: Padding) -> Array:
+    """What `pad_to_tiles` was given.
+
+    Raises:
+        TPUKernelError: `x` has not the padded shape.
+    """
+    if x.shape != padding.padded_shape:
+        raise TPUKernelError(
+            f"The array has the shape {x.shape} and the padding was made for "
+            f"{padding.padded_shape}; slice it before changing its shape."
+        )
+    return x[tuple(slice(size) for size in padding.shape)]
+
+
+def pack_tiles(x: Array, *, tile: tuple[int, int] | None = None) -> Array:
+    """(…, H, W) -> (…, H/rows, W/lanes, rows, lanes): the order of a TPU's memory, padded.
+
+    Raises:
+        TPUKernelError: The array has fewer than two axes.
+    """
+    if x.ndim < 2:
+        raise TPUKernelError(
+            f"Tiles span the last two axes and the array has the shape {x.shape}; reshape it to "
+            "two axes or more."
+        )
+    rows, lanes = tile or tile_shape(x.dtype)
+    padded, _ = pad_to_tiles(x, tile=(rows, lanes))
+    *leading, height, width = padded.shape
+    split = padded.reshape(*leading, height // rows, rows, width // lanes, lanes)
+    return split.swapaxes(-3, -2)
+
+
+def unpack_tiles(packed: Array, shape: tuple[int, ...]) -> Array:
+    """The array of `shape` that `pack_tiles` was given.
+
+    Raises:
+        TPUKernelError: Its tiles do not hold that shape.
+    """
+    *leading, down, across, rows, lanes = packed.shape
+    expected = tile_padding(shape, packed.dtype, tile=(rows, lanes)).padded_shape
+    if expected != (*leading, down * rows, across * lanes):
+        raise TPUKernelError(
+            f"Tiles of the shape {packed.shape} hold {(*leading, down * rows, across * lanes)} "
+            f"and not {expected}, which {shape} is padded to; give the shape that was packed."
+        )
+    joined = packed.swapaxes(-3, -2).reshape(expected)
+    return joined[tuple(slice(size) for size in shape)]
+
+
+def to_blocked(x: Array, *, block: int = BLOCK_SIZE) -> Array:
+    """(batch, height, width, channels) -> (batch, height/128, width/128, 128, 128, channels).
+
+    Height and width are padded with zeros to whole blocks.
+
+    Raises:
+        TPUKernelError: The array has not four axes.
+    """
+    if x.ndim != 4:
+        raise TPUKernelError(
+            f"The blocked layout is one of (batch, height, width, channels) and the array has the "
+            f"shape {x.shape}; add or merge axes until it has four."
+        )
+    padded, _ = pad_to_tiles(x, tile=(block, block, 1))
+    batch, height, width, channels = padded.shape
+    split = padded.reshape(batch, height // block, block, width // block, block, channels)
+    return split.swapaxes(2, 3)
+
+
+def from_blocked(blocked: Array, *, height: int, width: int) -> Array:
+    """What `to_blocked` was given, of that height and width.
+
+    Raises:
+        TPUKernelError: The blocks do not hold that height and width.
+    """
+    batch, down, across, block, _, channels = blocked.shape
+    if (round_up(height, block), round_up(width, block)) != (down * block, across * block):
+        raise TPUKernelError(
+            f"{down} x {across} blocks of {block} do not hold {height} x {width}; give the height "
+            "and width that were blocked."
+        )
+    joined = blocked.swapaxes(2, 3).reshape(batch, down * block, across * block, channels)
+    return joined[:, :height, :width]
+
+
+def _bits(dtype: Any) -> int:
+    kind = jnp.dtype(dtype)
+    if jnp.issubdtype(kind, jnp.integer):
+        return int(jnp.iinfo(kind).bits)
+    if jnp.issubdtype(kind, jnp.floating):
+        return int(jnp.finfo(kind).bits)
+    return kind.itemsize * 8

@@ -1,0 +1,176 @@
+"""Tuned blocks: read from JSON beside each op or of the user's own, by generation and shapes."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from ...errors import TPUKernelError
+from ...hardware.target import current_target
+from ..registry.op import BlockSizes, KernelCase, shape_bucket
+from ..registry.registry import get_tpu_op
+from .vmem import check_vmem
+
+Sizes = TypeVar("Sizes", bound=BlockSizes)
+# The folders that come before what is shipped: none, or the one of `use_tuned_blocks`.
+_own: list[Path] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class TunedEntry:
+    """The best blocks found for one bucket of shapes on one generation.
+
+    Attributes:
+        bucket: What `Op.bucket` says of the shapes.
+        blocks: The sizes by name.
+        time_us: Of the forward pass of the shape tuned for, with these blocks.
+        default_us: With the blocks taken without tuning; None where those were refused.
+        tried: How many choices were timed or refused by the compiler.
+        origin: Where `time_us` comes from: "measured" or "model".
+        versions: Of the tools that found it.
+    """
+
+    bucket: str
+    blocks: Mapping[str, int | bool]
+    time_us: float
+    origin: str
+    versions: Mapping[str, str]
+    default_us: float | None
+    tried: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the data file stores it."""
+        return dataclasses.asdict(self)
+
+
+def blocks_for(op: str, case: KernelCase, given: Sizes | None) -> Sizes:
+    """The blocks one of tpukit's own kernels takes: those given, or what `choose_blocks` finds.
+
+    Raises:
+        TPUKernelError: Those given do not fit in VMEM; the message names the largest that do.
+    """
+    known = get_tpu_op(op)
+    if given is None:
+        default = cast(Callable[[KernelCase, str | None], Sizes], known.default_blocks)
+        return choose_blocks(op, case, default, bucket=known.bucket)
+    check_vmem(known, case, given, current_target())
+    return given
+
+
+def choose_blocks(
+    op: str,
+    case: KernelCase,
+    default_blocks: Callable[[KernelCase, str | None], Sizes],
+    *,
+    bucket: Callable[[KernelCase], str] = shape_bucket,
+    folder: Path | None = None,
+) -> Sizes:
+    """The blocks for a case on the generation being traced for: tuned ones, else the default.
+
+    Args:
+        op: The op's name, which is its folder's unless `folder` says otherwise.
+        case: The shapes at hand.
+        default_blocks: The op's own choice, given the case and the chip (None: not known).
+        bucket: The op's own, as in `Op.bucket`.
+        folder: Where `<chip>.json` files lie; by default the user's own, then `data/` in the op's
+            folder.
+    """
+    chip = current_target()
+    fallback = default_blocks(case, chip)
+    if chip is None:
+        return fallback
+    places = tuned_folders(op) if folder is None else [folder]
+    found = (load_tuned(place, chip).get(bucket(case)) for place in places)
+    entry = next((one for one in found if one is not None), None)
+    if entry is None:
+        return fallback
+    known = {field.name for field in dataclasses.fields(fallback)}
+    if set(entry.blocks) != known:
+        raise TPUKernelError(
+            f"The tuned blocks of {op} on {chip} for {entry.bucket} name "
+            f"{', '.join(sorted(entry.blocks))}, and the kernel takes {', '.join(sorted(known))}; "
+            "tune it again."
+        )
+    return dataclasses.replace(fallback, **entry.blocks)
+
+
+def data_folder(op: str) -> Path:
+    """Where the tuned blocks of one of tpukit's own ops lie."""
+    return Path(__file__).parents[1] / "ops" / op / "data"
+
+
+def use_tuned_blocks(folder: str | Path | None) -> None:
+    """Let dispatch take the blocks that `tpukit kernel tune --out FOLDER` wrote, before its own.
+
+    It holds for what this process traces from now on; a program that was traced keeps its blocks.
+
+    Args:
+        folder: It holds `OP/CHIP.json` files; ops and shapes that are not in them take what they
+            took before. None goes back to what is shipped.
+
+    Raises:
+        TPUKernelError: There is no such file in the folder, or one cannot be read.
+    """
+    if folder is None:
+        _own.clear()
+        return
+    root = Path(folder).expanduser().resolve()
+    files = sorted(root.glob("*/*.json"))
+    if not files:
+        raise TPUKernelError(
+            f"{root} holds no tuned blocks (OP/CHIP.json); write them with "
+            f"`tpukit kernel tune OP --on CHIP --out {folder}`."
+        )
+    load_tuned.cache_clear()
+    for file in files:
+        load_tuned(file.parent, file.stem)
+    _own[:] = [root]
+
+
+def tuned_folders(op: str) -> list[Path]:
+    """Where tuned blocks of an op are looked for: the user's own come first."""
+    return [*(root / op for root in _own), data_folder(op)]
+
+
+@lru_cache(maxsize=128)
+def load_tuned(folder: Path, chip: str) -> Mapping[str, TunedEntry]:
+    """Every tuned entry of one op on one generation, by bucket; none when there is no file.
+
+    Raises:
+        TPUKernelError: The file is not what `save_tuned` writes.
+    """
+    path = folder / f"{chip}.json"
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        entries = [TunedEntry(**entry) for entry in data["entries"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TPUKernelError(
+            f"{path} is not a file of tuned blocks ({error}); tune the op again, or remove it."
+        ) from error
+    bad = [
+        entry.bucket
+        for entry in entries
+        if not entry.blocks or not all(_is_size(size) for size in entry.blocks.values())
+    ]
+    if bad or data.get("chip") != chip:
+        what = f"the blocks of {bad[0]} are not positive integers" if bad else "of another chip"
+        raise TPUKernelError(f"{path} cannot be used: {what}; tune the op again, or remove it.")
+    return {entry.bucket: entry for entry in entries}
+
+
+def save_tuned(folder: Path, chip: str, entries: Mapping[str, TunedEntry]) -> Path:
+    """Write the entries of one op on one generation, in an order that makes small diffs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{chip}.json"
+    ordered = [entries[bucket].to_dict() for bucket in sorted(entries)]
+    path.write_text(json.dumps({"chip": chip, "entries": ordered}, indent=1) + "\n", "utf-8")
+    load_tuned.cache_clear()
+    return path
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, bool) or (isinstance(value, int) and value > 0)

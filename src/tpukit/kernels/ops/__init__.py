@@ -1,0 +1,1 @@
+"""The ops, a folder each, all with the same file names."""

@@ -1,0 +1,164 @@
+"""`cross_entropy`: from hidden states and the output matrix to a loss, without all the logits."""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+
+from ....errors import TPUKernelError, did_you_mean
+from ...registry.dispatch import dispatch
+from ...registry.op import PALLAS_TPU, REFERENCE, XLA
+from .blocks import CrossEntropyBlocks
+from .chunked import cross_entropy_chunked
+from .pallas_tpu import cross_entropy_pallas
+from .reference import cross_entropy_reference
+from .terms import CrossEntropy, Reduction
+
+OP_NAME = "cross_entropy"
+IMPLEMENTATIONS = {
+    PALLAS_TPU: cross_entropy_pallas,
+    XLA: cross_entropy_chunked,
+    REFERENCE: cross_entropy_reference,
+}
+
+
+@dataclass(frozen=True)
+class _Options:
+    z_loss: float
+    soft_cap: float | None
+    reduction: Reduction
+
+
+def cross_entropy(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array | None = None,
+    *,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    reduction: Reduction = "mean",
+    implementation: str | None = None,
+    blocks: CrossEntropyBlocks | None = None,
+) -> CrossEntropy:
+    """Softmax cross-entropy of `x @ w` against `labels`, computed in float32.
+
+    Args:
+        x: (..., d) hidden states.
+        w: (d, V) the output matrix.
+        labels: (...) the right column of each token; a negative one takes the token out.
+        weights: (...) how much each token counts; 1 by default.
+        z_loss: Weight of the squared log of the softmax's normaliser, which keeps logits small.
+        soft_cap: Squeeze logits into ±soft_cap by a tanh before the softmax.
+        reduction: "none" gives the weighted loss of every token, "sum" their sum, "mean" that sum
+            over the sum of weights.
+        implementation: "pallas_tpu", "xla" (a chunk of tokens at a time) or "reference" (whole
+            logits). None takes the kernel on TPU where no gradient is asked for, and "xla"
+            otherwise: with a gradient the kernel makes logits three times and "xla" once.
+        blocks: Of the Pallas kernel; None takes the tuned ones.
+
+    Returns:
+        The loss, and the log of each token's softmax normaliser, which passes no gradient.
+
+    Raises:
+        TPUKernelError: Shapes that do not belong together, or an unknown name.
+    """
+    _check(x, w, labels, weights, reduction, soft_cap)
+    shape = labels.shape
+    tokens = x.reshape(-1, x.shape[-1])
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    counted = (labels >= 0).astype(wide)
+    counted = counted if weights is None else counted * weights.astype(wide)
+    arrays = (tokens, w, labels.reshape(-1), counted.reshape(-1))
+    options = _Options(z_loss, soft_cap, reduction)
+    if implementation is None:
+        result: CrossEntropy = _chosen(*arrays, options, blocks)
+    else:
+        result = _run(*arrays, options=options, blocks=blocks, implementation=implementation)
+    loss = result.loss.reshape(shape) if reduction == "none" else result.loss
+    return CrossEntropy(loss, result.log_normaliser.reshape(shape))
+
+
+def _run(
+    *arrays: jax.Array,
+    options: _Options,
+    blocks: CrossEntropyBlocks | None,
+    implementation: str | None = None,
+) -> CrossEntropy:
+    return dispatch(
+        OP_NAME,
+        IMPLEMENTATIONS,
+        *arrays,
+        implementation=implementation,
+        on_gpu=XLA,
+        elsewhere=XLA,
+        options=asdict(options),
+        pallas_options={"blocks": blocks},
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _chosen(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    options: _Options,
+    blocks: CrossEntropyBlocks | None,
+) -> CrossEntropy:
+    return _run(x, w, labels, weights, options=options, blocks=blocks)
+
+
+def _forward(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    options: _Options,
+    blocks: CrossEntropyBlocks | None,
+) -> tuple[CrossEntropy, Any]:
+    with jax.named_scope(OP_NAME):
+        return jax.vjp(partial(cross_entropy_chunked, **asdict(options)), x, w, labels, weights)
+
+
+def _backward(
+    options: _Options, blocks: CrossEntropyBlocks | None, pull: Any, factors: CrossEntropy
+) -> tuple[jax.Array, ...]:
+    return pull(factors)
+
+
+_chosen.defvjp(_forward, _backward)
+
+
+def _check(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array | None,
+    reduction: str,
+    soft_cap: float | None,
+) -> None:
+    if w.ndim != 2 or x.ndim < 1 or x.shape[-1] != w.shape[0]:
+        raise TPUKernelError(
+            f"cross_entropy multiplies x {x.shape} by w {w.shape}; w must be (width, vocabulary) "
+            "with the width of x's last axis. Transpose a tied embedding."
+        )
+    for name, array in (("labels", labels), ("weights", weights)):
+        if array is not None and array.shape != x.shape[:-1]:
+            raise TPUKernelError(
+                f"{name} are {array.shape} and x is {x.shape}; there must be one for each token, "
+                f"{x.shape[:-1]}."
+            )
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TPUKernelError(
+            f"labels are {labels.dtype}; expected integers, the column of w each token should get."
+        )
+    if reduction not in get_args(Reduction):
+        raise TPUKernelError(
+            f"reduction={reduction!r} is unknown; known are {', '.join(get_args(Reduction))}."
+            + did_you_mean(reduction, get_args(Reduction))
+        )
+    if soft_cap is not None and soft_cap <= 0:
+        raise TPUKernelError(f"soft_cap={soft_cap} must be positive; None switches it off.")

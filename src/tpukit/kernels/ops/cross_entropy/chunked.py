@@ -1,0 +1,299 @@
+"""Cross-entropy a chunk of tokens at a time, in plain XLA: one chunk's logits is all it holds.
+
+A sum of losses is linear in its tokens, so a chunk's gradients are known as soon as its logits
+are. They are computed with the loss, which leaves the backward pass only a factor to apply: the
+same matrix products as for whole logits. Losses of single tokens have no such factor, so their
+backward pass makes the logits of each chunk again.
+
+Shapes: n chunks, g groups (devices that split the tokens; 1 without a mesh), c tokens, width d,
+vocabulary v.
+"""
+
+import math
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from ...one_gpu import on_one_gpu
+from . import gpu
+from .gpu_filled import filled_total, leanest_cut
+from .terms import CrossEntropy, LossTerms, Reduction, scaled, weights_of_mean
+
+# Tokens are cut only where the logits would be larger than this ...
+LOGITS_BYTES = 512 * 2**20
+# ... and not into fewer tokens than this: every chunk reads and writes the gradient of the head
+# once, in float32, which takes longer than its matrix product when fewer tokens share it (v6e:
+# 918 TFLOP/s over 1.6 TB/s, times 8 bytes over 2 FLOPs a token, is 2300 tokens; others need less).
+MIN_TOKENS = 2048
+
+
+class Placement(Protocol):
+    """Where arrays lie on a mesh; hashable, because a traced function is kept for each."""
+
+    def place(self, x: jax.Array, *, groups: int, vocab: int | None = None) -> jax.Array:
+        """Put `x` where its dimensions of groups and vocabulary belong."""
+        ...
+
+
+class OneDevice:
+    """Everything lies together: nothing to place."""
+
+    def place(self, x: jax.Array, *, groups: int, vocab: int | None = None) -> jax.Array:
+        """`x` as it is."""
+        return x
+
+
+ONE_DEVICE = OneDevice()
+
+
+def chunk_count(tokens: int, vocab: int, itemsize: int) -> int:
+    """Into how many chunks one device's tokens are cut; 1 is not at all."""
+    fewest = math.ceil(tokens * vocab * itemsize / LOGITS_BYTES)
+    most = max(1, tokens // MIN_TOKENS)
+    if fewest >= most:
+        return most
+    # A number that divides the tokens needs no padding.
+    return next((n for n in range(fewest, most) if tokens % n == 0), fewest)
+
+
+def cross_entropy_chunked(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    *,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    reduction: Reduction = "mean",
+) -> CrossEntropy:
+    """See `cross_entropy`."""
+    tokens = x.shape[0]
+    wide = jnp.dtype(jnp.promote_types(x.dtype, jnp.float32))
+    is_filled = False
+    if on_one_gpu():
+        sizes = {"logit_bytes": wide.itemsize, "slope_bytes": x.dtype.itemsize}
+        count, is_filled = leanest_cut(tokens, *w.shape, **sizes)
+    else:
+        count = chunk_count(tokens, w.shape[-1], wide.itemsize)
+
+    def cut(leaf: jax.Array) -> jax.Array:
+        missing = -tokens % count
+        room = ((0, missing), *((0, 0) for _ in leaf.shape[1:]))
+        # Padding has no weight, and whatever label it has it cannot be seen.
+        padded = jnp.pad(leaf, room) if missing else leaf
+        return padded.reshape(count, 1, -1, *leaf.shape[1:])
+
+    terms = LossTerms(z_loss, soft_cap)
+    pieces = (cut(x), w, cut(labels))
+    if reduction == "none":
+        tokenwise: Any = token_losses(*pieces, terms)
+        losses, log_normaliser = tokenwise
+        loss = losses.reshape(-1)[:tokens] * weights.astype(wide)
+    else:
+        # A mean of scaled weights leaves nothing to scale the gradients with.
+        counted = weights if reduction == "sum" else weights_of_mean(weights.astype(wide))
+        counted = counted.astype(wide)
+        summed: Any = (
+            filled_total(x, w, labels, counted, terms, count)
+            if is_filled
+            else weighted_total(*pieces, cut(counted), terms, ONE_DEVICE, wide)
+        )
+        loss, log_normaliser = summed
+    return CrossEntropy(loss, jax.lax.stop_gradient(log_normaliser.reshape(-1)[:tokens]))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def weighted_total(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    terms: LossTerms,
+    split: Placement,
+    logits_dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array]:
+    """The weighted sum of losses, and log-normalisers (n, g, c), which pass no gradient.
+
+    Args:
+        x: (n, g, c, d) activations.
+        w: (d, v) the output matrix.
+        labels: (n, g, c).
+        weights: (n, g, c) of the tokens.
+        terms: What a loss is.
+        split: Where arrays lie.
+        logits_dtype: What logits are rounded to; the softmax is computed in float32 or wider.
+    """
+    copies = _copies(w, x.shape[1], split)
+
+    def one_chunk(
+        _: None, piece: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        x, labels, weights = piece
+        losses, log_normaliser = terms.of_logits(_logits(x, copies, split, logits_dtype), labels)
+        return None, ((losses * weights).sum(), log_normaliser)
+
+    _, (totals, log_normaliser) = jax.lax.scan(one_chunk, None, (x, labels, weights))
+    return totals.sum(), log_normaliser
+
+
+Residuals = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def _total_and_gradients(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    terms: LossTerms,
+    split: Placement,
+    logits_dtype: jnp.dtype,
+) -> tuple[tuple[jax.Array, jax.Array], Residuals]:
+    copies = _copies(w, x.shape[1], split)
+
+    def one_chunk(
+        d_copies: jax.Array | None, piece: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, Residuals]:
+        x, labels, weights = piece
+        logits = _logits(x, copies, split, logits_dtype)
+        if on_one_gpu() and gpu.fits(logits):
+            losses, log_normaliser, d_logits = gpu.losses_and_slopes(
+                logits, labels, weights, terms, dtype=x.dtype
+            )
+        else:
+            losses, log_normaliser = terms.of_logits(logits, labels)
+            d_logits = _slopes(x, logits, labels, log_normaliser, weights, terms, split)
+        d_x, more = _pull_back(x, copies, d_logits, split)
+        more = more if d_copies is None else d_copies + more
+        return split.place(more, groups=0, vocab=2), (losses, log_normaliser, d_x)
+
+    pieces = (x, labels, weights)
+    logits_bytes = x.shape[2] * w.shape[1] * logits_dtype.itemsize
+    if on_one_gpu() and (x.shape[0] == 1 or 4 * w.size > logits_bytes):
+        # The first chunk stands apart: zeros for it to be added to, written and read again, would
+        # be the largest array of all.
+        d_copies, first = one_chunk(None, jax.tree.map(lambda leaf: leaf[0], pieces))
+        later = jax.tree.map(lambda leaf: leaf[1:], pieces)
+        d_copies, rest = jax.lax.scan(one_chunk, d_copies, later)
+        losses, log_normaliser, d_x = (
+            jnp.concatenate([one[None], others]) for one, others in zip(first, rest, strict=True)
+        )
+    else:
+        nothing = _no_gradient(copies, split)
+        d_copies, (losses, log_normaliser, d_x) = jax.lax.scan(one_chunk, nothing, pieces)
+    d_w = _sum_of_copies(d_copies, w.dtype)
+    # The layers' backward pass waits for this sum, or each device would hold its own, as large
+    # as the whole head in float32, until the optimizer asks for it.
+    d_x, d_w = jax.lax.optimization_barrier((d_x, d_w))
+    total = (losses * weights).sum()
+    return (total, log_normaliser), (d_x, d_w, losses)
+
+
+def _scale_gradients(
+    terms: LossTerms,
+    split: Placement,
+    logits_dtype: jnp.dtype,
+    residuals: Residuals,
+    factors: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array, None, jax.Array]:
+    d_x, d_w, losses = scaled(residuals, factors[0])
+    return d_x, d_w, None, losses
+
+
+weighted_total.defvjp(_total_and_gradients, _scale_gradients)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def token_losses(
+    x: jax.Array, w: jax.Array, labels: jax.Array, terms: LossTerms
+) -> tuple[jax.Array, jax.Array]:
+    """Losses and log-normalisers (n, 1, c), in float32 or wider; the latter pass no gradient."""
+    copies = w[None]
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+
+    def one_chunk(
+        _: None, piece: tuple[jax.Array, jax.Array]
+    ) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        return None, terms.of_logits(_logits(piece[0], copies, ONE_DEVICE, wide), piece[1])
+
+    return jax.lax.scan(one_chunk, None, (x, labels))[1]
+
+
+def _token_losses_forward(
+    x: jax.Array, w: jax.Array, labels: jax.Array, terms: LossTerms
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
+    result: Any = token_losses(x, w, labels, terms)
+    return result, (x, w, labels, result[1])
+
+
+def token_gradients(
+    terms: LossTerms, residuals: tuple[jax.Array, ...], factors: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array, None]:
+    """Gradients of `token_losses`: of x (n, 1, c, d) and of w; labels have none."""
+    x, w, labels, log_normaliser = residuals
+    copies = w[None]
+
+    def one_chunk(d_copies: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        x, labels, log_normaliser, factor = piece
+        logits = _logits(x, copies, ONE_DEVICE, log_normaliser.dtype)
+        d_logits = _slopes(x, logits, labels, log_normaliser, factor, terms, ONE_DEVICE)
+        d_x, more = _pull_back(x, copies, d_logits, ONE_DEVICE)
+        return d_copies + more, d_x
+
+    d_copies, d_x = jax.lax.scan(
+        one_chunk, _no_gradient(copies, ONE_DEVICE), (x, labels, log_normaliser, factors[0])
+    )
+    return d_x, _sum_of_copies(d_copies, w.dtype), None
+
+
+token_losses.defvjp(_token_losses_forward, token_gradients)
+
+
+def _slopes(
+    x: jax.Array,
+    logits: jax.Array,
+    labels: jax.Array,
+    log_normaliser: jax.Array,
+    factor: jax.Array,
+    terms: LossTerms,
+    split: Placement,
+) -> jax.Array:
+    """The gradient of one chunk's logits, in the type of x."""
+    is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
+    d_logits = terms.gradient(
+        logits.astype(log_normaliser.dtype), is_label, log_normaliser[..., None], factor[..., None]
+    )
+    return split.place(d_logits.astype(x.dtype), groups=0, vocab=2)
+
+
+def _pull_back(
+    x: jax.Array, copies: jax.Array, d_logits: jax.Array, split: Placement
+) -> tuple[jax.Array, jax.Array]:
+    """One chunk's gradients of x, and of the head's copies in float32 or wider."""
+    precise = jnp.promote_types(copies.dtype, jnp.float32)
+    d_x = split.place(jnp.einsum("gcv,gdv->gcd", d_logits, copies), groups=0)
+    more = jnp.einsum("gcd,gcv->gdv", x, d_logits, preferred_element_type=precise)
+    return d_x, more
+
+
+def _copies(w: jax.Array, groups: int, split: Placement) -> jax.Array:
+    """A copy of the head for every group: gathered once, and gradients that stay where they are."""
+    return split.place(jnp.broadcast_to(w, (groups, *w.shape)), groups=0, vocab=2)
+
+
+def _logits(
+    x: jax.Array, copies: jax.Array, split: Placement, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    logits = jnp.einsum("gcd,gdv->gcv", x, copies, preferred_element_type=dtype)
+    return split.place(logits, groups=0, vocab=2)
+
+
+def _no_gradient(copies: jax.Array, split: Placement) -> jax.Array:
+    precise = jnp.promote_types(copies.dtype, jnp.float32)
+    return split.place(jnp.zeros_like(copies, dtype=precise), groups=0, vocab=2)
+
+
+def _sum_of_copies(d_copies: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Summed over devices in its own type, as every other weight's gradient is."""
+    return jax.lax.reduce(d_copies.astype(dtype), jnp.zeros((), dtype), jax.lax.add, (0,))

@@ -1,0 +1,239 @@
+"""The forward kernel: blocks of scores that live in VMEM only, and the log-sum-exp of each row."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from ...blocks.tiling import round_up
+from ..rope.tables import RopeTables
+from .problem import (
+    LANES,
+    LOG2_E,
+    LOWEST_MAXIMUM,
+    SMALLEST_SUM,
+    FlashBlocks,
+    Problem,
+    SegmentIds,
+    from_rows,
+    matmul,
+    pad_tokens,
+    to_rows,
+)
+from .scores import cap, hide, lane_tables, sparse_table, turn, when
+from .visibility import Position, maximum, minimum
+from .visits import rows_that_see, visit_listed, visit_seen
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None,
+    rope: RopeTables | None,
+    *,
+    problem: Problem,
+    blocks: FlashBlocks,
+    vmem_limit_bytes: int | None,
+    interpret: Any,
+    with_lse: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The result (B, S, H, D), and if asked the natural log-sum-exp of each row (B, H, S)."""
+    sees, width = problem.sees, problem.padded_width
+    batch, rows, held = q.shape[0], blocks.block_q, blocks.block_kv
+    q_tokens, kv_tokens = round_up(sees.q_len, rows), round_up(sees.kv_len, held)
+    q_steps, kv_steps = q_tokens // rows, kv_tokens // held
+    if sees.mask is None:
+        spans = [sees.keys_of(i * rows, rows, block=held) for i in range(q_steps)]
+        kv_steps = max(1, *(span.end - span.first for span in spans))
+        table = None
+    else:
+        per_step = held // blocks.block_kv_compute
+        table = sparse_table(
+            sees, outer=q_steps, steps=kv_steps, inner_per_step=per_step, by_keys=False
+        )
+
+    def held_block(i: Position, step: Position) -> Position:
+        if sees.mask is not None:
+            return step
+        span = sees.keys_of(i * rows, rows, block=held)
+        return maximum(0, minimum(span.first + step, span.end - 1))
+
+    def kv_head(h: Position) -> Position:
+        return h if problem.group == 1 else jax.lax.div(h, jnp.int32(problem.group))
+
+    q_spec = pl.BlockSpec((None, rows, width), lambda b, h, i, s, *_: (b, i, h))
+    kv_spec = pl.BlockSpec(
+        (None, held, width), lambda b, h, i, s, *_: (b, held_block(i, s), kv_head(h))
+    )
+    arguments: list[Any] = [to_rows(q, tokens=q_tokens)]
+    arguments += [to_rows(x, tokens=kv_tokens) for x in (k, v)]
+    specs: list[Any] = [q_spec, kv_spec, kv_spec]
+    if rope is not None:
+        shared = rope.cos.ndim == 2
+        tables = (lane_tables(rope, q_tokens), lane_tables(rope, kv_tokens))
+        arguments += tables
+        specs += [
+            (pl.BlockSpec((None, rows, width), lambda b, h, i, s, *_: (0 if shared else b, i, 0)),)
+            * 2,
+            (
+                pl.BlockSpec(
+                    (None, held, width),
+                    lambda b, h, i, s, *_: (0 if shared else b, held_block(i, s), 0),
+                ),
+            )
+            * 2,
+        ]
+    else:
+        arguments, specs = [*arguments, None, None], [*specs, None, None]
+    if segment_ids is not None:
+        arguments += [
+            pad_tokens(segment_ids.q, q_tokens, axis=1)[:, None],
+            pad_tokens(segment_ids.kv, kv_tokens, axis=1)[:, None],
+        ]
+        specs += [
+            pl.BlockSpec((None, 1, rows), lambda b, h, i, s, *_: (b, 0, i)),
+            pl.BlockSpec((None, 1, held), lambda b, h, i, s, *_: (b, 0, held_block(i, s))),
+        ]
+    else:
+        arguments, specs = [*arguments, None, None], [*specs, None, None]
+
+    kernel = partial(
+        _kernel,
+        problem=problem,
+        blocks=blocks,
+        kv_steps=kv_steps,
+        sparse=table is not None,
+    )
+    scratch = [
+        pltpu.VMEM((rows, width), q.dtype),
+        None if rope is None else pltpu.VMEM((held, width), q.dtype),
+        None if segment_ids is None else pltpu.VMEM((rows, LANES), jnp.int32),
+        pltpu.VMEM((rows, LANES), jnp.float32),
+        pltpu.VMEM((rows, LANES), jnp.float32),
+        pltpu.VMEM((rows, width), jnp.float32),
+    ]
+    call = pl.pallas_call(
+        kernel,
+        name="flash_attention_forward",
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=0 if table is None else 1,
+            grid=(batch, problem.heads, q_steps, kv_steps),
+            in_specs=specs,
+            out_specs=[
+                q_spec,
+                pl.BlockSpec((None, None, 1, rows), lambda b, h, i, s, *_: (b, h, 0, i))
+                if with_lse
+                else None,
+            ],
+            scratch_shapes=scratch,
+        ),
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, q_tokens, problem.heads * width), q.dtype),
+            jax.ShapeDtypeStruct((batch, problem.heads, 1, q_tokens), jnp.float32)
+            if with_lse
+            else None,
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=vmem_limit_bytes,
+        ),
+        interpret=interpret,
+    )
+    prefetched = [] if table is None else [jnp.asarray(table)]
+    # jax drops a jitted call whose results nobody reads, as in a backward pass that kept them; a
+    # bare kernel it would not.
+    out, lse = jax.jit(call)(*prefetched, *arguments)
+    out = from_rows(out, tokens=sees.q_len, heads=problem.heads, width=problem.width)
+    return out, lse[:, :, 0, : sees.q_len] if with_lse else None
+
+
+def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sparse: bool) -> None:
+    table = refs[0] if sparse else None
+    q, k, v, q_tables, k_tables, q_ids, kv_ids, out, lse, *scratch = refs[int(sparse) :]
+    scaled, turned, id_column, maxima, sums, total = scratch
+    rows, compute = blocks.block_q, blocks.block_kv_compute
+    i, step = pl.program_id(2), pl.program_id(3)
+    row = i * rows
+
+    @when(step == 0, always=kv_steps == 1)
+    def _() -> None:
+        wide = q[...].astype(jnp.float32)
+        if q_tables is not None:
+            wide = turn(wide, q_tables[0][...], q_tables[1][...], width=problem.width)
+        scaled[...] = (wide * problem.query_factor).astype(scaled.dtype)
+        maxima[...] = jnp.full_like(maxima, LOWEST_MAXIMUM)
+        sums[...] = jnp.zeros_like(sums)
+        total[...] = jnp.zeros_like(total)
+        if q_ids is not None:
+            id_column[...] = jnp.broadcast_to(q_ids[...], (LANES, rows)).T
+
+    if k_tables is not None:
+        # Keys that stay in VMEM are turned once for all queries of a head.
+        @pl.when((i == 0) | (problem.sees.kv_len > blocks.block_kv))
+        def _() -> None:
+            wide = k[...].astype(jnp.float32)
+            wide = turn(wide, k_tables[0][...], k_tables[1][...], width=problem.width)
+            turned[...] = wide.astype(turned.dtype)
+
+    keys = k if k_tables is None else turned
+
+    def update(
+        block: Position, held_first: Position, *, edge: bool, offset: int | None = None
+    ) -> None:
+        """Add a block of keys; for the queries that see it, where its place is known."""
+        mine = (
+            slice(0, rows) if offset is None else rows_that_see(problem.sees, offset, compute, rows)
+        )
+        local = (block - held_first) * compute
+        local = local if isinstance(local, int) else pl.multiple_of(local, compute)
+        inside = pl.ds(local, compute)
+        scores = matmul(scaled[mine], keys[inside], contract=(1, 1), precision=problem.precision)
+        scores, _ = cap(scores, problem)
+        same = None
+        if q_ids is not None:
+            same = jnp.tile(id_column[mine], (1, compute // LANES)) == kv_ids[:, inside]
+        scores = hide(
+            scores,
+            problem.sees,
+            row=row,
+            column=block * compute,
+            edge=edge,
+            shift=None if offset is None else max(-offset, 0),
+            same_segment=same,
+        )
+        before = maxima[mine]
+        after = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+        shrink = jnp.exp2(before - after)
+        maxima[mine] = after
+        weights = jnp.exp2(scores - jnp.tile(after, (1, compute // LANES)))
+        # Lanes are summed once at the end: here whole registers are added.
+        partial_sums = weights[:, :LANES]
+        for start in range(LANES, compute, LANES):
+            partial_sums = partial_sums + weights[:, start : start + LANES]
+        sums[mine] = shrink * sums[mine] + partial_sums
+        added = matmul(
+            weights.astype(v.dtype), v[inside], contract=(1, 0), precision=problem.precision
+        )
+        total[mine] = jnp.tile(shrink, (1, total.shape[1] // LANES)) * total[mine] + added
+
+    per_held = blocks.block_kv // compute
+    if table is not None:
+        held_first = step * per_held
+        visit_listed(table, (i * kv_steps + step) * (2 + per_held), held_first, update)
+    else:
+        visit_seen(problem, blocks, row, step, per_held, update)
+
+    @when(step == kv_steps - 1, always=kv_steps == 1)
+    def _() -> None:
+        # Of a row that sees no key the total is 0, and so is its sum.
+        summed = jnp.maximum(jnp.sum(sums[...], axis=1, keepdims=True), SMALLEST_SUM)
+        out[...] = (total[...] * (1.0 / summed)).astype(out.dtype)
+        if lse is not None:
+            # Turned together, into rows: from there on a query takes one value, no register.
+            lane = jax.lax.broadcasted_iota(jnp.int32, maxima.shape, 1)
+            turned_rows = jnp.where(lane == 0, maxima[...], summed).T
+            lse[...] = turned_rows[:1] * (1 / LOG2_E) + jnp.log(turned_rows[1:2])

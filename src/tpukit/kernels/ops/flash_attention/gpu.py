@@ -1,0 +1,87 @@
+"""Flash attention on NVIDIA GPUs: cuDNN, for what it computes without a mask in memory."""
+
+import importlib.util
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ....errors import TPUKernelError
+from ..rope.tables import RopeTables
+from .problem import SegmentIds
+from .reference import turn_heads
+from .visibility import BlockMask
+
+WIDEST_HEAD = 256
+
+
+def why_not_cudnn(
+    q: jax.Array,
+    *,
+    causal: bool,
+    window: int | None,
+    mask: BlockMask | None,
+    segment_ids: SegmentIds | None,
+    soft_cap: float | None,
+) -> str | None:
+    """What of this call cuDNN cannot do, or cannot do fast; None if it can."""
+    if q.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"cuDNN computes in 16 bits and the queries are {q.dtype.name}"
+    if q.shape[3] % 8 or q.shape[3] > WIDEST_HEAD:
+        return f"cuDNN takes heads of multiples of 8 up to {WIDEST_HEAD}, not {q.shape[3]}"
+    if mask is not None or segment_ids is not None:
+        return "a mask or segment ids would make cuDNN read a mask of q_len x kv_len"
+    if soft_cap is not None:
+        return "cuDNN has no soft cap"
+    if window is not None and not causal:
+        return "cuDNN has windows only for causal attention"
+    return None
+
+
+def cudnn_is_here() -> bool:
+    """Whether this jax has cuDNN: tracing its attention needs it, also for another platform."""
+    return any(
+        importlib.util.find_spec(f"jax_cuda{version}_plugin") is not None for version in (12, 13)
+    ) and any(device.platform == "gpu" for device in jax.devices())
+
+
+def cudnn_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None = None,
+    rope: RopeTables | None = None,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    mask: BlockMask | None = None,
+    soft_cap: float | None = None,
+    scale: float | None = None,
+) -> jax.Array:
+    """Attention through `jax.nn.dot_product_attention`, with cuDNN's own gradient.
+
+    Raises:
+        TPUKernelError: cuDNN is not here, or cannot do this.
+    """
+    reason = why_not_cudnn(
+        q, causal=causal, window=window, mask=mask, segment_ids=segment_ids, soft_cap=soft_cap
+    )
+    if reason is None and not cudnn_is_here():
+        reason = "this machine has no NVIDIA GPU with jax's CUDA plugin"
+    if reason is not None:
+        raise TPUKernelError(
+            f"flash_attention cannot run as 'cudnn' here: {reason}; use implementation='xla', or "
+            "None to let it choose."
+        )
+    if rope is not None:
+        q, k = (turn_heads(x, rope) for x in (q, k))
+    call: Any = jax.nn.dot_product_attention
+    return call(
+        q,
+        k,
+        v,
+        scale=scale,
+        is_causal=causal,
+        local_window_size=None if window is None else (window - 1, 0),
+        implementation="cudnn",
+    )

@@ -1,0 +1,217 @@
+"""Flash attention on TPU: both passes of the Pallas kernels, with blocks for the generation."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from ....hardware.target import current_target
+from ...blocks.tuned import choose_blocks
+from ...blocks.vmem import check_vmem, vmem_limit_bytes
+from ...registry.op import KernelCase
+from ..rope.tables import RopeTables
+from .backward import Gradients, pull_back
+from .forward import attend
+from .problem import FlashBlocks, Problem, SegmentIds
+from .reference import turn_heads
+from .sizing import (
+    backward_bytes,
+    bucket,
+    case_of,
+    default_blocks,
+    forward_bytes,
+    keys_at_a_time,
+    problem_of,
+)
+from .visibility import BlockMask, Visibility
+
+# What a remat policy calls the result and its sums: kept, the backward pass need not run the
+# forward kernel again.
+KEPT_NAME = "attention"
+# Shorter sequences and narrower heads are mostly padding to the kernel's 128 x 128.
+SHORTEST = 128
+NARROWEST = 64
+Residuals = tuple[
+    jax.Array,
+    jax.Array,
+    jax.Array,
+    SegmentIds | None,
+    RopeTables | None,
+    jax.Array,
+    jax.Array,
+]
+
+
+def can_flash(q: jax.Array, *, length: int | None = None) -> bool:
+    """Whether the kernel is made for such queries, or for pieces of them of that length."""
+    large = (length or q.shape[1]) >= SHORTEST and q.shape[-1] >= NARROWEST
+    return large and q.dtype in (jnp.float32, jnp.bfloat16)
+
+
+def result(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None = None,
+    rope: RopeTables | None = None,
+    **options: Any,
+) -> jax.Array:
+    """The result alone: nothing is kept for a gradient."""
+    return _attend(q, k, v, segment_ids, rope, with_lse=False, **options)[0]
+
+
+def with_sums(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None = None,
+    rope: RopeTables | None = None,
+    **options: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """The result and the log-sum-exp of each row (B, H, S), by which results can be joined."""
+    out, lse = _attend(q, k, v, segment_ids, rope, with_lse=True, **options)
+    assert lse is not None
+    return out, lse
+
+
+def forward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None = None,
+    rope: RopeTables | None = None,
+    **options: Any,
+) -> tuple[jax.Array, Residuals]:
+    """The result, and what the gradient needs: the arguments, the result, a number for each row."""
+    out, lse = with_sums(q, k, v, segment_ids, rope, **options)
+    out, lse = (checkpoint_name(x, KEPT_NAME) for x in (out, lse))
+    return out, (q, k, v, segment_ids, rope, out, lse)
+
+
+def backward(
+    residuals: Residuals,
+    cotangent: jax.Array,
+    *,
+    blocks: FlashBlocks | None = None,
+    interpret: Any = False,
+    **options: Any,
+) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
+    """Gradients of q, k and v."""
+    q, k, v, segment_ids, rope, out, lse = residuals
+    case = case_of(q, k, v, {**options, "rope": rope is not None})
+    chosen, problem = _blocks_for(case, blocks), problem_of(case)
+    if rope is not None:
+        q, k = (turn_heads(x, rope) for x in (q, k))
+    dq, dk, dv = _pull_back_in_parts(
+        (q, k, v, out, lse, cotangent), segment_ids, problem, chosen, interpret
+    )
+    if rope is not None:
+        dq, dk = (turn_heads(x, rope, back=True) for x in (dq, dk))
+    return dq, dk, dv, None, None
+
+
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: SegmentIds | None,
+    rope: RopeTables | None,
+    *,
+    with_lse: bool,
+    blocks: FlashBlocks | None = None,
+    interpret: Any = False,
+    **options: Any,
+) -> tuple[jax.Array, jax.Array | None]:
+    case = case_of(q, k, v, {**options, "rope": rope is not None})
+    chosen, problem = _blocks_for(case, blocks), problem_of(case)
+    used = forward_bytes(problem, chosen, rope=rope is not None)
+    return attend(
+        q,
+        k,
+        v,
+        segment_ids,
+        rope,
+        problem=problem,
+        blocks=chosen,
+        vmem_limit_bytes=vmem_limit_bytes(used, current_target()),
+        interpret=interpret,
+        with_lse=with_lse,
+    )
+
+
+def _blocks_for(case: KernelCase, blocks: FlashBlocks | None) -> FlashBlocks:
+    from .specs import OP  # the op names these functions, so it cannot be imported before them
+
+    chosen = blocks or choose_blocks(OP.name, case, default_blocks, bucket=bucket)
+    check_vmem(OP, case, chosen, current_target())
+    return chosen.cut_to(problem_of(case).sees)
+
+
+def _pull_back_in_parts(
+    arrays: tuple[jax.Array, ...],
+    segment_ids: SegmentIds | None,
+    problem: Problem,
+    blocks: FlashBlocks,
+    interpret: Any,
+) -> Gradients:
+    """The backward kernel on as many keys at a time as it can sum gradients for in VMEM."""
+    q, k, v, out, lse, cotangent = arrays
+    chip, sees = current_target(), problem.sees
+    part = keys_at_a_time(problem, blocks, chip)
+    if sees.mask is not None:
+        part = max(part // sees.mask.block_size, 1) * sees.mask.block_size
+    used = backward_bytes(problem, blocks, keys=part)
+    limit = vmem_limit_bytes(used, chip)
+    dq: jax.Array | None = None
+    of_keys: list[tuple[jax.Array, jax.Array]] = []
+    for start in range(0, sees.kv_len, part):
+        stop = min(start + part, sees.kv_len)
+        rows = _rows_that_see(sees, start, stop)
+        ids = segment_ids
+        if ids is not None:
+            ids = SegmentIds(ids.q[:, rows], ids.kv[:, start:stop])
+        if rows.start == rows.stop:
+            nothing = jnp.zeros_like(k[:, start:stop])
+            of_keys.append((nothing, nothing))
+            continue
+        local = dataclasses.replace(problem, sees=_local(sees, rows, start, stop))
+        part_dq, dk, dv = pull_back(
+            q[:, rows],
+            k[:, start:stop],
+            v[:, start:stop],
+            out[:, rows],
+            lse[:, :, rows],
+            cotangent[:, rows],
+            ids,
+            problem=local,
+            blocks=blocks.cut_to(local.sees),
+            vmem_limit_bytes=limit,
+            interpret=interpret,
+        )
+        of_keys.append((dk, dv))
+        if rows == slice(0, sees.q_len) and stop == sees.kv_len and start == 0:
+            dq = part_dq
+        else:
+            dq = jnp.zeros(q.shape, jnp.float32) if dq is None else dq
+            dq = dq.at[:, rows].add(part_dq.astype(jnp.float32))
+    assert dq is not None
+    dk, dv = (jnp.concatenate(parts, axis=1) for parts in zip(*of_keys, strict=True))
+    return dq.astype(q.dtype), dk, dv
+
+
+def _rows_that_see(sees: Visibility, start: int, stop: int) -> slice:
+    """Queries from the first key on, so that positions in the part count from 0 again."""
+    first = min(start, sees.q_len) if sees.causal else 0
+    end = sees.q_len if sees.window is None else min(sees.q_len, stop + sees.window - 1)
+    return slice(first, max(first, end))
+
+
+def _local(sees: Visibility, rows: slice, start: int, stop: int) -> Visibility:
+    mask = sees.mask
+    if mask is not None:
+        size = mask.block_size
+        cut = mask.to_array()[rows.start // size :, start // size : -(-stop // size)]
+        mask = BlockMask.from_array(cut, block_size=size)
+    return dataclasses.replace(sees, q_len=rows.stop - rows.start, kv_len=stop - start, mask=mask)

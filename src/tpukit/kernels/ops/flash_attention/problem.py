@@ -1,0 +1,149 @@
+"""What one call of flash attention computes, how it is cut, and the layout its kernels read."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ...blocks.tiling import round_up
+from ...registry.op import BlockSizes
+from .visibility import Visibility
+
+LANES = 128
+LOG2_E = math.log2(math.e)
+# A masked score lies below the lowest maximum a row can have, so that its weight is exactly 0
+# also in rows that see no key at all.
+MASKED = -1e30
+LOWEST_MAXIMUM = -0.5e30
+# The weight of the highest score is 1, so a sum is either at least that or 0.
+SMALLEST_SUM = 1e-30
+
+
+@dataclass(frozen=True)
+class FlashBlocks(BlockSizes):
+    """Tokens of each block, multiples of 128.
+
+    Attributes:
+        block_q: Queries of one grid step of the forward kernel.
+        block_kv: Keys and values held in VMEM at a time; all of them if that many.
+        block_kv_compute: Keys of one block of scores; it should divide `block_q`.
+        unroll: Blocks of scores in one round of the loop: more can overlap, and compile longer.
+        backward_q: Queries held in VMEM at a time by the backward kernel.
+        backward_q_compute: Queries of one block of scores there; it should divide `backward_kv`.
+        backward_kv: Keys of one grid step of the backward kernel.
+    """
+
+    block_q: int = 512
+    block_kv: int = 2048
+    block_kv_compute: int = 512
+    unroll: int = 1
+    backward_q: int = 2048
+    backward_q_compute: int = 512
+    backward_kv: int = 512
+
+    def cut_to(self, sees: Visibility) -> "FlashBlocks":
+        """These blocks for this problem: no longer than its sequences, the large ones multiples."""
+        q_tokens, kv_tokens = (round_up(n, LANES) for n in (sees.q_len, sees.kv_len))
+        block_q, compute = min(self.block_q, q_tokens), min(self.block_kv_compute, kv_tokens)
+        backward_kv = min(self.backward_kv, kv_tokens)
+        backward_compute = min(self.backward_q_compute, q_tokens)
+        if sees.mask is not None:
+            size = sees.mask.block_size
+            block_q = compute = backward_kv = backward_compute = size
+        step = math.lcm(block_q, compute) if sees.causal else compute
+        backward_step = math.lcm(backward_kv, backward_compute)
+        return FlashBlocks(
+            block_q=block_q,
+            block_kv=min(round_up(self.block_kv, step), round_up(kv_tokens, step)),
+            block_kv_compute=compute,
+            unroll=self.unroll,
+            backward_q=min(
+                round_up(self.backward_q, backward_step), round_up(q_tokens, backward_step)
+            ),
+            backward_q_compute=backward_compute,
+            backward_kv=backward_kv,
+        )
+
+
+class SegmentIds(NamedTuple):
+    """Numbers that keep packed documents apart: (B, q_len) and (B, kv_len)."""
+
+    q: jax.Array
+    kv: jax.Array
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The static part of one call.
+
+    Attributes:
+        sees: Which keys a query sees, and how many there are of both.
+        scale: Of the scores, before the cap.
+        soft_cap: Scores are bent to stay within ± this.
+        heads: Of the queries.
+        kv_heads: Of keys and values.
+        width: Of one head, without padding.
+        dtype: Of queries, keys and values.
+    """
+
+    sees: Visibility
+    scale: float
+    soft_cap: float | None
+    heads: int
+    kv_heads: int
+    width: int
+    dtype: Any
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def padded_width(self) -> int:
+        """Of one head as kernels see it: whole lanes."""
+        return round_up(self.width, LANES)
+
+    @property
+    def query_factor(self) -> float:
+        """What queries are multiplied by, so that scores come out ready for exp2 or for the cap."""
+        return self.scale * LOG2_E if self.soft_cap is None else self.scale / self.soft_cap
+
+    @property
+    def precision(self) -> Any:
+        """Of the products: float32 arrays are not to be rounded to bfloat16 on the way."""
+        return jax.lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
+
+
+def to_rows(x: jax.Array, *, tokens: int) -> jax.Array:
+    """(B, S, H, D) as (B, tokens, H * padded D): what a projection makes, so often no copy."""
+    batch, length, heads, width = x.shape
+    padding = round_up(width, LANES) - width
+    if padding or tokens != length:
+        x = jnp.pad(x, ((0, 0), (0, tokens - length), (0, 0), (0, padding)))
+    return x.reshape(batch, tokens, heads * (width + padding))
+
+
+def from_rows(x: jax.Array, *, tokens: int, heads: int, width: int) -> jax.Array:
+    """The inverse of `to_rows`."""
+    batch, length, _ = x.shape
+    return x.reshape(batch, length, heads, -1)[:, :tokens, :, :width]
+
+
+def pad_tokens(x: jax.Array, tokens: int, *, axis: int, fill: int = 0) -> jax.Array:
+    """Append `fill` along `axis` up to `tokens`."""
+    missing = tokens - x.shape[axis]
+    if not missing:
+        return x
+    widths = [(0, missing if number == axis else 0) for number in range(x.ndim)]
+    return jnp.pad(x, widths, constant_values=fill)
+
+
+def matmul(a: Any, b: Any, *, contract: tuple[int, int], precision: Any) -> Any:
+    """A product that sums in float32 over axis `contract[0]` of a and `contract[1]` of b."""
+    dimensions = (((contract[0],), (contract[1],)), ((), ()))
+    return jax.lax.dot_general(
+        a, b, dimensions, precision=precision, preferred_element_type=jnp.float32
+    )

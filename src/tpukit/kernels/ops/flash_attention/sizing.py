@@ -1,0 +1,173 @@
+"""How much VMEM blocks take, and which blocks are tried, tuned or taken by default."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ....errors import TPUKernelError
+from ...blocks.tiling import round_up
+from ...blocks.vmem import vmem_capacity_bytes
+from ...registry.op import KernelCase
+from .problem import LANES, FlashBlocks, Problem
+from .visibility import BlockMask, Visibility
+
+SUBLANES = 8
+# Of the static timing of causal bfloat16 heads of 128 (benchmarks/attention_static.py): large
+# blocks of queries spare the MXU reloads of keys.
+PREFERRED = FlashBlocks(
+    block_q=2048,
+    block_kv=8192,
+    block_kv_compute=256,
+    backward_q=8192,
+    backward_q_compute=512,
+    backward_kv=1024,
+)
+# Where nobody knows the generation: small enough for the 16 MiB of the oldest.
+SAFE = FlashBlocks()
+
+
+def problem_of(case: KernelCase) -> Problem:
+    """The problem that a case of the op states."""
+    q, k = case.arguments[:2]
+    return make_problem(q, k, **{name: case.options.get(name) for name in _OPTIONS})
+
+
+_OPTIONS = ("causal", "window", "mask", "soft_cap", "scale")
+
+
+def make_problem(
+    q: Any,
+    k: Any,
+    *,
+    causal: bool | None = True,
+    window: int | None = None,
+    mask: BlockMask | None = None,
+    soft_cap: float | None = None,
+    scale: float | None = None,
+) -> Problem:
+    """The static part of a call with queries (B, S, H, D) and keys (B, S, KV, D)."""
+    seen = Visibility(q.shape[1], k.shape[1], causal is not False, window, mask)
+    return Problem(
+        sees=seen,
+        scale=q.shape[3] ** -0.5 if scale is None else scale,
+        soft_cap=soft_cap,
+        heads=q.shape[2],
+        kv_heads=k.shape[2],
+        width=q.shape[3],
+        dtype=jnp.dtype(q.dtype),
+    )
+
+
+def case_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> KernelCase:
+    """The case that a call is."""
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v))
+    return KernelCase("call", shapes, options)
+
+
+def bucket(case: KernelCase) -> str:
+    """What decides the best blocks: dtype, head width, lengths as powers of two, and the mask."""
+    problem = problem_of(case)
+    sees = problem.sees
+    lengths = [1 << (max(n, LANES) - 1).bit_length() for n in (sees.q_len, sees.kv_len)]
+    kind = f"window{sees.window}" if sees.window else "causal" if sees.causal else "full"
+    sparse = f"_blocks{sees.mask.block_size}" if sees.mask else ""
+    name = problem.dtype.name
+    return f"{name}_{kind}{sparse}_q{lengths[0]}_kv{lengths[1]}_d{problem.padded_width}"
+
+
+def vmem_bytes(case: KernelCase, blocks: FlashBlocks) -> int:
+    """Of the larger of the two kernels; the backward one cuts its keys to what fits."""
+    problem = problem_of(case)
+    turns = bool(case.options.get("rope"))
+    return max(forward_bytes(problem, blocks, rope=turns), backward_bytes(problem, blocks, keys=0))
+
+
+def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) -> int:
+    """VMEM of the forward kernel: windows twice, scratch once, and two blocks of scores."""
+    blocks, width, item = blocks.cut_to(problem.sees), problem.padded_width, problem.dtype.itemsize
+    rows, held = blocks.block_q, blocks.block_kv
+    windows = 2 * (2 * rows * width * item + 2 * held * width * item + SUBLANES * rows * 4)
+    scratch = rows * width * (item + 4) + 3 * rows * LANES * 4
+    if rope:
+        windows += 2 * 2 * (rows + held) * width * 4
+        scratch += held * width * item
+    return windows + scratch + 2 * rows * blocks.block_kv_compute * 4
+
+
+def backward_bytes(problem: Problem, blocks: FlashBlocks, *, keys: int) -> int:
+    """VMEM of the backward kernel when it sums the gradients of that many keys at a time."""
+    blocks, width, item = blocks.cut_to(problem.sees), problem.padded_width, problem.dtype.itemsize
+    held, columns = blocks.backward_q, blocks.backward_kv
+    windows = 2 * (4 * held * width * item + 4 * columns * width * item + SUBLANES * held * 4)
+    scratch = held * width * (item + 4) + SUBLANES * held * 4 + columns * LANES * 4
+    sums = 2 * max(round_up(keys, columns), columns) * width * 4
+    return windows + scratch + sums + 3 * columns * blocks.backward_q_compute * 4
+
+
+def keys_at_a_time(problem: Problem, blocks: FlashBlocks, chip: str | None) -> int:
+    """How many keys the backward kernel takes in one call: as many as its sums fit in VMEM."""
+    cut = blocks.cut_to(problem.sees)
+    step = cut.backward_kv
+    # A fifth is the compiler's, for registers it spills.
+    room = vmem_capacity_bytes(chip) * 4 // 5 - backward_bytes(problem, blocks, keys=step)
+    further = max(0, room // (2 * problem.padded_width * 4 * step))
+    return min((1 + further) * step, round_up(problem.sees.kv_len, step))
+
+
+def default_blocks(case: KernelCase, chip: str | None) -> FlashBlocks:
+    """The preferred blocks, halved until they fit the chip, and cut to the sequences.
+
+    Where the chip is not known they are small.
+
+    Raises:
+        TPUKernelError: Even the smallest blocks do not fit, because heads are too wide.
+    """
+    blocks = SAFE if chip is None else PREFERRED
+    capacity = vmem_capacity_bytes(chip) * 4 // 5
+    while vmem_bytes(case, blocks) > capacity:
+        smaller = _halved(blocks)
+        if smaller == blocks:
+            raise TPUKernelError(
+                f"heads of {problem_of(case).width} do not fit in the VMEM of "
+                f"{chip or 'every generation'} even in blocks of {LANES}; use "
+                "implementation='xla', or split the heads."
+            )
+        blocks = smaller
+    return blocks.cut_to(problem_of(case).sees)
+
+
+def _halved(blocks: FlashBlocks) -> FlashBlocks:
+    halves = {
+        name: value if name == "unroll" else max(LANES, value // 2)
+        for name, value in blocks.to_dict().items()
+    }
+    return dataclasses.replace(blocks, **halves)
+
+
+def block_space(case: KernelCase, chip: str) -> Iterator[FlashBlocks]:
+    """Candidates for the tuner: forward sizes and backward sizes are varied one after the other."""
+    base = default_blocks(case, chip)
+    capacity = vmem_capacity_bytes(chip)
+    seen: set[FlashBlocks] = set()
+    sees = problem_of(case).sees
+    # Of 4096 queries the staircase is so long (39,000 bundles on v5e) that the core fetches as many
+    # as it runs, and static timing, which likes it by a tenth, does not see the fetching.
+    forward = [
+        {"block_q": q, "block_kv_compute": compute, "unroll": unroll}
+        for q in (512, 1024, 2048)
+        for compute in (256, 512, 1024)
+        for unroll in (1, 2)
+    ]
+    backward = [
+        {"backward_kv": columns, "backward_q_compute": compute}
+        for columns in (512, 1024, 2048)
+        for compute in (256, 512, 1024)
+    ]
+    for sizes in [{}, *forward, *backward]:
+        blocks = dataclasses.replace(base, **sizes).cut_to(sees)
+        if blocks not in seen and vmem_bytes(case, blocks) <= capacity:
+            seen.add(blocks)
+            yield blocks

@@ -1,0 +1,168 @@
+"""Which keys a query sees, and so which blocks of scores are computed whole, masked or never."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from ....errors import TPUKernelError
+
+# Positions inside kernels are traced, those that shape a grid are plain integers: both go here.
+Position = int | Any
+
+
+class Span(NamedTuple):
+    """Blocks from `first` up to `end`; those from `full_first` up to `full_end` need no mask."""
+
+    first: Position
+    full_first: Position
+    full_end: Position
+    end: Position
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """Which blocks of the score matrix exist: a static block-sparse pattern.
+
+    Attributes:
+        blocks: One row for each block of queries, one value for each block of keys.
+        block_size: Tokens of a block, a multiple of 128.
+    """
+
+    blocks: tuple[tuple[bool, ...], ...]
+    block_size: int
+
+    @classmethod
+    def from_array(cls, blocks: Any, *, block_size: int) -> "BlockMask":
+        """From a two-dimensional array of booleans that is known while tracing.
+
+        Raises:
+            TPUKernelError: The array is traced or not two-dimensional, or the size no
+                multiple of 128.
+        """
+        if isinstance(blocks, Tracer):
+            raise TPUKernelError(
+                "a block mask decides which blocks are computed, so it must be known while "
+                "tracing and it is a traced array; pass a numpy array or a BlockMask."
+            )
+        array = np.asarray(blocks, dtype=bool)
+        if array.ndim != 2 or not array.size:
+            raise TPUKernelError(
+                f"a block mask has one row of booleans for each block of queries, and this one "
+                f"has shape {array.shape}; pass (query blocks, key blocks)."
+            )
+        if block_size < 1 or block_size % 128:
+            raise TPUKernelError(
+                f"blocks of {block_size} tokens cannot be tiled; use a multiple of 128."
+            )
+        return cls(tuple(tuple(map(bool, row)) for row in array), block_size)
+
+    def to_array(self) -> np.ndarray:
+        """The blocks as booleans."""
+        return np.array(self.blocks, dtype=bool)
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Query i sees key j; both count from 0, as in `jax.nn.dot_product_attention`.
+
+    Attributes:
+        q_len: Queries.
+        kv_len: Keys.
+        causal: Whether j must not lie after i.
+        window: How many keys back a query sees, itself included; needs `causal`.
+        mask: Further blocks to leave out.
+    """
+
+    q_len: int
+    kv_len: int
+    causal: bool = True
+    window: int | None = None
+    mask: BlockMask | None = None
+
+    @property
+    def padding_shows(self) -> bool:
+        """Whether padding behind the last key would be seen if nothing masked it."""
+        return not (self.causal and self.q_len <= self.kv_len)
+
+    def keys_of(self, row: Position, rows: int, *, block: int) -> Span:
+        """Blocks of keys that queries `row` up to `row + rows` see."""
+        end, full_end = self.kv_len, self.kv_len
+        first: Position = 0
+        full_first: Position = 0
+        if self.causal:
+            end, full_end = minimum(end, row + rows), minimum(full_end, row + 1)
+        if self.window is not None:
+            first = maximum(0, row - self.window + 1)
+            full_first = maximum(0, row + rows - self.window)
+        return _blocks(first, full_first, full_end, end, block)
+
+    def queries_of(self, column: Position, columns: int, *, block: int) -> Span:
+        """Blocks of queries that see any of the keys `column` up to `column + columns`."""
+        first: Position = 0
+        full_first: Position = 0
+        end: Position = self.q_len
+        full_end: Position = ceil_div(self.q_len, block) * block
+        if self.causal:
+            first, full_first = minimum(end, column), column + columns - 1
+        if self.window is not None:
+            end = minimum(end, column + columns + self.window - 1)
+            full_end = minimum(full_end, column + self.window)
+        if self.padding_shows:
+            full_end = choose(column + columns > self.kv_len, 0, full_end)
+        return _blocks(first, full_first, full_end, end, block)
+
+    def token_mask(self, dtype: Any = bool) -> np.ndarray:
+        """The whole (q_len, kv_len) mask, for references and tests."""
+        distance = np.arange(self.q_len)[:, None] - np.arange(self.kv_len)[None, :]
+        seen = np.ones((self.q_len, self.kv_len), bool)
+        if self.causal:
+            seen &= distance >= 0
+        if self.window is not None:
+            seen &= distance < self.window
+        if self.mask is not None:
+            size = self.mask.block_size
+            grown = self.mask.to_array().repeat(size, 0).repeat(size, 1)
+            seen &= grown[: self.q_len, : self.kv_len]
+        return seen.astype(dtype)
+
+
+def _blocks(
+    first: Position, full_first: Position, full_end: Position, end: Position, block: int
+) -> Span:
+    """Positions of tokens as blocks, the four in order."""
+    stop = ceil_div(end, block)
+    begin = minimum(floor_div(first, block), stop)
+    inner = minimum(maximum(ceil_div(full_first, block), begin), stop)
+    outer = minimum(maximum(floor_div(full_end, block), inner), stop)
+    return Span(begin, inner, outer, stop)
+
+
+def minimum(a: Position, b: Position) -> Position:
+    """The smaller one, of integers or traced scalars."""
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
+
+
+def maximum(a: Position, b: Position) -> Position:
+    """The larger one, of integers or traced scalars."""
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.maximum(a, b)
+
+
+def choose(condition: Any, yes: Position, no: Position) -> Position:
+    """`yes` if the condition holds, of integers or traced scalars."""
+    return (
+        (yes if condition else no) if isinstance(condition, bool) else jnp.where(condition, yes, no)
+    )
+
+
+def floor_div(a: Position, b: int) -> Position:
+    """Quotient of a position, which is never negative: so no code to round towards -inf."""
+    return a // b if isinstance(a, int) else jax.lax.div(a, jnp.int32(b))
+
+
+def ceil_div(a: Position, b: int) -> Position:
+    """Quotient rounded up."""
+    return floor_div(a + b - 1, b)

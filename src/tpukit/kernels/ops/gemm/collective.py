@@ -1,0 +1,91 @@
+"""A matmul over a mesh axis that gathers its rows while it multiplies those it has.
+
+Every device holds a part of a's rows and a part of b's columns. Instead of an all-gather of a and
+one product, each step multiplies the rows at hand while they travel to the neighbour: half of them
+one way around the ring, half the other, so that both directions of every link are used.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
+
+from ....errors import MeshError, ShardingError, did_you_mean
+
+Multiply = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def collective_matmul(
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    mesh: Mesh | AbstractMesh | None,
+    axis: str | None,
+    multiply: Multiply,
+) -> jax.Array:
+    """`a @ b` with a's rows and b's columns split over `axis`; so are the result's columns.
+
+    Args:
+        a: (M, K).
+        b: (K, N).
+        mesh: None takes the one in use (`jax.set_mesh`).
+        axis: Of the mesh.
+        multiply: The product of the parts on one device.
+
+    Raises:
+        MeshError: There is no mesh, or no such axis.
+        ShardingError: Rows or columns cannot be split.
+    """
+    in_use = mesh if mesh is not None else jax.sharding.get_abstract_mesh()
+    if in_use.empty or axis is None:
+        raise MeshError(
+            f"A collective matmul needs a mesh and one of its axes, and got mesh={mesh} and "
+            f"axis={axis!r}; pass both, or tpu_strategy='auto'."
+        )
+    names = tuple(str(name) for name in in_use.axis_names)
+    if axis not in names:
+        raise MeshError(
+            f"The mesh has no axis {axis!r}; it has {', '.join(names)}." + did_you_mean(axis, names)
+        )
+    ways = in_use.shape[axis]
+    for what, size in (("rows of a", a.shape[0]), ("columns of b", b.shape[1])):
+        if size % ways:
+            raise ShardingError(
+                f"{size} {what} cannot be split over '{axis}'={ways}; pad them to "
+                f"{-(-size // ways) * ways}, or use tpu_strategy='auto'."
+            )
+    mapped: Any = jax.shard_map(
+        partial(_ring, axis=axis, ways=ways, multiply=multiply),
+        mesh=in_use,
+        in_specs=(P(axis), P(None, axis)),
+        out_specs=P(None, axis),
+        axis_names={axis},
+    )
+    return mapped(a, b)
+
+
+def _ring(a: jax.Array, b: jax.Array, *, axis: str, ways: int, multiply: Multiply) -> jax.Array:
+    here = jax.lax.axis_index(axis)
+    rows = a.shape[0]
+    # With two devices both ways lead to the same neighbour, and one row cannot be halved.
+    half = rows // 2 if ways > 2 and rows > 1 else rows
+    streams = [(a[:half], 0, 1), (a[half:], half, -1)] if half < rows else [(a, 0, 1)]
+    out: jax.Array | None = None
+    for step in range(ways):
+        travelling: list[tuple[jax.Array, int, int]] = []
+        for part, offset, way in streams:
+            if step < ways - 1:
+                ring = [(device, (device + way) % ways) for device in range(ways)]
+                travelling.append((jax.lax.ppermute(part, axis, ring), offset, way))
+            product = multiply(part, b)
+            if out is None:
+                out = jnp.zeros_like(product, shape=(ways * rows, b.shape[1]))
+            source = (here - way * step) % ways
+            out = jax.lax.dynamic_update_slice_in_dim(out, product, source * rows + offset, axis=0)
+        streams = travelling
+    assert out is not None
+    return out

@@ -1,0 +1,65 @@
+"""The quantized matmul op: its implementations, and the shapes it is judged at."""
+
+import jax
+import jax.numpy as jnp
+
+from ...blocks.tiling import LANES
+from ...registry.op import KernelCase, Op
+from .activations import Activations
+from .api import IMPLEMENTATIONS, OP_NAME, XLA, quantized_matmul_arrays
+from .blocks import block_space, bucket, default_blocks, vmem_bytes
+from .packing import INT4_GROUP
+from .weight import FP8, INT4_PER_WORD, VQ_LENGTH, WeightFormat
+
+
+def _case(
+    format: WeightFormat,
+    rows: int,
+    width: int,
+    columns: int,
+    *,
+    activations: Activations = "bfloat16",
+    entries: int = 128,
+    stages: int = 1,
+) -> KernelCase:
+    shapes = {
+        "int8": ((width, columns), jnp.int8),
+        "fp8": ((width, columns), FP8),
+        "int4": ((width // INT4_PER_WORD, columns), jnp.int32),
+        "vq": ((stages, width // VQ_LENGTH, columns), jnp.uint8),
+    }
+    groups = width // INT4_GROUP if format == "int4" else 1
+    arrays = [((rows, width), jnp.bfloat16), shapes[format], ((groups, columns), jnp.float32)]
+    name = format
+    if format == "vq":
+        arrays.append(((stages, entries // LANES, LANES), jnp.int32))
+        name = f"vq{stages}x{entries}"
+    return KernelCase(
+        f"{name}_{activations}_{rows}x{width}x{columns}",
+        tuple(jax.ShapeDtypeStruct(*array) for array in arrays),
+        {"format": format, "activations": activations},
+    )
+
+
+OP = Op(
+    name=OP_NAME,
+    function=quantized_matmul_arrays,
+    implementations=IMPLEMENTATIONS,
+    cases=(
+        _case("int8", 32, 512, 512),
+        _case("int8", 32, 512, 512, activations="int8"),
+        _case("int4", 32, 512, 512),
+        _case("fp8", 32, 512, 512),
+        _case("vq", 32, 512, 512),
+        _case("vq", 32, 512, 512, entries=256, activations="int8"),
+        _case("int8", 16, 4096, 14336),
+        _case("int4", 16, 4096, 14336),
+        _case("vq", 16, 4096, 14336),
+        _case("int4", 2048, 4096, 14336),
+    ),
+    block_space=block_space,
+    vmem_bytes=vmem_bytes,
+    default_blocks=default_blocks,
+    on_gpu=XLA,
+    bucket=bucket,
+)

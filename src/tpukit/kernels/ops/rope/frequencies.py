@@ -1,0 +1,123 @@
+"""Rotary frequencies, and the published ways to stretch them to a longer context."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from ....errors import TPUKernelError, did_you_mean
+
+Kind = Literal["linear", "dynamic", "llama3", "yarn"]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How frequencies are stretched to a longer context than the model was trained on.
+
+    Attributes:
+        kind: "linear" divides every frequency by `factor`. "dynamic" (NTK) raises the base with
+            the length. "llama3" leaves short wavelengths alone, divides long ones and blends
+            between. "yarn" does so by the number of turns, and scales the scores as well.
+        factor: How many times longer.
+        original_max_seq_len: What the model was trained on.
+        low_freq_factor: llama3: wavelengths above the original length over this are divided.
+        high_freq_factor: llama3: those below the original length over this are kept.
+        beta_fast: yarn: channels that turn more often than this are kept.
+        beta_slow: yarn: those that turn less often than this are divided.
+        attention_factor: yarn: what the tables are multiplied by; None takes the paper's.
+    """
+
+    kind: Kind = "linear"
+    factor: float = 1.0
+    original_max_seq_len: int = 8192
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        kinds = get_args(Kind)
+        if self.kind not in kinds:
+            raise TPUKernelError(
+                f"RoPE scaling {self.kind!r} is not known; expected one of {', '.join(kinds)}."
+                + did_you_mean(self.kind, kinds)
+            )
+        if self.factor <= 0:
+            raise TPUKernelError(f"The RoPE scaling factor is {self.factor}; it must be above 0.")
+
+    @property
+    def table_scale(self) -> float:
+        """What sines and cosines are multiplied by."""
+        if self.kind != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+
+
+def rope_frequencies(
+    head_dim: int,
+    *,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    length: int | None = None,
+) -> np.ndarray:
+    """Radians per position for each of the `head_dim / 2` channel pairs, in float64.
+
+    Args:
+        head_dim: Channels of a head.
+        theta: The base.
+        scaling: How to stretch them; None leaves them.
+        length: Of the sequence, which dynamic scaling depends on.
+
+    Raises:
+        TPUKernelError: The head has an odd number of channels, or a length is missing.
+    """
+    if head_dim % 2:
+        raise TPUKernelError(
+            f"RoPE turns pairs of channels and the head has {head_dim}; it must be even."
+        )
+    if scaling is not None and scaling.kind == "dynamic":
+        theta = _raised_base(head_dim, theta, scaling, length)
+    frequencies = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    if scaling is None or scaling.kind == "dynamic":
+        return frequencies
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    if scaling.kind == "yarn":
+        kept = _kept_by_turns(head_dim, theta, scaling)
+    else:
+        kept = _kept_by_wavelength(frequencies, scaling)
+    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
+def _raised_base(head_dim: int, theta: float, scaling: RopeScaling, length: int | None) -> float:
+    if length is None:
+        raise TPUKernelError(
+            "Dynamic RoPE scaling depends on the length of the sequence and none was given; give "
+            "length=, or use linear, llama3 or yarn."
+        )
+    longer = max(length, scaling.original_max_seq_len) / scaling.original_max_seq_len
+    return theta * (scaling.factor * longer - (scaling.factor - 1)) ** (head_dim / (head_dim - 2))
+
+
+def _kept_by_wavelength(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+    """1 where a frequency is kept, 0 where it is divided, between the two a line in turns."""
+    turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
+    spread = scaling.high_freq_factor - scaling.low_freq_factor
+    return np.clip((turns - scaling.low_freq_factor) / spread, 0.0, 1.0)
+
+
+def _kept_by_turns(head_dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
+    """The ramp of the YaRN paper, over channel numbers rounded outwards as its authors do."""
+
+    def channel(turns: float) -> float:
+        wavelength = scaling.original_max_seq_len / (turns * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(theta))
+
+    first = max(math.floor(channel(scaling.beta_fast)), 0)
+    last = min(math.ceil(channel(scaling.beta_slow)), head_dim - 1)
+    channels = np.arange(head_dim // 2, dtype=np.float64)
+    return 1 - np.clip((channels - first) / max(last - first, 1e-3), 0.0, 1.0)

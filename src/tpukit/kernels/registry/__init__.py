@@ -1,0 +1,1 @@
+"""What an op is, where it is registered, and which implementation runs."""

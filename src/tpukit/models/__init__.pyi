@@ -1,0 +1,41 @@
+# Written by `make format` from the list in __init__.py.
+
+from .execution import Execution as Execution
+from .huggingface.weights import ImportedModel as ImportedModel
+from .huggingface.weights import export_huggingface as export_huggingface
+from .huggingface.weights import import_huggingface as import_huggingface
+from .loss.chunked import chunked_next_token_loss as chunked_next_token_loss
+from .loss.loss import WeightedLoss as WeightedLoss
+from .loss.loss import next_token_loss as next_token_loss
+from .presets import Preset as Preset
+from .presets import get_preset as get_preset
+from .presets import list_presets as list_presets
+from .remat.gradient_checkpointing import (
+    enable_gradient_checkpointing as enable_gradient_checkpointing,
+)
+from .remat.policy import RematPolicy as RematPolicy
+from .transformer.accounting import FlopsPerToken as FlopsPerToken
+from .transformer.accounting import ParameterCount as ParameterCount
+from .transformer.config import RopeScaling as RopeScaling
+from .transformer.config import TransformerConfig as TransformerConfig
+from .transformer.model import Transformer as Transformer
+
+__all__ = [
+    "Execution",
+    "FlopsPerToken",
+    "ImportedModel",
+    "ParameterCount",
+    "Preset",
+    "RematPolicy",
+    "RopeScaling",
+    "Transformer",
+    "TransformerConfig",
+    "WeightedLoss",
+    "chunked_next_token_loss",
+    "enable_gradient_checkpointing",
+    "export_huggingface",
+    "get_preset",
+    "import_huggingface",
+    "list_presets",
+    "next_token_loss",
+]

@@ -1,0 +1,245 @@
+"""Hugging Face weights of the Llama family in and out, one parameter at a time."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ...errors import TPUModelError
+from ..adapters import TransformerAdapter
+from ..execution import Execution
+from ..transformer.config import TransformerConfig
+from ..transformer.model import Transformer
+from .config import config_to_huggingface
+from .names import TensorEntry, huggingface_tensors
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+DEFAULT_SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A transformer and its parameters, in the tree that a workload's state has.
+
+    Without `shardings` the parameters are numpy arrays on the host.
+    """
+
+    config: TransformerConfig
+    params: dict[str, Any]
+
+    def module(self, execution: Execution | None = None) -> Transformer:
+        """The parameters as an nnx module that can be called."""
+        return TransformerAdapter(self.config).module(self.params, execution or Execution())
+
+
+def import_huggingface(
+    folder: str | Path,
+    *,
+    config: TransformerConfig | None = None,
+    dtype: Any = None,
+    shardings: Any = None,
+) -> ImportedModel:
+    """Read `config.json` and the safetensors of a Hugging Face folder.
+
+    At any time the host holds one stacked parameter besides what was read before; with
+    `shardings` each parameter moves to its devices as soon as it is complete.
+
+    Args:
+        folder: Holds `config.json` and `model.safetensors`, or the shards and their index.
+        config: Instead of `config.json`.
+        dtype: Of the parameters; as stored by default.
+        shardings: A tree like the parameters, such as `workload.layout(mesh).shardings`.
+
+    Raises:
+        TPUModelError: A file or tensor is missing, has another shape than the configuration
+            says, or the architecture is not supported.
+    """
+    folder = Path(folder)
+    if config is None:
+        config = TransformerConfig.from_huggingface(_read_json(folder / "config.json"))
+    params: dict[str, Any] = {}
+    with ExitStack() as stack:
+        tensors = _OpenTensors(folder, stack)
+        for path, entries in itertools.groupby(huggingface_tensors(config), key=_path_of):
+            value = _assemble(tensors, list(entries), config, dtype)
+            place = None if shardings is None else _look_up(shardings, path)
+            _put(params, path, value if place is None else jax.device_put(value, place))
+    return ImportedModel(config, params)
+
+
+def export_huggingface(
+    params: Mapping[str, Any],
+    config: TransformerConfig,
+    folder: str | Path,
+    *,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+) -> list[Path]:
+    """Write parameters as a folder that Hugging Face (and `import_huggingface`) reads.
+
+    Args:
+        params: The parameters of the reference transformer; sharded arrays are gathered one at
+            a time.
+        config: What they are the parameters of.
+        folder: Made if it is not there.
+        max_shard_bytes: Weights past this size go into several files with an index.
+
+    Returns:
+        The safetensors files written.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    shards: list[dict[str, np.ndarray]] = [{}]
+    sizes = [0]
+    written: list[Path] = []
+    where: dict[str, int] = {}
+    for name, tensor in _tensors_of(params, config):
+        if shards[-1] and sizes[-1] + tensor.nbytes > max_shard_bytes:
+            written.append(_write_shard(folder, len(written), shards.pop()))
+            shards.append({})
+            sizes.append(0)
+        shards[-1][name] = tensor
+        sizes[-1] += tensor.nbytes
+        where[name] = len(written)
+    written.append(_write_shard(folder, len(written), shards.pop()))
+    names = _final_names(len(written))
+    written = [part.rename(folder / name) for part, name in zip(written, names, strict=True)]
+    if len(written) > 1:
+        index = {
+            "metadata": {"total_size": sum(sizes)},
+            "weight_map": {name: names[shard] for name, shard in where.items()},
+        }
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config_to_huggingface(config), indent=2) + "\n")
+    return written
+
+
+class _OpenTensors:
+    """The tensors of a folder by name; files are opened once, tensors read when asked for."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        if (folder / INDEX_FILE).exists():
+            self.file_of: dict[str, str] = _read_json(folder / INDEX_FILE)["weight_map"]
+        elif (folder / SINGLE_FILE).exists():
+            self.file_of = {}
+        else:
+            raise TPUModelError(
+                f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; point to a folder of "
+                "safetensors weights (pickled .bin weights are not read)."
+            )
+        self.files: dict[str, Any] = {}
+        names = set(self.file_of.values()) or {SINGLE_FILE}
+        for name in sorted(names):
+            try:
+                opened = stack.enter_context(safe_open(folder / name, framework="numpy"))
+            except (SafetensorError, FileNotFoundError) as error:
+                raise TPUModelError(
+                    f"{folder / name} cannot be read as safetensors ({error}); download it again."
+                ) from None
+            self.files[name] = opened
+            if not self.file_of:
+                self.file_of = dict.fromkeys(opened.keys(), name)
+
+    def read(self, entry: TensorEntry, config: TransformerConfig) -> np.ndarray:
+        if entry.name not in self.file_of:
+            raise TPUModelError(
+                f"tensor '{entry.name}' is not in {self.folder}; the weights are incomplete, or "
+                f"not those of a transformer with {config.n_layers} layers as config.json says."
+            )
+        try:
+            tensor = self.files[self.file_of[entry.name]].get_tensor(entry.name)
+        except SafetensorError as error:
+            raise TPUModelError(
+                f"tensor '{entry.name}' cannot be read from {self.file_of[entry.name]} ({error}); "
+                "the index and the file do not belong together."
+            ) from None
+        if tensor.shape != entry.stored_shape:
+            raise TPUModelError(
+                f"tensor '{entry.name}' has shape {tensor.shape} and config.json makes it "
+                f"{entry.stored_shape}; weights and configuration do not belong together."
+            )
+        return tensor.T if entry.transposed else tensor
+
+
+def _assemble(
+    tensors: _OpenTensors, entries: list[TensorEntry], config: TransformerConfig, dtype: Any
+) -> np.ndarray:
+    first = tensors.read(entries[0], config)
+    target = np.dtype(dtype or first.dtype)
+    if not entries[0].index:
+        return np.ascontiguousarray(first, dtype=target)
+    stack = tuple(size + 1 for size in entries[-1].index)
+    whole = np.empty((*stack, *first.shape), target)
+    whole[entries[0].index] = first
+    for entry in entries[1:]:
+        whole[entry.index] = tensors.read(entry, config)
+    return whole
+
+
+def _tensors_of(
+    params: Mapping[str, Any], config: TransformerConfig
+) -> Iterator[tuple[str, np.ndarray]]:
+    for path, entries in itertools.groupby(huggingface_tensors(config), key=_path_of):
+        value = np.asarray(_look_up(params, path))
+        for entry in entries:
+            part = value[entry.index]
+            if part.shape != entry.shape:
+                raise TPUModelError(
+                    f"parameter '{path}' holds {part.shape} for '{entry.name}' and the config "
+                    f"makes it {entry.shape}; parameters and configuration do not belong together."
+                )
+            yield entry.name, np.ascontiguousarray(part.T if entry.transposed else part)
+
+
+def _write_shard(folder: Path, place: int, tensors: dict[str, np.ndarray]) -> Path:
+    # The final name says how many files there are, which is known only at the end.
+    path = folder / f".writing-{place}.safetensors"
+    save_file(tensors, path, metadata={"format": "pt"})
+    return path
+
+
+def _final_names(count: int) -> list[str]:
+    if count == 1:
+        return [SINGLE_FILE]
+    return [f"model-{place:05d}-of-{count:05d}.safetensors" for place in range(1, count + 1)]
+
+
+def _path_of(entry: TensorEntry) -> str:
+    return entry.path
+
+
+def _look_up(tree: Any, path: str) -> Any:
+    for word in path.split("/"):
+        if not isinstance(tree, Mapping) or word not in tree:
+            raise TPUModelError(
+                f"the parameters have no '{path}'; they are not those of this transformer."
+            )
+        tree = tree[word]
+    return tree
+
+
+def _put(tree: dict[str, Any], path: str, value: Any) -> None:
+    *parents, leaf = path.split("/")
+    for word in parents:
+        tree = tree.setdefault(word, {})
+    tree[leaf] = value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise TPUModelError(
+            f"{path} is not there; a Hugging Face folder holds config.json beside its weights."
+        ) from None
+    except json.JSONDecodeError as error:
+        raise TPUModelError(f"{path} is not JSON ({error}); download it again.") from None

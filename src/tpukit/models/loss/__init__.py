@@ -1,0 +1,1 @@
+"""Losses, whole or in chunks."""

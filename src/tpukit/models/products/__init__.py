@@ -1,0 +1,1 @@
+"""Matrix products of a model in eight bits."""

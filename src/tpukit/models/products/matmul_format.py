@@ -1,0 +1,75 @@
+"""In which format a model's products are made, and where there is a unit for it."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from ...errors import TPUModelError
+from ...hardware import get_chip, list_chips
+from ...hardware.target import current_target
+from ...kernels.precision import has_fp8
+from .float8 import float8_matmul
+from .int8 import int8_matmul, int8_matmul_throughout
+
+_PRODUCTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "dtype": jnp.matmul,
+    "float8": float8_matmul,
+    "int8": int8_matmul,
+    "int8_throughout": int8_matmul_throughout,
+}
+# The least compute capability of GPUs that multiply them.
+FIRST_GPU = {"float8": 8.9, "int8": 8.0, "int8_throughout": 8.0}
+
+
+def product_in(matmul: str, x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """`x @ matrix` in the format `matmul`, one of those of `TransformerConfig`.
+
+    Raises:
+        TPUModelError: What is traced for has no unit for it.
+    """
+    check_matmul(matmul)
+    return _PRODUCTS[matmul](x, matrix)
+
+
+def check_matmul(matmul: str) -> str | None:
+    """Refuse a format where what is traced for has no such unit; a note where it is imitated.
+
+    Raises:
+        TPUModelError: Naming the chips that have it.
+    """
+    if matmul == "dtype":
+        return None
+    chip = current_target()
+    able = [one.name for one in list_chips() if _has(one.name, matmul)]
+    least = FIRST_GPU[matmul]
+    where = f"TPU {' and '.join(able)}, and GPUs of compute capability {least} or more"
+    if chip is not None:
+        if not _has(chip, matmul):
+            raise TPUModelError(
+                f"{matmul} products were asked for and the matrix unit of {chip} has none; {where} "
+                f"have it. Use {_instead(chip)} here."
+            )
+        return None
+    if jax.default_backend() == "gpu":
+        device = jax.devices()[0]
+        if float(device.compute_capability) < least:
+            raise TPUModelError(
+                f"{matmul} products were asked for and {device.device_kind} (compute capability "
+                f"{device.compute_capability}) has none; {where} have it. Use bfloat16 here."
+            )
+        return None
+    return (
+        f"{matmul} is imitated on {jax.default_backend()}: right numbers, no speed; {where} have it"
+    )
+
+
+def _has(chip: str, matmul: str) -> bool:
+    if matmul == "float8":
+        return has_fp8(chip)
+    return get_chip(chip).peak("int8").value is not None
+
+
+def _instead(chip: str) -> str:
+    narrow = [name for name in ("float8", "int8") if _has(chip, name)]
+    return " or ".join((*narrow, "bfloat16"))

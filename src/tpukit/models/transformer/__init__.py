@@ -1,0 +1,1 @@
+"""The reference transformer: configuration, layers, accounting."""

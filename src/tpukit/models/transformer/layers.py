@@ -1,0 +1,120 @@
+"""Norm, linear and embedding layers that store parameters in one dtype and compute in another."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ...kernels.one_gpu import on_one_gpu
+from ...kernels.ops import embedding_rows
+from ...kernels.ops.layer_norm.reference import layer_norm
+from ...kernels.ops.residual_norm import residual_norm
+from ...kernels.ops.rms_norm.reference import rms_norm
+from ...parallel.sharding.activations import constrain
+from ..products.matmul_format import product_in
+from .config import TransformerConfig
+
+EMBEDDING_STDDEV = 0.02
+
+
+def compute_dtype(config: TransformerConfig) -> jnp.dtype:
+    """The dtype of activations."""
+    return jnp.dtype(config.dtype)
+
+
+class Norm(nnx.Module):
+    """RMSNorm or LayerNorm over the last axis, computed in at least float32."""
+
+    def __init__(self, width: int, config: TransformerConfig) -> None:
+        param_dtype = jnp.dtype(config.param_dtype)
+        self.eps = config.norm_eps
+        self.centred = config.norm == "layernorm"
+        self.scale = nnx.Param(jnp.ones((width,), param_dtype))
+        self.bias = nnx.Param(jnp.zeros((width,), param_dtype)) if self.centred else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise the last axis."""
+        # Not a kernel: XLA splits these over any mesh and fuses them into their neighbours.
+        if self.bias is None:
+            return rms_norm(x, self.scale[...], eps=self.eps)
+        return layer_norm(x, self.scale[...], self.bias[...], eps=self.eps)
+
+    def after(
+        self, x: jax.Array, delta: jax.Array | None, *, gpu_kernels: bool
+    ) -> tuple[jax.Array, jax.Array]:
+        """Add `delta` to the residual stream `x`; return the stream and its norm."""
+        # Added here and not in the kernel: cuBLAS adds as it writes the product that delta is.
+        x = x if delta is None else x + delta
+        if gpu_kernels and not self.centred:
+            return residual_norm(x, None, self.scale[...], eps=self.eps)
+        return x, self(x)
+
+
+class Linear(nnx.Module):
+    """`x @ kernel (+ bias)`, the kernel stored as (inputs, outputs)."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        config: TransformerConfig,
+        *,
+        rngs: nnx.Rngs,
+        use_bias: bool | None = None,
+    ) -> None:
+        param_dtype = jnp.dtype(config.param_dtype)
+        init = nnx.initializers.lecun_normal()
+        self.dtype = compute_dtype(config)
+        self.matmul = config.matmul
+        self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), param_dtype))
+        biased = config.use_bias if use_bias is None else use_bias
+        self.bias = nnx.Param(jnp.zeros((outputs,), param_dtype)) if biased else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., inputs) -> (..., outputs)."""
+        y = self.product(x, self.matrix())
+        return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+
+    def product(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
+        """`x @ matrix` in the format that the configuration asks for."""
+        return product_in(self.matmul, x, matrix)
+
+    def matrix(self) -> jax.Array:
+        """The kernel in the dtype of activations."""
+        return self.kernel[...].astype(self.dtype)
+
+
+def side_by_side(layers: Sequence[Linear], x: jax.Array) -> jax.Array:
+    """What several layers make of `x`, in one product, side by side on the last axis."""
+    # The matrices are written anew in the dtype of activations: side by side costs nothing.
+    matrices = jnp.concatenate([layer.matrix() for layer in layers], axis=1)
+    y = layers[0].product(x, matrices)
+    biases = [layer.bias[...] for layer in layers if layer.bias is not None]
+    return y + jnp.concatenate(biases).astype(y.dtype) if biases else y
+
+
+class Embedding(nnx.Module):
+    """Rows looked up by number; `head` is the same table for the way back."""
+
+    def __init__(self, rows: int, width: int, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        init = nnx.initializers.normal(EMBEDDING_STDDEV)
+        self.dtype = compute_dtype(config)
+        self.lookup = config.embedding_lookup
+        self.embedding = nnx.Param(
+            init(rngs.params(), (rows, width), jnp.dtype(config.param_dtype))
+        )
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """The rows of `ids`."""
+        # Gathered whole over an fsdp axis, as every weight is for use: looking up in slices of
+        # the width would leave activations to be moved from width to batch instead.
+        table = constrain(self.embedding[...].astype(self.dtype), "vocab", None)
+        if self.lookup == "rows":
+            by_kernel = on_one_gpu() and embedding_rows.fits(table)
+            return embedding_rows.rows_of(table, ids) if by_kernel else table[ids]
+        return (ids[..., None] == jnp.arange(table.shape[0])).astype(self.dtype) @ table
+
+    def head(self) -> jax.Array:
+        """The table turned round, (width, rows): times it, activations give logits."""
+        return self.embedding[...].astype(self.dtype).T

@@ -1,0 +1,1 @@
+"""What reads runs and programs: diagnosis, and later monitor, profiler and dashboard."""

@@ -1,0 +1,1 @@
+"""Mixtures of experts: routing, exchange of tokens, placement."""

@@ -1,0 +1,210 @@
+"""The mixture-of-experts feed-forward layer: on one device, on each for its own, or spread out."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from ...errors import ShardingError, TPUValidationError, did_you_mean
+from ..mesh.axes import BATCH_ROLES, axes_with_role
+from ..mesh.manual_axes import (
+    axes_of,
+    axis_size,
+    copy_each,
+    describe_axes,
+    divisors,
+    mesh_in_use,
+)
+from ..mesh.mesh import AnyMesh
+from .dispatch import ACTIVATIONS, ExpertWeights, MoESettings, RoutingMethod, moe_shard
+from .region import manual_axes, region_of
+from .routing import RouterStats, Score
+
+
+def moe_ffn(
+    x: Array,
+    router_w: Array,
+    w_gate: Array | None,
+    w_up: Array,
+    w_down: Array,
+    *,
+    k: int,
+    routing: RoutingMethod = "capacity",
+    capacity_factor: float = 1.25,
+    groups: int | None = None,
+    normalize: bool = True,
+    score: Score = "softmax",
+    router_bias: Array | None = None,
+    activation: str = "silu",
+    placement: Array | Sequence[int] | None = None,
+    mesh: AnyMesh | None = None,
+    axis: str | None = "expert",
+    x_spec: P | None = None,
+) -> tuple[Array, RouterStats]:
+    """Send every token through its `k` best experts and add up what they say.
+
+    Args:
+        x: (..., d) tokens.
+        router_w: (d, E).
+        w_gate: (E, d, f), or None for experts without a gate.
+        w_up: (E, d, f).
+        w_down: (E, f, d).
+        k: Experts a token.
+        routing: "capacity" gives every expert the same number of rows and drops pairs past it
+            (a dropped token keeps its residual); "dropless" computes every pair.
+        capacity_factor: Head-room over the even share, for "capacity".
+        groups: Tokens compete for capacity inside groups of consecutive tokens. By default one
+            group a shard of tokens, which makes drops depend on the mesh: fix the number to get
+            the same result on every mesh.
+        normalize: See `route`.
+        score: See `route`.
+        router_bias: (E,) see `route` and `update_router_bias`.
+        activation: One of `ACTIVATIONS`.
+        placement: (E,) a permutation: the weights' row p holds expert `placement[p]` (see
+            `place_experts`). The result does not depend on it.
+        mesh: Where `axis` is; None computes all experts here, or uses the mesh in context.
+        axis: The mesh axis the experts are split over; None when they are not: every device then
+            gathers them, as fsdp does any weight, and computes its own tokens.
+        x_spec: How `x` is split over the mesh. By default the first dimension over the batch axes
+            of the mesh and `axis`, so that every device sorts only its own tokens. Tensor-parallel
+            axes split the experts' hidden dimension; see `region_of`.
+
+    Returns:
+        The layer's output, shaped like `x`, and the statistics of the whole batch.
+    """
+    _check_names(routing, activation)
+    num_experts = router_w.shape[-1]
+    for name, weight in (("w_gate", w_gate), ("w_up", w_up), ("w_down", w_down)):
+        if weight is not None and weight.shape[0] != num_experts:
+            raise TPUValidationError(
+                f"{name} has {weight.shape[0]} experts and the router {num_experts}; "
+                "the first dimension of every expert weight must be the router's last."
+            )
+    settings = partial(
+        MoESettings,
+        k=k,
+        routing=routing,
+        capacity_factor=capacity_factor,
+        normalize=normalize,
+        score=score,
+        activation=activation,
+    )
+    slots = None if placement is None else jnp.argsort(jnp.asarray(placement))
+    weights = (w_gate, w_up, w_down)
+    in_use = mesh if mesh is None and axis is None else mesh_in_use(mesh, axis or "")
+    spec = x_spec
+    if in_use is not None and spec is None:
+        spec = _batch_spec(in_use, axis)
+    token_axes = () if spec is None else axes_of(spec)
+    region = in_use and region_of(in_use, token_axes, hidden_width=w_up.shape[-1])
+    if in_use is None or spec is None or region is None or not region.axes:
+        here = settings(groups_here=groups or 1, expert_axis=None, token_axes=(), kernels=False)
+        return moe_shard(x, router_w, router_bias, slots, weights, settings=here)
+
+    expert_ways = 1 if axis is None else _check_experts(num_experts, in_use, axis, spec)
+    shards = _check_split(x, in_use, spec)
+    if groups is not None and groups % shards:
+        raise ShardingError(
+            f"groups={groups} capacity groups cannot be split over {shards} shards of tokens; "
+            f"use a multiple of {shards}."
+        )
+    here = settings(
+        groups_here=(groups or shards) // shards,
+        expert_axis=axis if expert_ways > 1 else None,
+        token_axes=token_axes,
+        kernels=region.is_whole,
+    )
+
+    def run(
+        x: Array,
+        router_w: Array,
+        router_bias: Array | None,
+        slots: Array | None,
+        weights: ExpertWeights,
+    ) -> tuple[Array, RouterStats]:
+        own = jax.tree.map(lambda weight: weight[0], weights)
+        y, stats = moe_shard(x[0], router_w, router_bias, slots, own, settings=here)
+        return y[None], stats
+
+    copies = tuple(name for name in token_axes if name != axis) or None
+    hidden = region.hidden_axes or None
+    widen, narrow = P(copies, axis, None, hidden), P(copies, axis, hidden)
+    mapped = jax.shard_map(
+        run,
+        mesh=in_use,
+        in_specs=(P(hidden, *spec), P(), P(), P(), (widen, widen, narrow)),
+        out_specs=(P(hidden, *spec), P()),
+        axis_names=set(region.axes),
+        check_vma=not region.is_whole,  # it knows no Pallas kernels
+    )
+    precise = router_w.astype(jnp.promote_types(x.dtype, jnp.float32))
+    y, stats = mapped(
+        copy_each(x, region.hidden_parts),
+        precise,
+        router_bias,
+        slots,
+        copy_each(weights, shards // expert_ways),
+    )
+    # Each part of the hidden dimension made its share. In their own dtype, as a product of a
+    # tensor-parallel layer is summed.
+    return lax.reduce_sum(y, (0,)), stats
+
+
+def place_experts(weights: Array, placement: Array | Sequence[int]) -> Array:
+    """Reorder expert weights (E, ...) so that row p holds expert `placement[p]`."""
+    return jnp.take(weights, jnp.asarray(placement), axis=0)
+
+
+def _batch_spec(mesh: AnyMesh, axis: str | None) -> P:
+    already_manual = manual_axes(mesh)
+    batch_axes = axes_with_role(mesh.axis_names, *BATCH_ROLES)
+    wanted = [name for name in mesh.axis_names if name in batch_axes or name == axis]
+    return P(tuple(name for name in wanted if name not in already_manual))
+
+
+def _check_names(routing: str, activation: str) -> None:
+    for what, seen, known in (
+        ("Routing", routing, get_args(RoutingMethod)),
+        ("Activation", activation, tuple(ACTIVATIONS)),
+    ):
+        if seen not in known:
+            raise TPUValidationError(
+                f"{what} '{seen}' is unknown; known are {', '.join(known)}."
+                f"{did_you_mean(seen, known)}"
+            )
+
+
+def _check_experts(num_experts: int, mesh: AnyMesh, axis: str, spec: P) -> int:
+    """Into how many parts the experts are split; raises when they cannot be."""
+    size = axis_size(mesh, axis, needed_for="Expert parallelism")
+    if num_experts % size:
+        raise ShardingError(
+            f"{num_experts} experts cannot be split over '{axis}'={size}; sizes that divide them: "
+            f"{', '.join(map(str, divisors(num_experts)))}."
+        )
+    if axis not in axes_of(spec):
+        raise ShardingError(
+            f"x_spec={spec} does not split the tokens over '{axis}', so every device of that axis "
+            f"would send the same tokens; name it, for example P(('data', '{axis}'))."
+        )
+    return size
+
+
+def _check_split(x: Array, mesh: AnyMesh, spec: P) -> int:
+    """The number of shards of tokens; raises when tokens cannot be split."""
+    shards = 1
+    for dimension, entry in enumerate(spec):
+        pieces = 1
+        for name in axes_of(P(entry)):
+            pieces *= axis_size(mesh, name, needed_for="x_spec")
+        if x.shape[dimension] % pieces:
+            raise ShardingError(
+                f"Dimension {dimension} of x has {x.shape[dimension]} rows and x_spec={spec} "
+                f"splits it {pieces} ways on {describe_axes(mesh)}; use a multiple of {pieces}."
+            )
+        shards *= pieces
+    return shards

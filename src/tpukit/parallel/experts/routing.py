@@ -1,0 +1,150 @@
+"""Load of experts: statistics that add up, and balancing by a bias; the choice is a kernel's."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from rich.table import Table
+
+from ...kernels.ops.moe_gating.routing import Routing as Routing
+from ...kernels.ops.moe_gating.routing import Score as Score
+from ...kernels.ops.moe_gating.routing import SortedAssignments as SortedAssignments
+from ...kernels.ops.moe_gating.routing import balance_loss
+from ...kernels.ops.moe_gating.routing import expert_capacity as expert_capacity
+from ...kernels.ops.moe_gating.routing import invert as invert
+from ...kernels.ops.moe_gating.routing import route as route
+from ...kernels.ops.moe_gating.routing import sort_assignments as sort_assignments
+from ...kernels.ops.moe_gating.routing import within_capacity as within_capacity
+
+
+@partial(jax.tree_util.register_dataclass)
+@dataclass(frozen=True)
+class RouterStats:
+    """Sums over routers (layers, steps): add two and the means below stay right.
+
+    Counts are float32, so a very long sum loses its last digits instead of overflowing.
+    """
+
+    routers: Array  # how many routers were summed
+    tokens: Array
+    expert_tokens: Array  # (E,) pairs sent to each expert, dropped ones included
+    dropped_tokens: Array  # (E,) pairs an expert had no room for
+    balance_loss_sum: Array
+    z_loss_sum: Array
+    entropy_sum: Array
+
+    def __add__(self, other: "RouterStats") -> "RouterStats":
+        return jax.tree.map(jnp.add, self, other)
+
+    @classmethod
+    def zeros(cls, num_experts: int) -> "RouterStats":
+        """The statistics of no routers: where a sum starts."""
+        scalar, vector = jnp.zeros((), jnp.float32), jnp.zeros(num_experts, jnp.float32)
+        return cls(scalar, scalar, vector, vector, scalar, scalar, scalar)
+
+    @property
+    def load(self) -> Array:
+        """(E,) the fraction of all pairs that each expert was sent; 1/E everywhere is even."""
+        return self.expert_tokens / jnp.maximum(self.expert_tokens.sum(-1, keepdims=True), 1)
+
+    @property
+    def imbalance(self) -> Array:
+        """The busiest expert's load over the even share: 1 is perfect, E is one expert for all."""
+        return self.load.max(-1) * self.load.shape[-1]
+
+    @property
+    def dropped_fraction(self) -> Array:
+        """The fraction of pairs that found no room."""
+        return self.dropped_tokens.sum(-1) / jnp.maximum(self.expert_tokens.sum(-1), 1)
+
+    @property
+    def balance_loss(self) -> Array:
+        """Mean balance loss of a router (Switch Transformer): 1 when even, up to E."""
+        return self.balance_loss_sum / jnp.maximum(self.routers, 1)
+
+    @property
+    def z_loss(self) -> Array:
+        """Mean squared log-partition of a router: large when logits drift."""
+        return self.z_loss_sum / jnp.maximum(self.routers, 1)
+
+    @property
+    def entropy(self) -> Array:
+        """Mean entropy in nats of the router's distribution: log E is undecided, 0 is certain."""
+        return self.entropy_sum / jnp.maximum(self.routers, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain numbers; only for concrete values, outside jit."""
+        return {
+            "routers": float(self.routers),
+            "tokens": float(self.tokens),
+            "expert_tokens": [float(count) for count in self.expert_tokens],
+            "imbalance": float(self.imbalance),
+            "dropped_fraction": float(self.dropped_fraction),
+            "balance_loss": float(self.balance_loss),
+            "z_loss": float(self.z_loss),
+            "entropy": float(self.entropy),
+        }
+
+    def __rich__(self) -> Table:
+        figures = self.to_dict()
+        table = Table(
+            title=f"{figures['tokens']:.0f} tokens · busiest expert {figures['imbalance']:.2f}× "
+            f"the even share · {figures['dropped_fraction']:.1%} dropped (measured)"
+        )
+        table.add_column("expert", justify="right")
+        table.add_column("pairs", justify="right")
+        table.add_column("load")
+        most = max(*figures["expert_tokens"], 1.0)
+        for expert, count in enumerate(figures["expert_tokens"]):
+            table.add_row(str(expert), f"{count:.0f}", "█" * round(24 * count / most))
+        return table
+
+
+def router_stats(
+    routing: Routing, *, kept: Array | None = None, axes: tuple[str, ...] = ()
+) -> RouterStats:
+    """Statistics of one router.
+
+    Args:
+        routing: What `route` returned.
+        kept: (T, k) which pairs found room; all of them by default.
+        axes: Manual mesh axes the tokens are split over: the figures are of all their tokens, so
+            the balance loss is that of the whole batch and not of one shard.
+    """
+    probabilities, logits = routing.probabilities, routing.logits
+    num_experts = logits.shape[-1]
+
+    def per_expert(values: Array) -> Array:
+        flat = routing.experts.reshape(-1)
+        counts = jnp.zeros_like(logits, shape=num_experts).at[flat].add(values.reshape(-1))
+        return lax.psum(counts, axes)
+
+    pair = jnp.ones_like(logits, shape=routing.experts.shape)
+    expert_tokens = per_expert(pair)
+    dropped = jnp.zeros_like(expert_tokens) if kept is None else per_expert(pair * ~kept)
+    tokens = expert_tokens.sum() / routing.experts.shape[-1]
+    mean_probability = lax.psum(probabilities.sum(0), axes) / tokens
+    fraction = expert_tokens / expert_tokens.sum()
+    log_partition = jax.nn.logsumexp(logits, axis=-1)
+    entropy = jax.scipy.special.entr(probabilities).sum()
+    return RouterStats(
+        routers=jnp.ones((), logits.dtype),
+        tokens=tokens,
+        expert_tokens=expert_tokens,
+        dropped_tokens=dropped,
+        balance_loss_sum=balance_loss(fraction, mean_probability),
+        z_loss_sum=lax.psum((log_partition**2).sum(), axes) / tokens,
+        entropy_sum=lax.psum(entropy, axes) / tokens,
+    )
+
+
+def update_router_bias(bias: Array, load: Array, rate: float = 1e-3) -> Array:
+    """Move a router's selection bias towards even load, with no auxiliary loss.
+
+    Experts above the mean load become `rate` less attractive, those below `rate` more. Call it
+    once a step with `RouterStats.expert_tokens` (or any load) and pass the result to `route`.
+    """
+    return bias + rate * jnp.sign(load.mean(-1, keepdims=True) - load).astype(bias.dtype)

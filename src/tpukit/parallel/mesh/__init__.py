@@ -1,0 +1,1 @@
+"""Meshes of devices and the roles of their axes."""

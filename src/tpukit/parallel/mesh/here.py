@@ -1,0 +1,83 @@
+"""Which devices a run uses and in which shape, from what the user or a plan says."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from ...errors import MeshError
+from .mesh import MeshConfig, create_mesh
+
+# What each axis of a mesh that was given as numbers alone is for.
+_NAMES = {1: ("fsdp",), 2: ("fsdp", "tensor"), 3: ("data", "fsdp", "tensor")}
+
+MeshShape = Sequence[int] | Mapping[str, int]
+
+
+def name_axes(shape: MeshShape | None) -> dict[str, int]:
+    """Sizes by axis name; numbers alone are fsdp, fsdp x tensor, or data x fsdp x tensor.
+
+    Raises:
+        MeshError: There are more numbers than names.
+    """
+    if shape is None:
+        return {"fsdp": -1}
+    if isinstance(shape, Mapping):
+        return {str(name): int(size) for name, size in shape.items()}
+    if len(shape) not in _NAMES:
+        raise MeshError(
+            f"mesh_shape={tuple(shape)} has {len(shape)} axes and no names; give them names: "
+            "mesh_shape={'data': 2, 'fsdp': 4, …}."
+        )
+    return dict(zip(_NAMES[len(shape)], shape, strict=True))
+
+
+def mesh_here(
+    sizes: Mapping[str, int], devices: Sequence[Any], *, dcn_mesh_shape: Sequence[int] | None = None
+) -> Mesh:
+    """The mesh of these sizes on these devices; `dcn_mesh_shape` is the part across slices.
+
+    Raises:
+        MeshError: The sizes do not cover exactly these devices.
+    """
+    names = tuple(sizes)
+    across = (1,) * len(sizes) if dcn_mesh_shape is None else tuple(dcn_mesh_shape)
+    if len(across) != len(sizes):
+        raise MeshError(
+            f"dcn_mesh_shape={across} has {len(across)} sizes and the mesh has the axes "
+            f"{', '.join(names)}; give each axis its factor across slices."
+        )
+    whole = MeshConfig(tuple(sizes.values()), names).resolve(len(devices))
+    if uneven := [
+        name for name, size, outer in zip(names, whole, across, strict=True) if size % outer
+    ]:
+        raise MeshError(
+            f"axis '{uneven[0]}' of {whole} cannot be cut as dcn_mesh_shape={across} says; use "
+            "factors that divide the sizes."
+        )
+    return create_mesh(
+        mesh_shape=tuple(size // outer for size, outer in zip(whole, across, strict=True)),
+        axis_names=names,
+        devices=list(devices),
+        dcn_mesh_shape=across if max(across) > 1 else None,
+    )
+
+
+def fit_mesh(
+    sizes: Mapping[str, int], device_count: int, *, planned_for: str | None
+) -> tuple[dict[str, int], str | None]:
+    """A plan's mesh on the devices here, and what was changed, in words.
+
+    A plan for a slice that is not here is run on what is: all axes keep their names, the first
+    takes every device and the others have size 1.
+    """
+    known = math.prod(size for size in sizes.values() if size != -1)
+    covers = device_count % known == 0 if -1 in sizes.values() else known == device_count
+    if covers:
+        return dict(sizes), None
+    fitted = {name: device_count if place == 0 else 1 for place, name in enumerate(sizes)}
+    planned = " x ".join(f"{name}={size}" for name, size in sizes.items())
+    where = f" for {planned_for}" if planned_for else ""
+    here = " x ".join(f"{name}={size}" for name, size in fitted.items())
+    return fitted, f"the plan's mesh {planned}{where} does not fit {device_count} devices: {here}"

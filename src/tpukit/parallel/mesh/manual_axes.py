@@ -1,0 +1,102 @@
+"""Which mesh a function that talks over a mesh axis runs on, and whether the axis is there."""
+
+import math
+from collections.abc import Iterable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
+
+from ...errors import MeshError, did_you_mean
+from .mesh import AnyMesh, axis_sizes
+
+Tree = TypeVar("Tree")
+
+
+def mesh_in_use(mesh: AnyMesh | None, axis: str) -> AnyMesh | None:
+    """The mesh to map over, or None to compute everything here.
+
+    Inside another `shard_map` (a pipeline stage that holds a ring attention, say) jax insists on
+    the mesh that knows which axes are already manual; outside one, an explicit mesh wins. The mesh
+    in context counts only when it has the axis, because nobody asked for it by name.
+    """
+    current = jax.sharding.get_abstract_mesh()
+    if mesh is None:
+        return current if axis in current.axis_names else None
+    return current if AxisType.Manual in current.axis_types else mesh
+
+
+def axes_to_take(mesh: AnyMesh) -> tuple[AnyMesh, set[str]]:
+    """The mesh to map over, and those of its axes that no region around this one has taken.
+
+    A kernel needs all of them: nobody can split it from outside.
+    """
+    current = jax.sharding.get_abstract_mesh()
+    taken = {
+        name
+        for name, kind in zip(current.axis_names, current.axis_types, strict=True)
+        if kind == AxisType.Manual
+    }
+    return (current if taken else mesh), set(mesh.axis_names) - taken
+
+
+def axis_size(mesh: AnyMesh, axis: str, *, needed_for: str) -> int:
+    """The number of devices along `axis`.
+
+    Raises:
+        MeshError: The mesh has no such axis.
+    """
+    sizes = axis_sizes(mesh)
+    if axis not in sizes:
+        raise MeshError(
+            f"{needed_for} runs over the mesh axis '{axis}', but the mesh has "
+            f"{describe_axes(mesh)}.{did_you_mean(axis, sizes)} Add the axis to the mesh, "
+            f"or pass axis= with the name of one that is there."
+        )
+    return sizes[axis]
+
+
+def copy_each(tree: Tree, copies: int) -> Tree:
+    """Arrays with a new first dimension of equal copies, to be split over manual axes.
+
+    Each device gets its one copy, as if the array were replicated, but gradients are summed by the
+    partitioner outside the manual region: where other axes are automatic, XLA:CPU aborts on a
+    bfloat16 sum inside it.
+    """
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (copies, *leaf.shape)), tree)
+
+
+def whole_key_heads(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, mesh: AnyMesh, axes: tuple[str, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Keys and values whose heads can be split over `axes`: (B, S, heads, D).
+
+    Where there are fewer key heads than shares, each share gets whole ones of its own.
+    """
+    sizes = axis_sizes(mesh)
+    if k.shape[2] % math.prod(sizes[axis] for axis in axes) == 0:
+        return k, v
+    each = q.shape[2] // k.shape[2]
+    return jnp.repeat(k, each, axis=2), jnp.repeat(v, each, axis=2)
+
+
+def describe_axes(mesh: AnyMesh) -> str:
+    """The axes of a mesh for a message: "data=2, model=4"."""
+    return ", ".join(f"{name}={size}" for name, size in axis_sizes(mesh).items()) or "no axes"
+
+
+def axes_of(spec: PartitionSpec) -> tuple[str, ...]:
+    """Every axis name in a partition spec, in order."""
+    names: list[str] = []
+    for entry in spec:
+        if isinstance(entry, str):
+            names.append(entry)
+        elif isinstance(entry, Iterable):
+            names.extend(entry)
+    return tuple(names)
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a positive number, for messages that say what would have worked."""
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]

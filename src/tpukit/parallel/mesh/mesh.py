@@ -1,0 +1,195 @@
+"""Meshes: from a shape and axis names to devices in an order that respects the network."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from ...errors import MeshError
+from ...runtime.device_grid import arrange_devices
+from .axes import check_axis_names
+
+AnyMesh = Mesh | AbstractMesh
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """The shape of a mesh, checked when it is made.
+
+    Attributes:
+        mesh_shape: Size of each axis inside one slice; one entry may be -1, "all that is left".
+        axis_names: A name for each axis, the chattiest (tensor) axis last.
+        devices: The devices to use; all of them when None.
+        dcn_mesh_shape: Size of each axis across slices. The mesh then has
+            `mesh_shape[i] * dcn_mesh_shape[i]` places along axis i.
+    """
+
+    mesh_shape: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    devices: Sequence[Any] | None = None
+    dcn_mesh_shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        names = check_axis_names(self.axis_names)
+        shape = _drop_unnamed_ones(_check_sizes(self.mesh_shape, "mesh_shape"), names)
+        object.__setattr__(self, "axis_names", names)
+        object.__setattr__(self, "mesh_shape", shape)
+        if self.dcn_mesh_shape is None:
+            return
+        dcn = _drop_unnamed_ones(_check_sizes(self.dcn_mesh_shape, "dcn_mesh_shape"), names)
+        if -1 in dcn:
+            raise MeshError(
+                f"dcn_mesh_shape is {dcn}; -1 is only filled in for mesh_shape, "
+                "so write the number of slices."
+            )
+        object.__setattr__(self, "dcn_mesh_shape", dcn)
+
+    def resolve(self, device_count: int) -> tuple[int, ...]:
+        """Return `mesh_shape` with its -1 filled in for `device_count` devices.
+
+        Raises:
+            MeshError: The shape does not cover exactly that many devices.
+        """
+        slices = math.prod(self.dcn_mesh_shape or (1,))
+        known = math.prod(size for size in self.mesh_shape if size != -1)
+        whole = " x ".join(map(str, self.mesh_shape))
+        if slices > 1:
+            whole += f" in each of {slices} slices"
+        if -1 in self.mesh_shape:
+            if device_count % (known * slices):
+                raise MeshError(
+                    f"Mesh {whole} cannot fill in its -1: {device_count} devices are not a "
+                    f"multiple of {known * slices}; choose sizes whose product divides it."
+                )
+            left = device_count // (known * slices)
+            return tuple(left if size == -1 else size for size in self.mesh_shape)
+        if known * slices != device_count:
+            raise MeshError(_wrong_count(whole, known * slices, device_count))
+        return self.mesh_shape
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON data; devices become their count."""
+        return {
+            "mesh_shape": list(self.mesh_shape),
+            "axis_names": list(self.axis_names),
+            "devices": None if self.devices is None else len(self.devices),
+            "dcn_mesh_shape": None if self.dcn_mesh_shape is None else list(self.dcn_mesh_shape),
+        }
+
+
+def create_mesh(
+    mesh_config: MeshConfig | None = None,
+    *,
+    mesh_shape: Sequence[int] | None = None,
+    axis_names: Sequence[str] | None = None,
+    devices: Sequence[Any] | None = None,
+    dcn_mesh_shape: Sequence[int] | None = None,
+) -> Mesh:
+    """Make a mesh whose device order respects the torus and the slices.
+
+    Give either a `MeshConfig` or the same values as keywords. `devices` may come from an offline
+    topology (`jax.experimental.topologies`), which gives a mesh to compile for and not to run on.
+
+    Raises:
+        MeshError: Shape, names and devices do not fit together.
+    """
+    config = _one_config(mesh_config, mesh_shape, axis_names, devices, dcn_mesh_shape)
+    chosen = list(jax.devices() if config.devices is None else config.devices)
+    grid = arrange_devices(config.resolve(len(chosen)), chosen, dcn_shape=config.dcn_mesh_shape)
+    # Auto is asked for by name: the default of jax differs between its versions, and layouts
+    # here are made of constraints that only Auto axes take.
+    return Mesh(grid, config.axis_names, axis_types=(AxisType.Auto,) * len(config.axis_names))
+
+
+def abstract_mesh(
+    mesh_config: MeshConfig | None = None,
+    *,
+    mesh_shape: Sequence[int] | None = None,
+    axis_names: Sequence[str] | None = None,
+    dcn_mesh_shape: Sequence[int] | None = None,
+) -> AbstractMesh:
+    """Make a mesh without devices: enough to lay out and lower a program, not to run it.
+
+    Raises:
+        MeshError: A size is -1 (there are no devices to count) or shape and names differ.
+    """
+    config = _one_config(mesh_config, mesh_shape, axis_names, None, dcn_mesh_shape)
+    if -1 in config.mesh_shape:
+        raise MeshError(
+            f"mesh_shape is {config.mesh_shape}, and an abstract mesh has no devices to fill in "
+            "its -1; write every size."
+        )
+    dcn = config.dcn_mesh_shape or (1,) * len(config.mesh_shape)
+    sizes = tuple(inner * outer for inner, outer in zip(config.mesh_shape, dcn, strict=True))
+    return AbstractMesh(sizes, config.axis_names, axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def axis_sizes(mesh: AnyMesh) -> dict[str, int]:
+    """The size of each axis of a mesh, by name."""
+    return {str(name): int(size) for name, size in mesh.shape.items()}
+
+
+def _one_config(
+    config: MeshConfig | None,
+    mesh_shape: Sequence[int] | None,
+    axis_names: Sequence[str] | None,
+    devices: Sequence[Any] | None,
+    dcn_mesh_shape: Sequence[int] | None,
+) -> MeshConfig:
+    given = (mesh_shape, axis_names, devices, dcn_mesh_shape)
+    if config is not None:
+        if any(value is not None for value in given):
+            raise MeshError(
+                "A mesh got both a MeshConfig and keywords; put the values into the MeshConfig."
+            )
+        return config
+    if mesh_shape is None or axis_names is None:
+        missing = "mesh_shape" if mesh_shape is None else "axis_names"
+        raise MeshError(f"A mesh needs {missing}; give both mesh_shape= and axis_names=.")
+    if isinstance(axis_names, str):
+        axis_names = (axis_names,)
+    return MeshConfig(
+        mesh_shape=tuple(mesh_shape),
+        axis_names=tuple(axis_names),
+        devices=devices,
+        dcn_mesh_shape=None if dcn_mesh_shape is None else tuple(dcn_mesh_shape),
+    )
+
+
+def _check_sizes(sizes: Sequence[Any], what: str) -> tuple[int, ...]:
+    checked = tuple(sizes)
+    for size in checked:
+        if isinstance(size, bool) or not hasattr(size, "__index__") or (size < 1 and size != -1):
+            raise MeshError(
+                f"{what} is {checked}, where {size!r} is not a size; use whole numbers of 1 or "
+                "more, or one -1 for all that is left."
+            )
+    if checked.count(-1) > 1:
+        raise MeshError(f"{what} is {checked} with more than one -1; only one can be filled in.")
+    return tuple(int(size) for size in checked)
+
+
+def _drop_unnamed_ones(shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+    """Drop trailing axes of size 1 that have no name: they shard nothing."""
+    kept = shape
+    while len(kept) > len(names) and kept[-1] == 1:
+        kept = kept[:-1]
+    if len(kept) != len(names):
+        raise MeshError(
+            f"The mesh shape {shape} has {len(shape)} axes and {len(names)} names {names}; "
+            "give each axis a name (only a trailing axis of size 1 may go without)."
+        )
+    return kept
+
+
+def _wrong_count(whole: str, needed: int, present: int) -> str:
+    seen = f"Mesh {whole} needs {needed} devices, {present} here"
+    if needed < present:
+        return f"{seen}; use -1 for one axis, or pass devices=jax.devices()[:{needed}]."
+    return (
+        f"{seen}; to try it on a CPU set XLA_FLAGS=--xla_force_host_platform_device_count={needed} "
+        "before jax starts, and to compile without devices use abstract_mesh()."
+    )

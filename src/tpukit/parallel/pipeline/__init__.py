@@ -1,0 +1,1 @@
+"""Layers in stages, micro-batches flowing through them."""

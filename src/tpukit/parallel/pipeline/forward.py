@@ -1,0 +1,215 @@
+"""Pipeline parallelism: a model cut into stages along a mesh axis, fed with micro-batches."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from ...errors import MeshError, ShardingError
+from ..mesh.manual_axes import axis_size, copy_each, divisors, mesh_in_use
+from ..mesh.mesh import AnyMesh
+
+Tree = TypeVar("Tree")
+StageFn = Callable[[Any, Any], Any]
+
+
+class PipelineParams(NamedTuple):
+    """The parameters of a pipelined model, or their gradients."""
+
+    first: Any  # of `first_fn` (the embedding); on every stage
+    stages: Any  # of `stage_fn`, stacked: (stages, ...)
+    last: Any  # of `loss_fn` (the final norm and head); on every stage
+
+
+def pipeline(
+    stage_fn: StageFn,
+    stage_params: Any,
+    x: Tree,
+    *,
+    mesh: AnyMesh | None = None,
+    axis: str = "stage",
+) -> Tree:
+    """Run micro-batches through the stages, one stage a device of `axis`; differentiable.
+
+    Other mesh axes stay automatic: a stage may itself be sharded over data, fsdp or model axes,
+    and may hold a ring attention or an expert layer over its own axis. Differentiating this is the
+    GPipe schedule: it keeps what `stage_fn` saves for every micro-batch (wrap `stage_fn` in
+    `jax.checkpoint` to keep only its input); `pipeline_value_and_grad` can do with less.
+
+    Args:
+        stage_fn: `stage_fn(params, x) -> y`, where y has the shapes and types of x.
+        stage_params: Arrays (stages, ...); see `split_stages` for a stack of layers.
+        x: An array, or a tree of arrays, (micro-batches, ...); see `split_microbatches`. A tree
+            lets segment ids or a running auxiliary loss ride along.
+        mesh: Where `axis` is; None uses the mesh in context.
+        axis: The mesh axis the stages lie on.
+
+    Returns:
+        What the last stage returned for every micro-batch, (micro-batches, ...).
+    """
+    in_use, stages = stage_mesh(mesh, axis)
+    check_stacked(stage_params, stages, axis)
+    count_microbatches(x)
+
+    def run(stage_params: Any, x: Tree) -> Tree:
+        params, x = own_stage((stage_params, x))
+        stage = lax.axis_index(axis)
+        feed = jax.tree.map(lambda leaf: _pad(leaf, stages - 1), x)
+
+        def tick(arriving: Tree, fed: Tree) -> tuple[Tree, Tree]:
+            y = stage_fn(params, select(stage == 0, fed, arriving))
+            check_same(arriving, y)
+            return pass_along(y, axis, stages), y
+
+        # Stages idle on real data, never on zeros: no NaN can arise that a mask would not stop.
+        start = jax.tree.map(lambda leaf: leaf[0], feed)
+        _, made = lax.scan(tick, start, feed)
+        made = jax.tree.map(lambda leaf: leaf[stages - 1 :], made)
+        return give_from(stage == stages - 1, made)
+
+    mapped = over_stages(run, in_use, axis, in_specs=P(axis), out_specs=P(axis))
+    return sum_over_stages(mapped(stage_params, copy_each(x, stages)))
+
+
+def split_stages(layers: Tree, stages: int) -> Tree:
+    """Cut a stack of layers (layers, ...) into stages (stages, layers/stages, ...).
+
+    Raises:
+        ShardingError: The layers cannot be shared evenly.
+    """
+
+    def split(leaf: Array) -> Array:
+        if leaf.shape[0] % stages:
+            raise ShardingError(
+                f"{leaf.shape[0]} layers cannot be split into {stages} pipeline stages; numbers of "
+                f"stages that divide them: {', '.join(map(str, divisors(leaf.shape[0])))}."
+            )
+        return leaf.reshape(stages, -1, *leaf.shape[1:])
+
+    return jax.tree.map(split, layers)
+
+
+def join_stages(stages: Tree) -> Tree:
+    """Undo `split_stages`."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), stages)
+
+
+def split_microbatches(batch: Tree, microbatches: int) -> Tree:
+    """Cut a batch (B, ...) into (micro-batches, B/micro-batches, ...).
+
+    Micro-batch m gets rows m, m + micro-batches, …: then each holds some rows of every data shard,
+    and nothing moves between devices.
+
+    Raises:
+        ShardingError: The batch cannot be shared evenly.
+    """
+
+    def split(leaf: Array) -> Array:
+        if microbatches < 1 or leaf.shape[0] % microbatches:
+            raise ShardingError(
+                f"A batch of {leaf.shape[0]} cannot be split into {microbatches} micro-batches; "
+                f"numbers that divide it: {', '.join(map(str, divisors(leaf.shape[0])))}."
+            )
+        return leaf.reshape(-1, microbatches, *leaf.shape[1:]).swapaxes(0, 1)
+
+    return jax.tree.map(split, batch)
+
+
+def join_microbatches(batch: Tree) -> Tree:
+    """Undo `split_microbatches`."""
+    return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:]), batch)
+
+
+def stage_mesh(mesh: AnyMesh | None, axis: str) -> tuple[AnyMesh, int]:
+    """The mesh the pipeline runs on and its number of stages.
+
+    Raises:
+        MeshError: There is no mesh, or it has no such axis.
+    """
+    in_use = mesh_in_use(mesh, axis)
+    if in_use is None:
+        raise MeshError(
+            f"A pipeline needs a mesh with the axis '{axis}' and none is in context; pass mesh=, "
+            "or enter one with jax.set_mesh."
+        )
+    return in_use, axis_size(in_use, axis, needed_for="The pipeline")
+
+
+def check_stacked(stage_params: Any, stages: int, axis: str) -> None:
+    """Raise ShardingError unless every array is stacked by stage."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(stage_params):
+        if leaf.ndim == 0 or leaf.shape[0] != stages:
+            raise ShardingError(
+                f"Stage parameter {jax.tree_util.keystr(path) or '(the array)'} is {leaf.shape} "
+                f"and '{axis}'={stages}: its first dimension must be the stage. Use "
+                f"split_stages(params, {stages}) on a stack of layers."
+            )
+
+
+def count_microbatches(x: Any) -> int:
+    """The length of the first dimension that every array of `x` shares."""
+    counts = {leaf.shape[0] for leaf in jax.tree.leaves(x)}
+    if len(counts) != 1:
+        raise ShardingError(
+            f"The arrays of a pipeline's input have {sorted(counts)} micro-batches; they must all "
+            "have the same number: use split_microbatches on the whole batch at once."
+        )
+    return counts.pop()
+
+
+def check_same(x: Any, y: Any) -> None:
+    """Raise ShardingError unless a stage returned what it takes."""
+    shapes = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree) for tree in (x, y)]
+    if shapes[0] != shapes[1]:
+        raise ShardingError(
+            f"stage_fn takes {shapes[0]} and returns {shapes[1]}: every stage must return what the "
+            "next one takes. Do the first and last change of shape in first_fn and loss_fn."
+        )
+
+
+def over_stages(
+    run: Callable[..., Any], mesh: AnyMesh, axis: str, *, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """`run` on every stage, manual over `axis` alone.
+
+    Without jax's check of what varies over which axis: under it a stage could not scan from a
+    constant, nor could the gradient of a nested shard_map (ring attention, experts) be lowered.
+    Such a region runs only when compiled, hence the jit.
+    """
+    mapped = jax.shard_map(
+        run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names={axis}, check_vma=False
+    )
+    return jax.jit(mapped)
+
+
+def own_stage(stage_params: Tree) -> Tree:
+    """This device's stage out of the stack."""
+    return jax.tree.map(lambda leaf: leaf[0], stage_params)
+
+
+def select(condition: Array, yes: Tree, no: Tree) -> Tree:
+    """`jnp.where` over trees."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def pass_along(tree: Tree, axis: str, stages: int, *, step: int = 1) -> Tree:
+    """Send arrays `step` stages on; what falls off an end comes in at the other and is ignored."""
+    ring = [(stage, (stage + step) % stages) for stage in range(stages)]
+    return jax.tree.map(lambda leaf: lax.ppermute(leaf, axis, ring), tree)
+
+
+def give_from(condition: Array, tree: Tree) -> Tree:
+    """One stage's part of a sum over stages to which only those where `condition` holds add."""
+    return jax.tree.map(lambda leaf: jnp.where(condition, leaf, jnp.zeros_like(leaf))[None], tree)
+
+
+def sum_over_stages(tree: Tree) -> Tree:
+    """Add up what the stages gave, outside the manual region (see `copy_each`)."""
+    return jax.tree.map(lambda leaf: leaf.sum(0).astype(leaf.dtype), tree)
+
+
+def _pad(x: Array, more: int) -> Array:
+    return jnp.concatenate([x, jnp.repeat(x[-1:], more, axis=0)])

@@ -1,0 +1,193 @@
+"""The 1F1B schedule as one program: every tick moves one micro-batch forward and one backward.
+
+All devices run the same instructions, so a tick is a forward slot and then a backward slot for all
+stages at once, with no branch that one stage takes and another does not (collectives of other mesh
+axes inside a stage stay safe). Until the last stage has work only forward slots run, and after the
+last forward only backward ones; stages that have nothing to do in a slot compute and discard.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .forward import (
+    PipelineParams,
+    StageFn,
+    check_same,
+    own_stage,
+    pass_along,
+    select,
+)
+from .schedule import PipelineSchedule, backward_microbatch, forward_microbatch
+
+
+class _Forward(NamedTuple):
+    arriving: Any  # from the stage before
+    saved: Any  # (buffers, ...) inputs of the micro-batches in flight
+
+
+class _Backward(NamedTuple):
+    arriving: list[Array]  # gradients from the stage after, of the floating leaves
+    gradients: PipelineParams
+    loss: Array
+    aux: Any
+
+
+@dataclass(frozen=True)
+class OneForwardOneBackward:
+    """One device's part, called inside a region where `axis` is manual."""
+
+    stage_fn: StageFn
+    first_fn: Callable[[Any, Any], Any]
+    loss_fn: Callable[[Any, Any, Any], tuple[Any, Any]]
+    plan: PipelineSchedule
+    axis: str
+
+    def __call__(
+        self, params: PipelineParams, inputs: Any, targets: Any
+    ) -> tuple[Array, Any, PipelineParams]:
+        """Return this stage's share of loss, aux and gradients, each with a leading dimension of 1.
+
+        The loss, aux and the gradients of `first` and `last` are to be added up over the stages.
+        """
+        here = params._replace(stages=own_stage(params.stages))
+        batch = (here, inputs, targets)
+        stages, microbatches = self.plan.stages, self.plan.microbatches
+
+        def forward_slot(state: _Forward, tick: Array) -> tuple[_Forward, None]:
+            return self._forward(batch, state, tick), None
+
+        def both_slots(
+            state: tuple[_Forward, _Backward], tick: Array
+        ) -> tuple[tuple[_Forward, _Backward], None]:
+            forward = self._forward(batch, state[0], tick)
+            return (forward, self._backward(batch, forward.saved, state[1], tick)), None
+
+        forward, backward = self._start(batch)
+        turn, end = stages - 1, microbatches + stages - 1
+        forward, _ = lax.scan(forward_slot, forward, jnp.arange(turn))
+        (forward, backward), _ = lax.scan(both_slots, (forward, backward), jnp.arange(turn, end))
+
+        def backward_slot(state: _Backward, tick: Array) -> tuple[_Backward, None]:
+            return self._backward(batch, forward.saved, state, tick), None
+
+        backward, _ = lax.scan(backward_slot, backward, jnp.arange(end, end + turn))
+        return jax.tree.map(
+            lambda leaf: leaf[None], (backward.loss, backward.aux, backward.gradients)
+        )
+
+    def _start(self, batch: tuple[PipelineParams, Any, Any]) -> tuple[_Forward, _Backward]:
+        here, inputs, targets = batch
+
+        def one_microbatch() -> tuple[Any, tuple[Any, Any]]:
+            x = self.first_fn(here.first, _at(inputs, 0))
+            y = self.stage_fn(here.stages, x)
+            check_same(x, y)
+            return x, self.loss_fn(here.last, y, _at(targets, 0))
+
+        x, (loss, aux) = jax.eval_shape(one_microbatch)
+
+        buffers = self.plan.buffers
+        forward = _Forward(
+            jax.tree.map(jnp.zeros_like, x),
+            jax.tree.map(lambda leaf: jnp.zeros((buffers, *leaf.shape), leaf.dtype), x),
+        )
+        backward = _Backward(
+            [jnp.zeros_like(leaf) for leaf in _Floats.of(x).leaves],
+            # Sums over many micro-batches lose bits in bfloat16.
+            jax.tree.map(
+                lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), here
+            ),
+            jnp.zeros_like(loss),
+            jax.tree.map(jnp.zeros_like, aux),
+        )
+        return forward, backward
+
+    def _forward(
+        self, batch: tuple[PipelineParams, Any, Any], state: _Forward, tick: Array
+    ) -> _Forward:
+        here, inputs, _ = batch
+        stage = lax.axis_index(self.axis)
+        microbatch, active = self._work(forward_microbatch(tick, stage))
+        x = select(stage == 0, self.first_fn(here.first, _at(inputs, microbatch)), state.arriving)
+        slot = microbatch % self.plan.buffers
+        kept = select(active, x, _at(state.saved, slot))
+        saved = jax.tree.map(lambda buffer, leaf: buffer.at[slot].set(leaf), state.saved, kept)
+        y = self.stage_fn(here.stages, x)
+        return _Forward(pass_along(y, self.axis, self.plan.stages), saved)
+
+    def _backward(
+        self, batch: tuple[PipelineParams, Any, Any], saved: Any, state: _Backward, tick: Array
+    ) -> _Backward:
+        here, inputs, targets = batch
+        stage, stages = lax.axis_index(self.axis), self.plan.stages
+        microbatch, active = self._work(backward_microbatch(tick, stage, stages))
+        x = _Floats.of(_at(saved, microbatch % self.plan.buffers))
+
+        def run_stage(params: Any, leaves: list[Array]) -> tuple[list[Array], Any]:
+            y = _Floats.of(self.stage_fn(params, x.put(leaves)))
+            return y.leaves, y
+
+        def run_loss(params: Any, leaves: list[Array]) -> tuple[Array, Any]:
+            loss, aux = self.loss_fn(params, y.put(leaves), _at(targets, microbatch))
+            return loss / self.plan.microbatches, aux
+
+        y_leaves, pull_stage, y = jax.vjp(run_stage, here.stages, x.leaves, has_aux=True)
+        (loss, aux), (d_last, d_y) = jax.value_and_grad(run_loss, argnums=(0, 1), has_aux=True)(
+            here.last, y_leaves
+        )
+        d_stage, d_x = pull_stage(select(stage == stages - 1, d_y, state.arriving))
+
+        def run_first(params: Any) -> list[Array]:
+            return _Floats.of(self.first_fn(params, _at(inputs, microbatch))).leaves
+
+        _, pull_first = jax.vjp(run_first, here.first)
+        (d_first,) = pull_first(d_x)
+
+        def add(to: Any, more: Any, where: Array) -> Any:
+            return jax.tree.map(lambda a, b: jnp.where(where, a + b, a), to, more)
+
+        is_first, is_last = active & (stage == 0), active & (stage == stages - 1)
+        return _Backward(
+            pass_along(d_x, self.axis, stages, step=-1),
+            PipelineParams(
+                add(state.gradients.first, d_first, is_first),
+                add(state.gradients.stages, d_stage, active),
+                add(state.gradients.last, d_last, is_last),
+            ),
+            add(state.loss, loss, is_last),
+            add(state.aux, aux, is_last),
+        )
+
+    def _work(self, microbatch: Array) -> tuple[Array, Array]:
+        """The micro-batch, brought into range, and whether there is one."""
+        active = (microbatch >= 0) & (microbatch < self.plan.microbatches)
+        return jnp.clip(microbatch, 0, self.plan.microbatches - 1), active
+
+
+class _Floats(NamedTuple):
+    """The leaves of a tree that have gradients; the others (ids, positions) ride along."""
+
+    leaves: list[Any]
+    tree: Any
+
+    @classmethod
+    def of(cls, tree: Any) -> "_Floats":
+        return cls([leaf for leaf in jax.tree.leaves(tree) if _is_float(leaf)], tree)
+
+    def put(self, leaves: list[Array]) -> Any:
+        """The tree with other floating leaves."""
+        coming = iter(leaves)
+        return jax.tree.map(lambda leaf: next(coming) if _is_float(leaf) else leaf, self.tree)
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _at(tree: Any, index: Array | int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index], tree)

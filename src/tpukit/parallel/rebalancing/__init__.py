@@ -1,0 +1,1 @@
+"""Moving work from busy devices to idle ones."""

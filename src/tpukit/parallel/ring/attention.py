@@ -1,0 +1,189 @@
+"""Exact attention over a sequence that is split over devices: keys and values travel in a ring.
+
+No device ever holds the whole sequence or a whole score matrix: forward keeps one block of scores
+and a running softmax, backward sends keys and values round once more and recomputes the scores.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+
+from ...errors import ShardingError, TPUValidationError
+from ...kernels.ops.flash_attention.pallas_tpu import KEPT_NAME, NARROWEST, SHORTEST, can_flash
+from ...kernels.registry.dispatch import dispatch
+from ...kernels.registry.op import PALLAS_TPU, XLA
+from ..mesh.manual_axes import axes_to_take, axis_size, divisors, mesh_in_use, whole_key_heads
+from ..mesh.mesh import AnyMesh
+from . import kernel as ring_kernel
+from . import loop as ring_loop
+from . import window as ring_window
+from .blocks import Sight
+from .loop import Ring
+from .order import RingLayout, check_layout, check_length, pieces_a_shard
+
+OP_NAME = "ring_attention"
+
+
+def ring_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mesh: AnyMesh | None = None,
+    axis: str = "context",
+    causal: bool = True,
+    scale: float | None = None,
+    segment_ids: Array | None = None,
+    window: int | None = None,
+    layout: RingLayout = "contiguous",
+    block_size: int = 512,
+    batch_axes: tuple[str, ...] | None = None,
+    head_axes: tuple[str, ...] = (),
+    implementation: str | None = None,
+    interpret: bool = False,
+) -> Array:
+    """Attention with the sequence split over the mesh axis `axis`.
+
+    On TPU every device runs our flash kernel on its part, where it is told how the arrays are
+    spread and a window reaches no farther than the piece before; else blocks of scores in XLA.
+
+    Args:
+        q: (B, S, H, D).
+        k: (B, S, K, D), where K divides H: a key head serves H/K query heads.
+        v: (B, S, K, D).
+        mesh: Where `axis` is; None uses the mesh in context, or computes everything here.
+        axis: The mesh axis the sequence is split over.
+        causal: Whether a token sees only itself and earlier ones.
+        scale: Of the scores; 1/sqrt(D) by default.
+        segment_ids: (B, S) ints; tokens see only tokens of their own segment.
+        window: A token sees only tokens fewer than `window` places away. With a causal mask the
+            ring then stops as soon as no device needs an older block.
+        layout: Order of the sequence. "zigzag" evens out causal work over the devices; put tokens,
+            positions and targets in that order with `to_zigzag` first.
+        block_size: Most queries and keys in one block of scores outside of the kernel.
+        batch_axes: Mesh axes that split the batch. None leaves other axes automatic, where no
+            kernel can run.
+        head_axes: Mesh axes that split the heads, beside `batch_axes`.
+        implementation: "pallas_tpu" or "xla"; None takes the kernel on TPU where it can.
+        interpret: Run the kernel's meaning without a TPU, slowly.
+
+    Returns:
+        (B, S, H, D) in the type of `q`; the softmax is computed in float32 (or better).
+
+    Raises:
+        ShardingError: Shapes do not fit each other or the mesh, or the kernel asked for cannot.
+    """
+    check_layout(layout)
+    _check_shapes(q, k, v, segment_ids, window)
+    in_use = mesh_in_use(mesh, axis)
+    shards = 1 if in_use is None else axis_size(in_use, axis, needed_for="Ring attention")
+    check_length(q.shape[1], shards=shards, layout=layout, axis=axis)
+    piece = q.shape[1] // (shards * pieces_a_shard(layout))
+    sight = Sight(causal, window, q.shape[-1] ** -0.5 if scale is None else scale)
+    near = window is None or (causal and ring_window.reaches_one_piece(window, piece))
+    # A kernel sees one device's part: left to the partitioner, nobody could split it.
+    kernel_can = batch_axes is not None and near and can_flash(q, length=piece)
+    if implementation == PALLAS_TPU and not kernel_can:
+        raise ShardingError(
+            "The kernel cannot run this ring attention: it needs batch_axes=, no window or a "
+            f"causal one that reaches at most {piece} tokens back, {SHORTEST} tokens or more in a "
+            f"piece and heads of {NARROWEST} or more; leave implementation= out to take blocks of "
+            "scores instead."
+        )
+    kernel = ring_kernel if window is None else ring_window
+    ring = Ring(axis, shards, layout, _block(piece, block_size), sight)
+
+    def attend(q: Array, k: Array, v: Array, segment_ids: Array | None) -> Array:
+        return _attend(
+            {PALLAS_TPU: kernel.forward, XLA: ring_loop.forward},
+            {PALLAS_TPU: kernel.backward, XLA: ring_loop.backward},
+            (q, k, v, segment_ids),
+            implementation=implementation,
+            on_tpu=PALLAS_TPU if kernel_can else XLA,
+            on_gpu=XLA,
+            elsewhere=XLA,
+            options={"ring": ring},
+            pallas_options={"interpret": interpret},
+        )
+
+    if in_use is None or (shards == 1 and batch_axes is None):
+        return attend(q, k, v, segment_ids)
+    if batch_axes is None:
+        mapped = jax.shard_map(
+            attend, mesh=in_use, in_specs=P(None, axis), out_specs=P(None, axis), axis_names={axis}
+        )
+        return mapped(q, k, v, segment_ids)
+    k, v = whole_key_heads(q, k, v, mesh=in_use, axes=head_axes)
+    rows = P(batch_axes or None, axis)
+    spread = P(*rows, head_axes or None)
+    around, free = axes_to_take(in_use)
+    mapped = jax.shard_map(
+        attend,
+        mesh=around,
+        in_specs=(*(spread,) * 3, rows),
+        out_specs=spread,
+        axis_names=free,
+        check_vma=False,
+    )
+    return mapped(q, k, v, segment_ids)
+
+
+def _attend(
+    forward: Mapping[str, Callable[..., Any]],
+    backward: Mapping[str, Callable[..., Any]],
+    arrays: tuple[Any, ...],
+    **choice: Any,
+) -> Array:
+    """One device's part, with its gradient; each pass is chosen by the platform.
+
+    What a remat policy may keep is named outside of that choice: offloaded from inside of it, the
+    stack of all layers would stay in HBM and be written by the host.
+    """
+
+    @jax.custom_vjp
+    def call(*arrays: Any) -> Array:
+        return dispatch(OP_NAME, forward, *arrays, **choice)[0]
+
+    def keep(*arrays: Any) -> tuple[Array, ring_loop.Saved]:
+        out, sums = dispatch(OP_NAME, forward, *arrays, **choice)
+        out, sums = (checkpoint_name(x, KEPT_NAME) for x in (out, sums))
+        return out, (*arrays, out, sums)
+
+    def pull(saved: ring_loop.Saved, d_out: Array) -> tuple[Any, ...]:
+        return *dispatch(OP_NAME, backward, saved, d_out, **choice), None
+
+    call.defvjp(keep, pull)
+    return call(*arrays)
+
+
+def _block(piece: int, most: int) -> int:
+    """The largest divisor of `piece` that is at most `most`: blocks never straddle two pieces."""
+    return max(size for size in divisors(piece) if size <= most)
+
+
+def _check_shapes(
+    q: Array, k: Array, v: Array, segment_ids: Array | None, window: int | None
+) -> None:
+    if q.ndim != 4 or k.shape != v.shape or k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
+        raise ShardingError(
+            f"Ring attention got q {q.shape}, k {k.shape}, v {v.shape}; it needs q (B, S, H, D) "
+            "and k and v both (B, S, K, D)."
+        )
+    if q.shape[2] % k.shape[2]:
+        raise ShardingError(
+            f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads evenly; "
+            "the number of key heads must divide the number of query heads."
+        )
+    if segment_ids is not None and segment_ids.shape != q.shape[:2]:
+        raise ShardingError(
+            f"segment_ids are {segment_ids.shape} for a batch of {q.shape[:2]}; "
+            "they need one id a token."
+        )
+    if window is not None and window < 1:
+        raise TPUValidationError(
+            f"window={window} hides even the token itself; use 1 or more, or None for no window."
+        )

@@ -1,0 +1,192 @@
+"""Ring attention by the TPU's flash kernel: pieces of the sequence see each other whole.
+
+A piece of queries sees an earlier piece of keys whole, its own up to the diagonal and a later one
+not at all, so the kernel needs no positions. Results are joined by the log-sum-exp of their rows.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ...kernels.ops.flash_attention import pallas_tpu
+from ...kernels.ops.flash_attention.problem import SegmentIds
+from .loop import Ring, Saved
+from .order import pieces_a_shard
+
+_NOTHING = -1e30  # the log-sum-exp of no key: below that of any row, and a number
+
+
+class _Keys(NamedTuple):
+    """What travels: pieces (piece, b, k, n, d), and their segments (piece, b, k)."""
+
+    k: Array
+    v: Array
+    segments: Array | None
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A piece of queries of this device and a piece of the keys that are here.
+
+    Where `seen` is False the pair is computed beside those of other devices, and dropped.
+    """
+
+    queries: int | Array
+    keys: int | Array
+    causal: bool = False
+    seen: Array | None = None
+
+
+def forward(
+    q: Array, k: Array, v: Array, segments: Array | None, *, ring: Ring, interpret: bool = False
+) -> tuple[Array, Array]:
+    """This device's output, and the log-sum-exp of its rows (b, H, S)."""
+    pieces = _pieces(ring)
+    queries, own_segments = _split(q, pieces), _split(segments, pieces)
+    keys = _Keys(_split(k, pieces), _split(v, pieces), own_segments)
+
+    def see(so_far: tuple[Array, Array], keys: _Keys, pairs: list[_Pair]) -> tuple[Array, Array]:
+        out, lse = so_far
+        for pair in pairs:
+            more, sums = pallas_tpu.with_sums(
+                queries[pair.queries],
+                keys.k[pair.keys],
+                keys.v[pair.keys],
+                _ids(pair, own_segments, keys.segments),
+                **_options(ring, pair, interpret),
+            )
+            if pair.seen is not None:
+                sums = jnp.where(pair.seen, sums, _NOTHING)
+            before = lse[pair.queries]
+            after = jnp.logaddexp(before, sums)
+            joined = out[pair.queries] * _rows(before - after) + more * _rows(sums - after)
+            out, lse = out.at[pair.queries].set(joined), lse.at[pair.queries].set(after)
+        return out, lse
+
+    empty = jnp.zeros(queries.shape, jnp.float32)
+    so_far = (empty, jnp.full_like(jnp.moveaxis(empty[..., 0], -1, -2), _NOTHING))
+    coming = ring.pass_on(keys)
+    so_far = see(so_far, keys, _at_home(ring))
+    hops, here = ring.shards - 1, ring.here
+
+    def hop(carry: tuple[Any, _Keys], number: Array) -> tuple[tuple[Any, _Keys], None]:
+        so_far, keys = carry
+        # Sent before they are used here, so that the transfer runs beside the arithmetic.
+        coming = ring.pass_on(keys)
+        return (see(so_far, keys, _met(ring, here, number)), coming), None
+
+    if hops > 1:
+        (so_far, coming), _ = lax.scan(hop, (so_far, coming), jnp.arange(1, hops))
+    if hops:
+        so_far = see(so_far, coming, _met(ring, here, hops))
+    out, lse = so_far
+    return _join(out).astype(q.dtype), _join(lse, axis=-1)
+
+
+def backward(
+    saved: Saved, d_out: Array, *, ring: Ring, interpret: bool = False
+) -> tuple[Array, Array, Array]:
+    """Gradients of q, k and v; those of k and v travel with the keys and come home at the end."""
+    q, k, v, segments, out, lse = saved
+    pieces = _pieces(ring)
+    queries, own_segments = _split(q, pieces), _split(segments, pieces)
+    results, d_results = _split(out, pieces), _split(d_out, pieces)
+    sums = _split(lse, pieces, axis=-1)
+    keys = _Keys(_split(k, pieces), _split(v, pieces), own_segments)
+
+    def see(
+        d_q: Array, d_keys: tuple[Array, Array], keys: _Keys, pairs: list[_Pair]
+    ) -> tuple[Array, tuple[Array, Array]]:
+        d_k, d_v = d_keys
+        for pair in pairs:
+            residuals = (
+                queries[pair.queries],
+                keys.k[pair.keys],
+                keys.v[pair.keys],
+                _ids(pair, own_segments, keys.segments),
+                None,
+                results[pair.queries],
+                sums[pair.queries],
+            )
+            more: Any = pallas_tpu.backward(
+                residuals, d_results[pair.queries], **_options(ring, pair, interpret)
+            )[:3]
+            if pair.seen is not None:
+                # Weights of keys that no query counted may be infinite: chosen, not multiplied.
+                more = [jnp.where(pair.seen, x, 0) for x in more]
+            d_q = d_q.at[pair.queries].add(more[0].astype(jnp.float32))
+            d_k = d_k.at[pair.keys].add(more[1].astype(jnp.float32))
+            d_v = d_v.at[pair.keys].add(more[2].astype(jnp.float32))
+        return d_q, (d_k, d_v)
+
+    nothing = jnp.zeros(keys.k.shape, jnp.float32)
+    none = (nothing, nothing)
+    coming = ring.pass_on(keys)
+    d_q, d_keys = see(jnp.zeros(queries.shape, jnp.float32), none, keys, _at_home(ring))
+    hops, here = ring.shards - 1, ring.here
+
+    def hop(carry: Any, number: Array) -> tuple[Any, None]:
+        d_q, d_keys, keys = carry
+        # Neither waits for the arithmetic: what was summed up to the last hop is added behind it.
+        coming, arriving = ring.pass_on(keys), ring.pass_on(d_keys)
+        d_q, added = see(d_q, none, keys, _met(ring, here, number))
+        return (d_q, jax.tree.map(jnp.add, arriving, added), coming), None
+
+    if hops:
+        (d_q, d_keys, _), _ = lax.scan(hop, (d_q, d_keys, coming), jnp.arange(1, hops + 1))
+    d_k, d_v = ring.pass_on(d_keys, -hops)
+    return _join(d_q).astype(q.dtype), _join(d_k).astype(k.dtype), _join(d_v).astype(v.dtype)
+
+
+def _at_home(ring: Ring) -> list[_Pair]:
+    """What this device's queries see of its own keys."""
+    if _pieces(ring) == 1:
+        return [_Pair(0, 0, causal=ring.sight.causal)]
+    return [_Pair(0, 0, causal=True), _Pair(1, 1, causal=True), _Pair(1, 0)]
+
+
+def _met(ring: Ring, here: Array, hops: int | Array) -> list[_Pair]:
+    """What they see of keys that have come so many hops.
+
+    In the zigzag layout the later piece sees the earlier one of every other device; besides, both
+    see it of a device before this one, or the later piece sees both of one behind: two pairs on
+    every device in every hop.
+    """
+    earlier = (here - hops) % ring.shards < here
+    if _pieces(ring) == 1:
+        return [_Pair(0, 0, seen=earlier if ring.sight.causal else None)]
+    other = jnp.where(earlier, 0, 1)
+    return [_Pair(1, 0), _Pair(other, other)]
+
+
+def _pieces(ring: Ring) -> int:
+    """Without a causal mask everything sees everything: order is nothing to the kernel."""
+    return pieces_a_shard(ring.layout) if ring.sight.causal else 1
+
+
+def _options(ring: Ring, pair: _Pair, interpret: bool) -> dict[str, Any]:
+    return {"causal": pair.causal, "scale": ring.sight.scale, "interpret": interpret}
+
+
+def _ids(pair: _Pair, own: Array | None, met: Array | None) -> SegmentIds | None:
+    if own is None or met is None:
+        return None
+    return SegmentIds(own[pair.queries], met[pair.keys])
+
+
+def _split(x: Array | None, pieces: int, axis: int = 1) -> Any:
+    """The sequence cut into pieces, which get the first axis."""
+    return None if x is None else jnp.stack(jnp.split(x, pieces, axis))
+
+
+def _join(x: Array, axis: int = 1) -> Array:
+    """Undo `_split`."""
+    return jnp.concatenate(list(x), axis)
+
+
+def _rows(log_weight: Array) -> Array:
+    """Weights (b, H, q) of rows (b, q, H, d)."""
+    return jnp.exp(jnp.moveaxis(log_weight, 1, 2))[..., None]

@@ -1,0 +1,1 @@
+"""How the arrays of a model are split over a mesh."""

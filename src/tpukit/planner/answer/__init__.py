@@ -1,0 +1,1 @@
+"""What planning answers, and how it is shown."""

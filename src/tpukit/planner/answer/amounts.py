@@ -1,0 +1,68 @@
+"""Durations, token counts and dollars as people write them: "30d", "15e12", "1.5T", "$50k"."""
+
+import re
+from datetime import timedelta
+
+from ...errors import ConfigError
+
+_MINUTE, _HOUR, _WEEK = 1 / 1440, 1 / 24, 7.0
+_DAYS = {
+    **dict.fromkeys(("m", "min"), _MINUTE),
+    **dict.fromkeys(("h", "hour", "hours"), _HOUR),
+    **dict.fromkeys(("", "d", "day", "days"), 1.0),
+    **dict.fromkeys(("w", "week", "weeks"), _WEEK),
+}
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_NUMBER = re.compile(r"(\d+(?:[_,]\d{3})*(?:\.\d*)?(?:e[+-]?\d{1,3})?|\.\d+)\s*([a-z]*)", re.I)
+
+
+def parse_days(value: object) -> float:
+    """Days from "30d", "12h", "2 weeks", a `timedelta`, or a number of days."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds() / 86_400
+    return _read(value, _DAYS, "a duration", "30d, 12h or 2w")
+
+
+def days_text(days: float) -> str:
+    """12.5 days, 1 day, 7.3 h, 4,230 days."""
+    if days < 1:
+        return f"{days * 24:,.3g} h"
+    if days >= 1000:
+        return f"{days:,.0f} days"
+    return "1 day" if days == 1 else f"{days:,.3g} days"
+
+
+def count_text(count: float) -> str:
+    """15T, 1.5B, 800."""
+    for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.4g}{letter}"
+    return f"{count:.4g}"
+
+
+def parse_tokens(value: object) -> float:
+    """A count from 15e12, "15T" or "300B"."""
+    return _read(value, _COUNTS, "a number of tokens", "15e12, 15T or 300B")
+
+
+def parse_usd(value: object) -> float:
+    """Dollars from 50000, "$50,000" or "50k"."""
+    shown = value.strip().removeprefix("$") if isinstance(value, str) else value
+    return _read(shown, _COUNTS, "an amount of dollars", "50000, $50,000 or 50k")
+
+
+def _read(value: object, units: dict[str, float], what: str, examples: str) -> float:
+    refused = ConfigError(f"{value!r} is not {what}; write {examples}.")
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise refused
+    if not isinstance(value, str):
+        number, factor = float(value), 1.0
+    else:
+        found = _NUMBER.fullmatch(value.strip())
+        if found is None or found[2].lower() not in units:
+            raise refused
+        number = float(found[1].replace("_", "").replace(",", ""))
+        factor = units[found[2].lower()]
+    if not 0 < number * factor < float("inf"):
+        raise refused
+    return number * factor

@@ -1,0 +1,202 @@
+"""One candidate as a person sees it: where, how, how long, how much, and what is known of it."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...hardware import Figure, Slice
+from ...job.job import Plan
+from ..cost.money import SPOT, Costs, Market
+from ..search.candidates import MOMENTS, PRECISIONS
+from ..search.scoring import Scores
+from ..search.subject import MATMUL, Subject
+
+# On slices of few chips the compiler cuts products with gathered weights into pieces and adds these
+# up through HBM: llama3.1-8b on v6e-16 takes 4.13 s a step then, and 2.90 s in whole products.
+_WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What the compiler says of a choice.
+
+    Attributes:
+        memory_bytes: Of one device, by the compiler; None when it refused the program.
+        step_time_s: By the timeline of the compiled schedule; None with a `reason`.
+    """
+
+    fits: bool
+    memory_bytes: int | None = None
+    step_time_s: float | None = None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**vars(self), "memory_origin": "compiler", "step_origin": "model of the schedule"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A slice, a mesh and a batch, with what a whole run on them takes.
+
+    Figures have origin `model` unless `verified` gives the compiler's; `usd` says its source.
+
+    Attributes:
+        job: The plan, ready to be written as a job file.
+        memory: Bytes of one device by purpose.
+        waste: Share of the time lost to preemption; 0 unless on spot.
+        checkpoint_interval_s: By Young and Daly, on spot; else None.
+    """
+
+    target: Slice
+    mesh: dict[str, int]
+    batch_size: int
+    microbatches: int
+    remat: str
+    precision: str
+    moment_dtype: str
+    job: Plan = field(repr=False)
+    memory: dict[str, float] = field(repr=False)
+    usable_bytes: float
+    step_time_s: float
+    seconds_by_cause: dict[str, float] = field(repr=False)
+    tokens_per_step: int
+    mfu: float | None
+    days: float
+    chip_hours: float
+    usd: Figure
+    usd_per_chip_hour: Figure
+    region: str | None
+    waste: float
+    checkpoint_interval_s: float | None
+    verified: Verified | None = None
+
+    @property
+    def memory_bytes(self) -> float:
+        """HBM of one device: the compiler's figure where there is one."""
+        known = self.verified.memory_bytes if self.verified is not None else None
+        return self.memory["total"] if known is None else known
+
+    @property
+    def tokens_per_s_per_chip(self) -> float:
+        """Throughput."""
+        return self.tokens_per_step / self.step_time_s / self.target.chips
+
+    @property
+    def memory_origin(self) -> str:
+        """Where `memory_bytes` comes from."""
+        known = self.verified is not None and self.verified.memory_bytes is not None
+        return "compiler" if known else "model"
+
+    def with_verified(self, verified: Verified) -> "Choice":
+        """The same choice with the compiler's word; time and cost follow its schedule."""
+        if not verified.step_time_s:
+            return replace(self, verified=verified)
+        ratio = verified.step_time_s / self.step_time_s
+        return replace(
+            self,
+            verified=verified,
+            step_time_s=verified.step_time_s,
+            mfu=None if self.mfu is None else self.mfu / ratio,
+            days=self.days * ratio,
+            chip_hours=self.chip_hours * ratio,
+            usd=self.usd.scaled(ratio),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure, with where it comes from."""
+        return {
+            "slice": str(self.target),
+            "chips": self.target.chips,
+            "mesh": self.mesh,
+            "batch_size": self.batch_size,
+            "microbatches": self.microbatches,
+            "remat": self.remat,
+            "precision": self.precision,
+            "moment_dtype": self.moment_dtype,
+            "job": self.job.to_dict(),
+            "memory_bytes": self.memory_bytes,
+            "memory_origin": self.memory_origin,
+            "memory_by_purpose_model": self.memory,
+            "usable_bytes": self.usable_bytes,
+            "step_time_s": self.step_time_s,
+            "step_origin": "model",
+            "seconds_by_cause_model": self.seconds_by_cause,
+            "tokens_per_step": self.tokens_per_step,
+            "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
+            "mfu": self.mfu,
+            "days": self.days,
+            "chip_hours": self.chip_hours,
+            "usd": self.usd.to_dict(),
+            "usd_per_chip_hour": self.usd_per_chip_hour.to_dict(),
+            "region": self.region,
+            "preemption_waste": self.waste,
+            "checkpoint_interval_s": self.checkpoint_interval_s,
+            "verified": None if self.verified is None else self.verified.to_dict(),
+        }
+
+
+def choice_at(
+    place: int, scores: Scores, costs: Costs, *, subject: Subject, market: Market, tokens: float
+) -> Choice:
+    """The candidate at `place`."""
+    candidates = scores.candidates
+    layout = candidates.layouts[candidates.layout[place]]
+    target = layout.target
+    step_time_s = float(scores.step_time_s[place])
+    tokens_per_step = int(scores.tokens_per_step[place])
+    quote, region = costs.quotes[target]
+    spot = market.tier == SPOT
+    interval: float | None = None
+    if spot:
+        save_s = float(costs.save_s[place])
+        interval = float(market.preemption.interval_s(save_s, target.num_slices))
+    peak = target.peak_tflops("bf16").require("MFU") * 1e12
+    precision = PRECISIONS[candidates.precision[place]]
+    moment = MOMENTS[candidates.moment[place]]
+    remat = candidates.remats[candidates.remat[place]]
+    train: dict[str, Any] = {"steps": math.ceil(tokens / tokens_per_step)}
+    if interval is not None:
+        train["checkpoint_every"] = max(1, round(interval / step_time_s))
+    changes = dict(subject.changes)
+    if precision != subject.precision:
+        changes["matmul"] = MATMUL[precision]
+    job = Plan(
+        model=subject.name,
+        model_changes=changes,
+        slice=str(target),
+        mesh=layout.mesh,
+        dcn_mesh=layout.dcn_mesh,
+        batch_size=int(candidates.examples[place]),
+        sequence_length=subject.sequence_length,
+        microbatches=int(candidates.microbatches[place]),
+        remat=remat,
+        optimizer="adamw" if moment == "float32" else f"adamw mu={moment}",
+        options=_WHOLE_PRODUCTS if layout.sizes.get("tensor", 1) == 1 else {},
+        sections={"train": train},
+    )
+    memory = {name: float(value[place]) for name, value in scores.memory.to_dict().items()}
+    chip_hours = float(costs.chip_hours[place])
+    return Choice(
+        target=target,
+        mesh=layout.mesh,
+        batch_size=job.examples,
+        microbatches=job.microbatches,
+        remat=job.remat,
+        precision=precision,
+        moment_dtype=moment,
+        job=job,
+        memory=memory,
+        usable_bytes=float(scores.usable_bytes[place]),
+        step_time_s=step_time_s,
+        seconds_by_cause=scores.step.at(place),
+        tokens_per_step=tokens_per_step,
+        mfu=subject.flops_per_token * tokens_per_step / step_time_s / peak,
+        days=float(costs.days[place]),
+        chip_hours=chip_hours,
+        usd=quote.scaled(chip_hours, unit="USD"),
+        usd_per_chip_hour=quote,
+        region=region,
+        waste=float(costs.waste[place]),
+        checkpoint_interval_s=interval,
+    )

@@ -1,0 +1,101 @@
+"""Why slices are not in the answer, and what comes nearest when nothing is."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...hardware import Slice
+from ...hardware.figure import format_quantity
+from ..cost.money import Costs
+from ..search.objectives import Judgement, Limits
+from ..search.scoring import Scores
+from .amounts import days_text
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Slices of one generation that fail for the same reason."""
+
+    slices: tuple[str, ...]
+    reason: str
+
+    @property
+    def what(self) -> str:
+        """The slices in a few words."""
+        if len(self.slices) == 1:
+            return self.slices[0]
+        return f"{self.slices[0]} … {self.slices[-1]} ({len(self.slices)} slices)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"slices": list(self.slices), "reason": self.reason}
+
+
+def find_rejections(
+    targets: list[Slice], scores: Scores, costs: Costs, verdicts: Judgement, limits: Limits
+) -> tuple[Rejection, ...]:
+    """Every slice without a candidate that passes, by generation and reason."""
+    found: dict[tuple[str, str], list[tuple[float, str, str]]] = {}
+    place_of = {layout.target: [] for layout in scores.candidates.layouts}
+    for place, layout in enumerate(scores.candidates.layouts):
+        place_of[layout.target].append(place)
+    order = np.argsort(scores.candidates.layout, kind="stable")
+    edges = np.searchsorted(
+        scores.candidates.layout[order], np.arange(len(scores.candidates.layouts) + 1)
+    )
+    for target in targets:
+        layouts = place_of.get(target, [])
+        places = np.concatenate(
+            [order[edges[place] : edges[place + 1]] for place in layouts] or [order[:0]]
+        )
+        if verdicts.passed[places].any():
+            continue
+        kind, distance, words = _why(places, scores, costs, verdicts, limits)
+        found.setdefault((target.chip.name, kind), []).append((distance, str(target), words))
+    return tuple(
+        Rejection(tuple(name for _, name, _ in entries), min(entries)[2])
+        for entries in found.values()
+    )
+
+
+def _why(
+    places: np.ndarray, scores: Scores, costs: Costs, verdicts: Judgement, limits: Limits
+) -> tuple[str, float, str]:
+    """The first limit nobody passes: its kind, how far off the nearest is, and that in words."""
+    if not len(places):
+        return "batch", 0.0, "one example for each share of the batch is more than a step may have"
+    fits = places[verdicts.fits[places]]
+    if not len(fits):
+        share = scores.memory_share[places]
+        best = places[np.argmin(share)]
+        need = format_quantity(float(scores.memory.total[best]), "B")
+        have = format_quantity(float(scores.usable_bytes[best]), "B")
+        spare = f" with {limits.min_headroom:.0%} to spare" if limits.min_headroom else ""
+        words = f"does not fit: the leanest needs {need} of {have} a device{spare} (model)"
+        return "memory", float(share.min()), words
+    in_time = fits[verdicts.in_time[fits]]
+    if not len(in_time):
+        days = float(costs.days[fits].min())
+        return (
+            "time",
+            days,
+            f"too slow: at best {days_text(days)}, {days_text(limits.deadline_days or 0)} asked",
+        )
+    usd = costs.usd[in_time]
+    if np.isnan(usd).all():
+        return "price", 0.0, "no price is known, so nothing says it is within the budget"
+    least = float(np.nanmin(usd))
+    return "money", least, f"too dear: at best ${least:,.0f}, ${limits.budget_usd:,.0f} asked"
+
+
+def state_bytes(scores: Scores) -> float:
+    """Weights, gradients and moments of the whole model, in the leanest format searched."""
+    if not len(scores.candidates):
+        return float("nan")
+    sizes = scores.candidates.sizes
+    devices = np.ones(len(scores.candidates))
+    for axis in ("fsdp", "tensor", "stage", "expert"):
+        devices = devices * sizes[axis]
+    memory = scores.memory
+    return float(np.min((memory.weights + memory.gradients + memory.optimizer) * devices))

@@ -1,0 +1,175 @@
+"""A plan for a terminal: the verdict, the choices with where their time goes, what was left out."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ...checker.report.wording import seconds_text
+from ..cost.step_split import CAUSES
+from .amounts import days_text
+from .choice import Choice
+
+if TYPE_CHECKING:
+    from .result import PlanResult
+
+BAR_WIDTH = 14
+COLORS = {
+    "matrix": "blue",
+    "attention": "magenta",
+    "hbm": "cyan",
+    "ici": "yellow",
+    "dcn": "red",
+    "host": "green",
+    "bubble": "bright_black",
+}
+REJECTED_SHOWN = 8
+_REMAT_WORDS = {
+    "save=qkv_proj,attention,out_proj,mlpwi": "keep products, attention",
+    "minimal": "keep products",
+    "save=attention": "keep attention",
+    "full": "keep inputs",
+    "offload=decoder_layer_input": "offload inputs",
+    "none": "keep all",
+}
+
+
+def plan_report(result: "PlanResult") -> Group:
+    """The whole answer."""
+    parts: list[RenderableType] = [verdict_line(result)]
+    if result.choices:
+        parts.append(_choices(result, result.choices))
+        parts.append(_legend())
+    if result.unpriced:
+        parts.append(Text("\nNo price is known for these; by chip-hours:", style="bold"))
+        parts.append(_choices(result, result.unpriced))
+    if len(result.front) > 1:
+        parts += [Text("\nNothing is both faster and cheaper than:", style="bold"), _front(result)]
+    if result.rejected:
+        parts.append(Text("\nLeft out:", style="bold"))
+        parts += [
+            Text.assemble(("  ", ""), (f"{one.what}: ", "yellow"), one.reason)
+            for one in result.rejected[:REJECTED_SHOWN]
+        ]
+        hidden = len(result.rejected) - REJECTED_SHOWN
+        parts += [Text(f"  and {hidden} more; --json has all.")] if hidden > 0 else []
+    if result.disagreements:
+        parts.append(Text("\nWhat the compiler says otherwise:", style="bold"))
+        parts += [Text(f"  {note}", style="yellow") for note in result.disagreements]
+    parts.append(Text("\nAssumed:", style="bold"))
+    parts += [Text(f"  {line}", style="dim") for line in result.assumptions]
+    if result.next_command:
+        needs_file = result.job_file is None and result.next_command.endswith(".yaml")
+        before = "the same with -o job.yaml, then " if needs_file else ""
+        parts.append(Text.assemble(("\nNext: ", "bold"), before, result.next_command))
+    return Group(*parts)
+
+
+def verdict_line(result: "PlanResult") -> Text:
+    """The answer in one sentence."""
+    best = result.best
+    if best is None:
+        return Text.assemble(("NO PLAN ", "bold red"), result.shortfall + ".")
+    verified = best.verified is not None and best.verified.memory_bytes is not None
+    origin = "compiler-verified" if verified else "by the model"
+    words = (
+        f"{best.target} ({chips_text(best)}), {mesh_text(best)}: "
+        f"{days_text(best.days)}, {money_text(best)}, "
+        f"{best.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+        f"{'' if best.mfu is None else f', MFU {best.mfu:.1%}'}, {origin}."
+    )
+    if result.feasible:
+        return Text.assemble((f"{result.ask.objective.upper()} ", "bold green"), words)
+    return Text.assemble(("NOT AS ASKED ", "bold yellow"), f"{result.shortfall}. Nearest: ", words)
+
+
+def _choices(result: "PlanResult", choices: Sequence[Choice]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("slice", no_wrap=True)
+    table.add_column("how")
+    table.add_column("step", no_wrap=True, min_width=BAR_WIDTH)
+    for title in ("HBM", "time", "cost"):
+        table.add_column(title, justify="right", no_wrap=True)
+    spot = any(choice.waste for choice in choices)
+    if spot:
+        table.add_column("waste", justify="right", no_wrap=True)
+    for choice in choices:
+        row: list[RenderableType] = [
+            f"{choice.target}\n{chips_text(choice)}",
+            f"{mesh_text(choice)}\nbatch {batch_text(choice)}, {remat_text(choice)}",
+            Group(Text(seconds_text(choice.step_time_s)), split_bar(choice)),
+            f"{choice.memory_bytes / choice.usable_bytes:.0%}\n{choice.memory_origin}",
+            f"{days_text(choice.days)}\n",
+            f"{money_text(choice)}\n{price_text(choice)}",
+        ]
+        table.add_row(*row, *([f"{choice.waste:.1%}\n"] if spot else []))
+    return table
+
+
+def _front(result: "PlanResult") -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for choice in result.front:
+        table.add_row(
+            f"  {choice.target}", days_text(choice.days), money_text(choice), mesh_text(choice)
+        )
+    return table
+
+
+def _legend() -> Text:
+    words: list[tuple[str, str]] = [(f"█ {cause}  ", COLORS[cause]) for cause in CAUSES]
+    return Text.assemble(*words)
+
+
+def split_bar(choice: Choice) -> Text:
+    """Where a step's time goes by the model, as one bar."""
+    total = sum(choice.seconds_by_cause.values()) or 1.0
+    bar = Text()
+    reached = drawn = 0.0
+    for cause in CAUSES:
+        reached += choice.seconds_by_cause[cause] / total * BAR_WIDTH
+        bar.append("█" * (round(reached) - round(drawn)), style=COLORS[cause])
+        drawn = reached
+    return bar
+
+
+def mesh_text(choice: Choice) -> str:
+    """fsdp=64,tensor=4."""
+    return ",".join(f"{axis}={size}" for axis, size in choice.mesh.items())
+
+
+def chips_text(choice: Choice) -> str:
+    """1 chip, 1,024 chips."""
+    count = choice.target.chips
+    return f"{count:,} chip{'s' if count > 1 else ''}"
+
+
+def batch_text(choice: Choice) -> str:
+    """Examples of a step, and the pieces it is cut into."""
+    pieces = f" in {choice.microbatches}" if choice.microbatches > 1 else ""
+    return f"{choice.batch_size:,}{pieces}"
+
+
+def remat_text(choice: Choice) -> str:
+    """Remat, and what else is unusual."""
+    words = [_REMAT_WORDS.get(choice.remat, choice.remat)]
+    words += ["mu bf16"] if choice.moment_dtype == "bfloat16" else []
+    words += [choice.precision] if choice.precision != "bf16" else []
+    return ", ".join(words)
+
+
+def money_text(choice: Choice) -> str:
+    """Dollars, or chip-hours where no price is known."""
+    if choice.usd.value is None:
+        hours = choice.chip_hours
+        return f"{hours:,.0f} chip-h" if hours >= 100 else f"{hours:.3g} chip-h"
+    return f"${choice.usd.value:,.{0 if choice.usd.value >= 100 else 2}f}"
+
+
+def price_text(choice: Choice) -> str:
+    """What a chip-hour costs."""
+    price = choice.usd_per_chip_hour.value
+    if price is None:
+        return "no price"
+    return f"{price:.4g}/chip-h"

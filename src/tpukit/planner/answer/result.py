@@ -1,0 +1,126 @@
+"""`PlanResult`: the answer, what it stands on, and what was left out and why."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...checker.report.files import write_whole
+from ...errors import TPUValidationError
+from ...job.model_source import is_own_model
+from ..search.search import Ask
+from .choice import Choice
+from .rejections import Rejection
+
+FEASIBLE, INFEASIBLE = 0, 3
+JOB_FILE = "job.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """Slices and meshes for a training run, the best first.
+
+    Attributes:
+        choices: The best candidate of each of the best slices; when nothing meets the limits,
+            those that come nearest.
+        shortfall: Why nothing meets the limits; "" when something does.
+        unpriced: Choices whose price nobody published, by chip-hours.
+        front: Where nothing is both faster and cheaper, the fastest first.
+        disagreements: Candidates that the model liked and the compiler did not.
+        assumptions: What the figures rest on, each with its source.
+        scored: Candidates weighed, in `search_s` seconds.
+        job_file: Where the first choice was written as a job; None while it was not.
+    """
+
+    ask: Ask
+    choices: tuple[Choice, ...]
+    shortfall: str = ""
+    unpriced: tuple[Choice, ...] = ()
+    front: tuple[Choice, ...] = ()
+    rejected: tuple[Rejection, ...] = ()
+    disagreements: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    ranked_by: str
+    scored: int
+    search_s: float = field(repr=False)
+    verify_s: float | None = field(default=None, repr=False)
+    job_file: Path | None = None
+
+    @property
+    def feasible(self) -> bool:
+        """Whether something meets every limit."""
+        return not self.shortfall
+
+    @property
+    def best(self) -> Choice | None:
+        """The first choice."""
+        return self.choices[0] if self.choices else None
+
+    @property
+    def exit_code(self) -> int:
+        """What a command ends with: 0, or 3 when nothing meets the limits."""
+        return FEASIBLE if self.feasible else INFEASIBLE
+
+    @property
+    def next_command(self) -> str:
+        """What to run next for the first choice; "" when there is none."""
+        from ...checker.next_command import command
+
+        if self.best is None:
+            return ""
+        if self.job_file is not None:
+            return f"tpukit check {self.job_file}"
+        job = self.best.job
+        if job.model_changes or job.dcn_mesh or is_own_model(job.model):
+            return f"tpukit check {JOB_FILE}"  # a command line cannot say all of it
+        return command("check", job.model, job.to_dict())
+
+    def to_yaml(self, path: Path | str) -> None:
+        """Write the first choice as a job file for `tpukit check` and `tpukit train`.
+
+        Raises:
+            TPUValidationError: There is no choice.
+        """
+        if self.best is None:
+            raise TPUValidationError(f"There is no job to write to {path}: {self.shortfall}.")
+        self.best.job.to_yaml(path)
+
+    def to_html(self, path: Path | str) -> None:
+        """Write the answer as one page that needs nothing else."""
+        from .page import render_page
+
+        write_whole(Path(path), render_page(self).encode())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        ask = self.ask
+        return {
+            "model": ask.subject.name,
+            "parameters": ask.subject.shape.parameters if ask.subject.known else None,
+            "tokens": ask.tokens,
+            "sequence_length": ask.subject.sequence_length,
+            "objective": ask.objective,
+            "deadline_days": ask.limits.deadline_days,
+            "budget_usd": ask.limits.budget_usd,
+            "min_headroom": ask.limits.min_headroom,
+            "max_batch_tokens": ask.max_batch_tokens,
+            "tier": ask.market.tier,
+            "regions": list(ask.market.regions),
+            "feasible": self.feasible,
+            "shortfall": self.shortfall,
+            "ranked_by": self.ranked_by,
+            "choices": [choice.to_dict() for choice in self.choices],
+            "unpriced": [choice.to_dict() for choice in self.unpriced],
+            "pareto_front": [choice.to_dict() for choice in self.front],
+            "rejected": [one.to_dict() for one in self.rejected],
+            "disagreements": list(self.disagreements),
+            "assumptions": list(self.assumptions),
+            "next_command": self.next_command,
+            "scored": self.scored,
+            "search_s": self.search_s,
+            "verify_s": self.verify_s,
+        }
+
+    def __rich__(self) -> Any:
+        from .report import plan_report
+
+        return plan_report(self)

@@ -1,0 +1,229 @@
+"""Memory of a training step on one device by arithmetic, for one candidate or for arrays of them.
+
+Every argument that differs between candidates may be a numpy array; they broadcast. Most is alive
+at one of two moments, and the larger decides: in the loss, when every layer has kept what the
+backward pass needs and the head's gradient lies there whole; or in the backward pass of a layer,
+when the gradients of all layers have their room and one layer is at work. That is how the
+compiler's own reports divide. Parameters, optimizer state and what a remat policy keeps are
+counted; the amounts in `WORKING_*` and `GATHERED_MATRICES` are read off those reports
+(`benchmarks/memory_estimate.py` says which, and prints the error).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .kept import ATTENTION, GATE, SPLIT_BY_TENSOR, UP, kept_by, kept_channels
+from .model_shape import ModelShape
+
+FLOAT32, BFLOAT16 = 4, 2
+# Cutting of the loss: kernels/ops/cross_entropy/chunked.py, which imports jax.
+LOGITS_BYTES = 512 * 2**20
+MIN_CHUNK_TOKENS = 2048
+# Alive while a layer's gradient is computed: activations as wide as the feed-forward block, as
+# the heads together, and as the model.
+WORKING_HIDDEN, WORKING_HEADS, WORKING_MODEL = 4.5, 4.0, 6.0
+# Weight matrices that are gathered along fsdp at once: the one at work and the next.
+GATHERED_MATRICES = 2.0
+LANES = 128
+
+Numbers = Any  # a number or an array of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshRoles:
+    """Devices along each role of a mesh; 1 where the role is not used."""
+
+    data: Numbers = 1
+    fsdp: Numbers = 1
+    tensor: Numbers = 1
+    expert: Numbers = 1
+    context: Numbers = 1
+    stage: Numbers = 1
+
+    @property
+    def devices(self) -> Numbers:
+        """All devices of the mesh."""
+        return self.data * self.fsdp * self.tensor * self.expert * self.context * self.stage
+
+    @property
+    def batch_ways(self) -> Numbers:
+        """Devices that share the examples of a batch."""
+        return self.data * self.fsdp * self.expert
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySplit:
+    """Bytes on one device by purpose, at the moment when most is alive (origin: model).
+
+    Attributes:
+        gradients: Those that exist at that moment: the head's in the loss, the layers' later.
+        temporaries: Copies of weights, logits, and the activations of the layer at work.
+        host: What is offloaded; not part of the total.
+    """
+
+    weights: Numbers
+    gradients: Numbers
+    optimizer: Numbers
+    activations: Numbers
+    temporaries: Numbers
+    host: Numbers
+
+    @property
+    def total(self) -> Numbers:
+        """HBM of one device; what is offloaded to the host is not in it."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.temporaries
+
+    def to_dict(self) -> dict[str, Any]:
+        """Bytes by purpose and in total."""
+        names = ("weights", "gradients", "optimizer", "activations", "temporaries", "host")
+        return {**{name: getattr(self, name) for name in names}, "total": self.total}
+
+
+def rounds_first(generation: str) -> bool:
+    """Whether compiled loops over layers hold a rounded copy of all weights.
+
+    Those for v6e do, those for v5e and v5p do not; of others nothing is known, and they may.
+    """
+    return generation not in ("v5e", "v5p")
+
+
+def estimate_memory_bytes(
+    shape: ModelShape,
+    mesh: MeshRoles,
+    *,
+    per_device_batch: Numbers,
+    sequence_length: Numbers,
+    remat: str = "full",
+    remat_every: int = 1,
+    moment_bytes: Numbers = 2 * FLOAT32,
+    param_bytes: Numbers = FLOAT32,
+    compute_bytes: Numbers = BFLOAT16,
+    microbatches: Numbers = 1,
+    whole_copy: Numbers = True,
+    eight_bits: Numbers = False,
+) -> MemorySplit:
+    """The memory of one device.
+
+    Args:
+        shape: The model.
+        mesh: Devices by role.
+        per_device_batch: Examples a device and step, over all micro-batches.
+        sequence_length: Tokens in an example.
+        remat: As job files spell it: "none", "minimal", "full", "save=… offload=…".
+        remat_every: Layers of a segment: only the input of every so many is kept.
+        moment_bytes: Bytes of optimizer state for one parameter.
+        param_bytes: Bytes of one master parameter; gradients of layers have those of activations
+            until they are added up.
+        compute_bytes: Bytes of one activation.
+        microbatches: Pieces a step is cut into.
+        whole_copy: Whether the weights of all layers are rounded before the first one runs;
+            `rounds_first` says of which chips that is known.
+        eight_bits: Whether products round their operands, which then lie beside what they are of.
+    """
+    split = mesh.fsdp * mesh.tensor * mesh.stage
+    own_experts = shape.expert_parameters / (split * mesh.expert)
+    own = shape.other_parameters / split + own_experts
+    own_layers = own - shape.outside_parameters / split
+    tokens = per_device_batch * sequence_length / mesh.context / microbatches
+    segments = shape.layers / mesh.stage / remat_every
+    kept, offloaded = _kept_bytes(shape, mesh, tokens, remat, compute_bytes)
+    # A pipeline holds the inputs of the micro-batches that are on their way.
+    in_flight = np.where(np.asarray(mesh.stage) > 1, 2 * np.asarray(mesh.stage) - 1, 1)
+    # Micro-batches one after the other add their gradients up; those of a pipeline need not.
+    one_by_one = (np.asarray(microbatches) > 1) & (np.asarray(mesh.stage) == 1)
+    summed = np.where(one_by_one, own * param_bytes, 0.0)
+    # Experts are rounded where they are used, inside the region that their kernels need.
+    rounded = np.where(whole_copy, (own_layers - own_experts) * compute_bytes, 0.0)
+    # Between micro-batches the gathered table of embeddings stays.
+    table = np.where(one_by_one, shape.head_parameters / mesh.tensor * compute_bytes, 0.0)
+    token_logits = shape.vocab / mesh.tensor * compute_bytes
+    uncut = np.minimum(tokens, np.maximum(LOGITS_BYTES / token_logits, MIN_CHUNK_TOKENS))
+    logits = uncut * token_logits
+    in_loss = _loss(shape, mesh, logits, tokens > uncut, compute_bytes)
+    # The gradient of logits that are not cut waits until the layers' gradients are done.
+    token_work = _token_work(shape, mesh, compute_bytes) * remat_every
+    # Compiled steps in int8 need 22 (llama3.1-8b), 65 (gpt3-175b) and 71 kB a token more than in
+    # bfloat16 (16B of MaxText); a byte for each channel of a block and of its input is 18, 61, 31.
+    rounded_work = shape.hidden_width / mesh.tensor + shape.d_model
+    token_work = token_work + np.where(eight_bits, rounded_work, 0.0)
+    in_layer = _Moment(
+        (own_layers + shape.head_parameters / split) * compute_bytes,
+        np.maximum(tokens * token_work, uncut * token_work + logits)
+        + _gathered(shape, mesh, compute_bytes),
+    )
+    backward = in_layer.total > in_loss.total
+    return MemorySplit(
+        weights=own * param_bytes,
+        gradients=summed + np.where(backward, in_layer.gradients, in_loss.gradients),
+        optimizer=own * moment_bytes,
+        activations=kept * segments * in_flight,
+        temporaries=rounded + table + np.where(backward, in_layer.temporaries, in_loss.temporaries),
+        host=offloaded * segments * in_flight,
+    )
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """What is alive at one moment beside parameters, optimizer state and kept activations."""
+
+    gradients: Numbers
+    temporaries: Numbers
+
+    @property
+    def total(self) -> Numbers:
+        return self.gradients + self.temporaries
+
+
+def _kept_bytes(
+    shape: ModelShape, mesh: MeshRoles, tokens: Numbers, remat: str, compute_bytes: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Bytes of one layer's activations kept on the device, and on the host."""
+    kept = kept_by(remat)
+    if kept.everything:
+        # Heads are padded to whole lanes; both norms keep their input in float32, twice.
+        heads = 2 * (shape.heads + shape.kv_heads) * max(shape.head_dim, LANES)
+        split = heads + 2 * shape.hidden_matrices * shape.hidden_width
+        channels = split / mesh.tensor + 11 * shape.d_model
+        return tokens * channels * compute_bytes, 0.0 * tokens
+    token_bytes = {
+        name: channels * compute_bytes / (mesh.tensor if name in SPLIT_BY_TENSOR else 1)
+        for name, channels in kept_channels(shape).items()
+    }
+    # One float32 for each head and token says what its scores add up to.
+    token_bytes[ATTENTION] += shape.heads * FLOAT32 / mesh.tensor
+    if kept.products and shape.experts:
+        token_bytes[GATE] = token_bytes[UP] = 0.0
+    on_device, on_host = (
+        tokens * sum((token_bytes.get(name, 0.0) for name in names), 0.0)
+        for names in (kept.device, kept.host)
+    )
+    return on_device, on_host
+
+
+def _loss(
+    shape: ModelShape, mesh: MeshRoles, logits: Numbers, cut: Numbers, compute_bytes: Numbers
+) -> _Moment:
+    """Logits at work, the head, and the gradient of either."""
+    head = shape.head_parameters / mesh.tensor
+    # Chunks add the head's gradient up in float32; whole logits have one of their own size.
+    gradients = np.maximum(logits, np.where(cut, head * FLOAT32, 0.0))
+    copies = head * compute_bytes * np.where(cut & shape.tied, 2, 1)  # a tied head is transposed
+    return _Moment(gradients, logits + copies)
+
+
+def _token_work(shape: ModelShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
+    """Bytes that one token takes while a layer's gradient is computed."""
+    split = WORKING_HIDDEN * shape.hidden_width + WORKING_HEADS * shape.heads * shape.head_dim
+    return (split / mesh.tensor + WORKING_MODEL * shape.d_model) * compute_bytes
+
+
+def _gathered(shape: ModelShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
+    """Weights of a layer that are gathered along `fsdp` at once."""
+    matrix = shape.d_model * shape.d_ff / mesh.tensor * compute_bytes
+    gathered = GATHERED_MATRICES * matrix
+    if shape.experts:
+        # Experts are gathered together, all their matrices, and one gradient waits to be sent.
+        gathered = (shape.hidden_matrices + 1) * shape.experts / mesh.expert * matrix
+    return np.where(np.asarray(mesh.fsdp) > 1, gathered, 0.0)

@@ -1,0 +1,106 @@
+"""Days, chip-hours and dollars of a whole run, for every candidate."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...hardware import Figure, PriceBook, Slice
+from ..search.scoring import Scores
+from .spot import SECONDS_PER_DAY, Preemption
+
+SPOT = "spot"
+
+
+@dataclass(frozen=True)
+class Market:
+    """Where prices come from, and which of them count.
+
+    Attributes:
+        book: Rates to look prices up in.
+        tier: "on_demand", "spot", or a tier of your own rates such as "reserved-1y".
+        regions: Where it may run; empty is anywhere.
+        preemption: What spot capacity does to a run.
+    """
+
+    book: PriceBook
+    tier: str = "on_demand"
+    regions: tuple[str, ...] = ()
+    preemption: Preemption = field(default_factory=Preemption)
+
+    def quote(self, target: Slice) -> tuple[Figure, str | None]:
+        """USD a chip-hour, and in which region; the cheapest of those allowed."""
+        if not self.regions:
+            region = self.book.cheapest_region(target, tier=self.tier)
+            return self.book.quote(target, tier=self.tier), region
+        quotes = [
+            (self.book.quote(target, region=region, tier=self.tier), region)
+            for region in self.regions
+        ]
+        known = [quote for quote in quotes if quote[0].value is not None]
+        if not known:
+            return quotes[0][0], None
+        return min(known, key=lambda quote: quote[0].value or 0.0)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of the whole run by candidate; `usd` is NaN where no price is known."""
+
+    days: np.ndarray
+    chip_hours: np.ndarray
+    usd: np.ndarray
+    waste: np.ndarray
+    save_s: np.ndarray
+    quotes: dict[Slice, tuple[Figure, str | None]]
+
+    @property
+    def priced(self) -> np.ndarray:
+        """Whether a price is known."""
+        return ~np.isnan(self.usd)
+
+
+def cost_of(scores: Scores, market: Market, *, tokens: float) -> Costs:
+    """What training on `tokens` tokens takes and costs, preemption's waste included on spot."""
+    candidates = scores.candidates
+    targets = [layout.target for layout in candidates.layouts]
+    quotes = {target: market.quote(target) for target in dict.fromkeys(targets)}
+    host = {target: _host_bytes_per_s(target) for target in quotes}
+    state: Any = scores.memory.weights + scores.memory.optimizer
+    save_s = state / candidates.of_layout([host[target] for target in targets])
+    if market.tier == SPOT:
+        waste = np.asarray(market.preemption.waste(save_s, candidates.num_slices))
+    else:
+        waste = np.zeros(len(candidates))
+    # A run is whole steps.
+    steps = np.ceil(tokens / scores.tokens_per_step)
+    seconds = steps * scores.step_time_s / (1 - waste)
+    chip_hours = seconds / 3600 * candidates.chips
+    prices = [quotes[target][0].value for target in targets]
+    rate = candidates.of_layout([np.nan if price is None else price for price in prices])
+    return Costs(
+        days=seconds / SECONDS_PER_DAY,
+        chip_hours=chip_hours,
+        usd=chip_hours * rate,
+        waste=waste,
+        save_s=save_s,
+        quotes=quotes,
+    )
+
+
+def _host_bytes_per_s(target: Slice) -> float:
+    """An asynchronous save holds the step up while state goes to the host."""
+    from ...compiler.timeline.machine import Machine
+
+    return Machine.of(target).host_bytes_per_s
+
+
+def unpriced(quotes: dict[Slice, tuple[Figure, str | None]]) -> Sequence[str]:
+    """The generations without a price, and why."""
+    reasons = {
+        target.chip.name: figure.reason
+        for target, (figure, _) in quotes.items()
+        if figure.value is None
+    }
+    return [f"{name}: {reason.partition(': ')[2]}" for name, reason in reasons.items()]

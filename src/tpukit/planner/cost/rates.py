@@ -1,0 +1,158 @@
+"""What one device of each candidate can do, as arrays: the constants of the step-time model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...compiler.timeline.machine import Machine, fitted_constants
+from ...hardware import Slice
+from ..search.candidates import PRECISIONS, Candidates
+from ..search.layouts import Layout
+from .torus import AXES, Links
+
+_FORMATS = {"bf16": "bf16", "int8": "s8", "fp8": "f8e4m3fn"}
+# Where products of int8 summed over rows, which give gradients of weights, take no longer than
+# those of the other orientation; on v5e and v5p they take as long as in bfloat16 (.88 to 1.0).
+_INT8_OVER_ROWS = ("v6e",)
+_USUAL_HEAD = 256  # a head this wide fills the matrix unit, where nothing was measured
+
+
+@dataclass(frozen=True)
+class AxisRates:
+    """The links of one mesh axis: bytes a second, shares and latency by candidate."""
+
+    bytes_per_s: np.ndarray
+    share: np.ndarray
+    latency_s: np.ndarray
+    all_to_all: np.ndarray
+
+    def gather_s(self, amount: np.ndarray, *, times: np.ndarray | float = 1.0) -> np.ndarray:
+        """An all-gather to, or a reduce-scatter from, `amount` bytes, `times` of them."""
+        return times * (amount * self.share / self.bytes_per_s + self.latency_s)
+
+    def reduce_s(self, amount: np.ndarray, *, times: np.ndarray | float = 1.0) -> np.ndarray:
+        """All-reduces: a reduce-scatter and an all-gather each.
+
+        Over several axes of the torus the timeline has the reduction go axis by axis. Published
+        tensor-parallel steps do not show it: 512B on v5p would be 17 % too slow, and is 11.
+        """
+        return 2 * self.gather_s(amount, times=times)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of one device of every candidate, in SI units.
+
+    Attributes:
+        narrow_time: Of a product of the candidate's precision over that of a bfloat16 one.
+        narrow_gradient_time: The same of those that give gradients of weights.
+        gathers_by_sums: 1 where weights are gathered by all-reduces, which move twice as much.
+        waiting_share: How much longer a step takes because slices wait for the slowest of them.
+    """
+
+    bf16_flops_per_s: np.ndarray
+    narrow_time: np.ndarray
+    narrow_gradient_time: np.ndarray
+    matrix_share: np.ndarray
+    streamed_share: np.ndarray
+    attention_share: np.ndarray
+    backward_over_forward: float
+    op_time_in_a_step: np.ndarray
+    resident_bytes: np.ndarray
+    hbm_bytes_per_s: np.ndarray
+    ici_bytes_per_s: np.ndarray
+    gathers_by_sums: np.ndarray
+    dcn_bytes_per_s: np.ndarray
+    waiting_share: np.ndarray
+    host_bytes_per_s: np.ndarray
+    op_overhead_s: np.ndarray
+    axes: dict[str, AxisRates]
+
+    @classmethod
+    def of(cls, candidates: Candidates, *, head_dim: int) -> "Rates":
+        """Look every rate up once a slice, then spread it over the candidates."""
+        machines = _machines(candidates.layouts)
+
+        def spread(read: Callable[[Machine], float]) -> np.ndarray:
+            known = {target: read(machine) for target, machine in machines.items()}
+            return candidates.of_layout([known[layout.target] for layout in candidates.layouts])
+
+        def of_precision(read: Callable[[Machine, str], float]) -> np.ndarray:
+            table = [spread(lambda m, name=name: read(m, name)) for name in PRECISIONS]
+            return np.stack(table)[candidates.precision, np.arange(len(candidates))]
+
+        ici = spread(lambda m: m.ici_bytes_per_s)
+        hop = spread(lambda m: m.hop_latency_s)
+        return cls(
+            bf16_flops_per_s=spread(lambda m: m.peak_flops("bf16")),
+            narrow_time=of_precision(_narrow_time),
+            narrow_gradient_time=of_precision(_narrow_gradient_time),
+            matrix_share=spread(lambda m: m.matrix_efficiency),
+            streamed_share=spread(lambda m: m.streamed_matrix_efficiency),
+            attention_share=spread(lambda m: _attention_share(m, head_dim)),
+            backward_over_forward=fitted_constants()["attention"]["backward_over_forward"],
+            op_time_in_a_step=spread(lambda m: m.op_time_in_a_step),
+            resident_bytes=spread(lambda m: m.resident_bytes),
+            hbm_bytes_per_s=spread(lambda m: m.hbm_bytes_per_s * m.hbm_efficiency),
+            ici_bytes_per_s=ici,
+            gathers_by_sums=candidates.of_layout(
+                [_gathers_by_sums(layout) for layout in candidates.layouts]
+            ),
+            dcn_bytes_per_s=spread(lambda m: m.dcn_bytes_per_s or np.inf),
+            waiting_share=spread(lambda m: m.wait_per_doubling) * np.log2(candidates.num_slices),
+            host_bytes_per_s=spread(lambda m: m.host_bytes_per_s),
+            op_overhead_s=spread(lambda m: m.op_overhead_s),
+            axes={axis: _axis(candidates, axis, ici, hop) for axis in AXES},
+        )
+
+
+def _machines(layouts: tuple[Layout, ...]) -> dict[Slice, Machine]:
+    by_chip: dict[str, Machine] = {}
+    machines: dict[Slice, Machine] = {}
+    for target in {layout.target for layout in layouts}:
+        name = target.chip.name
+        if name not in by_chip:
+            by_chip[name] = Machine.of(target)
+        machines[target] = by_chip[name]
+    return machines
+
+
+def _narrow_time(machine: Machine, precision: str) -> float:
+    share = machine.int8_over_bf16 if precision == "int8" else 1.0
+    return machine.peak_flops("bf16") / (machine.peak_flops(_FORMATS[precision]) * share)
+
+
+def _narrow_gradient_time(machine: Machine, precision: str) -> float:
+    over_rows = precision != "int8" or machine.slice.chip.name in _INT8_OVER_ROWS
+    return _narrow_time(machine, precision) if over_rows else 1.0
+
+
+def _gathers_by_sums(layout: Layout) -> int:
+    """1 where one axis spans all of a three-dimensional v5p slice.
+
+    There the compiler makes all-reduces of every gather and scatter (llama2-70b on 64, 128 and 256
+    chips, 128B on 256); with a second axis beside it, it does not.
+    """
+    target = layout.target
+    whole = layout.sizes.get("fsdp", 1) == target.chips_per_slice
+    return int(target.chip.name == "v5p" and whole and all(size > 1 for size in target.topology))
+
+
+def _attention_share(machine: Machine, head_dim: int) -> float:
+    """Share of peak that attention reaches; the same table as the timeline's kernels."""
+    shares = fitted_constants()["attention"].get(machine.slice.chip.name)
+    if shares is None:
+        return machine.matrix_efficiency * min(1.0, head_dim / _USUAL_HEAD)
+    nearest = min((int(size) for size in shares), key=lambda size: abs(size - head_dim))
+    return shares[str(nearest)] * min(1.0, head_dim / nearest)
+
+
+def _axis(candidates: Candidates, axis: str, ici: np.ndarray, hop: np.ndarray) -> AxisRates:
+    links = [layout.links.get(axis, Links()) for layout in candidates.layouts]
+    return AxisRates(
+        bytes_per_s=ici * candidates.of_layout([link.lanes for link in links]),
+        share=candidates.of_layout([link.share for link in links]),
+        latency_s=hop * candidates.of_layout([link.hops for link in links]),
+        all_to_all=candidates.of_layout([link.all_to_all for link in links]) / ici,
+    )

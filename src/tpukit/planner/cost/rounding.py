@@ -1,0 +1,74 @@
+"""How a training step in eight bits is written: what it rounds, how often, and what stays wide.
+
+Rounding an array reads it for its largest value, reads it again, and writes half its bytes. Weights
+are rounded where they are stored and cross the links in eight bits.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .model_shape import ModelShape
+
+BFLOAT16 = 2
+# Share of what rounding moves that compiled steps show beside their products, to which or to what
+# comes before them the rest is fused: hbm of their timelines in int8 less that in bfloat16, over
+# what is counted here, is .51 (gpt3-175b on v6e-256), .77 (16B on v5e-256), 1.12 (llama3.1-8b on
+# v6e-256) for our int8, and .63 for AQT's (gpt3-175b on v6e-256).
+BESIDE_PRODUCTS = 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """What is rounded beside the inputs and the weights of every forward pass.
+
+    Attributes:
+        inputs: Times that inputs are rounded anew for the gradients of weights.
+        gradients: Times that each gradient coming back is rounded.
+        passes: Reads of an array that is rounded: 1 where scales are fixed beforehand.
+        noise_bytes: Random numbers for each gradient that is rounded, written and read.
+        weight_gradients: Whether the products that give gradients of weights are narrow too.
+    """
+
+    inputs: int = 0
+    gradients: int = 1
+    passes: int = 2
+    noise_bytes: int = 0
+    weight_gradients: bool = True
+
+    def bytes_per_token(
+        self, shape: ModelShape, tensor: np.ndarray, again: np.ndarray, *, split_sequence: bool
+    ) -> np.ndarray:
+        """HBM bytes of one token in one layer.
+
+        Args:
+            shape: The model.
+            tensor: Devices along `tensor`.
+            again: 1 where products of the forward pass run again.
+            split_sequence: Whether what is as wide as the model is split along `tensor` too.
+        """
+        s = shape
+        stream = s.d_model / (tensor if split_sequence else 1)
+        # Products of one input share its rounding. Those of experts are not narrow.
+        inner = 0 if s.experts else s.d_ff
+        blocks = 1 if s.experts else 2
+        inputs = blocks * stream + (s.heads * s.head_dim + inner) / tensor
+        wider = s.attention_width + (s.hidden_matrices - 1) * inner
+        gradients = self.gradients * (blocks * stream + wider / tensor)
+        rounded = inputs * (1 + again + self.inputs) + gradients
+        each = self.passes * BFLOAT16 + 1
+        return (rounded * each + gradients * self.noise_bytes) * BESIDE_PRODUCTS
+
+    def gathers(self, again: np.ndarray) -> np.ndarray:
+        """Gathers of a layer's two inputs and two gradients along `tensor`, in bfloat16 ones."""
+        narrow = (1 + again + self.inputs) + self.gradients
+        return 2 * (narrow / 2 + (0 if self.weight_gradients else 2))
+
+
+# tpukit.models.products.int8, and tpukit.models.products.float8, which keeps the rounded inputs.
+OUR_INT8 = Rounding(weight_gradients=False)
+OUR_FLOAT8 = Rounding()
+# MaxText's int8 (AQT's config_v3 with jax.uniform): six operands for three products, gradients with
+# a float32 of noise each. And its fp8_full (Qwix) with fixed calibration.
+AQT = Rounding(inputs=1, gradients=2, noise_bytes=8)
+FIXED_SCALES = Rounding(passes=1)

@@ -1,0 +1,327 @@
+"""How long a training step takes, by arithmetic, for thousands of candidates at once.
+
+Rates are those of the compiler's timeline, so that both speak of the same machine. What is counted:
+matrix products padded to the matrix unit, attention by the blocks its kernel visits, what is
+recomputed, HBM traffic between products, weights gathered and gradients scattered along `fsdp`,
+activations exchanged along `tensor`, `expert` and `context`, gradients between slices, layer inputs
+that go to the host, and the bubble of a pipeline.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..search.candidates import PRECISIONS, Candidates
+from .attention_time import RING_WAITED, joined_s, plain_s
+from .kept import OUT, Kept, kept_by
+from .memory_model import MemorySplit
+from .model_shape import ModelShape
+from .program import OUR_PROGRAM, Program
+from .rates import Rates
+from .rounding import OUR_INT8, Rounding
+from .step_split import StepSplit
+
+LANES = 128
+BFLOAT16, FLOAT32 = 2, 4
+# The kernels' usual tile of rows (kernels.grouped_matmul): each further expert shares one.
+GROUPED_TILE_ROWS = 512
+# Reads and writes of every routed row in a pass, to sort, spread, gather and add up: 11 to 13 in
+# steps of mixtral compiled for v6e, dropless and with capacity.
+ROUTED_MOVES = 12
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """Everything a step's time follows from, for all candidates."""
+
+    shape: ModelShape
+    candidates: Candidates
+    memory: MemorySplit
+    rates: Rates
+    sequence_length: int
+    program: Program = OUR_PROGRAM
+
+    def split(self) -> StepSplit:
+        """Seconds by cause, over all micro-batches of a step."""
+        pieces = self.candidates.microbatches
+        forward, backward, again = self._products()
+        attention_forward, attention_backward = self._attention()
+        matrix = forward + backward + again
+        attention = attention_forward + attention_backward
+        compute = matrix + attention
+        hbm = self._elementwise() + self._copied()
+        # Compiled schedules hide part of the weights' gathers and leave other waits open. Published
+        # steps are met best when none is taken as hidden (benchmarks/plan_published.py), but behind
+        # the sums along `tensor`, which go by links of their own.
+        ici = np.maximum(self._weights_moved(), self._sums_moved()) + self._activations_moved()
+        piece = compute + hbm + ici
+        host = self._host(forward + attention_forward, piece)
+        stages = self.candidates.sizes["stage"]
+        bubble = piece * (stages - 1)  # waited once a step, for as many turns as other stages
+        alone = StepSplit(
+            matrix=matrix * pieces,
+            attention=attention * pieces,
+            hbm=hbm * pieces + self._update(),
+            ici=ici * pieces,
+            dcn=self._between_slices(forward + attention_forward, backward + attention_backward),
+            host=host * pieces,
+            bubble=bubble,
+        )
+        waiting = alone.total * self.rates.waiting_share
+        return replace(alone, dcn=alone.dcn + waiting)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Tokens a device holds of one micro-batch."""
+        return self.candidates.batch * self.sequence_length / self.candidates.sizes["context"]
+
+    @property
+    def layers(self) -> np.ndarray:
+        """Layers a device holds."""
+        return self.shape.layers / self.candidates.sizes["stage"]
+
+    @cached_property
+    def _kept(self) -> list[Kept]:
+        return [kept_by(remat) for remat in self.candidates.remats]
+
+    def _by_remat(self, values: list[float]) -> np.ndarray:
+        return np.asarray(values)[self.candidates.remat]
+
+    @cached_property
+    def _no_kernel(self) -> np.ndarray:
+        """Where our attention is no kernel: windows that reach past a device's part of a ring."""
+        context = self.candidates.sizes["context"]
+        far = (self.shape.window or 1) - 1 > self.sequence_length / context
+        return self._ours & (context > 1) & far
+
+    @property
+    def _ours(self) -> bool:
+        """Whether attention is ours: that of others gathers keys and values, and has no ring."""
+        return self.program.attention == "ours"
+
+    @cached_property
+    def _attention_again(self) -> np.ndarray:
+        """1 where the backward pass runs attention forward again."""
+        again = self._by_remat([float(kept.attention_again) for kept in self._kept])
+        nothing_kept = self._by_remat([float(not kept.everything) for kept in self._kept])
+        return np.where(self._no_kernel, nothing_kept, again)
+
+    def _groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, bool]]:
+        """FLOPs a token and forward pass, the share that runs again, that of peak, if narrow."""
+        s, tensor = self.shape, self.candidates.sizes["tensor"]
+        again = [kept.recomputed_weights(s) for kept in self._kept]
+        rows = self.tokens * s.d_model * BFLOAT16
+        # Only the products of attention and of a dense feed-forward block may have fewer bits.
+        width = s.heads * s.head_dim
+        projections = s.d_model * (width + s.attention_width)
+        yield (
+            2 * projections * _padding(width / tensor) / tensor * self.layers,
+            self._by_remat([attention / projections for attention, _ in again]),
+            self._share(np.minimum(rows, s.d_model * width / tensor * BFLOAT16)),
+            True,
+        )
+        # Experts work on their own share of the rows, each with its own weights; rows sorted by
+        # expert are multiplied by kernels whose operands stay in no memory.
+        hidden = s.hidden_matrices * s.d_model * s.hidden_width
+        plain = self._share(np.minimum(rows, s.d_model * s.d_ff / tensor * BFLOAT16))
+        yield (
+            2 * hidden * self._expert_rows() * _padding(s.d_ff / tensor) / tensor * self.layers,
+            self._by_remat([inner / hidden for _, inner in again]),
+            self.rates.streamed_share if s.sorted_rows else plain,
+            not s.experts,
+        )
+        # Only the last stage has the head; every stage waits for it.
+        yield (
+            2 * s.d_model * s.vocab * _padding(s.vocab / tensor) / tensor,
+            np.zeros(1),
+            self._share(np.minimum(rows, s.d_model * s.vocab / tensor * BFLOAT16)),
+            False,
+        )
+
+    def _expert_rows(self) -> np.ndarray:
+        """Rows that are multiplied over those routed: buffers have room, tiles have two experts."""
+        s = self.shape
+        if not s.sorted_rows:
+            return np.full(len(self.candidates), s.expert_rows)
+        further = s.experts / self.candidates.sizes["expert"] - 1
+        return 1 + further * GROUPED_TILE_ROWS / (self.tokens * s.experts_per_token)
+
+    def _share(self, smaller_operand_bytes: np.ndarray) -> np.ndarray:
+        """Of peak: less when neither operand can stay in VMEM."""
+        r = self.rates
+        return np.where(smaller_operand_bytes > r.resident_bytes, r.streamed_share, r.matrix_share)
+
+    def _products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Seconds of the products with weights: forward, backward, recomputed."""
+        r = self.rates
+        forward = again = gradients = np.zeros(len(self.candidates))
+        over_rows = self._by_precision(
+            [r.narrow_gradient_time if one.weight_gradients else 1.0 for one in self._rounding]
+        )
+        for flops, share_again, share, narrow in self._groups():
+            seconds = flops * self.tokens / (r.bf16_flops_per_s * share)
+            forward = forward + seconds * (r.narrow_time if narrow else 1.0)
+            again = again + seconds * (r.narrow_time if narrow else 1.0) * share_again
+            gradients = gradients + seconds * (over_rows if narrow else 1.0)
+        # With few tokens a product waits for its weights instead.
+        least = self._layer_bytes() / r.hbm_bytes_per_s
+        forward, gradients = np.maximum(forward, least), np.maximum(gradients, least)
+        other = self.program.other_flops_per_token * self.tokens / self.candidates.sizes["tensor"]
+        again = again + other / (r.bf16_flops_per_s * r.streamed_share)
+        return forward, forward + gradients, again
+
+    def _attention(self) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of attention: forward, and backward with what is computed again."""
+        sizes, length = self.candidates.sizes, self.sequence_length
+        share = self.tokens / (sizes["tensor"] * sizes["stage"])
+        kernel = self.program.attention_timer
+        hops = (sizes["context"] - 1) * self._ours
+        ways = zip(
+            plain_s(self.shape, self.rates, length=length, token_share=share),
+            kernel(self.shape, self.rates, length=length, token_share=share),
+            joined_s(self.shape, self.rates, hops=hops, token_share=share),
+            strict=True,
+        )
+        forward, backward = (
+            np.where(self._no_kernel, plain, kernel + joined) for plain, kernel, joined in ways
+        )
+        return forward, backward + forward * self._attention_again
+
+    def _elementwise(self) -> np.ndarray:
+        """Seconds of HBM traffic of norms, rotations, gates, residuals and the loss."""
+        s, tensor = self.shape, self.candidates.sizes["tensor"]
+        split = 2 * (s.attention_width + s.heads * s.head_dim) + s.hidden_matrices * s.hidden_width
+        split += 2 * (s.heads + s.kv_heads) * s.head_dim if s.qk_norm else 0
+        stream = (12 if s.post_norms else 8) * s.d_model
+        channels = split / tensor + stream / (tensor if self.program.split_sequence else 1)
+        channels = channels + ROUTED_MOVES * s.experts_per_token * s.expert_rows * s.d_model
+        passes = 3 + self._attention_again
+        layers = channels * BFLOAT16 * passes * self.layers
+        logits = s.vocab / tensor * BFLOAT16 * 4
+        ops = (24 * passes * self.layers) * self.rates.op_overhead_s
+        traffic = self.tokens * (layers + logits) / self.rates.hbm_bytes_per_s
+        return traffic + ops + self._narrowed()
+
+    def _copied(self) -> np.ndarray:
+        """Seconds of HBM traffic of what goes to the host and comes back."""
+        return 2 * np.asarray(self.memory.host) / self.rates.hbm_bytes_per_s
+
+    def _narrowed(self) -> np.ndarray:
+        """Seconds of HBM traffic to round the operands of products to eight bits."""
+        tensor, split = self.candidates.sizes["tensor"], self.program.split_sequence
+        each = [
+            one.bytes_per_token(self.shape, tensor, self._runs_again, split_sequence=split)
+            for one in self._rounding
+        ]
+        moved = self._by_precision([0.0, *each[1:]]) * self.tokens * self.layers
+        return moved / self.rates.hbm_bytes_per_s
+
+    @cached_property
+    def _runs_again(self) -> np.ndarray:
+        """1 where products of the forward pass run again in the backward pass."""
+        return self._by_remat([float(not kept.everything) for kept in self._kept])
+
+    @property
+    def _rounding(self) -> list[Rounding]:
+        """What is rounded with each precision; with the first, nothing."""
+        own = {"int8": self.program.int8, "fp8": self.program.fp8}
+        return [own.get(name, OUR_INT8) for name in PRECISIONS]
+
+    def _by_precision(self, values: list[Any]) -> np.ndarray:
+        spread = [np.broadcast_to(value, len(self.candidates)) for value in values]
+        return np.stack(spread)[self.candidates.precision, np.arange(len(self.candidates))]
+
+    def _layer_bytes(self) -> np.ndarray:
+        """Bytes of the layers' weights one device multiplies with, gathered."""
+        s, sizes = self.shape, self.candidates.sizes
+        outside = s.vocab * s.d_model * (1 if s.tied else 2)
+        shared = (s.other_parameters - outside) / sizes["tensor"]
+        experts = s.expert_parameters / (sizes["tensor"] * sizes["expert"])
+        return (shared + experts) / sizes["stage"] * BFLOAT16
+
+    def _weights_moved(self) -> np.ndarray:
+        """Seconds to gather weights for both passes and to scatter their gradients."""
+        s, sizes = self.shape, self.candidates.sizes
+        head = s.vocab * s.d_model / sizes["tensor"] * BFLOAT16 * (1 if s.tied else 2)
+        # Two of three times they are as wide as they are multiplied.
+        narrow = (self.candidates.precision > 0) & (s.experts == 0)
+        amount = (self._layer_bytes() * np.where(narrow, 2 / 3, 1.0) + head) / self.layers
+        times = 3 * (1 + self.rates.gathers_by_sums) * self.layers
+        return self.rates.axes["fsdp"].gather_s(amount, times=times)
+
+    def _sums_moved(self) -> np.ndarray:
+        """Seconds of the sums of partial products along `tensor`: the next product waits for it."""
+        # Two sums forward and two backward; where the first is not kept, once more.
+        once_more = [not k.everything and OUT not in k.names for k in self._kept]
+        sums = self._by_remat([4.0 + more for more in once_more])
+        if self.program.split_sequence:
+            # A sum is a scatter, and a gather for the next product. The inputs of products are
+            # gathered in the backward pass once more, for the gradients of weights; and all of it
+            # as wide as it is multiplied.
+            narrow = [one.gathers(self._runs_again) for one in self._rounding]
+            sums = (sums + self._by_precision([6.0, *narrow[1:]])) / 2
+        rows = self.tokens * self.shape.d_model * BFLOAT16
+        return self.rates.axes["tensor"].reduce_s(rows, times=sums * self.layers)
+
+    def _activations_moved(self) -> np.ndarray:
+        """Seconds of activations that are exchanged, passed round or handed on."""
+        s, sizes, axes = self.shape, self.candidates.sizes, self.rates.axes
+        rows = self.tokens * s.d_model * BFLOAT16
+        routed = rows * max(1, s.experts_per_token) * s.expert_rows
+        expert = routed * axes["expert"].all_to_all * (4 + 2 * self._runs_again) * self.layers
+        keys = self.tokens * 2 * s.kv_heads * s.head_dim * BFLOAT16
+        # In a ring gradients of keys travel with them, in float32; windows need no ring.
+        times, waited, far = (
+            (4, RING_WAITED, s.global_layers / s.layers) if self._ours else (3, 1, 1)
+        )
+        turns = (sizes["context"] - 1) * (times + self._attention_again) * self.layers * far
+        context = waited * turns * keys / self.rates.ici_bytes_per_s
+        stage = np.where(sizes["stage"] > 1, 2 * rows / self.rates.ici_bytes_per_s, 0.0)
+        return expert + context + stage
+
+    def _hidden(self, transfer: np.ndarray, work: np.ndarray) -> np.ndarray:
+        """What is left of a transfer that runs beside `work`."""
+        return np.maximum(0.0, transfer - work)
+
+    def _host(self, forward: np.ndarray, piece: np.ndarray) -> np.ndarray:
+        """Seconds waited for layer inputs on their way to the host and back."""
+        one_way: Any = self.memory.host / self.rates.host_bytes_per_s
+        return self._hidden(one_way, forward) + self._hidden(one_way, piece - forward)
+
+    def _between_slices(self, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
+        """Seconds waited for what goes between slices, once each micro-batch.
+
+        Joined by `data`, gradients are summed; joined by `fsdp`, each pass gathers the weights that
+        other slices hold, and gradients go back to them. What a layer needs travels while others
+        are at work, as compiled schedules have it; nothing is left to hide that of the first.
+        """
+        count = self.candidates.num_slices
+        is_shared = self.candidates.slices_sharing > 1
+        own = self._own_parameters() * BFLOAT16
+        once = own * (count - 1) / self.rates.dcn_bytes_per_s
+        backward_s = 2 * once / np.where(is_shared, 1, count)
+        forward_s = np.where(is_shared, once, 0.0)
+        waited = sum(
+            np.maximum(self._hidden(moved, work), moved / self.layers)
+            for moved, work in ((forward_s, forward), (backward_s, backward))
+        )
+        return waited * self.candidates.microbatches
+
+    def _update(self) -> np.ndarray:
+        """Seconds of the optimizer: everything read once, all but gradients written once."""
+        own = self._own_parameters()
+        pieces = self.candidates.microbatches
+        summed = np.where(pieces > 1, 3 * own * FLOAT32 * pieces, 0.0)
+        moved: Any = 3 * own * FLOAT32 + 2 * self.memory.optimizer + summed
+        return moved / self.rates.hbm_bytes_per_s
+
+    def _own_parameters(self) -> np.ndarray:
+        return np.asarray(self.memory.weights) / FLOAT32
+
+
+def _padding(width: np.ndarray) -> np.ndarray:
+    """What a width grows by when filled up to whole lanes."""
+    return np.ceil(width / LANES) * LANES / width

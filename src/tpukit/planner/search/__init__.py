@@ -1,0 +1,1 @@
+"""Candidates, their scores, and the compiler's word on the best."""

@@ -1,0 +1,260 @@
+"""Every way worth considering to run a training step: slices, meshes, batches, remat, formats."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...errors import ConfigError, did_you_mean
+from ...hardware import Chip, Slice, get_chip, list_chips, list_slices
+from ..cost.model_shape import ModelShape
+from ..cost.torus import AXES
+from .layouts import Layout, layouts_on
+
+# Generations whose ops were measured, so that the step model has constants for them.
+GENERATIONS = ("v5e", "v5p", "v6e", "7x")
+# As job files spell them, from what keeps the most to what keeps the least on the device.
+REMATS = (
+    "none",
+    "save=qkv_proj,attention,out_proj,mlpwi",
+    "minimal",
+    "save=attention",
+    "offload=attention",
+    "full",
+    "offload=decoder_layer_input",
+)
+PRECISIONS = ("bf16", "int8", "fp8")
+MOMENTS = ("float32", "bfloat16")
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+MICROBATCHES = (1, 2, 4, 8)
+SLICE_COUNTS = (1, 2, 4, 8, 16)
+_COLUMNS = ("layout", "batch", "microbatches", "remat", "precision", "moment")
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is searched.
+
+    Attributes:
+        generations: Names as `get_chip` takes them, or whole slices such as "v6e-64".
+        max_chips: The most chips, all slices together.
+        multi_slice: Whether several slices may be joined by the data-centre network.
+        batches: Examples a batch way takes in one micro-batch.
+    """
+
+    generations: Sequence[str] = GENERATIONS
+    max_chips: int | None = None
+    multi_slice: bool = True
+    pipeline: bool = True
+    batches: Sequence[int] = BATCHES
+    microbatches: Sequence[int] = MICROBATCHES
+    remats: Sequence[str] = REMATS
+    precisions: Sequence[str] = ("bf16",)
+    moments: Sequence[str] = MOMENTS
+
+    def __post_init__(self) -> None:
+        for seen, known, what in (
+            (self.remats, REMATS, "remat"),
+            (self.precisions, PRECISIONS, "precision"),
+            (self.moments, MOMENTS, "moment dtype"),
+        ):
+            for name in seen:
+                if name not in known:
+                    raise ConfigError(
+                        f"{what} '{name}' is not one of {', '.join(known)}."
+                        + did_you_mean(name, known)
+                    )
+        if self.max_chips is not None and self.max_chips < 1:
+            raise ConfigError(f"max_chips is {self.max_chips}; a plan needs at least one chip.")
+        chips = {target.chip for target in self.targets()}
+        for name in self.precisions:
+            if chips and not any(speeds_up(chip, name) for chip in chips):
+                able = [chip.name for chip in list_chips() if speeds_up(chip, name)]
+                raise ConfigError(
+                    f"no chip of {', '.join(sorted(chip.name for chip in chips))} multiplies "
+                    f"{name} faster than bf16; {' and '.join(able)} do. Leave {name} out of "
+                    "--precision, or name another generation."
+                )
+
+    def targets(self) -> list[Slice]:
+        """Every slice, or several of them, within `max_chips`."""
+        found = [target for name in self.generations for target in _targets(name)]
+        most = self.max_chips or math.inf
+        several = self.multi_slice
+        return [
+            target
+            for target in dict.fromkeys(found)
+            if target.chips <= most and (several or target.num_slices == 1)
+        ]
+
+
+def _targets(name: str) -> Iterator[Slice]:
+    """The slices a name stands for: a generation's, one by one and joined, or that one slice."""
+    one = named_slice(name)
+    if one is not None:
+        refuse_unknown_rates(one.chip)
+        yield one
+        return
+    chip = get_chip(name.strip())
+    refuse_unknown_rates(chip)
+    for one in list_slices(chip.name):
+        if not _is_usual(one.chips):
+            continue
+        yield one
+        # Joining slices makes sense from whole pods or large blocks only.
+        if one.chips >= min(256, max(s.chips for s in list_slices(chip.name))):
+            for count in SLICE_COUNTS[1:]:
+                yield Slice(chip, one.topology, count)
+
+
+def named_slice(name: str) -> Slice | None:
+    """The slice that a name such as "v6e-64" is of; None of a generation's name."""
+    text = name.strip()
+    whole = any(mark in text for mark in "-:") and not text.lower().startswith("tpu v")
+    return Slice.parse(text) if whole else None
+
+
+def unknown_rate(chip: Chip) -> str:
+    """Which rate that every plan needs the catalog does not have, and why; "" when it has all."""
+    for what, figure in (("HBM", chip.hbm_gbps), ("link", chip.ici_link_effective_gbps)):
+        if figure.value is None:
+            return f"its {what} bandwidth is {figure.reason.rstrip('.')}"
+    return ""
+
+
+def refuse_unknown_rates(chip: Chip) -> None:
+    """Raise where nothing can be said about a chip's speed."""
+    if reason := unknown_rate(chip):
+        raise ConfigError(
+            f"{chip.name} cannot be planned for, because {reason}; use one of "
+            f"{', '.join(GENERATIONS)}."
+        )
+
+
+def _is_usual(chips: int) -> bool:
+    """Whether a count is a power of two, or three times one."""
+    odd = chips // (chips & -chips)
+    return odd in (1, 3)
+
+
+def speeds_up(chip: Chip, precision: str) -> bool:
+    """Whether the catalog gives a chip a higher rate for a format than for bf16."""
+    if precision == "bf16":
+        return True
+    narrow, wide = (chip.peak(name).value for name in (precision, "bf16"))
+    return narrow is not None and wide is not None and narrow > wide
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Arrays, one entry a candidate; `layouts[layout[i]]` is where candidate i runs.
+
+    `remat`, `precision` and `moment` are places in `remats`, `PRECISIONS` and `MOMENTS`.
+    """
+
+    layouts: tuple[Layout, ...]
+    layout: np.ndarray
+    batch: np.ndarray
+    microbatches: np.ndarray
+    remat: np.ndarray
+    precision: np.ndarray
+    moment: np.ndarray
+    remats: tuple[str, ...] = REMATS
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def take(self, chosen: np.ndarray) -> "Candidates":
+        """Some of them."""
+        picked: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        return replace(self, **picked)
+
+    @cached_property
+    def sizes(self) -> dict[str, np.ndarray]:
+        """Devices along each axis inside one slice."""
+        return {
+            axis: self.of_layout([layout.sizes.get(axis, 1) for layout in self.layouts])
+            for axis in AXES
+        }
+
+    @cached_property
+    def num_slices(self) -> np.ndarray:
+        """Slices of each."""
+        return self.of_layout([layout.target.num_slices for layout in self.layouts])
+
+    @cached_property
+    def slices_sharing(self) -> np.ndarray:
+        """Slices that hold one copy of the weights together."""
+        joined = [one.joined_by == "fsdp" for one in self.layouts]
+        return np.where(self.of_layout(joined), self.num_slices, 1)
+
+    @cached_property
+    def chips(self) -> np.ndarray:
+        """Chips of each, all slices together."""
+        return self.of_layout([layout.target.chips for layout in self.layouts])
+
+    @cached_property
+    def batch_ways(self) -> np.ndarray:
+        """Shares a batch is cut into."""
+        sizes = self.sizes
+        return sizes["data"] * sizes["fsdp"] * sizes["expert"] * self.num_slices
+
+    @property
+    def examples(self) -> np.ndarray:
+        """Examples of a whole step."""
+        return self.batch * self.microbatches * self.batch_ways
+
+    def of_layout(self, values: Sequence[float]) -> np.ndarray:
+        """One value a layout, spread over the candidates."""
+        return np.asarray(values)[self.layout]
+
+
+def enumerate_candidates(
+    shape: ModelShape,
+    space: Space,
+    *,
+    sequence_length: int,
+    max_batch_tokens: float,
+    fixed_examples: int | None = None,
+) -> Candidates:
+    """All combinations whose step has at most `max_batch_tokens` tokens.
+
+    With `fixed_examples` a step has exactly so many examples, however they are split.
+    """
+    layouts = tuple(
+        layout
+        for target in space.targets()
+        for layout in layouts_on(target, shape, sequence_length, pipeline=space.pipeline)
+    )
+    columns = np.meshgrid(
+        np.arange(len(layouts)),
+        np.asarray(space.batches if fixed_examples is None else (1,)),
+        np.asarray(space.microbatches),
+        np.asarray([REMATS.index(name) for name in space.remats]),
+        np.asarray([PRECISIONS.index(name) for name in space.precisions]),
+        np.asarray([MOMENTS.index(name) for name in space.moments]),
+        indexing="ij",
+    )
+    values: dict[str, Any] = {
+        name: column.ravel() for name, column in zip(_COLUMNS, columns, strict=True)
+    }
+    everything = Candidates(layouts=layouts, **values)
+    if tuple(space.precisions) != ("bf16",):
+        faster = np.asarray(
+            [[speeds_up(one.target.chip, name) for name in PRECISIONS] for one in layouts]
+        )
+        everything = everything.take(
+            np.flatnonzero(faster[everything.layout, everything.precision])
+        )
+    if fixed_examples is not None:
+        shares = everything.examples
+        everything = replace(everything, batch=fixed_examples // shares)
+        everything = everything.take(np.flatnonzero(fixed_examples % shares == 0))
+        max_batch_tokens = math.inf
+    tokens = everything.examples * sequence_length
+    # A pipeline shorter of micro-batches than of stages mostly waits.
+    filled = everything.microbatches >= everything.sizes["stage"]
+    return everything.take(np.flatnonzero((tokens <= max_batch_tokens) & filled))

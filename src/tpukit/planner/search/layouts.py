@@ -1,0 +1,98 @@
+"""Where a step can run: a slice, a mesh over its devices, and how several slices are joined."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...hardware import Slice
+from ..cost.model_shape import ModelShape
+from ..cost.torus import AXES, Links, place_axes
+
+LARGEST_TENSOR = 16
+STAGES = (2, 4, 8)
+# A context axis pays once a single example is more than a device can hold.
+CONTEXT_FROM_TOKENS = 32768
+CONTEXTS = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A slice and a mesh over all of its devices.
+
+    `sizes` are those inside one slice. Slices are joined by `data`, where each holds all weights,
+    or by `fsdp`, where they share them and gather them over the network.
+    """
+
+    target: Slice
+    sizes: dict[str, int]
+    links: dict[str, Links] = field(repr=False)
+    joined_by: str = "data"
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Size of each axis over all slices, axes of 1 left out."""
+        joined = self.sizes.get(self.joined_by, 1) * self.target.num_slices
+        whole = {**self.sizes, self.joined_by: joined}
+        mesh = {axis: whole.get(axis, 1) for axis in AXES if whole.get(axis, 1) > 1}
+        return mesh or {"fsdp": 1}
+
+    @property
+    def dcn_mesh(self) -> tuple[int, ...] | None:
+        """The part of each axis that crosses slices; None for one slice."""
+        if self.target.num_slices == 1:
+            return None
+        return tuple(self.target.num_slices if axis == self.joined_by else 1 for axis in self.mesh)
+
+
+def layouts_on(
+    target: Slice, shape: ModelShape, sequence_length: int, *, pipeline: bool
+) -> Iterator[Layout]:
+    """The meshes worth considering for a model on a slice, or on several joined."""
+    devices = target.devices // target.num_slices
+    contexts = (1, *CONTEXTS) if sequence_length >= CONTEXT_FROM_TOKENS else (1,)
+    for tensor in _tensor_sizes(shape):
+        for expert in _divisors_by_two(shape.experts):
+            for context in contexts:
+                inner = tensor * expert * context
+                if devices % inner == 0 and (context == 1 or tensor * expert == 1):
+                    sizes = {"tensor": tensor, "expert": expert, "context": context}
+                    sizes["fsdp"] = devices // inner
+                    yield _layout(target, sizes)
+                    if _fills_a_slice(shape, target):
+                        yield _layout(target, sizes, joined_by="fsdp")
+    if pipeline and not shape.experts:
+        for stage in STAGES:
+            if shape.layers % stage == 0 and devices % stage == 0:
+                yield _layout(target, {"stage": stage, "fsdp": devices // stage})
+
+
+def _fills_a_slice(shape: ModelShape, target: Slice) -> bool:
+    """Whether slices had better share the weights: one alone gives half its memory to them.
+
+    Weights and moments in float32, that is. Where there is room, sharing gains nothing that would
+    be worth two gathers over the network in every step.
+    """
+    total = target.hbm_bytes.value
+    if target.num_slices == 1 or total is None:
+        return False
+    state = 12 * (shape.other_parameters + shape.expert_parameters)
+    return state > total / target.num_slices / 2
+
+
+def _layout(target: Slice, sizes: dict[str, int], *, joined_by: str = "data") -> Layout:
+    return Layout(target, sizes, place_axes(target, sizes), joined_by)
+
+
+def _tensor_sizes(shape: ModelShape) -> list[int]:
+    """Powers of two that cut no head and no hidden channel in two."""
+    return [
+        size
+        for size in (1, 2, 4, 8, LARGEST_TENSOR)
+        if shape.heads % size == 0 and shape.d_ff % size == 0 and shape.kv_heads % size == 0
+    ]
+
+
+def _divisors_by_two(experts: int) -> list[int]:
+    sizes = [1]
+    while experts and experts % (sizes[-1] * 2) == 0:
+        sizes.append(sizes[-1] * 2)
+    return sizes

@@ -1,0 +1,131 @@
+"""What is wanted: an objective under limits, and which candidates meet them."""
+
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import numpy as np
+
+from ...errors import ConfigError, did_you_mean
+from ..cost.money import Costs
+from .scoring import Scores
+
+ObjectiveName = Literal["cheapest", "fastest", "fewest-chips"]
+OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
+SAME = 0.01  # a model of this kind cannot tell closer candidates apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a plan must keep to; None is no limit.
+
+    Attributes:
+        deadline_days: The run ends within so many days.
+        budget_usd: It costs at most this.
+        min_headroom: Share of usable HBM that stays free by the model.
+    """
+
+    deadline_days: float | None = None
+    budget_usd: float | None = None
+    min_headroom: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("deadline_days", "budget_usd"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")
+        if not 0 <= self.min_headroom < 1:
+            raise ConfigError(
+                f"min_headroom is {self.min_headroom}; it is a share of HBM from 0 to below 1."
+            )
+
+
+def read_objective(name: str | None, limits: Limits) -> ObjectiveName:
+    """The objective of that name; without one, what the limits leave open.
+
+    A budget alone asks for the fastest it can buy; anything else for the cheapest.
+    """
+    if name is None:
+        only_budget = limits.budget_usd is not None and limits.deadline_days is None
+        return "fastest" if only_budget else "cheapest"
+    wanted = name.replace("_", "-").replace(" ", "-")
+    if wanted not in OBJECTIVES:
+        raise ConfigError(
+            f"objective '{name}' is not one of {', '.join(OBJECTIVES)}."
+            + did_you_mean(wanted, OBJECTIVES)
+        )
+    return cast(ObjectiveName, wanted)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Which candidates pass each limit, in the order they are tested."""
+
+    fits: np.ndarray
+    in_time: np.ndarray
+    affordable: np.ndarray
+
+    @property
+    def passed(self) -> np.ndarray:
+        """Those that meet all."""
+        return self.fits & self.in_time & self.affordable
+
+
+def judge(scores: Scores, costs: Costs, limits: Limits) -> Judgement:
+    """Hold every candidate against the limits; without a price nothing is affordable."""
+    everything = np.ones(len(scores.candidates), bool)
+    deadline, budget = limits.deadline_days, limits.budget_usd
+    return Judgement(
+        fits=scores.memory_share <= 1 - limits.min_headroom,
+        in_time=everything if deadline is None else costs.days <= deadline,
+        affordable=everything if budget is None else costs.usd <= budget,
+    )
+
+
+def ranking_keys(
+    objective: ObjectiveName, scores: Scores, costs: Costs, *, priced: bool
+) -> tuple[np.ndarray, ...]:
+    """What to sort by, the most important first.
+
+    Money and days within one `SAME` of each other are equal. What is left open goes to the
+    plainer candidate, then to the one with more free memory.
+    """
+    candidates = scores.candidates
+    money = _bins(costs.usd if priced else costs.chip_hours)
+    days, chips = _bins(costs.days), candidates.chips
+    orders = {
+        "cheapest": (money, days, chips),
+        "fastest": (days, money, chips),
+        "fewest-chips": (chips, days, money),
+    }
+    return (*orders[objective], unusual(scores), scores.memory_share)
+
+
+def unusual(scores: Scores) -> np.ndarray:
+    """How many things a candidate does that one would rather not: fewer bits, pieces, axes.
+
+    What is exchanged along further axes, with the host, or between slices that share weights, is
+    the least certain part of a step's time.
+    """
+    c = scores.candidates
+    axes = ("tensor", "expert", "context", "stage")
+    further = sum((c.sizes[axis] > 1).astype(int) for axis in axes)
+    outside = (np.asarray(scores.memory.host) > 0).astype(int) + (c.slices_sharing > 1)
+    return c.moment + c.precision + (c.microbatches > 1) + further + outside
+
+
+def ranked(chosen: np.ndarray, keys: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Places of the chosen candidates, the best first."""
+    places = np.flatnonzero(chosen)
+    return places[np.lexsort([key[places] for key in keys][::-1])]
+
+
+def _bins(values: np.ndarray) -> np.ndarray:
+    return np.floor(np.log(values) / np.log1p(SAME))
+
+
+def pareto_front(chosen: np.ndarray, days: np.ndarray, money: np.ndarray) -> np.ndarray:
+    """Places where nothing is both faster and cheaper, the fastest first."""
+    places = np.flatnonzero(chosen & ~np.isnan(money))
+    order = places[np.lexsort((money[places], days[places]))]
+    best = np.minimum.accumulate(np.concatenate([[np.inf], money[order]]))[:-1]
+    return order[money[order] < best]

@@ -1,0 +1,158 @@
+"""Slices for a model whose dimensions nobody told us: the compiler is asked, slice by slice."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...checker.compiling import compile_jobs
+from ...compiler.compiled import CompiledStep
+from ...compiler.timeline.machine import Machine
+from ...errors import TPUError, TPUNotAvailableError
+from ...hardware import Slice
+from ...job.job import Plan
+from ..answer.choice import Choice, Verified
+from ..cost.money import SPOT
+from ..cost.spot import SECONDS_PER_DAY
+from ..cost.step_split import CAUSES
+from .objectives import Limits
+from .search import Ask
+from .verification import Compile, broken_limit, sort_key
+
+AT_ONCE = 2  # compiles side by side before the clock is looked at again
+_PURPOSES = {"parameters": "weights", "optimizer state": "optimizer"}
+_KEPT = ("weights", "gradients", "optimizer", "activations")
+_CAUSES = {"kernel": "attention", "vector": "hbm", "overhead": "hbm"}
+
+
+@dataclass
+class OwnModelSearch:
+    """Compiles somebody's own step for one slice after another, each as one `fsdp` axis.
+
+    Attributes:
+        budget_s: No compile starts after so long.
+        say: Called with a line for each thing that is done.
+        notes: Slices that were asked about and are no answer, and why.
+    """
+
+    ask: Ask
+    budget_s: float
+    say: Callable[[str], None]
+    compile: Compile = compile_jobs
+    compiled: int = 0
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list[str])
+
+    def choices(self) -> tuple[list[Choice], str]:
+        """Choices that meet the limits, the best first; else the nearest, and why."""
+        started = time.perf_counter()
+        found: list[Choice] = []
+        waiting = list(self._jobs())
+        skipped = 0
+        while waiting:
+            left = self.budget_s - (time.perf_counter() - started)
+            if left <= 0:
+                skipped = len(waiting)
+                break
+            now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
+            self.say(f"compiling for {', '.join(str(job.slice) for job in now)}")
+            for job, answer in zip(now, self.compile(now, timeout_s=left), strict=True):
+                self.compiled += 1
+                found += self._read(job, answer)
+        if skipped:
+            self.notes.append(f"{skipped} slices were not asked about: time was up")
+        self.seconds = time.perf_counter() - started
+        found.sort(key=lambda choice: sort_key(self.ask.objective, choice))
+        passed = [choice for choice in found if not broken_limit(choice, self.ask.limits)]
+        if passed:
+            return passed, ""
+        if not found:
+            return [], "no slice that its batch can be split over holds it"
+        return found, f"every slice that holds it breaks a limit: {self._nearest(found[0])}"
+
+    def _nearest(self, choice: Choice) -> str:
+        limits: Limits = self.ask.limits
+        return f"{choice.target} takes {broken_limit(choice, limits).rstrip(',')}"
+
+    def _jobs(self) -> Iterator[Plan]:
+        """A job for every slice its batch can be split over, the smallest slices first."""
+        subject = self.ask.subject
+        examples = subject.fixed_examples or 1
+        targets = [one for one in self.ask.space.targets() if one.num_slices == 1]
+        for target in sorted(targets, key=lambda one: one.chips):
+            if examples % target.devices == 0:
+                yield Plan(
+                    model=subject.name,
+                    slice=str(target),
+                    mesh={"fsdp": target.devices},
+                    batch_size=examples,
+                    sequence_length=subject.sequence_length,
+                    remat=subject.remat,
+                )
+
+    def _read(self, job: Plan, answer: CompiledStep | TPUError) -> list[Choice]:
+        if isinstance(answer, TPUNotAvailableError):
+            raise answer
+        if isinstance(answer, TPUError):
+            self.notes.append(f"{job.slice}: the compiler refused it: {answer}")
+            return []
+        memory = answer.memory
+        usable = float(memory.usable_bytes or math.inf)
+        if not answer.fits or memory.total_bytes > usable * (1 - self.ask.limits.min_headroom):
+            self.notes.append(f"{job.slice}: {memory.verdict}")
+            return []
+        step = answer.predict(tokens_per_step=job.tokens_per_step)
+        return [self._choice(job, memory, step)]
+
+    def _choice(self, job: Plan, memory: Any, step: Any) -> Choice:
+        ask, target = self.ask, job.target
+        purposes: dict[str, float] = dict.fromkeys((*_KEPT, "temporaries", "host"), 0.0)
+        for name, size in memory.purposes.items():
+            known = _PURPOSES.get(name, name)
+            purposes[known if known in _KEPT else "temporaries"] += size
+        causes: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
+        spent: dict[str, float] = step.seconds_by_cause
+        for name, seconds in spent.items():
+            causes[_CAUSES.get(name, name)] += seconds
+        save_s = (purposes["weights"] + purposes["optimizer"]) / _host_rate(target)
+        spot = ask.market.tier == SPOT
+        waste = float(ask.market.preemption.waste(save_s, 1)) if spot else 0.0
+        interval = float(ask.market.preemption.interval_s(save_s, 1)) if spot else None
+        steps = math.ceil(ask.tokens / job.tokens_per_step)
+        days = steps * step.step_time_s / (1 - waste) / SECONDS_PER_DAY
+        chip_hours = days * 24 * target.chips
+        quote, region = ask.market.quote(target)
+        return Choice(
+            target=target,
+            mesh=dict(job.mesh),
+            batch_size=job.examples,
+            microbatches=job.microbatches,
+            remat=job.remat,
+            precision="bf16",
+            moment_dtype="float32",
+            job=job.replace(train={"steps": steps}),
+            memory={**purposes, "total": float(memory.total_bytes)},
+            usable_bytes=float(memory.usable_bytes or 0),
+            step_time_s=step.step_time_s,
+            seconds_by_cause=causes,
+            tokens_per_step=job.tokens_per_step,
+            mfu=None,
+            days=days,
+            chip_hours=chip_hours,
+            usd=quote.scaled(chip_hours, unit="USD"),
+            usd_per_chip_hour=quote,
+            region=region,
+            waste=waste,
+            checkpoint_interval_s=interval,
+            verified=Verified(
+                fits=True,
+                memory_bytes=memory.total_bytes,
+                step_time_s=step.step_time_s,
+                reason=" ".join(step.caveats),
+            ),
+        )
+
+
+def _host_rate(target: Slice) -> float:
+    return Machine.of(target).host_bytes_per_s

@@ -1,0 +1,101 @@
+"""Memory and time of every candidate together: one pass of array arithmetic."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes, rounds_first
+from ..cost.model_shape import ModelShape
+from ..cost.program import OUR_PROGRAM, Program
+from ..cost.rates import Rates
+from ..cost.step_model import FLOAT32, StepModel
+from ..cost.step_split import StepSplit
+from .candidates import MOMENTS, Candidates
+
+_PURPOSES = ("weights", "gradients", "optimizer", "activations", "temporaries", "host")
+_MOMENT_BYTES = {"float32": 2 * FLOAT32, "bfloat16": FLOAT32 + 2}  # the second stays wide
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the models say of every candidate; arrays of one length."""
+
+    candidates: Candidates
+    memory: MemorySplit
+    usable_bytes: np.ndarray
+    step: StepSplit
+    step_time_s: np.ndarray
+    tokens_per_step: np.ndarray
+
+    @property
+    def memory_share(self) -> np.ndarray:
+        """HBM needed over HBM that programs may use."""
+        return self.memory.total / self.usable_bytes
+
+    @property
+    def tokens_per_s(self) -> np.ndarray:
+        """Of all chips together."""
+        return self.tokens_per_step / self.step_time_s
+
+
+def score(
+    shape: ModelShape,
+    candidates: Candidates,
+    *,
+    sequence_length: int,
+    program: Program = OUR_PROGRAM,
+) -> Scores:
+    """Score all candidates.
+
+    Args:
+        shape: The model.
+        candidates: What to score.
+        sequence_length: Tokens in an example.
+        program: How the step is written, where it is not as we write it.
+    """
+    memory = _memory(shape, candidates, sequence_length)
+    usable = [
+        layout.target.chip.per_device(layout.target.chip.hbm_usable_bytes).require("a plan")
+        for layout in candidates.layouts
+    ]
+    rates = Rates.of(candidates, head_dim=shape.head_dim)
+    model = StepModel(shape, candidates, memory, rates, sequence_length, program)
+    step = model.split()
+    return Scores(
+        candidates=candidates,
+        memory=memory,
+        usable_bytes=candidates.of_layout(usable),
+        step=step,
+        step_time_s=step.total,
+        tokens_per_step=candidates.examples * sequence_length,
+    )
+
+
+def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> MemorySplit:
+    """The memory model a remat policy at a time: the policy decides which formula holds."""
+    moments = np.asarray([_MOMENT_BYTES[name] for name in MOMENTS])
+    purposes: dict[str, Any] = {name: np.zeros(len(candidates)) for name in _PURPOSES}
+    copies = [rounds_first(layout.target.chip.name) for layout in candidates.layouts]
+    for index, remat in enumerate(candidates.remats):
+        places = np.flatnonzero(candidates.remat == index)
+        some = candidates.take(places)
+        sizes, sharing = some.sizes, some.slices_sharing
+        joined = {
+            "data": sizes["data"] * (some.num_slices // sharing),
+            "fsdp": sizes["fsdp"] * sharing,
+        }
+        split = estimate_memory_bytes(
+            shape,
+            MeshRoles(**{**sizes, **joined}),
+            per_device_batch=some.batch * some.microbatches,
+            sequence_length=sequence_length,
+            remat=remat,
+            moment_bytes=moments[some.moment],
+            microbatches=some.microbatches,
+            whole_copy=some.of_layout(copies),
+            eight_bits=some.precision > 0,
+        )
+        for name in _PURPOSES:
+            purposes[name][places] = getattr(split, name)
+    return MemorySplit(**purposes)

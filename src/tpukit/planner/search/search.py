@@ -1,0 +1,184 @@
+"""The search itself: score every candidate, hold it against the limits, rank what is left."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ...hardware import Slice
+from ..answer.amounts import days_text
+from ..answer.choice import Choice, choice_at
+from ..answer.rejections import Rejection, find_rejections
+from ..cost.money import Costs, Market, cost_of
+from .candidates import Space, enumerate_candidates
+from .objectives import (
+    SAME,
+    Judgement,
+    Limits,
+    ObjectiveName,
+    judge,
+    pareto_front,
+    ranked,
+    ranking_keys,
+    unusual,
+)
+from .scoring import Scores, score
+from .subject import Subject
+
+# Two meshes whose steps the model cannot tell apart: as far as published steps are from it.
+CLOSE = 0.10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """Everything that was asked for.
+
+    Attributes:
+        max_batch_tokens: The most tokens a step may have; more teach less each.
+    """
+
+    subject: Subject
+    tokens: float
+    objective: ObjectiveName
+    limits: Limits
+    space: Space
+    market: Market
+    max_batch_tokens: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """All candidates of an ask, scored and judged."""
+
+    ask: Ask
+    scores: Scores
+    costs: Costs
+    verdicts: Judgement
+    seconds: float
+
+    @classmethod
+    def run(cls, ask: Ask) -> "Search":
+        """Score everything."""
+        started = time.perf_counter()
+        subject = ask.subject
+        candidates = enumerate_candidates(
+            subject.shape,
+            ask.space,
+            sequence_length=subject.sequence_length,
+            max_batch_tokens=ask.max_batch_tokens,
+            fixed_examples=subject.fixed_examples,
+        )
+        scores = score(
+            subject.shape,
+            candidates,
+            sequence_length=subject.sequence_length,
+        )
+        costs = cost_of(scores, ask.market, tokens=ask.tokens)
+        verdicts = judge(scores, costs, ask.limits)
+        return cls(ask, scores, costs, verdicts, time.perf_counter() - started)
+
+    @property
+    def priced(self) -> bool:
+        """Whether anything that passes has a price; else chip-hours stand for money."""
+        return bool((self.verdicts.passed & self.costs.priced).any())
+
+    def order(self, *, passed: np.ndarray | None = None) -> np.ndarray:
+        """Places from best to worst; the cheapest is sought among what has a price, if any has."""
+        chosen = self.verdicts.passed if passed is None else passed
+        priced = bool((chosen & self.costs.priced).any())
+        if priced and self.ask.objective == "cheapest":
+            chosen = chosen & self.costs.priced
+        keys = ranking_keys(self.ask.objective, self.scores, self.costs, priced=priced)
+        return ranked(chosen, keys)
+
+    def unpriced_order(self) -> np.ndarray:
+        """What passes and could not be ranked for want of a price, by chip-hours."""
+        if not self.priced or self.ask.objective != "cheapest":
+            return np.empty(0, int)
+        keys = ranking_keys(self.ask.objective, self.scores, self.costs, priced=False)
+        return ranked(self.verdicts.passed & ~self.costs.priced, keys)
+
+    def front(self) -> np.ndarray:
+        """Where nothing is both faster and cheaper."""
+        money = self.costs.usd if self.priced else self.costs.chip_hours
+        return pareto_front(self.verdicts.passed, self.costs.days, money)
+
+    def choice(self, place: int) -> Choice:
+        """One candidate in full."""
+        ask = self.ask
+        return choice_at(
+            place,
+            self.scores,
+            self.costs,
+            subject=ask.subject,
+            market=ask.market,
+            tokens=ask.tokens,
+        )
+
+    def target(self, place: int) -> Slice:
+        """The slice of a candidate."""
+        candidates = self.scores.candidates
+        return candidates.layouts[candidates.layout[place]].target
+
+    def best_of_each_slice(self, order: np.ndarray) -> Iterator[int]:
+        """The best candidate of every slice: variants of one answer are no other answers.
+
+        Among those as good as the first of its slice it is the plainest.
+        """
+        targets = self._target_numbers[order]
+        _, firsts = np.unique(targets, return_index=True)
+        for first in np.sort(firsts):
+            same = order[targets == targets[first]]
+            as_good = np.ones(len(same), bool)
+            for key in (self._money, self.costs.days):
+                as_good &= key[same] <= key[order[first]] * (1 + SAME)
+            near = same[as_good]
+            plain = np.lexsort((self.scores.memory_share[near], unusual(self.scores)[near]))
+            yield int(near[plain[0]])
+
+    def rival(self, order: np.ndarray, first: int) -> int | None:
+        """The best candidate of the same slice with another mesh, if the model sees it close."""
+        layouts, layout = self.scores.candidates.layouts, self.scores.candidates.layout
+        mesh = layouts[layout[first]].mesh
+        close = self.costs.days[first] * (1 + CLOSE)
+        for place in order[self._target_numbers[order] == self._target_numbers[first]]:
+            if layouts[layout[place]].mesh != mesh:
+                return int(place) if self.costs.days[place] <= close else None
+        return None
+
+    @cached_property
+    def _money(self) -> np.ndarray:
+        return np.where(self.costs.priced, self.costs.usd, self.costs.chip_hours)
+
+    @cached_property
+    def _target_numbers(self) -> np.ndarray:
+        numbers: dict[Slice, int] = {}
+        layouts = self.scores.candidates.layouts
+        known = [numbers.setdefault(layout.target, len(numbers)) for layout in layouts]
+        return self.scores.candidates.of_layout(known)
+
+    def rejections(self) -> tuple[Rejection, ...]:
+        """Slices without any candidate that passes."""
+        targets = self.ask.space.targets()
+        return find_rejections(targets, self.scores, self.costs, self.verdicts, self.ask.limits)
+
+    def nearest(self) -> tuple[np.ndarray, str]:
+        """When nothing passes: what comes nearest, best first, and what had to give."""
+        limits, verdicts = self.ask.limits, self.verdicts
+        deadline = limits.deadline_days
+        in_reach = verdicts.fits & verdicts.in_time
+        if in_reach.any():  # so the budget is what fails
+            within = f" within {days_text(deadline)}" if deadline else ""
+            words = f"nothing costs ${limits.budget_usd:,.0f} or less{within}"
+            return replaced(self, "cheapest").order(passed=in_reach), words
+        if verdicts.fits.any() and deadline:
+            order = replaced(self, "fastest").order(passed=verdicts.fits)
+            return order, f"nothing ends within {days_text(deadline)}"
+        return np.empty(0, int), ""
+
+
+def replaced(search: Search, objective: ObjectiveName) -> Search:
+    """The same search with another objective."""
+    return replace(search, ask=replace(search.ask, objective=objective))

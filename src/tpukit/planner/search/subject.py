@@ -1,0 +1,115 @@
+"""The model a plan is made for: by name, as a configuration, or as a workload."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import ConfigError, TPUModelError
+from ...job.model_source import load_model
+from ...models.presets import list_presets, presets
+from ...models.transformer.config import TransformerConfig
+from ..cost.model_shape import ModelShape, shape_of
+
+# As most published runs have it, where the model can read that much.
+USUAL_SEQUENCE_LENGTH = 8192
+_ANY_PRESET = "tiny"
+# How a job file asks for products of each precision.
+MATMUL = {"bf16": "dtype", "int8": "int8", "fp8": "float8"}
+_PRECISION = {"dtype": "bf16", "int8": "int8", "int8_throughout": "int8", "float8": "fp8"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is trained.
+
+    Attributes:
+        name: As `Plan.model` wants it; `changes` are its `model_changes`.
+        known: Its dimensions; None of somebody's own model, which only the compiler can judge.
+        sequence_length: Tokens in an example; 1 where examples are not made of tokens.
+        fixed_examples: Examples of a step, where the workload has its batch already.
+        remat: As its builder chose it, where a builder did.
+    """
+
+    name: str
+    changes: dict[str, Any]
+    known: TransformerConfig | None = field(repr=False)
+    sequence_length: int
+    fixed_examples: int | None = None
+    remat: str = "full"
+
+    @property
+    def config(self) -> TransformerConfig:
+        """Its dimensions, where they are needed."""
+        if self.known is None:
+            raise TPUModelError(f"{self.name} says no dimensions; only the compiler can judge it.")
+        return self.known
+
+    @property
+    def precision(self) -> str:
+        """Of its products, as its builder chose it."""
+        return _PRECISION["dtype" if self.known is None else self.known.matmul]
+
+    @property
+    def shape(self) -> ModelShape:
+        """Its dimensions as numbers."""
+        return shape_of(self.config)
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of a training step, nothing recomputed."""
+        return self.config.flops_per_token(self.sequence_length).total
+
+
+def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
+    """The subject that a name, a `TransformerConfig` or a `Workload` stands for.
+
+    Raises:
+        TPUModelError: The model is no transformer whose dimensions are known.
+        ConfigError: The sequence is longer than the model reads.
+    """
+    name: str | None = model if isinstance(model, str) else None
+    found: Any = model if name is None else load_model(name, {})
+    config = found if isinstance(found, TransformerConfig) else getattr(found, "config", None)
+    if not isinstance(config, TransformerConfig):
+        return _own_model(name, found)
+    fixed: int | None = None
+    if not isinstance(found, TransformerConfig):  # a workload has chosen both already
+        sequence_length = sequence_length or int(found.sequence_length)
+        fixed = int(found.examples)
+    length = sequence_length or min(USUAL_SEQUENCE_LENGTH, config.max_seq_len)
+    if not 0 < length <= config.max_seq_len:
+        raise ConfigError(
+            f"{config.name} reads up to {config.max_seq_len} tokens and a sequence of {length} "
+            "was asked for; shorten the sequence, or change max_seq_len."
+        )
+    changes: dict[str, Any] = {}
+    if name is None:
+        name, changes = _as_preset(config)
+    return Subject(name, changes, config, length, fixed)
+
+
+def _own_model(name: str | None, found: Any) -> Subject:
+    """Somebody's own model: a workload, and a name by which a plan can find it again."""
+    if name is None or not hasattr(found, "jit_train_step"):
+        raise TPUModelError(
+            f"{name or type(found).__name__} says no dimensions, and planning is arithmetic on "
+            "the dimensions of a transformer; give a preset, a config.json, a TransformerConfig, "
+            "or 'module:function' that returns a Workload, which the compiler is asked about."
+        )
+    return Subject(
+        name,
+        {},
+        None,
+        found.sequence_length or 1,
+        fixed_examples=int(found.examples),
+        remat=str(found.remat),
+    )
+
+
+def _as_preset(config: TransformerConfig) -> tuple[str, dict[str, Any]]:
+    """A preset's name and the fields to change in it, which together are `config`."""
+    name = config.name if config.name in list_presets() else _ANY_PRESET
+    usual = presets()[name].config.to_dict()
+    wanted = config.to_dict()
+    changed = {key: value for key, value in wanted.items() if value != usual[key]}
+    changed.pop("name", None)  # a label, and not one of the dimensions
+    return name, changed

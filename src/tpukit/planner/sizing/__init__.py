@@ -1,0 +1,1 @@
+"""What fits: batch sizes and memory of one step."""

@@ -1,0 +1,168 @@
+"""`MemoryOptimizer`: trade recomputation for memory on a model, and say what a step will take."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from rich.table import Table
+
+from ...errors import ConfigError, TPUModelError, did_you_mean
+from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes
+from ..cost.model_shape import ModelShape, shape_of
+
+Strategy = Literal["none", "normal", "aggressive"]
+GIGABYTE = 1e9
+
+
+@dataclass(frozen=True)
+class MemoryEstimate(Mapping[str, Any]):
+    """Memory of one chip by purpose, in GB (10⁹ bytes); also a mapping. Origin: model.
+
+    Example:
+        >>> estimate["total_gb"], estimate.split.activations
+    """
+
+    split: MemorySplit
+    chips: int
+    remat: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """GB by purpose and in total, and what they are about."""
+        amounts = {f"{name}_gb": float(v) / GIGABYTE for name, v in self.split.to_dict().items()}
+        return {**amounts, "chips": self.chips, "remat": self.remat, "origin": "model"}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
+
+    def __rich__(self) -> Table:
+        table = Table("on one chip", "GB", title="estimated memory (model)")
+        for name, amount in self.split.to_dict().items():
+            table.add_row(name, f"{float(amount) / GIGABYTE:.2f}")
+        return table
+
+
+class MemoryOptimizer:
+    """Chooses what the backward pass keeps.
+
+    Args:
+        strategy: "none" keeps everything unless a switch below says otherwise, "normal" keeps
+            the products with weights, "aggressive" only the inputs of layers.
+        enable_rematerialization: With "none": keep the products with weights only.
+        gradient_checkpointing: Keep only the inputs of layers, whatever the strategy.
+        activation_checkpointing_layers: Keep the input of every so many layers.
+
+    Example:
+        >>> optimizer = MemoryOptimizer(strategy="aggressive", activation_checkpointing_layers=2)
+        >>> optimizer.estimate_memory("llama3.1-8b", batch_size=8, sequence_length=2048)["total_gb"]
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy = "normal",
+        enable_rematerialization: bool = False,
+        gradient_checkpointing: bool = False,
+        activation_checkpointing_layers: int = 1,
+    ) -> None:
+        if strategy not in get_args(Strategy):
+            raise ConfigError(
+                f"strategy '{strategy}' is not one of {', '.join(get_args(Strategy))}."
+                + did_you_mean(str(strategy), get_args(Strategy))
+            )
+        if activation_checkpointing_layers < 1:
+            raise ConfigError(
+                f"activation_checkpointing_layers={activation_checkpointing_layers}; a segment "
+                "has at least 1 layer."
+            )
+        self.strategy: Strategy = strategy
+        self.every = activation_checkpointing_layers
+        whole = gradient_checkpointing or strategy == "aggressive"
+        products = enable_rematerialization or strategy == "normal"
+        self.policy = "full" if whole else "minimal" if products else "none"
+
+    @property
+    def remat(self) -> str:
+        """The remat policy as `Workload` and job files spell it."""
+        segments = self.policy != "none" and self.every > 1
+        return f"{self.policy} every={self.every}" if segments else self.policy
+
+    def optimize(self, model: Any) -> Any:
+        """The same model, or workload, with this remat.
+
+        Args:
+            model: A `Workload`, a reference `Transformer`, another nnx or linen module, or a
+                function; values and gradients stay as they are.
+
+        Raises:
+            TPUModelError: It is a name or a configuration, which does not run by itself.
+        """
+        from ...models.remat.gradient_checkpointing import checkpoint_layers
+        from ...models.remat.policy import RematPolicy
+        from ...models.transformer.config import TransformerConfig
+        from ...step.workload import Workload
+
+        if isinstance(model, Workload):
+            return model.replace(remat=self.remat)
+        if isinstance(model, str | TransformerConfig):
+            raise TPUModelError(
+                "a preset or a configuration does not run by itself, so there is nothing to "
+                f"change in it; write Workload(model, remat='{self.remat}', …)."
+            )
+        return checkpoint_layers(model, RematPolicy.parse(self.remat))
+
+    def estimate_memory(
+        self,
+        model: Any,
+        batch_size: int,
+        sequence_length: int,
+        *,
+        chips: int = 1,
+        moment_bytes: int = 8,
+    ) -> MemoryEstimate:
+        """What a training step takes on one chip, in milliseconds and without compiling.
+
+        Args:
+            model: A preset's name, a `TransformerConfig`, a `Transformer` or a `Workload` of one.
+            batch_size: Examples in a step over all chips.
+            sequence_length: Tokens in an example.
+            chips: Over which parameters and batch are split (fsdp).
+            moment_bytes: Optimizer state of one parameter: 8 for AdamW in float32, 6 with a
+                bfloat16 first moment.
+
+        Raises:
+            TPUModelError: It is somebody's own model, whose activations no formula knows.
+        """
+        split = estimate_memory_bytes(
+            transformer_shape(model),
+            MeshRoles(fsdp=chips),
+            per_device_batch=batch_size / chips,
+            sequence_length=sequence_length,
+            remat=self.policy,
+            remat_every=self.every,
+            moment_bytes=moment_bytes,
+        )
+        return MemoryEstimate(split, chips, self.remat)
+
+
+def transformer_shape(model: Any) -> ModelShape:
+    """The shape of a reference transformer, however it is named.
+
+    Raises:
+        TPUModelError: It is not one.
+    """
+    from ...job.model_source import load_model
+    from ...models.transformer.config import TransformerConfig
+
+    config = load_model(model, {}) if isinstance(model, str) else getattr(model, "config", model)
+    config = getattr(config, "config", config)  # a builder may return a workload
+    if not isinstance(config, TransformerConfig):
+        raise TPUModelError(
+            f"a {type(model).__name__} is no reference transformer, and its activations cannot be "
+            "counted by a formula; compile it (compile_for, tpukit check) for the exact figure."
+        )
+    return shape_of(config)

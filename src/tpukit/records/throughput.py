@@ -1,0 +1,103 @@
+"""Tokens a second and model FLOP utilization of a step, with the convention they are counted by."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import SliceError
+from ..hardware import Chip, Figure, get_chip
+from ..step.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """How to turn a step's seconds into rates.
+
+    Attributes:
+        devices: JAX devices that take part.
+        chips: What they are on; as many as devices where nothing else is known.
+        tokens_per_step: Over all devices; None when the batch is not made of sequences.
+        flops_per_step: Of the model, over all devices; a figure of origin `model`.
+        peak_tflops: Of all devices together, in bf16.
+    """
+
+    devices: int
+    chips: int
+    device_kind: str
+    tokens_per_step: int | None
+    flops_per_step: Figure
+    peak_tflops: Figure
+
+    @classmethod
+    def of(
+        cls, work: Workload, devices: list[Any], *, peak_tflops: float | None = None
+    ) -> "Throughput":
+        """For a workload on some devices; `peak_tflops` is one device's, given by the user."""
+        kind: str = devices[0].device_kind
+        chip = _chip(devices[0])
+        if peak_tflops is not None:
+            peak = Figure(
+                peak_tflops * len(devices), "TFLOP/s", "datasheet", "peak_tflops, given by the user"
+            )
+        elif chip is not None:
+            peak = chip.per_device(chip.peak("bf16")).scaled(len(devices))
+        else:
+            peak = Figure.missing(
+                "TFLOP/s", f"no peak is known for '{kind}'; give peak_tflops of one device"
+            )
+        return cls(
+            devices=len(devices),
+            chips=count_chips(devices),
+            device_kind=kind,
+            tokens_per_step=work.tokens_per_step,
+            flops_per_step=_flops(work),
+            peak_tflops=peak,
+        )
+
+    def tokens_per_s_per_chip(self, step_time_s: float) -> float | None:
+        """Tokens a chip gets through in a second."""
+        if self.tokens_per_step is None or step_time_s <= 0:
+            return None
+        return self.tokens_per_step / step_time_s / self.chips
+
+    def mfu(self, step_time_s: float) -> float | None:
+        """Model FLOPs over peak FLOPs; None where either is not known."""
+        flops, peak = self.flops_per_step.value, self.peak_tflops.value
+        if flops is None or not peak or step_time_s <= 0:
+            return None
+        return flops / step_time_s / (peak * 1e12)
+
+    @property
+    def no_mfu(self) -> str:
+        """Why there is no MFU, or ""."""
+        return self.flops_per_step.reason or self.peak_tflops.reason
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "devices": self.devices,
+            "chips": self.chips,
+            "device_kind": self.device_kind,
+            "tokens_per_step": self.tokens_per_step,
+            "flops_per_step": self.flops_per_step.to_dict(),
+            "peak_tflops": self.peak_tflops.to_dict(),
+        }
+
+
+def count_chips(devices: list[Any]) -> int:
+    """Chips that some devices are on; a device that is no TPU counts as one."""
+    chip = _chip(devices[0])
+    return len(devices) // chip.devices_per_chip if chip else len(devices)
+
+
+def _chip(device: Any) -> Chip | None:
+    try:
+        return get_chip(device.device_kind) if device.platform == "tpu" else None
+    except SliceError:
+        return None
+
+
+def _flops(work: Workload) -> Figure:
+    if work.config is None or work.sequence_length is None or work.tokens_per_step is None:
+        return Figure.missing("FLOP", "FLOPs are counted for the reference transformers only")
+    per_token = work.config.flops_per_token(work.sequence_length)
+    return Figure(per_token.total * work.tokens_per_step, "FLOP", "model", per_token.convention)

@@ -1,0 +1,18 @@
+"""One training step of a model, as pure functions with a place for every array."""
+
+from ..lazy import lazy_names
+
+HOMES = {
+    ".optimizer.optimizer": (
+        "OptimizerSpec",
+        "build_optimizer",
+    ),
+    ".optimizer.schedule": ("LearningRate",),
+    ".train_state": ("TrainState",),
+    ".workload": (
+        "StepShardings",
+        "Workload",
+    ),
+}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

@@ -1,0 +1,140 @@
+"""What a strategy on a mesh asks of a model besides the place of its parameters."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..errors import ShardingError
+from ..models.attention.choice import automatic_attention
+from ..models.attention.flash import flash_attention
+from ..models.attention.splash import splash_attention, splash_attention_in_two
+from ..models.execution import AnyMesh, Execution
+from ..models.transformer.config import TransformerConfig
+from ..parallel.mesh.axes import Role, role_of
+from ..parallel.mesh.mesh import axis_sizes
+from ..parallel.ring.attention import ring_attention
+from ..parallel.sharding.activations import ActivationRules
+from ..parallel.sharding.layout import Layout
+from ..parallel.sharding.strategy import parse_strategy, strategy_axes
+from .token_order import ring_layout_for
+
+_STRATEGY_OF_ROLE: dict[Role, str] = {
+    "fsdp": "fsdp",
+    "tensor": "megatron",
+    "expert": "expert",
+    "stage": "pipeline",
+    "context": "context",
+    "data": "data",
+    "replica": "data",
+}
+# Attention that works on one device's part, and has to be told how the arrays are spread.
+_BY_KERNEL: dict[str, Callable[..., Any]] = {
+    "auto": automatic_attention,
+    "flash": flash_attention,
+    "splash": splash_attention,
+    "splash in two": splash_attention_in_two,
+}
+
+
+def strategy_for(axis_names: Iterable[str]) -> str:
+    """The strategy that a mesh's axis names ask for: "fsdp+megatron" for fsdp and tensor."""
+    return "+".join(dict.fromkeys(_STRATEGY_OF_ROLE[role_of(axis)] for axis in axis_names))
+
+
+def execution_on(
+    mesh: AnyMesh,
+    strategy: str,
+    execution: Execution,
+    *,
+    config: TransformerConfig | None,
+    sequence_length: int | None,
+) -> Execution:
+    """The execution with ring attention and experts put on the mesh, where there are any.
+
+    Args:
+        mesh: Where it runs.
+        strategy: How the work is split.
+        execution: The choices made before.
+        config: The reference transformer this is, or None.
+        sequence_length: Of the batch, if its loss does not depend on the order of tokens.
+    """
+    context = find_axis(mesh, strategy, "context")
+    axes = dict(ActivationRules.of(mesh, strategy).axes)
+    # A kernel sees one device's examples and heads: nobody can split it from outside.
+    spread = {"mesh": mesh, "batch_axes": axes["batch"], "head_axes": axes.get("heads", ())}
+    if context is not None and execution.attention in ("auto", "ring"):
+        shards = axis_sizes(mesh)[context]
+        layout = ring_layout_for(config, shards=shards, sequence_length=sequence_length)
+        execution = execution.replace(
+            attention=partial(ring_attention, axis=context, layout=layout, **spread),
+            zigzag=shards if layout == "zigzag" else 1,
+        )
+    elif isinstance(execution.attention, str) and execution.attention in _BY_KERNEL:
+        kernel = _BY_KERNEL[execution.attention]
+        execution = execution.replace(attention=partial(kernel, **spread))
+    if config is not None and config.n_experts:
+        # Left to the partitioner, sorting tokens by expert would sort those of all devices.
+        execution = execution.replace(
+            expert_mesh=mesh,
+            expert_axis=find_axis(mesh, strategy, "expert"),
+            expert_tokens=PartitionSpec(axes["batch"] or None, context),
+        )
+    return execution
+
+
+def find_axis(mesh: AnyMesh, strategy: str, name: str) -> str | None:
+    """The one mesh axis the strategy called `name` works on, or None when it is not in use."""
+    for member in parse_strategy(strategy):
+        if member.name == name:
+            axes = strategy_axes(member, axis_sizes(mesh))
+            if len(axes) > 1:
+                raise ShardingError(
+                    f"Strategy '{name}' works along one axis and the mesh has {', '.join(axes)}; "
+                    "keep one of them."
+                )
+            return next(iter(axes))
+    return None
+
+
+def batch_shardings(
+    layout: Layout,
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    sequence_length: int | None,
+    microbatches: int,
+) -> dict[str, NamedSharding]:
+    """Split examples over the batch axes and, with context parallelism, sequences too."""
+    whole: list[tuple[str, ...]] = [_names(entry) for entry in layout.batch_spec]
+    batch_axes, sequence_axes = (*whole, (), ())[:2]
+    sizes = axis_sizes(layout.mesh)
+    places: dict[str, NamedSharding] = {}
+    for name, shape in shapes.items():
+        is_sequence = shape.ndim > 1 and shape.shape[1] == sequence_length
+        entries = (batch_axes, sequence_axes if is_sequence else ())[: shape.ndim]
+        ways = [math.prod(sizes[axis] for axis in axes) for axes in entries]
+        if shape.shape[0] // microbatches % ways[0]:
+            pieces = f" in {microbatches} micro-batches" if microbatches > 1 else ""
+            raise ShardingError(
+                f"batch_size={shape.shape[0]}{pieces} cannot be split over "
+                f"{' x '.join(batch_axes)} = {ways[0]} devices; "
+                f"use a multiple of {ways[0] * microbatches}."
+            )
+        if is_sequence and shape.shape[1] % ways[1]:
+            raise ShardingError(
+                f"sequence_length={shape.shape[1]} cannot be split over "
+                f"{' x '.join(sequence_axes)} = {ways[1]} devices; use a multiple of {ways[1]}."
+            )
+        places[name] = NamedSharding(
+            layout.mesh, PartitionSpec(*(axes or None for axes in entries))
+        )
+    return places
+
+
+def _names(entry: object) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)  # pyright: ignore[reportArgumentType]  a spec entry is a name or names

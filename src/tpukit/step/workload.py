@@ -1,0 +1,350 @@
+"""A workload: model, loss, optimizer and batch as pure functions, with a place for every leaf."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+from rich.table import Table
+
+from ..errors import TPUModelError
+from ..kernels.one_gpu import on_one_gpu
+from ..models.adapters import ModelAdapter, TransformerAdapter, adapt
+from ..models.attention.choice import AttentionFunction
+from ..models.execution import AnyMesh, Execution
+from ..models.loss.chunked import LossChunks, check_loss_chunks, loss_chunks_text
+from ..models.loss.loss import Batch, LossFunction
+from ..models.remat.policy import RematPolicy, RematSpec
+from ..models.transformer.config import TransformerConfig
+from ..parallel.sharding.layout import Layout, make_layout
+from .example_batch import random_batch
+from .mixed_precision import narrowed
+from .parts import StepSettings
+from .placement import batch_shardings, execution_on
+from .token_order import in_ring_order
+from .train_state import TrainState
+from .update import updated_state
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+
+
+@dataclass(frozen=True)
+class StepShardings:
+    """A NamedSharding for every leaf a training step reads and writes."""
+
+    state: TrainState
+    batch: dict[str, NamedSharding]
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, written so that it can be planned, compiled and run.
+
+    Args:
+        model: A preset name, a `TransformerConfig`, a flax nnx, flax linen or equinox module, a
+            function that makes an nnx module from `nnx.Rngs`, or a pair (init, apply).
+        batch_size: Examples in a step, over all devices.
+        sequence_length: Tokens in an example (language models).
+        batch: Shapes of the batch, where it is not {"inputs", "targets"} of token numbers.
+        inputs: The batch entries that a module is called with.
+        loss: (outputs, batch) -> a mean loss or a `WeightedLoss`. By default a scalar output is
+            the loss, and logits are compared with `batch["targets"]`.
+        loss_chunks: Pieces each device's tokens are cut into for the reference transformer's own
+            loss, so that logits never exist whole; "auto" cuts where they would be large (see
+            `chunked_next_token_loss`), None never, and a function (x, kernel, targets) computes
+            the loss from activations itself.
+        z_loss: Weight of the squared log of the softmax's normaliser in the default loss.
+        compute_dtype: For somebody's own model: parameters and inputs are cast to this for each
+            use, while masters, gradients and the loss stay as they are ("bfloat16").
+        optimizer: Any optax transformation; AdamW by default.
+        remat: What the backward pass recomputes; see `RematPolicy`.
+        strategy: How to split the work over a mesh: "fsdp", "megatron", "fsdp+megatron", …
+        rules: (pattern, spec) pairs that go before the strategy.
+        microbatches: Pieces a step is cut into. With the "pipeline" strategy they flow through
+            the stages; otherwise their gradients are added up.
+        schedule: Of the pipeline: "gpipe" or "1f1b".
+        attention: "auto", "flash", "splash", "xla", "ring", "cudnn", or a function.
+        scan_layers: Whether the reference transformer scans its layers or unrolls them.
+        grad_norm: Whether a step measures the norm of all gradients; clipping does not need it.
+        seed: Of the random numbers a step draws (dropout).
+
+    Example:
+        >>> work = Workload("tiny", batch_size=8, sequence_length=32)
+        >>> state = work.init(jax.random.key(0))
+        >>> state, metrics = jax.jit(work.train_step)(state, work.example_batch())
+    """
+
+    model: Any
+    _: KW_ONLY
+    batch_size: int | None = None
+    sequence_length: int | None = None
+    batch: Mapping[str, jax.ShapeDtypeStruct] | None = None
+    inputs: Sequence[str] = ("inputs",)
+    loss: LossFunction | None = None
+    loss_chunks: LossChunks = "auto"
+    z_loss: float = 0.0
+    compute_dtype: str | None = None
+    optimizer: optax.GradientTransformation | None = None
+    remat: RematSpec = None
+    strategy: str = "fsdp"
+    rules: Any = None
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    attention: str | AttentionFunction = "auto"
+    scan_layers: bool = True
+    grad_norm: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        shapes = self.batch_shapes()
+        for name, shape in shapes.items():
+            if shape.shape[:1] != (self.examples,):
+                raise TPUModelError(
+                    f"batch entry '{name}' has shape {shape.shape}; every entry starts with the "
+                    f"batch dimension, here {self.examples}."
+                )
+        if self.microbatches < 1 or self.examples % self.microbatches:
+            raise TPUModelError(
+                f"microbatches={self.microbatches} does not divide batch_size={self.examples}; "
+                "choose a divisor."
+            )
+        config = self.config
+        if config is not None and (self.sequence_length or 0) > config.max_seq_len:
+            raise TPUModelError(
+                f"sequence_length={self.sequence_length} is longer than '{config.name}' takes "
+                f"(max_seq_len={config.max_seq_len}); shorten it or raise max_seq_len."
+            )
+        check_loss_chunks(self.loss_chunks, own_loss=self.loss is None and config is not None)
+        object.__setattr__(self, "remat", RematPolicy.parse(self.remat))
+
+    def replace(self, **changes: Any) -> "Workload":
+        """The same workload with some settings changed."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def examples(self) -> int:
+        """Examples in a step, over all devices."""
+        return next((shape.shape[0] for shape in self.batch_shapes().values() if shape.ndim), 1)
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens in a step, or None when the batch is not made of sequences."""
+        return None if self.sequence_length is None else self.examples * self.sequence_length
+
+    @property
+    def config(self) -> TransformerConfig | None:
+        """The reference transformer this is, or None for somebody's own model."""
+        return self.adapter.config if isinstance(self.adapter, TransformerAdapter) else None
+
+    @cached_property
+    def adapter(self) -> ModelAdapter:
+        """The model, behind the one protocol the rest uses."""
+        found = adapt(self.model, inputs=self.inputs, batch_shapes=self.batch_shapes())
+        return found if self.compute_dtype is None else narrowed(found, self.compute_dtype)
+
+    def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of every batch entry."""
+        if self.batch is not None:
+            if not self.batch:
+                raise TPUModelError("batch={} has no entries; leave it out, or name its shapes.")
+            return dict(self.batch)
+        if self.batch_size is None or self.sequence_length is None:
+            raise TPUModelError(
+                "a workload needs batch_size and sequence_length (token batches), or batch= with "
+                "the shapes of every entry."
+            )
+        tokens = jax.ShapeDtypeStruct((self.batch_size, self.sequence_length), jnp.int32)
+        return {"inputs": tokens, "targets": tokens}
+
+    def example_batch(self, seed: int = 0) -> dict[str, jax.Array]:
+        """A batch of random numbers of the right shapes: tokens below the vocabulary's size."""
+        vocabulary = self.config.vocab_size if self.config is not None else 2
+        return random_batch(self.batch_shapes(), below=vocabulary, seed=seed)
+
+    @cached_property
+    def transformation(self) -> optax.GradientTransformation:
+        """The optimizer in use."""
+        if self.optimizer is not None:
+            return self.optimizer
+        return optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1)
+
+    def init(self, rng: jax.Array) -> TrainState:
+        """A new state; a pure function of `rng`."""
+        variables = self.adapter.init(rng)
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=variables.params,
+            opt_state=self.transformation.init(variables.params),
+            model_state=variables.model_state,
+        )
+
+    def train_step(
+        self, state: TrainState, batch: Batch
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One step on whatever devices the arguments are on: a pure function."""
+        return self._step(state, batch, self.execution, mesh=None)
+
+    def train_step_on(self, mesh: AnyMesh) -> TrainStep:
+        """The step with activations and collectives placed for `mesh`: a pure function."""
+        layout = self.layout(mesh)
+        execution = self.execution_on(mesh)
+
+        def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+            with layout.activation_rules():
+                return self._step(state, batch, execution, mesh=mesh)
+
+        return step
+
+    def jit_train_step(self, mesh: AnyMesh) -> Any:
+        """`train_step_on(mesh)` compiled with a sharding for every leaf and the state donated."""
+        places = self.shardings(mesh)
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        return jax.jit(
+            self.train_step_on(mesh),
+            in_shardings=(places.state, places.batch),
+            out_shardings=(places.state, everywhere),
+            donate_argnums=0,
+        )
+
+    def state_shapes(self) -> TrainState:
+        """Shape and dtype of every leaf of the state; nothing is allocated."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    def layout(self, mesh: AnyMesh) -> Layout:
+        """Where every parameter lives on `mesh`."""
+        if mesh not in self._layouts:
+            c = self.config
+            heads = None if c is None else {"heads": c.n_heads, "kv_heads": c.n_kv_heads}
+            self._layouts[mesh] = make_layout(
+                self._param_shapes, mesh, self.strategy, rules=self.rules, head_counts=heads
+            )
+        return self._layouts[mesh]
+
+    def shardings(self, mesh: AnyMesh) -> StepShardings:
+        """A sharding for every leaf of the state and the batch; optimizer state follows params."""
+        layout, shapes = self.layout(mesh), self.state_shapes()
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        state = TrainState(
+            step=everywhere,
+            params=layout.shardings,
+            opt_state=layout.for_optimizer_state(shapes.opt_state),
+            model_state=jax.tree.map(lambda _: everywhere, shapes.model_state),
+        )
+        places = batch_shardings(
+            layout,
+            self.batch_shapes(),
+            sequence_length=self.sequence_length,
+            microbatches=self.microbatches,
+        )
+        return StepShardings(state, places, layout)
+
+    def abstract_args(self, mesh: AnyMesh) -> tuple[TrainState, dict[str, jax.ShapeDtypeStruct]]:
+        """The step's arguments as shapes with shardings, for compiling without any memory."""
+        places = self.shardings(mesh)
+
+        def placed(shape: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
+
+        state = jax.tree.map(placed, self.state_shapes(), places.state)
+        return state, jax.tree.map(placed, self.batch_shapes(), places.batch)
+
+    def init_on(self, mesh: AnyMesh, rng: jax.Array) -> TrainState:
+        """A new state made straight into its shards: no device ever holds a whole parameter."""
+        places = self.shardings(mesh).state
+        if not self.adapter.initialised:
+            return jax.jit(self.init, out_shardings=places)(rng)
+        # The values exist already: they move as they are and only the rest is made in place.
+        variables = self.adapter.init(rng)
+        params = jax.device_put(variables.params, places.params)
+        opt_state = jax.jit(self.transformation.init, out_shardings=places.opt_state)(params)
+        return TrainState(
+            step=jax.device_put(jnp.zeros((), jnp.int32), places.step),
+            params=params,
+            opt_state=opt_state,
+            model_state=jax.device_put(variables.model_state, places.model_state),
+        )
+
+    def put_batch(self, mesh: AnyMesh, batch: Batch) -> dict[str, jax.Array]:
+        """Move a batch that every process holds whole to its shards, each its own part."""
+        places = self.shardings(mesh).batch
+        return {
+            name: jax.make_array_from_callback(
+                value.shape, places[name], lambda index, value=value: np.asarray(value)[index]
+            )
+            for name, value in batch.items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain data, with the parameter count."""
+        params = jax.tree.leaves(self._param_shapes)
+        return {
+            "model": self.config.name if self.config is not None else type(self.model).__name__,
+            "parameters": sum(leaf.size for leaf in params),
+            "batch_size": self.examples,
+            "sequence_length": self.sequence_length,
+            "strategy": self.strategy,
+            "remat": str(self.remat),
+            "loss_chunks": loss_chunks_text(self.loss_chunks),
+            "microbatches": self.microbatches,
+            "schedule": self.schedule if "pipeline" in self.strategy else None,
+        }
+
+    def __rich__(self) -> Table:
+        table = Table("workload", "", title=None)
+        for name, value in self.to_dict().items():
+            table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+        return table
+
+    @cached_property
+    def _layouts(self) -> dict[AnyMesh, Layout]:
+        return {}
+
+    @cached_property
+    def _param_shapes(self) -> Any:
+        return jax.eval_shape(lambda rng: self.adapter.init(rng).params, jax.random.key(0))
+
+    @property
+    def execution(self) -> Execution:
+        """How the model runs before a mesh has its say."""
+        return Execution(
+            attention=self.attention,
+            remat=RematPolicy.parse(self.remat),
+            scan_layers=self.scan_layers,
+            gpu_kernels=on_one_gpu(),
+            loss_chunks=self.loss_chunks if self.loss is None else None,
+            z_loss=self.z_loss,
+        )
+
+    def execution_on(self, mesh: AnyMesh) -> Execution:
+        """How it runs on `mesh`."""
+        return execution_on(
+            mesh,
+            self.strategy,
+            self.execution,
+            config=self.config,
+            sequence_length=self.sequence_length if self.loss is None else None,
+        )
+
+    def _step(
+        self, state: TrainState, batch: Batch, execution: Execution, *, mesh: AnyMesh | None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        rng = jax.random.fold_in(jax.random.key(self.seed), state.step)
+        batch = in_ring_order(batch, execution.zigzag)
+        settings = StepSettings(
+            adapter=self.adapter,
+            loss=self.loss,
+            execution=execution,
+            microbatches=self.microbatches,
+            schedule=self.schedule,
+            strategy=self.strategy,
+            grad_norm=self.grad_norm,
+            mesh=mesh,
+        )
+        return updated_state(settings, self.transformation, state, batch, rng)

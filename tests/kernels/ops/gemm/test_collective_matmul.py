@@ -1,0 +1,80 @@
+"""A collective matmul is the plain product, made of steps around a ring."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tpukit.errors import MeshError, ShardingError
+from tpukit.kernels.ops.gemm.api import adaptive_matmul
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def place(mesh, rows=24):
+    rng = np.random.default_rng(0)
+    a = jnp.asarray(rng.normal(size=(rows, 16)), jnp.float32)
+    b = jnp.asarray(rng.normal(size=(16, 32)), jnp.float32)
+    return (
+        jax.device_put(a, NamedSharding(mesh, P("model"))),
+        jax.device_put(b, NamedSharding(mesh, P(None, "model"))),
+    )
+
+
+def compiled(function, *arrays):
+    def step(*arrays):
+        out, pull = jax.vjp(function, *arrays)
+        return out, *pull(jnp.cos(out))
+
+    lowered = jax.jit(step).lower(*arrays).compile()
+    return lowered(*arrays), lowered.as_text()
+
+
+@pytest.mark.parametrize("rows", [24, 4])
+def test_it_is_the_plain_product_with_its_gradients(mesh, rows):
+    arrays = place(mesh, rows)
+
+    def collective(a, b):
+        return adaptive_matmul(
+            a, b, precision="highest", tpu_strategy="collective", mesh=mesh, axis="model"
+        )
+
+    seen, text = compiled(collective, *arrays)
+    expected, _ = compiled(lambda a, b: adaptive_matmul(a, b, precision="highest"), *arrays)
+    for one, other in zip(seen, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert seen[0].sharding.spec == P(None, "model")
+    permutes = len(re.findall(r"collective-permute(?:-start)?\(", text))
+    # Three steps of the ring, half of the rows each way, and the way back for the gradient.
+    assert permutes >= (6 if rows == 24 else 3)
+    assert "all-gather" not in text
+
+
+def test_the_mesh_in_use_is_taken(mesh):
+    a, b = place(mesh)
+    with jax.set_mesh(mesh):
+        out = jax.jit(lambda a, b: adaptive_matmul(a, b, tpu_strategy="collective", axis="model"))(
+            a, b
+        )
+    np.testing.assert_allclose(out, np.asarray(a) @ np.asarray(b), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_wrong_is_said(mesh):
+    a, b = place(mesh)
+
+    def call(a, b, **options):
+        return adaptive_matmul(a, b, tpu_strategy="collective", **options)
+
+    with pytest.raises(MeshError, match="needs a mesh and one of its axes"):
+        call(a, b)
+    with pytest.raises(MeshError, match="Did you mean 'model'"):
+        call(a, b, mesh=mesh, axis="modle")
+    with pytest.raises(ShardingError, match=r"22 rows of a cannot be split.*pad them to 24"):
+        call(a[:22], b, mesh=mesh, axis="model")

@@ -1,0 +1,147 @@
+"""RoPE against complex numbers in float64, forward and gradient, as the TPU kernel would run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from tpukit.errors import TPUKernelError
+from tpukit.kernels.ops.rope.api import rope
+from tpukit.kernels.ops.rope.frequencies import RopeScaling, rope_frequencies
+from tpukit.kernels.ops.rope.pallas_tpu import RopeBlocks
+from tpukit.kernels.ops.rope.specs import OP
+from tpukit.kernels.ops.rope.tables import rope_tables, tables_at
+
+STRICT = pltpu.InterpretParams(
+    detect_races=True, uninitialized_memory="nan", num_cores_or_threads=2
+)
+TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-2}
+
+
+def truth(x, cos, sin, *, sign=1):
+    """A pair of channels is a complex number, and a turn a product with another."""
+    x = np.asarray(x, np.float64)
+    first, second = np.split(x, 2, axis=-1)
+    angle = np.asarray(cos, np.float64) + sign * 1j * np.asarray(sin, np.float64)
+    turned = (first + 1j * second) * angle[..., None, :]
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "batched"),
+    [
+        ((2, 40, 2, 128), "bfloat16", False),  # tokens left over in the last block
+        ((2, 24, 4, 64), "float32", True),  # two heads to a group of lanes
+        ((1, 16, 1, 256), "float32", False),  # a head of two groups
+    ],
+    ids=["whole", "half", "double"],
+)
+def test_the_kernel_is_a_product_of_complex_numbers(shape, dtype, batched, no_races):
+    rng = np.random.default_rng(0)
+    _, length, _, width = shape
+    x, cotangent = (jnp.asarray(rng.normal(size=shape), dtype) for _ in range(2))
+    cos, sin = rope_tables(length, width, theta=100.0)
+    if batched:
+        cos, sin = (np.stack([table, np.roll(table, 3, axis=0)]) for table in (cos, sin))
+
+    @jax.jit
+    def run(x, cotangent):
+        kernel = OP.implementations["pallas_tpu"]
+        out, pull = jax.vjp(
+            lambda x: kernel(x, cos, sin, blocks=RopeBlocks(16), interpret=STRICT), x
+        )
+        return out, pull(cotangent)[0]
+
+    with no_races():
+        out, gradient = run(x, cotangent)
+    assert (out.dtype, out.shape) == (x.dtype, x.shape)
+    tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    np.testing.assert_allclose(np.asarray(out, np.float64), truth(x, cos, sin), **tolerance)
+    wanted = truth(cotangent, cos, sin, sign=-1)
+    np.testing.assert_allclose(np.asarray(gradient, np.float64), wanted, **tolerance)
+
+
+def test_dispatch_gives_the_reference_here_and_a_kernel_for_a_tpu():
+    x = jnp.ones((1, 8, 1, 128), jnp.bfloat16)
+    cos, sin = rope_tables(8, 128)
+    call = jax.jit(jax.grad(lambda x: rope(x, cos, sin).astype(jnp.float32).sum()))
+    wanted = truth(np.ones(x.shape), cos, sin, sign=-1)
+    np.testing.assert_allclose(np.asarray(call(x), np.float64), wanted, atol=1e-2)
+    assert "tpu_custom_call" in call.trace(x).lower(lowering_platforms=("tpu",)).as_text()
+    narrow = jax.ShapeDtypeStruct((1, 8, 1, 80), jnp.bfloat16)
+    table = jax.ShapeDtypeStruct((8, 40), jnp.float32)
+    lowered = jax.jit(rope).trace(narrow, table, table).lower(lowering_platforms=("tpu",))
+    assert "tpu_custom_call" not in lowered.as_text()
+
+
+def test_tables_are_kept_exact_and_not_to_be_changed():
+    tables = rope_tables(200_000, 64, theta=500000.0)
+    assert rope_tables(200_000, 64, theta=500000.0) is tables
+    angle = 199_999 * np.float64(500000.0) ** -(np.arange(0, 64, 2) / 64)
+    np.testing.assert_allclose(tables.sin[-1], np.sin(angle), atol=1e-7)
+    with pytest.raises(ValueError, match="read-only"):
+        tables.cos[0, 0] = 2.0
+
+
+def test_tables_at_positions_are_rows_of_the_tables():
+    cos, sin = rope_tables(64, 32)
+    positions = jnp.asarray([[3, 60], [0, 1]])
+    found = tables_at(positions, rope_frequencies(32, theta=10000.0))
+    np.testing.assert_allclose(found.cos, cos[positions], atol=1e-5)
+    np.testing.assert_allclose(found.sin, sin[positions], atol=1e-5)
+
+
+def test_linear_and_llama3_as_published():
+    plain = rope_frequencies(128, theta=5e5)
+    linear = rope_frequencies(128, theta=5e5, scaling=RopeScaling(factor=4.0))
+    np.testing.assert_allclose(linear, plain / 4)
+    llama = RopeScaling("llama3", factor=8.0)
+    ratio = rope_frequencies(128, theta=5e5, scaling=llama) / plain
+    wavelengths = 2 * np.pi / plain
+    np.testing.assert_allclose(ratio[wavelengths < 8192 / 4], 1.0)
+    np.testing.assert_allclose(ratio[wavelengths > 8192], 1 / 8)
+    middle = np.argmin(abs(wavelengths - 4096))
+    blend = (8192 / wavelengths[middle] - 1) / (4 - 1)
+    assert ratio[middle] == pytest.approx((1 - blend) / 8 + blend)
+
+
+def test_dynamic_raises_the_base_beyond_the_trained_length():
+    scaling = RopeScaling("dynamic", factor=2.0, original_max_seq_len=2048)
+    plain = rope_frequencies(64, theta=1e4)
+    short = rope_frequencies(64, theta=1e4, scaling=scaling, length=1000)
+    np.testing.assert_allclose(short, plain)
+    base = 1e4 * (2.0 * 8192 / 2048 - 1.0) ** (64 / 62)
+    longer = rope_frequencies(64, theta=1e4, scaling=scaling, length=8192)
+    np.testing.assert_allclose(longer, base ** -(np.arange(0, 64, 2) / 64))
+    with pytest.raises(TPUKernelError, match="depends on the length"):
+        rope_frequencies(64, theta=1e4, scaling=scaling)
+
+
+def test_yarn_keeps_fast_channels_divides_slow_ones_and_scales_the_tables():
+    scaling = RopeScaling("yarn", factor=16.0, original_max_seq_len=4096)
+    plain = rope_frequencies(128, theta=1e4)
+    ratio = rope_frequencies(128, theta=1e4, scaling=scaling) / plain
+    # Channel 20.9 turns 32 times in 4096 positions, channel 45.02 once: 20 and 46, rounded out.
+    np.testing.assert_allclose(ratio[:21], 1.0)
+    np.testing.assert_allclose(ratio[46:], 1 / 16)
+    at_33 = 1 - (33 - 20) / (46 - 20)
+    assert ratio[33] == pytest.approx(at_33 + (1 - at_33) / 16)
+    cos, _ = rope_tables(4, 128, scaling=scaling)
+    assert cos[0, 0] == pytest.approx(0.1 * np.log(16.0) + 1)
+    assert RopeScaling("yarn", factor=4.0, attention_factor=1.5).table_scale == 1.5
+
+
+def test_refusals_teach():
+    x = jnp.ones((1, 8, 1, 128))
+    cos, sin = rope_tables(8, 128)
+    with pytest.raises(TPUKernelError, match=r"shape \(8, 64\) or \(1, 8, 64\) and got \(4, 64\)"):
+        rope(x, cos[:4], sin[:4])
+    with pytest.raises(TPUKernelError, match="heads that fill whole groups of 128 lanes"):
+        rope(x[..., :96], cos[:, :48], sin[:, :48], implementation="pallas_tpu")
+    with pytest.raises(TPUKernelError, match="Did you mean 'yarn'"):
+        RopeScaling("yarnn")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TPUKernelError, match="it must be even"):
+        rope_frequencies(63, theta=1e4)
+    with pytest.raises(TPUKernelError, match="must be above 0"):
+        RopeScaling(factor=0)

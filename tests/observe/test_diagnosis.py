@@ -1,0 +1,185 @@
+"""Why training is slow: measured here, predicted for a slice, and the data loader's own rate."""
+
+import dataclasses
+import io
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tpukit.errors import TPUModelError, TPUValidationError
+from tpukit.hardware import Figure
+from tpukit.observe.diagnosis import diagnose as performance
+from tpukit.observe.diagnosis.diagnose import diagnose_performance, time_steps
+from tpukit.observe.diagnosis.input_rate import measure_input
+from tpukit.observe.diagnosis.issues import (
+    bottleneck_issues,
+    compile_issues,
+    input_issues,
+    target_issues,
+)
+from tpukit.observe.diagnosis.reading import Bottlenecks
+from tpukit.step.workload import Workload
+
+WIDTH = 64
+
+
+def model():
+    def init(rng):
+        return {"w": jax.random.normal(rng, (WIDTH, WIDTH))}
+
+    def apply(params, batch):
+        return jnp.mean((batch["x"] @ params["w"]) ** 2)
+
+    return init, apply
+
+
+def batches(count, *, pause_s=0.0):
+    for _ in range(count):
+        time.sleep(pause_s)
+        yield {"x": np.ones((8, WIDTH), np.float32)}
+
+
+def figure(value, origin="measured", unit="s"):
+    return Figure(value, unit, origin, "a test")
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    """One diagnosis through the real compiler."""
+    work = Workload(model(), batch={"x": jax.ShapeDtypeStruct((512, WIDTH), jnp.float32)})
+    return diagnose_performance(work, target_tflops=1e6, slice="v6e-8", dataloader=batches(3))
+
+
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+class TestForASlice:
+    def test_the_shares_are_those_of_the_timeline(self, predicted):
+        kinds = ("compute", "memory", "communication", "host", "overhead")
+        shares = [predicted[f"{kind}_bound"] for kind in kinds]
+        assert sum(shares) == pytest.approx(1)
+        assert predicted["communication_bound"] > 0  # a gathered weight and a summed gradient
+        assert predicted["bottleneck_origin"] == "model"
+
+    def test_every_figure_says_where_it_came_from(self, predicted):
+        assert predicted.step_time_s.origin == "model"
+        assert predicted.achieved_tflops.origin == "model"
+        assert predicted.peak_tflops.origin == "datasheet"
+        assert predicted.compile_s.value is None
+        assert "recomputation included" in predicted.achieved_tflops.source
+        flops = 2 * 512 * WIDTH * WIDTH * 2  # forward, and the gradient of the weights
+        achieved = predicted.achieved_tflops.value * 1e12 * predicted.step_time_s.value
+        assert achieved == pytest.approx(flops, rel=0.2)
+
+    def test_issues_read_as_in_the_guide(self, predicted):
+        problems = [issue["problem"] for issue in predicted["issues"]]
+        assert "Target above the peak" in problems  # 1e6 TFLOP/s on eight chips
+        assert "Below target" in problems
+        for issue in predicted["issues"]:
+            assert issue["problem"]
+            assert issue["impact"]
+            assert issue["solution"]
+        assert predicted["recommendations"][0] == predicted["issues"][0]["solution"]
+
+    def test_it_prints_and_is_data(self, predicted):
+        console = Console(width=120, file=io.StringIO())
+        console.print(predicted)
+        assert "communication bound" in console.file.getvalue()
+        assert json.loads(json.dumps(dict(predicted)))["where"] == "v6e-8"
+
+
+class TestHere:
+    def test_steps_are_timed_on_the_devices_there_are(self):
+        found = diagnose_performance(model(), batches(4), target_tflops=1e9, steps=3)
+        assert found.step_time_s.origin == "measured"
+        assert 0 < found.step_time_s.value < 5
+        assert found.compile_s.value > found.step_time_s.value
+        assert found["compute_bound"] is None
+        assert "name a slice" in found["no_bottlenecks"]
+        assert found["where"] == "8 x cpu"
+        assert found["input"]["samples_per_batch"] == 8
+        assert "Below target" in [issue["problem"] for issue in found["issues"]]
+
+    def test_the_slow_part_is_what_counts(self, monkeypatch):
+        slow = performance.StepTiming(0.001, 1.0, 1e9, 3, "8 x cpu")
+        monkeypatch.setattr(performance, "time_steps", lambda *args, **how: slow)
+        found = diagnose_performance(model(), batches(5, pause_s=0.02))
+        assert found["issues"][0]["problem"] == "Data loading bottleneck"
+        assert "of the time" in found["issues"][0]["impact"]
+
+    def test_a_batch_that_the_devices_do_not_divide_runs_on_one(self):
+        work = Workload(model(), batch={"x": jax.ShapeDtypeStruct((3, WIDTH), jnp.float32)})
+        assert time_steps(work, steps=1).devices == "1 x cpu"
+
+    def test_what_is_missing_is_named(self):
+        with pytest.raises(TPUModelError, match="shapes of a batch are not known"):
+            diagnose_performance(model())
+        with pytest.raises(TPUValidationError, match="name a slice"):
+            diagnose_performance(model(), measure=False)
+
+
+class TestInput:
+    def test_the_rate_is_that_of_the_loader(self):
+        rate = measure_input(batches(6, pause_s=0.02))
+        assert rate.batches == 6
+        assert 100 < rate.samples_per_s <= 8 / 0.02
+        assert rate.first_batch_s >= 0.02
+
+    def test_both_limits_hold(self):
+        assert measure_input(batches(1000), batches=3).batches == 4
+        assert measure_input(batches(1000, pause_s=0.02), seconds=0.1).batches < 10
+
+    def test_pairs_and_nests_are_batches_too(self):
+        assert measure_input([(np.ones((4, 2)), np.ones(4))] * 2).samples_per_batch == 4
+        assert measure_input([{"a": {"b": [np.ones((5, 2))]}}] * 2).samples_per_batch == 5
+
+    def test_one_batch_gives_no_rate(self):
+        rate = measure_input([np.ones((4, 2))])
+        assert rate.samples_per_s is None
+        assert rate.to_dict()["reason"] == "it ended after one batch"
+
+    def test_what_is_no_loader_is_refused(self):
+        with pytest.raises(TPUValidationError, match="is no data loader"):
+            measure_input(3)
+        with pytest.raises(TPUValidationError, match="is empty"):
+            measure_input([])
+        with pytest.raises(TPUValidationError, match="without arrays"):
+            measure_input(["text"])
+
+
+class TestIssues:
+    @pytest.mark.parametrize(
+        ("kind", "problem"),
+        [
+            ("communication", "Communication overhead"),
+            ("memory", "Memory bandwidth"),
+            ("host", "Host offload"),
+            ("overhead", "Many small operations"),
+            ("compute", None),
+        ],
+    )
+    def test_the_largest_share_is_named(self, kind, problem):
+        shares = dataclasses.replace(Bottlenecks(0, 0, 0, 0, 0), **{kind: 1.0})
+        assert [one.problem for one in bottleneck_issues(shares, 2.0)] == (
+            [problem] if problem else []
+        )
+
+    def test_a_loader_that_keeps_up_is_no_issue(self):
+        rate = measure_input([np.ones((4, 2))] * 4)
+        assert not list(input_issues(rate, 4, figure(1000.0)))
+        assert list(input_issues(dataclasses.replace(rate, samples_per_s=1.0), 4, figure(1.0)))
+
+    def test_a_long_compile_is_one(self):
+        assert not list(compile_issues(figure(10.0), figure(1.0)))
+        (issue,) = compile_issues(figure(10.0), figure(0.001))
+        assert "10,000 steps" in issue.impact
+
+    def test_a_target_that_is_met_is_none(self):
+        reached, peak = figure(100.0, unit="TFLOP/s"), figure(200.0, "datasheet", "TFLOP/s")
+        assert not list(target_issues(reached, 90.0, peak))
+        assert not list(target_issues(reached, None, peak))
+        assert [one.problem for one in target_issues(reached, 150.0, peak)] == ["Below target"]

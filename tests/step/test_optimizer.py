@@ -1,0 +1,126 @@
+"""Schedules equal optax's, masks spare what must not decay, moments take the format asked for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpukit.errors import ConfigError
+from tpukit.step import LearningRate, OptimizerSpec, build_optimizer
+from tpukit.step.optimizer.optimizer import OPTIMIZERS, decay_mask
+from tpukit.step.workload import Workload
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "wsd"])
+def test_schedules_equal_those_of_optax(schedule):
+    rate = LearningRate(
+        peak=0.3, schedule=schedule, total_steps=100, warmup_steps=10, final_fraction=0.1
+    )
+    after = {
+        "cosine": (10, optax.cosine_decay_schedule(0.3, 90, alpha=0.1)),
+        "linear": (10, optax.linear_schedule(0.3, 0.03, 90)),
+        "constant": (10, optax.constant_schedule(0.3)),
+        "wsd": (80, optax.linear_schedule(0.3, 0.03, 20)),
+    }
+    start, truth = after[schedule]
+    for step in range(10):
+        assert rate(step) == pytest.approx(0.3 * (step + 1) / 10)
+    for step in range(10, start):
+        assert rate(step) == pytest.approx(0.3)
+    for step in range(start, 110):
+        assert rate(step) == pytest.approx(float(truth(step - start)), rel=1e-5)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(
+    st.sampled_from(["cosine", "linear", "constant", "wsd"]),
+    st.integers(1, 500),
+    st.integers(0, 500),
+    st.integers(0, 600),
+)
+def test_the_host_and_the_device_agree(schedule, total, warmup, step):
+    rate = LearningRate(
+        peak=1.0, schedule=schedule, total_steps=total, warmup_steps=min(warmup, total)
+    )
+    host = float(rate(step))
+    assert 0 < host <= 1
+    assert float(rate(jnp.asarray(step))) == pytest.approx(host, rel=1e-5)
+
+
+def test_what_does_not_decay():
+    params = Workload("tiny", batch_size=1, sequence_length=8).state_shapes().params
+    flat = jax.tree_util.tree_flatten_with_path(decay_mask()(params))[0]
+    decayed = {jax.tree_util.keystr(path) for path, yes in flat if yes}
+    assert decayed == {
+        jax.tree_util.keystr(path) for path, _ in flat if "kernel" in jax.tree_util.keystr(path)
+    }
+    own = {"weight": jnp.ones((2, 2)), "gain": jnp.ones(2)}
+    assert decay_mask()(own) == {"weight": True, "gain": False}
+    assert decay_mask(("weight",))(own) == {"weight": False, "gain": False}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_goes_downhill_and_decays(name):
+    spec = OptimizerSpec(name=name, weight_decay=0.5, moment_dtype="float32")
+    optimizer = build_optimizer(spec, 0.1)
+    params = {"w": jnp.full((4, 4), 2.0), "norm": jnp.full((4, 4), 2.0)}
+    state = optimizer.init(params)
+    still = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = optimizer.update(still, state, params)
+    assert np.allclose(updates["w"], -0.1 * 0.5 * 2.0)
+    assert np.allclose(updates["norm"], 0.0)
+    state = optimizer.init(params)
+    updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
+    assert (updates["norm"] < 0).all()
+
+
+def test_adamw_is_optax_adamw_after_clipping():
+    params = {"w": jnp.ones((3, 3))}
+    gradients = {"w": jnp.arange(9.0).reshape(3, 3)}
+    spec = OptimizerSpec(weight_decay=0.1, clip_norm=1.0)
+    ours = build_optimizer(spec, 0.01)
+    truth = optax.adamw(0.01, b1=0.9, b2=0.95, weight_decay=0.1)
+    clipped = {"w": gradients["w"] / jnp.linalg.norm(gradients["w"])}
+    found, _ = ours.update(gradients, ours.init(params), params)
+    expected, _ = truth.update(clipped, truth.init(params), params)
+    np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-5)
+
+
+def test_a_bad_gradient_changes_nothing():
+    params = {"w": jnp.ones((3, 3)), "v": jnp.ones(2)}
+    plain = build_optimizer(OptimizerSpec(), 0.1)
+    skipping = build_optimizer(OptimizerSpec(skip_nonfinite=True), 0.1)
+    state = skipping.init(params)
+    assert jax.tree.structure(state) == jax.tree.structure(plain.init(params))
+    good = {"w": jnp.full((3, 3), 0.5), "v": jnp.ones(2)}
+    for found, expected in zip(
+        jax.tree.leaves(skipping.update(good, state, params)),
+        jax.tree.leaves(plain.update(good, state, params)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)  # compiled, and not
+    for bad in (jnp.nan, jnp.inf):
+        updates, after = skipping.update({**good, "v": jnp.array([1.0, bad])}, state, params)
+        assert not any(leaf.any() for leaf in jax.tree.leaves(updates))
+        assert all(map(np.array_equal, jax.tree.leaves(after), jax.tree.leaves(state)))
+
+
+def test_moments_in_bfloat16():
+    optimizer = build_optimizer(OptimizerSpec(moment_dtype="bfloat16"), 0.1)
+    state = optimizer.init({"w": jnp.ones((2, 2))})
+    formats = {leaf.dtype.name for leaf in jax.tree.leaves(state) if leaf.ndim}
+    assert formats == {"bfloat16", "float32"}  # first and second moment
+
+
+def test_refusals():
+    with pytest.raises(ConfigError, match=r"'adamv' is not known.*Did you mean 'adamw'"):
+        OptimizerSpec(name="adamv")
+    with pytest.raises(ConfigError, match="adafactor keeps none"):
+        OptimizerSpec(name="adafactor", moment_dtype="bfloat16")
+    with pytest.raises(ConfigError, match=r"'cosin' is not known.*'cosine'"):
+        LearningRate(peak=1.0, schedule="cosin", total_steps=10)
+    with pytest.raises(ConfigError, match="warmup_steps=20 is longer than the 10 steps"):
+        LearningRate(peak=1.0, total_steps=10, warmup_steps=20)
