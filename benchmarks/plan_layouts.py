@@ -21,6 +21,7 @@ from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 from tpukit import Workload, configure_tpu_environment
 from tpukit.compiler import compile_for
 from tpukit.errors import TPUError
+from tpukit.job import build_step
 from tpukit.planner.planning import plan
 from tpukit.planner.search.subject import MATMUL
 
@@ -89,7 +90,9 @@ def compare(run: PublishedRun, seconds: float) -> dict[str, Any]:
         if best is None or ("own" in found and not verify):
             continue
         job = best.job
-        own = compiled(run, job.workload, job.mesh_sizes, job.dcn_mesh, seconds, job.options)
+        # The published optimizer, so that only layouts are compared.
+        step = build_step(job).work.replace(optimizer=run.workload.optimizer)
+        own = compiled(run, step, job.mesh_sizes, job.dcn_mesh, seconds, job.options)
         if own["fits"]:
             found = {"published": published, "own": own}
             if (gain(found) or 0.0) >= 0:

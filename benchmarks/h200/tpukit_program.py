@@ -23,20 +23,18 @@ def main(name, tokens_path, warm):
             yield {"inputs": rows[:, :-1], "targets": rows[:, 1:]}
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = TrainingSettings.from_section(
-            {
-                "learning_rate": 3e-4,
-                "schedule": "constant",
-                "warmup_steps": 0,
-                "weight_decay": 0.1,
-                "no_decay": (),  # as in the other programs
-                "clip_norm": None,
-                "run_dir": folder + "/run",
-                "checkpoint_every": 0,
-                "tune_products": True,
-            }
+        settings = TrainingSettings(
+            learning_rate=3e-4,
+            schedule="constant",
+            warmup_steps=0,
+            weight_decay=0.1,
+            no_decay=(),  # as in the other programs
+            clip_norm=None,
+            run_dir=folder + "/run",
+            checkpoint_every=0,
+            tune_products=True,
         )
-        options = {"remat": "minimal"} if s.experts else {}
+        options = {"remat": "minimal" if s.experts else "none"}
         options["grad_norm"] = False  # the other programs measure none
         trainer = TPUTrainer(model=config, settings=settings, progress=False, **options)
         result = trainer.train(

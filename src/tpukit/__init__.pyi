@@ -1,12 +1,13 @@
 # Written by `make format` from the list in __init__.py.
 
+from .checker.check import check as check
 from .checker.flag_tuning.search import tune_flags as tune_flags
+from .checker.result import CheckResult as CheckResult
 from .compiler import CompiledStep as CompiledStep
 from .compiler import compile_for as compile_for
 from .compiler import load_executable as load_executable
 from .compiler import save_executable as save_executable
 from .errors import TPUError as TPUError
-from .hardware import Accelerators as Accelerators
 from .hardware import Chip as Chip
 from .hardware import Figure as Figure
 from .hardware import PriceBook as PriceBook
@@ -16,17 +17,10 @@ from .hardware import get_chip as get_chip
 from .hardware import list_chips as list_chips
 from .hardware import list_slices as list_slices
 from .hardware import public_prices as public_prices
-from .job.config import TPUConfig as TPUConfig
-from .job.config import TPUVersion as TPUVersion
-from .job.job import Plan as Plan
-from .job.train import TrainingSettings as TrainingSettings
-from .kernels import PrecisionConfig as PrecisionConfig
+from .job import Job as Job
+from .job import TPUConfig as TPUConfig
+from .job import TrainingSettings as TrainingSettings
 from .kernels import adaptive_matmul as adaptive_matmul
-from .kernels import register_tpu_op as register_tpu_op
-from .kernels import tpu_kernel as tpu_kernel
-from .kernels.ops import flash_attention as flash_attention
-from .kernels.timing import estimate_kernel as estimate_kernel
-from .kernels.tuning import tune_op as tune_op
 from .models import RematPolicy as RematPolicy
 from .models import Transformer as Transformer
 from .models import TransformerConfig as TransformerConfig
@@ -47,29 +41,22 @@ from .parallel import detect_hotspots as detect_hotspots
 from .parallel import get_sharding_spec as get_sharding_spec
 from .parallel import make_layout as make_layout
 from .parallel import optimize_sharding as optimize_sharding
+from .parallel import reshard as reshard
 from .parallel import shard_model as shard_model
 from .parallel import validate_sharding as validate_sharding
-from .parallel.rebalancing import reshard as reshard
-from .parallel.ring import attention as attention
 from .planner.answer.result import PlanResult as PlanResult
 from .planner.planning import plan as plan
 from .planner.serving import plan_serving as plan_serving
 from .planner.sizing.batch_size import find_optimal_batch_size as find_optimal_batch_size
 from .planner.sizing.memory_optimizer import MemoryOptimizer as MemoryOptimizer
-from .runtime.doctor import Diagnosis as Diagnosis
 from .runtime.doctor import diagnose_tpu as diagnose_tpu
-from .runtime.environment import EnvironmentReport as EnvironmentReport
 from .runtime.environment import configure_tpu_environment as configure_tpu_environment
 from .runtime.flags import FlagRegistry as FlagRegistry
 from .runtime.flags import enable_xla_optimizations as enable_xla_optimizations
 from .runtime.flags import set_xla_flags as set_xla_flags
 from .runtime.logs import setup_logging as setup_logging
 from .runtime.multihost import MultiHostConfig as MultiHostConfig
-from .step.workload import Workload as Workload
-from .training import ExitCode as ExitCode
-from .training import HangWatchdog as HangWatchdog
-from .training import LossGuard as LossGuard
-from .training import PreemptionGuard as PreemptionGuard
+from .step import Workload as Workload
 from .training import TPUCheckpointer as TPUCheckpointer
 from .training import TPUTrainer as TPUTrainer
 from .training import TrainingResult as TrainingResult
@@ -78,25 +65,18 @@ from .training.export import export_run as export_run
 from .training.trained_model import load_trained as load_trained
 
 __all__ = [
-    "Accelerators",
+    "CheckResult",
     "Chip",
     "CompiledStep",
-    "Diagnosis",
-    "EnvironmentReport",
-    "ExitCode",
     "Figure",
     "FlagRegistry",
     "Generator",
-    "HangWatchdog",
+    "Job",
     "Layout",
-    "LossGuard",
     "MemoryOptimizer",
     "MeshConfig",
     "MultiHostConfig",
-    "Plan",
     "PlanResult",
-    "PrecisionConfig",
-    "PreemptionGuard",
     "PriceBook",
     "RematPolicy",
     "Sampling",
@@ -105,7 +85,6 @@ __all__ = [
     "TPUConfig",
     "TPUError",
     "TPUTrainer",
-    "TPUVersion",
     "TrainingResult",
     "TrainingSettings",
     "Transformer",
@@ -113,7 +92,7 @@ __all__ = [
     "Workload",
     "abstract_mesh",
     "adaptive_matmul",
-    "attention",
+    "check",
     "compile_for",
     "configure_tpu_environment",
     "create_mesh",
@@ -123,11 +102,9 @@ __all__ = [
     "diagnose_tpu",
     "enable_gradient_checkpointing",
     "enable_xla_optimizations",
-    "estimate_kernel",
     "export_huggingface",
     "export_run",
     "find_optimal_batch_size",
-    "flash_attention",
     "generate",
     "get_chip",
     "get_preset",
@@ -144,15 +121,12 @@ __all__ = [
     "plan",
     "plan_serving",
     "public_prices",
-    "register_tpu_op",
     "reshard",
     "save_executable",
     "set_xla_flags",
     "setup_logging",
     "shard_model",
-    "tpu_kernel",
     "tune_flags",
-    "tune_op",
     "validate_sharding",
 ]
 

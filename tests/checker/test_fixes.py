@@ -5,22 +5,21 @@ import json
 from dataclasses import replace
 
 import pytest
-import yaml
 from rich.console import Console
 
 from tpukit.checker.fixes import Fix, JobShape, is_thin, propose_fixes, rank
 from tpukit.compiler.memory.report import MemoryReport
 from tpukit.hardware import Slice
+from tpukit.job.yaml_text import read_yaml
 
 GIB = 2**30
 SHAPE = JobShape(
-    model="llama3.1-8b",
-    model_changes={},
     batch_size=32,
     batch_ways=8,
     microbatches=1,
     remat="none",
     optimizer="adamw",
+    moment_dtype="float32",
     param_dtype="float32",
     mesh={"fsdp": 8},
     heads=32,
@@ -66,20 +65,22 @@ def test_estimates_are_the_arithmetic_they_claim():
     # Activations and temporaries halve; one gradient for every weight stays: 58 - 22 + 2.
     assert fixes["microbatches: 2"].estimate_bytes == 38 * GIB
     assert fixes["batch_size: 16"].estimate_bytes == 36 * GIB
-    assert fixes["optimizer: adamw mu=bfloat16"].estimate_bytes == 56 * GIB
-    assert fixes["optimizer: adafactor"].estimate_bytes == 50 * GIB
+    assert fixes["train.moment_dtype: bfloat16"].estimate_bytes == 56 * GIB
+    assert (
+        fixes["train.optimizer: adafactor, train.moment_dtype: float32"].estimate_bytes == 50 * GIB
+    )
     assert fixes["remat: minimal"].estimate_bytes is None
     assert fixes["remat: minimal"].estimate_reason
-    assert "model: {preset: llama3.1-8b, param_dtype: bfloat16}" in fixes
+    assert "train.param_dtype: bfloat16" in fixes
 
 
 def test_a_larger_slice_is_one_the_batch_can_be_split_over():
     fixes = propose_fixes(SHAPE, too_many_activations()).fixes
-    (larger,) = [fix for fix in fixes if "slice" in fix.changes]
-    assert larger.changes == {"slice": "v6e-16", "mesh": {"fsdp": 16}}
+    (larger,) = [fix for fix in fixes if "on" in fix.changes]
+    assert larger.changes == {"on": "v6e-16", "mesh": {"fsdp": 16}}
     assert larger.estimate_bytes == 29 * GIB
     odd = propose_fixes(replace(SHAPE, batch_size=24), too_many_activations()).fixes
-    assert not [fix for fix in odd if "slice" in fix.changes]
+    assert not [fix for fix in odd if "on" in fix.changes]
 
 
 def test_what_should_fit_comes_first_and_the_cheapest_of_it():
@@ -107,7 +108,9 @@ def test_when_nothing_alone_is_enough_all_together_is_tried():
     fixes = propose_fixes(replace(SHAPE, remat="minimal"), huge).fixes
     together = [fix for fix in fixes if len(fix.changes) > 2]
     assert len(together) == 1
-    assert {"microbatches", "remat", "optimizer", "model"} <= set(together[0].changes)
+    assert {"microbatches", "remat", "train.optimizer", "train.param_dtype"} <= set(
+        together[0].changes
+    )
 
 
 def test_settings_that_are_there_already_are_not_proposed():
@@ -133,7 +136,7 @@ def test_thin_headroom(used, fits, thin):
 def test_changes_are_yaml_and_the_table_shows_both_origins():
     fixes = propose_fixes(SHAPE, too_many_activations())
     for fix in fixes.fixes:
-        assert yaml.safe_load("{" + fix.text + "}") == dict(fix.changes)
+        assert read_yaml("{" + fix.text + "}", name="fix")[0] == dict(fix.changes)
     json.dumps(fixes.to_dict())
     broken = replace(fixes.fixes[0], failure="it broke")
     console = Console(width=140, record=True, file=io.StringIO())

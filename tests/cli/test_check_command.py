@@ -1,13 +1,15 @@
 """`tpukit check` from the outside: exit codes, verdict first, JSON, the cache, a function."""
 
 import json
+from importlib import import_module
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from tpukit.checker.fixes import verifying
 from tpukit.checker.report import read_report
-from tpukit.cli import cache, check, check_run
+from tpukit.cli import cache, check, job_options
 from tpukit.compiler import CompileCache
 from tpukit.errors import (
     TPUModelError,
@@ -16,6 +18,7 @@ from tpukit.errors import (
     XLACompilationError,
 )
 
+checking = import_module("tpukit.checker.check")  # not the function of that name
 SMALL = ["tiny", "--on", "v6e-8", "--batch", "16", "--sequence", "32", "--mesh", "fsdp=8"]
 
 
@@ -95,14 +98,14 @@ def test_what_does_not_fit_exits_3_with_fixes(app, own_cache, monkeypatch):
 
     asked = []
 
-    def too_big(self, job):
+    def too_big(job, **how):
         asked.append(job)
         report = _report(fits=False)
         return _Compiled(report)
 
-    monkeypatch.setattr(check_run.Run, "job", too_big)
+    monkeypatch.setattr(checking, "compile_job", too_big)
     monkeypatch.setattr(
-        check_run.Run, "known", lambda self, job: _Compiled(replace(_report(fits=True)))
+        verifying, "known_compile", lambda job: _Compiled(replace(_report(fits=True)))
     )
     result = CliRunner().invoke(app, ["check", *SMALL, "--fix", "--json"])
     assert result.exit_code == 3, result.output
@@ -111,7 +114,7 @@ def test_what_does_not_fit_exits_3_with_fixes(app, own_cache, monkeypatch):
     assert data["fixes"][0]["fits"] is True
     assert data["fixes"][0]["verified"]["origin"] == "compiler"
     assert data["fixes"][-1]["estimate"]["origin"] == "model"
-    assert data["next"].startswith("tpukit check tiny --on v6e-8 --batch 16")
+    assert data["next"].startswith("tpukit check tiny --on v6e-8 --batch-size 16")
     plain = CliRunner().invoke(app, ["check", *SMALL])
     assert plain.exit_code == 3
     assert plain.stdout.startswith("DOES NOT FIT")
@@ -123,38 +126,38 @@ def test_what_does_not_fit_exits_3_with_fixes(app, own_cache, monkeypatch):
 def test_a_job_file_with_options_before_it(app, own_cache, monkeypatch, tmp_path):
     asked = []
 
-    def remember(self, job):
+    def remember(job, **how):
         asked.append(job)
         return _Compiled(_report(fits=True))
 
-    monkeypatch.setattr(check_run.Run, "job", remember)
+    monkeypatch.setattr(checking, "compile_job", remember)
     path = tmp_path / "job.yaml"
-    path.write_text("model: tiny\nslice: v6e-8\nbatch_size: 16\nsequence_length: 32\n")
+    path.write_text("model: tiny\non: v6e-8\nbatch_size: 16\nsequence_length: 32\n")
     result = CliRunner().invoke(
         app, ["check", str(path), "--on", "v6e-16", "--mesh", "fsdp=8,tensor=2", "--memory-only"]
     )
     assert result.exit_code == 0, result.output
     (job,) = asked
-    assert job.slice == "v6e-16"
+    assert job.on == "v6e-16"
     assert job.batch_size == 16
     assert job.mesh_sizes == {"fsdp": 8, "tensor": 2}
 
 
 def test_what_cannot_be_told_exits_4(app, own_cache, monkeypatch):
-    def crash(self, job):
+    def crash(job, **how):
         raise XLACompilationError("compiling tiny for v6e-8 failed (exit): it was killed")
 
-    monkeypatch.setattr(check_run.Run, "job", crash)
+    monkeypatch.setattr(checking, "compile_job", crash)
     result = CliRunner().invoke(app, ["check", *SMALL])
     assert result.exit_code == 4
     assert "could not tell: compiling tiny" in result.stderr
 
 
 def test_a_refusal_without_a_report_still_exits_3(app, own_cache, monkeypatch):
-    def refuse(self, job):
+    def refuse(job, **how):
         raise TPUOutOfMemoryError("tiny does not fit on v6e-8: the compiler needs 181G.")
 
-    monkeypatch.setattr(check_run.Run, "job", refuse)
+    monkeypatch.setattr(checking, "compile_job", refuse)
     result = CliRunner().invoke(app, ["check", *SMALL])
     assert result.exit_code == 3
     assert result.stdout.startswith("DOES NOT FIT tiny")
@@ -185,10 +188,14 @@ def test_what_the_user_got_wrong_is_an_error_of_theirs(app, own_cache, tmp_path)
     path.write_text("def step(x):\n    return x @ x\n")
     wrong = runner.invoke(app, ["check", f"{path}:step", "--on", "v6e-1", "--arg", "f32[8,9]"])
     assert isinstance(wrong.exception, TPUModelError)
-    mixed = runner.invoke(app, ["check", f"{path}:step", "--on", "v6e-1", "--batch", "8"])
+    typed = ["check", f"{path}:step", "--arg", "f32[8,8]"]
+    mixed = runner.invoke(app, [*typed, "--on", "v6e-1", "--batch", "8"])
     assert isinstance(mixed.exception, TPUValidationError)
     assert "takes no batch_size" in str(mixed.exception)
-    nowhere = runner.invoke(app, ["check", f"{path}:step"])
+    no_builder = runner.invoke(app, ["check", f"{path}:step", "--on", "v6e-1"])
+    assert "takes x" in str(no_builder.exception)
+    assert "--arg" in str(no_builder.exception)
+    nowhere = runner.invoke(app, typed)
     assert "needs --on" in str(nowhere.exception)
 
 
@@ -196,7 +203,9 @@ def test_what_the_user_got_wrong_is_an_error_of_theirs(app, own_cache, tmp_path)
 @pytest.mark.xdist_group("libtpu")
 def test_somebodys_own_function(app, own_cache, tmp_path, monkeypatch):
     # Reading every flag of libtpu takes longer than the rest of this file.
-    monkeypatch.setattr(check, "read_options", lambda flags: {"xla_tpu_rwb_fusion": False})
+    monkeypatch.setattr(
+        job_options, "compiler_options", lambda flags: {"xla_tpu_rwb_fusion": False}
+    )
     path = tmp_path / "own.py"
     path.write_text("def step(x):\n    return x * 2\n")
     result = CliRunner().invoke(

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tpukit.cli import plan as command
 from tpukit.errors import ConfigError
-from tpukit.job import Plan
+from tpukit.job import Job
 
 ASK = ["llama3.1-8b", "--tokens", "1e11", "--on", "v6e", "--max-chips", "64"]
 
@@ -55,7 +55,7 @@ def test_a_job_file_and_a_page(app, tmp_path):
     assert f"tpukit check {job}" in found.stderr
     assert f"Next: tpukit check {job}" in found.stdout.replace("\n", "")  # a long path may wrap
     assert "the same with -o" not in found.stdout
-    assert Plan.from_yaml(job).model == "llama3.1-8b"
+    assert Job.from_yaml(job).model == "llama3.1-8b"
     text = page.read_text()
     assert text.startswith("<!doctype html>")
     assert "Where the step goes on v6e-" in text
@@ -102,4 +102,4 @@ def test_the_compiler_confirms_a_small_plan(app, tmp_path):
     first = json.loads(found.stdout)["choices"][0]
     assert first["memory_origin"] == "compiler"
     assert first["verified"]["step_time_s"] > 0
-    assert Plan.from_yaml(job).mesh_sizes == first["mesh"]
+    assert Job.from_yaml(job).mesh_sizes == first["mesh"]

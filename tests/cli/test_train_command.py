@@ -7,8 +7,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tpukit.cli.train import read_plan, train
+from tpukit.cli.train import train
 from tpukit.errors import ConfigError, TPUModelError, TPUValidationError
+from tpukit.job import read_job
 
 MODEL = """
 import jax
@@ -59,11 +60,13 @@ def test_trains_resumes_and_prints(run, job, tmp_path):
     assert again.exit_code == 0, again.output
     assert "training done: 5 steps" in again.output
     assert "resumed from step 3" in again.output
-    slower = run(job, "--steps", 6, "--set", "learning_rate=1e-4", "--set", "clip_norm=null")
+    slower = run(
+        job, "--steps", 6, "--set", "train.learning_rate=1e-4", "--set", "train.clip_norm=null"
+    )
     assert slower.exit_code == 0, slower.output
     assert "learning_rate was" in slower.output
     assert "clip_norm was 1.0, is None" in slower.output
-    other = run(job, "--set", "seed=7")
+    other = run(job, "--set", "train.seed=7")
     assert isinstance(other.exception, TPUValidationError)
     assert "another run: seed was 0, is 7" in str(other.exception)
 
@@ -71,7 +74,7 @@ def test_trains_resumes_and_prints(run, job, tmp_path):
 def test_diverging_has_an_exit_code_of_its_own(run, job, tmp_path):
     result = run(
         *(job, "--run-dir", tmp_path / "bad", "--optimizer", "sgd"),
-        *("--set", "learning_rate=1e38", "--set", "weight_decay=1", "--steps", 20),
+        *("--set", "train.learning_rate=1e38", "--set", "train.weight_decay=1", "--steps", 20),
     )
     assert result.exit_code == 3, result.output
     assert "diverged: step" in result.output
@@ -81,8 +84,8 @@ def test_diverging_has_an_exit_code_of_its_own(run, job, tmp_path):
     ("arguments", "error", "message"),
     [
         (["tinny"], TPUValidationError, "Did you mean 'tiny'"),
-        (["tiny", "--set", "lerning_rate=1"], ConfigError, "Did you mean 'learning_rate'"),
-        (["tiny", "--set", "schedule=cosin"], ConfigError, "'constant', 'cosine'"),
+        (["tiny", "--set", "train.lerning_rate=1"], ConfigError, "'train.learning_rate'"),
+        (["tiny", "--set", "train.schedule=cosin"], ConfigError, "'constant', 'cosine'"),
         (["missing.yaml"], ConfigError, "missing.yaml cannot be read"),
         (["tiny", "--steps", "2"], ConfigError, "no data to train on"),
         (["tiny", "--data", "nowhere.npy", "--steps", "2"], TPUValidationError, "nowhere.npy"),
@@ -99,5 +102,5 @@ def test_mistakes_are_one_line(run, monkeypatch, tmp_path, arguments, error, mes
 
 
 def test_a_preset_gets_a_length_it_can_take():
-    assert read_plan("tiny", {"sequence_length": None}).sequence_length == 128
-    assert read_plan("llama3.1-8b", {}).sequence_length == 2048
+    assert read_job("tiny").tokens_per_example == 128
+    assert read_job("llama3.1-8b").tokens_per_example == 2048

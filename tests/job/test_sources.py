@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.job.config import TPUConfig
-from tpukit.job.config.view import ConfigView
+from tpukit.job.document import NOT_SETTINGS, PREFIX, parse_assignments
 from tpukit.job.quantities import format_bytes, parse_bytes
-from tpukit.job.sources import NOT_SETTINGS, PREFIX, parse_assignments
+from tpukit.job.view import SettingsView
 
 
 def test_later_sources_win_and_origins_are_remembered(tmp_path):
@@ -30,7 +30,7 @@ def test_later_sources_win_and_origins_are_remembered(tmp_path):
     assert origins["num_chips"] == "argument"
     assert origins["gradient_checkpointing"] == "preset training"
     assert origins["network"] == "default"
-    shown = ConfigView(config).to_dict()
+    shown = SettingsView.of_settings(config).to_dict()
     assert shown["zone"]["value"] == "us-east1-c"
     assert shown["zone"]["origin"] == "environment TPU_ZONE"
 

@@ -52,7 +52,7 @@ def figure(value, origin="measured", unit="s"):
 def predicted():
     """One diagnosis through the real compiler."""
     work = Workload(model(), batch={"x": jax.ShapeDtypeStruct((512, WIDTH), jnp.float32)})
-    return diagnose_performance(work, target_tflops=1e6, slice="v6e-8", dataloader=batches(3))
+    return diagnose_performance(work, target_tflops=1e6, on="v6e-8", dataloader=batches(3))
 
 
 @pytest.mark.libtpu

@@ -54,7 +54,7 @@ def ask(tmp_path, monkeypatch):
 
 def compiled(job, *, fits=True):
     prediction = SimpleNamespace(
-        step_time_s=1.0 / job.target.chips,
+        step_time_s=1.0 / job.slice.chips,
         seconds_by_cause={"matrix": 0.5, "kernel": 0.2, "overhead": 0.3},
         caveats=(),
     )
@@ -89,18 +89,18 @@ def test_every_slice_its_batch_can_be_split_over_is_asked_about(ask):
     assert best.memory_origin == "compiler"
     assert best.memory["weights"] == best.memory["optimizer"] == best.memory["temporaries"] == GIB
     assert best.seconds_by_cause["attention"] == 0.2
-    steps = best.job.sections["train"]["steps"]
+    steps = best.job.train.steps
     assert steps == -(-1_000_000 // 64)
     assert best.days == pytest.approx(steps / 32 / 86_400)
-    assert best.job.workload.examples == 64
+    assert best.job.examples == 64
     assert search.compiled == 5
 
 
 def test_what_does_not_fit_or_is_refused_is_told(ask):
     def judge(job):
-        if job.target.chips > 8:
+        if job.slice.chips > 8:
             return XLACompilationError("no such program")
-        return compiled(job, fits=job.target.chips > 4)
+        return compiled(job, fits=job.slice.chips > 4)
 
     search, found, _ = searched(ask(), judge)
     assert [str(choice.target) for choice in found] == ["v6e-8"]

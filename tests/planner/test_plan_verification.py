@@ -47,7 +47,7 @@ def test_what_the_compiler_confirms_carries_its_figures():
     assert first.verified.memory_bytes == first.memory_bytes == 12 * GIB
     assert first.memory_origin == "compiler"
     assert first.step_time_s == 7.0
-    steps = first.job.sections["train"]["steps"]
+    steps = first.job.train.steps
     assert first.days == pytest.approx(steps * 7.0 / 86_400)
     assert first.usd.value == pytest.approx(first.chip_hours * first.usd_per_chip_hour.value)
     assert found.choices[2].verified is None
@@ -67,7 +67,7 @@ def test_one_that_does_not_fit_makes_room_for_the_next_of_its_slice():
     found, asked = answered(search, judge, verify=1, top=1)
     assert found.feasible
     assert found.best.job not in refused
-    assert found.best.target == refused[0].target
+    assert found.best.target == refused[0].slice
     assert len(asked) < 12  # what was learnt spares the compiler the like of what failed
     assert any("which does not fit" in note for note in found.disagreements)
 
@@ -76,7 +76,7 @@ def test_a_refusal_is_told_with_its_reason():
     search = searched()
 
     def judge(job):
-        return XLACompilationError("no such layout") if job.target.chips > 8 else compiled()
+        return XLACompilationError("no such layout") if job.slice.chips > 8 else compiled()
 
     found, _ = answered(search, judge, verify=1, top=1)
     assert found.best.target.chips <= 8
@@ -88,8 +88,8 @@ def test_choices_are_ranked_again_by_what_the_compiler_says():
     slow = []
 
     def judge(job):
-        slow.append(job.slice)
-        return compiled(step_time_s=100.0 if job.slice == slow[0] else 0.5)
+        slow.append(job.on)
+        return compiled(step_time_s=100.0 if job.on == slow[0] else 0.5)
 
     found, _ = answered(search, judge)
     assert str(found.best.target) != slow[0]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError, SliceError, TPUModelError
-from tpukit.job.job import Plan
+from tpukit.job import Job
 from tpukit.job.model_source import load_model
 from tpukit.models import TransformerConfig, get_preset
 from tpukit.models.huggingface.config import config_to_huggingface
@@ -40,7 +40,7 @@ def test_the_answer_meets_what_was_asked():
     assert best.usd.value == min(choice.usd.value for choice in found.choices)
     assert best.usd.value == pytest.approx(best.chip_hours * best.usd_per_chip_hour.value)
     assert best.chip_hours == pytest.approx(best.days * 24 * best.target.chips)
-    assert best.tokens_per_step * best.job.sections["train"]["steps"] >= 1e12
+    assert best.tokens_per_step * best.job.train.steps >= 1e12
     assert len({choice.target for choice in found.choices}) == 5
 
 
@@ -123,7 +123,7 @@ def test_meshes_fill_their_devices_and_every_job_file_loads(
         assert math.prod(choice.mesh.values()) == choice.target.devices
         path = tmp_path_factory.mktemp("jobs") / "job.yaml"
         choice.job.to_yaml(path)
-        loaded = Plan.from_yaml(path)
+        loaded = Job.from_yaml(path)
         assert loaded == choice.job
         assert loaded.mesh_sizes == choice.mesh
         assert loaded.examples == choice.batch_size
@@ -173,7 +173,7 @@ def test_spot_pays_for_what_preemption_wastes():
     wild = planned(spot=True, preemption=Preemption(per_slice_day=12, recovery_s=1200))
     assert calm.best.waste < 0.001 < wild.best.waste
     assert wild.best.days > calm.best.days * 1.1
-    assert wild.best.job.sections["train"]["checkpoint_every"] >= 1
+    assert wild.best.job.train.checkpoint_every >= 1
     assert any("Young/Daly" in line for line in wild.assumptions)
     assert calm.best.usd.value < planned().best.usd.value
 
@@ -218,7 +218,7 @@ def test_eight_bits_are_planned_where_they_are_faster_and_written(tmp_path):
         assert narrow.best.step_time_s < planned(on=chip).best.step_time_s
         assert narrow.next_command == "tpukit check job.yaml"
         narrow.to_yaml(tmp_path / "job.yaml")
-        job = Plan.from_yaml(tmp_path / "job.yaml")
+        job = Job.from_yaml(tmp_path / "job.yaml")
         assert load_model(job.model, job.model_changes).matmul == matmul
 
 
@@ -257,7 +257,7 @@ def test_models_by_configuration_file_and_builder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     built = planned("my_models.py:build", max_chips=8)
     assert built.best.batch_size == 64
-    assert built.best.job.workload.examples == 64
+    assert built.best.job.examples == 64
     with pytest.raises(TPUModelError, match="says no dimensions"):
         planned("my_models.py:opaque")
     with pytest.raises(TPUModelError, match="'module:function' that returns a Workload"):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError
 from tpukit.step import LearningRate, OptimizerSpec, build_optimizer
-from tpukit.step.optimizer.optimizer import OPTIMIZERS, decay_mask
+from tpukit.step.optimizer.optimizer import decay_mask
+from tpukit.step.optimizer.spec import OPTIMIZERS
 from tpukit.step.workload import Workload
 
 

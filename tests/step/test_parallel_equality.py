@@ -37,7 +37,7 @@ class Case:
     strategy: str
     sizes: tuple[tuple[str, int], ...]
     microbatches: int = 1
-    schedule: str = "1f1b"
+    pipeline_schedule: str = "1f1b"
     remat: str = "none"
     loss_chunks: int | None = None
 
@@ -46,7 +46,7 @@ class Case:
 
 
 def case(model, strategy, /, **options):
-    about_the_step = ("microbatches", "schedule", "remat")
+    about_the_step = ("microbatches", "pipeline_schedule", "remat")
     own = {name: options.pop(name) for name in about_the_step if name in options}
     return Case(model, strategy, tuple(options.items()), **own)
 
@@ -70,7 +70,7 @@ SLOW = [
     case("dense", "context", context=8),
     case("dense", "megatron+context", model=2, context=4, remat="minimal"),
     case("gemma-like", "fsdp+context", fsdp=2, context=2),
-    case("dense", "pipeline", stage=4, microbatches=4, schedule="gpipe"),
+    case("dense", "pipeline", stage=4, microbatches=4, pipeline_schedule="gpipe"),
     case("dense", "pipeline", stage=4, microbatches=8),
     case("dense", "pipeline+context", stage=2, context=2, microbatches=2),
     case("moe", "fsdp", fsdp=8),
@@ -91,7 +91,7 @@ def workload(case):
         optimizer=optax.sgd(0.3),
         strategy=case.strategy,
         microbatches=case.microbatches,
-        schedule=case.schedule,
+        pipeline_schedule=case.pipeline_schedule,
         remat=case.remat,
         loss_chunks=case.loss_chunks,
     )

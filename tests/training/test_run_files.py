@@ -18,8 +18,10 @@ from rich.console import Console
 from tpukit.errors import ConfigError, MeshError, MissingExtraError, TPUValidationError
 from tpukit.hardware import get_chip
 from tpukit.job import TrainingSettings
-from tpukit.parallel.mesh.here import fit_mesh, mesh_here, name_axes
+from tpukit.job.yaml_text import read_yaml
+from tpukit.parallel.mesh.here import fit_mesh, mesh_here
 from tpukit.parallel.mesh.mesh import create_mesh
+from tpukit.parallel.mesh.names import name_axes
 from tpukit.records import WandbHook, read_metrics
 from tpukit.records.ledger import Ledger
 from tpukit.records.metrics import MetricsFile
@@ -31,18 +33,16 @@ from tpukit.training.batches import BatchSource, data_share, look_ahead
 
 
 def test_settings_read_the_train_section():
-    settings = TrainingSettings.from_section(
-        {"learning_rate": "3e-4", "no_decay": "norm"}, steps=10, seed=None
-    )
+    settings = TrainingSettings(learning_rate="3e-4", no_decay="norm", steps=10)
     assert settings.learning_rate == 3e-4
     assert (settings.steps, settings.seed, settings.no_decay) == (10, 0, ("norm",))
-    with pytest.raises(ConfigError, match=r"'warmup' is not a key of train:.*'warmup_steps'"):
-        TrainingSettings.from_section({"warmup": 3})
+    with pytest.raises(ConfigError, match=r"'warmup'.*Did you mean 'warmup_steps'"):
+        TrainingSettings(warmup=3)
     with pytest.raises(ConfigError, match=r"'leaning_rate'.*Did you mean 'learning_rate'"):
-        TrainingSettings.from_section({}, leaning_rate=3)
+        TrainingSettings(leaning_rate=3)
     with pytest.raises(ConfigError, match="steps=-1 is not valid"):
         TrainingSettings(steps=-1)
-    again = TrainingSettings.from_yaml(settings.to_yaml())
+    again = TrainingSettings(**read_yaml(settings.to_yaml(), name="settings")[0])
     assert again == settings
 
 

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from tpukit.errors import TPUModelError
-from tpukit.job import TrainingSettings
+from tpukit.job import TrainingSettings, build_step
 from tpukit.job.config import TPUConfig
 from tpukit.job.precision import in_precision
 from tpukit.models import get_preset
@@ -13,15 +13,18 @@ from tpukit.training import TPUTrainer
 
 
 @pytest.mark.parametrize("precision", ["float8", "int8"])
-@pytest.mark.parametrize("model", ["tiny", Workload("tiny", batch_size=2, sequence_length=8)])
+@pytest.mark.parametrize(
+    "model", [get_preset("tiny"), Workload("tiny", batch_size=2, sequence_length=8)]
+)
 def test_eight_bits_are_put_into_reference_models(model, precision):
-    found, note = in_precision(model, precision)
-    config = found.config if isinstance(found, Workload) else found
+    found = in_precision(model, precision, None)
+    config = found.model.config if isinstance(model, Workload) else found.model
     assert (config.matmul, config.dtype) == (precision, "bfloat16")
-    assert "imitated on cpu" in note
-    back, silent = in_precision(found, "float32")
-    config = back.config if isinstance(back, Workload) else back
-    assert (config.matmul, config.dtype, silent) == ("dtype", "float32", None)
+    assert "imitated on cpu" in found.note
+    back = in_precision(found.model, "float32", "bfloat16")
+    config = back.model.config if isinstance(model, Workload) else back.model
+    assert (config.matmul, config.dtype, back.note) == ("dtype", "float32", None)
+    assert config.param_dtype == "bfloat16"
 
 
 def traced(work):
@@ -39,7 +42,7 @@ def traced(work):
 )
 def test_a_trainer_multiplies_in_eight_bits(options, formats):
     trainer = TPUTrainer(model="tiny", devices=jax.devices()[:1], progress=False, **options)
-    work = trainer._choice.workload(batch_size=2, sequence_length=8)
+    work = build_step(trainer.job.replace(batch_size=2, sequence_length=8)).work
     narrow, wide = traced(work), traced(work.replace(model=get_preset("tiny")))
     for name in formats:
         assert name in narrow
@@ -48,9 +51,9 @@ def test_a_trainer_multiplies_in_eight_bits(options, formats):
 
 def test_ones_own_model_is_cast_from_outside_or_refused():
     own = (lambda rng: {}, lambda params, batch: 0.0)
-    assert in_precision(own, "bfloat16") == (own, None)
+    found = in_precision(own, "bfloat16", "bfloat16")
+    assert found.model is own
+    assert found.options == {"compute_dtype": "bfloat16", "param_dtype": "bfloat16"}
     for precision in ("float8", "int8"):
-        with pytest.raises(
-            TPUModelError, match=f"tpukit.models.{precision}.{precision}_matmul in your own"
-        ):
-            in_precision(own, precision)
+        with pytest.raises(TPUModelError, match=f"{precision}.{precision}_matmul in your own"):
+            in_precision(own, precision, None)

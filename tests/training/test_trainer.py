@@ -22,7 +22,7 @@ from tpukit.errors import (
     TrainingDiverged,
     XLARuntimeError,
 )
-from tpukit.job import Plan, TrainingSettings
+from tpukit.job import Job, TrainingSettings
 from tpukit.job.config import TPUConfig
 from tpukit.models.presets import get_preset
 from tpukit.records import read_metrics
@@ -41,8 +41,8 @@ def by_hand(tokens, steps, *, seed=0):
 
     from .conftest import apply, init
 
-    settings = TrainingSettings(learning_rate=0.1)
-    optimizer = build_optimizer(settings.optimizer_spec(), settings.learning_rate_over(steps))
+    settings = TrainingSettings(learning_rate=0.1, steps=steps)
+    optimizer = build_optimizer(settings.optimizer_spec(), settings.learning_rate_schedule())
     params = init(jax.random.key(seed))
     state = optimizer.init(params)
     stream = open_data(tokens, seed=seed, **SHAPE).stream()
@@ -141,11 +141,11 @@ def test_trains_a_reference_transformer_from_a_plan(tmp_path, tokens):
     path = tmp_path / "job.yaml"
     path.write_text(
         "model: {preset: tiny, n_layers: 1, vocab_size: 32}\n"
-        "batch_size: 8\nsequence_length: 16\nslice: v6e-8\nmesh: {fsdp: 4, tensor: 2}\n"
+        "batch_size: 8\nsequence_length: 16\non: v6e-8\nmesh: {fsdp: 4, tensor: 2}\n"
         f"train:\n  data: {tmp_path}\n  steps: 3\n  learning_rate: 1e-2\n  z_loss: 1e-4\n"
         f"  run_dir: {tmp_path / 'run'}\n  checkpoint_every: 0\n  peak_tflops: 0.1\n"
     )
-    trainer = TPUTrainer.from_plan(Plan.from_yaml(path), devices=jax.devices()[:2], progress=False)
+    trainer = TPUTrainer.from_job(Job.from_yaml(path), devices=jax.devices()[:2], progress=False)
     assert dict(trainer.mesh.shape) == {"fsdp": 2, "tensor": 1}
     result = trainer.train()
     assert result.losses[-1] < result.losses[0]
@@ -233,23 +233,17 @@ def test_waiting_for_slow_data_is_an_input_stall(table_trainer, tokens):
 def test_the_prediction_of_an_earlier_check_is_shown(table_trainer, monkeypatch):
     from tpukit.training import predicted
 
-    plan = Plan(model="tiny", slice="v6e-8", batch_size=8, sequence_length=16)
+    plan = Job(model="tiny", on="v6e-8", batch_size=8, sequence_length=16)
     assert "not checked yet" in predicted.predicted_step(plan).reason
-    assert "names no slice" in predicted.predicted_step(plan.replace(slice=None)).reason
+    assert "names no slice" in predicted.predicted_step(plan.replace(on=None)).reason
 
     class Compiled:
         fits = True
 
-        def seen_as(self, facts, target):
-            return self
-
         def predict(self, **_):
             return types.SimpleNamespace(step_time_s=0.25)
 
-    link = {"key": "k", "facts": {}}
-    monkeypatch.setattr(predicted.CompileCache, "load_json", lambda self, key: link)
-    monkeypatch.setattr(predicted, "load_compiled", lambda *_, **__: Compiled())
-    monkeypatch.setattr(predicted.ProgramFacts, "from_dict", lambda facts: facts)
+    monkeypatch.setattr(predicted, "known_compile", lambda job: Compiled())
     found = predicted.predicted_step(plan)
     assert (found.value, found.origin) == (0.25, "model")
     Compiled.fits = False

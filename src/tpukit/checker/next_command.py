@@ -4,18 +4,23 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from ..job.mesh_text import write_mesh
+from ..job.yaml_text import write_yaml
+
 if TYPE_CHECKING:
+    from ..job.job import Job
     from .result import CheckResult
 
-# Keys of a job, and what `tpukit check` and `tpukit flags tune` call them.
+# Keys of a job that have an option of their own; any other is written as --set key=value.
 _OPTIONS = {
-    "slice": "--on",
-    "batch_size": "--batch",
-    "sequence_length": "--sequence",
+    "on": "--on",
+    "batch_size": "--batch-size",
+    "sequence_length": "--sequence-length",
     "mesh": "--mesh",
     "strategy": "--strategy",
     "remat": "--remat",
-    "optimizer": "--optimizer",
+    "train.optimizer": "--optimizer",
+    "train.moment_dtype": "--moment-dtype",
     "microbatches": "--microbatches",
     "attention": "--attention",
     "options": "--flags",
@@ -24,7 +29,7 @@ _REPEATED = {"arg": "--arg", "donate": "--donate"}
 
 
 def next_command(result: "CheckResult") -> str:
-    """What to run next, or "" when the check does not say what it was a check of.
+    """Return what to run next, or "" when the check does not say what it was a check of.
 
     A verified fix is applied; fixes that are only estimates are verified; what fits and has no
     predicted step gets one; what fits and has one is tuned.
@@ -36,13 +41,12 @@ def next_command(result: "CheckResult") -> str:
         return ""
     fixes = result.fixes.fixes if result.fixes is not None else ()
     if not result.compiled.fits:
-        expressible = [fix for fix in fixes if all(key in _OPTIONS for key in fix.changes)]
-        verified = next((fix for fix in expressible if fix.fits), None)
+        verified = next((fix for fix in fixes if fix.fits), None)
         if verified is not None:
             return command("check", target, {**asked, **verified.changes})
         if any(fix.promising for fix in fixes) and not any(fix.fits is not None for fix in fixes):
             return command("check", target, asked, "--fix")
-        hoped = next((fix for fix in expressible if fix.promising), None)
+        hoped = next((fix for fix in fixes if fix.promising), None)
         if hoped is not None:
             return command("check", target, {**asked, **hoped.changes})
         return command("check", target, asked, "--html", "report.html")
@@ -54,34 +58,53 @@ def next_command(result: "CheckResult") -> str:
 
 
 def command(verb: str, target: str, settings: Mapping[str, Any], *more: str) -> str:
-    """`tpukit VERB TARGET` with the settings as options, ready for a shell."""
+    """Write `tpukit VERB TARGET` with the settings as options, ready for a shell."""
     words = ["tpukit", *verb.split(), target]
+    stated = {key: value for key, value in settings.items() if value is not None and value != {}}
     for key, option in _OPTIONS.items():
-        value = settings.get(key)
-        if value is not None and value != {}:
-            words += [option, _written(key, value)]
+        if key in stated:
+            words += [option, _written(key, stated[key])]
+    for key, value in stated.items():
+        if key not in _OPTIONS and key not in _REPEATED:
+            words += ["--set", f"{key}={_scalar(value)}"]
     for key, option in _REPEATED.items():
-        for value in settings.get(key) or ():
+        for value in stated.get(key) or ():
             words += [option, str(value)]
     return shlex.join([*words, *more])
 
 
-def _from_job(job: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Target and settings of a job that nobody typed; none where only a file could hold it."""
-    if not isinstance(job["model"], str) or job.get("dcn_mesh") or job.get("schedule") == "gpipe":
+def _from_job(job: "Job") -> tuple[str, dict[str, Any]]:
+    """Return target and settings of a job that nobody typed; none where Python gave its model."""
+    if not isinstance(job.model, str) or job.parts:
         return "", {}
-    return job["model"], {key: job.get(key) for key in _OPTIONS}
+    stated = job.to_dict()
+    model = stated.pop("model")
+    flat: dict[str, Any] = {} if isinstance(model, str) else {"model": model}
+    for key, value in stated.items():
+        nested = isinstance(value, Mapping) and key not in ("mesh", "options")
+        below = cast("Mapping[str, Any]", value) if nested else {}
+        flat |= {f"{key}.{name}": one for name, one in below.items()} if nested else {key: value}
+    return job.model, flat
 
 
 def _written(key: str, value: Any) -> str:
     if key == "mesh" and isinstance(value, Mapping):
-        sizes = cast("Mapping[str, int]", value)
-        return ",".join(f"{name}={size}" for name, size in sizes.items())
+        return write_mesh(cast("Mapping[str, int]", value))
     if key == "options":
         flags = cast("Mapping[str, Any]", value)
-        return " ".join(f"--{name}={_value(one)}" for name, one in flags.items())
+        return " ".join(f"--{name}={_scalar(one)}" for name, one in flags.items())
     return str(value)
 
 
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _scalar(value: Any) -> str:
+    """Write one value as `--set` reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping | list | tuple):
+        text = write_yaml({"value": value}).removeprefix("value:").strip()
+        if "\n" in text or text.startswith("- "):
+            import json
+
+            return json.dumps(value)
+        return text
+    return str(value)

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..compiler.compiled import CompiledStep
+from ..compiler.memory import MemoryReport
 from ..compiler.memory.view import memory_details, verdict_line
 from .fixes import FixList
 
 if TYPE_CHECKING:
     from ..compiler.timeline import StepPrediction
+    from ..job.job import Job
     from .report import Report
 
 FITS, DOES_NOT_FIT, COULD_NOT_TELL = 0, 3, 4
@@ -21,7 +23,7 @@ class CheckResult:
 
     Attributes:
         compiled: The compile it rests on.
-        job: The job that was checked, as plain data; None for a bare function.
+        job: The job that was checked; None for a bare function.
         prediction: Of the step time; None with `no_prediction` saying why.
         fixes: What could make it fit, where that was looked for.
         memory_only: Whether no step time was asked for.
@@ -31,7 +33,7 @@ class CheckResult:
     """
 
     compiled: CompiledStep
-    job: Mapping[str, Any] | None = None
+    job: "Job | None" = None
     prediction: "StepPrediction | None" = None
     no_prediction: str = ""
     fixes: FixList | None = None
@@ -39,6 +41,16 @@ class CheckResult:
     target: str = ""
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
     options: Mapping[str, Any] | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the compiler accepted it, and it keeps to the job's own limits."""
+        return self.compiled.fits
+
+    @property
+    def memory(self) -> MemoryReport:
+        """Where the HBM of one device goes."""
+        return self.compiled.memory
 
     @property
     def exit_code(self) -> int:

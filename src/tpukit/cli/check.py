@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import job_options as options
-from .check_run import Announcer, Run, find_fixes, predict, refusals_as_exit_codes
+from .announcing import Announcer, refusals_as_exit_codes
 
 if TYPE_CHECKING:
     from ..checker.result import CheckResult
-    from ..job.job import Plan
 
 
 def check(
@@ -22,8 +21,10 @@ def check(
     strategy: options.Strategy = None,
     remat: options.Remat = None,
     optimizer: options.Optimizer = None,
+    moment_dtype: options.MomentDtype = None,
     microbatches: options.Microbatches = None,
     attention: options.Attention = None,
+    set_: options.Set = None,
     arg: options.Arg = None,
     donate: options.Donate = None,
     flags: options.Flags = "",
@@ -37,83 +38,57 @@ def check(
     ] = None,
     no_cache: options.NoCache = False,
     dump: Annotated[Path | None, typer.Option(help="Keep the compiler's files here.")] = None,
-    timeout: options.Timeout = 1800,
+    timeout: options.Timeout = None,
     json: options.Json = False,
 ) -> None:
     """Check a job against the real TPU compiler: exit 0 fits, 3 does not fit, 4 could not tell."""
     say = Announcer()
     say(f"checking {target}" + (f" on {on}" if on else ""))
+    from dataclasses import replace
+
     from rich.console import Console
 
-    from ..checker.fixes import is_thin
-    from ..checker.result import CheckResult
+    from ..checker.check import check as check_job
+    from ..checker.check import check_request
     from ..compiler.memory.view import verdict_line
-    from ..job.model_source import is_own_model
+    from .function_target import lower_function
     from .output import show
 
-    settings: dict[str, Any] = {
-        "slice": on,
-        "batch_size": batch,
-        "sequence_length": sequence,
-        "mesh": mesh,
-        "strategy": strategy,
-        "remat": remat,
-        "optimizer": optimizer,
-        "microbatches": microbatches,
-        "attention": attention,
-        "options": read_options(flags) or None,
-    }
-    run = Run(say, use_cache=not no_cache, dump=dump, timeout_s=timeout)
-    with refusals_as_exit_codes():
-        job = None if ":" in target else read_job(target, settings)
-        compiled = run.job(job) if job is not None else run.function(target, arg, donate, settings)
-        memory = compiled.memory  # what the compiler wrote may turn out not to add up
-    if not json:
-        Console().print(verdict_line(memory))
-    prediction, reason = None, "not asked for"
-    if not memory_only:
-        if memory.fits:  # what does not fit has no schedule to simulate
-            say("simulate the schedule; kernels not seen before are compiled alone")
-        prediction, reason = predict(compiled, job)
-    reference = job is not None and not is_own_model(job.model)
-    wanted = reference and (fix or is_thin(memory))
-    result = CheckResult(
-        compiled=compiled,
-        job=None if job is None else job.to_dict(),
-        prediction=prediction,
-        no_prediction=reason,
-        fixes=find_fixes(run, job, compiled, verify=fix) if wanted and job is not None else None,
-        memory_only=memory_only,
-        target=target,
-        asked={**settings, "arg": arg, "donate": donate},
-        options=settings["options"] if job is None else job.options,
+    asked = options.changes(
+        set_,
+        on=on,
+        batch_size=batch,
+        sequence_length=sequence,
+        mesh=mesh,
+        strategy=strategy,
+        remat=remat,
+        train__optimizer=optimizer,
+        train__moment_dtype=moment_dtype,
+        microbatches=microbatches,
+        attention=attention,
+        options=options.compiler_options(flags),
     )
+    how: dict[str, Any] = {
+        "memory_only": memory_only,
+        "timeout_s": timeout,
+        "use_cache": not no_cache,
+        "dump_to": dump,
+        "progress": say,
+        "verdict": None if json else lambda memory: Console().print(verdict_line(memory)),
+    }
+    with refusals_as_exit_codes():
+        if arg:
+            request = lower_function(target, asked, arg, donate, progress=say)
+            found = check_request(request, **how)
+            result = replace(found, target=target, asked={**asked, "arg": arg, "donate": donate})
+        else:
+            result = check_job(target, fix=fix, **how, **asked)
     _write(result, html, perfetto, say)
     if json:
         show(result, json=True)
     else:
         Console().print(result.details())
     raise typer.Exit(result.exit_code)
-
-
-def read_job(target: str, settings: dict[str, Any]) -> "Plan":
-    """The job that a preset's name or a file, with the options given, describes."""
-    from ..job.job import Plan
-    from ..job.reading import is_job_file
-
-    if is_job_file(target):
-        return Plan.from_yaml(Path(target), **settings)
-    given = {name: value for name, value in settings.items() if value is not None}
-    return Plan.from_dict({"model": target, **given})
-
-
-def read_options(flags: str) -> dict[str, Any]:
-    """Compiler options from a flag string."""
-    if not flags:
-        return {}
-    from ..runtime.flags import as_compiler_options, parse_flags
-
-    return dict(as_compiler_options(parse_flags(flags)))
 
 
 def _write(result: "CheckResult", html: Path | None, perfetto: Path | None, say: Announcer) -> None:

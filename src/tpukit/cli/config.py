@@ -1,9 +1,13 @@
-"""`tpukit config`: show a configuration with the origin of each value, check it, list presets."""
+"""`tpukit config`: show a job's settings with the origin of each, check them, list presets."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ..job.config import TPUConfig
+    from ..job.job import Job
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -18,10 +22,12 @@ def show_config(
     file: File = None, preset: Preset = None, set_: Set = None, json: Json = False
 ) -> None:
     """Show every setting, its value and where the value came from."""
-    from ..job.config.view import ConfigView
+    from ..job.view import SettingsView
     from .output import show
 
-    show(ConfigView(_load(file, preset, set_)), json=json)
+    found = _load(file, preset, set_)
+    view = SettingsView.of_job if hasattr(found, "train") else SettingsView.of_settings
+    show(view(found), json=json)  # pyright: ignore[reportArgumentType]  told apart above
 
 
 @app.command("check")
@@ -31,15 +37,33 @@ def check_config(
     json: Json = False,
 ) -> None:
     """Check that a file is valid and names a slice that exists; exit 2 if not."""
+    from ..job.config import TPUConfig
     from .output import show
 
-    config = _load(file, None, set_).validate()
-    assert config.slice is not None  # validate() refuses anything else
+    found = _load(file, None, set_)
+    config = found.validate() if isinstance(found, TPUConfig) else found
+    assert config.slice is not None  # either refuses anything else
     show(config.slice, json=json)
 
 
-def _load(file: Path | None, preset: str | None, assignments: list[str] | None) -> Any:
+def _load(
+    file: Path | None, preset: str | None, assignments: list[str] | None
+) -> "Job | TPUConfig":
+    """Return a job where the file is one, and the flat settings of `TPUConfig` otherwise."""
+    from ..errors import ConfigError
     from ..job.config import TPUConfig
-    from ..job.sources import parse_assignments
+    from ..job.document import parse_assignments
+    from ..job.job import Job
+    from ..job.reading import read_document
 
-    return TPUConfig.load(file, preset=preset, **parse_assignments(assignments or ()))
+    typed = parse_assignments(assignments or ())
+    if file is not None:
+        document = read_document(str(file), typed)
+        if "model" in document.values:
+            if preset is not None:
+                raise ConfigError(
+                    f"{file} is a job, and presets are for files of flat settings; set what "
+                    f"the preset {preset} sets with --set."
+                )
+            return Job.from_document(document)
+    return TPUConfig.load(file, preset=preset, **typed)

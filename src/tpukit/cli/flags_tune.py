@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from . import job_options as options
-from .check_run import Announcer, Run, refusals_as_exit_codes
+from .announcing import Announcer, refusals_as_exit_codes
 
 
 def tune(
@@ -17,8 +17,10 @@ def tune(
     strategy: options.Strategy = None,
     remat: options.Remat = None,
     optimizer: options.Optimizer = None,
+    moment_dtype: options.MomentDtype = None,
     microbatches: options.Microbatches = None,
     attention: options.Attention = None,
+    set_: options.Set = None,
     arg: options.Arg = None,
     donate: options.Donate = None,
     flags: Annotated[str, typer.Option(help="Options to start from.")] = "",
@@ -26,41 +28,45 @@ def tune(
     seconds: Annotated[float | None, typer.Option(help="Time to spend at most.")] = None,
     beam: Annotated[int, typer.Option(help="Sets of options kept from group to group.")] = 1,
     no_cache: options.NoCache = False,
-    timeout: options.Timeout = 1800,
+    timeout: options.Timeout = None,
     json: options.Json = False,
 ) -> None:
     """Search compiler options for a job: exit 0 fits, 3 nothing fits, 4 could not tell."""
     say = Announcer()
     say(f"tuning {target}" + (f" on {on}" if on else ""))
+    from ..checker.check import as_job
+    from ..checker.compiling import lower_job
     from ..checker.flag_tuning.search import tune_flags
-    from .check import read_job, read_options
+    from ..compiler.aot import DEFAULT_TIMEOUT_S
+    from .function_target import lower_function
     from .output import show
 
-    settings = {
-        "slice": on,
-        "batch_size": batch,
-        "sequence_length": sequence,
-        "mesh": mesh,
-        "strategy": strategy,
-        "remat": remat,
-        "optimizer": optimizer,
-        "microbatches": microbatches,
-        "attention": attention,
-        "options": read_options(flags) or None,
-    }
-    run = Run(say, use_cache=not no_cache, dump=None, timeout_s=timeout)
+    asked = options.changes(
+        set_,
+        on=on,
+        batch_size=batch,
+        sequence_length=sequence,
+        mesh=mesh,
+        strategy=strategy,
+        remat=remat,
+        train__optimizer=optimizer,
+        train__moment_dtype=moment_dtype,
+        microbatches=microbatches,
+        attention=attention,
+        options=options.compiler_options(flags),
+    )
     with refusals_as_exit_codes():
         request = (
-            run.lower_function(target, arg, donate, settings)
-            if ":" in target
-            else run.lower(read_job(target, settings), say.stage)
+            lower_function(target, asked, arg, donate, progress=say)
+            if arg
+            else lower_job(as_job(target, asked), progress=say, remember=not no_cache)
         )
         found = tune_flags(
             request,
             budget=budget,
             seconds=seconds,
             beam=beam,
-            timeout_s=timeout,
+            timeout_s=timeout or DEFAULT_TIMEOUT_S,
             use_cache=not no_cache,
             progress=say,
         )

@@ -1,22 +1,52 @@
 """What a job is made of on the command line, the same words for every command that takes one."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-Target = Annotated[str, typer.Argument(help="A preset, a job.yaml, or module:function with --arg.")]
+Target = Annotated[str, typer.Argument(help="A preset, a job.yaml, or module:function.")]
 On = Annotated[str | None, typer.Option(help="Slice, e.g. v6e-8 or 2xv6e-256.")]
-Batch = Annotated[int | None, typer.Option(help="Examples in a step, all devices.")]
-Sequence = Annotated[int | None, typer.Option(help="Tokens in an example.")]
+Batch = Annotated[
+    int | None, typer.Option("--batch-size", "--batch", help="Examples in a step, all devices.")
+]
+Sequence = Annotated[
+    int | None, typer.Option("--sequence-length", "--sequence", help="Tokens in an example.")
+]
 Mesh = Annotated[str | None, typer.Option(help="fsdp=8,tensor=4; -1 for the rest.")]
 Strategy = Annotated[str | None, typer.Option(help="fsdp, fsdp+megatron, …")]
 Remat = Annotated[str | None, typer.Option(help="none, minimal, full, offload=…")]
-Optimizer = Annotated[str | None, typer.Option(help="adamw, 'adamw mu=bfloat16', …")]
+Optimizer = Annotated[str | None, typer.Option(help="adamw, lion, adafactor or sgd.")]
+MomentDtype = Annotated[str | None, typer.Option(help="Of moments: float32, bfloat16, int8.")]
 Microbatches = Annotated[int | None, typer.Option(help="Pieces a step is cut into.")]
 Attention = Annotated[str | None, typer.Option(help="Attention of the model.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Any key of the job: train.z_loss=1e-4; repeat.")
+]
 Arg = Annotated[list[str] | None, typer.Option(help="Of a function: bf16[8,128]; repeat.")]
 Donate = Annotated[list[int] | None, typer.Option(help="Arguments that may be reused.")]
 Flags = Annotated[str, typer.Option(help="Compiler options: '--xla_tpu_...=true ...'.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Compile again, keep nothing.")]
-Timeout = Annotated[float, typer.Option(help="Seconds until a compile is killed.")]
+Timeout = Annotated[
+    float | None, typer.Option(help="Seconds until a compile is killed; the job's by default.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def changes(assignments: list[str] | None, **typed: Any) -> dict[str, Any]:
+    """Return what was typed, by key of the job; an option goes before `--set`.
+
+    Keys of sections are given with two underscores: `train__optimizer` is `train.optimizer`.
+    """
+    from ..job.document import parse_assignments
+
+    stated = {name.replace("__", "."): value for name, value in typed.items() if value is not None}
+    return {**parse_assignments(assignments or ()), **stated}
+
+
+def compiler_options(flags: str) -> dict[str, Any] | None:
+    """Return compiler options from a flag string, checked; None where there are none."""
+    if not flags:
+        return None
+    from ..runtime.flags import as_compiler_options, parse_flags
+
+    return dict(as_compiler_options(parse_flags(flags)))

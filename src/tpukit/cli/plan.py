@@ -78,7 +78,7 @@ def plan(
     from ..planner.planning import LARGEST_BATCH_TOKENS
     from ..planner.planning import plan as find_plan
     from ..planner.search.candidates import GENERATIONS
-    from .check_run import Announcer
+    from .announcing import Announcer
     from .output import show
 
     if serve:

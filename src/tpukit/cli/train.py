@@ -5,16 +5,15 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import job_options as options
 
 if TYPE_CHECKING:
-    from ..job import Plan
+    from ..job.job import Job
 
-Target = Annotated[str, typer.Argument(help="A preset, a job.yaml, or module:function.")]
 Data = Annotated[str | None, typer.Option(help="Tokens, text, a folder of them, or gs://…")]
 Steps = Annotated[int | None, typer.Option(help="Steps of the whole run.")]
 RunDir = Annotated[Path | None, typer.Option(help="The run's folder; the same again resumes.")]
@@ -23,12 +22,11 @@ Tokenizer = Annotated[str | None, typer.Option(help="For text: bytes, or a token
 LearningRate = Annotated[float | None, typer.Option(help="At its highest.")]
 CheckpointEvery = Annotated[int | None, typer.Option(help="Steps; 0 for no checkpoints.")]
 Seed = Annotated[int | None, typer.Option(help="Of parameters, data order, dropout.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="key=value of train:; repeat.")]
 Debug = Annotated[bool, typer.Option(help="No jit, stop at the first NaN or Inf.")]
 
 
 def train(
-    target: Target,
+    target: options.Target,
     data: Data = None,
     steps: Steps = None,
     run_dir: RunDir = None,
@@ -39,6 +37,7 @@ def train(
     strategy: options.Strategy = None,
     remat: options.Remat = None,
     optimizer: options.Optimizer = None,
+    moment_dtype: options.MomentDtype = None,
     microbatches: options.Microbatches = None,
     attention: options.Attention = None,
     eval_data: EvalData = None,
@@ -46,71 +45,43 @@ def train(
     learning_rate: LearningRate = None,
     checkpoint_every: CheckpointEvery = None,
     seed: Seed = None,
-    set_: Set = None,
+    set_: options.Set = None,
     debug: Debug = False,
     json: options.Json = False,
 ) -> None:
     """Train: exit 0 done or stopped by a signal and saved, 3 diverged, 200 hung, 201 peer lost."""
-    from ..job.sources import parse_assignments
+    from ..job.reading import read_job
 
-    plan = read_plan(
-        target,
-        {
-            "slice": on,
-            "batch_size": batch,
-            "sequence_length": sequence,
-            "mesh": mesh,
-            "strategy": strategy,
-            "remat": remat,
-            "optimizer": optimizer,
-            "microbatches": microbatches,
-            "attention": attention,
-        },
+    asked = options.changes(
+        set_,
+        on=on,
+        batch_size=batch,
+        sequence_length=sequence,
+        mesh=mesh,
+        strategy=strategy,
+        remat=remat,
+        microbatches=microbatches,
+        attention=attention,
+        train__optimizer=optimizer,
+        train__moment_dtype=moment_dtype,
+        train__data=data,
+        train__steps=steps,
+        train__run_dir=None if run_dir is None else str(run_dir),
+        train__eval_data=eval_data,
+        train__tokenizer=tokenizer,
+        train__learning_rate=learning_rate,
+        train__checkpoint_every=checkpoint_every,
+        train__seed=seed,
     )
-    changes: dict[str, Any] = {
-        "data": data,
-        "steps": steps,
-        "run_dir": None if run_dir is None else str(run_dir),
-        "eval_data": eval_data,
-        "tokenizer": tokenizer,
-        "learning_rate": learning_rate,
-        "checkpoint_every": checkpoint_every,
-        "seed": seed,
-    }
-    given = {name: value for name, value in changes.items() if value is not None}
-    if optimizer is not None:  # before what the train: section says
-        name, moments = plan.optimizer_settings()
-        given |= {"optimizer": name, "moment_dtype": moments or "float32"}
-    given |= parse_assignments(set_ or ())
-    _train(plan, given, debug=debug, json=json)
+    # Before jax starts, so that a wrong key is answered at once.
+    job = read_job(target, asked)
+    _train(job, debug=debug, json=json)
 
 
-def read_plan(target: str, settings: dict[str, Any]) -> "Plan":
-    """The plan that a preset's name or a job file, with the options given, describes."""
-    from ..job import Plan
-    from ..job.job import DEFAULT_SEQUENCE_LENGTH
-    from ..job.model_source import is_huggingface, is_own_model
-    from ..job.reading import is_job_file
-
-    if is_job_file(target):
-        return Plan.from_yaml(Path(target), **settings)
-    given = {name: value for name, value in settings.items() if value is not None}
-    if "sequence_length" not in given and not is_own_model(target) and not is_huggingface(target):
-        from ..job.model_source import refuse_unknown_preset
-        from ..models.presets import get_preset
-
-        refuse_unknown_preset(target)
-        given["sequence_length"] = min(DEFAULT_SEQUENCE_LENGTH, get_preset(target).max_seq_len)
-    return Plan.from_dict({"model": target, **given})
-
-
-def _train(plan: "Plan", changes: dict[str, Any], *, debug: bool, json: bool) -> None:
-    from ..job.train import TrainingSettings
+def _train(job: "Job", *, debug: bool, json: bool) -> None:
     from ..runtime.environment import configure_tpu_environment
     from .output import show
 
-    # Before jax starts, so that a wrong key is answered at once.
-    TrainingSettings.from_section(plan.sections.get("train", {}), **changes)
     configure_tpu_environment()
     if debug:
         from ..runtime.debugging import enable_debugging_mode
@@ -121,7 +92,7 @@ def _train(plan: "Plan", changes: dict[str, Any], *, debug: bool, json: bool) ->
 
         from ..training import TPUTrainer
 
-        result = TPUTrainer.from_plan(plan, train=changes).train()
+        result = TPUTrainer.from_job(job).train()
         if jax.process_index() == 0:
             show(result, json=json)
 

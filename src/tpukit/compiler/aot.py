@@ -19,7 +19,6 @@ from .dump import Dump, KernelDump
 from .program.lowered import Program
 from .program.request import (
     CompileRequest,
-    PlannedStep,
     StepSource,
     compiler_versions,
     make_request,
@@ -41,7 +40,6 @@ def compile_for(
     mesh: Mapping[str, int] | Any | None = None,
     dcn_mesh_shape: Sequence[int] | None = None,
     options: Mapping[str, Any] | None = None,
-    plan: PlannedStep | None = None,
     until: Until = "codegen",
     timeout_s: float = DEFAULT_TIMEOUT_S,
     progress: Progress = silent,
@@ -60,7 +58,6 @@ def compile_for(
         mesh: For a workload: an abstract mesh, or sizes by axis name such as `{"fsdp": -1}`.
         dcn_mesh_shape: Factor of each mesh axis that runs across slices, for several slices.
         options: Compiler options for this compile alone, e.g. `{"xla_tpu_...": True}`.
-        plan: Gives the mesh, its cut across slices and the options that are not given here.
         until: Stop once this is known: "memory" and "schedule" take seconds and answer also for a
             program that does not fit; "codegen" takes minutes and adds FLOPs and cycles.
         timeout_s: The child is killed after this long.
@@ -83,7 +80,6 @@ def compile_for(
         mesh=mesh,
         dcn_mesh_shape=dcn_mesh_shape,
         options=options,
-        plan=plan,
         progress=progress,
     )
     return run_request(

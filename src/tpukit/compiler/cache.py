@@ -23,6 +23,7 @@ from ..runtime.flags.cache import cache_folder
 logger = logging.getLogger(__name__)
 DEFAULT_LIMIT_BYTES = 2 * 2**30
 SUFFIX = ".zip"
+JOB_LINK = "job-"  # begins the key under which is kept which compile answers a job
 _PARTIAL = ".partial"
 _ABANDONED_S = 3600.0
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, NotImplementedError)
@@ -125,6 +126,13 @@ class CompileCache:
     def store_json(self, key: str, data: Mapping[str, Any]) -> bool:
         """Keep one piece of JSON data."""
         return self.store(key, {"data.json": json.dumps(data)})
+
+    def keep_newest(self, compiles: int) -> None:
+        """Delete all but the compiles used last; which job each answers is kept."""
+        files = [path for _, _, path in self._files() if not path.name.startswith(JOB_LINK)]
+        for path in files[: max(0, len(files) - compiles)]:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def summary(self) -> CacheSummary:
         """How much is there."""

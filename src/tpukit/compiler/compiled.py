@@ -33,6 +33,7 @@ class CompiledStep:
         kernel_listings: The final bundles of each Pallas kernel by the name of its call, when they
             were asked for.
         source_lines: False when the source has changed since, so that its lines cannot be told.
+        limit_bytes: HBM of one device that its user allows, where that is less than the chip's.
     """
 
     facts: ProgramFacts
@@ -48,6 +49,7 @@ class CompiledStep:
     kernel_listings: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     from_cache: bool = False
     source_lines: bool = True
+    limit_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -67,7 +69,7 @@ class CompiledStep:
     @cached_property
     def memory(self) -> MemoryReport:
         """Where the memory of one device goes."""
-        return read_memory(
+        report = read_memory(
             self.listings,
             facts=self.facts,
             target=self.slice,
@@ -75,6 +77,10 @@ class CompiledStep:
             module=self.module if self.generated_hlo is None else None,
             source_lines=self.source_lines,
         )
+        if self.limit_bytes is None:
+            return report
+        usable = min(self.limit_bytes, report.usable_bytes or self.limit_bytes)
+        return replace(report, usable_bytes=usable)
 
     @property
     def collectives(self) -> dict[str, int]:
@@ -130,6 +136,11 @@ class CompiledStep:
     def usable_bytes(self) -> int | None:
         """HBM of one device that the compiler lets a program use."""
         return self.memory.usable_bytes
+
+    def within(self, limit_bytes: int) -> "CompiledStep":
+        """Return the same compile, judged by less memory than the chip has."""
+        fits = self.fits and self.memory.total_bytes <= limit_bytes
+        return replace(self, fits=fits, limit_bytes=limit_bytes)
 
     def seen_as(self, facts: ProgramFacts, target: Slice) -> "CompiledStep":
         """The same compile under the names at hand; the source may have moved since."""

@@ -10,11 +10,11 @@ Stage = Literal["trace", "lower", "compile", "memory", "schedule", "codegen"]
 Until = Literal["memory", "schedule", "codegen"]
 STAGES: tuple[Stage, ...] = ("trace", "lower", "compile", "memory", "schedule", "codegen")
 
-Progress = Callable[[Stage], None]
+Progress = Callable[[str], None]
 
 
-def silent(stage: Stage) -> None:
-    """A progress callback for callers that want none."""
+def silent(what: str) -> None:
+    """Tell nobody: the progress callback of callers that want none."""
 
 
 def parse_until(text: str) -> Until:

@@ -3,11 +3,11 @@
 from ..lazy import lazy_names
 
 HOMES = {
-    ".config": (
-        "TPUConfig",
-        "TPUVersion",
-    ),
-    ".job": ("Plan",),
+    ".config": ("TPUConfig",),
+    ".job": ("Job",),
+    ".reading": ("read_job",),
+    ".sections": ("TPUVersion",),
+    ".step": ("JobStep", "build_step"),
     ".train": ("TrainingSettings",),
 }
 

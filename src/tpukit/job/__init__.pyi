@@ -1,13 +1,19 @@
 # Written by `make format` from the list in __init__.py.
 
 from .config import TPUConfig as TPUConfig
-from .config import TPUVersion as TPUVersion
-from .job import Plan as Plan
+from .job import Job as Job
+from .reading import read_job as read_job
+from .sections import TPUVersion as TPUVersion
+from .step import JobStep as JobStep
+from .step import build_step as build_step
 from .train import TrainingSettings as TrainingSettings
 
 __all__ = [
-    "Plan",
+    "Job",
+    "JobStep",
     "TPUConfig",
     "TPUVersion",
     "TrainingSettings",
+    "build_step",
+    "read_job",
 ]

@@ -1,196 +1,339 @@
-"""`Plan`: model, slice, mesh, batch and what else decides a training step, as plain data.
+"""`Job`: model, slice, mesh, batch, training, compiling: all that decides a run, as one document.
 
-It is what the planner returns, the compiler checks, the trainer runs and a pod is launched with,
-and the content of a job file. Reading one imports neither jax nor flax, so that an answer on disk
-is there at once.
+It is what the planner returns, `check` compiles, the trainer runs and a pod is launched with, and
+the content of a job file. Reading one imports neither jax nor flax, so that an answer on disk is
+there at once.
 """
 
-import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import model_validator as checks_all
 
 from ..compiler.program.request import fill_mesh
-from ..errors import ConfigError, did_you_mean
+from ..errors import ConfigError
 from ..hardware import Slice
+from .document import Document, Origin
 from .fingerprint import package_versions, source_fingerprint
+from .mesh_text import read_mesh
 from .model_source import is_own_model, load_model, model_fingerprint
-from .reading import SECTIONS, fields_from, read_job_file
+from .sections import CompileSettings, LaunchSettings, Limits, ObserveSettings, PositiveInt
+from .settings import as_config_error
+from .train import PROGRAM_FIELDS, TrainingSettings
+from .yaml_text import write_yaml
+
+if TYPE_CHECKING:
+    from .config import TPUConfig
 
 DEFAULT_SEQUENCE_LENGTH = 2048
-OPTIMIZERS = ("adamw", "lion", "adafactor", "sgd")
+# The sections that stand below a key of their own. A room to come adds one line here.
+NESTED = ("train", "compile", "observe", "launch")
+_EXAMPLE = "model: llama3.1-8b"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One training step, and where it runs.
+class Job(Limits):
+    """One training job: what is trained, where, and how.
 
-    Attributes:
-        model: A preset's name, a Hugging Face config.json, or "module:function" that builds one.
-        slice: The slice it is for, e.g. "v6e-8"; None is whatever devices are here.
-        model_changes: Fields of the preset to change, e.g. `{"n_layers": 4}`.
-        batch_size: Examples in a step over all devices; None is one for each device.
-        mesh: Size of each axis by name; -1 is all that is left.
-        strategy: How parameters are split; None follows from the names of the mesh axes.
-        optimizer: One of adamw, lion, adafactor, sgd; "adamw mu=bfloat16" sets its state's format.
-        options: Compiler options.
-        dcn_mesh: Factor of each mesh axis that runs across slices.
-        loss_chunks: Pieces the loss is cut into; see `Workload`.
-        sections: What a job file says besides, for the trainer ("train") and pods ("launch").
+    `model` is a preset's name, a Hugging Face config.json, "module:function" that builds one, or,
+    in Python, any model that `Workload` takes and a `Workload` itself.
+
+    Example:
+        >>> job = Job(model="tiny", on="v6e-8", sequence_length=64, train={"optimizer": "lion"})
+        >>> job.mesh_sizes, job.examples, job.train.optimizer
+        ({'fsdp': 8}, 8, 'lion')
     """
 
-    model: str
-    slice: str | None = None
-    model_changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    batch_size: int | None = None
-    sequence_length: int = DEFAULT_SEQUENCE_LENGTH
-    mesh: Mapping[str, int] = field(default_factory=lambda: {"fsdp": -1})
-    strategy: str | None = None
-    remat: str = "full"
-    optimizer: str = "adamw"
-    microbatches: int = 1
-    attention: str = "auto"
-    schedule: str = "1f1b"
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    dcn_mesh: tuple[int, ...] | None = None
-    loss_chunks: int | str | None = "auto"
-    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, protected_namespaces=())
 
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "sequence_length", "microbatches"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number of 1 or more.")
-        self.optimizer_settings()
-        if self.slice is not None:
-            fill_mesh(self.mesh, self.target)
+    model: Any = Field(description="preset, config.json, module:function, or a model in Python")
+    model_changes: Mapping[str, Any] = Field(
+        default_factory=dict[str, Any], description="fields of the preset to change"
+    )
+    on: str | None = Field(default=None, description="slice, e.g. v6e-8; None: what is here")
+    mesh: Annotated[Mapping[str, int], BeforeValidator(read_mesh)] = Field(
+        default_factory=lambda: {"fsdp": -1}, description="size of each axis; -1: all that is left"
+    )
+    dcn_mesh: tuple[PositiveInt, ...] | None = Field(
+        default=None, description="factor of each mesh axis that runs across slices"
+    )
+    batch_size: PositiveInt | None = Field(
+        default=None, description="examples in a step over all devices; None: one a device"
+    )
+    sequence_length: PositiveInt | None = Field(
+        default=None, description="tokens in an example; None: 2048, or the model's longest"
+    )
+    strategy: str | None = Field(
+        default=None, description="how parameters are split; None: by the names of the axes"
+    )
+    remat: str | None = Field(
+        default=None, description="what the backward pass recomputes; None: full, or as built"
+    )
+    microbatches: PositiveInt = Field(default=1, description="pieces a step is cut into")
+    attention: str = Field(default="auto", description="auto, flash, splash, xla, ring, cudnn")
+    pipeline_schedule: Literal["1f1b", "gpipe"] = Field(
+        default="1f1b", description="of pipeline stages: 1f1b or gpipe"
+    )
+    loss_chunks: int | Literal["auto"] | None = Field(
+        default="auto", description="pieces the loss is cut into; see Workload"
+    )
+    options: Mapping[str, Any] = Field(
+        default_factory=dict[str, Any], description="compiler options, before those of compile:"
+    )
+    train: TrainingSettings = Field(default_factory=TrainingSettings)
+    compile: CompileSettings = Field(default_factory=CompileSettings)
+    observe: ObserveSettings = Field(default_factory=ObserveSettings)
+    launch: LaunchSettings = Field(default_factory=LaunchSettings)
+    # What only Python can say: a loss, an optax transformation, rules, shapes of a batch.
+    parts: Mapping[str, Any] = Field(default_factory=dict[str, Any], exclude=True, repr=False)
+
+    _origins: dict[str, Origin] = PrivateAttr(default_factory=dict[str, Origin])
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**_with_changes_apart(values))
+        except ValidationError as error:
+            raise as_config_error(error, known_paths()) from None
+        self._origins.update({name: Origin("argument") for name in values})
+
+    @checks_all(mode="after")
+    def _mesh_covers_the_slice(self) -> Self:
+        if self.on is not None:
+            fill_mesh(self.mesh, self.slice)
+        return self
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Plan":
-        """Build from plain data; an unknown key is refused with the nearest known one.
+    def from_document(cls, document: Document) -> "Job":
+        """Check the values of a document; an unknown key is refused with the nearest one."""
+        from .config.spelling import settle_config_names
 
-        `model` may be a name, or a mapping with `preset` and fields to change.
-        """
-        return cls(**fields_from(data, {entry.name for entry in dataclasses.fields(cls)}))
+        settle_config_names(document, known_paths())
+        try:
+            job = cls(**document.nested())
+        except ConfigError as error:
+            raise document.explain(error) from None
+        job._origins.clear()
+        job._origins.update(document.origins)
+        return job
 
     @classmethod
-    def from_yaml(cls, path: Path | str, **overrides: Any) -> "Plan":
-        """Read a job file; `overrides` that are not None go before what it says."""
-        given = {key: value for key, value in overrides.items() if value is not None}
-        return cls.from_dict({**read_job_file(Path(path)), **given})
+    def from_dict(cls, values: Mapping[str, Any]) -> "Job":
+        """Build from plain data, nested or by dotted path, as `to_dict` writes it."""
+        document = new_document()
+        document.add(values, Origin("argument"))
+        return cls.from_document(document)
+
+    @classmethod
+    def from_yaml(cls, path: Path | str, **changes: Any) -> "Job":
+        """Read a job file; `changes` that are not None go before what it says."""
+        document = new_document()
+        document.add_file(path)
+        given = {key: value for key, value in changes.items() if value is not None}
+        document.add(given, Origin("argument"))
+        return cls.from_document(document)
 
     def to_yaml(self, path: Path | str) -> None:
         """Write a job file that `from_yaml` reads back; what is as by default is left out."""
-        import yaml
+        self.refuse_parts("a job file")
+        Path(path).write_text(write_yaml(self.to_dict()))
 
-        usual = {**Plan(model=self.model).to_dict(), "model": None}
-        data = {key: value for key, value in self.to_dict().items() if value != usual.get(key)}
-        Path(path).write_text(yaml.safe_dump(data, sort_keys=False))
+    def refuse_parts(self, where: str) -> None:
+        """Refuse what only Python can say where it would be lost."""
+        said = [*self.parts, *([] if isinstance(self.model, str) else ["model"])]
+        if said:
+            raise ConfigError(
+                f"{where} cannot hold {', '.join(said)}, given in Python; put them into a function "
+                "that returns a Workload and name it: model: my_model.py:build."
+            )
 
-    def replace(self, **changes: Any) -> "Plan":
-        """The same job with some keys changed."""
-        return Plan.from_dict({**self.to_dict(), **changes})
+    def replace(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> "Job":
+        """Return the same job with some keys changed, nested or by dotted path."""
+        asked = {**(changes or {}), **more}
+        parts = asked.pop("parts", self.parts)
+        document = new_document()
+        document.add(self._stated(), Origin("argument"))
+        document.add(asked, Origin("argument"))
+        document.origins.update(
+            (path, origin) for path, origin in self._origins.items() if path not in asked
+        )
+        job = Job.from_document(document)
+        return job if not parts else Job._with_parts(job, parts)
+
+    @staticmethod
+    def _with_parts(job: "Job", parts: Mapping[str, Any]) -> "Job":
+        copied = job.model_copy(update={"parts": dict(parts)})
+        copied._origins.update(job._origins)
+        return copied
+
+    def _stated(self) -> dict[str, Any]:
+        """Return every value that was given, also where it is the default."""
+        said = self.model_fields_set - {"parts", "model", "model_changes"}
+        stated = {name: getattr(self, name) for name in said if name not in NESTED}
+        for name in NESTED:
+            stated[name] = getattr(self, name).model_dump(mode="json", exclude_unset=True)
+        changed = {"preset": self.model, **self.model_changes}
+        return {"model": changed if self.model_changes else self.model, **stated}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what differs from the defaults as plain data that `from_dict` reads back."""
+        stated: dict[str, Any] = {}
+        for name, field in type(self).model_fields.items():
+            if name in ("model", "model_changes", "parts"):
+                continue
+            value = getattr(self, name)
+            if name in NESTED:
+                value = value.model_dump(mode="json", exclude_unset=True)
+                if value:
+                    stated[name] = value
+            elif value != field.get_default(call_default_factory=True):
+                stated[name] = list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]  plain data
+        model = self.model if isinstance(self.model, str) else _name_of(self.model)
+        whole = {"preset": model, **self.model_changes} if self.model_changes else model
+        plain = {key: dict(one) if isinstance(one, Mapping) else one for key, one in stated.items()}  # pyright: ignore[reportUnknownArgumentType]  plain data
+        return {"model": whole, **plain}
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Job)
+            and self.to_dict() == other.to_dict()
+            and (isinstance(self.model, str) or self.model is other.model)
+            and self.parts == other.parts
+        )
+
+    def origin_of(self, path: str) -> Origin:
+        """Return where the value of a dotted path came from."""
+        return self._origins.get(path, Origin("default"))
 
     @property
-    def target(self) -> Slice:
+    def slice(self) -> Slice:
         """The slice it is for."""
-        if self.slice is None:
-            raise ConfigError("a job needs 'slice', for example slice: v6e-8 (or --on v6e-8).")
-        return Slice.parse(self.slice)
+        if self.on is None:
+            raise ConfigError("a job needs 'on', for example on: v6e-8 (or --on v6e-8).")
+        return Slice.parse(self.on)
 
     @property
     def mesh_sizes(self) -> dict[str, int]:
         """The mesh with every size filled in."""
-        return fill_mesh(self.mesh, self.target)
-
-    @property
-    def key(self) -> str:
-        """A hash of the job, of the source it is built from and of what that stands on."""
-        program = {key: value for key, value in self.to_dict().items() if key not in SECTIONS}
-        own = model_fingerprint(self.model)
-        identity = [program, source_fingerprint(), package_versions(), own]
-        return hashlib.sha256(
-            json.dumps(identity, sort_keys=True, default=str).encode()
-        ).hexdigest()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` reads back."""
-        data = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        changes, sections = dict(data.pop("model_changes")), data.pop("sections")
-        data["model"] = {"preset": self.model, **changes} if changes else self.model
-        data["mesh"] = dict(self.mesh)
-        data["options"] = dict(self.options)
-        data["dcn_mesh"] = None if self.dcn_mesh is None else list(self.dcn_mesh)
-        return {**data, **{name: dict(section) for name, section in sections.items()}}
-
-    def optimizer_settings(self) -> tuple[str, str | None]:
-        """Name and format of the first moment, from e.g. "adamw mu=bfloat16"."""
-        found = re.fullmatch(r"(\w+)(?: mu=(\w+))?", self.optimizer)
-        if found is None or found[1] not in OPTIMIZERS or (found[2] and found[1] != "adamw"):
-            name = self.optimizer.split(" ")[0]
-            raise ConfigError(
-                f"optimizer '{self.optimizer}' is not known; use {', '.join(OPTIMIZERS)}, or "
-                f"'adamw mu=bfloat16'.{did_you_mean(name, OPTIMIZERS)}"
-            )
-        return found[1], found[2]
-
-    @property
-    def examples(self) -> int:
-        """Examples in a step over all devices."""
-        return self.batch_size or self.batch_ways * self.microbatches
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens in a step over all devices."""
-        return self.examples * self.sequence_length
-
-    @property
-    def model_flops(self) -> float | None:
-        """FLOPs of the model in one step, causal attention counted once; None of an own model."""
-        if is_own_model(self.model):
-            return None
-        config = load_model(self.model, self.model_changes)
-        return config.flops_per_token(self.sequence_length).total * self.tokens_per_step
-
-    @cached_property
-    def workload(self) -> Any:
-        """The workload it describes."""
-        from ..step.placement import strategy_for
-        from ..step.workload import Workload
-
-        how: dict[str, Any] = {
-            "optimizer": self._transformation(),
-            "remat": self.remat,
-            "strategy": self.strategy or strategy_for(self.mesh),
-            "microbatches": self.microbatches,
-            "attention": self.attention,
-            "schedule": self.schedule,
-        }
-        model = load_model(self.model, self.model_changes)
-        if isinstance(model, Workload):
-            return model.replace(**how)
-        shape = {"batch_size": self.examples, "sequence_length": self.sequence_length}
-        return Workload(model, **shape, loss_chunks=self.loss_chunks, **how)  # pyright: ignore[reportArgumentType]  checked there
+        return fill_mesh(self.mesh, self.slice)
 
     @property
     def batch_ways(self) -> int:
         """Devices that share a batch's examples."""
-        from ..parallel.mesh.axes import BATCH_ROLES, role_of
+        from ..parallel.mesh.axes import count_batch_ways
 
-        ways = 1
-        for axis, size in self.mesh_sizes.items():
-            ways *= size if role_of(axis) in BATCH_ROLES else 1
-        return ways
+        return count_batch_ways(self.mesh_sizes)
 
-    def _transformation(self) -> Any:
-        import optax
+    @property
+    def examples(self) -> int:
+        """Examples in a step over all devices."""
+        if self.batch_size is not None:
+            return self.batch_size
+        built = self._built("examples")
+        return built if built is not None else self.batch_ways * self.microbatches
 
-        name, mu = self.optimizer_settings()
-        if name == "adamw":
-            return optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1, mu_dtype=mu)
-        return {"lion": optax.lion, "adafactor": optax.adafactor, "sgd": optax.sgd}[name](1e-4)
+    @property
+    def tokens_per_example(self) -> int:
+        """Tokens in an example; 1 where examples are not made of tokens."""
+        if self.sequence_length is not None:
+            return self.sequence_length
+        if self._is_built:
+            return self._built("sequence_length") or 1
+        longest = getattr(self._loaded, "max_seq_len", DEFAULT_SEQUENCE_LENGTH)
+        return min(DEFAULT_SEQUENCE_LENGTH, longest)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in a step over all devices."""
+        return self.examples * self.tokens_per_example
+
+    @property
+    def model_flops(self) -> float | None:
+        """FLOPs of the model in one step, causal attention counted once; None of an own model."""
+        config = getattr(self._loaded, "config", self._loaded)
+        if not hasattr(config, "flops_per_token"):
+            return None
+        return config.flops_per_token(self.tokens_per_example).total * self.tokens_per_step
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """HBM that one device may use by the job's own limits; None where it sets none."""
+        if self.memory_per_chip is None and self.memory_fraction == 1.0:
+            return None
+        chip = self.slice.chip
+        usable = chip.per_device(chip.hbm_usable_bytes).require("a memory limit")
+        asked = (self.memory_per_chip or usable * chip.devices_per_chip) / chip.devices_per_chip
+        return int(min(usable, asked) * self.memory_fraction)
+
+    @property
+    def config(self) -> "TPUConfig":
+        """The same values under the names of `TPUConfig`."""
+        from .config.spelling import config_of
+
+        return config_of(self)
+
+    @property
+    def key(self) -> str:
+        """A hash of what decides the program: job, source it is built from, versions."""
+        self.refuse_parts("the cache")
+        train = self.train.model_dump(mode="json", include=set(PROGRAM_FIELDS))
+        kept = {key: value for key, value in self.to_dict().items() if key not in NESTED}
+        kept |= {"compile": self.compile.model_dump(mode="json"), "train": train}
+        own = model_fingerprint(self.model)
+        identity = [kept, source_fingerprint(), package_versions(), own]
+        return hashlib.sha256(
+            json.dumps(identity, sort_keys=True, default=str).encode()
+        ).hexdigest()
+
+    @cached_property
+    def _loaded(self) -> Any:
+        named = isinstance(self.model, str)
+        return load_model(self.model, self.model_changes) if named else self.model
+
+    @property
+    def _is_built(self) -> bool:
+        """Whether the model is a whole `Workload`; a preset's name is known to be none."""
+        named = isinstance(self.model, str) and not is_own_model(self.model)
+        return not named and hasattr(self._loaded, "jit_train_step")
+
+    def _built(self, name: str) -> int | None:
+        return getattr(self._loaded, name) if self._is_built else None
+
+    def __rich__(self) -> Any:
+        from .view import SettingsView
+
+        return SettingsView.of_job(self)
+
+
+def new_document() -> Document:
+    """Return an empty document with a job's sections."""
+    return Document(frozenset(NESTED))
+
+
+def known_paths() -> list[str]:
+    """Return the dotted path of every setting."""
+    found = [name for name in Job.model_fields if name not in (*NESTED, "parts", "model_changes")]
+    for section in NESTED:
+        kind: Any = Job.model_fields[section].annotation
+        found += [f"{section}.{name}" for name in kind.model_fields]
+    return found
+
+
+def _with_changes_apart(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job, with `model: {preset: tiny, n_layers: 4}` taken apart."""
+    found = dict(values)
+    if isinstance(found.get("model"), Mapping):
+        changes: dict[str, Any] = dict(found["model"])
+        found["model"] = changes.pop("preset", None)
+        found["model_changes"] = changes
+    if found.get("model") is None:
+        raise ConfigError(f"a job needs 'model', for example {_EXAMPLE}.")
+    return found
+
+
+def _name_of(model: object) -> str:
+    name: Any = getattr(getattr(model, "config", model), "name", None)
+    return name if isinstance(name, str) else type(model).__name__

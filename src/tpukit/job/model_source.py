@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ def load_model(name: str, changes: Mapping[str, Any]) -> Any:
             )
         from ..compiler.program.entry import load_function
 
-        return load_function(name)()
+        build = load_function(name)
+        _refuse_arguments(name, build)
+        return build()
     if is_huggingface(name):
         import dataclasses
 
@@ -43,7 +45,7 @@ def load_model(name: str, changes: Mapping[str, Any]) -> Any:
 
         config = config_from_huggingface(_read_config(name))
         return dataclasses.replace(config, **changes)
-    refuse_unknown_preset(name)
+    refuse_unknown_model(name)
     from ..models.presets import get_preset
 
     return get_preset(name, **changes)
@@ -64,14 +66,30 @@ def model_fingerprint(name: str) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
-def refuse_unknown_preset(name: str) -> None:
+def refuse_unknown_model(name: str) -> None:
     """Raise, with the nearest names, when `name` is neither a preset nor anything else."""
     from ..models.presets import list_presets
 
-    if name not in list_presets():
+    if not is_own_model(name) and not is_huggingface(name) and name not in list_presets():
         raise TPUValidationError(
             f"'{name}' is no preset, no config.json, no .yaml file and no module:function."
             + did_you_mean(name, list_presets())
+        )
+
+
+def _refuse_arguments(name: str, build: Callable[..., Any]) -> None:
+    """Refuse a function that cannot be called as it is, such as a step."""
+    import inspect
+
+    needed = [
+        one.name
+        for one in inspect.signature(build).parameters.values()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if needed:
+        raise ConfigError(
+            f"'{name}' takes {', '.join(needed)}, and what builds a job's model takes nothing; to "
+            "check a function itself, give its arguments: --arg 'bf16[8,128]'."
         )
 
 

@@ -1,45 +1,69 @@
-"""The number format a run is asked to compute in, put into its model."""
+"""The number formats a job is asked to compute and store in, put into its model."""
 
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import TPUModelError
-from ..models.presets import get_preset
-from ..models.products.matmul_format import check_matmul
-from ..models.transformer.config import TransformerConfig
-from ..step.workload import Workload
 
-Precision = Literal["bfloat16", "float32", "float8", "int8"]
+Precision = Literal["bfloat16", "float32", "float16", "float8", "int8"]
+ParamDtype = Literal["bfloat16", "float32", "float16"]
 # Eight bits are for the operands of products alone: what activations are in beside them.
 ACTIVATIONS: dict[str, str] = {
     "bfloat16": "bfloat16",
     "float32": "float32",
+    "float16": "float16",
     "float8": "bfloat16",
     "int8": "bfloat16",
 }
 NARROW = ("float8", "int8")
 
 
-def in_precision(model: Any, precision: Precision) -> tuple[Any, str | None]:
-    """The model computing in `precision`, and what there is to say about it here.
+@dataclass(frozen=True)
+class InPrecision:
+    """A model in the formats asked for.
 
-    Somebody's own model is returned as it is: it is cast from outside.
+    Attributes:
+        model: The model, changed where its own configuration can say it.
+        options: Arguments of `Workload` that say it for anybody's own model.
+        note: What there is to say about it here.
+    """
+
+    model: Any
+    options: dict[str, str] = field(default_factory=dict[str, str])
+    note: str | None = None
+
+
+def in_precision(
+    model: Any, precision: Precision | None, param_dtype: ParamDtype | None
+) -> InPrecision:
+    """Put formats into a model; None leaves what the model says itself.
 
     Raises:
         TPUModelError: Eight bits for a model of one's own, or for a chip that has none.
     """
-    matmul = precision if precision in NARROW else "dtype"
-    note = check_matmul(matmul)
-    if isinstance(model, str):
-        model = get_preset(model)
-    if isinstance(model, Workload):
-        inner, _ = in_precision(model.model, precision)
-        return model.replace(model=inner), note
-    if isinstance(model, TransformerConfig):
-        return model.replace(dtype=ACTIVATIONS[precision], matmul=matmul), note
+    from ..models.products.matmul_format import check_matmul
+    from ..models.transformer.config import TransformerConfig
+
+    matmul = None if precision is None else precision if precision in NARROW else "dtype"
+    note = None if matmul is None else check_matmul(matmul)
+    inner = getattr(model, "config", None) if hasattr(model, "jit_train_step") else model
+    if isinstance(inner, TransformerConfig):
+        stated: dict[str, Any] = {}
+        if precision is not None:
+            stated |= {"dtype": ACTIVATIONS[precision], "matmul": matmul}
+        if param_dtype is not None:
+            stated["param_dtype"] = param_dtype
+        changed = inner.replace(**stated)
+        return InPrecision(changed if inner is model else model.replace(model=changed), note=note)
     if precision in NARROW:
         raise TPUModelError(
             f"precision {precision} is for the reference transformers, and this is "
-            f"{type(model).__name__}; call tpukit.models.{precision}.{precision}_matmul in your "
-            "own model."
+            f"{type(getattr(model, 'model', model)).__name__}; call "
+            f"tpukit.models.products.{precision}.{precision}_matmul in your own model."
         )
-    return model, note
+    options: dict[str, str] = {}
+    if precision is not None and precision != "float32":
+        options["compute_dtype"] = precision
+    if param_dtype is not None:
+        options["param_dtype"] = param_dtype
+    return InPrecision(model, options, note)

@@ -1,15 +1,19 @@
 """`TrainingSettings`: the `train:` section of a job file, and the same as Python arguments."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ..errors import ConfigError, did_you_mean
-from ..step.optimizer.optimizer import NO_DECAY, MomentDtype, OptimizerName, OptimizerSpec
 from ..step.optimizer.schedule import LearningRate, ScheduleName
-from .config.sections import Fraction, PositiveFloat, PositiveInt, Section
-from .precision import Precision
+from ..step.optimizer.spec import (
+    DEFAULT_LEARNING_RATE,
+    NO_DECAY,
+    MomentDtype,
+    OptimizerName,
+    OptimizerSpec,
+)
+from .precision import ParamDtype, Precision
+from .sections import Fraction, PositiveFloat, PositiveInt, Section
 from .settings import Settings
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -35,13 +39,17 @@ class DataFields(Section):
     )
     shuffle: bool = Field(default=True, description="a new order each epoch, from the seed")
     epochs: PositiveInt | None = Field(default=None, description="stop after so many; None: never")
+    num_workers: PositiveInt = Field(default=4, description="threads that read tokens")
+    prefetch: PositiveInt = Field(default=6, description="reads of tokens ahead of the step")
 
 
 class Optimization(Section):
     """How it is learnt."""
 
     optimizer: OptimizerName = Field(default="adamw", description="adamw, lion, adafactor or sgd")
-    learning_rate: PositiveFloat = Field(default=3e-4, description="at its highest")
+    learning_rate: PositiveFloat = Field(
+        default=DEFAULT_LEARNING_RATE, description="at its highest"
+    )
     schedule: ScheduleName = Field(default="cosine", description="constant, cosine, linear, wsd")
     warmup_steps: NonNegativeInt = Field(default=0, description="steps of rising learning rate")
     final_lr_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -59,7 +67,20 @@ class Optimization(Section):
     precision: Precision | None = Field(
         default=None, description="bfloat16, float32, float8, int8 products; None: the model's"
     )
+    param_dtype: ParamDtype | None = Field(
+        default=None, description="format of the parameters that are updated; None: the model's"
+    )
     z_loss: NonNegativeFloat = Field(default=0.0, description="weight of log²(softmax normaliser)")
+
+
+# Settings of the optimizer: without effect where a model brings its own.
+OPTIMIZER_FIELDS = tuple(
+    name for name in Optimization.model_fields if name not in ("precision", "param_dtype", "z_loss")
+)
+# What of training decides the program of a step, so that another value is another program.
+PROGRAM_FIELDS = (*Optimization.model_fields, "packing", "seed", "steps", "on_bad_loss")
+# Steps that a schedule is drawn over where nobody has said how many there are.
+STEPS_IF_UNKNOWN = 10_000
 
 
 class Reliability(Section):
@@ -90,7 +111,7 @@ class Reporting(Section):
     log_every: PositiveInt = Field(default=1, description="steps between two lines of metrics")
     eval_every: NonNegativeInt = Field(default=0, description="steps; 0: only at the end")
     eval_batches: PositiveInt = Field(default=16, description="batches of an evaluation")
-    hooks: Words = Field(default=(), description="tensorboard, wandb")
+    hooks: Words = Field(default=(), description="tensorboard, wandb, profile")
     peak_tflops: PositiveFloat | None = Field(
         default=None, description="of one device, for MFU where the catalog knows none"
     )
@@ -110,24 +131,8 @@ class TrainingSettings(Reporting, Reliability, Optimization, DataFields, Setting
         default=False, description="on one NVIDIA GPU: time cuBLAS under load first, once a model"
     )
 
-    @classmethod
-    def from_section(cls, section: Mapping[str, Any], **overrides: Any) -> "TrainingSettings":
-        """Read the `train:` section of a job; `overrides` that are not None go before it.
-
-        Raises:
-            ConfigError: A key is unknown or a value is wrong.
-        """
-        known = cls.model_fields
-        given = {name: value for name, value in overrides.items() if value is not None}
-        for key in {**section, **given}:
-            if key not in known:
-                near = did_you_mean(str(key), known)
-                keys = near or f" Keys are {', '.join(sorted(known))}."
-                raise ConfigError(f"'{key}' is not a key of train:.{keys}")
-        return cls(**{**section, **given})
-
     def optimizer_spec(self) -> OptimizerSpec:
-        """The optimizer that the settings describe."""
+        """Return the optimizer that the settings describe."""
         return OptimizerSpec(
             name=self.optimizer,
             beta1=self.beta1,
@@ -139,8 +144,9 @@ class TrainingSettings(Reporting, Reliability, Optimization, DataFields, Setting
             skip_nonfinite=self.on_bad_loss == "skip",
         )
 
-    def learning_rate_over(self, total_steps: int) -> LearningRate:
-        """The schedule over a run of `total_steps`."""
+    def learning_rate_schedule(self) -> LearningRate:
+        """Return the schedule over all steps of the run."""
+        total_steps = self.steps or max(STEPS_IF_UNKNOWN, self.warmup_steps)
         return LearningRate(
             peak=self.learning_rate,
             schedule=self.schedule,
@@ -149,12 +155,3 @@ class TrainingSettings(Reporting, Reliability, Optimization, DataFields, Setting
             final_fraction=self.final_lr_fraction,
             decay_fraction=self.decay_fraction,
         )
-
-    def __rich__(self) -> Any:
-        from rich.table import Table
-
-        table = Table("setting", "value", "origin", "what it is")
-        for name, field in type(self).model_fields.items():
-            value = getattr(self, name)
-            table.add_row(name, str(value), str(self.origin_of(name)), field.description or "")
-        return table

@@ -22,7 +22,7 @@ HOMES = {
         "abstract_mesh",
         "create_mesh",
     ),
-    ".pipeline.forward": (
+    ".pipelining.forward": (
         "PipelineParams",
         "join_microbatches",
         "join_stages",
@@ -30,8 +30,8 @@ HOMES = {
         "split_microbatches",
         "split_stages",
     ),
-    ".pipeline.gradient": ("pipeline_value_and_grad",),
-    ".pipeline.schedule": ("PipelineSchedule",),
+    ".pipelining.gradient": ("pipeline_value_and_grad",),
+    ".pipelining.schedule": ("PipelineSchedule",),
     ".rebalancing.hotspots": (
         "ShardingAdvice",
         "detect_hotspots",

@@ -3,10 +3,8 @@
 from ..lazy import lazy_names
 
 HOMES = {
-    ".optimizer.optimizer": (
-        "OptimizerSpec",
-        "build_optimizer",
-    ),
+    ".optimizer.optimizer": ("build_optimizer",),
+    ".optimizer.spec": ("OptimizerSpec",),
     ".optimizer.schedule": ("LearningRate",),
     ".train_state": ("TrainState",),
     ".workload": (

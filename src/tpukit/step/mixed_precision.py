@@ -17,11 +17,13 @@ class NarrowAdapter:
     """A model whose parameters and inputs are cast to `dtype` for each use.
 
     Gradients come back through the cast in the master's own format, outputs go to the loss in
-    at least float32, and carried state keeps its format.
+    at least float32, and carried state keeps its format. `param_dtype` is what masters are kept
+    in; None leaves either as the model has it.
     """
 
     inner: ModelAdapter
     dtype: Any
+    param_dtype: Any
 
     @property
     def initialised(self) -> bool:
@@ -29,13 +31,18 @@ class NarrowAdapter:
         return self.inner.initialised
 
     def init(self, rng: jax.Array) -> Variables:
-        """The model's own variables, wide."""
-        return self.inner.init(rng)
+        """Make the model's own variables, in the format of masters."""
+        made = self.inner.init(rng)
+        if self.param_dtype is None:
+            return made
+        return Variables(_cast(made.params, self.param_dtype), made.model_state)
 
     def apply(
         self, variables: Variables, batch: Batch, *, rng: jax.Array, execution: Execution
     ) -> Applied:
         """Run the model narrow."""
+        if self.dtype is None:
+            return self.inner.apply(variables, batch, rng=rng, execution=execution)
         narrow = Variables(_cast(variables.params, self.dtype), variables.model_state)
         applied = self.inner.apply(
             narrow, _cast(dict(batch), self.dtype), rng=rng, execution=execution
@@ -47,20 +54,25 @@ class NarrowAdapter:
         return Applied(outputs, state, applied.router, applied.penalty)
 
 
-def narrowed(adapter: ModelAdapter, dtype: str) -> NarrowAdapter:
-    """The model behind `adapter`, computing in `dtype`.
+def narrowed(
+    adapter: ModelAdapter, dtype: str | None, param_dtype: str | None = None
+) -> NarrowAdapter:
+    """Return the model behind `adapter`, computing in `dtype` with masters in `param_dtype`.
 
     Raises:
-        TPUModelError: It is the reference transformer, which has a dtype of its own.
+        TPUModelError: It is the reference transformer, which has formats of its own.
     """
     if isinstance(adapter, TransformerAdapter):
         raise TPUModelError(
             f"compute_dtype='{dtype}' is for your own models; the reference transformer computes "
             f"in its dtype, here '{adapter.config.dtype}': use config.replace(dtype='{dtype}')."
         )
-    if dtype not in ("bfloat16", "float16", "float32"):
-        raise TPUModelError(f"compute_dtype='{dtype}'; use 'bfloat16', 'float16' or 'float32'.")
-    return NarrowAdapter(adapter, jnp.dtype(dtype))
+    for name, value in (("compute_dtype", dtype), ("param_dtype", param_dtype)):
+        if value not in (None, "bfloat16", "float16", "float32"):
+            raise TPUModelError(f"{name}='{value}'; use 'bfloat16', 'float16' or 'float32'.")
+    return NarrowAdapter(
+        adapter, dtype and jnp.dtype(dtype), param_dtype and jnp.dtype(param_dtype)
+    )
 
 
 def _cast(tree: Any, dtype: Any) -> Any:

@@ -20,7 +20,7 @@ class StepSettings:
     loss: LossFunction | None
     execution: Execution
     microbatches: int
-    schedule: str
+    pipeline_schedule: str
     strategy: str
     grad_norm: bool
     mesh: AnyMesh | None

@@ -10,13 +10,13 @@ from ..models.adapters import TransformerAdapter, Variables
 from ..models.loss.loss import Batch
 from ..models.transformer.config import TransformerConfig
 from ..parallel.experts.routing import RouterStats
-from ..parallel.pipeline.forward import (
+from ..parallel.pipelining.forward import (
     PipelineParams,
     join_stages,
     split_microbatches,
     split_stages,
 )
-from ..parallel.pipeline.gradient import pipeline_value_and_grad
+from ..parallel.pipelining.gradient import pipeline_value_and_grad
 from .parts import StepResult, StepSettings, weighted_loss
 
 _FIRST = ("embed", "position_embed")
@@ -93,7 +93,7 @@ def pipeline_loss_and_gradients(
         pieces,
         mesh=settings.mesh,
         axis=axis,
-        schedule=settings.schedule,  # pyright: ignore[reportArgumentType]  checked there
+        schedule=settings.pipeline_schedule,  # pyright: ignore[reportArgumentType]  checked there
         first_fn=first,
         has_aux=True,
     )

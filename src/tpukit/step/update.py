@@ -9,7 +9,7 @@ import optax
 from ..models.adapters import Variables
 from ..models.loss.loss import Batch
 from ..parallel.mesh.mesh import axis_sizes
-from ..parallel.pipeline.forward import split_microbatches
+from ..parallel.pipelining.forward import split_microbatches
 from .parts import StepResult, StepSettings, weighted_loss
 from .pipeline import pipeline_loss_and_gradients
 from .placement import find_axis

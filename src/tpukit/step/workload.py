@@ -25,12 +25,16 @@ from ..models.transformer.config import TransformerConfig
 from ..parallel.sharding.layout import Layout, make_layout
 from .example_batch import random_batch
 from .mixed_precision import narrowed
+from .optimizer.optimizer import build_optimizer
+from .optimizer.spec import DEFAULT_LEARNING_RATE, OptimizerSpec
 from .parts import StepSettings
 from .placement import batch_shardings, execution_on
 from .token_order import in_ring_order
 from .train_state import TrainState
 from .update import updated_state
 
+# Compile time grows with unrolled layers; see `Workload.scan_layers`.
+MOST_UNROLLED_LAYERS = 64
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
 
 
@@ -63,15 +67,17 @@ class Workload:
         z_loss: Weight of the squared log of the softmax's normaliser in the default loss.
         compute_dtype: For somebody's own model: parameters and inputs are cast to this for each
             use, while masters, gradients and the loss stay as they are ("bfloat16").
-        optimizer: Any optax transformation; AdamW by default.
+        param_dtype: For somebody's own model: the format its parameters are kept in.
+        optimizer: Any optax transformation; by default what `OptimizerSpec()` describes.
         remat: What the backward pass recomputes; see `RematPolicy`.
         strategy: How to split the work over a mesh: "fsdp", "megatron", "fsdp+megatron", …
         rules: (pattern, spec) pairs that go before the strategy.
         microbatches: Pieces a step is cut into. With the "pipeline" strategy they flow through
             the stages; otherwise their gradients are added up.
-        schedule: Of the pipeline: "gpipe" or "1f1b".
+        pipeline_schedule: "gpipe" or "1f1b".
         attention: "auto", "flash", "splash", "xla", "ring", "cudnn", or a function.
-        scan_layers: Whether the reference transformer scans its layers or unrolls them.
+        scan_layers: Whether the reference transformer scans its layers or unrolls them; None
+            unrolls on one GPU, where the gradients of a scan are copied into their stack.
         grad_norm: Whether a step measures the norm of all gradients; clipping does not need it.
         seed: Of the random numbers a step draws (dropout).
 
@@ -91,14 +97,15 @@ class Workload:
     loss_chunks: LossChunks = "auto"
     z_loss: float = 0.0
     compute_dtype: str | None = None
+    param_dtype: str | None = None
     optimizer: optax.GradientTransformation | None = None
     remat: RematSpec = None
     strategy: str = "fsdp"
     rules: Any = None
     microbatches: int = 1
-    schedule: str = "1f1b"
+    pipeline_schedule: str = "1f1b"
     attention: str | AttentionFunction = "auto"
-    scan_layers: bool = True
+    scan_layers: bool | None = None
     grad_norm: bool = True
     seed: int = 0
 
@@ -147,7 +154,9 @@ class Workload:
     def adapter(self) -> ModelAdapter:
         """The model, behind the one protocol the rest uses."""
         found = adapt(self.model, inputs=self.inputs, batch_shapes=self.batch_shapes())
-        return found if self.compute_dtype is None else narrowed(found, self.compute_dtype)
+        if self.compute_dtype is None and self.param_dtype is None:
+            return found
+        return narrowed(found, self.compute_dtype, self.param_dtype)
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of every batch entry."""
@@ -173,7 +182,7 @@ class Workload:
         """The optimizer in use."""
         if self.optimizer is not None:
             return self.optimizer
-        return optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1)
+        return build_optimizer(OptimizerSpec(), DEFAULT_LEARNING_RATE)
 
     def init(self, rng: jax.Array) -> TrainState:
         """A new state; a pure function of `rng`."""
@@ -293,7 +302,7 @@ class Workload:
             "remat": str(self.remat),
             "loss_chunks": loss_chunks_text(self.loss_chunks),
             "microbatches": self.microbatches,
-            "schedule": self.schedule if "pipeline" in self.strategy else None,
+            "pipeline_schedule": self.pipeline_schedule if "pipeline" in self.strategy else None,
         }
 
     def __rich__(self) -> Table:
@@ -311,12 +320,19 @@ class Workload:
         return jax.eval_shape(lambda rng: self.adapter.init(rng).params, jax.random.key(0))
 
     @property
+    def _scans_layers(self) -> bool:
+        if self.scan_layers is not None:
+            return self.scan_layers
+        few = self.config is not None and self.config.n_layers <= MOST_UNROLLED_LAYERS
+        return not (few and on_one_gpu())
+
+    @property
     def execution(self) -> Execution:
         """How the model runs before a mesh has its say."""
         return Execution(
             attention=self.attention,
             remat=RematPolicy.parse(self.remat),
-            scan_layers=self.scan_layers,
+            scan_layers=self._scans_layers,
             gpu_kernels=on_one_gpu(),
             loss_chunks=self.loss_chunks if self.loss is None else None,
             z_loss=self.z_loss,
@@ -342,7 +358,7 @@ class Workload:
             loss=self.loss,
             execution=execution,
             microbatches=self.microbatches,
-            schedule=self.schedule,
+            pipeline_schedule=self.pipeline_schedule,
             strategy=self.strategy,
             grad_norm=self.grad_norm,
             mesh=mesh,

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..kernels.one_gpu import on_one_gpu
 
-MOST_UNROLLED_LAYERS = 64  # compile time grows with them
 COMPILER_OPTIONS = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_enable_dynamic_slice_fusion": False,
@@ -20,10 +19,3 @@ COMPILER_OPTIONS = {
 def compiler_options() -> dict[str, Any] | None:
     """Options for the step's compile on what is here; None where the usual ones are best."""
     return dict(COMPILER_OPTIONS) if on_one_gpu() else None
-
-
-def workload_options(n_layers: int | None) -> dict[str, Any]:
-    """Arguments of `Workload` for a reference transformer of that many layers."""
-    if n_layers is None or n_layers > MOST_UNROLLED_LAYERS or not on_one_gpu():
-        return {}
-    return {"scan_layers": False}

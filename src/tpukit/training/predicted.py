@@ -1,34 +1,29 @@
-"""The step time that an earlier `tpukit check` of the same plan predicted; nothing is compiled."""
+"""The step time that an earlier `tpukit check` of the same job predicted; nothing is compiled."""
 
-from ..compiler.aot import load_compiled
-from ..compiler.cache import CompileCache
-from ..compiler.program.facts import ProgramFacts
+from ..checker.compiling import known_compile
 from ..errors import TPUError
 from ..hardware import Figure
-from ..job import Plan
+from ..job.job import Job
 
 
-def predicted_step(plan: Plan | None) -> Figure:
-    """Seconds of a step by the timeline of the last check of `plan`, or why there are none."""
-    if plan is None:
-        return Figure.missing("s", "training without a plan")
-    if plan.slice is None:
-        return Figure.missing("s", "the plan names no slice")
-    cache = CompileCache.default()
-    link = cache.load_json(f"job-{plan.key}")
-    found = None if link is None else load_compiled(cache, link["key"], until="schedule")
-    if link is None or found is None:
-        return Figure.missing("s", f"not checked yet: tpukit check … --on {plan.slice}")
-    compiled = found.seen_as(ProgramFacts.from_dict(link["facts"]), plan.target)
+def predicted_step(job: Job) -> Figure:
+    """Return the seconds of a step by the last check of the same job, or why there are none."""
+    if job.on is None:
+        return Figure.missing("s", "the job names no slice")
+    if not isinstance(job.model, str) or job.parts:
+        return Figure.missing("s", "the model was given in Python, so no check can be found again")
+    compiled = known_compile(job)
+    if compiled is None:
+        return Figure.missing("s", f"not checked yet: tpukit check … --on {job.on}")
     if not compiled.fits:
-        return Figure.missing("s", f"the check says that it does not fit on {plan.slice}")
+        return Figure.missing("s", f"the check says that it does not fit on {job.on}")
     try:
         prediction = compiled.predict(
-            tokens_per_step=plan.tokens_per_step,
-            model_flops=plan.model_flops,
+            tokens_per_step=job.tokens_per_step,
+            model_flops=job.model_flops,
             compile_kernels=False,  # the check did; training does not wait for a compiler
         )
     except TPUError as error:
         return Figure.missing("s", str(error))
-    source = f"timeline of an offline compile for {plan.slice}"
+    source = f"timeline of an offline compile for {job.on}"
     return Figure(prediction.step_time_s, "s", "model", source)

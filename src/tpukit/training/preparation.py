@@ -7,68 +7,20 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import ConfigError
-from ..job.job import DEFAULT_SEQUENCE_LENGTH
+from ..job.job import Job
+from ..job.step import build_step
 from ..job.train import Optimization, TrainingSettings
-from ..models.presets import get_preset
-from ..models.transformer.config import TransformerConfig
+from ..parallel.mesh.axes import count_batch_ways
+from ..parallel.mesh.mesh import axis_sizes
 from ..records.throughput import Throughput
-from ..step.optimizer.optimizer import build_optimizer
 from ..step.optimizer.schedule import LearningRate
 from ..step.workload import Workload
 from .batches import data_share, look_ahead
 from .data import TokenData, open_data
 from .data.opening import as_array
-from .gpu import workload_options
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelChoice:
-    """The model, and how it is to be computed; a `Workload` is taken as it is.
-
-    Attributes:
-        compute_dtype: Of matrix products and activations; None leaves the model's own.
-        options: Further arguments of `Workload`.
-    """
-
-    model: Any
-    compute_dtype: str | None
-    options: Mapping[str, Any]
-
-    def workload(self, **shape: Any) -> Workload:
-        """The workload for a batch of this shape; entries that are None are left open."""
-        given = {name: value for name, value in shape.items() if value is not None}
-        if isinstance(self.model, Workload):
-            return self.model.replace(**{**self.options, **given})
-        model, options = self.model, dict(self.options)
-        if isinstance(model, str):
-            model = get_preset(model)
-        if self.compute_dtype is not None:
-            if isinstance(model, TransformerConfig):
-                model = model.replace(dtype=self.compute_dtype)
-                options = {**workload_options(model.n_layers), **options}
-            elif self.compute_dtype != "float32":
-                options["compute_dtype"] = self.compute_dtype
-        return Workload(model, **{**options, **given})
-
-    @property
-    def transformer(self) -> TransformerConfig | None:
-        """The reference transformer it is; None for somebody's own model."""
-        model = self.model.model if isinstance(self.model, Workload) else self.model
-        if isinstance(model, str):
-            model = get_preset(model)
-        return model if isinstance(model, TransformerConfig) else None
-
-    def usual_length(self) -> int | None:
-        """Tokens in an example where nobody says; None where the workload says it."""
-        if isinstance(self.model, Workload) or "batch" in self.options:
-            return None
-        config = self.transformer
-        longest = DEFAULT_SEQUENCE_LENGTH if config is None else config.max_seq_len
-        return min(DEFAULT_SEQUENCE_LENGTH, longest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +34,7 @@ class Prepared:
     share: tuple[int, int]
     learning_rate: LearningRate | None
     throughput: Throughput
+    notes: tuple[str, ...]
 
     def headline(self, total_steps: int) -> str:
         """What is about to be trained, in one line."""
@@ -129,56 +82,35 @@ class Prepared:
         }
 
 
-def prepare(
-    choice: ModelChoice,
-    settings: TrainingSettings,
-    *,
-    mesh: Any,
-    train_data: Any,
-    eval_data: Any,
-    batch_size: int | None,
-    sequence_length: int | None,
-    optimizer: optax.GradientTransformation | None,
-    total_steps: int,
-) -> Prepared:
-    """Check everything against everything else.
+def prepare(job: Job, *, mesh: Mesh, train_data: Any, eval_data: Any) -> Prepared:
+    """Build the step of a job on a mesh, open its data, and check each against the other.
 
     Raises:
         ConfigError: Something is missing.
         TPUValidationError: The data are not for this model, or not there.
     """
-    shapes, train_data = _batch_shapes(choice, as_array(train_data), batch_size)
-    if sequence_length is None:
-        sequence_length = choice.usual_length() if shapes is None else _length(shapes)
-    rate = None
-    own = choice.model.optimizer if isinstance(choice.model, Workload) else None
-    transformation = optimizer or own
-    if transformation is None:
-        rate = settings.learning_rate_over(total_steps)
-        transformation = build_optimizer(settings.optimizer_spec(), rate)
-    transformer = choice.transformer
-    work = choice.workload(
-        batch_size=batch_size,
-        sequence_length=sequence_length,
-        batch=shapes,
-        optimizer=transformation,
-        seed=settings.seed,
-        z_loss=settings.z_loss or None,
-    )
-    if settings.packing == "documents" and shapes is None:
-        work = work.replace(batch=_with_segments(work.batch_shapes()))
+    settings = job.train
+    sized, train_data = _with_batch(job, as_array(train_data), axis_sizes(mesh))
+    step = build_step(sized)
+    work, config = step.work, step.work.config
+    if train_data is None:
+        raise ConfigError(
+            "there is no data to train on; give train_data (--data, or data in train:)."
+        )
     # Rows are loaded whole, also where a ring splits their sequences.
     rows = next(iter(work.shardings(mesh).batch.values())).spec[:1]
     share = data_share(NamedSharding(mesh, PartitionSpec(*rows)), work.examples)
     how: dict[str, Any] = {
         "sequence_length": work.sequence_length,
         "batch_size": work.examples,
-        "vocab_size": None if transformer is None else transformer.vocab_size,
+        "vocab_size": None if config is None else config.vocab_size,
         "tokenizer": settings.tokenizer,
         "text_key": settings.text_key,
         "packing": settings.packing,
         "process_index": share[0],
         "process_count": share[1],
+        "num_workers": settings.num_workers,
+        "prefetch": settings.prefetch,
     }
     data = open_data(
         train_data,
@@ -196,46 +128,38 @@ def prepare(
         data=data,
         eval_data=held_out,
         share=share,
-        learning_rate=rate,
+        learning_rate=step.learning_rate,
         throughput=Throughput.of(work, list(mesh.devices.flat), peak_tflops=settings.peak_tflops),
+        notes=step.notes,
     )
 
 
-def _batch_shapes(
-    choice: ModelChoice, source: Any, batch_size: int | None
-) -> tuple[dict[str, jax.ShapeDtypeStruct] | None, Any]:
-    """Shapes where only the data tell them (iterables of batches), and the data unread."""
-    if source is None:
-        raise ConfigError(
-            "there is no data to train on; give train_data (--data, or data in train:)."
-        )
-    if isinstance(source, str | Path | np.ndarray):
-        return None, source
-    given = (
-        choice.model.batch if isinstance(choice.model, Workload) else choice.options.get("batch")
-    )
-    if given is not None:
-        return None, source
+def _with_batch(job: Job, source: Any, mesh: Mapping[str, int]) -> tuple[Job, Any]:
+    """Return the job with the size of its batch stated, and the data unread.
+
+    Iterables of batches tell their shapes themselves. Else, where nobody says how large a batch
+    is, each device that shares it gets one example for every micro-batch.
+    """
+    built = isinstance(job.model, Workload)
+    shaped = "batch" in job.parts or (built and job.model.batch is not None)
+    if shaped or isinstance(source, str | Path | np.ndarray | None):
+        if shaped or built or job.batch_size is not None:
+            return job, source
+        return job.replace(batch_size=count_batch_ways(mesh) * job.microbatches), source
     shapes, whole = look_ahead(source)
-    if batch_size is not None:
+    if job.batch_size is not None:
         # Each process may give its own rows; the workload is about all of them.
         shapes = {
-            name: jax.ShapeDtypeStruct((batch_size, *shape.shape[1:]), shape.dtype)
+            name: jax.ShapeDtypeStruct((job.batch_size, *shape.shape[1:]), shape.dtype)
             for name, shape in shapes.items()
         }
-    return shapes, whole
+    length = job.sequence_length or _length(shapes)
+    return job.replace(sequence_length=length, parts={**job.parts, "batch": shapes}), whole
 
 
 def _length(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> int | None:
-    """Tokens in an example, where the inputs are rows of token numbers."""
+    """Return the tokens in an example, where the inputs are rows of token numbers."""
     inputs = shapes.get("inputs")
     if inputs is None or inputs.ndim != 2 or not np.issubdtype(inputs.dtype, np.integer):
         return None
     return inputs.shape[1]
-
-
-def _with_segments(
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-) -> dict[str, jax.ShapeDtypeStruct]:
-    tokens = shapes["inputs"]
-    return {**shapes, "segment_ids": tokens, "positions": tokens}

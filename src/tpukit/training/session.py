@@ -22,6 +22,7 @@ from .debugging import compile_log, is_debugging
 from .evaluation import Evaluator
 from .failure import HangWatchdog, LossGuard, PreemptionGuard
 from .loop import LoopParts, LoopSettings, TrainingLoop
+from .placement_log import write_placement
 from .preparation import Prepared
 from .products import tuned_options
 from .recompile import StepProgram, enable_compilation_cache
@@ -44,10 +45,11 @@ class Session:
         progress: ProgressView,
         hooks: Sequence[TrainingHook],
         compiler_options: Mapping[str, Any] | None = None,
+        log_placement: bool = False,
     ) -> None:
         self._prepared, self._settings, self._total = prepared, settings, total_steps
         self._ledger, self._progress, self._hooks = ledger, progress, hooks
-        self._compiler_options = compiler_options
+        self._compiler_options, self._log_placement = compiler_options, log_placement
         self._stack = contextlib.ExitStack()
         model = str(prepared.work.to_dict()["model"])
         self._run = RunDirectory(settings.run_dir or name_for(model))
@@ -107,6 +109,8 @@ class Session:
         if state is None:
             with self._ledger.doing("initialise"), explained("making the first state"):
                 state = prepared.work.init_on(prepared.mesh, jax.random.key(settings.seed))
+        if self._log_placement and jax.process_index() == 0:
+            self.say(f"where each array lies: {write_placement(state, self._run.path)}")
         loop = TrainingLoop(
             parts=LoopParts(
                 program=program,

@@ -1,6 +1,5 @@
 """`TPUTrainer`: a model, data and a mesh to a trained model, on CPU, GPU or TPU alike."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,23 +8,25 @@ import jax
 import numpy as np
 import optax
 
-from ..errors import ConfigError, TPUModelError, did_you_mean
-from ..job import Plan
+from ..errors import ConfigError, TPUModelError
+from ..hardware.target import current_target
+from ..job.compiler_flags import compiler_options
 from ..job.config import TPUConfig
-from ..job.precision import ACTIVATIONS, NARROW, Precision, in_precision
+from ..job.job import Job
 from ..job.train import TrainingSettings
-from ..parallel.mesh.here import MeshShape, fit_mesh, mesh_here, name_axes
+from ..parallel.mesh.here import fit_mesh, mesh_here
 from ..parallel.mesh.mesh import axis_sizes
+from ..parallel.mesh.names import MeshShape, name_axes
 from ..records.hooks import TrainingHook, make_hooks
 from ..records.ledger import Ledger
 from ..records.progress import NoProgress, ProgressView, make_progress
 from ..records.throughput import count_chips
 from ..runtime.jax_state import jax_state
-from ..step.placement import strategy_for
 from ..step.train_state import TrainState
 from ..step.workload import Workload
+from .arguments import job_of_arguments
 from .predicted import predicted_step
-from .preparation import ModelChoice, prepare
+from .preparation import prepare
 from .result import TrainingResult
 from .session import Session
 
@@ -64,6 +65,7 @@ class TPUTrainer:
         **workload: Further arguments of `Workload`: remat, microbatches, loss, batch, inputs, …
 
     Attributes:
+        job: What is trained and how, as `tpukit.check` takes it.
         state: The trained state (step, params, opt_state, model_state), after `train()`.
         workload: What was trained, after `train()`.
     """
@@ -91,73 +93,75 @@ class TPUTrainer:
             raise TPUModelError(
                 "TPUTrainer needs a model, for example TPUTrainer(model='llama3.2-1b')."
             )
-        _refuse_unknown(workload)
+        sizes = name_axes(mesh_shape or (None if config is None else config.mesh_shape))
+        job = job_of_arguments(
+            config,
+            model,
+            use_bf16=use_bf16,
+            enable_xla_optimizations=enable_xla_optimizations,
+            optimizer=optimizer,
+            settings=settings,
+            folders={"checkpoint_dir": checkpoint_dir, "run_dir": run_dir},
+            workload={"strategy": strategy, **workload},
+        )
+        self._open(job.replace(mesh=sizes), dcn_mesh_shape, hooks, progress, devices)
         self.config = config
-        self.settings = _with_places(settings, optimizer, checkpoint_dir, run_dir)
-        self._optimizer = None if isinstance(optimizer, str) else optimizer
-        self._hooks, self._progress = tuple(hooks), progress
-        self._plan: Plan | None = None
-        self._notes: list[str] = []
-        self.state: TrainState | None = None
-        self.workload: Workload | None = None
         if enable_xla_optimizations:
             self._set_flags()
-        self.devices = list(jax.devices() if devices is None else devices)
-        sizes = name_axes(mesh_shape or (None if config is None else config.mesh_shape))
-        self.mesh = mesh_here(sizes, self.devices, dcn_mesh_shape=dcn_mesh_shape)
-        options = {**_memory_options(config), **workload}
-        dtype, stated = _compute_dtype(config, use_bf16), _stated_precision(config, self.settings)
-        if stated is not None:
-            model, note = in_precision(model, stated)
-            self._notes += [note] if note else []
-            dtype = ACTIVATIONS[stated]
-        if not isinstance(model, Workload) or strategy is not None:
-            options["strategy"] = strategy or strategy_for(axis_sizes(self.mesh))
-        self._choice = ModelChoice(model=model, compute_dtype=dtype, options=options)
 
     @classmethod
-    def from_plan(
+    def from_job(
         cls,
-        plan: Plan,
+        job: Job,
         *,
-        train: Mapping[str, Any] | None = None,
+        hooks: Sequence[TrainingHook | str] = (),
+        progress: bool | ProgressView = True,
         devices: Sequence[Any] | None = None,
-        **options: Any,
     ) -> "TPUTrainer":
-        """The trainer of a plan; its `train:` section gives the settings.
+        """Return the trainer of a job, whose step is the one that `check` compiles.
 
-        Where the plan's slice is not what is here, its mesh is fitted to the devices that are,
+        Where the job's slice is not what is here, its mesh is fitted to the devices that are,
         and the run says so.
 
         Args:
-            plan: What to train and how to place it.
-            train: Settings that go before those of the plan's `train:` section.
+            job: What to train, how to place it, and its `train:` section.
+            hooks: As of `TPUTrainer`.
+            progress: As of `TPUTrainer`.
             devices: The devices to use; all by default.
-            **options: Of `TPUTrainer`.
-
-        Raises:
-            ConfigError: The `train:` section is wrong.
         """
-        found = list(jax.devices() if devices is None else devices)
-        name, moments = plan.optimizer_settings()
-        planned = {"optimizer": name} | ({"moment_dtype": moments} if moments else {})
-        own = plan.sections.get("train", {})
-        settings = TrainingSettings.from_section({**planned, **own, **(train or {})})
-        sizes, note = fit_mesh(plan.mesh, len(found), planned_for=plan.slice)
-        sized = plan
-        if plan.batch_size is None and plan.slice is None:
-            sized = plan.replace(batch_size=len(found) * plan.microbatches)
-        trainer = cls(
-            model=sized.workload.replace(optimizer=None),
-            mesh_shape=sizes,
-            dcn_mesh_shape=None if note else plan.dcn_mesh,
-            settings=settings,
-            devices=found,
-            **options,
-        )
-        trainer._plan = plan
-        trainer._notes += [note] if note else []
+        trainer = cls.__new__(cls)
+        trainer.config = None
+        trainer._open(job, job.dcn_mesh, hooks, progress, devices)
         return trainer
+
+    def _open(
+        self,
+        job: Job,
+        dcn_mesh: Sequence[int] | None,
+        hooks: Sequence[TrainingHook | str],
+        progress: bool | ProgressView,
+        devices: Sequence[Any] | None,
+    ) -> None:
+        """Place a job on the devices that are here."""
+        self.state: TrainState | None = None
+        self.workload: Workload | None = None
+        self._hooks, self._progress = tuple(hooks), progress
+        self._notes: list[str] = []
+        self.devices = list(jax.devices() if devices is None else devices)
+        sizes, note = dict(job.mesh), None
+        if job.on is not None:
+            sizes, note = fit_mesh(job.mesh, len(self.devices), planned_for=job.on)
+        self.mesh = mesh_here(sizes, self.devices, dcn_mesh_shape=None if note else dcn_mesh)
+        self._notes += [note] if note else []
+        self.job = job
+        examples = job.examples if job.on is not None else job.batch_size
+        # The same step, on the devices here: neither the slice nor its mesh says how many.
+        self._here = job.replace(on=None, mesh=axis_sizes(self.mesh), batch_size=examples)
+
+    @property
+    def settings(self) -> TrainingSettings:
+        """The job's `train:` section."""
+        return self.job.train
 
     def train(
         self,
@@ -186,8 +190,7 @@ class TPUTrainer:
             TPUCheckpointError: The checkpoints are of another model, or cannot be written.
             TrainingDiverged: The loss went bad and the policy is to stop.
         """
-        settings = self.settings
-        total = settings.steps if num_steps is None else num_steps
+        total = self.settings.steps if num_steps is None else num_steps
         if total is None:
             raise ConfigError("for how many steps? Give num_steps (--steps, or steps in train:).")
         _refuse_uncountable(
@@ -197,33 +200,47 @@ class TPUTrainer:
             sequence_length=sequence_length,
         )
         ledger = Ledger()
+        stated = {
+            "train.steps": total,
+            "batch_size": self._batch_size(batch_size, batch_size_per_chip),
+            "sequence_length": sequence_length,
+        }
+        changes = {key: value for key, value in stated.items() if value is not None}
+        job = self._here.replace(changes)
+        settings = job.train
         prepared = prepare(
-            self._choice,
-            settings,
+            job,
             mesh=self.mesh,
             train_data=train_data if train_data is not None else settings.data,
             eval_data=eval_data if eval_data is not None else settings.eval_data,
-            batch_size=self._batch_size(batch_size, batch_size_per_chip),
-            sequence_length=sequence_length,
-            optimizer=self._optimizer,
-            total_steps=total,
         )
+        notes = [*self._notes, *prepared.notes]
+        if notes and job.observe.enable_strict_validation:
+            raise ConfigError(f"enable_strict_validation is set, and {'; '.join(notes)}.")
         first = jax.process_index() == 0
-        hooks = make_hooks((*self._hooks, *settings.hooks)) if first else ()
+        wanted = (*self._hooks, *settings.hooks, *(["profile"] * job.observe.enable_profiling))
         with Session(
             prepared,
             settings,
             total_steps=total,
             ledger=ledger,
             progress=self._view() if first else NoProgress(),
-            hooks=hooks,
-            compiler_options=None if self._plan is None else self._plan.options,
+            hooks=make_hooks(wanted) if first else (),
+            compiler_options=self._compiler_options(),
+            log_placement=job.observe.log_device_placement,
         ) as session:
-            for note in self._notes:
+            for note in notes:
                 session.say(note)
-            result = session.run(predicted=predicted_step(self._plan))
+            result = session.run(predicted=predicted_step(self.job.replace({"train.steps": total})))
         self.state, self.workload = session.state, prepared.work
         return result
+
+    def _compiler_options(self) -> dict[str, Any]:
+        """Return the options of a TPU's compiler; no other backend knows them."""
+        if jax.default_backend() != "tpu":
+            return {}
+        asked = compiler_options(self.job.compile, generation=current_target())
+        return {**asked, **self.job.options}
 
     def _view(self) -> ProgressView:
         return make_progress(self._progress) if isinstance(self._progress, bool) else self._progress
@@ -241,66 +258,17 @@ class TPUTrainer:
         return None if per_chip is None else per_chip * count_chips(self.devices)
 
     def _set_flags(self) -> None:
+        """Set flags of the whole process; those of one compile are its options."""
         if jax_state() == "initialised":
             self._notes.append(
-                "compiler flags were not set: jax has already started; make the trainer before "
-                "anything uses a device"
+                "flags of the whole process were not set: jax has already started; make the "
+                "trainer before anything uses a device"
             )
             return
-        (self.config or TPUConfig()).setup_environment_variables()
-
-
-def _refuse_unknown(workload: Mapping[str, Any]) -> None:
-    """Refuse what is no argument at all now, not when the first step is built."""
-    known = [name for name in inspect.signature(Workload).parameters if name != "model"]
-    for name in workload:
-        if name in TrainingSettings.model_fields and name not in known:
-            raise ConfigError(
-                f"{name} is a setting: TPUTrainer(settings=TrainingSettings({name}=…))."
-            )
-        if name not in known:
-            own = [*inspect.signature(TPUTrainer).parameters, *TrainingSettings.model_fields]
-            raise ConfigError(
-                f"TPUTrainer has no argument '{name}'.{did_you_mean(name, [*known, *own])}"
-            )
+        self.job.config.setup_environment_variables()
 
 
 def _refuse_uncountable(**numbers: Any) -> None:
     for name, value in numbers.items():
         if value is not None and (not isinstance(value, int | np.integer) or value < 1):
             raise ConfigError(f"{name} is {value!r}; give a whole number from 1 on.")
-
-
-def _with_places(
-    settings: TrainingSettings | Mapping[str, Any] | None,
-    optimizer: Any,
-    checkpoint_dir: str | Path | None,
-    run_dir: str | Path | None,
-) -> TrainingSettings:
-    given = {
-        "optimizer": optimizer if isinstance(optimizer, str) else None,
-        "checkpoint_dir": None if checkpoint_dir is None else str(checkpoint_dir),
-        "run_dir": None if run_dir is None else str(run_dir),
-    }
-    own = settings.to_dict() if isinstance(settings, TrainingSettings) else settings or {}
-    return TrainingSettings.from_section(own, **given)
-
-
-def _compute_dtype(config: TPUConfig | None, use_bf16: bool) -> str:
-    asked = "bfloat16" if config is None else config.get_memory_config().compute_dtype
-    return asked if use_bf16 else "float32"
-
-
-def _stated_precision(config: TPUConfig | None, settings: TrainingSettings) -> Precision | None:
-    """What was asked for by name, which a `Workload` follows too."""
-    if settings.precision is not None or config is None:
-        return settings.precision
-    return config.precision if config.precision in NARROW else None
-
-
-def _memory_options(config: TPUConfig | None) -> dict[str, Any]:
-    if config is None:
-        return {}
-    if config.gradient_checkpointing or config.memory_optimization == "aggressive":
-        return {"remat": "full"}
-    return {"remat": "minimal"} if config.enable_rematerialization else {}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.training.data import open_data
-from tpukit.training.data.read_ahead import READS_AHEAD
+from tpukit.training.data.read_ahead import PREFETCH
 from tpukit.training.data.shards import ArrayShard
 from tpukit.training.data.token_store import TokenStore
 
@@ -126,9 +126,9 @@ def test_reading_goes_on_while_nobody_draws_and_stops_at_the_end():
     stream = data.stream()
     next(stream)
     deadline = time.monotonic() + 30
-    while len(shard.reads) < READS_AHEAD and time.monotonic() < deadline:
+    while len(shard.reads) < PREFETCH and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert len(shard.reads) >= READS_AHEAD
+    assert len(shard.reads) >= PREFETCH
     assert stream.state()["consumed_examples"] == 8
     stream.close()
     after = len(shard.reads)

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ...compiler.memory import MemoryReport
 from ...hardware import list_slices
-from ...job.job import Plan
+from ...hardware.target import target_chip
+from ...job.job import Job
 from .fix import Fix
 
 MOST_PIECES = 16
@@ -19,18 +19,16 @@ class JobShape:
     """The settings of a job that decide its memory.
 
     Attributes:
-        model: Name of its preset; `model_changes` are the fields changed in it.
         batch_ways: Devices that share a batch's examples.
         layer_inputs_bytes: What keeping the input of every layer takes on one device.
     """
 
-    model: str
-    model_changes: Mapping[str, Any]
     batch_size: int
     batch_ways: int
     microbatches: int
     remat: str
     optimizer: str
+    moment_dtype: str
     param_dtype: str
     mesh: Mapping[str, int]
     heads: int
@@ -38,24 +36,28 @@ class JobShape:
     pipelined: bool
 
     @classmethod
-    def of(cls, job: Plan) -> "JobShape":
+    def of(cls, job: Job) -> "JobShape":
         """Read them off a job of a reference transformer."""
-        config = job.workload.config
+        from ...job.step import build_step
+
+        with target_chip(job.slice.chip.name):
+            work = build_step(job).work
+        config = work.config
+        assert config is not None  # fixes are for reference transformers
         tokens = job.tokens_per_step // job.batch_ways // job.microbatches
         width = _COMPUTE_BYTES[config.dtype]
         return cls(
-            model=job.model,
-            model_changes=job.model_changes,
             batch_size=job.examples,
             batch_ways=job.batch_ways,
             microbatches=job.microbatches,
-            remat=str(job.workload.remat),
-            optimizer=job.optimizer,
+            remat=str(work.remat),
+            optimizer=job.train.optimizer,
+            moment_dtype=job.train.moment_dtype,
             param_dtype=config.param_dtype,
             mesh=job.mesh_sizes,
             heads=config.n_heads,
             layer_inputs_bytes=config.n_layers * tokens * config.d_model * width,
-            pipelined="pipeline" in job.workload.strategy,
+            pipelined="pipeline" in work.strategy,
         )
 
 
@@ -109,16 +111,18 @@ def smaller_optimizer(shape: JobShape, report: MemoryReport) -> list[Fix]:
     """Let the optimizer remember less."""
     state = amount(report, "optimizer state")
     found: list[Fix] = []
-    if shape.optimizer == "adamw" and state:
+    if not state or shape.optimizer != "adamw":
+        return found
+    # Two moments, of which the first is half as wide afterwards.
+    saved = state // 4 if (shape.moment_dtype, shape.param_dtype) == ("float32",) * 2 else 0
+    if saved:
         cost = "the first moment in half the bits"
-        saved = state // 4 if shape.param_dtype == "float32" else 0
-        if saved:
-            changes = {"optimizer": "adamw mu=bfloat16"}
-            found.append(Fix(changes=changes, cost=cost, estimate_bytes=report.total_bytes - saved))
-    if shape.optimizer.startswith("adamw") and state:
-        cost = "another optimizer: factored second moments, no first"
-        estimate = report.total_bytes - state
-        found.append(Fix(changes={"optimizer": "adafactor"}, cost=cost, estimate_bytes=estimate))
+        changes = {"train.moment_dtype": "bfloat16"}
+        found.append(Fix(changes=changes, cost=cost, estimate_bytes=report.total_bytes - saved))
+    cost = "another optimizer: factored second moments, no first"
+    changes = {"train.optimizer": "adafactor", "train.moment_dtype": "float32"}
+    estimate = report.total_bytes - state
+    found.append(Fix(changes=changes, cost=cost, estimate_bytes=estimate))
     return found
 
 
@@ -165,9 +169,7 @@ def smaller_weights(shape: JobShape, report: MemoryReport) -> list[Fix]:
     saved = amount(report, "parameters", "optimizer state") // 2
     return [
         Fix(
-            changes={
-                "model": {**shape.model_changes, "preset": shape.model, "param_dtype": "bfloat16"}
-            },
+            changes={"train.param_dtype": "bfloat16"},
             cost="weights and optimizer state in half the bits: small updates are lost",
             estimate_bytes=report.total_bytes - saved,
         )
@@ -185,7 +187,7 @@ def larger_slice(shape: JobShape, report: MemoryReport) -> list[Fix]:
             split = amount(report, *halving)
             return [
                 Fix(
-                    changes={"slice": str(larger), "mesh": {"fsdp": larger.devices}},
+                    changes={"on": str(larger), "mesh": {"fsdp": larger.devices}},
                     cost=f"{times} times the chips",
                     estimate_bytes=report.total_bytes - split + split // times,
                 )

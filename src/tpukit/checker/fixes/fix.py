@@ -13,7 +13,7 @@ class Fix:
     """One change to a job.
 
     Attributes:
-        changes: New values by key of the job.
+        changes: New values by key of the job; those of a section by dotted path.
         cost: What it costs to live with.
         estimate_bytes: Total HBM by arithmetic, or None with `estimate_reason`.
         verified_bytes: Total HBM by a compile; None when none was made.

@@ -18,7 +18,10 @@ from .candidates import (
 from .fix import Fix, FixList
 
 # From the cheapest to live with to the dearest.
-_EFFORT = ("microbatches", "remat", "optimizer", "mesh", "batch_size", "model", "slice")
+_EFFORT = (
+    *("microbatches", "remat", "train.moment_dtype", "train.optimizer", "mesh"),
+    *("batch_size", "train.param_dtype", "on"),
+)
 THIN_SHARE = 0.05
 
 
@@ -63,7 +66,7 @@ def _together(fixes: list[Fix], report: MemoryReport) -> Fix | None:
     best: dict[str, Fix] = {}
     for fix in fixes:
         key = next(iter(fix.changes))
-        if key in ("batch_size", "slice") or fix.estimate_bytes is None:
+        if key in ("batch_size", "on") or fix.estimate_bytes is None:
             continue
         if key not in best or fix.estimate_bytes < (best[key].estimate_bytes or 0):
             best[key] = fix

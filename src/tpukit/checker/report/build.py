@@ -27,12 +27,12 @@ def build_report(
     compiled, prediction = result.compiled, result.prediction
     memory = compiled.memory
     about = compiled.to_dict()
-    job_options: Mapping[str, Any] = (result.job or {}).get("options") or {}
+    job_options: Mapping[str, Any] = {} if result.job is None else result.job.options
     report: Report = {
         "schema": SCHEMA,
         "verdict": "fits" if compiled.fits else "does not fit",
         "program": compiled.name,
-        "job": None if result.job is None else dict(result.job),
+        "job": None if result.job is None else result.job.to_dict(),
         "slice": compiled.slice.to_dict(),
         "chip": roofs_of(compiled.slice),
         "memory": memory.to_dict(),

@@ -11,8 +11,10 @@ from ...errors import MeshError, TPUModelError
 from ..stages import Progress, silent
 from .facts import ProgramFacts
 
-# Source locations, which change with every edit of the caller and never change the program.
-_LOCATION = re.compile(r'^#loc.*(?:\n|$)| loc\((?:#loc\d*|unknown|"[^"]*")\)', re.MULTILINE)
+# Source locations, which change with every edit of the caller and never change the program. They
+# nest once: loc("scatter-add:"(#loc118)).
+_INSIDE = r'(?:"[^"]*"|[^()"])'
+_LOCATION = re.compile(rf"^#loc.*(?:\n|$)| loc\((?:{_INSIDE}|\({_INSIDE}*\))*\)", re.MULTILINE)
 
 # jax.export vouches only for calls that later versions will read too. Ours is read at once, by
 # the same version, so these are safe.

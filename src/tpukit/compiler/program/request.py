@@ -35,26 +35,6 @@ class StepSource(Protocol):
         ...
 
 
-@runtime_checkable
-class PlannedStep(Protocol):
-    """What a plan says of how a step is laid out and compiled."""
-
-    @property
-    def mesh_sizes(self) -> Mapping[str, int]:
-        """Size of each mesh axis."""
-        ...
-
-    @property
-    def dcn_mesh(self) -> Sequence[int] | None:
-        """Factor of each axis that runs across slices."""
-        ...
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Compiler options."""
-        ...
-
-
 @dataclass(frozen=True)
 class CompileRequest:
     """What is compiled, for what, and how; made by `make_request`."""
@@ -110,7 +90,6 @@ def make_request(
     mesh: Mapping[str, int] | Any | None = None,
     dcn_mesh_shape: Sequence[int] | None = None,
     options: Mapping[str, Any] | None = None,
-    plan: PlannedStep | None = None,
     progress: Progress = silent,
 ) -> CompileRequest:
     """Lower `function` and check that it, its mesh and the slice go together.
@@ -118,10 +97,6 @@ def make_request(
     The arguments are those of `compile_for`.
     """
     target = Slice.parse(slice) if isinstance(slice, str) else slice
-    if plan is not None:
-        mesh = plan.mesh_sizes if mesh is None else mesh
-        dcn_mesh_shape = plan.dcn_mesh if dcn_mesh_shape is None else dcn_mesh_shape
-        options = {**plan.options, **(options or {})}
     for name in options or {}:
         if name in OWN_OPTIONS:
             raise FlagError(f"{name!r} is set by tpukit itself; pass dump_to= to keep the files.")

@@ -1,9 +1,9 @@
-"""`TPUConfig`: every setting of a job in one validated object that is never in a wrong state."""
+"""`TPUConfig`: the settings of a job flat, under the documents' names, valid at all times."""
 
 import os
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from math import prod
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
@@ -11,20 +11,24 @@ from ...errors import ConfigError, TPUValidationError
 from ...hardware import Chip, Figure, Slice, get_chip, list_chips
 from ...parallel.sharding.shape_spec import spec_for_shape
 from ...runtime.debugging import DebugMode, enable_debugging_mode
-from ..settings import Settings
-from .results import MemoryConfig, PerformanceMetrics
-from .sections import (
-    Cloud,
+from ..document import Document, Origin, unknown_key
+from ..sections import (
     Communication,
     Compilation,
     Hardware,
+    LaunchSettings,
+    Limits,
     Memory,
-    Monitoring,
+    ObserveSettings,
     Precision,
 )
+from ..settings import Settings
+from .presets import preset_values
+from .results import MemoryConfig, PerformanceMetrics
 
 if TYPE_CHECKING:
     from jax.sharding import PartitionSpec
+    from jax.typing import ArrayLike
 
     from ...runtime.environment import EnvironmentReport, Platform
 
@@ -39,18 +43,80 @@ _COMPUTE_DTYPE = {
 
 
 class TPUConfig(
-    Cloud, Monitoring, Communication, Memory, Compilation, Precision, Hardware, Settings
+    LaunchSettings,
+    ObserveSettings,
+    Communication,
+    Memory,
+    Compilation,
+    Precision,
+    Limits,
+    Hardware,
+    Settings,
 ):
     """A job's settings: hardware, precision, compilation, memory, communication, cloud.
 
-    Every value is checked when it is given, also on assignment; a refused assignment changes
-    nothing. Values that only make sense together are assigned together with `update`.
+    They are the values that a `Job` has in its sections, and either reads the other's files. Every
+    value is checked when it is given, also on assignment; a refused assignment changes nothing.
+    Values that only make sense together are assigned together with `update`.
 
     Example:
         >>> config = TPUConfig(tpu_version="v6e", num_chips=64, topology="8x8")
         >>> config.get_total_tflops()
         58752.0
     """
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        preset: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """Join preset, YAML file, environment and arguments; each wins over those before it.
+
+        The file may be a job file: what of it has a name here is taken.
+        """
+        document = _document()
+        if preset is not None:
+            document.add(preset_values(preset), Origin("preset", preset))
+        if path is not None:
+            _add_file(document, path)
+        document.add_environment(
+            os.environ if environment is None else environment, cls.model_fields
+        )
+        document.add(arguments, Origin("argument"))
+        return cls.from_document(document)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a YAML file, a job's or one of flat settings, and nothing else."""
+        document = _document()
+        _add_file(document, path)
+        return cls.from_document(document)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Self:
+        """Read YAML text of flat settings."""
+        document = _document()
+        document.add_yaml(text, name="YAML text")
+        return cls.from_document(document)
+
+    @classmethod
+    def preset(cls, name: str, **arguments: Any) -> Self:
+        """Return the `training`, `inference` or `development` preset, with changes."""
+        document = _document()
+        document.add(preset_values(name), Origin("preset", name))
+        document.add(arguments, Origin("argument"))
+        return cls.from_document(document)
+
+    @classmethod
+    def with_origins(cls, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Self:
+        """Build from values whose origins are known."""
+        config = cls(**values)
+        config._origins.update(origins)
+        return config
 
     def __setattr__(self, name: str, value: object) -> None:
         try:
@@ -207,6 +273,45 @@ class TPUConfig(
             gradient_checkpointing=self.gradient_checkpointing,
         )
 
+    def get_remat(self) -> str | None:
+        """Return what the backward pass recomputes, as `Job.remat`; None where nothing says."""
+        if self.gradient_checkpointing or self.memory_optimization == "aggressive":
+            return "full"
+        if self.enable_rematerialization:
+            return "minimal"
+        refused = (
+            self.memory_optimization == "none"
+            or {
+                "gradient_checkpointing",
+                "enable_rematerialization",
+            }
+            & self.model_fields_set
+        )
+        return "none" if refused else None
+
+    def detect_hotspots(self, load: "ArrayLike") -> list[tuple[int, ...]]:
+        """Return the index of every device whose load is above `scaling_config.load_threshold`."""
+        from ...parallel.rebalancing.hotspots import detect_hotspots
+
+        return detect_hotspots(load, threshold=self.scaling_config.load_threshold)
+
+    def optimize_sharding(
+        self, load: "ArrayLike | None" = None, axis_names: tuple[str, str] = ("data", "model")
+    ) -> "PartitionSpec":
+        """Return the split of a (batch, hidden) computation that evens out a measured load.
+
+        Args:
+            load: Of each device, as a grid of the mesh; without one nothing is uneven, and the
+                usual split is returned.
+            axis_names: The mesh axes of the grid's two dimensions.
+        """
+        if load is None:
+            return self.get_sharding_spec((1, 1), axis_names)
+        from ...parallel.rebalancing.hotspots import optimize_sharding
+
+        threshold = self.scaling_config.load_threshold
+        return optimize_sharding(load, axis_names=axis_names, threshold=threshold).spec
+
     def get_sharding_spec(
         self, shape: Iterable[int], axis_names: tuple[str, str] = ("data", "model")
     ) -> "PartitionSpec":
@@ -229,25 +334,48 @@ class TPUConfig(
         that is not there are left alone. `platform` skips the detection.
         """
         from ...runtime.environment import configure_tpu_environment
-        from ...runtime.flags import enable_xla_optimizations
+        from ...runtime.flags import set_xla_flags
+        from ..compiler_flags import flags_of
 
         target = os.environ if environment is None else environment
         report = configure_tpu_environment(
             environment=target, platform=platform, allocator="platform", preallocate=False
         )
-        if report.platform == "tpu" and self.xla_optimization_level:
-            enable_xla_optimizations(
-                self.xla_optimization_level,
-                enable_fusion=self.enable_xla_fusion,
-                enable_async_collective=self.enable_async_collective,
-                generation=self.chip.name if self.chip else None,
-                environment=target,
-            )
+        if report.platform == "tpu":
+            flags = flags_of(self, generation=self.chip.name if self.chip else None)
+            if flags:
+                set_xla_flags(flags, environment=target)
         return report
 
     def enable_debugging_mode(self) -> DebugMode:
         """NaN and Inf checks, no jit, a log of compiles, until the result is restored."""
         return enable_debugging_mode()
+
+
+def _document() -> Document:
+    return Document(frozenset())
+
+
+def _add_file(document: Document, path: str | os.PathLike[str]) -> None:
+    """Add a file of flat settings as it is, and of a job file what has a name here."""
+    from ..job import Job, known_paths, new_document
+
+    found = new_document()
+    found.add_file(path)
+    only_in_jobs = {*known_paths()} - {*TPUConfig.model_fields}
+    for name, origin in found.origins.items():
+        if name not in TPUConfig.model_fields and name not in only_in_jobs:
+            raise unknown_key(name, {*TPUConfig.model_fields, *known_paths()}, where=origin.place)
+    if only_in_jobs & {*found.values}:
+        if "model" not in found.values:
+            found.add({"model": "no model"}, Origin("default"))
+        config = Job.from_document(found).config
+        values = {name: getattr(config, name) for name in config.model_fields_set}
+        for name, value in values.items():
+            document.values[name], document.origins[name] = value, config.origin_of(name)
+        return
+    document.values.update(found.values)
+    document.origins.update(found.origins)
 
 
 def _only_chip_with_peak(flops: float) -> Chip | None:

@@ -13,6 +13,8 @@ from ...compiler.program.request import fill_mesh
 from ...compiler.timeline import StepPrediction
 from ...errors import TPUModelError, TPUValidationError
 from ...hardware import Figure, Slice, detect_accelerators
+from ...job.job import Job
+from ...job.step import build_step
 from ...parallel.mesh.mesh import create_mesh
 from ...step.workload import Workload
 from .input_rate import InputRate, measure_input
@@ -46,7 +48,7 @@ def diagnose_performance(
     dataloader: Iterable[Any] | None = None,
     target_tflops: float | None = None,
     *,
-    slice: Slice | str | None = None,
+    on: Slice | str | None = None,
     mesh: Mapping[str, int] | None = None,
     measure: bool | None = None,
     steps: int = STEPS,
@@ -61,11 +63,11 @@ def diagnose_performance(
     (origin `model`). Without one, or on a TPU, a few steps are run and timed (origin `measured`).
 
     Args:
-        model: A `Workload`, or any model that one takes; then the batch comes from `batch_size`
-            and `sequence_length`, or from the data loader's first batch.
+        model: A `Job`, a `Workload`, or any model that one takes; then the batch comes from
+            `batch_size` and `sequence_length`, or from the data loader's first batch.
         dataloader: Yields batches; its own rate is measured for a few seconds.
         target_tflops: What is hoped for, over all devices.
-        slice: The slice to look at, which nobody needs to have rented.
+        on: The slice to look at, which nobody needs to have rented.
         mesh: Sizes by axis name; by default all devices on the one axis "fsdp".
         measure: Whether to run steps; by default where no slice is named, and on a TPU.
         steps: Steps to time; the median counts.
@@ -79,13 +81,13 @@ def diagnose_performance(
         TPUValidationError: Neither a slice nor a measurement was asked for.
         XLACompilationError: The offline compiler refused the step or crashed.
     """
-    if slice is None and measure is False:
+    if on is None and measure is False:
         raise TPUValidationError(
             "there is nothing to look at: name a slice to compile for, or leave out measure=False."
         )
     rate = None if dataloader is None else measure_input(dataloader)
     work = _workload(model, rate, batch_size, sequence_length)
-    target = Slice.parse(slice) if isinstance(slice, str) else slice
+    target = Slice.parse(on) if isinstance(on, str) else on
     here = detect_accelerators().kind == "tpu" if measure is None else measure
     timing = time_steps(work, mesh=mesh, steps=steps) if target is None or here else None
     compiled = prediction = None
@@ -135,10 +137,12 @@ def time_steps(
 def _workload(
     model: Any, rate: InputRate | None, batch_size: int | None, sequence_length: int | None
 ) -> Workload:
-    if isinstance(model, Workload):
-        return model
-    if batch_size is not None and sequence_length is not None:
-        return Workload(model, batch_size=batch_size, sequence_length=sequence_length)
+    """Build the step of the model, with the batch that was said or that the data loader yields."""
+    if isinstance(model, Job):
+        return build_step(model).work
+    if isinstance(model, Workload) or (batch_size is not None and sequence_length is not None):
+        job = Job(model=model, batch_size=batch_size, sequence_length=sequence_length)
+        return build_step(job).work
     batch = None if rate is None else rate.batch
     if isinstance(batch, list | tuple) and len(batch) == 2:  # pyright: ignore[reportUnknownArgumentType]  any batch
         batch = dict(zip(("inputs", "targets"), batch, strict=True))
@@ -154,7 +158,8 @@ def _workload(
     first = next(iter(shapes.values()))
     tokens = first.ndim == 2 and jax.numpy.issubdtype(first.dtype, jax.numpy.integer)
     length = first.shape[1] if tokens else None
-    return Workload(model, batch=shapes, sequence_length=length)
+    job = Job(model=model, sequence_length=length).replace(parts={"batch": shapes})
+    return build_step(job).work
 
 
 def _predict(compiled: CompiledStep, work: Workload) -> StepPrediction:

@@ -1,6 +1,6 @@
 """What each mesh axis name means: one table that every strategy reads."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from ...errors import MeshError, did_you_mean
@@ -64,6 +64,14 @@ def axes_with_role(axis_names: Iterable[object], *roles: Role) -> tuple[str, ...
 def names_of_role(role: Role) -> tuple[str, ...]:
     """The axis names that mean `role`, the preferred one first."""
     return tuple(name for name, known in ROLE_OF_AXIS.items() if known == role)
+
+
+def count_batch_ways(sizes: Mapping[str, int]) -> int:
+    """Count the devices that share a batch's examples on a mesh of these sizes."""
+    ways = 1
+    for axis, size in sizes.items():
+        ways *= size if role_of(axis) in BATCH_ROLES else 1
+    return ways
 
 
 def check_axis_names(axis_names: Sequence[object]) -> tuple[str, ...]:

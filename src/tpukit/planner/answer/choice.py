@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...hardware import Figure, Slice
-from ...job.job import Plan
+from ...job.job import Job
 from ..cost.money import SPOT, Costs, Market
 from ..search.candidates import MOMENTS, PRECISIONS
 from ..search.scoring import Scores
@@ -55,7 +55,7 @@ class Choice:
     remat: str
     precision: str
     moment_dtype: str
-    job: Plan = field(repr=False)
+    job: Job = field(repr=False)
     memory: dict[str, float] = field(repr=False)
     usable_bytes: float
     step_time_s: float
@@ -155,25 +155,24 @@ def choice_at(
     precision = PRECISIONS[candidates.precision[place]]
     moment = MOMENTS[candidates.moment[place]]
     remat = candidates.remats[candidates.remat[place]]
-    train: dict[str, Any] = {"steps": math.ceil(tokens / tokens_per_step)}
+    train: dict[str, Any] = {"moment_dtype": moment, "steps": math.ceil(tokens / tokens_per_step)}
     if interval is not None:
         train["checkpoint_every"] = max(1, round(interval / step_time_s))
     changes = dict(subject.changes)
     if precision != subject.precision:
         changes["matmul"] = MATMUL[precision]
-    job = Plan(
+    job = Job(
         model=subject.name,
         model_changes=changes,
-        slice=str(target),
+        on=str(target),
         mesh=layout.mesh,
         dcn_mesh=layout.dcn_mesh,
         batch_size=int(candidates.examples[place]),
         sequence_length=subject.sequence_length,
         microbatches=int(candidates.microbatches[place]),
         remat=remat,
-        optimizer="adamw" if moment == "float32" else f"adamw mu={moment}",
         options=_WHOLE_PRODUCTS if layout.sizes.get("tensor", 1) == 1 else {},
-        sections={"train": train},
+        train=train,
     )
     memory = {name: float(value[place]) for name, value in scores.memory.to_dict().items()}
     chip_hours = float(costs.chip_hours[place])
@@ -182,7 +181,7 @@ def choice_at(
         mesh=layout.mesh,
         batch_size=job.examples,
         microbatches=job.microbatches,
-        remat=job.remat,
+        remat=remat,
         precision=precision,
         moment_dtype=moment,
         job=job,

@@ -11,7 +11,7 @@ from ...compiler.compiled import CompiledStep
 from ...compiler.timeline.machine import Machine
 from ...errors import TPUError, TPUNotAvailableError
 from ...hardware import Slice
-from ...job.job import Plan
+from ...job.job import Job
 from ..answer.choice import Choice, Verified
 from ..cost.money import SPOT
 from ..cost.spot import SECONDS_PER_DAY
@@ -56,7 +56,7 @@ class OwnModelSearch:
                 skipped = len(waiting)
                 break
             now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
-            self.say(f"compiling for {', '.join(str(job.slice) for job in now)}")
+            self.say(f"compiling for {', '.join(str(job.on) for job in now)}")
             for job, answer in zip(now, self.compile(now, timeout_s=left), strict=True):
                 self.compiled += 1
                 found += self._read(job, answer)
@@ -75,38 +75,38 @@ class OwnModelSearch:
         limits: Limits = self.ask.limits
         return f"{choice.target} takes {broken_limit(choice, limits).rstrip(',')}"
 
-    def _jobs(self) -> Iterator[Plan]:
+    def _jobs(self) -> Iterator[Job]:
         """A job for every slice its batch can be split over, the smallest slices first."""
         subject = self.ask.subject
         examples = subject.fixed_examples or 1
         targets = [one for one in self.ask.space.targets() if one.num_slices == 1]
         for target in sorted(targets, key=lambda one: one.chips):
             if examples % target.devices == 0:
-                yield Plan(
+                yield Job(
                     model=subject.name,
-                    slice=str(target),
+                    on=str(target),
                     mesh={"fsdp": target.devices},
                     batch_size=examples,
                     sequence_length=subject.sequence_length,
                     remat=subject.remat,
                 )
 
-    def _read(self, job: Plan, answer: CompiledStep | TPUError) -> list[Choice]:
+    def _read(self, job: Job, answer: CompiledStep | TPUError) -> list[Choice]:
         if isinstance(answer, TPUNotAvailableError):
             raise answer
         if isinstance(answer, TPUError):
-            self.notes.append(f"{job.slice}: the compiler refused it: {answer}")
+            self.notes.append(f"{job.on}: the compiler refused it: {answer}")
             return []
         memory = answer.memory
         usable = float(memory.usable_bytes or math.inf)
         if not answer.fits or memory.total_bytes > usable * (1 - self.ask.limits.min_headroom):
-            self.notes.append(f"{job.slice}: {memory.verdict}")
+            self.notes.append(f"{job.on}: {memory.verdict}")
             return []
         step = answer.predict(tokens_per_step=job.tokens_per_step)
         return [self._choice(job, memory, step)]
 
-    def _choice(self, job: Plan, memory: Any, step: Any) -> Choice:
-        ask, target = self.ask, job.target
+    def _choice(self, job: Job, memory: Any, step: Any) -> Choice:
+        ask, target = self.ask, job.slice
         purposes: dict[str, float] = dict.fromkeys((*_KEPT, "temporaries", "host"), 0.0)
         for name, size in memory.purposes.items():
             known = _PURPOSES.get(name, name)
@@ -128,10 +128,10 @@ class OwnModelSearch:
             mesh=dict(job.mesh),
             batch_size=job.examples,
             microbatches=job.microbatches,
-            remat=job.remat,
+            remat=job.remat or "",
             precision="bf16",
             moment_dtype="float32",
-            job=job.replace(train={"steps": steps}),
+            job=job.replace({"train.steps": steps}),
             memory={**purposes, "total": float(memory.total_bytes)},
             usable_bytes=float(memory.usable_bytes or 0),
             step_time_s=step.step_time_s,

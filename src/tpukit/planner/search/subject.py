@@ -22,7 +22,7 @@ class Subject:
     """What is trained.
 
     Attributes:
-        name: As `Plan.model` wants it; `changes` are its `model_changes`.
+        name: As `Job.model` wants it; `changes` are its `model_changes`.
         known: Its dimensions; None of somebody's own model, which only the compiler can judge.
         sequence_length: Tokens in an example; 1 where examples are not made of tokens.
         fixed_examples: Examples of a step, where the workload has its batch already.

@@ -11,7 +11,7 @@ from ...checker.compiling import compile_jobs
 from ...compiler.compiled import CompiledStep
 from ...errors import TPUError, TPUNotAvailableError
 from ...hardware.figure import format_quantity
-from ...job.job import Plan
+from ...job.job import Job
 from ..answer.amounts import days_text
 from ..answer.choice import Choice, Verified
 from .objectives import Limits, ObjectiveName
@@ -116,18 +116,18 @@ class Verifier:
         )
         return other
 
-    def _verdict(self, job: Plan) -> Verified | None:
+    def _verdict(self, job: Job) -> Verified | None:
         """What the compiler says of a job; None when there is no time left to ask it."""
         if _name(job) not in self._answers:
             self._compile([job])
         return self._answers.get(_name(job))
 
-    def _compile(self, jobs: Sequence[Plan]) -> None:
+    def _compile(self, jobs: Sequence[Job]) -> None:
         left = self.budget_s - (time.perf_counter() - self._started)
         if left <= 0 or not jobs:
             return
         for job in jobs:
-            self.say(f"compiling {job.slice} {_mesh(job)} batch {job.examples} remat {job.remat}")
+            self.say(f"compiling {job.on} {_mesh(job)} batch {job.examples} remat {job.remat}")
         answers = self.compile(jobs, timeout_s=left)
         for job, answer in zip(jobs, answers, strict=True):
             self._answers[_name(job)] = _verified(job, answer)
@@ -149,15 +149,15 @@ class Verifier:
         self._correction[kind] = seen if verified.fits else max(seen, 1.001 / share)
 
 
-def _mesh(job: Plan) -> str:
+def _mesh(job: Job) -> str:
     return ",".join(f"{axis}={size}" for axis, size in job.mesh.items())
 
 
-def _name(job: Plan) -> str:
+def _name(job: Job) -> str:
     return json.dumps(job.to_dict(), sort_keys=True)
 
 
-def _verified(job: Plan, answer: CompiledStep | TPUError) -> Verified:
+def _verified(job: Job, answer: CompiledStep | TPUError) -> Verified:
     if isinstance(answer, TPUNotAvailableError):
         raise answer
     if isinstance(answer, TPUError):

@@ -96,7 +96,7 @@ def find_optimal_batch_size(
     """The largest batch whose training step stays within a share of the memory.
 
     Args:
-        model: What `Workload` takes as its model, or a `Workload`.
+        model: A preset's name, what `Workload` takes as its model, or a `Workload`.
         sequence_length: Tokens in an example.
         target_utilization: Share of the memory the step may use.
         available_memory_gb: Memory of all chips together in GB (10⁹ bytes); by default what the
@@ -104,7 +104,8 @@ def find_optimal_batch_size(
         on: The slice to compile for.
         mesh: Sizes by axis; all devices on "fsdp" by default.
         timeout_s: Of each compile.
-        **workload: Further arguments of `Workload`: remat, optimizer, strategy, …
+        **workload: Further keys of a `Job` (remat, strategy, train, …) or arguments of
+            `Workload` (optimizer, loss, …).
 
     Raises:
         TPUValidationError: Nothing says which slice, or a share is out of range.
@@ -171,22 +172,23 @@ def _compiler(
     limit_bytes: float,
     timeout_s: float,
 ) -> Callable[[int, Mapping[str, Any]], Probe]:
-    from ...compiler import compile_for
-    from ...runtime.environment import configure_tpu_environment
-    from ...step.workload import Workload
-
-    configure_tpu_environment()
+    from ...checker.compiling import lower_job
+    from ...compiler.aot import run_request
+    from ...job.job import Job
 
     def compiled(examples: int, options: Mapping[str, Any]) -> Probe:
-        shape: dict[str, Any] = {"batch_size": examples, "sequence_length": sequence_length}
+        keys = {name: value for name, value in options.items() if name in Job.model_fields}
+        parts = {name: value for name, value in options.items() if name not in keys}
         try:
-            settings: dict[str, Any] = {**options, **shape}
-            if isinstance(model, Workload):
-                work = model.replace(**settings)
-            else:
-                settings.setdefault("remat", "full")
-                work = Workload(model, **settings)
-            found = compile_for(work, where, mesh=mesh, until="memory", timeout_s=timeout_s)
+            job = Job(
+                model=model,
+                on=str(where),
+                mesh=mesh,
+                batch_size=examples,
+                sequence_length=sequence_length,
+                **keys,
+            ).replace(parts=parts)
+            found = run_request(lower_job(job, remember=False), until="memory", timeout_s=timeout_s)
         except TPUError as error:
             return Probe(examples, None, False, str(error))
         used = found.memory.total_bytes
@@ -196,14 +198,11 @@ def _compiler(
 
 
 def _examples_per_step(mesh: Mapping[str, int], where: Slice) -> int:
-    """Examples of one each for all devices that share a batch."""
+    """Count the examples of a step in which each device that shares a batch has one."""
     from ...compiler.program.request import fill_mesh
-    from ...parallel.mesh.axes import BATCH_ROLES, role_of
+    from ...parallel.mesh.axes import count_batch_ways
 
-    ways = 1
-    for axis, size in fill_mesh(mesh, where).items():
-        ways *= size if role_of(axis) in BATCH_ROLES else 1
-    return ways
+    return count_batch_ways(fill_mesh(mesh, where))
 
 
 def _slice(on: Slice | str | None, memory_gb: float | None) -> Slice:

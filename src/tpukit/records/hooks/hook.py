@@ -37,10 +37,11 @@ def make_hooks(wanted: Iterable[str | TrainingHook]) -> list[TrainingHook]:
     Raises:
         ConfigError: There is none of that name.
     """
+    from .profile import ProfileHook
     from .tensorboard import TensorBoardHook
     from .wandb import WandbHook
 
-    known = {"tensorboard": TensorBoardHook, "wandb": WandbHook}
+    known = {"tensorboard": TensorBoardHook, "wandb": WandbHook, "profile": ProfileHook}
     hooks: list[TrainingHook] = []
     for name in wanted:
         if not isinstance(name, str):

@@ -1,11 +1,8 @@
 """The learning rate of every step: warm-up, then constant, cosine, linear or stable-and-decay."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from ...errors import ConfigError, did_you_mean
 
@@ -44,7 +41,7 @@ class LearningRate:
 
     def __call__(self, step: Any) -> Any:
         """The rate of update number `step`, counted from 0; traced or a plain number."""
-        xp: Any = jnp if isinstance(step, jax.Array) else np
+        xp: Any = _library_of(step)
         start = self.warmup_steps
         if self.schedule == "wsd":
             start = max(start, self.total_steps - round(self.decay_fraction * self.total_steps))
@@ -53,9 +50,20 @@ class LearningRate:
         if self.schedule == "constant":
             share = xp.ones_like(done)
         elif self.schedule == "cosine":
-            share = 0.5 * (1 + xp.cos(np.pi * done))
+            share = 0.5 * (1 + xp.cos(math.pi * done))
         else:
             share = 1 - done
         falling = self.final_fraction + (1 - self.final_fraction) * share
         warming = (step + 1) / max(1, self.warmup_steps)
         return self.peak * xp.where(step < self.warmup_steps, warming, falling)
+
+
+def _library_of(step: Any) -> Any:
+    """jax.numpy for a traced step, numpy for a plain one; settings are read without either."""
+    import numpy as np
+
+    if isinstance(step, int | float | np.ndarray | np.generic):
+        return np
+    import jax.numpy as jnp
+
+    return jnp

@@ -18,6 +18,7 @@ from .kinds import Kind, kind_of
 from .manifest import DOCUMENTS, MANIFEST, check_documents, check_shards, read_manifest
 from .places import Place, look_at
 from .prepare import prepare_tokens
+from .read_ahead import NUM_WORKERS, PREFETCH
 from .shards import ArrayShard, TokenShard, check_token_dtype
 from .stored import StoredData
 from .stream import DataStream
@@ -55,6 +56,8 @@ def open_data(
     process_index: int | None = None,
     process_count: int | None = None,
     num_epochs: int | None = None,
+    num_workers: int = NUM_WORKERS,
+    prefetch: int = PREFETCH,
 ) -> TokenData:
     """Open training data.
 
@@ -76,6 +79,8 @@ def open_data(
         process_index: Whose rows; this process's when left out.
         process_count: Of how many.
         num_epochs: Times through the data; None goes on forever.
+        num_workers: Threads that read tokens ahead; an iterable is drawn from as it comes.
+        prefetch: Reads that are under way, or done before they are asked for.
 
     Raises:
         TPUValidationError: The data are missing, damaged, too few or not for this model.
@@ -119,6 +124,8 @@ def open_data(
         process_index=process_index,
         process_count=process_count,
         num_epochs=num_epochs,
+        num_workers=num_workers,
+        prefetch=prefetch,
     )
     if len(data.examples) == 0:
         raise TPUValidationError(

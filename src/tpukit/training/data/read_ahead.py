@@ -9,7 +9,7 @@ from .stream import Batch
 
 # Grain costs by element, so an element is as many batches as come to about this much.
 TOKENS_AT_ONCE, ROWS_AT_ONCE = 1 << 18, 256
-THREADS, READS_AHEAD = 4, 6
+NUM_WORKERS, PREFETCH = 4, 6
 
 
 class ReadAhead:
@@ -20,6 +20,8 @@ class ReadAhead:
         num_batches: Where it ends.
         rows: Examples in a batch.
         tokens: Tokens in a batch.
+        num_workers: Threads that read.
+        prefetch: Reads that are under way or done before they are asked for.
 
     Raises:
         MissingExtraError: Grain is not installed.
@@ -32,6 +34,8 @@ class ReadAhead:
         num_batches: int,
         rows: int,
         tokens: int,
+        num_workers: int = NUM_WORKERS,
+        prefetch: int = PREFETCH,
     ) -> None:
         try:
             import grain
@@ -39,7 +43,7 @@ class ReadAhead:
             raise MissingExtraError("data", needed_for="reading batches", module="grain") from None
         at_once = max(1, min(TOKENS_AT_ONCE // tokens, ROWS_AT_ONCE // rows))
         self._source = _Source(read, num_batches, at_once)
-        options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=READS_AHEAD)
+        options = grain.ReadOptions(num_threads=num_workers, prefetch_buffer_size=prefetch)
         elements = grain.MapDataset.source(self._source).to_iter_dataset(options)
         self._iterator: Any = iter(elements)
 

@@ -13,7 +13,7 @@ from ...errors import TPUValidationError
 from .description import DataDescription
 from .examples import ConcatenatedExamples, DocumentExamples, Examples
 from .permutation import permute
-from .read_ahead import ReadAhead
+from .read_ahead import NUM_WORKERS, PREFETCH, ReadAhead
 from .stream import Batch, Stopwatch, check_same
 from .token_store import TokenStore
 
@@ -39,6 +39,8 @@ class StoredData:
     process_index: int
     process_count: int
     num_epochs: int | None
+    num_workers: int = NUM_WORKERS
+    prefetch: int = PREFETCH
 
     @cached_property
     def examples(self) -> Examples:
@@ -164,6 +166,8 @@ class StoredStream:
             num_batches=max(0, (last - begin) // data.batch_size),
             rows=len(data.rows),
             tokens=len(data.rows) * data.sequence_length,
+            num_workers=data.num_workers,
+            prefetch=data.prefetch,
         )
 
     def _identity(self) -> dict[str, Any]:

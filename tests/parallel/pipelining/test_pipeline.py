@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tpukit.errors import MeshError, ShardingError, TPUValidationError
-from tpukit.parallel.pipeline.forward import (
+from tpukit.parallel.pipelining.forward import (
     PipelineParams,
     join_microbatches,
     join_stages,
@@ -20,7 +20,7 @@ from tpukit.parallel.pipeline.forward import (
     split_microbatches,
     split_stages,
 )
-from tpukit.parallel.pipeline.gradient import pipeline_value_and_grad
+from tpukit.parallel.pipelining.gradient import pipeline_value_and_grad
 from tpukit.parallel.ring.attention import ring_attention
 
 VOCAB, D, LAYERS, BATCH, LENGTH, MICRO = 11, 8, 4, 12, 4, 3

@@ -1,6 +1,7 @@
-"""The fields of a configuration, one small class per concern.
+"""The settings of a job, one small class per concern.
 
-`TPUConfig` joins these; each field's comment is what `tpukit config show` prints beside it.
+A job has `compile`, `observe` and `launch` as sections of their own; `TPUConfig` joins all of these
+classes flat. Each field's description is what `tpukit config show` prints beside it.
 """
 
 from enum import StrEnum
@@ -8,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from ..quantities import format_bytes, parse_bytes
+from .quantities import format_bytes, parse_bytes
 
 Bytes = Annotated[
     int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes, when_used="always")
@@ -31,7 +32,7 @@ class TPUVersion(StrEnum):
 
 
 class Section(BaseModel):
-    """What every section has in common: unknown keys are refused, defaults are checked."""
+    """Fields that belong together: unknown keys are refused, defaults are checked."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, strict=False, frozen=False)
 
@@ -42,6 +43,15 @@ class ScalingConfig(Section):
     load_threshold: Fraction = Field(
         default=0.8, description="load above which a device is a hot spot"
     )
+
+
+class Limits(Section):
+    """How much of each chip's memory may be used."""
+
+    memory_per_chip: Bytes | None = Field(
+        default=None, description="HBM to use per chip, e.g. 32GB; None: all the compiler may use"
+    )
+    memory_fraction: Fraction = Field(default=1.0, description="share of usable HBM to plan for")
 
 
 class Hardware(Section):
@@ -55,17 +65,14 @@ class Hardware(Section):
     num_slices: PositiveInt = Field(
         default=1, description="slices joined over the data-centre network"
     )
-    memory_per_chip: Bytes | None = Field(
-        default=None, description="HBM to use per chip, e.g. 32GB"
+    accelerator_type: str | None = Field(
+        default=None, description="API name of the slice, e.g. v3-8"
     )
     flops_per_chip: PositiveFloat | None = Field(
         default=None, description="bf16 peak of a chip in FLOP/s"
     )
     mesh_shape: tuple[PositiveInt, ...] | None = Field(
         default=None, description="devices along each axis"
-    )
-    scaling_config: ScalingConfig = Field(
-        default_factory=ScalingConfig, description="hot-spot threshold"
     )
 
 
@@ -88,23 +95,37 @@ class Precision(Section):
 
 
 class Compilation(Section):
-    """What the compiler is asked for."""
+    """Flags, time and room of compiles."""
 
     xla_optimization_level: Annotated[int, Field(ge=0, le=3)] = Field(
-        default=1, description="0 none … 3 maximum"
+        default=0, description="flags: 0 none, 1 suggested, 2 published recipes, 3 experimental"
     )
-    enable_xla_fusion: bool = Field(
-        default=True, description="the fusion group of the flag bundles"
-    )
+    enable_xla_fusion: bool = Field(default=True, description="flags of the level's fusion group")
     enable_async_collective: bool = Field(
-        default=True, description="overlap collectives with compute"
+        default=True, description="flags of the level's asynchronous collectives"
     )
     compilation_timeout_seconds: PositiveFloat = Field(
         default=1800, description="an offline compile is killed after this long"
     )
-    cache_max_size: PositiveInt = Field(
-        default=100, description="compiled programs kept in the cache"
+    cache_max_size: PositiveInt | None = Field(
+        default=None, description="offline compiles kept on disk; None: as many as 2 GiB hold"
     )
+
+
+class Communication(Section):
+    """Collectives."""
+
+    communication_optimization: bool = Field(
+        default=True,
+        description="flags that overlap collectives with compute; False: none of the level's",
+    )
+    use_collective_matmul: bool = Field(
+        default=False, description="cut products with gathered operands to overlap the gather"
+    )
+
+
+class CompileSettings(Communication, Compilation):
+    """The `compile:` section of a job."""
 
 
 class Memory(Section):
@@ -117,28 +138,23 @@ class Memory(Section):
         default=False, description="recompute activations in backward"
     )
     gradient_checkpointing: bool = Field(default=False, description="keep only layer inputs")
-    memory_fraction: Fraction = Field(default=1.0, description="share of usable HBM to plan for")
     batch_size_per_chip: PositiveInt | None = Field(
         default=None, description="sequences per chip and step"
     )
 
 
-class Communication(Section):
-    """Collectives."""
+class ObserveSettings(Section):
+    """The `observe:` section of a job: profiling, logging, watching."""
 
-    communication_optimization: bool = Field(
-        default=True, description="the collective flag bundles"
+    enable_profiling: bool = Field(
+        default=False, description="trace three steps of a run into its folder (costs time)"
     )
-    use_collective_matmul: bool = Field(
-        default=False, description="split products to overlap gathers"
+    log_device_placement: bool = Field(
+        default=False, description="write where each array of a run lies to its folder"
     )
-
-
-class Monitoring(Section):
-    """Profiling and logging."""
-
-    enable_profiling: bool = Field(default=False, description="capture a trace (costs time)")
-    log_device_placement: bool = Field(default=False, description="log where each array lives")
+    scaling_config: ScalingConfig = Field(
+        default_factory=ScalingConfig, description="hot-spot threshold"
+    )
     monitoring_interval_seconds: PositiveFloat = Field(
         default=1.0, description="between two readings"
     )
@@ -146,18 +162,17 @@ class Monitoring(Section):
     allocation_history_retention_seconds: PositiveFloat = Field(
         default=3600.0, description="how long allocations are remembered"
     )
-    enable_strict_validation: bool = Field(default=False, description="warnings become errors")
+    enable_strict_validation: bool = Field(
+        default=False, description="what a run would only note ends it before it starts"
+    )
 
 
-class Cloud(Section):
-    """Where the slice is asked for."""
+class LaunchSettings(Section):
+    """The `launch:` section of a job: where the slice is asked for."""
 
     project: str | None = Field(default=None, description="Google Cloud project")
     zone: str | None = Field(default=None, description="zone, e.g. us-central1-a")
     network: str = Field(default="default", description="VPC network")
-    accelerator_type: str | None = Field(
-        default=None, description="API name of the slice, e.g. v3-8"
-    )
     software_version: str | None = Field(default=None, description="TPU VM image")
     enable_ip_alias: bool = Field(default=True, description="VPC-native addresses")
     reserved: bool = Field(default=False, description="take it from a reservation")
@@ -166,15 +181,17 @@ class Cloud(Section):
 
 SECTIONS: tuple[type[Section], ...] = (
     Hardware,
+    Limits,
     Precision,
     Compilation,
-    Memory,
     Communication,
-    Monitoring,
-    Cloud,
+    Memory,
+    ObserveSettings,
+    LaunchSettings,
 )
 
 
 def section_of(field: str) -> str:
-    """The name of the section that `field` belongs to."""
-    return next(section.__name__ for section in SECTIONS if field in section.model_fields)
+    """Return the name of the section of `TPUConfig` that `field` belongs to."""
+    section = next(one for one in SECTIONS if field in one.model_fields)
+    return section.__name__.removesuffix("Settings").lower()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.errors import TPUValidationError
-from tpukit.parallel.pipeline.schedule import PipelineSchedule
+from tpukit.parallel.pipelining.schedule import PipelineSchedule
 
 sizes = {"stages": st.integers(1, 6), "microbatches": st.integers(1, 9)}
 names = st.sampled_from(["gpipe", "1f1b"])

@@ -1,0 +1,194 @@
+"""The values of a job before they are checked: from files, environment and arguments.
+
+Values are kept by dotted path (`train.z_loss`) with where each came from. A later source wins over
+an earlier one.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, TPUError, TPUValidationError, did_you_mean
+from .yaml_text import read_scalar, read_yaml
+
+PREFIX = "TPUKIT_"
+# Variables other tools already use for the same thing.
+WELL_KNOWN = {
+    "TPU_PROJECT": "project",
+    "TPU_ZONE": "zone",
+    "TPU_NETWORK": "network",
+    "GOOGLE_APPLICATION_CREDENTIALS": "credentials_file",
+}
+# TPUKIT_ variables that are not settings of a job; `tests/job` checks the list is complete.
+NOT_SETTINGS = frozenset(
+    PREFIX + name
+    for name in (
+        "CACHE_DIR",
+        "CHILD_REPLY",
+        "COORDINATOR",
+        "HOST_ID",
+        "LOG_LEVEL",
+        "NUM_HOSTS",
+        "TRACEBACK",
+    )
+)
+KINDS = ("preset", "file", "environment", "argument")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where one value came from: a preset, a file's line, a variable, an argument."""
+
+    kind: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}".strip()
+
+    @property
+    def place(self) -> str:
+        """The file and line, or the kind, as an error names it."""
+        return self.name if self.kind == "file" else f"the {self.kind}"
+
+
+@dataclass(frozen=True)
+class Document:
+    """Values by dotted path, each with its origin.
+
+    Attributes:
+        sections: Paths below which keys are told apart, such as "train"; any other mapping is one
+            value.
+        values: By dotted path.
+        origins: By dotted path.
+    """
+
+    sections: frozenset[str]
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    origins: dict[str, Origin] = field(default_factory=dict[str, Origin])
+
+    def add(self, values: Mapping[str, Any], origin: Origin) -> None:
+        """Add nested values, or values by dotted path, that all come from one place."""
+        for path, value in self._flat(values):
+            self.values[path], self.origins[path] = value, origin
+
+    def add_file(self, path: str | os.PathLike[str]) -> None:
+        """Add the values of a YAML file."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{os.fspath(path)} cannot be read: {error.strerror}.") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{os.fspath(path)!r} is not UTF-8 text (byte {error.start}); save it as UTF-8."
+            ) from None
+        self.add_yaml(text, name=os.fspath(path))
+
+    def add_yaml(self, text: str, *, name: str) -> None:
+        """Add the values of YAML text; `name` is what errors call it."""
+        values, lines = read_yaml(text, name=name)
+        for path, value in self._flat(values):
+            line = lines.get(path, 1)
+            self.values[path], self.origins[path] = value, Origin("file", f"{name}:{line}")
+
+    def add_environment(self, environment: Mapping[str, str], known: Iterable[str]) -> None:
+        """Add values from well-known variables and from `TPUKIT_<FIELD>` for each known field."""
+        known = frozenset(known)
+        found: dict[str, str] = {}
+        names: dict[str, str] = {}
+        for variable, text in environment.items():
+            setting = WELL_KNOWN.get(variable)
+            if setting is None and variable.startswith(PREFIX) and variable not in NOT_SETTINGS:
+                setting = variable.removeprefix(PREFIX).lower()
+            if setting is None or (setting in found and variable in WELL_KNOWN):
+                continue  # TPUKIT_ZONE is more specific than TPU_ZONE
+            found[setting], names[setting] = text, variable
+        for setting, text in found.items():
+            if setting not in known:
+                variables = [PREFIX + one.upper() for one in known]
+                raise ConfigError(
+                    f"the environment sets {names[setting]}, which is no setting of tpukit; "
+                    f"unset it." + did_you_mean(names[setting], variables)
+                )
+            self.values[setting] = read_scalar(text)
+            self.origins[setting] = Origin("environment", names[setting])
+
+    def take(self, known: Iterable[str]) -> "Document":
+        """Remove the entries of these paths and return them."""
+        taken = Document(self.sections)
+        for path in [path for path in self.values if path in frozenset(known)]:
+            taken.values[path] = self.values.pop(path)
+            taken.origins[path] = self.origins.pop(path)
+        return taken
+
+    def settle(self, path: str, value: Any, origin: Origin) -> None:
+        """Add a value that was spelled otherwise; the later source wins, two of one kind differ.
+
+        Raises:
+            ConfigError: The same kind of source says two things.
+        """
+        if path in self.values:
+            before = self.origins[path]
+            if KINDS.index(before.kind) > KINDS.index(origin.kind):
+                return
+            if before.kind == origin.kind and self.values[path] != value:
+                raise ConfigError(
+                    f"{before.place} says {path}: {self.values[path]} and {origin.place} says "
+                    f"{value}; keep one of them."
+                )
+        self.values[path], self.origins[path] = value, origin
+
+    def nested(self) -> dict[str, Any]:
+        """Return the values as a tree."""
+        tree: dict[str, Any] = {}
+        for path, value in self.values.items():
+            section, dot, key = path.rpartition(".")
+            (tree.setdefault(section, {}) if dot else tree)[key] = value
+        return tree
+
+    def explain(self, error: TPUError) -> TPUError:
+        """Return the same error, saying which file or variable the named field came from."""
+        text = str(error)
+        for path, origin in self.origins.items():
+            named = re.search(rf"\b{re.escape(path.rpartition('.')[2])}\b", text)
+            if origin.name and named and origin.name not in text:
+                return type(error)(f"{text} ({path} comes from {origin}.)")
+        return error
+
+    def _flat(self, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+        for key, value in values.items():
+            if key in self.sections and isinstance(value, Mapping):
+                below: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]  any YAML
+                yield from ((f"{key}.{inner}", one) for inner, one in below.items())
+            elif key in self.sections and value is None:
+                continue  # a section with every line commented out
+            elif key in self.sections:
+                raise ConfigError(f"{key} is {value!r}; write its settings as keys below it.")
+            else:
+                yield key, value
+
+
+def unknown_key(path: str, known: Iterable[str], *, where: str) -> TPUValidationError:
+    """Return the error for a key that does not exist, with the nearest one that does."""
+    known = sorted(known)
+    section, _, key = path.rpartition(".")
+    elsewhere = [one for one in known if one.rpartition(".")[2] == key]
+    hint = f" Did you mean '{elsewhere[0]}'?" if elsewhere else did_you_mean(path, known)
+    if not hint and section:
+        keys = [one.rpartition(".")[2] for one in known if one.startswith(f"{section}.")]
+        hint = f" Keys of {section}: are {', '.join(keys)}." if keys else ""
+    hint = hint or " `tpukit config show` lists every setting."
+    return ConfigError(f"{where} sets {path!r}, which is no setting of tpukit.{hint}")
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Read "key=value" texts as the command line takes them."""
+    parsed: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{assignment!r} sets nothing; write key=value.")
+        parsed[name.strip()] = read_scalar(text)
+    return parsed

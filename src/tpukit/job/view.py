@@ -1,0 +1,107 @@
+"""Settings as `tpukit config show` prints them: every one, its value, its origin, its meaning."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .sections import SECTIONS, section_of
+
+if TYPE_CHECKING:
+    from .job import Job
+    from .settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting with its value."""
+
+    section: str
+    name: str
+    value: Any
+    origin: str
+    meaning: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return value, origin and meaning as plain data."""
+        return {"value": self.value, "origin": self.origin, "meaning": self.meaning}
+
+
+@dataclass(frozen=True)
+class SettingsView:
+    """All settings, set or not, by dotted path."""
+
+    settings: tuple[Setting, ...]
+
+    @classmethod
+    def of_settings(cls, settings: "Settings") -> "SettingsView":
+        """View one group of settings."""
+        flat = {name for section in SECTIONS for name in section.model_fields}
+        values = settings.model_dump(mode="json")
+        return cls(
+            tuple(
+                Setting(
+                    section=section_of(name) if name in flat else "",
+                    name=name,
+                    value=values[name],
+                    origin=str(settings.origin_of(name)),
+                    meaning=field.description or "",
+                )
+                for name, field in type(settings).model_fields.items()
+            )
+        )
+
+    @classmethod
+    def of_job(cls, job: "Job") -> "SettingsView":
+        """View a whole job, section by section."""
+        return cls(tuple(_settings_of(job)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return each setting by its name."""
+        return {one.name: one.to_dict() for one in self.settings}
+
+    def __rich__(self) -> Any:
+        """Show a table by section; values that were set stand out from defaults."""
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table("setting", "value", "from", "meaning", box=None, pad_edge=False)
+        section = ""
+        for one in self.settings:
+            if one.section != section:
+                section = one.section
+                table.add_row(f"[bold]{section}[/]")
+            shown = "—" if one.value is None else escape(str(one.value))
+            name = one.name.removeprefix(f"{section}.")
+            style = "dim" if one.origin == "default" else "bold"
+            meaning = f"[dim]{escape(one.meaning)}[/]"
+            table.add_row(f"  {name}", shown, escape(one.origin), meaning, style=style)
+        return table
+
+
+def _settings_of(job: "Job") -> Iterable[Setting]:
+    from .job import NESTED
+
+    stated = job.to_dict()
+    for name, field in type(job).model_fields.items():
+        if name in NESTED or field.exclude:
+            continue
+        value = stated.get(name, getattr(job, name))
+        yield Setting(
+            section="job",
+            name=name,
+            value=value,
+            origin=str(job.origin_of(name)),
+            meaning=field.description or "",
+        )
+    for section in NESTED:
+        settings = getattr(job, section)
+        values = settings.model_dump(mode="json")
+        for name, field in type(settings).model_fields.items():
+            path = f"{section}.{name}"
+            yield Setting(
+                section=section,
+                name=path,
+                value=values[name],
+                origin=str(job.origin_of(path)),
+                meaning=field.description or "",
+            )

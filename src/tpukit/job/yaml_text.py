@@ -1,0 +1,95 @@
+"""YAML as job files use it: `on` is a key and not a truth value, and every key knows its line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from ..errors import ConfigError
+
+_BOOLEAN = "tag:yaml.org,2002:bool"
+_RESOLVERS: dict[str, list[tuple[str, Any]]] = {
+    first: [(tag, pattern) for tag, pattern in found if tag != _BOOLEAN or first in "tTfF"]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads yes, no, on and off as the words they are; true and false stay what they mean."""
+
+    yaml_implicit_resolvers = _RESOLVERS  # pyright: ignore[reportAssignmentType]  as in pyyaml
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads."""
+
+    yaml_implicit_resolvers = _RESOLVERS  # pyright: ignore[reportAssignmentType]  as in pyyaml
+
+
+def read_yaml(text: str, *, name: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the nested values of a document, and the line of each key by its dotted path.
+
+    Raises:
+        ConfigError: It is not YAML, no mapping, or sets a key twice; `name` is what it is called.
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        content: Any = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} is not valid YAML: {_what_and_where(error)}.") from None
+    if content is None:
+        return {}, {}
+    if not isinstance(content, dict) or not isinstance(node, yaml.MappingNode):
+        raise ConfigError(
+            f"{name} holds a {type(content).__name__}, but a job is made of 'key: value' lines; "
+            "put each setting on its own line."
+        )
+    lines: dict[str, int] = {}
+    _find_lines(node, "", lines, name)
+    return _with_text_keys(content), lines
+
+
+def write_yaml(values: Mapping[str, Any]) -> str:
+    """Return YAML that `read_yaml` reads back."""
+    # These end a line in YAML 1.1, and only an escaped one comes back as it was.
+    odd = any(end in str(values) for end in (r"\x85", r"\u2028", r"\u2029"))
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=not odd)
+
+
+def read_scalar(text: str) -> Any:
+    """Read one value as YAML reads it, so that 8, true, 4x4 and {fsdp: 8} mean what they say."""
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+    if value is None:
+        return None if text.strip() in ("null", "~") else text
+    return value
+
+
+def _find_lines(node: yaml.MappingNode, prefix: str, lines: dict[str, int], name: str) -> None:
+    for key, value in node.value:
+        path = f"{prefix}{key.value}"
+        line = key.start_mark.line + 1
+        if path in lines:
+            raise ConfigError(
+                f"{name} sets {path!r} twice, in lines {lines[path]} and {line}; keep one."
+            )
+        lines[path] = line
+        if isinstance(value, yaml.MappingNode):
+            _find_lines(value, f"{path}.", lines, name)
+
+
+def _with_text_keys(content: Mapping[Any, Any]) -> dict[str, Any]:
+    return {
+        str(key): _with_text_keys(value) if isinstance(value, dict) else value  # pyright: ignore[reportUnknownArgumentType]  any YAML
+        for key, value in content.items()
+    }
+
+
+def _what_and_where(error: Exception) -> str:
+    """Say what the parser minds, and the line it stands in."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return " ".join(str(error).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}, {problem}"
