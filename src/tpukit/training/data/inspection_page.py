@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...checker.report.files import write_whole
 from ...pages.charts import Piece, stacked_bar
 from ...pages.frame import Page
 from ...pages.markup import Child, Markup
 from ...pages.parts import Column, Section, card, code, headline, section, table
+from ...runtime.files import write_output
 from .inspection import Inspection, label
 
 _ORIGIN = "measured"
@@ -19,7 +19,7 @@ def write_inspection(inspection: Inspection, path: Path) -> Path:
     Raises:
         TPUValidationError: The place cannot be written.
     """
-    write_whole(path, render_inspection(inspection).encode())
+    write_output(path, render_inspection(inspection))
     return path
 
 

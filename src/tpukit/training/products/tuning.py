@@ -16,8 +16,9 @@ from typing import Any
 
 import jax
 
+from ...runtime.cache_folder import cache_folder
 from ...runtime.child import ChildError, run_child
-from ...runtime.flags.cache import cache_folder
+from ...runtime.files import write_json
 from .product import Product, products_in
 from .results_file import SUFFIX
 
@@ -82,7 +83,7 @@ class ProductTuner:
             ]
         )
         name = hashlib.sha256(about.encode()).hexdigest()[:24]
-        self.kept = (folder or cache_folder() / "products") / f"{name}{SUFFIX}"
+        self.kept = (folder or cache_folder("products")) / f"{name}{SUFFIX}"
 
     @property
     def announcement(self) -> str | None:
@@ -131,6 +132,6 @@ class ProductTuner:
                 return str(error)
             if not found:
                 return "alone, they compile to something else"
-            report.write_text(json.dumps(found))
+            write_json(report, found)
             results.replace(self.kept)  # last: where it is, all is
         return None

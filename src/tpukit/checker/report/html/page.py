@@ -7,7 +7,7 @@ from typing import Any
 from ....compiler.timeline import Span
 from ....pages.frame import Page, asset
 from ....pages.parts import Section
-from ..files import write_whole
+from ....runtime.files import write_output
 from ..loading import as_report, spans_of
 from ..schema import Report
 from .about import about_section, next_section
@@ -28,7 +28,7 @@ def write_html(report: Mapping[str, Any], path: Path) -> Path:
     Raises:
         TPUValidationError: It is no report, or the place cannot be written.
     """
-    write_whole(path, render_html(report).encode())
+    write_output(path, render_html(report))
     return path
 
 
