@@ -8,9 +8,9 @@ from ..compiler.cache import CompileCache
 from ..compiler.compiled import CompiledStep
 from ..compiler.program.facts import ProgramFacts
 from ..compiler.program.request import CompileRequest, make_request
-from ..compiler.stages import Progress, silent
 from ..errors import TPUError
 from ..job.job import Plan
+from ..runtime.progress import Progress, silent
 
 
 def known_compile(job: Plan) -> CompiledStep | None:

@@ -13,9 +13,9 @@ import typer
 if TYPE_CHECKING:
     from ..checker.fixes import FixList
     from ..compiler import CompiledStep, CompileRequest
-    from ..compiler.stages import Progress, Stage
     from ..compiler.timeline import StepPrediction
     from ..job.job import Plan
+    from ..runtime.progress import Progress
 
 FIXES_VERIFIED = 6
 
@@ -50,7 +50,7 @@ class Announcer:
         sys.stderr.write(f"{time.perf_counter() - self.started:6.1f} s  {what}\n")
         sys.stderr.flush()
 
-    def stage(self, stage: "Stage") -> None:
+    def stage(self, stage: str) -> None:
         """Write a compile's stage, as its progress callback."""
         self(stage)
 
@@ -155,8 +155,8 @@ def find_fixes(run: Run, job: "Plan", compiled: "CompiledStep", *, verify: bool)
     """The fixes; with `verify` the first of them compiled."""
     from ..checker.fixes import JobShape, propose_fixes, rank
     from ..compiler import CompiledStep, compile_many
-    from ..compiler.stages import silent
     from ..errors import TPUError
+    from ..runtime.progress import silent
 
     proposed = propose_fixes(JobShape.of(job), compiled.memory)
     if not verify:

@@ -12,9 +12,9 @@ from ... import __version__
 from ...errors import FlagError, MeshError, MissingExtraError
 from ...hardware import Slice
 from ...hardware.target import target_chip
+from ...runtime.progress import Progress, silent
 from ...runtime.versions import NOT_INSTALLED, installed_versions
 from ..dump import Dump
-from ..stages import Progress, silent
 from .facts import ProgramFacts
 from .lowered import Program, lower_program
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import jax
 from ...runtime.cache_folder import cache_folder
 from ...runtime.child import ChildError, run_child
 from ...runtime.files import write_json
+from ...runtime.progress import Progress
 from .product import Product, products_in
 from .results_file import SUFFIX
 
@@ -27,21 +27,21 @@ TIMEOUT_S = 600.0
 SECONDS_EACH = 4  # about, on an H200
 
 
-def tuned_options(text: str, *, say: Callable[[str], None]) -> dict[str, Any]:
+def tuned_options(text: str, *, progress: Progress) -> dict[str, Any]:
     """Compiler options that make XLA take the algorithms that are fastest under load.
 
     Args:
         text: Of the step, compiled without them.
-        say: Told what takes a while, and what came of it.
+        progress: Told what takes a while, and what came of it.
 
     Returns:
         None of them where XLA's own choice stands.
     """
     tuner = ProductTuner(text)
     if tuner.announcement is not None:
-        say(tuner.announcement)
+        progress(tuner.announcement)
     outcome = tuner.tune()
-    say(outcome.note)
+    progress(outcome.note)
     return outcome.options
 
 
