@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from chromium import BROWSERS, Browser, find_browser
 
 # Most of the suite's time is XLA compiling small programs for the CPU, and most of that its newest
 # way of emitting loops; the older one takes a third (measured). A jaxlib that does not know a flag
@@ -29,3 +30,13 @@ def logging_as_it_was():
     before = logger.propagate
     yield
     logger.propagate = before
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    program = find_browser()
+    if program is None:
+        pytest.skip(f"no browser ({', '.join(BROWSERS)}); apt-get install chromium to run this")
+    opened = Browser(program, tmp_path_factory.mktemp("browser"))
+    yield opened
+    opened.close()

@@ -28,7 +28,7 @@ def main(name, tokens_path, warm):
         **workload_options(s.layers),
     )
     mesh = create_mesh(mesh_shape=(1,), axis_names=("data",))
-    program = StepProgram(work, mesh, tune=partial(tuned_options, say=print))
+    program = StepProgram(work, mesh, tune=partial(tuned_options, progress=print))
     program.compile()
     state = work.init_on(mesh, jax.random.key(0))
     place = next(iter(work.shardings(mesh).batch.values()))

@@ -59,8 +59,6 @@ def test_a_job_file_and_a_page(app, tmp_path):
     text = page.read_text()
     assert text.startswith("<!doctype html>")
     assert "Where the step goes on v6e-" in text
-    assert "<script" not in text
-    assert "http://" not in text.replace("http-equiv", "")
 
 
 def test_nothing_within_the_limits_is_exit_code_3(app):

@@ -87,7 +87,7 @@ def test_options_slices_and_versions_are_part_of_the_key(request_at_hand, monkey
     assert same.key == request_at_hand.key
     assert len({request.key for request in [same, *others]}) == 4
     before = same.key
-    monkeypatch.setattr("tpukit.compiler.program.request.version", lambda name: "9.9")
+    monkeypatch.setattr("tpukit.runtime.versions.version", lambda name: "9.9")
     assert same.key != before
 
 

@@ -158,7 +158,7 @@ def test_the_key_changes_with_the_job_and_the_versions(monkeypatch):
     before = job.key
     assert same.key == before
     assert job.replace(remat="none").key != before
-    monkeypatch.setattr("tpukit.job.fingerprint.version", lambda name: "9.9")
+    monkeypatch.setattr("tpukit.runtime.versions.version", lambda name: "9.9")
     assert job.key != before
 
 

@@ -48,6 +48,7 @@ def test_a_wrong_count_or_amount_says_how_to_write_one():
 
 def test_amounts_are_told_as_people_write_them():
     assert [days_text(days) for days in (30, 0.5, 4233.3)] == ["30 days", "12 h", "4,233 days"]
+    assert [days_text(seconds / 86_400) for seconds in (7.74, 90)] == ["7.74 s", "1.5 min"]
     assert [count_text(count) for count in (15e12, 1.5e9, 800)] == ["15T", "1.5B", "800"]
 
 

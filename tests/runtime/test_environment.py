@@ -22,7 +22,9 @@ def machine(monkeypatch):
         found = Accelerators(kind=kind, count=4, evidence=(f"a {kind} was seen",))
         monkeypatch.setattr(room, "detect_accelerators", lambda **_: found)
         monkeypatch.setattr(
-            room, "_installed", lambda prefix: any(name.startswith(prefix) for name in installed)
+            room,
+            "is_any_installed",
+            lambda prefix: any(name.startswith(prefix) for name in installed),
         )
 
     return pretend

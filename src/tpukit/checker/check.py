@@ -8,12 +8,12 @@ from ..compiler.aot import DEFAULT_TIMEOUT_S, run_request
 from ..compiler.compiled import CompiledStep
 from ..compiler.memory import MemoryReport
 from ..compiler.program.request import CompileRequest
-from ..compiler.stages import Progress, silent
 from ..compiler.timeline import StepPrediction
 from ..errors import ConfigError, TPUError
 from ..hardware import Slice
 from ..job.job import Job
 from ..job.reading import read_job
+from ..runtime.progress import Progress, silent
 from .compiling import compile_job
 from .fixes import is_thin
 from .fixes.verifying import find_fixes

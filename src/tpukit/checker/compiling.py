@@ -9,10 +9,10 @@ from ..compiler.cache import JOB_LINK, CompileCache
 from ..compiler.compiled import CompiledStep
 from ..compiler.program.facts import ProgramFacts
 from ..compiler.program.request import CompileRequest, make_request
-from ..compiler.stages import Progress, silent
 from ..errors import TPUError
 from ..job.compiler_flags import compiler_options
 from ..job.job import Job
+from ..runtime.progress import Progress, silent
 
 
 def compile_job(

@@ -35,6 +35,7 @@ def compile_function(
     from ..errors import ConfigError
     from ..hardware import Slice
     from ..runtime.environment import configure_tpu_environment
+    from ..runtime.files import write_output
     from ..runtime.flags import as_compiler_options, parse_flags
     from .output import show, working
 
@@ -55,5 +56,5 @@ def compile_function(
             return
         compiled = run_request(request, until=stage, timeout_s=timeout)
     if hlo is not None:
-        hlo.write_text(compiled.hlo)
+        write_output(hlo, compiled.hlo)
     show(compiled, json=json)

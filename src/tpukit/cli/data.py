@@ -1,11 +1,14 @@
 """`tpukit data`: make tokens of text, and look at what a data set holds."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ..runtime.progress import Progress
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -36,14 +39,10 @@ def prepare(
     json: Json = False,
 ) -> None:
     """Make tokens of text, once: a folder that training maps into memory."""
-    from ..training.data.prepare import Progress, prepare_tokens
+    from ..training.data.prepare import prepare_tokens
     from .output import show
 
-    with _progress(f"tokenizing {source}") as update:
-
-        def report(now: Progress) -> None:
-            update(now.read_bytes, now.total_bytes, f"{now.tokens:,} tokens")
-
+    with _bar(f"tokenizing {source}") as progress:
         prepared = prepare_tokens(
             source,
             output,
@@ -52,7 +51,7 @@ def prepare(
             text_key=text_key,
             shard_tokens=shard_tokens,
             force=force,
-            progress=report,
+            progress=progress,
         )
     show(prepared, json=json)
 
@@ -75,14 +74,14 @@ def inspect(
     from ..training.data.inspection_page import write_inspection
     from .output import show
 
-    with _progress(f"reading {source}") as update:
+    with _bar(f"reading {source}") as progress:
         found = inspect_data(
             source,
             tokenizer=tokenizer,
             text_key=text_key,
             dtype=dtype,
             top=top,
-            progress=lambda done, total: update(done, total, f"{done:,} tokens"),
+            progress=progress,
         )
     if html is not None:
         write_inspection(found, html)
@@ -90,19 +89,26 @@ def inspect(
 
 
 @contextmanager
-def _progress(what: str) -> Generator[Callable[[int, int, str], None]]:
+def _bar(what: str) -> "Generator[Progress]":
     """A bar on standard error where that is a terminal; else one line at the start."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    from ..runtime.progress import Counted, silent
 
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print(f"{what} ...", highlight=False, soft_wrap=True)
-        yield lambda done, total, detail: None
+        yield silent
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None, detail="")
-        yield lambda done, total, detail: bar.update(
-            task, completed=done, total=total, detail=detail
-        )
+    with Bars(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
+        task = bars.add_task(what, total=None, detail="")
+
+        def draw(line: str) -> None:
+            if isinstance(line, Counted):
+                bars.update(task, completed=line.done, total=line.total)
+            bars.update(task, detail=line)
+
+        yield draw

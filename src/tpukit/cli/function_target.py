@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..compiler import CompileRequest
-    from ..compiler.stages import Progress
+    from ..runtime.progress import Progress
 
 
 def lower_function(

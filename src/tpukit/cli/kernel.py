@@ -64,7 +64,7 @@ def bench(
     cases = choose_cases(found, case, shape, option)
     values = read_values(value, cases)
     wanted = implementation or default_implementations(found)
-    with counted(len(chips) * len(cases) * len(wanted)) as tell:
+    with counted(len(chips) * len(cases) * len(wanted)) as progress:
         result: Any = bench_op(
             found,
             chips,
@@ -72,7 +72,7 @@ def bench(
             direction="backward" if backward else "forward",
             implementations=wanted,
             values=values,
-            tell=tell,
+            progress=progress,
             use_cache=not no_cache,
         )
     show(result, json=json)
@@ -122,7 +122,7 @@ def tune(
     values = read_values(value, cases)
     folder = None if dry_run else folder_for(found, out)
     results: list[Any] = []
-    with counted(None) as tell:
+    with counted(None) as progress:
         for one in cases:
             for chip in chips:
                 result = tune_op(
@@ -134,7 +134,7 @@ def tune(
                     timer=measured_timer(found, one, values=values) if measure else None,
                     origin="measured" if measure else "model",
                     values=values,
-                    tell=tell,
+                    progress=progress,
                     use_cache=not no_cache,
                 )
                 if folder is not None:

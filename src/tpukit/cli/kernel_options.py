@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from ..kernels.registry.op import KernelCase, Op
+    from ..runtime.progress import Progress
 
 On = Annotated[str, typer.Option(help="Generations, e.g. v6e or v5e,v5p,v6e,7x.")]
 CaseNames = Annotated[
@@ -203,10 +204,10 @@ def read_values(
 
 
 @contextmanager
-def counted(total: int | None) -> Generator[Callable[[str], None]]:
+def counted(total: int | None) -> "Generator[Progress]":
     """A function that says on standard error what is compiled now, and how far it is."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import Progress
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -220,11 +221,11 @@ def counted(total: int | None) -> Generator[Callable[[str], None]]:
 
         yield line
         return
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=total)
+    with progress.Progress(console=console, transient=True) as drawn:
+        task = drawn.add_task("starting", total=total)
 
         def bar(text: str) -> None:
-            progress.update(task, advance=1, description=text)
+            drawn.update(task, advance=1, description=text)
 
         yield bar
 

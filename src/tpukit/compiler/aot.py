@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import TPUError, TPUOutOfMemoryError, XLACompilationError
 from ..hardware import Slice
 from ..runtime.child import ChildError, offline_environment, watch_child
+from ..runtime.progress import Progress, silent
 from .cache import CompileCache
 from .compiled import CompiledStep
 from .dump import Dump, KernelDump
@@ -24,7 +25,7 @@ from .program.request import (
     make_request,
 )
 from .refusal import explain_failure, ran_out_of_hbm
-from .stages import Progress, Stage, Until, silent
+from .stages import Stage, Until
 
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 1800.0

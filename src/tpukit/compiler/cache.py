@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -18,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TPUCacheError
-from ..runtime.flags.cache import cache_folder
+from ..runtime.cache_folder import cache_folder
+from ..runtime.files import PARTIAL, whole_file
 
 logger = logging.getLogger(__name__)
 DEFAULT_LIMIT_BYTES = 2 * 2**30
 SUFFIX = ".zip"
 JOB_LINK = "job-"  # begins the key under which is kept which compile answers a job
-_PARTIAL = ".partial"
 _ABANDONED_S = 3600.0
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, NotImplementedError)
 
@@ -72,7 +71,7 @@ class CompileCache:
     @classmethod
     def default(cls) -> "CompileCache":
         """The user's own, under `TPUKIT_CACHE_DIR` or the usual cache folder."""
-        return cls(cache_folder() / "compiles")
+        return cls(cache_folder("compiles"))
 
     def load(self, key: str) -> dict[str, str] | None:
         """The texts stored under `key`, or None; a damaged file is deleted."""
@@ -95,22 +94,16 @@ class CompileCache:
 
     def store(self, key: str, texts: Mapping[str, str]) -> bool:
         """Keep `texts`; False, and a warning, where they cannot be written."""
-        partial: str | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle, partial = tempfile.mkstemp(dir=self.folder, suffix=_PARTIAL)
             with (
-                os.fdopen(handle, "wb") as file,
+                whole_file(self._path(key)) as file,
                 zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=5) as archive,
             ):
                 for name, text in texts.items():
                     archive.writestr(name, text)
-            os.replace(partial, self._path(key))
         except OSError as error:
             logger.warning("the compile cache cannot be written, going on without it: %s", error)
-            if partial is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(partial)
             return False
         self._make_room(keep=key)
         return True
@@ -164,7 +157,7 @@ class CompileCache:
         found: list[tuple[float, int, Path]] = []
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self.folder):
-                if entry.name.endswith((SUFFIX, _PARTIAL)):
+                if entry.name.endswith((SUFFIX, PARTIAL)):
                     # Another process may delete it between the listing and the look.
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat()
@@ -176,8 +169,8 @@ class CompileCache:
         newest = max((used for used, _, _ in files), default=0.0)
         total = sum(size for _, size, _ in files)
         for used, size, path in files:
-            abandoned = path.suffix == _PARTIAL and newest - used > _ABANDONED_S
-            over = total > self.limit_bytes and path.suffix != _PARTIAL
+            abandoned = path.suffix == PARTIAL and newest - used > _ABANDONED_S
+            over = total > self.limit_bytes and path.suffix != PARTIAL
             if abandoned or (over and path != self._path(keep)):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)

@@ -1,6 +1,5 @@
-"""The stages a program passes on its way to an executable, and how a caller hears of them."""
+"""The stages a program passes on its way to an executable."""
 
-from collections.abc import Callable
 from typing import Literal, cast, get_args
 
 from ..errors import TPUValidationError, did_you_mean
@@ -9,12 +8,6 @@ from ..errors import TPUValidationError, did_you_mean
 Stage = Literal["trace", "lower", "compile", "memory", "schedule", "codegen"]
 Until = Literal["memory", "schedule", "codegen"]
 STAGES: tuple[Stage, ...] = ("trace", "lower", "compile", "memory", "schedule", "codegen")
-
-Progress = Callable[[str], None]
-
-
-def silent(what: str) -> None:
-    """Tell nobody: the progress callback of callers that want none."""
 
 
 def parse_until(text: str) -> Until:

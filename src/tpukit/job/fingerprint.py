@@ -1,8 +1,9 @@
 """What decides which program a plan becomes: this package's source and what it stands on."""
 
 import hashlib
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from ..runtime.versions import installed_versions
 
 _ROOMS_OF_PROGRAMS = ("kernels", "models", "parallel", "step", "job")
 _OTHER_FILES = (
@@ -30,10 +31,4 @@ def source_fingerprint() -> str:
 
 def package_versions() -> dict[str, str]:
     """The installed version of each package a program depends on."""
-    found: dict[str, str] = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
-    return found
+    return installed_versions(*_PACKAGES)

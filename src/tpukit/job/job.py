@@ -18,6 +18,7 @@ from pydantic import model_validator as checks_all
 from ..compiler.program.request import fill_mesh
 from ..errors import ConfigError
 from ..hardware import Slice
+from ..runtime.files import write_output
 from .document import Document, Origin
 from .fingerprint import package_versions, source_fingerprint
 from .mesh_text import read_mesh
@@ -139,7 +140,7 @@ class Job(Limits):
     def to_yaml(self, path: Path | str) -> None:
         """Write a job file that `from_yaml` reads back; what is as by default is left out."""
         self.refuse_parts("a job file")
-        Path(path).write_text(write_yaml(self.to_dict()))
+        write_output(Path(path), write_yaml(self.to_dict()))
 
     def refuse_parts(self, where: str) -> None:
         """Refuse what only Python can say where it would be lost."""

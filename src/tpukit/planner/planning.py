@@ -1,6 +1,6 @@
 """`plan`: from a model, tokens, a deadline and a budget to slices, meshes and batches."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import ConfigError
 from ..hardware import public_prices
 from ..hardware.figure import format_quantity
+from ..runtime.progress import Progress, silent
 from .answer.amounts import parse_days, parse_tokens, parse_usd
 from .answer.choice import Choice
 from .answer.rejections import state_bytes
@@ -27,12 +28,6 @@ from .search.verification import Verifier
 # Llama 3 405B ended with steps of 16 M tokens, the largest public runs report.
 LARGEST_BATCH_TOKENS = 16 * 2**20
 FRONT_SHOWN, UNPRICED_SHOWN = 8, 2
-
-Say = Callable[[str], None]
-
-
-def _silent(what: str) -> None:
-    """Tell nobody."""
 
 
 def plan(
@@ -57,7 +52,7 @@ def plan(
     top: int = 5,
     verify: int = 3,
     verify_seconds: float = 300.0,
-    progress: Say = _silent,
+    progress: Progress = silent,
 ) -> PlanResult:
     """Find where and how to train a model.
 
@@ -121,21 +116,22 @@ def plan(
         max_batch_tokens=parse_tokens(max_batch_tokens),
     )
     if ask.subject.known is None:
-        return _ask_compiler(ask, top=top, budget_s=verify_seconds if verify else 0.0, say=progress)
+        budget_s = verify_seconds if verify else 0.0
+        return _ask_compiler(ask, top=top, budget_s=budget_s, progress=progress)
     search = Search.run(ask)
     progress(f"weighed {len(search.scores.candidates):,} candidates in {search.seconds:.2f} s")
     verifier = Verifier(verify_seconds, progress) if verify else None
     return _answer(search, top=top, verify=verify, verifier=verifier)
 
 
-def _ask_compiler(ask: Ask, *, top: int, budget_s: float, say: Say) -> PlanResult:
+def _ask_compiler(ask: Ask, *, top: int, budget_s: float, progress: Progress) -> PlanResult:
     """Plan somebody's own model, of which only the compiler knows anything."""
     if not budget_s:
         raise ConfigError(
             f"{ask.subject.name} says no dimensions, so only the compiler can judge it; leave "
             "verification on."
         )
-    search = OwnModelSearch(ask, budget_s, say)
+    search = OwnModelSearch(ask, budget_s, progress)
     found, shortfall = search.choices()
     return PlanResult(
         ask=ask,

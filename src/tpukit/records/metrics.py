@@ -6,12 +6,12 @@ anew. So the file always reads as one run without interruptions, and `train.log`
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..errors import TPUValidationError
+from ..runtime.files import write_text
 
 
 class MetricsFile:
@@ -41,10 +41,8 @@ class MetricsFile:
         whole = "".join(kept)
         if whole.encode() == self.path.read_bytes():
             return
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(whole, encoding="utf-8")
+        write_text(self.path, whole)
         self._file.close()
-        os.replace(partial, self.path)
         self._file = _open(self.path)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MissingExtraError, TPUBackendError
+from .files import write_json
 
 REPLY_VARIABLE = "TPUKIT_CHILD_REPLY"
 STDERR_LINES_SHOWN = 8
@@ -154,9 +155,7 @@ def serve_request(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None
     except Exception as error:  # noqa: BLE001 - the parent decides what each error means
         reply = {"error": {"kind": type(error).__name__, "message": str(error)}}
     path = Path(os.environ[REPLY_VARIABLE])
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(reply))
-    partial.replace(path)
+    write_json(path, reply)
 
 
 def _wait(

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import distributions
 from typing import Any, Literal, get_args
 
 from ..errors import ConfigError, did_you_mean
 from ..hardware.detect import Accelerators, detect_accelerators
 from .jax_state import JaxState, jax_state
+from .versions import is_any_installed
 
 Platform = Literal["tpu", "gpu", "cpu"]
 Outcome = Literal["set", "kept", "too late"]
@@ -188,16 +188,11 @@ def _choose_platform(
 
 
 def _platform_here(here: Accelerators) -> tuple[Platform, tuple[str, ...]]:
-    if here.kind == "tpu" and not _installed("libtpu"):
+    if here.kind == "tpu" and not is_any_installed("libtpu"):
         return "cpu", (*here.evidence, "libtpu is not installed: pip install 'tpukit[tpu]'")
-    if here.kind == "gpu" and not _installed("jax-cuda"):
+    if here.kind == "gpu" and not is_any_installed("jax-cuda"):
         return "cpu", (
             *here.evidence,
             "jax's CUDA plugin is not installed: pip install 'jax[cuda13]'",
         )
     return here.kind, here.evidence
-
-
-def _installed(prefix: str) -> bool:
-    names = (str(distribution.metadata["Name"]).lower() for distribution in distributions())
-    return any(name.startswith(prefix) for name in names)

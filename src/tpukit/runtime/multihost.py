@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +12,7 @@ from ..errors import ConfigError, TPUDistributedError
 from . import rendezvous
 from .address import Address, listen
 from .jax_state import jax_state
+from .versions import NOT_INSTALLED, installed_version
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,9 @@ class MultiHostConfig:
     def _meet(self) -> tuple[Address, Address | None]:
         """Gather all hosts; return where jax connects to and, on host 0, where it listens."""
         own = rendezvous.Hello(
-            host_id=self.host_id, num_hosts=self.num_hosts, jax_version=version("jax")
+            host_id=self.host_id,
+            num_hosts=self.num_hosts,
+            jax_version=installed_version("jax") or NOT_INSTALLED,
         )
         coordinator = Address.parse(self.coordinator_address)
         if self.host_id:

@@ -1,6 +1,5 @@
 """A run's checkpoint as safetensors that Hugging Face and everything built on it read."""
 
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from rich.table import Table
 
 from ..errors import TPUValidationError
 from ..models.huggingface.weights import export_huggingface
+from ..runtime.files import finish_folder, folder_beside
 from .trained_model import load_trained
 
 
@@ -57,18 +57,16 @@ def export_run(source: str | Path, folder: str | Path, *, step: int | None = Non
             f"{target} is there already and is not overwritten; name a new folder, or empty it."
         )
     model = load_trained(source, step=step)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    made = folder_beside(target)
     try:
-        export_huggingface(model.params, model.config, partial)
+        export_huggingface(model.params, model.config, made)
         if model.tokenizer is not None and (file := _tokenizer_file(model.tokenizer)) is not None:
-            shutil.copyfile(file, partial / "tokenizer.json")
-        for file in partial.glob("*.safetensors"):  # written for their owner alone
-            shutil.copymode(partial / "config.json", file)
-        if target.is_dir():
-            target.rmdir()
-        os.replace(partial, target)
+            shutil.copyfile(file, made / "tokenizer.json")
+        for file in made.glob("*.safetensors"):  # written for their owner alone
+            shutil.copymode(made / "config.json", file)
+        finish_folder(made, target)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
     files = sorted(target.iterdir())
     return Export(
         source=model.source,

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from ..hardware.figure import format_quantity
+from ..runtime.files import write_text
 
 NAME = "placement.txt"
 
@@ -24,5 +25,5 @@ def write_placement(state: Any, folder: Path) -> Path:
             f"{jax.tree_util.keystr(path)}  {shape}  {split}  {count} devices, {size} each, {kind}"
         )
     target = folder / NAME
-    target.write_text("\n".join(lines) + "\n")
+    write_text(target, "\n".join(lines) + "\n")
     return target

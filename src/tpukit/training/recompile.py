@@ -16,7 +16,7 @@ import jax
 
 from ..errors import TPUValidationError
 from ..models.execution import AnyMesh
-from ..runtime.flags.cache import cache_folder
+from ..runtime.cache_folder import cache_folder
 from ..step.workload import Workload
 from .debugging import is_debugging, only_nans_inside, refuse_infs
 from .gpu import compiler_options
@@ -214,7 +214,7 @@ def enable_compilation_cache() -> Path:
 
     chosen: str | None = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]  made at run time
     if chosen is None:
-        chosen = str(cache_folder() / "xla")
+        chosen = str(cache_folder("xla"))
         jax.config.update("jax_compilation_cache_dir", chosen)
         # jax decides at its first compile whether there is a cache, and remembers the answer.
         compilation_cache.reset_cache()

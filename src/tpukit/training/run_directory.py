@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import jax
 
 from ..errors import TPUValidationError
+from ..runtime.files import write_text
 from ..runtime.logs import ROOT, TextFormatter
 from .checkpoint.agreement import smallest_of_all
 
@@ -102,9 +102,7 @@ class RunDirectory:
                 f"the run directory {self.path} cannot be made ({error.strerror}); choose another."
             ) from error
         document = {"format": FORMAT, "identity": identity, "recipe": recipe, "settings": settings}
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-        os.replace(partial, file)
+        write_text(file, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         handler = _RunLog(self.path / "train.log", encoding="utf-8")
         handler.setLevel(logging.WARNING)
         handler.setFormatter(TextFormatter())

@@ -218,7 +218,7 @@ class Session:
         if not on_one_gpu():
             self.say("tune_products is for one NVIDIA GPU; here there is nothing to choose from")
             return None
-        return partial(tuned_options, say=self.say)
+        return partial(tuned_options, progress=self.say)
 
     def _keeper(self) -> StateKeeper | None:
         settings = self._settings

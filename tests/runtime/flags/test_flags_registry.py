@@ -2,11 +2,12 @@
 
 import json
 import re
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
 from tpukit.errors import FlagError, MissingExtraError
-from tpukit.runtime.flags import FlagRegistry, cache, reading
+from tpukit.runtime.flags import FlagRegistry, reading
 from tpukit.runtime.flags.flag import Flag
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
@@ -171,15 +172,15 @@ class TestCache:
         assert "xla_tpu_x" in FlagRegistry.installed()
 
     def test_without_libtpu_a_tpu_flag_names_the_extra(self, monkeypatch):
-        monkeypatch.setattr("tpukit.runtime.flags.registry._version_of", lambda package: None)
+        def only_jaxlib(package):
+            if package != "jaxlib":
+                raise PackageNotFoundError(package)
+            return "9.9"
+
+        monkeypatch.setattr("tpukit.runtime.versions.version", only_jaxlib)
         registry = FlagRegistry.installed()
         assert registry.find("xla_cpu_x").type == "bool"
         with pytest.raises(MissingExtraError, match=r"xla_tpu_x needs 'libtpu'.*tpukit\[tpu\]"):
             registry.find("xla_tpu_x")
         with pytest.raises(FlagError, match="No flag 'xla_gpu_x' in jaxlib"):
             registry.find("xla_gpu_x")
-
-    def test_where_it_lies(self, monkeypatch, tmp_path):
-        monkeypatch.delenv("TPUKIT_CACHE_DIR")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert cache.cache_folder() == tmp_path / "tpukit"

@@ -6,9 +6,9 @@ from ...compiler.aot import compile_many
 from ...compiler.compiled import CompiledStep
 from ...compiler.memory import MemoryReport
 from ...compiler.program.request import CompileRequest
-from ...compiler.stages import Progress, silent
 from ...errors import TPUError
 from ...job.job import Job
+from ...runtime.progress import Progress, silent
 from ..compiling import known_compile, lower_job
 from .candidates import JobShape
 from .fix import FixList

@@ -13,6 +13,7 @@ from ...errors import FlagError, TPUError, TPUValidationError
 from ...hardware import Slice
 from ...runtime.flags import FlagRegistry, as_compiler_options, format_flags, set_xla_flags
 from ...runtime.flags.setting import check_flags
+from ...runtime.progress import Progress, silent
 from .candidates import Candidate, CandidateGroup, load_candidates
 from .trials import FlagSearch, FlagTrial
 
@@ -20,7 +21,6 @@ DEFAULT_BUDGET = 24
 # Predicted times nearer than this count as equal: no search can tell them apart.
 SMALLEST_GAIN = 0.005
 SMALLEST_SAVING = 0.01  # of memory, where the time is equal
-Teller = Callable[[str], None]
 
 
 def tune_flags(
@@ -36,7 +36,7 @@ def tune_flags(
     workers: int | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     use_cache: bool = True,
-    progress: Teller | None = None,
+    progress: Progress = silent,
     groups: Sequence[CandidateGroup] | None = None,
     registry: FlagRegistry | None = None,
 ) -> FlagSearch:
@@ -59,7 +59,7 @@ def tune_flags(
         workers: Compiles at once; by default as many as cores and memory allow.
         timeout_s: For each compile.
         use_cache: Whether answers on disk will do.
-        progress: Told in a line what happens.
+        progress: Called with a line for each thing that is done.
         groups: What to try; by default the groups that come with tpukit.
         registry: The flags to check against; those installed here by default.
 
@@ -89,7 +89,7 @@ def tune_flags(
         deadline=None if seconds is None else time.monotonic() + seconds,
         beam=beam,
         compile_options={"workers": workers, "timeout_s": timeout_s, "use_cache": use_cache},
-        tell=progress or _silent,
+        progress=progress,
     )
     return search.run(load_candidates() if groups is None else groups)
 
@@ -102,18 +102,18 @@ class _Search:
     deadline: float | None
     beam: int
     compile_options: Mapping[str, Any]
-    tell: Teller
+    progress: Progress
     trials: list[FlagTrial] = field(default_factory=list[FlagTrial])
     skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     stopped: str = ""
 
     def run(self, groups: Sequence[CandidateGroup]) -> FlagSearch:
-        self.tell(f"compiling {self.request.program.name} with the options as given")
+        self.progress(f"compiling {self.request.program.name} with the options as given")
         how = {name: self.compile_options[name] for name in ("timeout_s", "use_cache")}
         compiled = run_request(self.request, until="schedule", **how)
         baseline = judge(compiled, FlagTrial(options=self.request.options))
         self.trials.append(baseline)
-        self.tell(f"as given: {baseline.outcome}")
+        self.progress(f"as given: {baseline.outcome}")
         kept = [baseline]
         for group in groups:
             missing = group.missing_in(compiled)
@@ -185,7 +185,7 @@ class _Search:
 
     def _record(self, trial: FlagTrial) -> FlagTrial:
         self.trials.append(trial)
-        self.tell(f"+ {trial.names[-1]}: {trial.outcome}")
+        self.progress(f"+ {trial.names[-1]}: {trial.outcome}")
         return trial
 
     def _result(self, baseline: FlagTrial, best: FlagTrial) -> FlagSearch:
@@ -231,7 +231,3 @@ def is_better(trial: FlagTrial, than: FlagTrial) -> bool:
     if trial.step_time_s < (1 - SMALLEST_GAIN) * than.step_time_s:
         return True
     return smaller and trial.step_time_s <= than.step_time_s
-
-
-def _silent(line: str) -> None:
-    """Nobody is listening."""

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -12,6 +10,7 @@ from typing import Any
 
 from ...errors import TPUValidationError
 from ...hardware.figure import format_quantity
+from ...runtime.files import whole_file
 
 FORMAT = "tpukit.executable/1"
 _HEADER, _CODE = "header.json", "executable.bin"
@@ -118,18 +117,12 @@ class ExecutableHeader:
 def write_executable(path: Path, header: ExecutableHeader, code: bytes) -> None:
     """Write the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as out, zipfile.ZipFile(out, "w") as archive:
-            text = json.dumps(header.to_dict(), indent=1)
-            for name, data in ((_HEADER, text.encode()), (_CODE, code)):
-                entry = zipfile.ZipInfo(name, date_time=_WHEN)
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(entry, data)
-        Path(partial).replace(path)
-    except BaseException:  # Ctrl-C and a full disk alike: leave no half-written file behind
-        Path(partial).unlink(missing_ok=True)
-        raise
+    with whole_file(path) as out, zipfile.ZipFile(out, "w") as archive:
+        text = json.dumps(header.to_dict(), indent=1)
+        for name, data in ((_HEADER, text.encode()), (_CODE, code)):
+            entry = zipfile.ZipInfo(name, date_time=_WHEN)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
 
 
 def read_header(path: str | Path) -> ExecutableHeader:

@@ -2,13 +2,13 @@
 
 import hashlib
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ...errors import TPUNotAvailableError, TPUValidationError, XLARuntimeError
 from ...hardware import detect_accelerators
 from ...runtime.child import ChildError, run_child
+from ...runtime.versions import installed_versions
 from ..aot import DEFAULT_TIMEOUT_S
 from ..dump import Dump
 from ..program.request import CompileRequest, compiler_versions
@@ -142,13 +142,7 @@ def _sums(code: bytes) -> dict[str, Any]:
 
 def _versions_for(platform: str) -> dict[str, str]:
     names = ("jax", "jaxlib", "libtpu") if platform == "tpu" else ("jax", "jaxlib")
-    found: dict[str, str] = {}
-    for package in names:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "none"
-    return found
+    return installed_versions(*names)
 
 
 def _refuse_other_platform(header: ExecutableHeader) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import MeshError, TPUModelError
-from ..stages import Progress, silent
+from ...runtime.progress import Progress, silent
 from .facts import ProgramFacts
 
 # Source locations, which change with every edit of the caller and never change the program. They

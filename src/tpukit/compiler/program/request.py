@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,8 +12,9 @@ from ... import __version__
 from ...errors import FlagError, MeshError, MissingExtraError
 from ...hardware import Slice
 from ...hardware.target import target_chip
+from ...runtime.progress import Progress, silent
+from ...runtime.versions import NOT_INSTALLED, installed_versions
 from ..dump import Dump
-from ..stages import Progress, silent
 from .facts import ProgramFacts
 from .lowered import Program, lower_program
 
@@ -195,9 +195,7 @@ def compiler_versions() -> dict[str, str]:
     Raises:
         MissingExtraError: libtpu is not installed.
     """
-    try:
-        return {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
-    except PackageNotFoundError:
-        raise MissingExtraError(
-            "tpu", needed_for="The offline TPU compiler", module="libtpu"
-        ) from None
+    found = installed_versions("jax", "jaxlib", "libtpu")
+    if NOT_INSTALLED in found.values():
+        raise MissingExtraError("tpu", needed_for="The offline TPU compiler", module="libtpu")
+    return found

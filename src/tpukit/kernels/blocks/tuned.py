@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from ...errors import TPUKernelError
 from ...hardware.target import current_target
+from ...runtime.files import write_text
 from ..registry.op import BlockSizes, KernelCase, shape_bucket
 from ..registry.registry import get_tpu_op
 from .vmem import check_vmem
@@ -167,7 +168,7 @@ def save_tuned(folder: Path, chip: str, entries: Mapping[str, TunedEntry]) -> Pa
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{chip}.json"
     ordered = [entries[bucket].to_dict() for bucket in sorted(entries)]
-    path.write_text(json.dumps({"chip": chip, "entries": ordered}, indent=1) + "\n", "utf-8")
+    write_text(path, json.dumps({"chip": chip, "entries": ordered}, indent=1) + "\n")
     load_tuned.cache_clear()
     return path
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import TPUError
 from ...hardware import get_chip
+from ...runtime.progress import Progress, silent
 from ..registry.op import (
     PALLAS_TPU,
     REFERENCE,
@@ -20,7 +21,6 @@ from .view import format_band, format_time
 
 # Implementations that XLA alone makes: what a user would have without the kernel.
 PLAIN = ("xla", REFERENCE)
-Tell = Callable[[str], None]
 # Values of a case's integer arguments by position, where they decide what a kernel does.
 Values = Callable[[KernelCase], Mapping[int, Any]]
 
@@ -133,7 +133,7 @@ def bench_op(
     direction: Direction = "forward",
     implementations: Sequence[str] | None = None,
     values: Values | None = None,
-    tell: Tell | None = None,
+    progress: Progress = silent,
     use_cache: bool = True,
 ) -> KernelBench:
     """Time an op on generations nobody has at hand.
@@ -146,7 +146,7 @@ def bench_op(
         implementations: By default the kernel and those that XLA alone makes.
         values: Of integer arguments that decide what a kernel does, such as group sizes; by default
             the op's own.
-        tell: Called with each row's name before it is compiled.
+        progress: Called with each row's name before it is compiled.
         use_cache: Whether an answer on disk will do, and this one is kept.
 
     Raises:
@@ -161,8 +161,7 @@ def bench_op(
     for case in cases or op.cases:
         for chip in names:
             for implementation in wanted:
-                if tell is not None:
-                    tell(f"{op.name} {case.name} on {chip} as {implementation}")
+                progress(f"{op.name} {case.name} on {chip} as {implementation}")
                 row = _row(op, case, chip, implementation, direction, values, use_cache)
                 rows.append(row)
     return KernelBench(op.name, direction, tuple(rows))

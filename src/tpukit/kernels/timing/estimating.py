@@ -13,10 +13,10 @@ from ...compiler.bundles import (
     error_of,
 )
 from ...compiler.hlo import Computation, Instruction
-from ...compiler.stages import Progress, silent
 from ...compiler.timeline import StepPrediction, predict_step
 from ...compiler.timeline.kernels import RaggedDotTimer
 from ...compiler.timeline.machine import Machine
+from ...runtime.progress import Progress, silent
 from .profile import KernelProfile, profile_kernel
 
 

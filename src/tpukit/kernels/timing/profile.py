@@ -17,11 +17,11 @@ from ...compiler.compiled import CompiledStep
 from ...compiler.hlo import Computation, Instruction
 from ...compiler.kernel_traces import kernel_calls, one_device_slice
 from ...compiler.program.request import make_request
-from ...compiler.stages import Progress, silent
 from ...compiler.timeline.kernels import RaggedDotTimer
 from ...errors import XLACompilationError
 from ...hardware import Chip, get_chip
 from ...hardware.target import target_chip
+from ...runtime.progress import Progress, silent
 from .prefetched import PallasCall, find_pallas_calls
 
 FORMAT = 6  # raise it when what is kept of a run, or how a program is run, changes

@@ -9,9 +9,10 @@ from ...compiler.bundles import error_of
 from ...compiler.program.request import compiler_versions
 from ...errors import TPUError, TPUKernelError
 from ...hardware import get_chip
+from ...runtime.progress import Progress, silent
 from ..blocks.vmem import vmem_capacity_bytes
 from ..registry.op import Blocks, Direction, KernelCase, Op
-from ..timing.bench import Tell, Values, estimate, kind_of
+from ..timing.bench import Values, estimate, kind_of
 from .result import Origin, Trial, TuningResult
 
 # Estimates rank blocks no finer than this: a choice stays unless it is beaten by more.
@@ -30,7 +31,7 @@ def tune_op(
     timer: Timer | None = None,
     origin: Origin = "model",
     values: Values | None = None,
-    tell: Tell | None = None,
+    progress: Progress = silent,
     use_cache: bool = True,
 ) -> TuningResult:
     """Find the block sizes that make a case fastest on a generation.
@@ -50,7 +51,7 @@ def tune_op(
         origin: Where the timer's seconds come from.
         values: Of integer arguments that decide what the kernel does, such as group sizes; by
             default the op's own.
-        tell: Called with what is tried next.
+        progress: Called with what is tried next.
         use_cache: Whether estimates on disk will do, and these are kept.
 
     Raises:
@@ -60,7 +61,7 @@ def tune_op(
     chip = get_chip(chip).name
     timer = timer or _static(op, case, chip, values, use_cache)
     default = op.default_blocks(case, chip)
-    search = _Search(op, case, chip, timer, tell, seconds)
+    search = _Search(op, case, chip, timer, progress, seconds)
     grid = _Grid(op, case, chip, default)
     search.forward(default)
     chosen = _climb_forward(search, grid, default)
@@ -162,12 +163,12 @@ class _Search:
         case: KernelCase,
         chip: str,
         timer: Timer,
-        tell: Tell | None,
+        progress: Progress,
         seconds: float | None,
     ) -> None:
         self._name = f"{op.name} {case.name} on {chip}"
         self._timer = timer
-        self._tell = tell
+        self._progress = progress
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self.trials: dict[tuple[Any, ...], Trial] = {}
         self.left: set[tuple[Any, ...]] = set()
@@ -255,9 +256,8 @@ class _Search:
         return late
 
     def _say(self, what: str, blocks: Blocks) -> None:
-        if self._tell is not None:
-            sizes = " ".join(f"{name}={size}" for name, size in blocks.to_dict().items())
-            self._tell(f"{self._name}, {what}: {sizes}")
+        sizes = " ".join(f"{name}={size}" for name, size in blocks.to_dict().items())
+        self._progress(f"{self._name}, {what}: {sizes}")
 
 
 def _static(op: Op, case: KernelCase, chip: str, values: Values | None, use_cache: bool) -> Timer:

@@ -14,7 +14,7 @@ from .sampling import Sampling
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Progress:
+class DecodingState:
     """Everything between two tokens: `tokens` (rows, slots) hold prompts and what follows."""
 
     tokens: jax.Array
@@ -34,13 +34,13 @@ def begin_rows(
     config: TransformerConfig,
     sampling: Sampling,
     slots: int,
-) -> Progress:
+) -> DecodingState:
     """Read the prompts and choose the first new token of each."""
     logits, cache = read_prompts(config, params, tokens, lengths, slots=slots)
     first = sampling.choose(logits, _keys(seed, lengths))
     rows = jnp.arange(tokens.shape[0])
     room = jnp.zeros((tokens.shape[0], slots), jnp.int32).at[:, : tokens.shape[1]].set(tokens)
-    return Progress(
+    return DecodingState(
         tokens=room.at[rows, lengths].set(first),
         positions=lengths,
         done=first == eos,
@@ -51,26 +51,26 @@ def begin_rows(
 
 def extend_rows(
     params: Any,
-    progress: Progress,
+    state: DecodingState,
     until: jax.Array,
     eos: jax.Array,
     seed: jax.Array,
     *,
     config: TransformerConfig,
     sampling: Sampling,
-) -> Progress:
+) -> DecodingState:
     """Add tokens until there are `until` new ones, or every row has ended."""
-    rows = jnp.arange(progress.tokens.shape[0])
+    rows = jnp.arange(state.tokens.shape[0])
 
-    def unfinished(now: Progress) -> jax.Array:
+    def unfinished(now: DecodingState) -> jax.Array:
         return (now.steps < until) & ~jnp.all(now.done)
 
-    def one_more(now: Progress) -> Progress:
+    def one_more(now: DecodingState) -> DecodingState:
         newest = now.tokens[rows, now.positions]
         logits, cache = read_token(config, params, newest, now.positions, now.cache)
         positions = now.positions + 1
         chosen = jnp.where(now.done, eos, sampling.choose(logits, _keys(seed, positions)))
-        return Progress(
+        return DecodingState(
             tokens=now.tokens.at[rows, positions].set(chosen),
             positions=positions,
             done=now.done | (chosen == eos),
@@ -78,7 +78,7 @@ def extend_rows(
             cache=cache,
         )
 
-    return jax.lax.while_loop(unfinished, one_more, progress)
+    return jax.lax.while_loop(unfinished, one_more, state)
 
 
 def _keys(seed: jax.Array, positions: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import numpy as np
 from ...errors import TPUModelError, TPUValidationError
 from ..presets import get_preset
 from ..transformer.config import TransformerConfig
-from .decoding import Progress, begin_rows, extend_rows
+from .decoding import DecodingState, begin_rows, extend_rows
 from .result import Ending, Generation
 from .sampling import Sampling
 
@@ -88,18 +88,18 @@ class Generator:
         arguments = (self.params, jnp.asarray(tokens), jnp.asarray(lengths), *rest)
         begin = self._program(begin_rows, arguments, sampling=how, slots=slots)
         started = time.perf_counter()
-        progress = jax.block_until_ready(begin(*arguments))
+        state = jax.block_until_ready(begin(*arguments))
         prompt_s, decode_s = time.perf_counter() - started, 0.0
         while True:
-            steps, done = int(progress.steps), np.asarray(progress.done)
-            result = self._result(progress, lengths, eos, prompt_s=prompt_s, decode_s=decode_s)
+            steps, done = int(state.steps), np.asarray(state.done)
+            result = self._result(state, lengths, eos, prompt_s=prompt_s, decode_s=decode_s)
             yield result
             if steps >= max_new_tokens or done.all():
                 return
             until = jnp.asarray(min(steps + every, max_new_tokens), jnp.int32)
-            extend = self._program(extend_rows, (self.params, progress, until, *rest), sampling=how)
+            extend = self._program(extend_rows, (self.params, state, until, *rest), sampling=how)
             started = time.perf_counter()
-            progress = jax.block_until_ready(extend(self.params, progress, until, *rest))
+            state = jax.block_until_ready(extend(self.params, state, until, *rest))
             decode_s += time.perf_counter() - started
 
     def _program(self, function: Any, arguments: tuple[Any, ...], **static: Any) -> Any:
@@ -129,14 +129,14 @@ class Generator:
 
     def _result(
         self,
-        progress: Progress,
+        state: DecodingState,
         lengths: np.ndarray,
         eos: int | None,
         *,
         prompt_s: float,
         decode_s: float,
     ) -> Generation:
-        steps, tokens = int(progress.steps), np.asarray(progress.tokens)
+        steps, tokens = int(state.steps), np.asarray(state.tokens)
         new: list[tuple[int, ...]] = []
         ended: list[Ending] = []
         for row, length in zip(tokens, lengths, strict=True):

@@ -24,9 +24,13 @@ def parse_days(value: object) -> float:
 
 
 def days_text(days: float) -> str:
-    """12.5 days, 1 day, 7.3 h, 4,230 days."""
+    """12.5 days, 1 day, 7.3 h, 4,230 days, 12.4 min, 7.7 s."""
+    if days < _MINUTE:
+        return f"{days * 86_400:.3g} s"
+    if days < _HOUR:
+        return f"{days / _MINUTE:.3g} min"
     if days < 1:
-        return f"{days * 24:,.3g} h"
+        return f"{days / _HOUR:.3g} h"
     if days >= 1000:
         return f"{days:,.0f} days"
     return "1 day" if days == 1 else f"{days:,.3g} days"

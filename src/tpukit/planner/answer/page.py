@@ -1,81 +1,91 @@
-"""A plan as one self-contained page, made of the parts of the compiler's own report."""
+"""A plan as one page: the answer, what else was near, and what was assumed."""
 
-import base64
-import hashlib
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from ...checker.report.html.markup import Html, join, tag
-from ...checker.report.html.parts import (
+from ...checker.report.wording import bytes_text, seconds_text
+from ...pages.charts import Mark, Piece, stacked_bar
+from ...pages.frame import Page
+from ...pages.markup import Child, Markup, join, tag
+from ...pages.parts import (
     Column,
+    Mood,
+    Section,
     absent,
     badge,
-    code,
-    colored,
+    bullets,
+    card,
+    command,
+    headline,
+    legend,
     section,
-    stacked_bar,
     table,
 )
-from ...checker.report.wording import bytes_text, seconds_text
 from ..cost.step_split import CAUSES
 from .amounts import count_text, days_text
 from .choice import Choice
-from .report import batch_text, mesh_text, money_text, remat_text, verdict_line
+from .report import (
+    batch_text,
+    chips_text,
+    mesh_text,
+    money_text,
+    price_text,
+    remat_text,
+    verdict_words,
+)
 
 if TYPE_CHECKING:
     from .result import PlanResult
 
-# Causes and purposes, as the style sheet of the report names their colours.
-_CAUSE_CLASS = {"attention": "c-kernel", "bubble": "c-overhead"}
-_PURPOSES = (
-    ("weights", "p-parameters"),
-    ("gradients", "p-gradients"),
-    ("optimizer", "p-optimizer-state"),
-    ("activations", "p-activations"),
-    ("temporaries", "p-temporaries"),
-)
+# Causes and purposes, as the style sheet names their colors.
+_CAUSE_KINDS = {
+    cause: {"attention": "c-kernel", "bubble": "c-overhead"}.get(cause, f"c-{cause}")
+    for cause in CAUSES
+}
+_PURPOSE_KINDS = {
+    "weights": "p-parameters",
+    "gradients": "p-gradients",
+    "optimizer": "p-optimizer-state",
+    "activations": "p-activations",
+    "temporaries": "p-temporaries",
+}
 
 
 def render_page(result: "PlanResult") -> str:
-    """The page as text; nothing on it runs and no request leaves it."""
-    style = (files("tpukit.checker.report.html") / "assets" / "report.css").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"
+    """The page as text."""
     subject = result.ask.subject
-    head = tag(
-        "head",
-        Html('<meta charset="utf-8"/>'),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", f"Plan for {subject.name}"),
-        tag("style", Html(style)),
-    )
-    mood = "good" if result.feasible else "bad"
-    word = result.ask.objective.upper() if result.feasible else "NOT AS ASKED"
-    top = tag(
-        "header",
-        tag(
-            "h1",
-            tag("span", word, class_=f"verdict {mood}"),
-            " ",
-            tag("span", subject.name, class_="program"),
-            tag("span", f" on {count_text(result.ask.tokens)} tokens", class_="slice"),
+    word, words = verdict_words(result)
+    mood: Mood = "good" if result.feasible else "unsure" if result.best else "bad"
+    return Page(
+        title=f"Plan for {subject.name}",
+        headline=headline(
+            subject.name,
+            f"on {count_text(result.ask.tokens)} tokens",
+            verdict=(word, mood),
+            lead=words,
+            cards=_cards(result.best) if result.best else (),
         ),
-        tag("p", verdict_line(result).plain.removeprefix(word).strip(), class_="lead"),
-        class_="headline",
-    )
-    body = tag(
-        "body",
-        tag("main", top, _sections(result), id="content"),
-        tag("footer", "Made by tpukit plan, without a TPU."),
-    )
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+        sections=_sections(result),
+        footer="Made by tpukit plan, without a TPU.",
+    ).render()
 
 
-def _sections(result: "PlanResult") -> list[Html]:
+def _cards(best: Choice) -> list[Markup]:
+    used = f"of {bytes_text(best.usable_bytes)} usable on a device"
+    return [
+        card("Cost", money_text(best), f"{chips_text(best)}, {price_text(best)}", "model"),
+        card("Time", days_text(best.days), f"steps of {seconds_text(best.step_time_s)}", "model"),
+        card(
+            "Tokens/s/chip",
+            f"{best.tokens_per_s_per_chip:,.0f}",
+            "" if best.mfu is None else f"MFU {best.mfu:.1%}",
+            "model",
+        ),
+        card("HBM", bytes_text(best.memory_bytes), used, best.memory_origin),
+    ]
+
+
+def _sections(result: "PlanResult") -> list[Section]:
     shown = [_choices("Choices", result.choices, result)]
     if result.unpriced:
         shown.append(_choices("Without a price", result.unpriced, result))
@@ -86,30 +96,28 @@ def _sections(result: "PlanResult") -> list[Html]:
         columns = (Column("slices"), Column("why", origin="model"))
         shown.append(section("Left out", table(columns, rows, caption="Slices left out")))
     if result.disagreements:
-        notes = tag("ul", [tag("li", note) for note in result.disagreements])
-        shown.append(section("What the compiler says otherwise", notes))
-    assumed = tag("ul", [tag("li", line) for line in result.assumptions])
-    shown.append(section("Assumed", assumed))
+        shown.append(section("What the compiler says otherwise", bullets(result.disagreements)))
+    shown.append(section("Assumed", bullets(result.assumptions)))
     if result.next_command:
-        shown.append(section("Next", tag("p", code(result.next_command))))
+        shown.append(section("Next", command(result.next_command)))
     return shown
 
 
-def _choices(title: str, choices: Sequence[Choice], result: "PlanResult") -> Html:
+def _choices(title: str, choices: Sequence[Choice], result: "PlanResult") -> Section:
     if not choices:
         return section(title, absent(result.shortfall))
     columns = (
         Column("slice"),
-        Column("cost", is_number=True),
-        Column("time", is_number=True),
-        Column("step", is_number=True),
-        Column("tokens/s/chip", is_number=True),
+        Column("cost", is_number=True, origin="model"),
+        Column("time", is_number=True, origin="model"),
+        Column("step", is_number=True, origin="model"),
+        Column("tokens/s/chip", is_number=True, origin="model"),
         Column("HBM a device", is_number=True),
         Column("how"),
     )
-    rows = [
+    rows: list[Sequence[Child]] = [
         (
-            code(str(choice.target)),
+            _slice(choice),
             money_text(choice),
             days_text(choice.days),
             seconds_text(choice.step_time_s),
@@ -119,55 +127,82 @@ def _choices(title: str, choices: Sequence[Choice], result: "PlanResult") -> Htm
         )
         for choice in choices
     ]
-    causes = tag("p", *(colored(_cause_class(cause), f"{cause} ") for cause in CAUSES))
-    purposes = tag("p", *(colored(f"purpose {kind}", f"{name} ") for name, kind in _PURPOSES))
     return section(
-        title,
-        table(columns, rows, caption="Best first"),
-        tag("h3", "Where a step's time goes ", badge("model")),
-        causes,
-        [_time_bar(choice) for choice in choices],
-        tag("h3", "What is in the memory of one device ", badge("model")),
-        purposes,
-        [_memory_bar(choice) for choice in choices],
-        intro=join("Cost, time and step have origin ", badge("model"), "."),
+        title, table(columns, rows, caption="Best first"), _times(choices), _memories(choices)
     )
 
 
-def _time_bar(choice: Choice) -> Html:
-    pieces = [
-        (_cause_class(cause), seconds, f"{cause}: {seconds_text(seconds)}")
-        for cause, seconds in choice.seconds_by_cause.items()
-        if seconds
+def _times(choices: Sequence[Choice]) -> Markup:
+    """Where the steps' time goes, a bar for each; every bar is one whole step."""
+    rows: list[Sequence[Child]] = []
+    for choice in choices:
+        pieces = [
+            Piece(kind, choice.seconds_by_cause[cause], f"{cause}: {_share(choice, cause)}")
+            for cause, kind in _CAUSE_KINDS.items()
+            if choice.seconds_by_cause[cause]
+        ]
+        whole = sum(choice.seconds_by_cause.values())
+        label = f"Where the step goes on {choice.target}"
+        rows.append(
+            (_slice(choice), stacked_bar(pieces, whole=whole, label=label),
+             seconds_text(whole))
+        )  # fmt: skip
+    spent = {cause for choice in choices for cause in CAUSES if choice.seconds_by_cause[cause]}
+    return join(
+        _bars("share of the step", "step", rows, caption="Where a step's time goes"),
+        legend({kind: cause for cause, kind in _CAUSE_KINDS.items() if cause in spent}),
+    )
+
+
+def _slice(choice: Choice) -> Markup:
+    return tag("code", str(choice.target), class_="nowrap")
+
+
+def _share(choice: Choice, cause: str) -> str:
+    seconds = choice.seconds_by_cause[cause]
+    return f"{seconds_text(seconds)}, {seconds / sum(choice.seconds_by_cause.values()):.0%}"
+
+
+def _memories(choices: Sequence[Choice]) -> Markup:
+    """What is in HBM, a bar for each, up to what the device can hold."""
+    rows: list[Sequence[Child]] = []
+    for choice in choices:
+        pieces = [
+            Piece(kind, choice.memory[purpose], f"{purpose}: {bytes_text(choice.memory[purpose])}")
+            for purpose, kind in _PURPOSE_KINDS.items()
+        ]
+        whole = max(choice.usable_bytes, choice.memory["total"])
+        limit = Mark(choice.usable_bytes, is_limit=True)
+        label = f"HBM of one device of {choice.target}"
+        total = f"{bytes_text(choice.memory['total'])} of {bytes_text(choice.usable_bytes)}"
+        rows.append(
+            (_slice(choice), stacked_bar(pieces, whole=whole, label=label, marks=[limit]),
+             total)
+        )  # fmt: skip
+    return join(
+        _bars("HBM", "used", rows, caption="What is in the memory of one device"),
+        legend({kind: purpose for purpose, kind in _PURPOSE_KINDS.items()}),
+    )
+
+
+def _bars(bar: str, amount: str, rows: Sequence[Sequence[Child]], *, caption: str) -> Markup:
+    columns = (
+        Column("slice"),
+        Column(bar, is_bar=True),
+        Column(amount, is_number=True, origin="model"),
+    )
+    return table(columns, rows, caption=caption)
+
+
+def _front(result: "PlanResult") -> Section:
+    columns = (
+        Column("slice"),
+        Column("time", is_number=True, origin="model"),
+        Column("cost", is_number=True, origin="model"),
+        Column("how"),
+    )
+    rows: list[Sequence[Child]] = [
+        (_slice(one), days_text(one.days), money_text(one), mesh_text(one)) for one in result.front
     ]
-    whole = sum(choice.seconds_by_cause.values())
-    label = f"Where the step goes on {choice.target}"
-    words = tag("p", f"{choice.target}: {seconds_text(whole)}")
-    return join(words, stacked_bar(pieces, whole=whole, label=label))
-
-
-def _memory_bar(choice: Choice) -> Html:
-    pieces = [
-        (
-            f"purpose {kind}",
-            choice.memory[purpose],
-            f"{purpose}: {bytes_text(choice.memory[purpose])}",
-        )
-        for purpose, kind in _PURPOSES
-    ]
-    marks = [(choice.usable_bytes, "limit", bytes_text(choice.usable_bytes))]
-    whole = max(choice.usable_bytes, choice.memory["total"])
-    label = f"HBM of one device of {choice.target}"
-    words = tag("p", f"{choice.target}: {bytes_text(choice.memory['total'])}")
-    return join(words, stacked_bar(pieces, whole=whole, label=label, marks=marks))
-
-
-def _front(result: "PlanResult") -> Html:
-    columns = (Column("slice"), Column("time", is_number=True), Column("cost", is_number=True))
-    rows = [(str(one.target), days_text(one.days), money_text(one)) for one in result.front]
     words = "Nothing is both faster and cheaper than these."
     return section("Pareto front", table(columns, rows, caption="Fastest first"), intro=words)
-
-
-def _cause_class(cause: str) -> str:
-    return _CAUSE_CLASS.get(cause, f"c-{cause}")

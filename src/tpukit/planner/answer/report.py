@@ -69,9 +69,16 @@ def plan_report(result: "PlanResult") -> Group:
 
 def verdict_line(result: "PlanResult") -> Text:
     """The answer in one sentence."""
+    word, words = verdict_words(result)
+    color = "green" if result.feasible else "yellow" if result.best else "red"
+    return Text.assemble((f"{word} ", f"bold {color}"), words)
+
+
+def verdict_words(result: "PlanResult") -> tuple[str, str]:
+    """The answer in a word, and the sentence behind it."""
     best = result.best
     if best is None:
-        return Text.assemble(("NO PLAN ", "bold red"), result.shortfall + ".")
+        return "NO PLAN", f"{result.shortfall}."
     verified = best.verified is not None and best.verified.memory_bytes is not None
     origin = "compiler-verified" if verified else "by the model"
     words = (
@@ -81,8 +88,8 @@ def verdict_line(result: "PlanResult") -> Text:
         f"{'' if best.mfu is None else f', MFU {best.mfu:.1%}'}, {origin}."
     )
     if result.feasible:
-        return Text.assemble((f"{result.ask.objective.upper()} ", "bold green"), words)
-    return Text.assemble(("NOT AS ASKED ", "bold yellow"), f"{result.shortfall}. Nearest: ", words)
+        return result.ask.objective.upper(), words
+    return "NOT AS ASKED", f"{result.shortfall}. Nearest: {words}"
 
 
 def _choices(result: "PlanResult", choices: Sequence[Choice]) -> Table:
@@ -172,4 +179,4 @@ def price_text(choice: Choice) -> str:
     price = choice.usd_per_chip_hour.value
     if price is None:
         return "no price"
-    return f"{price:.4g}/chip-h"
+    return f"${price:.4g}/chip-h"

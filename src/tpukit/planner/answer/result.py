@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...checker.report.files import write_whole
 from ...errors import TPUValidationError
 from ...job.model_source import is_own_model
+from ...runtime.files import write_output
 from ..search.search import Ask
 from .choice import Choice
 from .rejections import Rejection
@@ -88,7 +88,7 @@ class PlanResult:
         """Write the answer as one page that needs nothing else."""
         from .page import render_page
 
-        write_whole(Path(path), render_page(self).encode())
+        write_output(Path(path), render_page(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from ...compiler.timeline.machine import Machine
 from ...errors import TPUError, TPUNotAvailableError
 from ...hardware import Slice
 from ...job.job import Job
+from ...runtime.progress import Progress
 from ..answer.choice import Choice, Verified
 from ..cost.money import SPOT
 from ..cost.spot import SECONDS_PER_DAY
@@ -32,13 +33,13 @@ class OwnModelSearch:
 
     Attributes:
         budget_s: No compile starts after so long.
-        say: Called with a line for each thing that is done.
+        progress: Called with a line for each thing that is done.
         notes: Slices that were asked about and are no answer, and why.
     """
 
     ask: Ask
     budget_s: float
-    say: Callable[[str], None]
+    progress: Progress
     compile: Compile = compile_jobs
     compiled: int = 0
     seconds: float = 0.0
@@ -56,7 +57,7 @@ class OwnModelSearch:
                 skipped = len(waiting)
                 break
             now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
-            self.say(f"compiling for {', '.join(str(job.on) for job in now)}")
+            self.progress(f"compiling for {', '.join(str(job.on) for job in now)}")
             for job, answer in zip(now, self.compile(now, timeout_s=left), strict=True):
                 self.compiled += 1
                 found += self._read(job, answer)

@@ -12,6 +12,7 @@ from ...compiler.compiled import CompiledStep
 from ...errors import TPUError, TPUNotAvailableError
 from ...hardware.figure import format_quantity
 from ...job.job import Job
+from ...runtime.progress import Progress
 from ..answer.amounts import days_text
 from ..answer.choice import Choice, Verified
 from .objectives import Limits, ObjectiveName
@@ -28,7 +29,7 @@ class Verifier:
 
     Attributes:
         budget_s: No compile starts after so long, and none runs longer than what is left.
-        say: Called with a line for each thing that is done.
+        progress: Called with a line for each thing that is done.
         compile: What compiles plans, side by side.
         seconds: How long it all took.
         notes: What model and compiler say differently.
@@ -36,7 +37,7 @@ class Verifier:
     """
 
     budget_s: float
-    say: Callable[[str], None]
+    progress: Progress
     compile: Compile = compile_jobs
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list[str])
@@ -127,7 +128,8 @@ class Verifier:
         if left <= 0 or not jobs:
             return
         for job in jobs:
-            self.say(f"compiling {job.on} {_mesh(job)} batch {job.examples} remat {job.remat}")
+            how = f"{_mesh(job)} batch {job.examples} remat {job.remat}"
+            self.progress(f"compiling {job.on} {how}")
         answers = self.compile(jobs, timeout_s=left)
         for job, answer in zip(jobs, answers, strict=True):
             self._answers[_name(job)] = _verified(job, answer)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
 from ...hardware.detect import Accelerators
+from ..versions import installed_requirements, installed_version
 
 Severity = Literal["ok", "info", "warning", "error"]
 Topic = Literal["software", "devices", "environment", "resources", "compiler"]
@@ -35,22 +35,6 @@ class Finding:
             raise ValueError(f"finding {self.id!r} is a {self.severity} and names no fix")
 
 
-def installed_version(name: str) -> str | None:
-    """The version of an installed distribution, or None."""
-    try:
-        return distribution(name).version
-    except PackageNotFoundError:
-        return None
-
-
-def requirements(name: str) -> list[str]:
-    """What an installed distribution requires, as written in its metadata."""
-    try:
-        return distribution(name).requires or []
-    except PackageNotFoundError:
-        return []
-
-
 @dataclass(frozen=True)
 class Site:
     """What the checks look at: everything they know comes from here, so tests can make one up."""
@@ -60,7 +44,7 @@ class Site:
     root: Path = Path("/")
     deep: bool = False
     version_of: Callable[[str], str | None] = installed_version
-    requirements_of: Callable[[str], list[str]] = requirements
+    requirements_of: Callable[[str], list[str]] = installed_requirements
 
 
 # A check looks at one thing. To add one: write the function in the file of its topic and add it

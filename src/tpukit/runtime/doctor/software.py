@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 
 from .finding import Check, Finding, Severity, Site
-from .versions import parse_requirement, satisfies
+from .requirements import parse_requirement, satisfies
 
 OLDEST_PYTHON = (3, 11)
 CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")

@@ -1,7 +1,6 @@
 """The flags of the installed libtpu and jaxlib: look one up, search them, find the nearest name."""
 
 import difflib
-import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -10,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...errors import FlagError, MissingExtraError
+from ..versions import NOT_INSTALLED, installed_version
 from . import cache, reading
 from .flag import Flag, Place
 
@@ -41,8 +41,8 @@ class FlagRegistry(Mapping[str, Flag]):
 
         Without libtpu it holds jaxlib's flags only.
         """
-        jaxlib_version = importlib.metadata.version("jaxlib")
-        libtpu_version = _version_of("libtpu")
+        jaxlib_version = installed_version("jaxlib") or NOT_INSTALLED
+        libtpu_version = installed_version("libtpu")
         path = cache.registry_path(jaxlib_version, libtpu_version)
         if not refresh:
             known = _from_file(path)
@@ -61,8 +61,9 @@ class FlagRegistry(Mapping[str, Flag]):
     @staticmethod
     def is_cached() -> bool:
         """Whether `installed` will answer from disk, at once."""
-        version = importlib.metadata.version("jaxlib")
-        return _from_file(cache.registry_path(version, _version_of("libtpu"))) is not None
+        jaxlib_version = installed_version("jaxlib") or NOT_INSTALLED
+        path = cache.registry_path(jaxlib_version, installed_version("libtpu"))
+        return _from_file(path) is not None
 
     def __getitem__(self, name: str) -> Flag:
         return self._flags[name]
@@ -189,10 +190,3 @@ def _same_word(one: str, other: str) -> bool:
         return True
     shortest = min(len(one), len(other))
     return shortest >= _KEPT_SHARED_PREFIX and (one.startswith(other) or other.startswith(one))
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

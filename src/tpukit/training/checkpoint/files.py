@@ -5,11 +5,13 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from etils import epath
 
 from ...errors import MissingExtraError, TPUCheckpointError
+from ...runtime.files import write_text
 
 BLOCK_BYTES = 1 << 22
 # crc32 of a cached file runs at some GB/s a core: a few readers keep a disk busy.
@@ -54,17 +56,7 @@ def write_whole(path: epath.Path, text: str) -> None:
     if in_bucket(path):
         path.write_text(text)  # an object appears only when its upload is complete
         return
-    partial = path.with_name(f"{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    descriptor = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_text(Path(path), text, durable=True)
 
 
 def forget_listings(path: epath.Path) -> None:

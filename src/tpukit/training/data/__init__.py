@@ -7,7 +7,6 @@ from .opening import TokenData as TokenData
 from .opening import open_data as open_data
 from .opening import open_tokens as open_tokens
 from .prepare import Prepared as Prepared
-from .prepare import Progress as Progress
 from .prepare import prepare_tokens as prepare_tokens
 from .stream import DataStream as DataStream
 from .token_store import TokenStore as TokenStore
@@ -21,7 +20,6 @@ __all__ = [
     "DataStream",
     "Inspection",
     "Prepared",
-    "Progress",
     "TokenData",
     "TokenStore",
     "Tokenizer",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import TPUValidationError
+from ...runtime.progress import Counted, Progress, silent
 from .opening import open_tokens
 from .token_store import TokenStore
 from .tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
@@ -113,7 +114,7 @@ def inspect_data(
     text_key: str = "text",
     dtype: str | None = None,
     top: int = 20,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> Inspection:
     """Read all tokens of a data set and count them.
 
@@ -123,7 +124,7 @@ def inspect_data(
         text_key: Field with the text, where records have fields.
         dtype: Of .bin files.
         top: How many of the most frequent tokens to list.
-        progress: Called with the tokens read and all tokens.
+        progress: Called now and then, with a `Counted` line of tokens.
 
     Raises:
         TPUValidationError: The data are missing, empty or damaged.
@@ -161,7 +162,7 @@ def label(entry: TokenCount) -> str:
     return f"{entry.token}" if entry.text is None else f"{entry.token} {entry.text!r}"
 
 
-def _count(store: TokenStore, progress: Callable[[int, int], None] | None) -> np.ndarray:
+def _count(store: TokenStore, progress: Progress) -> np.ndarray:
     """How often each token number occurs; shards with a checksum are checked on the way."""
     expected = store.file_checksums
     counts = np.zeros(1, np.int64)
@@ -174,8 +175,7 @@ def _count(store: TokenStore, progress: Callable[[int, int], None] | None) -> np
             digest.update(np.ascontiguousarray(tokens).tobytes())
             counts = _add(counts, tokens, shard.name)
             done += stop - start
-            if progress is not None:
-                progress(done, store.num_tokens)
+            progress(Counted(f"{done:,} tokens", done=done, total=store.num_tokens))
         known = expected.get(shard.name.rsplit("/", 1)[-1])
         if known is not None and digest.hexdigest() != known:
             raise TPUValidationError(

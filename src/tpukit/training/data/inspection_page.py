@@ -1,21 +1,16 @@
-"""An inspection as one HTML page that needs nothing else."""
+"""An inspection as one page."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...checker.report.files import write_whole
-from ...checker.report.html.markup import Html, coordinate, tag
+from ...pages.charts import Piece, stacked_bar
+from ...pages.frame import Page
+from ...pages.markup import Child, Markup
+from ...pages.parts import Column, Section, card, code, headline, section, table
+from ...runtime.files import write_output
 from .inspection import Inspection, label
 
-_STYLE = """
-:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-th { text-align: left; padding-right: 2rem; font-weight: 600; vertical-align: top; }
-svg { width: 100%; height: auto; font-size: 13px; }
-svg text { fill: currentColor; }
-svg rect { fill: #4a7fd6; }
-"""
-_WIDTH, _ROW, _LEFT, _RIGHT = 800, 24, 200, 120
+_ORIGIN = "measured"
 
 
 def write_inspection(inspection: Inspection, path: Path) -> Path:
@@ -24,52 +19,79 @@ def write_inspection(inspection: Inspection, path: Path) -> Path:
     Raises:
         TPUValidationError: The place cannot be written.
     """
-    write_whole(path, render_inspection(inspection).encode("utf-8", errors="replace"))
+    write_output(path, render_inspection(inspection))
     return path
 
 
 def render_inspection(inspection: Inspection) -> str:
     """The page as text."""
-    rows = [
-        tag("tr", tag("th", name, scope="row"), tag("td", value))
-        for name, value in inspection.facts().items()
-    ]
-    body = [tag("h1", f"Data: {inspection.path}"), tag("table", rows)]
-    if inspection.document_lengths:
-        lengths = [
-            (f"{entry.shortest:,}–{entry.longest:,}", entry.documents)
-            for entry in inspection.document_lengths
-        ]
-        body += [tag("h2", "Documents by tokens"), _bars(lengths, "Documents by tokens")]
-    frequent = [(label(entry), entry.count) for entry in inspection.most_frequent]
-    body += [tag("h2", "Most frequent tokens"), _bars(frequent, "Most frequent tokens")]
-    body.append(tag("p", "Every figure was counted from the data (measured)."))
-    head = [
-        Html('<meta charset="utf-8"/>'),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"Data: {inspection.path}"),
-        tag("style", Html(_STYLE)),
-    ]
-    page = tag("html", tag("head", head), tag("body", body), lang="en")
-    return f"<!doctype html>\n{page}\n"
+    return Page(
+        title=f"Data: {inspection.path}",
+        headline=headline(
+            inspection.path,
+            f"({inspection.kind})",
+            lead="Every figure was counted from the data.",
+            cards=_cards(inspection),
+        ),
+        sections=_sections(inspection),
+        footer="Made by tpukit data inspect.",
+    ).render()
 
 
-def _bars(rows: Sequence[tuple[str, int]], title: str) -> Html:
+def _cards(found: Inspection) -> list[Markup]:
+    documents = "–" if found.num_documents is None else f"{found.num_documents:,}"
+    why = "where they start is not known" if found.num_documents is None else ""
+    typical = (found.length_percentiles or {}).get(50)
+    entropy = f"{found.unigram_entropy_nats:.4f} nats"
+    below = "a token: the loss of a model that knows no order"
+    numbers = f"from {found.smallest_token:,} to {found.largest_token:,}"
+    return [
+        card("Tokens", f"{found.num_tokens:,}", f"{found.dtype}, shards: {found.shards}", _ORIGIN),
+        card(
+            "Documents",
+            documents,
+            why if typical is None else f"half have at most {typical:,} tokens",
+            "" if why else _ORIGIN,
+        ),
+        card("Token numbers in use", f"{found.distinct_tokens:,}", numbers, _ORIGIN),
+        card("Unigram entropy", entropy, below, _ORIGIN),
+    ]
+
+
+def _sections(found: Inspection) -> list[Section]:
+    tokenizer = f"Tokenizer: {found.tokenizer}." if found.tokenizer is not None else ""
+    shown = [section("Most frequent tokens", _frequent(found), intro=tokenizer)]
+    if found.document_lengths:
+        spread = f"Tokens a document: {found.facts()['tokens a document']}."
+        shown.append(section("Document lengths", _lengths(found), intro=spread))
+    return shown
+
+
+def _frequent(found: Inspection) -> Markup:
+    rows = [(code(label(one)), one.count) for one in found.most_frequent]
+    return _bars("token", "times", rows, whole=found.num_tokens, caption="Tokens by count")
+
+
+def _lengths(found: Inspection) -> Markup:
+    rows = [(f"{one.shortest:,}–{one.longest:,}", one.documents) for one in found.document_lengths]
+    whole = sum(count for _, count in rows)
+    return _bars("tokens", "documents", rows, whole=whole, caption="Documents by tokens")
+
+
+def _bars(
+    name: str, what: str, rows: Sequence[tuple[Child, int]], *, whole: int, caption: str
+) -> Markup:
+    """A table with a bar for each count, the longest as wide as there is room."""
     most = max(count for _, count in rows)
-    drawn: list[Html] = []
-    for place, (name, count) in enumerate(rows):
-        top = place * _ROW
-        width = (_WIDTH - _LEFT - _RIGHT) * count / most
-        middle = coordinate(top + _ROW * 0.7)
-        drawn += [
-            tag("text", name, x=_LEFT - 8, y=middle, text_anchor="end"),
-            tag("rect", x=_LEFT, y=top + 3, width=coordinate(width), height=_ROW - 6),
-            tag("text", f"{count:,}", x=coordinate(_LEFT + width + 6), y=middle),
-        ]
-    return tag(
-        "svg",
-        drawn,
-        viewBox=f"0 0 {_WIDTH} {len(rows) * _ROW}",
-        role="img",
-        aria_label=title,
+    columns = (
+        Column(name),
+        Column("", is_bar=True),
+        Column(what, is_number=True, origin=_ORIGIN),
+        Column("share", is_number=True),
     )
+    cells: list[Sequence[Child]] = []
+    for key, count in rows:
+        words = f"{count:,}"
+        bar = stacked_bar([Piece("c-matrix", count, words)], whole=most, label=words)
+        cells.append((key, bar, words, f"{count / whole:.1%}"))
+    return table(columns, cells, caption=caption)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from ...errors import ConfigError, TPUValidationError, did_you_mean
-from ...runtime.flags.cache import cache_folder
+from ...runtime.cache_folder import cache_folder
 from .description import DataDescription
 from .examples import vocabulary_overflow
 from .iterated import IteratedData
@@ -220,7 +220,7 @@ def _documents(place: Place, num_tokens: int) -> np.ndarray:
 def _open_text(place: Place, kind: Kind, tokenizer: Tokenizer, text_key: str) -> TokenStore:
     about = f"{place.version(kind.files)};{tokenizer_key(tokenizer)};{text_key}"
     key = hashlib.blake2b(about.encode(), digest_size=12).hexdigest()
-    folder = cache_folder() / "tokens" / key
+    folder = cache_folder("tokens") / key
     prepare_tokens(place.path, folder, tokenizer=tokenizer, text_key=text_key, exist_ok=True)
     # Messages name what the person gave, not where its tokens are kept.
     return dataclasses.replace(_open_prepared(look_at(folder)), path=place.path)

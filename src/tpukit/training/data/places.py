@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from ...errors import TPUValidationError, did_you_mean
-from ...runtime.flags.cache import cache_folder
+from ...runtime.cache_folder import cache_folder
 from .remote import RemoteFile, list_remote, open_remote_shard, remote_url
 from .shards import TokenShard, open_shard
 
@@ -102,8 +102,9 @@ class RemotePlace:
     @contextmanager
     def local(self, names: Sequence[str]) -> Generator[list[Path]]:
         """Fetch them into the cache, and remove them afterwards."""
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=cache_folder(), prefix="fetched-") as folder:
+        cache = cache_folder("fetched")
+        cache.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=cache) as folder:
             paths = [Path(folder) / name for name in names]
             for path in paths:
                 self._files[path.name].fetch(path)

@@ -1,7 +1,7 @@
 """Text to tokens, once and for all: what `tpukit data prepare` does."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from ...errors import ConfigError, TPUValidationError
+from ...runtime.progress import Counted, Progress, silent
 from .documents import Piece, read_documents
 from .kinds import TEXT_KINDS, Kind, kind_of
 from .manifest import MANIFEST, Manifest, read_manifest
@@ -19,16 +20,6 @@ from .token_writer import SHARD_TOKENS, TokenWriter, refuse_to_overwrite
 from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
 
 _BATCH_PIECES, _BATCH_CHARACTERS = 1024, 1 << 22
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far it is."""
-
-    documents: int
-    tokens: int
-    read_bytes: int
-    total_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +58,7 @@ def prepare_tokens(
     shard_tokens: int = SHARD_TOKENS,
     force: bool = False,
     exist_ok: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Progress = silent,
 ) -> Prepared:
     """Make a folder of tokens out of text.
 
@@ -83,7 +74,7 @@ def prepare_tokens(
         shard_tokens: Tokens in a file at most.
         force: Replace prepared data that are there.
         exist_ok: Take prepared data that are there, or that somebody else makes meanwhile.
-        progress: Called now and then.
+        progress: Called now and then, with a `Counted` line of bytes.
 
     Raises:
         TPUValidationError: The data cannot be read, or something is in the way at `output`.
@@ -145,7 +136,7 @@ def _write_all(
     kind: Kind,
     tokenizer: Tokenizer | None,
     text_key: str,
-    progress: Callable[[Progress], None] | None,
+    progress: Progress,
 ) -> None:
     total = sum(path.stat().st_size for path in paths)
     if kind.name == "huggingface":
@@ -159,15 +150,7 @@ def _write_all(
                 if tokenizer is not None and tokenizer.end_of_document is not None:
                     _end(writer, piece, tokenizer.end_of_document)
                 writer.end_document()
-        if progress is not None:
-            progress(
-                Progress(
-                    documents=writer.num_documents,
-                    tokens=writer.num_tokens,
-                    read_bytes=done,
-                    total_bytes=total,
-                )
-            )
+        progress(Counted(f"{writer.num_tokens:,} tokens", done=done, total=total))
 
 
 def _end(writer: TokenWriter, piece: Piece, token: int) -> None:

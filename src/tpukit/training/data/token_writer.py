@@ -3,8 +3,6 @@
 import hashlib
 import os
 import shutil
-import socket
-import tempfile
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +10,9 @@ from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
-import psutil
 
 from ...errors import TPUValidationError
+from ...runtime.files import finish_folder, folder_beside
 from .manifest import DOCUMENTS, MANIFEST, Manifest, ShardEntry
 
 SHARD_TOKENS = 1 << 28
@@ -58,10 +56,7 @@ class TokenWriter:
         self._digest = hashlib.blake2b(digest_size=16)
         self.num_tokens = 0
         refuse_to_overwrite(output, force=force)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        mark = f".{output.name}.partial-{socket.gethostname()}-"
-        _remove_abandoned(output.parent, mark)
-        self._partial = Path(tempfile.mkdtemp(prefix=f"{mark}{os.getpid()}-", dir=output.parent))
+        self._partial = folder_beside(output)
 
     @property
     def num_documents(self) -> int:
@@ -139,8 +134,8 @@ class TokenWriter:
         )
         np.save(self._partial / DOCUMENTS, np.asarray(self._documents, np.int64))
         (self._partial / MANIFEST).write_text(manifest.to_json())
-        self._partial.chmod(0o755)  # mkdtemp makes it private
-        self._move()
+        refuse_to_overwrite(self._output, force=self._force)
+        finish_folder(self._partial, self._output)
         return manifest
 
     def _open_shard(self) -> IO[bytes]:
@@ -165,16 +160,6 @@ class TokenWriter:
         entry = ShardEntry(file=name, num_tokens=self._in_shard, blake2b=self._digest.hexdigest())
         self._shards.append(entry)
         self._file = None
-
-    def _move(self) -> None:
-        refuse_to_overwrite(self._output, force=self._force)
-        if self._output.exists():
-            old = self._partial.with_name(self._partial.name + "-old")
-            self._output.rename(old)
-            self._partial.rename(self._output)
-            shutil.rmtree(old)
-        else:
-            self._partial.rename(self._output)
 
 
 def refuse_to_overwrite(output: Path, *, force: bool) -> None:
@@ -201,11 +186,3 @@ def _write_header(file: IO[bytes], dtype: np.dtype[Any], count: int) -> None:
         file,
         {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)},
     )
-
-
-def _remove_abandoned(folder: Path, mark: str) -> None:
-    """Remove what killed processes of this machine left."""
-    for entry in folder.glob(f"{mark}*"):
-        pid = entry.name.removeprefix(mark).split("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(entry, ignore_errors=True)

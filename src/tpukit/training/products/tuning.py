@@ -9,15 +9,16 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from ...runtime.cache_folder import cache_folder
 from ...runtime.child import ChildError, run_child
-from ...runtime.flags.cache import cache_folder
+from ...runtime.files import write_json
+from ...runtime.progress import Progress
 from .product import Product, products_in
 from .results_file import SUFFIX
 
@@ -26,21 +27,21 @@ TIMEOUT_S = 600.0
 SECONDS_EACH = 4  # about, on an H200
 
 
-def tuned_options(text: str, *, say: Callable[[str], None]) -> dict[str, Any]:
+def tuned_options(text: str, *, progress: Progress) -> dict[str, Any]:
     """Compiler options that make XLA take the algorithms that are fastest under load.
 
     Args:
         text: Of the step, compiled without them.
-        say: Told what takes a while, and what came of it.
+        progress: Told what takes a while, and what came of it.
 
     Returns:
         None of them where XLA's own choice stands.
     """
     tuner = ProductTuner(text)
     if tuner.announcement is not None:
-        say(tuner.announcement)
+        progress(tuner.announcement)
     outcome = tuner.tune()
-    say(outcome.note)
+    progress(outcome.note)
     return outcome.options
 
 
@@ -82,7 +83,7 @@ class ProductTuner:
             ]
         )
         name = hashlib.sha256(about.encode()).hexdigest()[:24]
-        self.kept = (folder or cache_folder() / "products") / f"{name}{SUFFIX}"
+        self.kept = (folder or cache_folder("products")) / f"{name}{SUFFIX}"
 
     @property
     def announcement(self) -> str | None:
@@ -131,6 +132,6 @@ class ProductTuner:
                 return str(error)
             if not found:
                 return "alone, they compile to something else"
-            report.write_text(json.dumps(found))
+            write_json(report, found)
             results.replace(self.kept)  # last: where it is, all is
         return None

@@ -3,28 +3,33 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from ....pages.markup import Child, Markup, join, tag
+from ....pages.parts import (
+    ORIGINS,
+    Column,
+    Section,
+    absent,
+    badge,
+    code,
+    command,
+    definitions,
+    section,
+    table,
+)
 from ..schema import Report
 from ..wording import bytes_text, seconds_text
-from .markup import Html, join, tag
-from .parts import ORIGINS, Column, absent, badge, code, section, table
 
 # Kept on one line by spaces that do not break.
 _COMPILED = {True: "✓\u00a0fits", False: "✗\u00a0too\u00a0large", None: "not\u00a0compiled"}
 
 
-def next_section(report: Report) -> Html:
+def next_section(report: Report) -> Section:
     """Fixes and the command to run next."""
-    fixes, command = report.get("fixes"), report.get("next")
-    parts: list[Html] = []
-    if command:
-        copy = tag("button", "Copy", type="button", class_="script-only", data_copy=command)
-        parts.append(tag("div", tag("pre", code(command)), copy, class_="command"))
-    if fixes:
-        parts.append(_fixes(fixes))
-    return section("Next", *parts)
+    fixes, run_next = report.get("fixes"), report.get("next")
+    return section("Next", command(run_next) if run_next else "", _fixes(fixes) if fixes else "")
 
 
-def about_section(report: Report) -> Html:
+def about_section(report: Report) -> Section:
     """Job, options, versions, and what the badges mean."""
     compiled = report.get("compile") or {}
     job = {
@@ -46,14 +51,11 @@ def about_section(report: Report) -> Html:
         _list("Versions and slice", made) if made else absent("No versions were recorded."),
         _compile(compiled),
         tag("h3", "Where numbers come from"),
-        tag(
-            "dl",
-            [join(tag("dt", badge(origin)), tag("dd", words)) for origin, words in ORIGINS.items()],
-        ),
+        definitions((badge(origin), words) for origin, words in ORIGINS.items()),
     )
 
 
-def _compile(compiled: Mapping[str, Any]) -> Html | str:
+def _compile(compiled: Mapping[str, Any]) -> Child:
     took = (compiled.get("compile_s") or {}).get("value")
     if took is None:
         return ""
@@ -61,13 +63,13 @@ def _compile(compiled: Mapping[str, Any]) -> Html | str:
     return tag("p", f"The compiler took {seconds_text(took)}{earlier}. ", badge("measured"))
 
 
-def _list(title: str, values: Mapping[str, Any]) -> Html:
-    pairs = [join(tag("dt", key), tag("dd", code(_plain(value)))) for key, value in values.items()]
-    return join(tag("h3", title), tag("dl", pairs))
+def _list(title: str, values: Mapping[str, Any]) -> Markup:
+    shown = definitions((key, code(_plain(value))) for key, value in values.items())
+    return join(tag("h3", title), shown)
 
 
-def _fixes(fixes: Sequence[Mapping[str, Any]]) -> Html:
-    rows: list[Sequence[str]] = []
+def _fixes(fixes: Sequence[Mapping[str, Any]]) -> Markup:
+    rows: list[Sequence[Child]] = []
     for fix in fixes:
         verified, estimate = fix["verified"]["value"], fix["estimate"]["value"]
         amount = verified if verified is not None else estimate

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from ....pages.markup import Markup, join
+from ....pages.parts import Mood, badge, card, headline
 from ..schema import Report
 from ..wording import bytes_text, seconds_text
-from .markup import Html, join, tag
-from .parts import badge
 
 BOUND_BY = {
     "matrix": "the matrix unit",
@@ -18,26 +18,21 @@ BOUND_BY = {
     "overhead": "starting ops",
 }
 _NETWORKS = ("ici", "dcn")
+_VERDICTS: dict[str, tuple[str, Mood]] = {
+    "fits": ("FITS", "good"),
+    "does not fit": ("DOES NOT FIT", "bad"),
+}
 
 
-def headline(report: Report) -> Html:
+def report_headline(report: Report) -> Markup:
     """Verdict, what was checked, and the four figures everybody asks for."""
-    verdict = report.get("verdict")
-    words = {"fits": ("FITS", "good"), "does not fit": ("DOES NOT FIT", "bad")}
-    word, mood = words.get(verdict or "", ("COULD NOT TELL", "unsure"))
     memory = report.get("memory")
-    return tag(
-        "header",
-        tag(
-            "h1",
-            tag("span", word, class_=f"verdict {mood}"),
-            " ",
-            tag("span", report.get("program") or "program", class_="program"),
-            tag("span", " on ", _slice_words(report), class_="slice"),
-        ),
-        tag("p", _sentence(memory), class_="lead") if memory else "",
-        tag("div", *_cards(report), class_="cards"),
-        class_="headline",
+    return headline(
+        report.get("program") or "program",
+        f"on {(report.get('slice') or {}).get('name') or 'an unnamed slice'}",
+        verdict=_VERDICTS.get(report.get("verdict") or "", ("COULD NOT TELL", "unsure")),
+        lead=_sentence(memory) if memory else "",
+        cards=_cards(report),
     )
 
 
@@ -59,7 +54,7 @@ def binding_constraint(report: Report) -> tuple[str, str, str]:
     return BOUND_BY.get(cause, cause), share, "model"
 
 
-def _sentence(memory: dict[str, Any]) -> Html:
+def _sentence(memory: dict[str, Any]) -> Markup:
     need, have = memory["total_bytes"], memory.get("usable_bytes")
     words = f"{bytes_text(need)} of HBM per device"
     if have:
@@ -72,46 +67,32 @@ def _sentence(memory: dict[str, Any]) -> Html:
     return join(words, " ", badge(memory.get("origin", "compiler")))
 
 
-def _cards(report: Report) -> list[Html]:
+def _cards(report: Report) -> list[Markup]:
     prediction = report.get("prediction")
     what, why, origin = binding_constraint(report)
-    bound = _card("Held back by", what, why, origin)
+    bound = card("Held back by", what, why, origin)
     if not prediction:
-        return [_card("Predicted step", "–", _why_no_step(report), ""), bound]
+        return [card("Predicted step", "–", _why_no_step(report)), bound]
     low, high = seconds_text(prediction["low_s"]), seconds_text(prediction["high_s"])
     rate, mfu = prediction.get("tokens_per_s_per_chip"), prediction.get("mfu")
     not_tokens = "the program does not say how many tokens a step has"
     no_flops = "the program does not say how many FLOPs its model has"
     return [
-        _card(
+        card(
             "Predicted step", seconds_text(prediction["step_time_s"]), f"{low} to {high}", "model"
         ),
-        _card("MFU", f"{mfu:.1%}", prediction["mfu_convention"], "model")
+        card("MFU", f"{mfu:.1%}", prediction["mfu_convention"], "model")
         if mfu is not None
-        else _card("MFU", "–", no_flops, ""),
-        _card("Tokens/s/chip", f"{rate:,.0f}", _chips_words(report), "model")
+        else card("MFU", "–", no_flops),
+        card("Tokens/s/chip", f"{rate:,.0f}", _chips_words(report), "model")
         if rate is not None
-        else _card("Tokens/s/chip", "–", not_tokens, ""),
+        else card("Tokens/s/chip", "–", not_tokens),
         bound,
     ]
 
 
-def _card(title: str, value: str, below: str, origin: str) -> Html:
-    return tag(
-        "div",
-        tag("div", title, " ", badge(origin) if origin else "", class_="card-title"),
-        tag("div", value, class_="card-value"),
-        tag("div", below, class_="card-below"),
-        class_="card",
-    )
-
-
 def _why_no_step(report: Report) -> str:
     return report.get("no_prediction") or "the check stopped at the verdict on memory"
-
-
-def _slice_words(report: Report) -> str:
-    return str((report.get("slice") or {}).get("name") or "an unnamed slice")
 
 
 def _chips_words(report: Report) -> str:

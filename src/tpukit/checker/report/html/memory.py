@@ -5,16 +5,28 @@ from typing import Any
 
 from ....compiler.memory.attribution import CATEGORIES
 from ....compiler.memory.view import readable_path
+from ....pages.charts import Mark, Piece, coordinate, stacked_bar
+from ....pages.markup import Child, Markup, join, slug, tag
+from ....pages.parts import (
+    Column,
+    Section,
+    absent,
+    badge,
+    colored,
+    long_table,
+    section,
+    table,
+    warning,
+)
 from ..schema import Report
 from ..wording import bytes_text
-from .markup import Html, coordinate, join, slug, tag
-from .parts import Column, absent, badge, colored, long_table, op_cell, section, stacked_bar, table
+from .op_cell import op_cell
 
 _APART = 0.15  # of the bar: two marks nearer than this would be written over each other
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 900, 260, 72, 18, 34
 
 
-def memory_section(report: Report) -> Html:
+def memory_section(report: Report) -> Section:
     """Everything about HBM."""
     memory = report.get("memory")
     if not memory:
@@ -30,25 +42,25 @@ def memory_section(report: Report) -> Html:
     )
 
 
-def _bar(memory: dict[str, Any]) -> Html:
+def _bar(memory: dict[str, Any]) -> Markup:
     total, usable = memory["total_bytes"], memory.get("usable_bytes")
     pieces = [
-        (f"purpose {_kind(name)}", float(amount), f"{name}: {bytes_text(amount)}")
+        Piece(_kind(name), float(amount), f"{name}: {bytes_text(amount)}")
         for name, amount in memory["purposes"].items()
     ]
     label = f"{bytes_text(total)} of HBM"
-    marks = [(0.0, "", "0")]
+    marks = [Mark(0.0, "0")]
     if usable:
         label += f" of {bytes_text(usable)} usable"
-        marks.append((usable, "limit", f"limit {bytes_text(usable)}"))
+        marks.append(Mark(usable, f"limit {bytes_text(usable)}", is_limit=True))
     if not usable or abs(total - usable) > _APART * max(total, usable):
-        marks.append((total, "", bytes_text(total)))
+        marks.append(Mark(total, bytes_text(total)))
     return stacked_bar(pieces, whole=max(total, usable or 0), label=label, marks=marks)
 
 
-def _purposes(memory: dict[str, Any]) -> Html:
+def _purposes(memory: dict[str, Any]) -> Markup:
     total = memory["total_bytes"]
-    rows: list[Sequence[str]] = [
+    rows: list[Sequence[Child]] = [
         (
             colored(_kind(name), name),
             bytes_text(amount),
@@ -68,20 +80,18 @@ def _purposes(memory: dict[str, Any]) -> Html:
     return table(columns, rows, caption="HBM by purpose")
 
 
-def _findings(memory: dict[str, Any]) -> list[Html]:
+def _findings(memory: dict[str, Any]) -> list[Markup]:
     return [
-        tag(
-            "p",
+        warning(
             tag("strong", finding["kind"]),
             f" {finding['what']}, {bytes_text(finding['size_bytes'])}: {finding['advice']} ",
             badge("compiler"),
-            class_="warning",
         )
         for finding in memory.get("findings") or ()
     ]
 
 
-def _curve(memory: dict[str, Any]) -> Html:
+def _curve(memory: dict[str, Any]) -> Markup:
     curve, peak = memory.get("curve"), memory.get("peak")
     if not curve or not peak:
         return absent("The compiler listed no schedule, so there is no curve of live memory.")
@@ -135,10 +145,10 @@ def _curve(memory: dict[str, Any]) -> Html:
     )  # fmt: skip
 
 
-def _scale(top: float, place: Any, length: int) -> list[Html]:
+def _scale(top: float, place: Any, length: int) -> list[Markup]:
     """Lines at round amounts, and where the schedule begins and ends."""
     step = 2.0 ** max(0, int(top).bit_length() - 3)
-    drawn: list[Html] = []
+    drawn: list[Markup] = []
     amount = 0.0
     while amount <= top:
         x, y = place(0, amount)
@@ -156,7 +166,7 @@ def _scale(top: float, place: Any, length: int) -> list[Html]:
     return drawn
 
 
-def _buffers(memory: dict[str, Any]) -> Html:
+def _buffers(memory: dict[str, Any]) -> Markup:
     buffers = memory.get("buffers") or []
     if not buffers:
         return absent("The compiler listed no buffers.")
@@ -172,7 +182,7 @@ def _buffers(memory: dict[str, Any]) -> Html:
     return long_table(columns, rows, caption="Largest buffers", rest="smaller buffers")
 
 
-def _buffer_row(one: dict[str, Any]) -> Sequence[str]:
+def _buffer_row(one: dict[str, Any]) -> Sequence[Child]:
     waste = one["padding_bytes"]
     shape = tag(
         "div", tag("code", one["shape"]), tag("div", one["layout"], class_="path"), class_="op"

@@ -5,17 +5,18 @@ from math import ceil, floor, log10, sqrt
 
 from ....compiler.memory.reading import short_op_name
 from ....compiler.timeline import Span
+from ....pages.charts import coordinate
+from ....pages.markup import Markup, tag
+from ....pages.parts import Section, absent, badge, section
 from ..schema import Report
 from ..wording import seconds_text
-from .markup import Html, coordinate, tag
-from .parts import absent, badge, section
 
 OPS_DRAWN = 200
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 400, 70, 34, 34, 52
 _WAITS = ("loop", "ici", "dcn", "host")
 
 
-def roofline_section(report: Report, spans: Sequence[Span]) -> Html:
+def roofline_section(report: Report, spans: Sequence[Span]) -> Section:
     """Ops as dots under the chip's two roofs."""
     chip = report.get("chip")
     ops = [span for span in spans if span.track == "core" and span.cause not in _WAITS]
@@ -53,7 +54,7 @@ def roofline_section(report: Report, spans: Sequence[Span]) -> Html:
     )
 
 
-def _chart(ops: Sequence[Span], peak: float, rate: float) -> Html:
+def _chart(ops: Sequence[Span], peak: float, rate: float) -> Markup:
     corner = peak / rate
     intensities = [op.flops / op.bytes for op in ops]
     speeds = [op.flops / op.duration_s for op in ops]
@@ -69,7 +70,7 @@ def _chart(ops: Sequence[Span], peak: float, rate: float) -> Html:
         share = (log10(speed) - bottom) / (top - bottom)
         return _HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * min(1.0, max(0.0, share))
 
-    drawn: list[Html] = []
+    drawn: list[Markup] = []
     for power in range(left, right + 1):
         x = coordinate(across(10.0**power))
         drawn.append(tag("line", x1=x, x2=x, y1=_TOP, y2=_HEIGHT - _BOTTOM, class_="grid"))

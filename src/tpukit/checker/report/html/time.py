@@ -3,11 +3,23 @@
 from collections.abc import Sequence
 
 from ....compiler.memory.reading import short_op_name
+from ....pages.charts import Mark, Piece, stacked_bar
+from ....pages.markup import Child, Markup, join, tag
+from ....pages.parts import (
+    Column,
+    Section,
+    absent,
+    badge,
+    colored,
+    long_table,
+    section,
+    table,
+    warning,
+)
 from ..schema import Report
 from ..wording import bytes_text, flops_text, seconds_text
 from .headline import BOUND_BY
-from .markup import Html, join, tag
-from .parts import Column, absent, badge, colored, long_table, op_cell, section, stacked_bar, table
+from .op_cell import op_cell
 
 _SHOWN_SHARE = 0.0005
 _MEANING = {
@@ -22,7 +34,7 @@ _MEANING = {
 }
 
 
-def time_section(report: Report) -> Html:
+def time_section(report: Report) -> Section:
     """The split and the ops."""
     prediction = report.get("prediction")
     if not prediction:
@@ -33,27 +45,24 @@ def time_section(report: Report) -> Html:
     step = prediction["step_time_s"]
     seconds: dict[str, float] = prediction["seconds_by_cause"]
     pieces = [
-        (f"cause c-{cause}", amount, f"{BOUND_BY.get(cause, cause)}: {seconds_text(amount)}")
+        Piece(f"c-{cause}", amount, f"{BOUND_BY.get(cause, cause)}: {seconds_text(amount)}")
         for cause, amount in seconds.items()
         if amount > 0
     ]
-    marks = [(0.0, "", "0"), (step, "", seconds_text(step))]
+    marks = [Mark(0.0, "0"), Mark(step, seconds_text(step))]
     label = f"a step of {seconds_text(step)} by cause"
     return section(
         "Time",
         stacked_bar(pieces, whole=step, label=label, marks=marks),
         _causes(seconds, step),
-        *(
-            tag("p", "Not in the model: ", caveat, class_="warning")
-            for caveat in prediction["caveats"]
-        ),
+        [warning("Not in the model: ", caveat) for caveat in prediction["caveats"]],
         _top_ops(report),
         intro=join("One step on one device, by what the core waits for. ", badge("model")),
     )
 
 
-def _causes(seconds: dict[str, float], step: float) -> Html:
-    rows: list[Sequence[str]] = [
+def _causes(seconds: dict[str, float], step: float) -> Markup:
+    rows: list[Sequence[Child]] = [
         (
             colored(f"c-{cause}", BOUND_BY.get(cause, cause)),
             seconds_text(amount),
@@ -72,10 +81,10 @@ def _causes(seconds: dict[str, float], step: float) -> Html:
     return table(columns, rows, caption="Time by cause")
 
 
-def _top_ops(report: Report) -> Html:
+def _top_ops(report: Report) -> Markup:
     prediction = report.get("prediction") or {}
     step = prediction["step_time_s"]
-    rows: list[Sequence[str]] = [
+    rows: list[Sequence[Child]] = [
         (
             op_cell(op["name"], short_op_name(op["op_name"])),
             colored(f"c-{op['cause']}", BOUND_BY.get(op["cause"]) or op["cause"]),
@@ -101,7 +110,7 @@ def _top_ops(report: Report) -> Html:
     return table(columns, rows, caption="Heaviest ops, all their runs in a step together")
 
 
-def communication_section(report: Report) -> Html:
+def communication_section(report: Report) -> Section:
     """Collectives, those the core waits for first."""
     rows = report.get("collectives")
     if rows is None:
@@ -109,9 +118,9 @@ def communication_section(report: Report) -> Html:
     if not rows:
         return section("Communication", absent("The program has no collectives."))
     step = (report.get("prediction") or {}).get("step_time_s") or 0.0
-    cells: list[Sequence[str]] = [
+    cells: list[Sequence[Child]] = [
         (
-            tag("span", row["kind"], class_="kind"),
+            tag("span", row["kind"], class_="nowrap"),
             f"{row['group_size']:,}",
             bytes_text(row["bytes"]),
             f"{row['times']:,}",

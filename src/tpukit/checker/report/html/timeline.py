@@ -6,17 +6,19 @@ from typing import Any
 
 from ....compiler.memory.reading import short_op_name
 from ....compiler.timeline import Span
+from ....pages.charts import coordinate
+from ....pages.markup import Markup, join, tag
+from ....pages.parts import Section, absent, badge, legend, section
 from ..folding import FoldedAxis, Loop, find_loops
 from ..lanes import NESTING_TRACKS, Lane, nanoseconds, split_into_lanes, track_title
 from ..wording import seconds_text
 from .headline import BOUND_BY
-from .markup import Html, coordinate, tag
-from .parts import absent, badge, colored, section
 
 SPANS_KEPT = 12_000
 _UNITS = 1000
 _PICTURE_SPANS = 400
 _CORE_ROW, _OTHER_ROW, _GAP = 22, 9, 8
+_CAUSES = {**BOUND_BY, "loop": "a loop"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Placed:
     span: Span
 
 
-def timeline_section(spans: Sequence[Span]) -> Html:
+def timeline_section(spans: Sequence[Span]) -> Section:
     """The drawing, with what is needed to read it."""
     if not spans:
         return section("Timeline", absent("This report was kept without its timeline."))
@@ -36,11 +38,8 @@ def timeline_section(spans: Sequence[Span]) -> Html:
     left_out = len(spans) - len(kept)
     loops = find_loops(spans)
     axis = FoldedAxis.of(loops)
-    legend = [
-        tag("li", colored(f"c-{cause}", title))
-        for cause, title in {**BOUND_BY, "loop": "a loop"}.items()
-        if any(span.cause == cause for span in kept)
-    ]
+    causes = {span.cause for span in kept}
+    kinds = {f"c-{cause}": words for cause, words in _CAUSES.items() if cause in causes}
     note = f" The {left_out:,} shortest ops are left out." if left_out else ""
     return section(
         "Timeline",
@@ -54,7 +53,7 @@ def timeline_section(spans: Sequence[Span]) -> Html:
             role="application",
             aria_label="timeline of one step; arrow keys select, plus and minus zoom",
         ),
-        tag("ul", legend, class_="legend"),
+        legend(kinds),
         tag(
             "div",
             "Point at an op, or press an arrow key.",
@@ -62,7 +61,7 @@ def timeline_section(spans: Sequence[Span]) -> Html:
             class_="details",
             aria_live="polite",
         ),
-        intro=Html(tag("span", _intro(loops, len(kept)) + note + " ") + badge("model")),
+        intro=join(_intro(loops, len(kept)), note, " ", badge("model")),
     )
 
 
@@ -101,7 +100,7 @@ def timeline_data(spans: Sequence[Span], memory: Sequence[Sequence[float]] = ())
             }
             for track, title in enumerate(titles)
         ],
-        "causes": {**BOUND_BY, "loop": "a loop"},
+        "causes": _CAUSES,
         "texts": list(texts),
         "memory": [
             [round(seconds * 1e9), round(axis.place(seconds) * 1e9), amount]
@@ -155,7 +154,7 @@ def _intro(loops: Sequence[Loop], count: int) -> str:
     return words
 
 
-def _controls() -> Html:
+def _controls() -> Markup:
     buttons = [
         tag("button", label, type="button", data_do=action, title=title)
         for label, action, title in (
@@ -177,7 +176,7 @@ def _controls() -> Html:
     return tag("div", buttons, fold, hint, class_="controls script-only")
 
 
-def _picture(spans: Sequence[Span], axis: FoldedAxis) -> Html:
+def _picture(spans: Sequence[Span], axis: FoldedAxis) -> Markup:
     """The whole step, loops once, for a reader without scripts."""
     _, placed = lay_out(spans)
     end = max(axis.place(span.start_s + span.duration_s) for span in spans) or 1.0
@@ -189,7 +188,7 @@ def _picture(spans: Sequence[Span], axis: FoldedAxis) -> Html:
             track, height = key[0], height + _GAP
         tops[key] = height
         height += _CORE_ROW if key[0] == 0 else _OTHER_ROW
-    drawn: list[tuple[float, Html]] = []
+    drawn: list[tuple[float, Markup]] = []
     for one in placed:
         start = axis.place(one.span.start_s)
         length = axis.place(one.span.start_s + one.span.duration_s) - start

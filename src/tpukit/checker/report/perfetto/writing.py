@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ....errors import TPUValidationError, did_you_mean
-from ..files import write_whole
+from ....runtime.files import write_output
 from .chrome import chrome_events
 from .trace import Predicted, Trace
 from .track_event import track_event_bytes
@@ -52,5 +52,5 @@ def write_perfetto(
     else:
         content = track_event_bytes(trace)
     # A fixed time stamp, so that the same step gives the same file.
-    write_whole(path, gzip.compress(content, mtime=0) if ending.endswith(".gz") else content)
+    write_output(path, gzip.compress(content, mtime=0) if ending.endswith(".gz") else content)
     return path

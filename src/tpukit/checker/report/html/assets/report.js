@@ -1,42 +1,6 @@
 "use strict";
-// Anything that goes wrong is written where a person, and the browser test, can see it.
-window.addEventListener("error", (event) => {
-  document.documentElement.dataset.error = event.message;
-});
-document.addEventListener("securitypolicyviolation", (event) => {
-  document.documentElement.dataset.blocked = event.blockedURI;
-});
-
+// The timeline: drawn on a canvas in place of the picture that stands there without scripts.
 (() => {
-  const root = document.documentElement;
-  root.classList.add("scripted");
-  const data = JSON.parse(document.getElementById("report-data").textContent);
-
-  // --- theme: what the system says, or what the reader chose ---
-  const themes = ["auto", "light", "dark"];
-  const themeButton = document.getElementById("theme");
-  const redraws = [];
-  const setTheme = (theme) => {
-    root.style.colorScheme = theme === "auto" ? "light dark" : theme;
-    root.dataset.theme = theme;
-    themeButton.textContent = `Theme: ${theme}`;
-    for (const redraw of redraws) redraw();
-  };
-  themeButton.addEventListener("click", () => {
-    setTheme(themes[(themes.indexOf(root.dataset.theme) + 1) % themes.length]);
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    for (const redraw of redraws) redraw();
-  });
-
-  for (const button of document.querySelectorAll("[data-copy]")) {
-    button.addEventListener("click", () => {
-      navigator.clipboard?.writeText(button.dataset.copy).then(() => {
-        button.textContent = "Copied";
-      });
-    });
-  }
-
   const seconds = (ns) => {
     const steps = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
     const [size, unit] = steps.find(([least]) => Math.abs(ns) >= least) ?? steps[3];
@@ -55,8 +19,8 @@ document.addEventListener("securitypolicyviolation", (event) => {
   };
 
   const view = document.getElementById("timeline-view");
-  if (view && data.timeline) drawTimeline(view, data.timeline);
-  setTheme("auto");
+  const { timeline } = JSON.parse(document.getElementById("page-data").textContent);
+  if (view && timeline) drawTimeline(view, timeline);
 
   function drawTimeline(frame, { tracks, texts, causes, memory, spans: rows }) {
     const AXIS = 24, GAP = 10, LABEL = 18, MEMORY = 56, LEAST_VIEW_NS = 200;
@@ -334,7 +298,7 @@ document.addEventListener("securitypolicyviolation", (event) => {
     }
     fold.addEventListener("change", () => show(0, whole()));
     new ResizeObserver(later).observe(frame);
-    redraws.push(() => {
+    document.addEventListener("themechange", () => {
       readColors();
       later();
     });
@@ -342,6 +306,4 @@ document.addEventListener("securitypolicyviolation", (event) => {
     show(0, whole());
     draw();
   }
-
-  root.dataset.ready = "true";
 })();

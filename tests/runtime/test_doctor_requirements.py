@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement as Reference
 from packaging.specifiers import SpecifierSet
 
-from tpukit.runtime.doctor.versions import parse_requirement, satisfies
+from tpukit.runtime.doctor.requirements import parse_requirement, satisfies
 
 RELEASES = st.lists(st.integers(0, 12), min_size=1, max_size=4).map(
     lambda parts: ".".join(map(str, parts))

@@ -1,0 +1,182 @@
+"""What sections are made of: badges, cards, tables, lists, notes, commands."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .markup import Child, Markup, join, slug, tag
+
+Mood = Literal["good", "bad", "unsure"]
+ORIGINS = {
+    "measured": "timed on this machine or taken from a published measurement",
+    "compiler": "read from what the TPU compiler wrote for this very program",
+    "model": "predicted by tpukit's step-time model",
+    "datasheet": "published by the maker of the chip",
+}
+ROWS_OPEN = 12
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page with a heading, to which the menu leads."""
+
+    title: str
+    body: Markup
+
+    @property
+    def anchor(self) -> str:
+        """Its name in an address."""
+        return slug(self.title)
+
+    @property
+    def markup(self) -> Markup:
+        """The section as the page shows it."""
+        return tag("section", tag("h2", self.title), self.body, id=self.anchor)
+
+
+def section(title: str, *children: Child, intro: Child = "") -> Section:
+    """Make a section of children below an introduction."""
+    lead = tag("p", intro, class_="intro") if intro else ""
+    return Section(title, join(lead, *children))
+
+
+def headline(
+    subject: str,
+    rest: str,
+    *,
+    lead: Child = "",
+    verdict: tuple[str, Mood] | None = None,
+    cards: Sequence[Markup] = (),
+) -> Markup:
+    """Make the top of a page: a verdict, what the page is about, and the figures asked for first.
+
+    Args:
+        subject: What the page is about.
+        rest: The words behind it, less loud.
+        lead: The answer in a sentence.
+        verdict: The answer in a word, and whether that is good news.
+        cards: Figures, each a `card`.
+    """
+    word = tag("span", verdict[0], class_=f"verdict {verdict[1]}") if verdict else ""
+    return tag(
+        "header",
+        tag("h1", word, " " if word else "", subject, tag("span", f" {rest}", class_="rest")),
+        tag("p", lead, class_="lead") if lead else "",
+        tag("div", cards, class_="cards") if cards else "",
+        class_="headline",
+    )
+
+
+def card(title: str, value: str, below: str, origin: str = "") -> Markup:
+    """Make one figure of the headline."""
+    return tag(
+        "div",
+        tag("div", title, " ", badge(origin) if origin else "", class_="card-title"),
+        tag("div", value, class_="card-value"),
+        tag("div", below, class_="card-below"),
+        class_="card",
+    )
+
+
+def badge(origin: str) -> Markup:
+    """Say where a number comes from."""
+    title = ORIGINS.get(origin, origin)
+    return tag("span", origin, class_=f"badge from-{slug(origin)}", title=title)
+
+
+def absent(reason: str) -> Markup:
+    """Say why something is not here."""
+    return tag("p", reason, class_="absent")
+
+
+def warning(*children: Child) -> Markup:
+    """Make a note that should not be missed."""
+    return tag("p", *children, class_="warning")
+
+
+def code(text: str) -> Markup:
+    """Make a name or a command."""
+    return tag("code", text)
+
+
+def command(text: str) -> Markup:
+    """Make a command to run next, with a button that copies it."""
+    copy = tag("button", "Copy", type="button", class_="script-only", data_copy=text)
+    return tag("div", tag("pre", code(text)), copy, class_="command")
+
+
+def definitions(entries: Iterable[tuple[Child, Child]]) -> Markup:
+    """Make a list of terms and what each is."""
+    return tag("dl", [join(tag("dt", term), tag("dd", what)) for term, what in entries])
+
+
+def bullets(lines: Iterable[Child]) -> Markup:
+    """Make a list of sentences."""
+    return tag("ul", [tag("li", line) for line in lines])
+
+
+def colored(kind: str, words: str) -> Markup:
+    """Name a kind of memory or time, with its color before it."""
+    swatch = tag("span", class_=f"swatch {kind}", aria_hidden="true")
+    return tag("span", swatch, words, class_="nowrap")
+
+
+def legend(kinds: Mapping[str, str]) -> Markup:
+    """Say which color is what, by class and words."""
+    entries = [tag("li", colored(kind, words)) for kind, words in kinds.items()]
+    return tag("ul", entries, class_="legend")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table; numbers are aligned to the right, bars take the room there is."""
+
+    title: str
+    is_number: bool = False
+    is_bar: bool = False
+    origin: str = ""
+
+    @property
+    def css_class(self) -> str | None:
+        """The class of its cells."""
+        return "number" if self.is_number else "bar-cell" if self.is_bar else None
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[Child]], *, caption: str) -> Markup:
+    """Make a table that scrolls sideways on a narrow screen, reachable by keyboard."""
+    head = [
+        tag(
+            "th",
+            column.title,
+            (" ", badge(column.origin)) if column.origin else "",
+            scope="col",
+            class_=column.css_class,
+        )
+        for column in columns
+    ]
+    body = [
+        tag(
+            "tr",
+            [
+                tag("td", cell, class_=column.css_class)
+                for column, cell in zip(columns, row, strict=True)
+            ],
+        )
+        for row in rows
+    ]
+    inside = tag(
+        "table", tag("caption", caption), tag("thead", tag("tr", head)), tag("tbody", body)
+    )
+    return tag("div", inside, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def long_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[Child]], *, caption: str, rest: str
+) -> Markup:
+    """Make a table whose first rows are open and whose others are one click away."""
+    first = table(columns, rows[:ROWS_OPEN], caption=caption)
+    if len(rows) <= ROWS_OPEN:
+        return first
+    words = f"{len(rows) - ROWS_OPEN} {rest}"
+    hidden = table(columns, rows[ROWS_OPEN:], caption=words)
+    return join(first, tag("details", tag("summary", words), hidden))

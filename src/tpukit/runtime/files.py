@@ -1,0 +1,118 @@
+"""Files and folders that are whole or not there: made beside their place, then moved onto it."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import TPUValidationError
+
+PARTIAL = ".partial"
+"""How the name of a file that is being written ends; it starts with a dot."""
+_NAME_KEPT = 80  # letters of the final name in the other one: a name has at most 255
+
+
+@contextmanager
+def whole_file(path: Path, *, durable: bool = False) -> Generator[IO[bytes]]:
+    """Open a file that appears at `path` when the block ends, unless it ends by an error.
+
+    Readers see what was there before or all that is new, never a part, and so do those who write
+    the same file at the same time.
+
+    Args:
+        path: Where it appears; its folder must exist.
+        durable: Whether it must outlast a power cut, which takes a wait for the disk.
+    """
+    partial = path.with_name(f".{path.name[:_NAME_KEPT]}.{secrets.token_hex(4)}{PARTIAL}")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:  # Ctrl-C and a full disk alike: leave nothing behind
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    if durable:
+        _wait_for_disk(path.parent)
+
+
+def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Write a file whole or not at all."""
+    with whole_file(path, durable=durable) as file:
+        file.write(content)
+
+
+def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """Write a text file, in UTF-8, whole or not at all."""
+    write_bytes(path, text.encode(), durable=durable)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write plain data as JSON, whole or not at all."""
+    write_text(path, json.dumps(data) + "\n")
+
+
+def write_output(path: Path, content: bytes | str) -> None:
+    """Write a file that the user asked for by name.
+
+    Raises:
+        TPUValidationError: It cannot be written there.
+    """
+    try:
+        write_bytes(path, content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise TPUValidationError(
+            f"{path} cannot be written ({error.strerror}); choose another place."
+        ) from None
+
+
+def folder_beside(target: Path) -> Path:
+    """Make an empty folder in which the content of `target` can be made; see `finish_folder`.
+
+    Several processes may make the same one, each in a folder of its own. What one leaves behind
+    when it is killed, the next one on the same machine removes.
+    """
+    import psutil
+
+    mark = f".{target.name[:_NAME_KEPT]}{PARTIAL}-{socket.gethostname()}-"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for entry in target.parent.iterdir():
+        pid = entry.name.removeprefix(mark).split("-")[0]
+        if entry.name.startswith(mark) and pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(entry, ignore_errors=True)
+    made = target.with_name(f"{mark}{os.getpid()}-{secrets.token_hex(4)}")
+    made.mkdir()
+    return made
+
+
+def finish_folder(made: Path, target: Path) -> None:
+    """Move what `folder_beside` made to its place, instead of a folder that is there."""
+    if not target.exists():
+        made.rename(target)
+        return
+    old = made.with_name(f"{made.name}-old")
+    target.rename(old)
+    try:
+        made.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)
+
+
+def _wait_for_disk(folder: Path) -> None:
+    """Have the disk know the names in a folder, which syncing a file does not ask of it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,31 @@
+"""How a caller hears what is being done: one callback, called with a line for each thing.
+
+Every function that takes a while has a parameter `progress` of this type. `print` is one, and so is
+the `append` of a list.
+"""
+
+from collections.abc import Callable
+
+Progress = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """Tell nobody."""
+
+
+class Counted(str):
+    """A line that also says how far the work is, for a callback that draws a bar.
+
+    Attributes:
+        done: How much is done, in any unit.
+        total: How much there is of it.
+    """
+
+    done: int
+    total: int
+
+    def __new__(cls, line: str, *, done: int, total: int) -> "Counted":
+        """Make the line."""
+        made = super().__new__(cls, line)
+        made.done, made.total = done, total
+        return made

@@ -1,0 +1,148 @@
+"""A real browser without a window, spoken to over its debugging pipe."""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+ANSWER_S = 60
+# Chromium reads its debugging pipe at descriptor 3 and writes it at 4.
+AS_THREE_AND_FOUR = """
+import os, sys
+reading, writing = (os.dup(int(number)) for number in sys.argv[1:3])
+spare = [os.dup(one) for one in (reading, writing) for _ in range(3)]  # above 3 and 4 for certain
+os.dup2(spare[2], 3)
+os.dup2(spare[5], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+class Browser:
+    """Chromium without a window, and whatever it asked the network for."""
+
+    def __init__(self, program, folder):
+        to_browser, self._ask = os.pipe()
+        self._hear, from_browser = os.pipe()
+
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", AS_THREE_AND_FOUR, str(to_browser), str(from_browser)),
+                *(program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+                *("--disable-background-networking", "--disable-component-update"),
+                *("--disable-sync", "--hide-scrollbars", "--remote-debugging-pipe"),
+                f"--user-data-dir={folder}",
+            ],
+            pass_fds=(to_browser, from_browser),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._unread, self._number, self._session = b"", 0, None
+        self.events = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method, **params):
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._ask, json.dumps(message).encode() + b"\0")
+        while True:
+            heard = self._next()
+            if heard.get("id") == self._number:
+                assert "error" not in heard, heard
+                return heard["result"]
+            self.events.append(heard)
+
+    def _next(self):
+        deadline = time.monotonic() + ANSWER_S
+        while b"\0" not in self._unread:
+            ready, _, _ = select.select([self._hear], [], [], max(0, deadline - time.monotonic()))
+            assert ready, f"the browser did not answer within {ANSWER_S} s"
+            piece = os.read(self._hear, 1 << 20)
+            assert piece, "the browser ended"
+            self._unread += piece
+        message, _, self._unread = self._unread.partition(b"\0")
+        return json.loads(message)
+
+    def open(self, path, *, width=1400, height=900, dark=False, scripts=True):
+        self.events.clear()
+        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=False,
+        )  # fmt: skip
+        self.call("Page.navigate", url=path.as_uri())
+        deadline = time.monotonic() + ANSWER_S
+        while self.run("document.readyState") != "complete":
+            assert time.monotonic() < deadline, "the page did not load"
+            time.sleep(0.02)
+        if scripts:  # one drawn frame later everything the page asked for is done
+            frame = "(done) => requestAnimationFrame(() => requestAnimationFrame(done))"
+            self.run(f"new Promise({frame})")
+
+    def run(self, script):
+        answer = self.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def press(self, key, text=""):
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, text=text)
+
+    def screenshot(self, path, *, selector=None):
+        clip = {}
+        if selector:
+            script = f"""(() => {{
+                const box = document.querySelector({selector!r}).getBoundingClientRect();
+                return {{x: box.x + scrollX, y: box.y + scrollY,
+                         width: box.width, height: box.height, scale: 1}};
+            }})()"""
+            clip = {"clip": self.run(script), "captureBeyondViewport": True}
+        shot = self.call("Page.captureScreenshot", format="png", **clip)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    @property
+    def requests(self):
+        """Every address asked for but the page itself and what is in it."""
+        asked = (
+            event["params"]["request"]["url"]
+            for event in self.events
+            if event.get("method") == "Network.requestWillBeSent"
+        )
+        return [url for url in asked if not url.startswith(("file:", "data:", "about:"))]
+
+    @property
+    def complaints(self):
+        """Errors and refusals written to the console."""
+        return [
+            event
+            for event in self.events
+            if event.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")
+        ]
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ask)
+        os.close(self._hear)
+
+
+def find_browser():
+    """Where a browser is installed; None where none is."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
