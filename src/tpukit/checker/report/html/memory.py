@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....compiler.memory.attribution import CATEGORIES
-from ....compiler.memory.view import readable_path
+from ....compiler.memory.view import host_memory_text, readable_path
 from ..schema import Report
 from ..wording import bytes_text
 from .markup import Html, coordinate, join, slug, tag
@@ -58,7 +58,8 @@ def _purposes(memory: dict[str, Any]) -> Html:
         for name, amount in memory["purposes"].items()
     ]
     if memory.get("host_bytes"):
-        rows.append(("pinned host memory", bytes_text(memory["host_bytes"]), "", "on the host"))
+        what = host_memory_text(memory.get("host_computation_bytes", 0))
+        rows.append(("host memory", bytes_text(memory["host_bytes"]), "", what))
     columns = (
         Column("purpose"),
         Column("bytes", is_number=True, origin="compiler"),
