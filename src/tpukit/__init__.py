@@ -54,7 +54,7 @@ HOMES = {
         "Sampling",
         "generate",
     ),
-    ".observe.diagnosis.diagnose": ("diagnose_performance",),
+    ".observe": ("diagnose_performance",),
     ".parallel": (
         "Layout",
         "MeshConfig",

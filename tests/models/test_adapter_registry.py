@@ -24,7 +24,7 @@ from tpukit.models import (
     unregister_adapter,
 )
 from tpukit.models.adapters.registry import BUILT_IN, adapt, kind_of, known_kinds
-from tpukit.observe.diagnosis.diagnose import diagnose_performance
+from tpukit.observe import diagnose_performance
 from tpukit.parallel.mesh.mesh import create_mesh
 from tpukit.step import Workload
 from tpukit.training import TPUTrainer
@@ -131,7 +131,9 @@ class TestAFrameworkOfOnesOwn:
 
     def test_it_is_diagnosed(self):
         batch = {name: np.zeros(shape.shape, shape.dtype) for name, shape in SHAPES.items()}
-        found = diagnose_performance(workload(), [batch] * 2, steps=1)
+        found = diagnose_performance(
+            Module(16, 32, 4), [batch] * 2, steps=1, inputs=("x",), loss=mean_square
+        )
         assert found.step_time_s.origin == "measured"
 
     def test_checkpoints_need_a_way_to_set_them(self):
