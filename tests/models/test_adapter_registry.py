@@ -225,7 +225,7 @@ Transformed.__module__ = "haiku._src.transform"
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_model_nobody_knows(model, message):
+def test_an_unknown_model(model, message):
     with pytest.raises(TPUModelError, match=message) as refused:
         Workload(model, batch=SHAPES)
     text = str(refused.value)

@@ -1,4 +1,4 @@
-"""The kinds of model that are known, in the order in which they are asked: nothing else asks."""
+"""The kinds of model that are known, in the order in which they are asked."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,7 +147,7 @@ def adapt(
         batch_shapes: Shape and dtype of every batch entry.
 
     Raises:
-        TPUModelError: Nobody knows such a model, or its adapter lacks a method.
+        TPUModelError: No kind recognises the model, or its adapter lacks a method.
     """
     kind = kind_of(model)
     adapter = kind.build(model, ModelInputs(tuple(inputs), dict(batch_shapes)))

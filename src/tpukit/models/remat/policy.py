@@ -139,7 +139,7 @@ class RematPolicy:
         )
 
     def for_whole_model(self, model: object) -> "RematPolicy":
-        """This policy, for a model whose layers nobody but itself can tell apart.
+        """This policy, for a model whose layers cannot be told apart from outside.
 
         Raises:
             TPUModelError: The policy asks for segments of several layers.
