@@ -11,6 +11,7 @@ ROOMS = [
     *(
         "errors",
         "lazy",
+        "frameworks",
         "hardware",
         "runtime",
         "pages",

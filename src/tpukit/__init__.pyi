@@ -32,7 +32,7 @@ from .models import list_presets as list_presets
 from .models.generation import Generator as Generator
 from .models.generation import Sampling as Sampling
 from .models.generation import generate as generate
-from .observe.diagnosis.diagnose import diagnose_performance as diagnose_performance
+from .observe import diagnose_performance as diagnose_performance
 from .parallel import Layout as Layout
 from .parallel import MeshConfig as MeshConfig
 from .parallel import abstract_mesh as abstract_mesh

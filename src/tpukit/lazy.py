@@ -12,7 +12,9 @@ from typing import Any
 
 # Public names by the module they live in, e.g. {".mesh.mesh": ("create_mesh",)}.
 Homes = Mapping[str, Sequence[str]]
-LAZY_PACKAGES = ("", ".parallel", ".models", ".step", ".job", ".records", ".training")
+LAZY_PACKAGES = (
+    *("", ".parallel", ".models", ".step", ".job", ".records", ".training", ".observe"),
+)
 
 
 def lazy_names(

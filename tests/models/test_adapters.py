@@ -153,6 +153,42 @@ def test_batch_statistics_are_carried_and_dropout_draws_anew(model):
     assert first["loss"] != second["loss"], "the mask of dropout must differ from step to step"
 
 
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(16, momentum=0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return jnp.tanh(self.norm(x))
+
+
+class Stack(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([Block(rngs), Block(rngs)])
+        self.out = nnx.Linear(16, 4, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
+def test_batch_statistics_are_carried_through_checkpoints_too():
+    states = []
+    for remat in (None, "full"):
+        work = Workload(Stack, batch=BATCH, inputs=("x",), loss=mean_square, remat=remat)
+        state, _ = jax.jit(work.train_step)(work.init(jax.random.key(0)), work.example_batch())
+        states.append(state.model_state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *states)
+    assert any(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(states[1]))
+
+
+@pytest.mark.parametrize("kind", ["linen", "equinox", "functions"])
+def test_segments_of_layers_need_layers_that_can_be_seen(kind):
+    work = make(kind, remat="full every=2")
+    with pytest.raises(TPUModelError, match="every_n_layers=2 needs layers that can be seen"):
+        jax.eval_shape(work.train_step, work.state_shapes(), work.example_batch())
+
+
 def test_linen_language_model_needs_no_loss():
     model = linen.Embed(32, 32)
     work = Workload(model, batch_size=2, sequence_length=4)
@@ -164,9 +200,9 @@ def test_linen_language_model_needs_no_loss():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (3.0, "float is not a model; pass a preset name"),
+        (3.0, "float is not a model that is known; known are a preset name"),
         ("tinny", "no preset is called 'tinny'.*'tiny'"),
-        ((plain_init, 3), "tuple is not a model"),
+        ((plain_init, 3), "tuple is not a model that is known"),
     ],
 )
 def test_what_is_no_model_is_refused(model, message):

@@ -1,5 +1,6 @@
 """`enable_gradient_checkpointing` on models of every kind: same numbers, less remembered."""
 
+import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,6 +126,34 @@ def test_plain_function():
     assert saved_residual_bytes(checkpointed, X) < saved_residual_bytes(function, X)
 
 
+def test_equinox():
+    model = equinox.nn.MLP(WIDTH, WIDTH, 64, 2, activation=jnp.tanh, key=jax.random.key(0))
+    checkpointed = enable_gradient_checkpointing(model)
+
+    def loss(model):
+        return jnp.sum(jax.vmap(model)(X) ** 2)
+
+    gradients, expected = (equinox.filter_grad(loss)(one) for one in (checkpointed, model))
+    assert_same(jax.tree.leaves(gradients), jax.tree.leaves(expected))
+    sizes: list[int] = []
+    for one in (checkpointed, model):
+        arrays, rest = equinox.partition(one, equinox.is_array)
+        sizes.append(
+            saved_residual_bytes(lambda p, rest=rest: loss(equinox.combine(p, rest)), arrays)
+        )
+    assert sizes[0] < sizes[1]
+
+
+def test_a_pair_of_functions():
+    def apply(params, batch):
+        return jnp.sum(jnp.tanh(jnp.sin(batch["x"] * params)) ** 2)
+
+    init, checkpointed = enable_gradient_checkpointing((jnp.zeros_like, apply))
+    assert init is jnp.zeros_like
+    batch = {"x": X}
+    assert_same(jax.grad(checkpointed)(2.0, batch), jax.grad(apply)(2.0, batch))
+
+
 class NoLayers(nnx.Module):
     def __init__(self, rngs):
         self.only = nnx.Linear(2, 2, rngs=rngs)
@@ -134,8 +163,9 @@ class NoLayers(nnx.Module):
     ("model", "every", "message"),
     [
         (NoLayers(nnx.Rngs(0)), 1, "NoLayers has no nnx.List of layers"),
+        ("tiny", 1, "does not run by itself.*remat='nothing_saveable'"),
         (LinenTower(), 2, "every_n_layers=2 needs layers that can be seen, and a LinenTower"),
-        (3, 1, "int is not something that can be checkpointed"),
+        (3, 1, "int is not a model that is known"),
     ],
 )
 def test_errors_teach(model, every, message):

@@ -5,24 +5,31 @@ import io
 import json
 import time
 
+import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen, nnx
 from rich.console import Console
 
 from tpukit.errors import TPUModelError, TPUValidationError
 from tpukit.hardware import Figure
-from tpukit.observe.diagnosis import diagnose as performance
-from tpukit.observe.diagnosis.diagnose import diagnose_performance, time_steps
-from tpukit.observe.diagnosis.input_rate import measure_input
+from tpukit.models import get_preset
+from tpukit.observe import (
+    Bottlenecks,
+    StepTiming,
+    diagnose_performance,
+    measure_input,
+    time_steps,
+)
+from tpukit.observe.diagnosis import performance
 from tpukit.observe.diagnosis.issues import (
     bottleneck_issues,
     compile_issues,
     input_issues,
     target_issues,
 )
-from tpukit.observe.diagnosis.reading import Bottlenecks
 from tpukit.step.workload import Workload
 
 WIDTH = 64
@@ -105,7 +112,7 @@ class TestHere:
         assert "Below target" in [issue["problem"] for issue in found["issues"]]
 
     def test_the_slow_part_is_what_counts(self, monkeypatch):
-        slow = performance.StepTiming(0.001, 1.0, 1e9, 3, "8 x cpu")
+        slow = StepTiming(0.001, 1.0, 1e9, 3, "8 x cpu")
         monkeypatch.setattr(performance, "time_steps", lambda *args, **how: slow)
         found = diagnose_performance(model(), batches(5, pause_s=0.02))
         assert found["issues"][0]["problem"] == "Data loading bottleneck"
@@ -114,6 +121,33 @@ class TestHere:
     def test_a_batch_that_the_devices_do_not_divide_runs_on_one(self):
         work = Workload(model(), batch={"x": jax.ShapeDtypeStruct((3, WIDTH), jnp.float32)})
         assert time_steps(work, steps=1).devices == "1 x cpu"
+
+    @pytest.mark.parametrize(
+        "model",
+        [
+            linen.Dense(WIDTH),
+            nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0)),
+            lambda rngs: nnx.Linear(WIDTH, WIDTH, rngs=rngs),
+            equinox.nn.Linear(WIDTH, WIDTH, key=jax.random.key(0)),
+        ],
+        ids=["linen", "nnx", "nnx function", "equinox"],
+    )
+    def test_a_model_of_any_framework_is_taken(self, model):
+        found = diagnose_performance(
+            model,
+            batches(2),
+            steps=1,
+            inputs=("x",),
+            loss=lambda outputs, batch: jnp.mean(outputs**2),
+        )
+        assert found.step_time_s.origin == "measured"
+
+    def test_a_reference_transformer_says_its_flops(self):
+        found = diagnose_performance("tiny", batch_size=8, sequence_length=32, steps=1)
+        flops = get_preset("tiny").flops_per_token(32).total * 8 * 32
+        achieved = found.achieved_tflops.value * 1e12 * found.step_time_s.value
+        assert achieved == pytest.approx(flops)
+        assert "counted once" in found.achieved_tflops.source
 
     def test_what_is_missing_is_named(self):
         with pytest.raises(TPUModelError, match="shapes of a batch are not known"):

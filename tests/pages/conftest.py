@@ -45,7 +45,7 @@ def plan_page():
     def render(text):
         choices = tuple(
             replace(
-                one, remat=text, precision=text, mesh={text: 8}, job=replace(one.job, model=text)
+                one, remat=text, precision=text, mesh={text: 8}, job=one.job.replace(model=text)
             )
             for one in found.choices
         )

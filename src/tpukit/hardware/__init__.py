@@ -11,8 +11,13 @@ from .prices import Rate as Rate
 from .prices import public_prices as public_prices
 from .slice import Slice as Slice
 from .slice import list_slices as list_slices
+from .utilization import MFU_CONVENTION as MFU_CONVENTION
+from .utilization import MFU_FORMAT as MFU_FORMAT
+from .utilization import model_flop_utilization as model_flop_utilization
 
 __all__ = [
+    "MFU_CONVENTION",
+    "MFU_FORMAT",
     "Accelerators",
     "Chip",
     "Figure",
@@ -23,5 +28,6 @@ __all__ = [
     "get_chip",
     "list_chips",
     "list_slices",
+    "model_flop_utilization",
     "public_prices",
 ]

@@ -108,6 +108,23 @@ class Job(Limits):
         return self
 
     @classmethod
+    def of(cls, model: Any, **arguments: Any) -> "Job":
+        """Return the job of a model; what is no key of a job is a part of its step.
+
+        Args:
+            model: As `Job.model`.
+            **arguments: Keys of a job, nested or by dotted path, and arguments of `Workload`, such
+                as a loss, rules, or a remat policy made in Python.
+        """
+        keys: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
+        for name, value in arguments.items():
+            plain = value is None or isinstance(value, str | int | float | Mapping | tuple)
+            is_key = plain and name.partition(".")[0] in cls.model_fields
+            (keys if is_key else parts)[name] = value
+        return cls.from_dict({"model": model, **keys}).replace(parts=parts)
+
+    @classmethod
     def from_document(cls, document: Document) -> "Job":
         """Check the values of a document; an unknown key is refused with the nearest one."""
         from .config.spelling import settle_config_names
@@ -254,10 +271,14 @@ class Job(Limits):
     @property
     def model_flops(self) -> float | None:
         """FLOPs of the model in one step, causal attention counted once; None of an own model."""
+        from ..models.transformer.accounting import count_flops_per_step
+        from ..models.transformer.config import TransformerConfig
+
         config = getattr(self._loaded, "config", self._loaded)
-        if not hasattr(config, "flops_per_token"):
+        if not isinstance(config, TransformerConfig):
             return None
-        return config.flops_per_token(self.tokens_per_example).total * self.tokens_per_step
+        length, tokens = self.tokens_per_example, self.tokens_per_step
+        return count_flops_per_step(config, sequence_length=length, tokens_per_step=tokens).value
 
     @property
     def memory_limit_bytes(self) -> int | None:

@@ -6,6 +6,16 @@ Names load on first use: a planner that only reads configurations needs neither 
 from ..lazy import lazy_names
 
 HOMES = {
+    ".adapters.protocol": (
+        "Applied",
+        "ModelAdapter",
+        "ModelInputs",
+        "Variables",
+    ),
+    ".adapters.registry": (
+        "register_adapter",
+        "unregister_adapter",
+    ),
     ".execution": ("Execution",),
     ".huggingface.weights": (
         "ImportedModel",

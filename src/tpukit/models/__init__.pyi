@@ -1,5 +1,11 @@
 # Written by `make format` from the list in __init__.py.
 
+from .adapters.protocol import Applied as Applied
+from .adapters.protocol import ModelAdapter as ModelAdapter
+from .adapters.protocol import ModelInputs as ModelInputs
+from .adapters.protocol import Variables as Variables
+from .adapters.registry import register_adapter as register_adapter
+from .adapters.registry import unregister_adapter as unregister_adapter
 from .execution import Execution as Execution
 from .huggingface.weights import ImportedModel as ImportedModel
 from .huggingface.weights import export_huggingface as export_huggingface
@@ -21,15 +27,19 @@ from .transformer.config import TransformerConfig as TransformerConfig
 from .transformer.model import Transformer as Transformer
 
 __all__ = [
+    "Applied",
     "Execution",
     "FlopsPerToken",
     "ImportedModel",
+    "ModelAdapter",
+    "ModelInputs",
     "ParameterCount",
     "Preset",
     "RematPolicy",
     "RopeScaling",
     "Transformer",
     "TransformerConfig",
+    "Variables",
     "WeightedLoss",
     "chunked_next_token_loss",
     "enable_gradient_checkpointing",
@@ -38,4 +48,6 @@ __all__ = [
     "import_huggingface",
     "list_presets",
     "next_token_loss",
+    "register_adapter",
+    "unregister_adapter",
 ]

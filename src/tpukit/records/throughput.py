@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SliceError
-from ..hardware import Chip, Figure, get_chip
+from ..hardware import MFU_FORMAT, Chip, Figure, get_chip, model_flop_utilization
+from ..models.transformer.accounting import count_flops_per_step
 from ..step.workload import Workload
 
 
@@ -17,7 +18,7 @@ class Throughput:
         chips: What they are on; as many as devices where nothing else is known.
         tokens_per_step: Over all devices; None when the batch is not made of sequences.
         flops_per_step: Of the model, over all devices; a figure of origin `model`.
-        peak_tflops: Of all devices together, in bf16.
+        peak_tflops: Of all devices together, in `MFU_FORMAT`.
     """
 
     devices: int
@@ -39,7 +40,7 @@ class Throughput:
                 peak_tflops * len(devices), "TFLOP/s", "datasheet", "peak_tflops, given by the user"
             )
         elif chip is not None:
-            peak = chip.per_device(chip.peak("bf16")).scaled(len(devices))
+            peak = chip.per_device(chip.peak(MFU_FORMAT)).scaled(len(devices))
         else:
             peak = Figure.missing(
                 "TFLOP/s", f"no peak is known for '{kind}'; give peak_tflops of one device"
@@ -49,7 +50,11 @@ class Throughput:
             chips=count_chips(devices),
             device_kind=kind,
             tokens_per_step=work.tokens_per_step,
-            flops_per_step=_flops(work),
+            flops_per_step=count_flops_per_step(
+                work.config,
+                sequence_length=work.sequence_length,
+                tokens_per_step=work.tokens_per_step,
+            ),
             peak_tflops=peak,
         )
 
@@ -62,9 +67,7 @@ class Throughput:
     def mfu(self, step_time_s: float) -> float | None:
         """Model FLOPs over peak FLOPs; None where either is not known."""
         flops, peak = self.flops_per_step.value, self.peak_tflops.value
-        if flops is None or not peak or step_time_s <= 0:
-            return None
-        return flops / step_time_s / (peak * 1e12)
+        return model_flop_utilization(flops, step_time_s, peak)
 
     @property
     def no_mfu(self) -> str:
@@ -94,10 +97,3 @@ def _chip(device: Any) -> Chip | None:
         return get_chip(device.device_kind) if device.platform == "tpu" else None
     except SliceError:
         return None
-
-
-def _flops(work: Workload) -> Figure:
-    if work.config is None or work.sequence_length is None or work.tokens_per_step is None:
-        return Figure.missing("FLOP", "FLOPs are counted for the reference transformers only")
-    per_token = work.config.flops_per_token(work.sequence_length)
-    return Figure(per_token.total * work.tokens_per_step, "FLOP", "model", per_token.convention)

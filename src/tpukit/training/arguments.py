@@ -16,11 +16,6 @@ from ..job.train import TrainingSettings
 from ..step.workload import Workload
 
 DEFAULT_LEVEL = 2  # of compiler flags, where they are asked for without one
-# Arguments of `Workload` that are keys of a job, as long as they are plain data.
-_KEYS_OF_A_JOB = (
-    *("remat", "microbatches", "attention", "pipeline_schedule", "loss_chunks", "strategy"),
-    *("batch_size", "sequence_length"),
-)
 
 
 def job_of_arguments(
@@ -40,7 +35,7 @@ def job_of_arguments(
         ConfigError: Something is no argument, or a value is wrong.
     """
     _refuse_unknown(workload)
-    values: dict[str, Any] = {"model": model}
+    values: dict[str, Any] = {}
     if config is not None:
         # The devices here decide how many there are, and the batch with them.
         spelled = {one.path: one.value for one in spell_as_job(config)}
@@ -58,15 +53,10 @@ def job_of_arguments(
         values |= {} if precision is None else {"train.precision": precision}
     if enable_xla_optimizations and not values.get("compile.xla_optimization_level"):
         values["compile.xla_optimization_level"] = DEFAULT_LEVEL
-    parts: dict[str, Any] = {}
-    for name, value in workload.items():
-        if value is None and name == "strategy":
-            continue
-        plain = name in _KEYS_OF_A_JOB and isinstance(value, str | int | None)
-        (values if plain else parts)[name] = value
+    stated = {name: value for name, value in workload.items() if value is not None}
     if optimizer is not None and not isinstance(optimizer, str):
-        parts["optimizer"] = optimizer
-    return Job.from_dict(values).replace(parts=parts)
+        stated["optimizer"] = optimizer
+    return Job.of(model, **values, **stated)
 
 
 def _precision(config: TPUConfig | None, model: Any, *, use_bf16: bool) -> str | None:

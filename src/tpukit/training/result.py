@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from ..hardware import Figure
+from ..hardware import MFU_CONVENTION, Figure
 from ..records.ledger import Goodput
 from ..records.throughput import Throughput
 from .evaluation import Evaluation
@@ -68,12 +68,12 @@ class TrainingResult:
 
     @property
     def mfu(self) -> Figure:
-        """Model FLOP utilization of the median step; its source is the convention."""
+        """Model FLOP utilization of the median step; its source is `MFU_CONVENTION`."""
         step = self.step_time_s
         value = None if step.value is None else self.throughput.mfu(step.value)
         if value is None:
             return Figure.missing("", step.reason or self.throughput.no_mfu)
-        return Figure(value, "", "measured", self.throughput.flops_per_step.source)
+        return Figure(value, "", "measured", MFU_CONVENTION)
 
     @property
     def tokens_per_s_per_chip(self) -> Figure:

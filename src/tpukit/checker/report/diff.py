@@ -20,7 +20,7 @@ _TIMES: tuple[tuple[str, Unit], ...] = (
 )
 _NAMES = {
     "total_bytes": "HBM per device",
-    "host_bytes": "pinned host memory",
+    "host_bytes": "host memory",
     "argument_bytes": "arguments",
     "temp_bytes": "heap",
     "usable_bytes": "HBM the compiler may use",

@@ -11,7 +11,7 @@ from ...errors import XLACompilationError
 from .shape import Shape, parse_shapes
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
-_CLOSING = re.compile(r'\}(, execution_thread="[^"]*")?')
+_CLOSING = re.compile(r'\}(?:, execution_thread="([^"]*)")?')
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"([a-z][\w\-]*)\(")
 _OPERAND = re.compile(r"%([\w.\-]+)")
@@ -23,6 +23,7 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+HOST_THREAD = "host"
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,15 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Computation:
-    """Instructions in the order in which they are issued."""
+    """Instructions in the order in which they are issued.
+
+    Attributes:
+        runs_on_host: Whether the host computes it, as `compute_on("device_host")` asks for.
+    """
 
     name: str
     instructions: tuple[Instruction, ...]
+    runs_on_host: bool = False
 
     @cached_property
     def by_name(self) -> dict[str, Instruction]:
@@ -168,9 +174,9 @@ def parse_hlo(text: str) -> HloModule:
     for line in _logical_lines(text):
         if line.startswith("HloModule"):
             header = line
-        elif _CLOSING.fullmatch(line):
+        elif closing := _CLOSING.fullmatch(line):
             if name and body:
-                computations[name] = Computation(name, tuple(body))
+                computations[name] = Computation(name, tuple(body), closing[1] == HOST_THREAD)
             name, body = "", []
         elif name:
             instruction = _instruction(line)

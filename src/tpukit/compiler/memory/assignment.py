@@ -1,12 +1,13 @@
 """A reader for the compiler's buffer assignment: every allocation and the values that lie in it."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...errors import XLACompilationError
 from ..hlo import Shape, parse_shapes
-from ..hlo.shape import HBM
+from ..hlo.shape import HBM, HOST
 
 _ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(.*):")
 _VALUE = re.compile(
@@ -61,6 +62,7 @@ class Allocation:
         color: The memory it is in, numbered as memory spaces are: 0 HBM, 1 VMEM, 5 pinned host.
         parameter: Number of the argument it holds, if it holds one.
         is_temporary: Whether it is the heap that temporaries share.
+        is_private: Whether it belongs to one computation, such as a reduction's, by itself.
         is_live_out: Whether a result of the program may lie in it.
         is_output_table: Whether it only lists where several results lie.
     """
@@ -70,6 +72,7 @@ class Allocation:
     color: int
     parameter: int | None
     is_temporary: bool
+    is_private: bool
     is_live_out: bool
     is_output_table: bool
     values: tuple[Value, ...]
@@ -109,10 +112,31 @@ def _allocation(head: re.Match[str], values: list[Value]) -> Allocation:
         color=int(color[1]) if color else HBM,
         parameter=int(parameter[1]) if parameter else None,
         is_temporary="preallocated-temp" in about,
+        is_private=", thread-local" in about or ", constant" in about,
         is_live_out="maybe-live-out" in about,
         is_output_table="output shape is |(" in about,
         values=tuple(values),
     )
+
+
+def move_to_host(
+    allocations: tuple[Allocation, ...], host_instructions: Collection[str]
+) -> tuple[Allocation, ...]:
+    """The same allocations with those that only the host computes in counted as host memory.
+
+    The compiler lists them like those of HBM, and the total of its report counts them; its test
+    of whether a program fits does not.
+
+    Args:
+        allocations: As listed.
+        host_instructions: Names of the instructions that run on the host.
+    """
+
+    def is_of_host(one: Allocation) -> bool:
+        names = [value.instruction for value in one.values]
+        return one.is_private and bool(names) and all(name in host_instructions for name in names)
+
+    return tuple(replace(one, color=HOST) if is_of_host(one) else one for one in allocations)
 
 
 def total_bytes(allocations: tuple[Allocation, ...], color: int = HBM) -> int:

@@ -9,7 +9,7 @@ from ..dump import Listings
 from ..hlo import HloModule, Shape, parse_hlo
 from ..hlo.shape import HBM, HOST
 from ..program.facts import ProgramFacts
-from .assignment import Allocation, Value, parse_assignment, total_bytes
+from .assignment import Allocation, Value, move_to_host, parse_assignment, total_bytes
 from .attribution import (
     CATEGORIES,
     Attributor,
@@ -19,7 +19,7 @@ from .attribution import (
 )
 from .findings import find_waste
 from .liveness import Schedule, Tenancy, find_tenancies, heap_use, parse_live_ranges
-from .report import Buffer, MemoryReport, Peak
+from .report import OFFLOADED_COMPUTATION, Buffer, MemoryReport, Peak
 from .sources import SourceTable, parse_sources
 
 BUFFERS_KEPT = 64
@@ -48,10 +48,10 @@ def read_memory(
     Raises:
         XLACompilationError: The listings do not agree with each other.
     """
-    allocations = parse_assignment(listings.assignment)
+    module = module or parse_hlo(listings.hlo)
+    allocations = move_to_host(parse_assignment(listings.assignment), _host_instructions(module))
     schedule = parse_live_ranges(listings.live_ranges)
     sources = parse_sources(listings.hlo) if source_lines else SourceTable({})
-    module = module or parse_hlo(listings.hlo)
     attributor = Attributor(module, schedule, weight_shapes(allocations, facts))
     heaps = [_Heap.of(one, schedule) for one in allocations if one.is_temporary]
     hbm_heaps = [heap for heap in heaps if heap.allocation.color == HBM]
@@ -63,6 +63,7 @@ def read_memory(
     fresh = [
         one for one in allocations if one.is_live_out and one.parameter is None and one.color == HBM
     ]
+    of_host = [one for one in allocations if one.is_private and one.color == HOST]
     buffers = [
         *(writer.argument(one) for one in allocations if one.parameter is not None),
         *(writer.result(one) for one in fresh if not one.is_output_table),
@@ -72,6 +73,7 @@ def read_memory(
             if heap.allocation.color in (HBM, HOST)
             for tenancy in heap.tenancies
         ),
+        *(writer.offloaded_computation(one) for one in of_host),
     ]
     purposes = _purposes(allocations, buffers, hbm_heaps, moment)
     if sum(purposes.values()) != total_bytes(allocations):
@@ -87,6 +89,7 @@ def read_memory(
         total_bytes=total_bytes(allocations),
         usable_bytes=None if usable is None else int(usable // target.chip.devices_per_chip),
         host_bytes=total_bytes(allocations, HOST),
+        host_computation_bytes=sum(one.size_bytes for one in of_host),
         argument_bytes=sum(one.size_bytes for one in arguments),
         temp_bytes=sum(heap.allocation.size_bytes for heap in hbm_heaps),
         result_bytes=sum(one.size_bytes for one in fresh),
@@ -98,6 +101,11 @@ def read_memory(
         schedule_length=len(schedule.instructions),
         findings=find_waste(allocations, facts),
     )
+
+
+def _host_instructions(module: HloModule) -> set[str]:
+    computations = module.computations.values()
+    return {one.name for inside in computations if inside.runs_on_host for one in inside}
 
 
 class _Heap:
@@ -135,6 +143,13 @@ class _Writer:
         value = one.values[-1]
         return self._buffer(
             "results", value, one.size_bytes, one.color, *self._origin(value), at_peak=True
+        )
+
+    def offloaded_computation(self, one: Allocation) -> Buffer:
+        value = one.values[-1]
+        where = self._origin(value)
+        return self._buffer(
+            OFFLOADED_COMPUTATION, value, one.size_bytes, one.color, *where, at_peak=False
         )
 
     def temporary(self, tenancy: Tenancy, heap: Allocation) -> Buffer:

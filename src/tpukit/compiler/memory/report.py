@@ -8,6 +8,7 @@ from ...hardware import Slice
 from ...hardware.figure import format_quantity
 
 BYTES_ORIGIN = "compiler"
+OFFLOADED_COMPUTATION = "offloaded computation"
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,8 @@ class Buffer:
     """One array in memory.
 
     Attributes:
-        purpose: One of `attribution.CATEGORIES`, or "offloaded" for one on the host.
+        purpose: One of `attribution.CATEGORIES`; on the host also "offloaded", or "offloaded
+            computation" for one that only the host computes in.
         shape: As the compiler writes it, e.g. "bf16[32,512,14336]".
         layout: Order and tiles of its dimensions.
         size_bytes: What it takes, with padding.
@@ -23,7 +25,8 @@ class Buffer:
         space: "HBM" or "host".
         name: The argument's path, or where in the user's program it was computed.
         source: The line of source, or None.
-        at_peak: Whether it is alive when memory is fullest.
+        at_peak: Whether it is alive when HBM is fullest; False for an offloaded computation, whose
+            buffers live while it runs.
     """
 
     purpose: str
@@ -72,7 +75,8 @@ class MemoryReport:
         fits: Whether the compiler accepted the program.
         total_bytes: What it plans to use of HBM: the figure its own test looks at.
         usable_bytes: What it may use.
-        host_bytes: Pinned host memory.
+        host_bytes: Host memory: pinned buffers and `host_computation_bytes`.
+        host_computation_bytes: What computations that run on the host take there.
         purposes: Bytes by purpose, at the fullest moment.
         buffers: The largest arrays, largest first.
         peak: When it is fullest; None when the compiler listed no schedule.
@@ -96,6 +100,7 @@ class MemoryReport:
     curve: tuple[tuple[int, int], ...] = field(repr=False)
     schedule_length: int
     findings: tuple[Finding, ...]
+    host_computation_bytes: int = 0
 
     @property
     def headroom_bytes(self) -> int | None:
@@ -141,6 +146,7 @@ class MemoryReport:
             "usable_bytes": self.usable_bytes,
             "headroom_bytes": self.headroom_bytes,
             "host_bytes": self.host_bytes,
+            "host_computation_bytes": self.host_computation_bytes,
             "argument_bytes": self.argument_bytes,
             "temp_bytes": self.temp_bytes,
             "result_bytes": self.result_bytes,

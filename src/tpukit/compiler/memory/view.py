@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ...hardware.figure import format_quantity
 from .attribution import CATEGORIES
-from .report import MemoryReport
+from .report import OFFLOADED_COMPUTATION, MemoryReport
 
 BUFFERS_SHOWN = 10
 BAR_WIDTH = 60
@@ -83,9 +83,22 @@ def _purposes(report: MemoryReport) -> Table:
         _add(table, "everything else", small, report.total_bytes, "all that is smaller", "dim")
     if report.host_bytes:
         host = format_quantity(report.host_bytes, "B")
-        table.add_row("  pinned host memory", Text(host, justify="right"), "", "beside the HBM")
+        table.add_row(
+            "  host memory",
+            Text(host, justify="right"),
+            "",
+            host_memory_text(report.host_computation_bytes),
+        )
     table.add_row("  origin", "compiler", "", Text("the figures its own test looks at", "dim"))
     return table
+
+
+def host_memory_text(computation_bytes: int) -> str:
+    """What host memory is for, beside the HBM."""
+    if not computation_bytes:
+        return "beside the HBM"
+    size = format_quantity(computation_bytes, "B")
+    return f"beside the HBM; {size} for computations that run on the host"
 
 
 def _add(table: Table, name: str, amount: int, total: int, what: str, color: str) -> None:
@@ -125,7 +138,9 @@ def readable_path(name: str) -> str:
 
 
 def _buffers(report: MemoryReport) -> Table:
-    shown = [one for one in report.buffers if one.at_peak][:BUFFERS_SHOWN]
+    shown = [one for one in report.buffers if one.at_peak or one.purpose == OFFLOADED_COMPUTATION][
+        :BUFFERS_SHOWN
+    ]
     padded = any(one.padding_bytes for one in shown)
     table = Table(box=None, pad_edge=False)
     for heading in ("size", "purpose", "shape", *(["padding"] if padded else []), "what"):

@@ -2,7 +2,6 @@
 
 from .machine import Machine as Machine
 from .network import Network as Network
-from .prediction import MFU_CONVENTION as MFU_CONVENTION
 from .prediction import OpTime as OpTime
 from .prediction import StepPrediction as StepPrediction
 from .prediction import predict_step as predict_step
@@ -13,7 +12,6 @@ from .spans import Span as Span
 
 __all__ = [
     "CAUSES",
-    "MFU_CONVENTION",
     "KernelTimer",
     "Machine",
     "Network",

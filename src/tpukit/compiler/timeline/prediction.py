@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...hardware import Slice
+from ...hardware import MFU_CONVENTION, MFU_FORMAT, Slice, model_flop_utilization
 from ..bundles import CallTrace
 from ..hlo import HloModule
 from .exchange import waiting_share
@@ -14,7 +14,6 @@ from .network import Coordinate, Network
 from .simulate import KernelTimer, Simulation
 from .spans import CAUSES, Span
 
-MFU_CONVENTION = "model FLOPs (causal attention counted once, no recomputation) over bf16 peak"
 _MEANING = {
     "matrix": "bound by the matrix unit",
     "hbm": "bound by HBM",
@@ -79,11 +78,9 @@ class StepPrediction:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP utilisation; `MFU_CONVENTION` says how FLOPs are counted."""
-        peak = self.slice.peak_tflops("bf16").value
-        if self.model_flops is None or not peak:
-            return None
-        return self.model_flops / self.step_time_s / (peak * 1e12)
+        """Model FLOP utilization; `MFU_CONVENTION` says how FLOPs are counted."""
+        peak = self.slice.peak_tflops(MFU_FORMAT).value
+        return model_flop_utilization(self.model_flops, self.step_time_s, peak)
 
     def top_ops(self, most: int = 10) -> list[OpTime]:
         """The ops that take the most core time, the heaviest first."""

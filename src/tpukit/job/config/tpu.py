@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import model_validator
 
 from ...errors import ConfigError, TPUValidationError
-from ...hardware import Chip, Figure, Slice, get_chip, list_chips
+from ...hardware import Chip, Figure, Slice, get_chip, list_chips, model_flop_utilization
 from ...parallel.sharding.shape_spec import spec_for_shape
 from ...runtime.debugging import DebugMode, enable_debugging_mode
 from ..document import Document, Origin, unknown_key
@@ -249,7 +249,8 @@ class TPUConfig(
         ):
             value, reason = (figure.value, figure.reason) if figure else (None, no_chip)
             figures.add(name, value, "datasheet", reason or no_chip)
-        achieved = achieved_tflops / peak if achieved_tflops is not None and peak else None
+        flops = None if achieved_tflops is None else achieved_tflops * 1e12
+        achieved = model_flop_utilization(flops, 1.0, peak)
         figures.add("utilization", achieved, "measured", not_measured)
         figures.add("throughput_samples_s", samples_per_s, "measured", not_measured)
         return figures.build()

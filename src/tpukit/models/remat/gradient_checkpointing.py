@@ -1,15 +1,13 @@
-"""Put gradient checkpoints on a model that exists already: nnx, linen or plain functions."""
+"""Put gradient checkpoints on a model that exists already, of any framework that has them."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from flax import linen, nnx
 
 from ...errors import TPUModelError
-from ..transformer.model import Transformer
+from ..adapters.registry import kind_of
 from .policy import RematPolicy
 
 
@@ -25,9 +23,10 @@ def enable_gradient_checkpointing(
 
     Args:
         model: The reference `Transformer`; an nnx module that loops over an `nnx.List` of layers
-            (or an `nnx.Sequential`); a linen module; or a function.
-        checkpoint_every_n_layers: Keep the activations between every so many layers. A linen
-            module or a function is one segment.
+            (or an `nnx.Sequential`); a linen or equinox module; a function; a pair (init, apply);
+            or a model whose adapter was registered with `checkpoint=`.
+        checkpoint_every_n_layers: Keep the activations between every so many layers. Models other
+            than nnx modules are one segment.
         checkpoint_policy: What else to keep; see `RematPolicy`.
 
     Returns:
@@ -43,88 +42,13 @@ def checkpoint_layers(model: Any, remat: RematPolicy) -> Any:
     """Apply a whole `RematPolicy` to a model; without checkpoints in it, the model itself."""
     if not remat.active:
         return model
-    if isinstance(model, Transformer):
-        copy = nnx.merge(*nnx.split(model))
-        copy.execution = model.execution.replace(remat=remat)
-        return copy
-    if isinstance(model, nnx.Module):
-        return _checkpoint_nnx(model, remat)
-    if remat.every_n_layers > 1:
+    kind = kind_of(model)
+    if kind.checkpoint is None:
         raise TPUModelError(
-            f"every_n_layers={remat.every_n_layers} needs layers that can be seen, and a "
-            f"{type(model).__name__} hides them; checkpoint each group of layers by itself, or use "
-            "every_n_layers=1 for the whole of it."
+            f"the adapter '{kind.name}' sets no gradient checkpoints; write Workload(model, "
+            f"remat='{remat}', …), or register it with checkpoint=."
         )
-    if isinstance(model, linen.Module):
-        return _checkpoint_linen(model, remat)
-    if callable(model):
-        return remat.wrap(model)
-    raise TPUModelError(
-        f"{type(model).__name__} is not something that can be checkpointed; pass an nnx or linen "
-        "module, or a function."
-    )
-
-
-class CheckpointedLayers(nnx.List[Any]):
-    """A list of layers that hands out checkpointed segments when a model loops over it.
-
-    Names and positions of the parameters stay those of the plain list.
-    """
-
-    def __init__(self, layers: Iterator[Any] | list[Any], remat: RematPolicy) -> None:
-        super().__init__(layers)
-        self.remat = remat
-
-    def __iter__(self) -> Iterator[Callable[..., Any]]:
-        """One callable for each segment of `remat.every_n_layers` layers."""
-        size = self.remat.every_n_layers
-        layers = [self[place] for place in range(len(self))]
-        for start in range(0, len(layers), size):
-            yield partial(_run_segment, self.remat, layers[start : start + size])
-
-
-def _run_segment(
-    remat: RematPolicy, layers: list[Any], x: Any, *others: Any, **options: Any
-) -> Any:
-    definition, state = nnx.split(nnx.List(layers))
-
-    def run(state: Any, x: Any, *others: Any) -> Any:
-        members = nnx.merge(definition, state)
-        for place in range(len(layers)):
-            x = members[place](x, *others, **options)
-        return x, nnx.state(members)
-
-    x, changed = remat.wrap(run)(state, x, *others)
-    nnx.update(nnx.List(layers), changed)
-    return x
-
-
-def _checkpoint_nnx(model: nnx.Module, remat: RematPolicy) -> nnx.Module:
-    copy = nnx.merge(*nnx.split(model))
-    found = False
-    for _, module in list(nnx.iter_modules(copy)):
-        for name, value in list(vars(module).items()):
-            if isinstance(value, nnx.List) and not isinstance(value, CheckpointedLayers):
-                layers: list[Any] = list(value)
-                if all(map(callable, layers)) and any(isinstance(x, nnx.Module) for x in layers):
-                    setattr(module, name, CheckpointedLayers(layers, remat))
-                    found = True
-    if not found:
-        raise TPUModelError(
-            f"{type(model).__name__} has no nnx.List of layers to put checkpoints between; keep "
-            "its layers in one and loop over it, or wrap each layer's call with nnx.remat."
-        )
-    return copy
-
-
-def _checkpoint_linen(model: linen.Module, remat: RematPolicy) -> linen.Module:
-    checkpointed: Any = linen.remat(type(model), policy=remat.jax_policy())
-    fields = {
-        field.name: getattr(model, field.name)
-        for field in dataclasses.fields(model)  # pyright: ignore[reportArgumentType]  linen modules are dataclasses
-        if field.init and field.name not in ("parent", "name")
-    }
-    return checkpointed(**fields, name=model.name)
+    return kind.checkpoint(model, remat)
 
 
 def saved_residual_bytes(function: Callable[..., Any], *args: Any) -> int:

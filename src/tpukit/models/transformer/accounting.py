@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...hardware import Figure
+
 if TYPE_CHECKING:
     from .config import TransformerConfig
 
@@ -98,6 +100,16 @@ def count_flops_per_token(
     return FlopsPerToken(
         matmul=float(matmul), attention=per_key * keys, seq_len=seq_len, causal=causal
     )
+
+
+def count_flops_per_step(
+    config: "TransformerConfig | None", *, sequence_length: int | None, tokens_per_step: int | None
+) -> Figure:
+    """Training FLOPs of a step over all devices, as MFU counts them; missing for other models."""
+    if config is None or sequence_length is None or tokens_per_step is None:
+        return Figure.missing("FLOP", "FLOPs are counted for the reference transformers only")
+    per_token = count_flops_per_token(config, sequence_length)
+    return Figure(per_token.total * tokens_per_step, "FLOP", "model", per_token.convention)
 
 
 def _mean_keys(window: int | None, seq_len: int, *, causal: bool) -> float:

@@ -1,18 +1,38 @@
 """Which figures of a step are a problem, what each costs, and what to do about it."""
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ...compiler.compiled import CompiledStep
 from ...hardware import Figure
 from ...hardware.figure import format_quantity
+from .bottlenecks import Bottlenecks
 from .input_rate import InputRate
-from .reading import Bottlenecks, PerformanceIssue
 
 # From these shares of a step on, something is worth a word.
 COMMUNICATION, MEMORY, HOST, OVERHEAD = 0.10, 0.35, 0.05, 0.10
 PADDING = 0.10  # of HBM
 ROOM_LEFT = 0.5  # of HBM, above which a larger batch is the first thing to try
 COMPILE_STEPS = 1000  # a compile as long as this many steps is worth keeping
+
+
+@dataclass(frozen=True)
+class PerformanceIssue:
+    """One thing that costs time.
+
+    Attributes:
+        share: Of the step, for ordering; 1 for what stops it altogether.
+    """
+
+    problem: str
+    impact: str
+    solution: str
+    share: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
 
 
 def bottleneck_issues(shares: Bottlenecks, step_time_s: float) -> Iterator[PerformanceIssue]:

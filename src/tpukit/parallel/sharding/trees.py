@@ -1,6 +1,5 @@
 """See any model as named arrays: flax nnx and linen, equinox, or a plain pytree."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey
 
+from ...frameworks import is_instance_of
 from .dimensions import DIMENSIONS, Dims, Parameter, find_stacks, infer_dims
 
 # Where flax keeps the names of a variable's dimensions; `dims` is ours, for nnx.Param(x, dims=...).
@@ -46,9 +46,10 @@ class Leaf:
 
 def open_model(model: Any) -> OpenModel:
     """Take a model apart; only nnx modules need it, other models are pytrees already."""
-    nnx = sys.modules.get("flax.nnx")
     # A module's graph may share variables (tied embeddings); a plain tree map would copy them.
-    if nnx is not None and isinstance(model, nnx.Module):
+    if is_instance_of(model, "flax.nnx"):
+        from flax import nnx
+
         graph, state = nnx.split(model)
         return OpenModel(state, lambda new_state: nnx.merge(graph, new_state))
     return OpenModel(model, lambda new_tree: new_tree)

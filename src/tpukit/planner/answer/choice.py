@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...hardware import Figure, Slice
+from ...hardware import MFU_FORMAT, Figure, Slice, model_flop_utilization
 from ...job.job import Job
 from ..cost.money import SPOT, Costs, Market
 from ..search.candidates import MOMENTS, PRECISIONS
@@ -151,7 +151,7 @@ def choice_at(
     if spot:
         save_s = float(costs.save_s[place])
         interval = float(market.preemption.interval_s(save_s, target.num_slices))
-    peak = target.peak_tflops("bf16").require("MFU") * 1e12
+    peak = target.peak_tflops(MFU_FORMAT).value
     precision = PRECISIONS[candidates.precision[place]]
     moment = MOMENTS[candidates.moment[place]]
     remat = candidates.remats[candidates.remat[place]]
@@ -190,7 +190,7 @@ def choice_at(
         step_time_s=step_time_s,
         seconds_by_cause=scores.step.at(place),
         tokens_per_step=tokens_per_step,
-        mfu=subject.flops_per_token * tokens_per_step / step_time_s / peak,
+        mfu=model_flop_utilization(subject.flops_per_token * tokens_per_step, step_time_s, peak),
         days=float(costs.days[place]),
         chip_hours=chip_hours,
         usd=quote.scaled(chip_hours, unit="USD"),

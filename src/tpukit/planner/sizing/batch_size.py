@@ -177,17 +177,9 @@ def _compiler(
     from ...job.job import Job
 
     def compiled(examples: int, options: Mapping[str, Any]) -> Probe:
-        keys = {name: value for name, value in options.items() if name in Job.model_fields}
-        parts = {name: value for name, value in options.items() if name not in keys}
+        shape = {"batch_size": examples, "sequence_length": sequence_length}
         try:
-            job = Job(
-                model=model,
-                on=str(where),
-                mesh=mesh,
-                batch_size=examples,
-                sequence_length=sequence_length,
-                **keys,
-            ).replace(parts=parts)
+            job = Job.of(model, on=str(where), mesh=mesh, **shape, **options)
             found = run_request(lower_job(job, remember=False), until="memory", timeout_s=timeout_s)
         except TPUError as error:
             return Probe(examples, None, False, str(error))

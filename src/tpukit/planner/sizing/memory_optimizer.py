@@ -95,24 +95,18 @@ class MemoryOptimizer:
         """The same model, or workload, with this remat.
 
         Args:
-            model: A `Workload`, a reference `Transformer`, another nnx or linen module, or a
-                function; values and gradients stay as they are.
+            model: A `Workload`, or whatever `enable_gradient_checkpointing` takes; values and
+                gradients stay as they are.
 
         Raises:
             TPUModelError: It is a name or a configuration, which does not run by itself.
         """
         from ...models.remat.gradient_checkpointing import checkpoint_layers
         from ...models.remat.policy import RematPolicy
-        from ...models.transformer.config import TransformerConfig
         from ...step.workload import Workload
 
         if isinstance(model, Workload):
             return model.replace(remat=self.remat)
-        if isinstance(model, str | TransformerConfig):
-            raise TPUModelError(
-                "a preset or a configuration does not run by itself, so there is nothing to "
-                f"change in it; write Workload(model, remat='{self.remat}', …)."
-            )
         return checkpoint_layers(model, RematPolicy.parse(self.remat))
 
     def estimate_memory(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....compiler.memory.attribution import CATEGORIES
-from ....compiler.memory.view import readable_path
+from ....compiler.memory.view import host_memory_text, readable_path
 from ....pages.charts import Mark, Piece, coordinate, stacked_bar
 from ....pages.markup import Child, Markup, join, slug, tag
 from ....pages.parts import (
@@ -70,7 +70,8 @@ def _purposes(memory: dict[str, Any]) -> Markup:
         for name, amount in memory["purposes"].items()
     ]
     if memory.get("host_bytes"):
-        rows.append(("pinned host memory", bytes_text(memory["host_bytes"]), "", "on the host"))
+        what = host_memory_text(memory.get("host_computation_bytes", 0))
+        rows.append(("host memory", bytes_text(memory["host_bytes"]), "", what))
     columns = (
         Column("purpose"),
         Column("bytes", is_number=True, origin="compiler"),

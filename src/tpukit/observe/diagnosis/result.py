@@ -1,60 +1,13 @@
-"""Why a step takes as long as it does: shares by bottleneck, issues, and what to do about each."""
+"""What a diagnosis gives back: figures, shares by bottleneck, issues and what to do."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from ...compiler.timeline import StepPrediction
 from ...hardware import Figure
+from .bottlenecks import CAUSES_BY_KIND, Bottlenecks
 from .input_rate import InputRate
-
-_KINDS = {
-    "compute": ("matrix", "kernel", "vector"),
-    "memory": ("hbm",),
-    "communication": ("ici", "dcn"),
-    "host": ("host",),
-    "overhead": ("overhead",),
-}
-
-
-@dataclass(frozen=True)
-class PerformanceIssue:
-    """One thing that costs time.
-
-    Attributes:
-        share: Of the step, for ordering; 1 for what stops it altogether.
-    """
-
-    problem: str
-    impact: str
-    solution: str
-    share: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Bottlenecks:
-    """Shares of a predicted step by what bounds it; they add up to one. Origin `model`."""
-
-    compute: float
-    memory: float
-    communication: float
-    host: float
-    overhead: float
-
-    @classmethod
-    def of(cls, prediction: StepPrediction) -> "Bottlenecks":
-        """The shares of a predicted step."""
-        whole = sum(prediction.seconds_by_cause.values()) or 1.0
-        return cls(
-            **{
-                kind: sum(prediction.seconds_by_cause.get(cause, 0.0) for cause in causes) / whole
-                for kind, causes in _KINDS.items()
-            }
-        )
+from .issues import PerformanceIssue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +53,7 @@ class PerformanceDiagnosis(Mapping[str, Any]):
             "achieved_tflops": self.achieved_tflops.to_dict(),
             "target_tflops": self.target_tflops,
             "peak_tflops": self.peak_tflops.to_dict(),
-            **{f"{kind}_bound": shares and getattr(shares, kind) for kind in _KINDS},
+            **{f"{kind}_bound": shares and getattr(shares, kind) for kind in CAUSES_BY_KIND},
             "bottleneck_origin": "model" if shares else None,
             "no_bottlenecks": self.no_bottlenecks,
             "input": None if self.input_rate is None else self.input_rate.to_dict(),
@@ -138,7 +91,7 @@ class PerformanceDiagnosis(Mapping[str, Any]):
             rate = f"{self.input_rate.samples_per_s:,.0f} samples/s"
             figures.add_row("input alone", rate, "measured")
         shares = Table(box=None, show_header=False, pad_edge=False)
-        for kind in _KINDS if self.bottlenecks else ():
+        for kind in CAUSES_BY_KIND if self.bottlenecks else ():
             share = getattr(self.bottlenecks, kind)
             shares.add_row(f"{kind} bound", f"{share:6.1%}", "█" * round(share * 40), "model")
         parts: list[Any] = [Text(f"performance on {self.where}", style="bold"), figures, shares]

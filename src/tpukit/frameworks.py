@@ -1,0 +1,29 @@
+"""Which framework an object belongs to, asked of the modules that are loaded: none is imported."""
+
+import sys
+
+
+def is_instance_of(model: object, package: str, class_name: str = "Module") -> bool:
+    """Whether `model` is an instance of a framework's class, e.g. ("flax.nnx", "Module").
+
+    Whoever made the model has imported its framework, so one that is not loaded made no model.
+    """
+    base = _loaded_class(package, class_name)
+    return base is not None and isinstance(model, base)
+
+
+def is_subclass_of(model: object, package: str, class_name: str = "Module") -> bool:
+    """Whether `model` is a class, not an instance, that derives from a framework's class."""
+    base = _loaded_class(package, class_name)
+    return base is not None and isinstance(model, type) and issubclass(model, base)
+
+
+def packages_of(model: object) -> list[str]:
+    """Names of the packages that an object's class, or a class itself, and its bases come from."""
+    kind = model if isinstance(model, type) else type(model)
+    return list(dict.fromkeys(base.__module__.partition(".")[0] for base in kind.__mro__))
+
+
+def _loaded_class(package: str, name: str) -> type | None:
+    found = getattr(sys.modules.get(package), name, None)
+    return found if isinstance(found, type) else None

@@ -1,0 +1,21 @@
+"""Models of any framework behind one protocol: a registry says whose model it is."""
+
+from .protocol import Applied as Applied
+from .protocol import ModelAdapter as ModelAdapter
+from .protocol import ModelInputs as ModelInputs
+from .protocol import Variables as Variables
+from .registry import adapt as adapt
+from .registry import register_adapter as register_adapter
+from .registry import unregister_adapter as unregister_adapter
+from .transformer import TransformerAdapter as TransformerAdapter
+
+__all__ = [
+    "Applied",
+    "ModelAdapter",
+    "ModelInputs",
+    "TransformerAdapter",
+    "Variables",
+    "adapt",
+    "register_adapter",
+    "unregister_adapter",
+]

@@ -1,0 +1,118 @@
+"""The figures of a diagnosed step, each from the best source there is."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...compiler import CompiledStep
+from ...compiler.timeline import StepPrediction
+from ...hardware import MFU_FORMAT, Figure, Slice
+from ...models.transformer.accounting import count_flops_per_step
+from ...step.workload import Workload
+from .bottlenecks import Bottlenecks
+from .step_timing import StepTiming
+
+NOT_RUN = "no step was run"
+NOT_COMPILED = "no slice was named to compile for"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What was run and compiled for one diagnosis.
+
+    Attributes:
+        target: The slice to look at, or None where only this machine was.
+        timing: Steps that were run here.
+        compiled: The step, compiled for `target`.
+    """
+
+    work: Workload
+    target: Slice | None
+    timing: StepTiming | None
+    compiled: CompiledStep | None
+
+    @property
+    def where(self) -> str:
+        """The slice, or the devices of this process."""
+        if self.target is not None:
+            return str(self.target)
+        return "nowhere" if self.timing is None else self.timing.devices
+
+    @cached_property
+    def prediction(self) -> StepPrediction | None:
+        """The timeline of the compiled step; a program that does not fit has none."""
+        if self.compiled is None or not self.compiled.fits:
+            return None
+        return self.compiled.predict(
+            tokens_per_step=self.work.tokens_per_step, model_flops=self._model_flops.value
+        )
+
+    @property
+    def predicted_step_s(self) -> Figure:
+        """The step by its timeline."""
+        if self.prediction is None:
+            return Figure.missing("s", NOT_COMPILED if self.target is None else "it does not fit")
+        return Figure(self.prediction.step_time_s, "s", "model", "timeline of an offline compile")
+
+    @property
+    def step_time_s(self) -> Figure:
+        """The step as measured, where it was run; else as predicted."""
+        if self.timing is None:
+            return self.predicted_step_s
+        source = f"median of {self.timing.steps} steps on {self.timing.devices}"
+        return Figure(self.timing.step_time_s, "s", "measured", source)
+
+    @property
+    def compile_s(self) -> Figure:
+        """Compiling the step where it was run."""
+        if self.timing is None:
+            return Figure.missing("s", NOT_RUN)
+        source = f"one compile on {self.timing.devices}"
+        return Figure(self.timing.compile_s, "s", "measured", source)
+
+    @property
+    def peak_tflops(self) -> Figure:
+        """Of the whole slice."""
+        if self.target is None:
+            reason = "no slice was named, and the catalog holds TPUs only"
+            return Figure.missing("TFLOP/s", reason)
+        return self.target.peak_tflops(MFU_FORMAT)
+
+    @property
+    def achieved_tflops(self) -> Figure:
+        """Over all devices, by the best count of FLOPs there is; the source says which."""
+        step = self.step_time_s
+        if not step.value or step.origin is None:
+            return Figure.missing("TFLOP/s", step.reason or NOT_RUN)
+        flops, counted = (
+            self._model_flops.value,
+            "FLOPs of the model, causal attention counted once",
+        )
+        if flops is None and self.timing is not None:
+            flops, counted = self.timing.flops, "FLOPs of the program as the compiler counts them"
+        elif flops is None and self.prediction is not None and self.target is not None:
+            flops = self.prediction.hardware_flops * self.target.devices
+            counted = "FLOPs of the program, recomputation included"
+        if flops is None:
+            return Figure.missing("TFLOP/s", "the compiler counts no FLOPs for this program")
+        return Figure(flops / step.value / 1e12, "TFLOP/s", step.origin, counted)
+
+    @property
+    def bottlenecks(self) -> Bottlenecks | None:
+        """What bounds the predicted step."""
+        return None if self.prediction is None else Bottlenecks.of(self.prediction)
+
+    @property
+    def no_bottlenecks(self) -> str:
+        """Why there are none, or ""."""
+        if self.prediction is not None:
+            return ""
+        if self.target is not None:
+            return "a program that does not fit has no timeline"
+        return "a step's length alone does not say why; name a slice to compile for"
+
+    @property
+    def _model_flops(self) -> Figure:
+        work = self.work
+        return count_flops_per_step(
+            work.config, sequence_length=work.sequence_length, tokens_per_step=work.tokens_per_step
+        )

@@ -1,0 +1,143 @@
+"""`diagnose_performance`: why training is slow, measured here or predicted for any slice."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from ...compiler import compile_for
+from ...compiler.program.request import fill_mesh
+from ...errors import TPUModelError, TPUValidationError
+from ...hardware import Slice, detect_accelerators
+from ...job.job import Job
+from ...job.step import build_step
+from ...step.workload import Workload
+from .evidence import Evidence
+from .input_rate import InputRate, measure_input
+from .issues import (
+    PerformanceIssue,
+    bottleneck_issues,
+    compile_issues,
+    input_issues,
+    memory_issues,
+    target_issues,
+)
+from .result import PerformanceDiagnosis
+from .step_timing import STEPS, time_steps
+
+
+def diagnose_performance(
+    model: Any,
+    dataloader: Iterable[Any] | None = None,
+    target_tflops: float | None = None,
+    *,
+    on: Slice | str | None = None,
+    mesh: Mapping[str, int] | None = None,
+    measure: bool | None = None,
+    steps: int = STEPS,
+    batch_size: int | None = None,
+    sequence_length: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    timeout_s: float = 1800.0,
+    **workload: Any,
+) -> PerformanceDiagnosis:
+    """Say why a training step takes its time, and what to do about it.
+
+    With a slice, the step is compiled for it offline and its timeline says where the time goes
+    (origin `model`). Without one, or on a TPU, a few steps are run and timed (origin `measured`).
+
+    Args:
+        model: A `Job`, a `Workload`, or a model of any framework with an adapter; then the batch
+            comes from `batch_size` and `sequence_length`, or from the data loader's first batch.
+        dataloader: Yields batches; its own rate is measured for a few seconds.
+        target_tflops: What is hoped for, over all devices.
+        on: The slice to look at, which nobody needs to have rented.
+        mesh: Sizes by axis name; by default all devices on the one axis "fsdp".
+        measure: Whether to run steps; by default where no slice is named, and on a TPU.
+        steps: Steps to time; the median counts.
+        batch_size: For a model that is no workload.
+        sequence_length: The same.
+        options: Compiler options of the offline compile.
+        timeout_s: For the offline compile.
+        **workload: Further keys of a `Job` (remat, train, …) or arguments of `Workload` (loss, …).
+
+    Raises:
+        TPUModelError: There is no telling what the batch looks like.
+        TPUValidationError: Neither a slice nor a measurement was asked for.
+        XLACompilationError: The offline compiler refused the step or crashed.
+    """
+    if on is None and measure is False:
+        raise TPUValidationError(
+            "there is nothing to look at: name a slice to compile for, or leave out measure=False."
+        )
+    rate = None if dataloader is None else measure_input(dataloader)
+    shape = {"batch_size": batch_size, "sequence_length": sequence_length}
+    given = {name: value for name, value in shape.items() if value is not None}
+    work = _workload(model, rate, {**workload, **given})
+    target = Slice.parse(on) if isinstance(on, str) else on
+    here = detect_accelerators().kind == "tpu" if measure is None else measure
+    timing = time_steps(work, mesh=mesh, steps=steps) if target is None or here else None
+    compiled = None
+    if target is not None:
+        sizes = fill_mesh(mesh or {"fsdp": -1}, target)
+        compiled = compile_for(
+            work, target, mesh=sizes, options=options, until="schedule", timeout_s=timeout_s
+        )
+    evidence = Evidence(work=work, target=target, timing=timing, compiled=compiled)
+    issues = sorted(_issues(evidence, rate, target_tflops), key=lambda issue: -issue.share)
+    return PerformanceDiagnosis(
+        where=evidence.where,
+        step_time_s=evidence.step_time_s,
+        predicted_step_s=evidence.predicted_step_s,
+        compile_s=evidence.compile_s,
+        achieved_tflops=evidence.achieved_tflops,
+        target_tflops=target_tflops,
+        peak_tflops=evidence.peak_tflops,
+        bottlenecks=evidence.bottlenecks,
+        no_bottlenecks=evidence.no_bottlenecks,
+        input_rate=rate,
+        issues=tuple(issues),
+        notes=() if evidence.prediction is None else evidence.prediction.caveats,
+    )
+
+
+def _issues(
+    evidence: Evidence, rate: InputRate | None, target_tflops: float | None
+) -> Iterator[PerformanceIssue]:
+    """Every issue there is evidence for."""
+    step, predicted = evidence.step_time_s, evidence.predicted_step_s.value
+    shares = evidence.bottlenecks
+    yield from target_issues(evidence.achieved_tflops, target_tflops, evidence.peak_tflops)
+    if evidence.compiled is not None:
+        yield from memory_issues(evidence.compiled)
+    if shares is not None and predicted is not None:
+        yield from bottleneck_issues(shares, predicted)
+    if rate is not None:
+        yield from input_issues(rate, evidence.work.examples, step)
+    yield from compile_issues(evidence.compile_s, step)
+
+
+def _workload(model: Any, rate: InputRate | None, options: Mapping[str, Any]) -> Workload:
+    """Build the step; the batch's shapes are those given, else those of the loader's first."""
+    if isinstance(model, Job):
+        return build_step(model.replace(options)).work
+    sized = "batch" in options or {"batch_size", "sequence_length"} <= set(options)
+    if sized or isinstance(model, Workload):
+        return build_step(Job.of(model, **options)).work
+    batch = None if rate is None else rate.batch
+    if isinstance(batch, list | tuple) and len(batch) == 2:  # pyright: ignore[reportUnknownArgumentType]  any batch
+        batch = dict(zip(("inputs", "targets"), batch, strict=True))
+    if not isinstance(batch, Mapping):
+        raise TPUModelError(
+            "the shapes of a batch are not known; pass a Workload, batch_size and sequence_length, "
+            "or a data loader that yields dicts or (inputs, targets)."
+        )
+    shapes = {
+        str(name): jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+        for name, value in batch.items()
+    }
+    first = next(iter(shapes.values()))
+    tokens = first.ndim == 2 and jax.numpy.issubdtype(first.dtype, jax.numpy.integer)
+    length = first.shape[1] if tokens else None
+    found: dict[str, Any] = {"batch": shapes, "sequence_length": length}
+    return build_step(Job.of(model, **{**found, **options})).work

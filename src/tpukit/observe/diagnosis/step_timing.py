@@ -1,0 +1,57 @@
+"""A few training steps, run and timed on the devices of this process."""
+
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+
+from ...parallel.mesh.mesh import create_mesh
+from ...step.workload import Workload
+
+STEPS, WARM_UP_STEPS = 5, 2
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """A few steps timed on the devices of this process."""
+
+    step_time_s: float
+    compile_s: float
+    flops: float | None
+    steps: int
+    devices: str
+
+
+def time_steps(
+    work: Workload, *, mesh: Mapping[str, int] | None = None, steps: int = STEPS
+) -> StepTiming:
+    """Run a few training steps on random batches and time them, compiling apart."""
+    devices = jax.devices()
+    sizes = dict(mesh or {"fsdp": len(devices) if work.examples % len(devices) == 0 else 1})
+    count = math.prod(sizes.values())
+    place = create_mesh(
+        mesh_shape=tuple(sizes.values()), axis_names=tuple(sizes), devices=devices[:count]
+    )
+    batch = work.put_batch(place, work.example_batch())
+    state = work.init_on(place, jax.random.key(0))
+    started = time.perf_counter()
+    compiled = work.jit_train_step(place).lower(state, batch).compile()
+    compile_s = time.perf_counter() - started
+    taken: list[float] = []
+    for _ in range(WARM_UP_STEPS + steps):
+        started = time.perf_counter()
+        state, metrics = compiled(state, batch)
+        jax.block_until_ready((state, metrics))
+        taken.append(time.perf_counter() - started)
+    costs = compiled.cost_analysis() or {}
+    flops = costs.get("flops", -1.0)
+    return StepTiming(
+        step_time_s=statistics.median(taken[WARM_UP_STEPS:]),
+        compile_s=compile_s,
+        flops=flops * count if flops > 0 else None,  # the compiler counts those of one device
+        steps=steps,
+        devices=f"{count} x {devices[0].device_kind}",
+    )
