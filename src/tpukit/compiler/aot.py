@@ -35,7 +35,7 @@ CHILD_MEMORY_BYTES = 2 * 2**30
 
 def compile_for(
     function: Callable[..., Any] | Program | StepSource,
-    slice: Slice | str,
+    on: Slice | str,
     *args: Any,
     donate_argnums: Sequence[int] = (),
     mesh: Mapping[str, int] | Any | None = None,
@@ -47,11 +47,11 @@ def compile_for(
     use_cache: bool = True,
     dump_to: Path | None = None,
 ) -> CompiledStep:
-    """Compile `function` for `slice` with the real TPU compiler, in a child process.
+    """Compile `function` for a slice with the real TPU compiler, in a child process.
 
     Args:
         function: Anything jax can lower, a `Program` that is lowered already, or a workload.
-        slice: The slice to compile for, as a `Slice` or a name such as "v6e-16".
+        on: The slice to compile for, as a `Slice` or a name such as "v6e-16".
         *args: Example arguments: arrays or `jax.ShapeDtypeStruct`s. Shardings over an abstract
             mesh with as many devices as the slice make it a program for the whole slice;
             without shardings it is compiled for one device. A workload brings its own.
@@ -75,7 +75,7 @@ def compile_for(
     """
     request = make_request(
         function,
-        slice,
+        on,
         *args,
         donate_argnums=donate_argnums,
         mesh=mesh,

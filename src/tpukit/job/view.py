@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .effects import WITHOUT_EFFECT
 from .sections import SECTIONS, section_of
 
 if TYPE_CHECKING:
@@ -103,5 +104,5 @@ def _settings_of(job: "Job") -> Iterable[Setting]:
                 name=path,
                 value=values[name],
                 origin=str(job.origin_of(path)),
-                meaning=field.description or "",
+                meaning=WITHOUT_EFFECT.get(path, field.description or ""),
             )

@@ -12,6 +12,7 @@ from ..errors import ConfigError, TPUModelError
 from ..hardware.target import current_target
 from ..job.compiler_flags import compiler_options
 from ..job.config import TPUConfig
+from ..job.effects import settings_without_effect
 from ..job.job import Job
 from ..job.train import TrainingSettings
 from ..parallel.mesh.here import fit_mesh, mesh_here
@@ -214,7 +215,7 @@ class TPUTrainer:
             train_data=train_data if train_data is not None else settings.data,
             eval_data=eval_data if eval_data is not None else settings.eval_data,
         )
-        notes = [*self._notes, *prepared.notes]
+        notes = [*self._notes, *prepared.notes, *settings_without_effect(self.job)]
         if notes and job.observe.enable_strict_validation:
             raise ConfigError(f"enable_strict_validation is set, and {'; '.join(notes)}.")
         first = jax.process_index() == 0

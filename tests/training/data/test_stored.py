@@ -230,3 +230,23 @@ def test_a_description_counts():
     found = opened().describe()
     assert (found.num_tokens, found.num_examples, found.kind) == (1001, 100, "array")
     assert json.loads(json.dumps(found.to_dict()))["dtype"] == "uint16"
+
+
+class Slow(ArrayShard):
+    """A shard that takes its time, as one in a bucket does."""
+
+    def read(self, spans):
+        time.sleep(0.02)
+        return super().read(spans)
+
+
+def test_more_readers_ahead_wait_less_for_a_slow_source():
+    def waited(**readers):
+        store = TokenStore((Slow("slow", TOKENS),), "array", "array")
+        stream = dataclasses.replace(opened(), store=store, **readers).stream()
+        for _ in range(20 * 256 // 8):  # 256 rows are read at once
+            next(stream)
+        stream.close()
+        return stream.waited_s
+
+    assert waited(num_workers=8, prefetch=16) < waited(num_workers=1, prefetch=1) / 2

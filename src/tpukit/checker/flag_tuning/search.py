@@ -11,9 +11,11 @@ from ...compiler.program.lowered import Program
 from ...compiler.program.request import CompileRequest, StepSource, make_request
 from ...errors import FlagError, TPUError, TPUValidationError
 from ...hardware import Slice
+from ...job.job import Job
 from ...runtime.flags import FlagRegistry, as_compiler_options, format_flags, set_xla_flags
 from ...runtime.flags.setting import check_flags
 from ...runtime.progress import Progress, silent
+from ..compiling import lower_job
 from .candidates import Candidate, CandidateGroup, load_candidates
 from .trials import FlagSearch, FlagTrial
 
@@ -24,8 +26,8 @@ SMALLEST_SAVING = 0.01  # of memory, where the time is equal
 
 
 def tune_flags(
-    workload: Callable[..., Any] | Program | StepSource | CompileRequest,
-    slice: Slice | str | None = None,
+    workload: Job | Callable[..., Any] | Program | StepSource | CompileRequest,
+    on: Slice | str | None = None,
     *args: Any,
     mesh: Mapping[str, int] | Any | None = None,
     donate_argnums: Sequence[int] = (),
@@ -47,8 +49,8 @@ def tune_flags(
     recorded with its reason; what the prediction is blind to is tried and shown, not chosen.
 
     Args:
-        workload: What `compile_for` takes, or what `make_request` made of it.
-        slice: The slice to compile for; a request names its own.
+        workload: A `Job`, what `compile_for` takes, or what `make_request` made of it.
+        on: The slice to compile for; a job or a request names its own.
         *args: Example arguments of a function.
         mesh: For a workload, as for `compile_for`.
         donate_argnums: For a function, as for `compile_for`.
@@ -74,13 +76,15 @@ def tune_flags(
         )
     registry = FlagRegistry.installed() if registry is None else registry
     started = as_compiler_options(options or {}, registry=registry)
+    if isinstance(workload, Job):
+        workload = lower_job(workload if on is None else workload.replace(on=str(on)))
     if isinstance(workload, CompileRequest):
         request = replace(workload, options={**workload.options, **started})
-    elif slice is None:
-        raise TPUValidationError("the slice is missing; name one, for example 'v6e-8'.")
+    elif on is None:
+        raise TPUValidationError("which slice? Name one, for example on='v6e-8'.")
     else:
         request = make_request(
-            workload, slice, *args, mesh=mesh, donate_argnums=donate_argnums, options=started
+            workload, on, *args, mesh=mesh, donate_argnums=donate_argnums, options=started
         )
     search = _Search(
         request=request,

@@ -84,7 +84,7 @@ def compile_key(
 
 def make_request(
     function: Callable[..., Any] | Program | StepSource,
-    slice: Slice | str,
+    on: Slice | str,
     *args: Any,
     donate_argnums: Sequence[int] = (),
     mesh: Mapping[str, int] | Any | None = None,
@@ -96,7 +96,7 @@ def make_request(
 
     The arguments are those of `compile_for`.
     """
-    target = Slice.parse(slice) if isinstance(slice, str) else slice
+    target = Slice.parse(on) if isinstance(on, str) else on
     for name in options or {}:
         if name in OWN_OPTIONS:
             raise FlagError(f"{name!r} is set by tpukit itself; pass dump_to= to keep the files.")

@@ -93,7 +93,7 @@ def config_of(job: "Job") -> TPUConfig:
         chips = {
             "tpu_version": where.chip.name,
             "num_chips": where.chips // where.num_slices,
-            "topology": where.topology,
+            "topology": "x".join(map(str, where.topology)),
             "num_slices": where.num_slices,
             "mesh_shape": tuple(job.mesh_sizes.values()),
         }
