@@ -208,6 +208,7 @@ class TPUTrainer:
         }
         changes = {key: value for key, value in stated.items() if value is not None}
         job = self._here.replace(changes)
+        self.job = self.job.replace(changes)
         settings = job.train
         prepared = prepare(
             job,
@@ -232,7 +233,7 @@ class TPUTrainer:
         ) as session:
             for note in notes:
                 session.say(note)
-            result = session.run(predicted=predicted_step(self.job.replace({"train.steps": total})))
+            result = session.run(predicted=predicted_step(self.job))
         self.state, self.workload = session.state, prepared.work
         return result
 

@@ -194,7 +194,7 @@ class TestTheSearch:
     def test_wrong_limits_and_options_are_refused(self, request_for_one_chip, registry):
         with pytest.raises(TPUValidationError, match="at least one compile"):
             tune_flags(request_for_one_chip, budget=0, registry=registry)
-        with pytest.raises(TPUValidationError, match="name one, for example"):
+        with pytest.raises(TPUValidationError, match="Name one, for example"):
             tune_flags(lambda x: x, registry=registry)
         with pytest.raises(FlagError, match="xla_tpu_scoped_vmem"):
             tune_flags(
