@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .effects import WITHOUT_EFFECT
-from .sections import SECTIONS, section_of
+from .sections import SECTIONS, Limits, section_of
 
 if TYPE_CHECKING:
     from .job import Job
@@ -83,7 +83,10 @@ def _settings_of(job: "Job") -> Iterable[Setting]:
     from .job import NESTED
 
     stated = job.to_dict()
-    for name, field in type(job).model_fields.items():
+    fields = type(job).model_fields
+    # The model first, and the limits, which pydantic puts before it, last.
+    for name in sorted(fields, key=lambda one: one in Limits.model_fields):
+        field = fields[name]
         if name in NESTED or field.exclude:
             continue
         value = stated.get(name, getattr(job, name))
