@@ -1,14 +1,15 @@
 """A child process that asks libtpu what it makes of topologies; run by test_against_libtpu.py.
 
-Reads `{"topologies": [[name, options], …], "limits": […], "clocks": […]}` from standard input and
-writes the answers to the file named in its argument. libtpu must never load in the test process,
-which it could block or abort.
+Reads `{"topologies": [[name, options], …], "limits": […], "clocks": […], "products": […]}` from
+standard input and writes the answers to the file named in its argument. libtpu must never load in
+the test process, which it could block or abort.
 """
 
 import json
 import re
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -77,10 +78,28 @@ def clock_mhz(name, options):
     return [int(found.group(1)) for found in stated if found]
 
 
+def multiplied_as(name, options, formats, dump):
+    """What the operands of the matrix unit's instructions are, for products of each format."""
+    topology = topologies.get_topology_desc(topology_name=name, platform="tpu", **options)
+    place = SingleDeviceSharding(topology.devices[0])
+    found = {}
+    for dtype in formats:
+        matrix = jax.ShapeDtypeStruct((512, 512), dtype, sharding=place)
+        wide = jnp.int32 if jnp.issubdtype(matrix.dtype, jnp.integer) else jnp.float32
+        jax.jit(partial(jnp.dot, preferred_element_type=wide)).lower(matrix, matrix).compile()
+        listings = list(Path(dump).glob("*final_bundles.txt"))
+        text = "".join(listing.read_text(errors="replace") for listing in listings)
+        found[dtype] = sorted(set(re.findall(r"vmatmul[\w.]*?\.((?:bf|f|s|u)\d\w*)", text)))
+        for listing in listings:
+            listing.unlink()
+    return found
+
+
 request = json.load(sys.stdin)
 answer = {
     "topologies": [describe(*asked) for asked in request["topologies"]],
     "limits_gib": [memory_limit(*asked) for asked in request["limits"]],
     "clocks_mhz": [clock_mhz(*asked) for asked in request["clocks"]],
+    "products": [multiplied_as(*asked) for asked in request["products"]],
 }
 Path(sys.argv[1]).write_text(json.dumps(answer))

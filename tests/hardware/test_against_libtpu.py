@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.hardware import Slice, list_chips, list_slices
+from tpukit.compiler.dump import KernelDump
+from tpukit.hardware import Slice, list_chips, list_slices, parse_format
 from tpukit.runtime.child import offline_environment
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
@@ -23,14 +24,14 @@ SLICES = [
 REFUSED = ("v6e:3x3", "v5p:2x3x4", "v7x:2x2x1", "tpu8i:2x2x1", "8i:2x2x1", "v6e:1x1")
 
 
-def ask(folder, **request):
+def ask(folder, *, flags="", **request):
     pytest.importorskip("libtpu")
     reply = folder / "reply.json"
-    everything = {"topologies": [], "limits": [], "clocks": [], **request}
+    everything = {"topologies": [], "limits": [], "clocks": [], "products": [], **request}
     subprocess.run(
         [sys.executable, str(Path(__file__).with_name("ask_libtpu.py")), str(reply)],
         input=json.dumps(everything).encode(),
-        env=offline_environment(),
+        env={**offline_environment(), "LIBTPU_INIT_ARGS": flags},
         check=True,
         capture_output=True,
         timeout=240,
@@ -83,3 +84,17 @@ def test_clocks_are_what_the_scheduler_reckons_with(tmp_path):
     hosts = [Slice.of(chip.name, chips=4) for chip in clocked]
     clocks = ask(tmp_path, clocks=[arguments(host) for host in hosts])["clocks_mhz"]
     assert clocks == [[round(chip.clock_ghz.value * 1000)] for chip in clocked]
+
+
+@pytest.mark.slow
+def test_products_are_made_in_the_formats_that_the_catalog_says(tmp_path):
+    """int4 and uint4 are left out: jax calls them native, the compiler widens them."""
+    narrow = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "int8", "uint8"]
+    hosts = [list_slices(chip.name)[0] for chip in COMPILED]
+    dump = KernelDump(tmp_path)
+    asked = [[*arguments(host), narrow, str(tmp_path)] for host in hosts]
+    answers = ask(tmp_path, flags=dump.environment["LIBTPU_INIT_ARGS"], products=asked)["products"]
+    for chip, found in zip(COMPILED, answers, strict=True):
+        for name in narrow:
+            own = parse_format(name).hlo.removesuffix("fnuz")  # as its instructions call it
+            assert found[name] == [own if chip.multiplies(name) else "f32"], (chip, name)

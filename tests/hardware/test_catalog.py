@@ -114,8 +114,10 @@ def test_generations_by_any_name(spelling, name):
 def test_unknown_generation_and_type_name_the_nearest():
     with pytest.raises(SliceError, match=r"'v5x' is not a TPU generation.*Did you mean"):
         get_chip("v5x")
-    with pytest.raises(SliceError, match=r"No peak is catalogued for type 'bf17'.*'bf16'"):
+    with pytest.raises(TPUValidationError, match=r"'bf17' is no number format.*'bf16'"):
         get_chip("v6e").peak("bf17")
+    with pytest.raises(SliceError, match="no peak for int32; they do for bf16, fp8"):
+        get_chip("v6e").peak("s32")
     assert get_chip("v6e").peak("float8_e4m3fn") == get_chip("v6e").peak("fp8")
 
 

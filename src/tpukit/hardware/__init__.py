@@ -1,4 +1,4 @@
-"""Chips, slices, topologies and prices as data with a source for every number."""
+"""Chips, slices, topologies, number formats and prices: data with a source for every number."""
 
 from .catalog import get_chip as get_chip
 from .catalog import list_chips as list_chips
@@ -6,6 +6,8 @@ from .chip import Chip as Chip
 from .detect import Accelerators as Accelerators
 from .detect import detect_accelerators as detect_accelerators
 from .figure import Figure as Figure
+from .formats import NumberFormat as NumberFormat
+from .formats import parse_format as parse_format
 from .prices import PriceBook as PriceBook
 from .prices import Rate as Rate
 from .prices import public_prices as public_prices
@@ -21,6 +23,7 @@ __all__ = [
     "Accelerators",
     "Chip",
     "Figure",
+    "NumberFormat",
     "PriceBook",
     "Rate",
     "Slice",
@@ -29,5 +32,6 @@ __all__ = [
     "list_chips",
     "list_slices",
     "model_flop_utilization",
+    "parse_format",
     "public_prices",
 ]

@@ -7,8 +7,9 @@ from importlib import resources
 from typing import Any
 
 from ..errors import SliceError, did_you_mean
-from .chip import DTYPES, Chip
+from .chip import Chip
 from .figure import Figure
+from .formats import PEAKS, parse_format
 from .topology import TopologyRules, parse_shape
 
 GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "7x", "8i")
@@ -91,21 +92,24 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
     """
     sources = data["sources"]
 
+    def source(name: str) -> Mapping[str, Any]:
+        if name not in sources:
+            raise SliceError(
+                f"The data file of {data['name']} cites the source {name!r} and does not describe "
+                f"it; it describes {', '.join(sources)}."
+            )
+        return sources[name]
+
     def figure(entry: Mapping[str, Any], unit: str) -> Figure:
         if "missing" in entry:
             return Figure.missing(unit, entry["missing"])
-        source = sources.get(entry["source"])
-        if source is None:
-            raise SliceError(
-                f"The data file of {data['name']} cites the source {entry['source']!r} and does "
-                f"not describe it; it describes {', '.join(sources)}."
-            )
+        cited = source(entry["source"])
         return Figure(
             entry["value"],
             unit,
-            origin=source["origin"],
-            source=source["title"],
-            date=source["date"],
+            origin=cited["origin"],
+            source=cited["title"],
+            date=cited["date"],
             note=entry.get("note", ""),
         )
 
@@ -119,7 +123,7 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
         key: figure(data["figures"][key], unit) for key, unit in _FIGURES.items()
     }
     usable_of_device: Figure = figures.pop("hbm_usable_gib_per_device")
-    topology = data.get("topology")
+    topology, matrix = data.get("topology"), data["matrix_unit"]
     plain: dict[str, Any] = {key: data.get(key) for key in _PLAIN}
     return Chip(
         **plain,
@@ -132,7 +136,9 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
         pod_chips=topology["pod_chips"] if topology else None,
         topology_source=topology["source"] if topology else "",
         rules=_rules_from(topology) if topology else None,
-        peak_tflops={dtype: figure(data["peak_tflops"][dtype], "TFLOP/s") for dtype in DTYPES},
+        matrix_operands=tuple(parse_format(name).name for name in matrix["operands"]),
+        matrix_source=f"{source(matrix['source'])['title']}; {matrix['note']}",
+        peak_tflops={name: figure(data["peak_tflops"][name], "TFLOP/s") for name in PEAKS},
         measured={
             key: figure(entry, entry["unit"]) for key, entry in data.get("measured", {}).items()
         },

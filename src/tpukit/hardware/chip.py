@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..errors import SliceError, did_you_mean
+from ..errors import SliceError
 from .figure import Figure
+from .formats import PEAKS, NumberFormat, PeakName, parse_format
 from .topology import TopologyRules
-
-DTYPES = ("bf16", "fp8", "int8", "int4")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -27,6 +26,8 @@ class Chip:
         libtpu_name: What the offline compiler calls it; None when it does not know it.
         rules: Legal shapes; None when no topology is public.
         peak_tflops: Peak of the chip by type: bf16, fp8, int8, int4.
+        matrix_operands: Names of the formats that the matrix unit multiplies as they are; others
+            are widened first.
         hbm_usable_bytes: What the compiler lets the programs of one chip use.
         ici_link_gbps: One link, one way, as the vendor states it.
         ici_link_effective_gbps: The same as step-time models use it.
@@ -61,7 +62,9 @@ class Chip:
     structure_source: str
     topology_source: str
     rules: TopologyRules | None
-    peak_tflops: Mapping[str, Figure]
+    matrix_operands: tuple[str, ...]
+    matrix_source: str
+    peak_tflops: Mapping[PeakName, Figure]
     measured: Mapping[str, Figure]
     hbm_bytes: Figure
     hbm_usable_bytes: Figure
@@ -106,10 +109,26 @@ class Chip:
         """TensorCores of one JAX device (2 where two cores work as one, "megacore")."""
         return self.cores_per_chip // self.devices_per_chip
 
-    def peak(self, dtype: str = "bf16") -> Figure:
-        """Peak TFLOP/s of the chip for a type, under any of the type's usual names."""
-        family = _dtype_family(dtype)
-        return self.peak_tflops[family]
+    def peak(self, dtype: str | NumberFormat = "bf16") -> Figure:
+        """Peak TFLOP/s of the chip for a number format, under any of its usual names.
+
+        Raises:
+            TPUValidationError: There is no such format.
+            SliceError: No data sheet has a rate for it.
+        """
+        wanted = parse_format(dtype)
+        if wanted.peak is None:
+            raise SliceError(
+                f"Data sheets give no peak for {wanted}; they do for {', '.join(PEAKS)}."
+            )
+        return self.peak_tflops[wanted.peak]
+
+    def multiplies(self, dtype: str | NumberFormat) -> bool:
+        """Whether the matrix unit multiplies a format as it is.
+
+        Others are widened first, and their products are no faster than those of bfloat16.
+        """
+        return parse_format(dtype).name in self.matrix_operands
 
     def per_device(self, figure: Figure) -> Figure:
         """One JAX device's share of a figure of the chip."""
@@ -141,6 +160,8 @@ class Chip:
             "pod_chips": self.pod_chips,
             "structure_source": self.structure_source,
             "topology_source": self.topology_source,
+            "matrix_operands": list(self.matrix_operands),
+            "matrix_source": self.matrix_source,
             "figures": {name: figure.to_dict() for name, figure in self.figures().items()},
         }
 
@@ -148,17 +169,3 @@ class Chip:
         from .tables import chip_table
 
         return chip_table(self)
-
-
-def _dtype_family(dtype: str) -> str:
-    wanted = dtype.lower()
-    if wanted in DTYPES:
-        return wanted
-    families = {"bfloat16": "bf16", "s8": "int8", "s4": "int4", "float8": "fp8", "f8": "fp8"}
-    for prefix, family in families.items():
-        if wanted.startswith(prefix):
-            return family
-    raise SliceError(
-        f"No peak is catalogued for type {dtype!r}; expected one of {', '.join(DTYPES)}."
-        + did_you_mean(wanted, [*DTYPES, *families])
-    )

@@ -6,8 +6,9 @@ from typing import Any
 
 from ..errors import SliceError
 from .catalog import get_chip
-from .chip import DTYPES, Chip
+from .chip import Chip
 from .figure import Figure
+from .formats import PEAKS
 from .naming import chips_named, read_name
 from .refusals import canonical_name, no_such_count, no_such_shape, no_topology
 from .topology import Shape, TopologyRules, format_shape, parse_shape
@@ -213,7 +214,7 @@ class Slice:
             "needs_gke": self.needs_gke,
             "libtpu_topology": self.libtpu_topology,
             "libtpu_options": self.libtpu_options,
-            "peak_tflops": {dtype: self.peak_tflops(dtype).to_dict() for dtype in DTYPES},
+            "peak_tflops": {dtype: self.peak_tflops(dtype).to_dict() for dtype in PEAKS},
             "hbm_bytes": self.hbm_bytes.to_dict(),
             "hbm_usable_bytes": self.hbm_usable_bytes.to_dict(),
             "bisection_gbps": self.bisection_gbps.to_dict(),

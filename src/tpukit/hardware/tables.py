@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .chip import DTYPES, Chip
+from .chip import Chip
 from .figure import Figure
+from .formats import PEAKS
 from .topology import format_shape
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def slice_table(of: "Slice") -> "Table":
     table.add_row("chips", f"{of.chips:,}", "")
     table.add_row("hosts", f"{of.hosts:,}", f"{of.chips_per_host} chips each")
     table.add_row("JAX devices", f"{of.devices:,}", f"{of.devices_per_host} on each host")
-    for dtype in DTYPES:
+    for dtype in PEAKS:
         add_figure(table, f"peak {dtype}", of.peak_tflops(dtype))
     add_figure(table, "HBM", of.hbm_bytes)
     add_figure(table, "HBM usable", of.hbm_usable_bytes)
@@ -42,6 +43,7 @@ def chip_table(chip: Chip) -> "Table":
     table = facts_table(f"{chip.name}  {chip.title}")
     table.add_row("TensorCores a chip", str(chip.cores_per_chip), chip.structure_source)
     table.add_row("JAX devices a chip", str(chip.devices_per_chip), chip.structure_source)
+    table.add_row("matrix unit takes", "\n".join(chip.matrix_operands), chip.matrix_source)
     for name, figure in chip.figures().items():
         add_figure(table, name.replace("_", " "), figure, with_note=True)
     return table

@@ -1,0 +1,107 @@
+"""The table of number formats, against ml_dtypes, jax and the compiler."""
+
+import re
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpukit.errors import TPUValidationError
+from tpukit.hardware import get_chip, parse_format
+from tpukit.hardware.catalog import GENERATIONS
+from tpukit.hardware.formats import FORMATS, PEAKS, spelled_as
+
+any_format = st.sampled_from(FORMATS)
+JAX_NAMES = {"v5e": "V5E", "v5p": "V5P", "v6e": "V6E", "7x": "7X", "8i": "8I"}
+
+
+def limits(one):
+    """Bits and largest value by those who define them."""
+    if one.kind == "boolean":
+        return 8, 1
+    if one.kind in ("integer", "unsigned"):
+        return ml_dtypes.iinfo(one.name).bits, int(ml_dtypes.iinfo(one.name).max)
+    found = ml_dtypes.finfo(one.name) if one.kind == "float" else np.finfo(one.name)
+    return found.bits * (2 if one.kind == "complex" else 1), float(found.max)
+
+
+@pytest.mark.parametrize("one", FORMATS, ids=str)
+def test_bits_and_largest_value_are_those_of_ml_dtypes(one):
+    assert (one.bits, one.largest) == limits(one)
+    assert one.itemsize == np.dtype(one.name).itemsize
+
+
+@pytest.mark.parametrize("one", FORMATS, ids=str)
+def test_the_compiler_prints_the_name_it_is_said_to(one):
+    with jax.enable_x64(True):
+        lowered = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((3,), one.name))
+    assert f"({one.hlo}[3]" in lowered.compiler_ir("hlo").as_hlo_text()
+
+
+@given(any_format, st.integers(0, 10_000))
+def test_stored_values_are_packed(one, count):
+    assert one.nbytes(count) == int(np.ceil(count * one.bits / 8))
+    if one.bits >= 8:
+        assert one.nbytes(count) == np.empty(count, one.name).nbytes
+
+
+@given(any_format, st.data())
+def test_a_format_is_found_under_each_of_its_names(one, data):
+    name = data.draw(st.sampled_from([one.name, one.hlo, *one.aliases]))
+    spelling = "".join(data.draw(st.sampled_from([c.lower(), c.upper()])) for c in name)
+    assert parse_format(f" {spelling} ") is one
+    assert parse_format(one) is one
+    assert spelled_as(spelling, ["mixed", one.name]) == one.name
+
+
+def test_no_name_means_two_formats():
+    names = [name for one in FORMATS for name in {one.name, one.hlo, *one.aliases}]
+    assert len(names) == len(set(names))
+
+
+def test_unknown_names_are_answered_with_the_nearest():
+    with pytest.raises(TPUValidationError, match=r"'blfoat16' is no number format.*'bfloat16'"):
+        parse_format("blfoat16")
+    with pytest.raises(TPUValidationError, match=r"'??' is no number format. Usual ones are"):
+        parse_format("??")
+
+
+def test_settings_are_found_in_the_words_they_allow():
+    assert spelled_as("bf16", ("float32", "bfloat16")) == "bfloat16"
+    assert spelled_as("float8_e4m3fn", ("bf16", "int8", "fp8")) == "fp8"
+    assert spelled_as("MIXED", ("mixed", "float32")) == "mixed"
+    assert spelled_as("float16", ("bf16", "int8")) is None
+    assert spelled_as("nonsense", ("bf16", "int8")) is None
+
+
+@pytest.mark.parametrize("name", GENERATIONS)
+def test_jax_says_the_same_of_the_matrix_unit(name):
+    tpu_info = pytest.importorskip("jax._src.pallas.mosaic.tpu_info")
+    version = tpu_info.ChipVersion[f"TPU_{JAX_NAMES.get(name, name.upper())}"]
+    chip = get_chip(name)
+    core = tpu_info.get_tpu_info_for_chip(version, chip.cores_per_device)
+    for one in FORMATS:
+        if one.bits <= 32:
+            dtype = np.dtype(one.name)
+            assert chip.multiplies(one) == core.is_matmul_supported(dtype, dtype), one
+
+
+def test_what_is_multiplied_as_it_is_has_a_rate_and_is_faster():
+    """The v4's data sheet has a rate for int8 that its matrix unit has not: that of bfloat16."""
+    for name in GENERATIONS:
+        chip = get_chip(name)
+        wide = chip.peak("bf16").value
+        rates = {peak: chip.peak(peak).value or 0 for peak in PEAKS[1:]}
+        assert [peak for peak in rates if chip.multiplies(peak)] == [
+            peak for peak, rate in rates.items() if rate > wide
+        ]
+
+
+def test_peaks_go_by_any_name():
+    for one in FORMATS:
+        if one.peak:
+            assert get_chip("7x").peak(one.hlo) == get_chip("7x").peak_tflops[one.peak]
+    assert re.search("float8_e5m2", str(get_chip("v6e").to_dict()["matrix_operands"]))

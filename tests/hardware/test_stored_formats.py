@@ -1,0 +1,51 @@
+"""Sizes of what is stored narrow follow from its definition."""
+
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpukit.hardware.formats import BFLOAT16, FLOAT32, INT4, INT8, parse_format
+from tpukit.hardware.stored_formats import (
+    MOMENT_FORMATS,
+    WEIGHT_FORMATS,
+    StoredFormat,
+    moment_bytes,
+)
+
+
+def test_bits_by_hand():
+    bits = {name: one.bits_per_value(4096, 1000) for name, one in WEIGHT_FORMATS.items()}
+    assert bits["bf16"] == 16
+    assert bits["int4"] == 4.25
+    assert bits["int8"] == bits["fp8"] == 8 + 32 / 4096
+    assert bits["vq"] == 2 + 32 / 4096 + 8 * 512 / 4096 / 1000
+    assert (moment_bytes("float32"), moment_bytes("bfloat16")) == (8, 6)
+    assert moment_bytes("int8") == 2 * (1 + 4 / 256)
+
+
+def test_narrow_scales_are_cheaper_and_smaller_blocks_dearer():
+    wide = StoredFormat(values=INT4, scales=FLOAT32, block=128)
+    narrow = StoredFormat(values=INT4, scales=BFLOAT16, block=128)
+    shared = StoredFormat(values=INT4, scales=parse_format("e8m0"), block=32)
+    assert narrow.bits_per_value(1280) == 4 + 16 / 128
+    assert shared.bits_per_value(1280) == 4.25 == wide.bits_per_value(1280)
+
+
+STORED = [*WEIGHT_FORMATS.values(), *(one for pair in MOMENT_FORMATS.values() for one in pair)]
+
+
+@given(st.sampled_from(STORED), st.integers(1, 5000), st.integers(1, 300))
+def test_parts_add_up_one_by_one(stored, length, lines):
+    """The same, counted value by value and block by block."""
+    padded = length
+    while padded % stored.padded_to:
+        padded += 1
+    codes = len(range(0, padded, stored.group)) * stored.stages * lines
+    blocks = len(range(0, padded, stored.block or padded)) * lines
+    bits = codes * stored.values.bits
+    bits += blocks * stored.scales.bits if stored.scales else 0
+    bits += stored.stages * stored.entries * stored.group * INT8.bits
+    assert stored.nbytes(length, lines) == -(-bits // 8)
+    exact = Fraction(8 * stored.nbytes(length, lines), length * lines)
+    assert stored.bits_per_value(length, lines) == float(exact)
