@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tpukit.errors import TPUKernelError
-from tpukit.kernels.precision import PrecisionConfig, has_fp8
+from tpukit.kernels.precision import PrecisionConfig
 
 RNG = np.random.default_rng(0)
 A = jnp.asarray(RNG.normal(size=(16, 64)), jnp.float32)
@@ -49,6 +49,8 @@ def test_fp8_values_are_on_the_fp8_grid_and_gradients_pass():
     ("name", "mode"),
     [
         ("bf16", PrecisionConfig.BFLOAT16),
+        ("float32", PrecisionConfig.FP32),
+        ("float8_e4m3fn", PrecisionConfig.FP8),
         ("HIGHEST", PrecisionConfig.FP32),
         ("high", PrecisionConfig.HIGH),
         ("mixed", PrecisionConfig.MIXED),
@@ -66,11 +68,11 @@ def test_high_and_highest_are_jax_precisions():
 
 
 def test_the_catalog_says_who_has_fp8():
-    assert [chip for chip in ("v4", "v5e", "v5p", "v6e", "7x", "8i") if has_fp8(chip)] == [
-        "7x",
-        "8i",
-    ]
     PrecisionConfig.FP8.check(None)
     PrecisionConfig.HIGH.check("v5p")
-    with pytest.raises(TPUKernelError, match=r"matrix unit of v6e has no fp8 .* use Precision"):
-        PrecisionConfig.FP8.check("v6e")
+    for chip in ("7x", "8i"):
+        PrecisionConfig.FP8.check(chip)
+    for chip in ("v4", "v5e", "v5p", "v6e"):
+        words = rf"matrix unit of {chip} has no fp8; 7x and 8i have it.*use precision='bf16'"
+        with pytest.raises(TPUKernelError, match=words):
+            PrecisionConfig.FP8.check(chip)

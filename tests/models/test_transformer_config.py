@@ -38,6 +38,13 @@ def module_parameter_count(config: TransformerConfig) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
+def test_formats_go_by_any_name():
+    config = TransformerConfig(**BASE, dtype="fp32", param_dtype="bf16")
+    assert (config.dtype, config.param_dtype) == ("float32", "bfloat16")
+    with pytest.raises(TPUModelError, match="dtype='int8' is not one of float32, bfloat16"):
+        TransformerConfig(**BASE, dtype="int8")
+
+
 @pytest.mark.parametrize("name", list_presets())
 def test_the_arithmetic_counts_what_the_module_holds(name):
     config = get_preset(name)

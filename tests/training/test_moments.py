@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError
+from tpukit.hardware.formats import INT8, UINT8
+from tpukit.hardware.stored_formats import MOMENT_FORMATS
 from tpukit.step import OptimizerSpec, build_optimizer
 from tpukit.step.optimizer.moments import decode, encode, scale_by_int8_adam
 from tpukit.step.workload import Workload
@@ -24,14 +26,14 @@ STEP = jnp.asarray(1)
 @given(
     st.sampled_from([(), (3,), (257,), (2, 3, 65)]),
     st.integers(0, 1000),
-    st.sampled_from([jnp.int8, jnp.uint8]),
+    st.sampled_from([INT8, UINT8]),
 )
-def test_codes_are_near_for_every_shape(shape, seed, dtype):
+def test_codes_are_near_for_every_shape(shape, seed, format):
     values = np.random.default_rng(seed).normal(size=shape) * 10.0 ** (seed % 11 - 5)
-    values = np.abs(values) if dtype == jnp.uint8 else values
-    codes, scales = encode(jnp.asarray(values), dtype, step=STEP)
+    values = np.abs(values) if format is UINT8 else values
+    codes, scales = encode(jnp.asarray(values), format, step=STEP)
     assert codes.shape == values.shape
-    assert codes.dtype == dtype
+    assert codes.dtype == format.name
     found = np.asarray(decode(codes, scales), np.float64)
     # Neighbouring fourth powers near share x of the largest differ by 4 x^(3/4) of a code.
     top = np.abs(values).max(initial=0)
@@ -39,13 +41,23 @@ def test_codes_are_near_for_every_shape(shape, seed, dtype):
     assert np.all(np.abs(found - values) <= room + 1e-6 * top)
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 40))
+def test_moments_take_the_bytes_that_their_formats_say(length, lines):
+    state = jax.eval_shape(scale_by_int8_adam().init, jax.ShapeDtypeStruct((lines, length), "f4"))
+    seen = [(state.mu, state.mu_scales), (state.nu, state.nu_scales)]
+    for arrays, stored in zip(seen, MOMENT_FORMATS["int8"], strict=True):
+        held = sum(one.size * one.dtype.itemsize for one in arrays)
+        assert held == stored.nbytes(length, lines)
+
+
 def test_small_second_moments_do_not_become_zero():
     values = jnp.asarray([1.0, 1e-6, 1e-12, 0.0])
-    found = decode(*encode(values, jnp.uint8, step=STEP))
+    found = decode(*encode(values, UINT8, step=STEP))
     assert float(found[0]) == pytest.approx(1)
     assert np.all(np.asarray(found) > 0)
     assert float(found[2]) < 1e-8
-    nothing = decode(*encode(jnp.zeros(5), jnp.uint8, step=STEP))
+    nothing = decode(*encode(jnp.zeros(5), UINT8, step=STEP))
     np.testing.assert_array_equal(nothing, np.zeros(5))
 
 
@@ -53,7 +65,7 @@ def test_rounding_is_exact_on_average():
     values = jnp.asarray(np.linspace(0.001, 1, 64), jnp.float32)
 
     def mean_of(steps):
-        coded = jax.vmap(lambda step: decode(*encode(values, jnp.uint8, step=step)))
+        coded = jax.vmap(lambda step: decode(*encode(values, UINT8, step=step)))
         return np.asarray(coded(jnp.arange(steps)).mean(0))
 
     alone = np.abs(mean_of(1) / values - 1).max()

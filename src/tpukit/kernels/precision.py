@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from ..errors import TPUKernelError, did_you_mean
 from ..hardware import get_chip, list_chips
-
-FP8_MAX = 448.0  # largest finite float8_e4m3fn
+from ..hardware.formats import PEAKS, NumberFormat, parse_format, spelled_as
+from .rounding import absmax_scales, decode, to_nearest
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,20 @@ class PrecisionConfig:
     def parse(cls, mode: "str | PrecisionConfig") -> "PrecisionConfig":
         """The mode of that name: "bfloat16", "mixed", "high", "fp32" ("highest"), "fp8".
 
+        Formats go by any of their names.
+
         Raises:
             TPUKernelError: There is no such mode.
         """
         if isinstance(mode, PrecisionConfig):
             return mode
-        wanted = mode.lower()
-        if wanted not in _NAMES:
+        found = spelled_as(mode, MODES)
+        if found is None:
             raise TPUKernelError(
-                f"{mode!r} is not a precision; expected one of {', '.join(_NAMES)}."
-                + did_you_mean(wanted, _NAMES)
+                f"{mode!r} is not a precision; expected one of {', '.join(MODES)}."
+                + did_you_mean(mode.lower(), MODES)
             )
-        return _NAMES[wanted]
+        return MODES[found]
 
     @property
     def jax_precision(self) -> jax.lax.Precision:
@@ -67,15 +69,8 @@ class PrecisionConfig:
         Raises:
             TPUKernelError: Naming the generations that have it, and what this one has.
         """
-        if self.values_dtype is None or chip is None or has_fp8(chip):
-            return
-        own = [kind for kind in ("bf16", "int8", "int4") if get_chip(chip).peak(kind).value]
-        able = [other.name for other in list_chips() if has_fp8(other.name)]
-        raise TPUKernelError(
-            f"The matrix unit of {chip} has no fp8 (the catalog gives it no fp8 rate above that "
-            f"of bf16); {' and '.join(able)} have it. {chip} supports {', '.join(own)}: use "
-            "PrecisionConfig.BFLOAT16, or int8 weights with quantized_matmul."
-        )
+        if self.values_dtype is not None:
+            check_product(parse_format(self.values_dtype), chip)
 
     def apply(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """`function` of the arguments in this mode; integers and trees of arrays pass through.
@@ -97,7 +92,7 @@ class PrecisionConfig:
         if not _is_float(value):
             return value
         if self.values_dtype is not None:
-            value = _round_to(value, self.values_dtype)
+            value = _round_to(value, parse_format(self.values_dtype))
         return value.astype(self.compute_dtype)
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,31 +113,39 @@ PrecisionConfig.HIGH = PrecisionConfig("high", "float32", matmul_precision="high
 PrecisionConfig.FP32 = PrecisionConfig("fp32", "float32", matmul_precision="highest")
 PrecisionConfig.FP8 = PrecisionConfig("fp8", "bfloat16", values_dtype="float8_e4m3fn")
 
-_NAMES = {
+MODES = {
     "bfloat16": PrecisionConfig.BFLOAT16,
-    "bf16": PrecisionConfig.BFLOAT16,
     "default": PrecisionConfig.BFLOAT16,
     "mixed": PrecisionConfig.MIXED,
     "high": PrecisionConfig.HIGH,
     "highest": PrecisionConfig.FP32,
     "fp32": PrecisionConfig.FP32,
-    "float32": PrecisionConfig.FP32,
     "fp8": PrecisionConfig.FP8,
 }
 
 
-def has_fp8(chip: str) -> bool:
-    """Whether the catalog gives the chip a higher rate for fp8 than for bf16."""
-    fp8, bf16 = (get_chip(chip).peak(kind).value for kind in ("fp8", "bf16"))
-    return fp8 is not None and bf16 is not None and fp8 > bf16
+def check_product(operands: NumberFormat, chip: str | None) -> None:
+    """Refuse operands that a generation's matrix unit has not; None means not known.
+
+    Raises:
+        TPUKernelError: Naming the generations that have them, and what this one has.
+    """
+    if chip is None or get_chip(chip).multiplies(operands):
+        return
+    able = [other.name for other in list_chips() if other.multiplies(operands)]
+    own = [name for name in PEAKS if get_chip(chip).multiplies(name)]
+    raise TPUKernelError(
+        f"The matrix unit of {chip} has no {operands.peak or operands}; {' and '.join(able)} have "
+        f"it. {chip} supports {', '.join(own)}: use precision='{'fp8' if 'fp8' in own else 'bf16'}'"
+        ", or narrow weights with quantized_matmul."
+    )
 
 
-def _round_to(value: jax.Array, dtype: str) -> jax.Array:
+def _round_to(value: jax.Array, format: NumberFormat) -> jax.Array:
     wide = value.astype(jnp.float32)
-    largest = jnp.max(jnp.abs(wide), initial=0.0)
     # A power of two, so that the rounded values are exact in bfloat16.
-    scale = jnp.where(largest > 0, jnp.exp2(jnp.ceil(jnp.log2(largest / FP8_MAX))), 1.0)
-    rounded = (wide / scale).astype(dtype).astype(jnp.float32) * scale
+    scale = jnp.exp2(jnp.ceil(jnp.log2(absmax_scales(wide, format))))
+    rounded = decode(to_nearest(wide / scale, format), scale)
     return wide + jax.lax.stop_gradient(rounded - wide)
 
 

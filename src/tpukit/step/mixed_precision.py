@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import TPUModelError
+from ..hardware.formats import spelled_as
 from ..models.adapters import Applied, ModelAdapter, TransformerAdapter, Variables
 from ..models.execution import Execution
 from ..models.loss.loss import Batch
+
+FLOATS = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,17 @@ def narrowed(
             f"compute_dtype='{dtype}' is for your own models; the reference transformer computes "
             f"in its dtype, here '{adapter.config.dtype}': use config.replace(dtype='{dtype}')."
         )
-    for name, value in (("compute_dtype", dtype), ("param_dtype", param_dtype)):
-        if value not in (None, "bfloat16", "float16", "float32"):
-            raise TPUModelError(f"{name}='{value}'; use 'bfloat16', 'float16' or 'float32'.")
-    return NarrowAdapter(
-        adapter, dtype and jnp.dtype(dtype), param_dtype and jnp.dtype(param_dtype)
-    )
+    compute, masters = _named("compute_dtype", dtype), _named("param_dtype", param_dtype)
+    return NarrowAdapter(adapter, compute, masters)
+
+
+def _named(field: str, name: str | None) -> Any:
+    if name is None:
+        return None
+    found = spelled_as(name, FLOATS)
+    if found is None:
+        raise TPUModelError(f"{field}='{name}'; use {', '.join(FLOATS)}.")
+    return jnp.dtype(found)
 
 
 def _cast(tree: Any, dtype: Any) -> Any:

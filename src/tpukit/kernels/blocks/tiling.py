@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import TPUKernelError
+from ...hardware import parse_format
 
 Array = TypeVar("Array", jax.Array, np.ndarray)
 
@@ -67,7 +68,7 @@ def tile_shape(dtype: Any) -> tuple[int, int]:
     Raises:
         TPUKernelError: The TPU has no values of that width.
     """
-    bits = _bits(dtype)
+    bits = parse_format(jnp.dtype(dtype).name).bits
     if bits not in (4, 8, 16, 32):
         raise TPUKernelError(
             f"A TPU has no {bits}-bit tiles (dtype {jnp.dtype(dtype).name}); expected 4, 8, 16 or "
@@ -193,12 +194,3 @@ def from_blocked(blocked: Array, *, height: int, width: int) -> Array:
         )
     joined = blocked.swapaxes(2, 3).reshape(batch, down * block, across * block, channels)
     return joined[:, :height, :width]
-
-
-def _bits(dtype: Any) -> int:
-    kind = jnp.dtype(dtype)
-    if jnp.issubdtype(kind, jnp.integer):
-        return int(jnp.iinfo(kind).bits)
-    if jnp.issubdtype(kind, jnp.floating):
-        return int(jnp.finfo(kind).bits)
-    return kind.itemsize * 8

@@ -5,9 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# e4m3 holds three bits of fraction, which values need; e5m2 gives one of them for the range that
-# gradients need.
-FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
+from ...hardware.formats import FLOAT8_E4M3FN, FLOAT8_E5M2, NumberFormat
+from ...kernels.rounding import quantize
 
 
 @jax.custom_vjp
@@ -21,14 +20,15 @@ def float8_matmul(x: jax.Array, matrix: jax.Array) -> jax.Array:
 
 
 def _forward(x: jax.Array, matrix: jax.Array) -> tuple[jax.Array, Any]:
-    narrow_x, narrow_matrix = _narrow(x, FORWARD), _narrow(matrix, FORWARD)
+    narrow_x, narrow_matrix = _narrow(x), _narrow(matrix)
     y = _dot(narrow_x, narrow_matrix, ((x.ndim - 1,), (0,)), x.dtype)
     return y.astype(x.dtype), (narrow_x, narrow_matrix)
 
 
 def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     narrow_x, narrow_matrix = kept
-    narrow = _narrow(gradient, BACKWARD)
+    # Gradients need the range of e5m2, for which it gives one of e4m3's three bits of fraction.
+    narrow = _narrow(gradient, FLOAT8_E5M2)
     leading = tuple(range(gradient.ndim - 1))
     dx = _dot(narrow, narrow_matrix, ((gradient.ndim - 1,), (1,)), gradient.dtype)
     dmatrix = _dot(narrow_x, narrow, (leading, leading), gradient.dtype)
@@ -38,12 +38,9 @@ def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
 float8_matmul.defvjp(_forward, _backward)
 
 
-def _narrow(values: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Values in eight bits, and what they are to be multiplied with."""
-    wide = values.astype(jnp.float32)
-    largest = jnp.max(jnp.abs(wide), initial=0.0)
-    scale = jnp.where(largest > 0, largest / float(jnp.finfo(dtype).max), 1.0)
-    return (wide / scale).astype(dtype), scale
+def _narrow(values: jax.Array, format: NumberFormat = FLOAT8_E4M3FN) -> tuple[jax.Array, jax.Array]:
+    """Values in eight bits, and the scale that all of them are multiplied with."""
+    return quantize(values.astype(jnp.float32), format)
 
 
 def _dot(

@@ -22,9 +22,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...kernels.ops.gemm.modes import EIGHT_BITS
-
-INT8, LARGEST = EIGHT_BITS["int8"]
+from ...hardware.formats import INT8
+from ...kernels.rounding import absmax_scales, to_nearest
 
 
 @jax.custom_vjp
@@ -88,10 +87,10 @@ int8_matmul_throughout.defvjp(_forward, _backward_throughout)
 def _rounded(x: jax.Array, axis: int | tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """int8 values, and float32 scales by the largest magnitude along `axis`; 0 of nothing."""
     wide = x.astype(jnp.float32)
-    scales = jnp.max(jnp.abs(wide), axis=axis, keepdims=True, initial=0.0) / LARGEST
+    scales = absmax_scales(wide, INT8, axis=axis, of_zeros=0.0)
     # A division for every value would be most of the work.
     inverse = jnp.where(scales > 0, 1 / scales, 0.0)
-    return jnp.round(wide * inverse).astype(INT8), scales
+    return to_nearest(wide * inverse, INT8), scales
 
 
 def _dot(

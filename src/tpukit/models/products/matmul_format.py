@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import TPUModelError
-from ...hardware import get_chip, list_chips
+from ...hardware import Chip, get_chip, list_chips
 from ...hardware.target import current_target
-from ...kernels.precision import has_fp8
+from ..transformer.config import OPERANDS
 from .float8 import float8_matmul
 from .int8 import int8_matmul, int8_matmul_throughout
 
@@ -18,8 +18,6 @@ _PRODUCTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "int8": int8_matmul,
     "int8_throughout": int8_matmul_throughout,
 }
-# The least compute capability of GPUs that multiply them.
-FIRST_GPU = {"float8": 8.9, "int8": 8.0, "int8_throughout": 8.0}
 
 
 def product_in(matmul: str, x: jax.Array, matrix: jax.Array) -> jax.Array:
@@ -38,17 +36,18 @@ def check_matmul(matmul: str) -> str | None:
     Raises:
         TPUModelError: Naming the chips that have it.
     """
-    if matmul == "dtype":
+    operands = OPERANDS.get(matmul)
+    if operands is None:
         return None
     chip = current_target()
-    able = [one.name for one in list_chips() if _has(one.name, matmul)]
-    least = FIRST_GPU[matmul]
+    able = [one.name for one in list_chips() if one.multiplies(operands)]
+    least = operands.first_gpu or 0
     where = f"TPU {' and '.join(able)}, and GPUs of compute capability {least} or more"
     if chip is not None:
-        if not _has(chip, matmul):
+        if not get_chip(chip).multiplies(operands):
             raise TPUModelError(
                 f"{matmul} products were asked for and the matrix unit of {chip} has none; {where} "
-                f"have it. Use {_instead(chip)} here."
+                f"have it. Use {_instead(get_chip(chip))} here."
             )
         return None
     if jax.default_backend() == "gpu":
@@ -64,12 +63,6 @@ def check_matmul(matmul: str) -> str | None:
     )
 
 
-def _has(chip: str, matmul: str) -> bool:
-    if matmul == "float8":
-        return has_fp8(chip)
-    return get_chip(chip).peak("int8").value is not None
-
-
-def _instead(chip: str) -> str:
-    narrow = [name for name in ("float8", "int8") if _has(chip, name)]
+def _instead(chip: Chip) -> str:
+    narrow = [name for name in ("float8", "int8") if chip.multiplies(name)]
     return " or ".join((*narrow, "bfloat16"))

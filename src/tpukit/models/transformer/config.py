@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import TPUModelError, did_you_mean
+from ...hardware.formats import FLOAT8_E4M3FN, INT8, NumberFormat, spelled_as
 from .accounting import FlopsPerToken, ParameterCount, count_flops_per_token, count_parameters
 
 Activation = Literal["silu", "gelu", "relu"]
@@ -13,13 +14,19 @@ Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rope", "learned"]
 RoutingName = Literal["dropless", "capacity"]
 MatmulFormat = Literal["dtype", "float8", "int8", "int8_throughout"]
+# What products round their operands to, by `matmul`; with "dtype" they are as wide as activations.
+OPERANDS: dict[str, NumberFormat] = {
+    "float8": FLOAT8_E4M3FN,
+    "int8": INT8,
+    "int8_throughout": INT8,
+}
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "activation": ("silu", "gelu", "relu"),
     "norm": ("rmsnorm", "layernorm"),
     "positions": ("rope", "learned"),
     "routing": ("dropless", "capacity"),
-    "matmul": ("dtype", "float8", "int8", "int8_throughout"),
+    "matmul": ("dtype", *OPERANDS),
     "embedding_lookup": ("rows", "one_hot"),
     "dtype": ("float32", "bfloat16", "float16", "float64"),
     "param_dtype": ("float32", "bfloat16", "float16", "float64"),
@@ -126,6 +133,9 @@ class TransformerConfig:
                     "set head_dim, or choose a head count that divides d_model."
                 )
             object.__setattr__(self, "head_dim", self.d_model // self.n_heads)
+        for field in ("dtype", "param_dtype"):
+            given = str(getattr(self, field))
+            object.__setattr__(self, field, spelled_as(given, _CHOICES[field]) or given)
         if isinstance(self.rope_scaling, Mapping):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         self._check_numbers()

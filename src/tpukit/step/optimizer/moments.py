@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ...hardware.formats import INT8, UINT8, NumberFormat, parse_format
+from ...hardware.stored_formats import MOMENT_FORMATS
+from ...kernels.rounding import is_rounded_up
+
 # Numbers that share a scale, along the last axis; the scales then add 1.6 % to the bytes.
-BLOCK = 256
-# Adam divides one moment by the root of the other, so what is small against its block must not
-# become zero. Codes are spaced as a fourth power: they reach 1e-9 of the largest for either.
-LARGEST_CODE = {jnp.int8: 127, jnp.uint8: 255}
+BLOCK = MOMENT_FORMATS["int8"][0].block or 1
 # Steps of the golden ratio fill the unit interval evenly, from any start.
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -37,16 +38,16 @@ def scale_by_int8_adam(
     """
 
     def init(params: Any) -> Int8AdamState:
-        def codes(dtype: Any) -> Any:
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), params)
+        def codes(format: NumberFormat) -> Any:
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, format.name), params)
 
         def scales() -> Any:
             return jax.tree.map(lambda leaf: jnp.zeros(_scales_shape(leaf.shape)), params)
 
         return Int8AdamState(
             steps=jnp.zeros((), jnp.int32),
-            mu=codes(jnp.int8),
-            nu=codes(jnp.uint8),
+            mu=codes(INT8),
+            nu=codes(UINT8),
             mu_scales=scales(),
             nu_scales=scales(),
         )
@@ -63,8 +64,8 @@ def scale_by_int8_adam(
             update = (unbiased[0] / (jnp.sqrt(unbiased[1]) + eps)).astype(gradient.dtype)
             return (
                 update,
-                *encode(mean, jnp.int8, step=steps),
-                *encode(square, jnp.uint8, step=steps),
+                *encode(mean, INT8, step=steps),
+                *encode(square, UINT8, step=steps),
             )
 
         whole = jax.tree.map(one, updates, state.mu, state.nu, state.mu_scales, state.nu_scales)
@@ -77,31 +78,36 @@ def scale_by_int8_adam(
     return optax.GradientTransformation(init, update)
 
 
-def encode(values: jax.Array, dtype: Any, *, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+def encode(
+    values: jax.Array, format: NumberFormat, *, step: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Codes of `values` and the scale of each block of them.
 
+    Adam divides one moment by the root of the other, so what is small against its block must not
+    become zero. Codes are spaced as a fourth power: they reach 1e-9 of the largest for either.
+
     Args:
-        values: Any shape; none below zero where `dtype` is unsigned.
-        dtype: `jnp.int8` or `jnp.uint8`.
+        values: Any shape; none below zero where `format` is unsigned.
+        format: Of the codes, INT8 or UINT8.
         step: Decides, with an element's place, which way it is rounded.
     """
-    top = LARGEST_CODE[dtype]
+    top = format.largest
     blocks = _blocks(values.astype(jnp.float32))
     scales = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
     shares = jnp.abs(blocks) / jnp.where(scales > 0, scales, 1)
     lower = jnp.minimum(jnp.floor(top * jnp.sqrt(jnp.sqrt(shares))), top - 1)
     # The smallest code is not zero: a zero second moment would divide its first one by eps.
-    lower = jnp.maximum(lower, 1) if dtype == jnp.uint8 else lower
+    lower = jnp.maximum(lower, 1) if format.kind == "unsigned" else lower
     low, high = _fourth_power(lower / top), _fourth_power((lower + 1) / top)
-    codes = lower + ((shares - low) / (high - low) > _thresholds(blocks.shape, step))
+    codes = lower + is_rounded_up(shares, low, high, _thresholds(blocks.shape, step))
     signed = jnp.where(blocks < 0, -codes, codes)
     flat = signed.reshape(*blocks.shape[:-2], -1)[..., : _last(values.shape)]
-    return flat.reshape(values.shape).astype(dtype), scales[..., 0]
+    return flat.reshape(values.shape).astype(format.name), scales[..., 0]
 
 
 def decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
     """The values of codes, in float32."""
-    blocks = _blocks(codes.astype(jnp.float32) / LARGEST_CODE[codes.dtype.type])
+    blocks = _blocks(codes.astype(jnp.float32) / parse_format(codes.dtype.name).largest)
     values = jnp.sign(blocks) * _fourth_power(blocks) * scales[..., None]
     flat = values.reshape(*values.shape[:-2], -1)[..., : _last(codes.shape)]
     return flat.reshape(codes.shape)

@@ -13,10 +13,11 @@ from tpukit.hardware.target import target_chip
 from tpukit.kernels.blocks.tuned import shape_bucket
 from tpukit.kernels.ops.gemm.api import adaptive_matmul, gemm, matmul
 from tpukit.kernels.ops.gemm.blocks import GemmBlocks
-from tpukit.kernels.ops.gemm.modes import FP8, round_to
+from tpukit.kernels.ops.gemm.modes import EIGHT_BITS
 from tpukit.kernels.ops.gemm.specs import OP
 from tpukit.kernels.precision import PrecisionConfig
 from tpukit.kernels.registry.decorator import tpu_kernel
+from tpukit.kernels.rounding import quantize
 
 # Two blocks along every axis; the last ones stick out.
 BLOCKS = GemmBlocks(rows=64, columns=128, contraction=128)
@@ -40,7 +41,8 @@ def assert_close(seen, expected, tolerance):
 
 
 def rounded(a, b, mode):
-    (a, a_scales), (b, b_scales) = round_to(a, mode, axis=1), round_to(b, mode, axis=0)
+    format = EIGHT_BITS[mode]
+    (a, a_scales), (b, b_scales) = quantize(a, format, axis=1), quantize(b, format, axis=0)
     return (wide(a) @ wide(b)) * wide(a_scales) * wide(b_scales)
 
 
@@ -201,7 +203,8 @@ def test_eight_bits_where_there_are_none():
     with target_chip("v5p"), pytest.raises(TPUKernelError, match=r"v5p has no fp8.*7x"):
         jax.eval_shape(OP.bind(fp8), *fp8.arguments)  # what the timer and the tuner call
     with target_chip("7x"):
-        assert jax.eval_shape(adaptive_matmul, a.astype(FP8), b.astype(FP8)).dtype == jnp.float32
+        narrow = (x.astype(jnp.float8_e4m3fn) for x in (a, b))
+        assert jax.eval_shape(adaptive_matmul, *narrow).dtype == jnp.float32
 
 
 def test_blocks_that_do_not_fit_are_refused_with_those_that_do():

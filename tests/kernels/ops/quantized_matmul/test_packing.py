@@ -1,5 +1,7 @@
 """What is packed is unpacked to the last bit, and stands for what numpy says."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import TPUKernelError
+from tpukit.hardware.stored_formats import WEIGHT_FORMATS
 from tpukit.kernels.ops.quantized_matmul import packing
-from tpukit.kernels.ops.quantized_matmul.weight import FP8, QuantizedWeight
+from tpukit.kernels.ops.quantized_matmul.weight import QuantizedWeight
 
 # Compiled whole: at every new shape that takes less than one operation after the other.
 dequantize = jax.jit(packing.dequantize)
@@ -56,7 +59,7 @@ def test_int8_and_fp8_there_and_back(rows, columns, seed):
     rng = np.random.default_rng(seed)
     scales = rng.random(columns).astype(np.float32)
     whole = jnp.asarray(rng.integers(-128, 128, (rows, columns)).astype(np.int8))
-    parts = jnp.asarray(rng.normal(size=(rows, columns)) * 100, FP8)
+    parts = jnp.asarray(rng.normal(size=(rows, columns)) * 100, jnp.float8_e4m3fn)
     for pack, values in ((pack_int8, whole), (pack_fp8, parts)):
         weight = pack(values, jnp.asarray(scales))
         seen = unpack(weight)
@@ -93,6 +96,50 @@ def test_rounding_is_to_the_nearest(format, steps):
     else:
         assert (error <= np.abs(w).max(0) / steps / 2 + 1e-6).all()
     assert (error[:, 1] == 0).all()
+
+
+def stored_format(weight):
+    """The format of a weight, by the shapes of its arrays."""
+    stored = WEIGHT_FORMATS[weight.format]
+    if weight.format == "int4":
+        return replace(stored, block=weight.group, padded_to=weight.group)
+    if weight.codebook is None:
+        return stored
+    stages, tables, lanes = weight.codebook.shape
+    return replace(stored, stages=stages, entries=tables * lanes)
+
+
+@pytest.mark.parametrize("rows", [1, 127, 128, 200, 513])
+@pytest.mark.parametrize("format", ["int8", "fp8", "int4"])
+def test_arrays_take_the_bytes_that_the_format_says(format, rows):
+    weight = quantize_weight(jnp.ones((rows, 3)), format)
+    held = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(weight))
+    assert held == weight.nbytes == WEIGHT_FORMATS[format].nbytes(rows, 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["int8", "fp8", "int4"]),
+    st.integers(1, 3000),
+    st.integers(1, 500),
+    st.sampled_from([128, 256, 512]),
+)
+def test_every_shape_takes_the_bytes_that_the_format_says(format, rows, columns, group):
+    matrix = jax.ShapeDtypeStruct((rows, columns), jnp.float32)
+    weight = jax.eval_shape(lambda w: packing.quantize_weight(w, format, group=group), matrix)
+    assert weight.nbytes == stored_format(weight).nbytes(rows, columns)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 500), columns, st.sampled_from([128, 256]), st.integers(1, 3))
+def test_codes_take_the_bytes_that_the_format_says(quads, columns, entries, stages):
+    arrays = (
+        jax.ShapeDtypeStruct((stages, quads, columns), jnp.uint8),
+        jax.ShapeDtypeStruct((stages, entries, 4), jnp.int8),
+        jax.ShapeDtypeStruct((columns,), jnp.float32),
+    )
+    weight = jax.eval_shape(packing.pack_vq, *arrays)
+    assert weight.nbytes == stored_format(weight).nbytes(4 * quads, columns)
 
 
 def test_bits_are_counted_with_scales_and_codebook():

@@ -15,9 +15,10 @@ from ...blocks.tuned import blocks_for
 from ...precision import PrecisionConfig
 from ...registry.dispatch import dispatch
 from ...registry.op import PALLAS_TPU, REFERENCE, XLA, KernelCase
+from ...rounding import quantize
 from .blocks import GemmBlocks
 from .collective import collective_matmul
-from .modes import EIGHT_BITS, Mode, check_chip, resolve_mode, round_to
+from .modes import EIGHT_BITS, Mode, check_chip, resolve_mode
 from .pallas_tpu import OP_NAME, product
 from .reference import reference_product, xla_product
 
@@ -147,17 +148,15 @@ def matmul(
         options = {"out_dtype": out_dtype, "passes": passes}
         return dispatch(OP_NAME, PRODUCTS, *operands, options=options, **choice)
 
-    if integers or (precision == "fp8" and given == EIGHT_BITS["fp8"][0]):
+    if integers or (precision == "fp8" and given == EIGHT_BITS["fp8"].name):
         wide = "int32" if integers else "float32"
         return run(a, b, None, None, out_dtype=wide, passes="default")
 
     @jax.custom_vjp
     def call(a: jax.Array, b: jax.Array) -> jax.Array:
         if precision in EIGHT_BITS:
-            (a, a_scales), (b, b_scales) = (
-                round_to(a, precision, axis=1),
-                round_to(b, precision, axis=0),
-            )
+            format = EIGHT_BITS[precision]
+            (a, a_scales), (b, b_scales) = quantize(a, format, axis=1), quantize(b, format, axis=0)
             return run(a, b, a_scales, b_scales, out_dtype=out_dtype, passes="default")
         compute = _compute_dtype(precision, given)
         passes = PASSES.get(precision, "default")

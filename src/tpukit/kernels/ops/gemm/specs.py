@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from ...registry.op import KernelCase, Op
 from .api import OP_NAME, PRODUCTS, XLA, adaptive_matmul, matmul
 from .blocks import block_space, default_blocks, vmem_bytes
-from .modes import FP8
 
 
 def _case(name: str, rows: int, width: int, columns: int, dtype: Any, precision: str) -> KernelCase:
@@ -26,10 +25,10 @@ OP = Op(
         _case("small_bfloat16", 256, 512, 384, jnp.bfloat16, "bfloat16"),
         _case("small_fp32", 256, 512, 384, jnp.float32, "fp32"),
         _case("small_int8", 256, 512, 384, jnp.int8, "int8"),
-        _case("small_fp8", 256, 512, 384, FP8, "fp8"),
+        _case("small_fp8", 256, 512, 384, jnp.float8_e4m3fn, "fp8"),
         _case("bfloat16_4096", 4096, 4096, 4096, jnp.bfloat16, "bfloat16"),
         _case("int8_4096", 4096, 4096, 4096, jnp.int8, "int8"),
-        _case("fp8_4096", 4096, 4096, 4096, FP8, "fp8"),
+        _case("fp8_4096", 4096, 4096, 4096, jnp.float8_e4m3fn, "fp8"),
         _case("rounded_int8_4096", 4096, 4096, 4096, jnp.bfloat16, "int8"),
     ),
     block_space=block_space,

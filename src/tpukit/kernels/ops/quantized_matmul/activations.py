@@ -5,14 +5,15 @@ from typing import Literal, TypeAlias, get_args
 import jax
 
 from ....errors import TPUKernelError, did_you_mean
-from ..gemm.modes import round_to
+from ....hardware.formats import INT8
+from ...rounding import quantize
 
 Activations: TypeAlias = Literal["bfloat16", "int8"]
 
 
 def quantize_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """int8 values of (M, K) and float32 (M, 1) scales, by each row's largest magnitude."""
-    return round_to(x, "int8", axis=-1)
+    return quantize(x, INT8, axis=-1)
 
 
 def check_activations(activations: str, format: str) -> None:

@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from ....errors import TPUKernelError
+from ....hardware.formats import FLOAT8_E4M3FN
+from ....hardware.stored_formats import WEIGHT_FORMATS
 from ...blocks.tiling import LANES, round_up
-from .weight import FP8, INT4_PER_WORD, VQ_LENGTH, QuantizedWeight, WeightFormat, check_format
+from ...rounding import decode, quantize
+from .weight import INT4_PER_WORD, VQ_LENGTH, QuantizedWeight, WeightFormat, check_format
 
-INT4_GROUP = 128
+INT4_GROUP = WEIGHT_FORMATS["int4"].block or LANES
 # Past this many entries a code needs more than a byte; below 128 a gather costs the same.
 VQ_ENTRIES = (128, 256)
-LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
 
 
 def pack_int8(values: jax.Array, scales: jax.Array) -> QuantizedWeight:
@@ -25,7 +27,7 @@ def pack_int8(values: jax.Array, scales: jax.Array) -> QuantizedWeight:
 
 def pack_fp8(values: jax.Array, scales: jax.Array) -> QuantizedWeight:
     """A weight of float8_e4m3fn (K, N) values with a scale for each column (N,)."""
-    _expect(values, FP8, "values", 2)
+    _expect(values, FLOAT8_E4M3FN.name, "values", 2)
     _expect_shape(scales, (values.shape[1],), "scales")
     padded = _pad_rows(values)
     return QuantizedWeight(padded, scales[None].astype(jnp.float32), None, "fp8", _shape(values))
@@ -125,8 +127,8 @@ def dequantize_arrays(
         values = decode_vq(data, codebook)
     else:
         values = unpack_words(data) if format == "int4" else data
-    grouped = values.astype(dtype).reshape(scales.shape[0], -1, values.shape[1])
-    return (grouped * scales[:, None].astype(dtype)).reshape(values.shape)
+    grouped = values.reshape(scales.shape[0], -1, values.shape[1])
+    return decode(grouped, scales[:, None], dtype).reshape(values.shape)
 
 
 def quantize_weight(
@@ -152,15 +154,12 @@ def quantize_weight(
     if format == "int4":
         rows = round_up(w.shape[0], group)
         wide = jnp.pad(wide, ((0, rows - w.shape[0]), (0, 0))).reshape(-1, group, w.shape[1])
-    scales = jnp.max(jnp.abs(wide), axis=-2, keepdims=True) / LARGEST[format]
-    scales = jnp.where(scales == 0, 1.0, scales)
-    scaled = wide / scales
+    values, scales = quantize(wide, WEIGHT_FORMATS[format].values, axis=-2)
     if format == "fp8":
-        return pack_fp8(scaled.astype(FP8), scales[0])
-    values = jnp.round(scaled).astype(jnp.int8)
+        return pack_fp8(values, scales[0])
     if format == "int8":
         return pack_int8(values, scales[0])
-    values = values.reshape(-1, w.shape[1])[: w.shape[0]]
+    values = values.astype(jnp.int8).reshape(-1, w.shape[1])[: w.shape[0]]
     return pack_int4(values, scales[:, 0], group=group)
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from ...rounding import decode
 from .activations import Activations, quantize_rows
 from .packing import dequantize_arrays
 
@@ -22,6 +23,6 @@ def quantized_matmul_reference(
     left = x.astype(wide)
     if activations == "int8":
         values, row_scales = quantize_rows(x)
-        left = values.astype(wide) * row_scales.astype(wide)
+        left = decode(values, row_scales, wide)
     product = jnp.dot(left, matrix, precision=jax.lax.Precision.HIGHEST)
     return product.astype(x.dtype)

@@ -9,7 +9,7 @@ from .activations import Activations
 from .api import IMPLEMENTATIONS, OP_NAME, XLA, quantized_matmul_arrays
 from .blocks import block_space, bucket, default_blocks, vmem_bytes
 from .packing import INT4_GROUP
-from .weight import FP8, INT4_PER_WORD, VQ_LENGTH, WeightFormat
+from .weight import INT4_PER_WORD, VQ_LENGTH, WeightFormat
 
 
 def _case(
@@ -24,7 +24,7 @@ def _case(
 ) -> KernelCase:
     shapes = {
         "int8": ((width, columns), jnp.int8),
-        "fp8": ((width, columns), FP8),
+        "fp8": ((width, columns), jnp.float8_e4m3fn),
         "int4": ((width // INT4_PER_WORD, columns), jnp.int32),
         "vq": ((stages, width // VQ_LENGTH, columns), jnp.uint8),
     }

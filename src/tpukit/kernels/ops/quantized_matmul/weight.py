@@ -22,13 +22,14 @@ import jax
 import jax.numpy as jnp
 
 from ....errors import TPUKernelError, did_you_mean
+from ....hardware.formats import INT4
+from ....hardware.stored_formats import WEIGHT_FORMATS
 from ...blocks.tiling import LANES
 
 WeightFormat: TypeAlias = Literal["int8", "int4", "fp8", "vq"]
 FORMATS: tuple[str, ...] = get_args(WeightFormat)
-INT4_PER_WORD = 8
-VQ_LENGTH = 4
-FP8 = jnp.float8_e4m3fn
+INT4_PER_WORD = 32 // INT4.bits
+VQ_LENGTH = WEIGHT_FORMATS["vq"].group
 # What one code or word of `data` holds of a column.
 ROWS_PER_ELEMENT = {"int8": 1, "fp8": 1, "int4": INT4_PER_WORD, "vq": VQ_LENGTH}
 
