@@ -21,9 +21,10 @@ from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 from tpukit import Workload, configure_tpu_environment
 from tpukit.compiler import compile_for
 from tpukit.errors import TPUError
+from tpukit.hardware.formats import spelled_as
 from tpukit.job import build_step
+from tpukit.models.transformer.config import OPERANDS
 from tpukit.planner.planning import plan
-from tpukit.planner.search.subject import MATMUL
 
 DATA = Path(__file__).parent / "data"
 RESULTS, FOUND = DATA / "published_results.json", DATA / "plan_layouts.json"
@@ -66,7 +67,8 @@ def compare(run: PublishedRun, seconds: float) -> dict[str, Any]:
 
     A pick that the compiler says is too large makes room for a leaner one, as in `plan`.
     """
-    config = run.workload.config.replace(matmul=MATMUL[run.precision])
+    matmul = spelled_as(run.precision, OPERANDS) or "dtype"
+    config = run.workload.config.replace(matmul=matmul)
     work = run.workload.replace(model=config)
     published = compiled(run, work, run.mesh, run.dcn_mesh_shape, seconds)
     if not published["fits"]:

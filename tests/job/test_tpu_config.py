@@ -7,6 +7,10 @@ from jax.sharding import PartitionSpec
 
 from tpukit.errors import ConfigError, SliceError, TPUValidationError
 from tpukit.job.config import TPUConfig, presets
+from tpukit.job.precision import NARROW, in_precision
+from tpukit.job.train import TrainingSettings
+from tpukit.models import get_preset
+from tpukit.models.transformer.config import OPERANDS
 
 
 def test_document_000_basic_form():
@@ -96,7 +100,7 @@ reserved: false
     [
         ({"tpu_verson": "v4"}, "Did you mean 'tpu_version'"),
         ({"xla_optimization_level": 4}, "less than or equal to 3"),
-        ({"precision": "bf16"}, "'bfloat16', 'float32'"),
+        ({"precision": "bf17"}, "'bfloat16', 'float32'"),
         ({"memory_per_chip": "lots"}, "write '32GB'"),
         ({"tpu_version": "v6e", "memory_per_chip": "64GB"}, "v6e chip has 32 GiB"),
         ({"tpu_version": "v6e", "flops_per_chip": 275e12}, "peaks at 918"),
@@ -154,6 +158,25 @@ def test_memory_config_follows_the_compiler_s_limit():
     assert (pure.compute_dtype, pure.param_dtype) == ("float32", "float32")
     narrow = TPUConfig(fp32_params=False).get_memory_config()
     assert (narrow.compute_dtype, narrow.param_dtype) == ("bfloat16", "bfloat16")
+
+
+def test_formats_go_by_any_name():
+    config = TPUConfig(precision="fp8", compute_dtype="half", param_dtype="BF16")
+    assert (config.precision, config.compute_dtype) == ("float8", "float16")
+    assert config.param_dtype == "bfloat16"
+    compute = [
+        TPUConfig(precision=name).get_memory_config().compute_dtype
+        for name in ("bf16", "mixed", "f32", "float8", "int8")
+    ]
+    assert compute == ["bfloat16", "bfloat16", "float32", "float8_e4m3fn", "int8"]
+    settings = TrainingSettings(moment_dtype="bf16", precision="fp8")
+    assert (settings.moment_dtype, settings.precision) == ("bfloat16", "float8")
+
+
+def test_eight_bits_are_for_products_alone():
+    assert set(NARROW) < set(OPERANDS)
+    for name, activations in (("int8", "bfloat16"), ("float8", "bfloat16"), ("float32", "float32")):
+        assert in_precision(get_preset("tiny"), name, None).model.dtype == activations
 
 
 @pytest.mark.parametrize("name", ["training", "inference", "development"])

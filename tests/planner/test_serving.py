@@ -1,21 +1,27 @@
 """`plan_serving`: the smallest slice for weights and cache, and what HBM allows it."""
 
 import io
+import math
 
+import jax
 import pytest
 from rich.console import Console
 
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.hardware import Slice, get_chip, list_slices
+from tpukit.kernels import quantize_weight
 from tpukit.models import get_preset
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.serving import cache_bytes, plan_serving, read_bytes, weight_bytes
+from tpukit.step import Workload
 
 # llama3.1-70b by hand: 80 layers of q, o (64 heads), k, v (8), gate, up, down and two norms, a
 # last norm, and the two tables.
 LAYER = 8192 * 128 * (2 * 64 + 2 * 8) + 3 * 8192 * 28672 + 2 * 8192
 TABLES = 2 * 128256 * 8192
 PARAMETERS_70B = 80 * LAYER + 8192 + TABLES
+NORMS = (2 * 80 + 1) * 8192
+COLUMNS = 80 * (2 * 8192 + 2 * 1024 + 2 * 28672 + 8192)  # of q, o; k, v; gate, up; down
 
 
 def shape(name):
@@ -30,10 +36,38 @@ def only(plan):
 def test_weights_and_cache_by_hand():
     model = shape("llama3.1-70b")
     assert weight_bytes(model, "bf16") == 2 * PARAMETERS_70B
-    assert weight_bytes(model, "int8") == PARAMETERS_70B - TABLES + 2 * TABLES
+    matrices = PARAMETERS_70B - TABLES - NORMS
+    wide = 2 * (TABLES + NORMS)
+    assert (
+        weight_bytes(model, "int8") == weight_bytes(model, "fp8") == (wide + matrices + 4 * COLUMNS)
+    )
+    assert weight_bytes(model, "int4") == wide + matrices * 4.25 / 8
     assert cache_bytes(model, 4, 8192) == 80 * 2 * 8 * 128 * 2 * 8192 * 4
     local = shape("gemma3-12b")  # 40 of its 48 layers hold 1024 keys, not more
     assert cache_bytes(local, 1, 8192) == 2 * 8 * 256 * 2 * (8 * 8192 + 40 * 1024)
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("model", [{}, {"n_experts": 4, "experts_per_token": 2}])
+def test_weights_take_what_the_quantized_arrays_of_a_model_take(format, model):
+    config = get_preset("tiny", **model)
+    held = 0
+    parameters = Workload(config, batch_size=8, sequence_length=32).state_shapes().params
+    for path, leaf in jax.tree_util.tree_leaves_with_path(parameters["layers"]):
+        if leaf.ndim < 3 or "router" in str(path):  # layers are stacked
+            held += 2 * leaf.size
+            continue
+        each = jax.ShapeDtypeStruct(leaf.shape[-2:], leaf.dtype)
+        narrow = jax.eval_shape(lambda w: quantize_weight(w, format), each)
+        held += math.prod(leaf.shape[:-2]) * narrow.nbytes
+    outside = jax.tree.leaves({key: parameters[key] for key in parameters if key != "layers"})
+    held += sum(2 * leaf.size for leaf in outside)
+    assert weight_bytes(shape_of(config), format) == held
+
+
+def test_formats_go_by_any_name():
+    plan = plan_serving("llama3.1-8b", formats=["bfloat16", "float8"], generations=["v6e"])
+    assert [one.weights for one in plan.choices] == ["bf16", "fp8"]
 
 
 def test_a_chip_whose_rates_nobody_published_is_left_out_or_named():

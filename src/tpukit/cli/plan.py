@@ -38,7 +38,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the b
 Serve = Annotated[bool, typer.Option(help="Size a slice for serving instead of training.")]
 Batch = Annotated[int, typer.Option(help="With --serve: sequences at once.")]
 Context = Annotated[int, typer.Option(help="With --serve: tokens each may hold.")]
-Weights = Annotated[str | None, typer.Option(help="With --serve: bf16, int8, int4, vq.")]
+Weights = Annotated[str | None, typer.Option(help="With --serve: bf16, int8, fp8, int4, vq.")]
 Page = Annotated[Path | None, typer.Option(help="Write the answer as one HTML file.")]
 
 
@@ -125,13 +125,13 @@ def _serving(
     model: str, batch: int, context: int, weights: str | None, on: str | None
 ) -> "ServingPlan":
     """The smallest slices that serve the model."""
-    from ..planner.serving import WEIGHT_BITS, plan_serving
+    from ..planner.serving import USUAL_FORMATS, plan_serving
 
     return plan_serving(
         model,
         batch=batch,
         context=context,
-        formats=_words(weights) or tuple(WEIGHT_BITS),
+        formats=_words(weights) or USUAL_FORMATS,
         generations=_words(on) or None,
     )
 

@@ -7,14 +7,7 @@ from ..errors import TPUModelError
 
 Precision = Literal["bfloat16", "float32", "float16", "float8", "int8"]
 ParamDtype = Literal["bfloat16", "float32", "float16"]
-# Eight bits are for the operands of products alone: what activations are in beside them.
-ACTIVATIONS: dict[str, str] = {
-    "bfloat16": "bfloat16",
-    "float32": "float32",
-    "float16": "float16",
-    "float8": "bfloat16",
-    "int8": "bfloat16",
-}
+# Eight bits are for the operands of products alone: `TransformerConfig.matmul` has these names.
 NARROW = ("float8", "int8")
 
 
@@ -50,7 +43,8 @@ def in_precision(
     if isinstance(inner, TransformerConfig):
         stated: dict[str, Any] = {}
         if precision is not None:
-            stated |= {"dtype": ACTIVATIONS[precision], "matmul": matmul}
+            activations = "bfloat16" if precision in NARROW else precision
+            stated |= {"dtype": activations, "matmul": matmul}
         if param_dtype is not None:
             stated["param_dtype"] = param_dtype
         changed = inner.replace(**stated)

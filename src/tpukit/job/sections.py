@@ -5,10 +5,11 @@ classes flat. Each field's description is what `tpukit config show` prints besid
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
+from ..hardware.formats import spelled_as
 from .quantities import format_bytes, parse_bytes
 
 Bytes = Annotated[
@@ -17,6 +18,21 @@ Bytes = Annotated[
 Fraction = Annotated[float, Field(gt=0, le=1)]
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+def any_spelling(*allowed: str) -> BeforeValidator:
+    """Take the allowed words under every name that people give a number format: "bf16", "fp32"."""
+
+    def spelled(value: object) -> object:
+        return (spelled_as(value, allowed) or value) if isinstance(value, str) else value
+
+    return BeforeValidator(spelled)
+
+
+_Products = Literal["bfloat16", "float32", "mixed", "float8", "int8"]
+_Floats = Literal["bfloat16", "float32", "float16"]
+ProductFormat = Annotated[_Products, any_spelling(*get_args(_Products))]
+FloatFormat = Annotated[_Floats, any_spelling(*get_args(_Floats))]
 
 
 class TPUVersion(StrEnum):
@@ -79,17 +95,17 @@ class Hardware(Section):
 class Precision(Section):
     """Number formats of compute and parameters."""
 
-    precision: Literal["bfloat16", "float32", "mixed", "float8", "int8"] = Field(
+    precision: ProductFormat = Field(
         default="bfloat16", description="format of the matrix products"
     )
     use_mixed_precision: bool = Field(
         default=True, description="compute narrow, accumulate in float32"
     )
     fp32_params: bool = Field(default=True, description="keep master parameters in float32")
-    compute_dtype: Literal["bfloat16", "float32", "float16"] | None = Field(
+    compute_dtype: FloatFormat | None = Field(
         default=None, description="overrides the compute format that precision implies"
     )
-    param_dtype: Literal["bfloat16", "float32", "float16"] | None = Field(
+    param_dtype: FloatFormat | None = Field(
         default=None, description="overrides the parameter format that fp32_params implies"
     )
 

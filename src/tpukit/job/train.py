@@ -1,6 +1,6 @@
 """`TrainingSettings`: the `train:` section of a job file, and the same as Python arguments."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -13,7 +13,7 @@ from ..step.optimizer.spec import (
     OptimizerSpec,
 )
 from .precision import ParamDtype, Precision
-from .sections import Fraction, PositiveFloat, PositiveInt, Section
+from .sections import Fraction, PositiveFloat, PositiveInt, Section, any_spelling
 from .settings import Settings
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -61,13 +61,13 @@ class Optimization(Section):
     weight_decay: NonNegativeFloat = Field(default=0.1, description="decoupled")
     no_decay: Words = Field(default=NO_DECAY, description="paths of parameters that do not decay")
     clip_norm: PositiveFloat | None = Field(default=1.0, description="of all gradients together")
-    moment_dtype: MomentDtype = Field(
+    moment_dtype: Annotated[MomentDtype, any_spelling(*get_args(MomentDtype))] = Field(
         default="float32", description="of the first moment; int8: of both, in blocks"
     )
-    precision: Precision | None = Field(
+    precision: Annotated[Precision, any_spelling(*get_args(Precision))] | None = Field(
         default=None, description="bfloat16, float32, float8, int8 products; None: the model's"
     )
-    param_dtype: ParamDtype | None = Field(
+    param_dtype: Annotated[ParamDtype, any_spelling(*get_args(ParamDtype))] | None = Field(
         default=None, description="format of the parameters that are updated; None: the model's"
     )
     z_loss: NonNegativeFloat = Field(default=0.0, description="weight of log²(softmax normaliser)")

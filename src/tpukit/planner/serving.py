@@ -1,6 +1,6 @@
 """How small a slice can serve a model: weights and KV cache in HBM, decode by the HBM roofline."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +9,13 @@ from rich.table import Table
 from ..compiler.timeline.machine import Machine
 from ..errors import TPUValidationError, did_you_mean
 from ..hardware import Slice, get_chip, list_chips, list_slices
+from ..hardware.formats import BFLOAT16, spelled_as
+from ..hardware.stored_formats import WEIGHT_FORMATS
 from .cost.model_shape import ModelShape
 from .search.candidates import named_slice, refuse_unknown_rates, unknown_rate
 from .sizing.memory_optimizer import transformer_shape
 
-# Bits stored for a weight, scales and codebooks included (kernels/quantized_matmul).
-WEIGHT_BITS = {"bf16": 16.0, "int8": 8.0, "int4": 4.125, "vq": 2.0}
-CACHE_BYTES = 2  # bfloat16 keys and values
+USUAL_FORMATS = ("bf16", "int8", "int4", "vq")  # fp8 takes as much as int8
 HEADROOM = 0.1  # of HBM, for activations and the program
 
 
@@ -94,7 +94,7 @@ def plan_serving(
     *,
     batch: int = 1,
     context: int = 8192,
-    formats: Sequence[str] = tuple(WEIGHT_BITS),
+    formats: Sequence[str] = USUAL_FORMATS,
     generations: Sequence[str] | None = None,
 ) -> ServingPlan:
     """The smallest slice of each generation that holds the weights and the cache.
@@ -103,19 +103,14 @@ def plan_serving(
         model: A preset's name, a config.json, a `TransformerConfig`, or a `Workload` of one.
         batch: Sequences served at once.
         context: Tokens each of them may hold.
-        formats: Of the weights: bf16, int8, int4, vq.
+        formats: Of the weights: bf16, int8, fp8, int4, vq.
         generations: Chips, or slices such as "v6e-8", to consider; all chips with public slices
             and rates by default.
 
     Raises:
         TPUValidationError: A format or a size is wrong.
     """
-    for name in formats:
-        if name not in WEIGHT_BITS:
-            raise TPUValidationError(
-                f"'{name}' is no weight format; use {', '.join(WEIGHT_BITS)}."
-                + did_you_mean(name, WEIGHT_BITS)
-            )
+    formats = [_weight_format(name) for name in formats]
     if batch < 1 or context < 1:
         raise TPUValidationError(f"batch={batch} and context={context} must both be 1 or more.")
     shape = transformer_shape(model)
@@ -132,26 +127,68 @@ def plan_serving(
     return ServingPlan(shape.name, batch, context, tuple(choices))
 
 
-def weight_bytes(shape: ModelShape, weights: str) -> float:
-    """Bytes of all weights; embedding tables and norms stay in bfloat16."""
-    tables = shape.vocab * shape.d_model * (1 if shape.tied else 2)
-    return (shape.parameters - tables) * WEIGHT_BITS[weights] / 8 + tables * 2
+def _weight_format(name: str) -> str:
+    found = spelled_as(name, WEIGHT_FORMATS)
+    if found is None:
+        raise TPUValidationError(
+            f"'{name}' is no weight format; use {', '.join(WEIGHT_FORMATS)}."
+            + did_you_mean(name, WEIGHT_FORMATS)
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Weights of one kind: `count` matrices that rows of width `rows` are multiplied with."""
+
+    rows: int
+    columns: int
+    count: int
+    of_experts: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Of all of them."""
+        return self.rows * self.columns * self.count
+
+    def nbytes(self, weights: str) -> int:
+        """Of all of them in a weight format."""
+        return self.count * WEIGHT_FORMATS[weights].nbytes(self.rows, self.columns)
+
+
+def layer_matrices(shape: ModelShape) -> Iterator[Matrices]:
+    """The matrices of all layers, which is what may be kept narrow."""
+    s, width = shape, shape.heads * shape.head_dim
+    yield Matrices(s.d_model, width, s.layers)
+    yield Matrices(s.d_model, s.kv_heads * s.head_dim, 2 * s.layers)
+    yield Matrices(width, s.d_model, s.layers)
+    blocks = s.layers * max(1, s.experts)
+    yield Matrices(s.d_model, s.d_ff, (s.hidden_matrices - 1) * blocks, bool(s.experts))
+    yield Matrices(s.d_ff, s.d_model, blocks, bool(s.experts))
+
+
+def weight_bytes(shape: ModelShape, weights: str) -> int:
+    """Bytes of all weights; tables, norms, biases and routers stay in bfloat16."""
+    matrices = list(layer_matrices(shape))
+    others = shape.parameters - sum(one.parameters for one in matrices)
+    return sum(one.nbytes(weights) for one in matrices) + BFLOAT16.nbytes(others)
 
 
 def cache_bytes(shape: ModelShape, batch: int, context: int) -> float:
     """Bytes of keys and values of all layers; a local one holds no more than its window."""
     local = shape.layers - shape.global_layers
     held = shape.global_layers * context + local * min(context, shape.window or context)
-    return 2.0 * shape.kv_heads * shape.head_dim * held * batch * CACHE_BYTES
+    return float(BFLOAT16.nbytes(2 * shape.kv_heads * shape.head_dim * held * batch))
 
 
 def read_bytes(shape: ModelShape, weights: str, batch: int, context: int) -> float:
     """Bytes one decode step reads: of an MoE only the experts that the batch chooses."""
-    whole = weight_bytes(shape, weights)
-    if shape.experts:
-        untouched = (1 - shape.experts_per_token / shape.experts) ** batch
-        whole -= shape.expert_parameters * WEIGHT_BITS[weights] / 8 * untouched
-    return whole + cache_bytes(shape, batch, context)
+    whole = weight_bytes(shape, weights) + cache_bytes(shape, batch, context)
+    if not shape.experts:
+        return whole
+    untouched = (1 - shape.experts_per_token / shape.experts) ** batch
+    experts = sum(one.nbytes(weights) for one in layer_matrices(shape) if one.of_experts)
+    return whole - experts * untouched
 
 
 def _chips(target: Slice) -> int:

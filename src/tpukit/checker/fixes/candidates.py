@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...compiler.memory import MemoryReport
-from ...hardware import list_slices
+from ...hardware import list_slices, parse_format
 from ...hardware.target import target_chip
 from ...job.job import Job
 from .fix import Fix
 
 MOST_PIECES = 16
-_COMPUTE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _NO_REMAT = ("none", "everything")
 
 
@@ -45,7 +44,7 @@ class JobShape:
         config = work.config
         assert config is not None  # fixes are for reference transformers
         tokens = job.tokens_per_step // job.batch_ways // job.microbatches
-        width = _COMPUTE_BYTES[config.dtype]
+        width = parse_format(config.dtype).itemsize
         return cls(
             batch_size=job.examples,
             batch_ways=job.batch_ways,

@@ -6,38 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ...errors import XLACompilationError
+from ...hardware.formats import FORMATS
 
-# Bits of one element; sub-byte formats are packed.
-ELEMENT_BITS = {
-    "pred": 8,
-    "s2": 2,
-    "u2": 2,
-    "s4": 4,
-    "u4": 4,
-    "f4e2m1fn": 4,
-    "s8": 8,
-    "u8": 8,
-    "f8e5m2": 8,
-    "f8e4m3": 8,
-    "f8e4m3fn": 8,
-    "f8e4m3b11fnuz": 8,
-    "f8e5m2fnuz": 8,
-    "f8e4m3fnuz": 8,
-    "f8e8m0fnu": 8,
-    "s16": 16,
-    "u16": 16,
-    "f16": 16,
-    "bf16": 16,
-    "s32": 32,
-    "u32": 32,
-    "f32": 32,
-    "s64": 64,
-    "u64": 64,
-    "f64": 64,
-    "c64": 64,
-    "c128": 128,
-    "token": 0,
-}
+# Bits of one element, by the name that the compiler prints; sub-byte formats are packed.
+ELEMENT_BITS = {**{one.hlo: one.bits for one in FORMATS}, "token": 0}
 HBM, VMEM, SMEM, HOST = 0, 1, 2, 5
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=?]*)\](?:\{([^}]*)\})?")
 _TILE = re.compile(r"\(([\d,*]*)\)")

@@ -10,26 +10,9 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import TPUValidationError, did_you_mean
+from ...hardware import parse_format
 
 _SHAPE = re.compile(r"\s*([a-z][a-z0-9_]*)\s*\[([0-9,\s]*)\]\s*", re.IGNORECASE)
-# The compiler's own short names; numpy's names work too.
-_DTYPES = {
-    "f32": "float32",
-    "f64": "float64",
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f8e4m3fn": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-    "s4": "int4",
-    "s8": "int8",
-    "s16": "int16",
-    "s32": "int32",
-    "s64": "int64",
-    "u8": "uint8",
-    "u16": "uint16",
-    "u32": "uint32",
-    "pred": "bool",
-}
 _LARGEST_DIMENSION = 2**40
 
 
@@ -42,20 +25,14 @@ def parse_argument(text: str) -> Any:
         raise TPUValidationError(
             f"{text!r} describes no array; write dtype[shape], for example bf16[8,128] or s32[]."
         )
-    name = match[1].lower()
-    dtype = _DTYPES.get(name, name)
-    if dtype not in _DTYPES.values():
-        raise TPUValidationError(
-            f"{text!r} has an unknown number format {match[1]!r}."
-            + (did_you_mean(name, [*_DTYPES, *_DTYPES.values()]) or " Try bf16, f32 or s32.")
-        )
+    dtype = parse_format(match[1])
     sizes = [part.strip() for part in match[2].split(",")] if match[2].strip() else []
     if any(not part.isdigit() or int(part) > _LARGEST_DIMENSION for part in sizes):
         raise TPUValidationError(
             f"{text!r} has a dimension that is no reasonable size; "
             "separate whole numbers by single commas."
         )
-    return jax.ShapeDtypeStruct(tuple(int(part) for part in sizes), dtype)
+    return jax.ShapeDtypeStruct(tuple(int(part) for part in sizes), dtype.name)
 
 
 def load_function(reference: str) -> Callable[..., Any]:

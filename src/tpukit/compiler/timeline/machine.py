@@ -8,19 +8,8 @@ from importlib.resources import files
 from typing import Any
 
 from ...hardware import Figure, Slice
+from ...hardware.formats import PeakName, parse_format
 from .work import Product
-
-# Products of these formats run at the rate the catalog gives for the family; float32 operands
-# are fed to the matrix unit as bf16 pieces at the default precision.
-_FAMILY = {
-    "bf16": "bf16",
-    "f16": "bf16",
-    "f32": "bf16",
-    "s8": "int8",
-    "u8": "int8",
-    "s4": "int4",
-    "u4": "int4",
-}
 
 
 @dataclass(frozen=True)
@@ -80,9 +69,8 @@ class Machine:
 
     def peak_flops(self, dtype: str) -> float:
         """Peak of one device for products of a format; bf16's where it has no rate of its own."""
-        family = _family(dtype)
         chip = self.slice.chip
-        figure: Figure = chip.per_device(chip.peak(family))
+        figure: Figure = chip.per_device(chip.peak(_peak_name(dtype)))
         if figure.value is None:
             figure = chip.per_device(chip.peak("bf16"))
         return figure.require("the step-time model") * 1e12
@@ -98,15 +86,16 @@ class Machine:
         """Less when neither operand can stay in VMEM, because both are then read repeatedly."""
         stays = product.smaller_operand_bytes <= self.resident_bytes
         share = self.matrix_efficiency if stays else self.streamed_matrix_efficiency
-        return share * (self.int8_over_bf16 if _family(product.dtype) == "int8" else 1.0)
+        return share * (self.int8_over_bf16 if _peak_name(product.dtype) == "int8" else 1.0)
 
     def hbm_s(self, amount: float) -> float:
         """Time to move bytes between HBM and the core."""
         return amount / (self.hbm_bytes_per_s * self.hbm_efficiency)
 
 
-def _family(dtype: str) -> str:
-    return _FAMILY.get(dtype, "fp8" if dtype.startswith("f8") else "bf16")
+def _peak_name(dtype: str) -> PeakName:
+    """Under which the catalog has the rate; wider operands enter the matrix unit as bf16 pieces."""
+    return parse_format(dtype).peak or "bf16"
 
 
 def _constants(generation: str) -> dict[str, Any]:

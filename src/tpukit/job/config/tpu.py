@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from ...errors import ConfigError, TPUValidationError
 from ...hardware import Chip, Figure, Slice, get_chip, list_chips, model_flop_utilization
+from ...hardware.formats import parse_format
 from ...parallel.sharding.shape_spec import spec_for_shape
 from ...runtime.debugging import DebugMode, enable_debugging_mode
 from ..document import Document, Origin, unknown_key
@@ -33,13 +34,6 @@ if TYPE_CHECKING:
     from ...runtime.environment import EnvironmentReport, Platform
 
 SAME_WITHIN = 0.02  # two datasheet figures this close are the same figure, rounded
-_COMPUTE_DTYPE = {
-    "bfloat16": "bfloat16",
-    "mixed": "bfloat16",
-    "float32": "float32",
-    "float8": "float8_e4m3fn",
-    "int8": "int8",
-}
 
 
 class TPUConfig(
@@ -257,7 +251,8 @@ class TPUConfig(
 
     def get_memory_config(self) -> MemoryConfig:
         """Number formats and how much of each chip's memory may be planned for."""
-        compute = self.compute_dtype or _COMPUTE_DTYPE[self.precision]
+        products = "bfloat16" if self.precision == "mixed" else self.precision
+        compute = self.compute_dtype or parse_format(products).name
         master = "float32" if self.fp32_params and self.use_mixed_precision else compute
         usable = self.chip.hbm_usable_bytes.value if self.chip else None
         limits = [limit for limit in (usable, self.memory_per_chip) if limit is not None]

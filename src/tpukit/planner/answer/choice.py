@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...hardware import MFU_FORMAT, Figure, Slice, model_flop_utilization
+from ...hardware.formats import spelled_as
 from ...job.job import Job
+from ...models.transformer.config import OPERANDS
 from ..cost.money import SPOT, Costs, Market
 from ..search.candidates import MOMENTS, PRECISIONS
 from ..search.scoring import Scores
-from ..search.subject import MATMUL, Subject
+from ..search.subject import Subject
 
 # On slices of few chips the compiler cuts products with gathered weights into pieces and adds these
 # up through HBM: llama3.1-8b on v6e-16 takes 4.13 s a step then, and 2.90 s in whole products.
@@ -160,7 +162,7 @@ def choice_at(
         train["checkpoint_every"] = max(1, round(interval / step_time_s))
     changes = dict(subject.changes)
     if precision != subject.precision:
-        changes["matmul"] = MATMUL[precision]
+        changes["matmul"] = spelled_as(precision, OPERANDS) or "dtype"
     job = Job(
         model=subject.name,
         model_changes=changes,

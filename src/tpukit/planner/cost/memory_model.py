@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from ...hardware import formats
 from .kept import ATTENTION, GATE, SPLIT_BY_TENSOR, UP, kept_by, kept_channels
 from .model_shape import ModelShape
 
-FLOAT32, BFLOAT16 = 4, 2
+FLOAT32, BFLOAT16 = formats.FLOAT32.itemsize, formats.BFLOAT16.itemsize  # bytes of a value
 # Cutting of the loss: kernels/ops/cross_entropy/chunked.py, which imports jax.
 LOGITS_BYTES = 512 * 2**20
 MIN_CHUNK_TOKENS = 2048

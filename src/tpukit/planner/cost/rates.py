@@ -11,7 +11,6 @@ from ..search.candidates import PRECISIONS, Candidates
 from ..search.layouts import Layout
 from .torus import AXES, Links
 
-_FORMATS = {"bf16": "bf16", "int8": "s8", "fp8": "f8e4m3fn"}
 # Where products of int8 summed over rows, which give gradients of weights, take no longer than
 # those of the other orientation; on v5e and v5p they take as long as in bfloat16 (.88 to 1.0).
 _INT8_OVER_ROWS = ("v6e",)
@@ -120,7 +119,7 @@ def _machines(layouts: tuple[Layout, ...]) -> dict[Slice, Machine]:
 
 def _narrow_time(machine: Machine, precision: str) -> float:
     share = machine.int8_over_bf16 if precision == "int8" else 1.0
-    return machine.peak_flops("bf16") / (machine.peak_flops(_FORMATS[precision]) * share)
+    return machine.peak_flops("bf16") / (machine.peak_flops(precision) * share)
 
 
 def _narrow_gradient_time(machine: Machine, precision: str) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import ConfigError, did_you_mean
 from ...hardware import Chip, Slice, get_chip, list_chips, list_slices
+from ...hardware.formats import spelled_as
 from ..cost.model_shape import ModelShape
 from ..cost.torus import AXES
 from .layouts import Layout, layouts_on
@@ -56,23 +57,25 @@ class Space:
     moments: Sequence[str] = MOMENTS
 
     def __post_init__(self) -> None:
-        for seen, known, what in (
-            (self.remats, REMATS, "remat"),
-            (self.precisions, PRECISIONS, "precision"),
-            (self.moments, MOMENTS, "moment dtype"),
+        for field, known, what in (
+            ("remats", REMATS, "remat"),
+            ("precisions", PRECISIONS, "precision"),
+            ("moments", MOMENTS, "moment dtype"),
         ):
-            for name in seen:
-                if name not in known:
+            chosen = [(name, spelled_as(name, known)) for name in getattr(self, field)]
+            for name, found in chosen:
+                if found is None:
                     raise ConfigError(
                         f"{what} '{name}' is not one of {', '.join(known)}."
                         + did_you_mean(name, known)
                     )
+            object.__setattr__(self, field, tuple(found for _, found in chosen))
         if self.max_chips is not None and self.max_chips < 1:
             raise ConfigError(f"max_chips is {self.max_chips}; a plan needs at least one chip.")
         chips = {target.chip for target in self.targets()}
         for name in self.precisions:
-            if chips and not any(speeds_up(chip, name) for chip in chips):
-                able = [chip.name for chip in list_chips() if speeds_up(chip, name)]
+            if chips and not any(_has_rate(chip, name) for chip in chips):
+                able = [chip.name for chip in list_chips() if _has_rate(chip, name)]
                 raise ConfigError(
                     f"no chip of {', '.join(sorted(chip.name for chip in chips))} multiplies "
                     f"{name} faster than bf16; {' and '.join(able)} do. Leave {name} out of "
@@ -140,12 +143,9 @@ def _is_usual(chips: int) -> bool:
     return odd in (1, 3)
 
 
-def speeds_up(chip: Chip, precision: str) -> bool:
-    """Whether the catalog gives a chip a higher rate for a format than for bf16."""
-    if precision == "bf16":
-        return True
-    narrow, wide = (chip.peak(name).value for name in (precision, "bf16"))
-    return narrow is not None and wide is not None and narrow > wide
+def _has_rate(chip: Chip, precision: str) -> bool:
+    """Whether a chip multiplies a precision at a rate of its own; every chip has that of bf16."""
+    return precision == "bf16" or chip.multiplies(precision)
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def enumerate_candidates(
     everything = Candidates(layouts=layouts, **values)
     if tuple(space.precisions) != ("bf16",):
         faster = np.asarray(
-            [[speeds_up(one.target.chip, name) for name in PRECISIONS] for one in layouts]
+            [[_has_rate(one.target.chip, name) for name in PRECISIONS] for one in layouts]
         )
         everything = everything.take(
             np.flatnonzero(faster[everything.layout, everything.precision])

@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
+from ...hardware.stored_formats import moment_bytes
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes, rounds_first
 from ..cost.model_shape import ModelShape
 from ..cost.program import OUR_PROGRAM, Program
 from ..cost.rates import Rates
-from ..cost.step_model import FLOAT32, StepModel
+from ..cost.step_model import StepModel
 from ..cost.step_split import StepSplit
 from .candidates import MOMENTS, Candidates
 
 _PURPOSES = ("weights", "gradients", "optimizer", "activations", "temporaries", "host")
-_MOMENT_BYTES = {"float32": 2 * FLOAT32, "bfloat16": FLOAT32 + 2}  # the second stays wide
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def score(
 
 def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> MemorySplit:
     """The memory model a remat policy at a time: the policy decides which formula holds."""
-    moments = np.asarray([_MOMENT_BYTES[name] for name in MOMENTS])
+    moments = np.asarray([moment_bytes(name) for name in MOMENTS])
     purposes: dict[str, Any] = {name: np.zeros(len(candidates)) for name in _PURPOSES}
     copies = [rounds_first(layout.target.chip.name) for layout in candidates.layouts]
     for index, remat in enumerate(candidates.remats):

@@ -4,17 +4,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import ConfigError, TPUModelError
+from ...hardware.formats import BFLOAT16
 from ...job.model_source import load_model
 from ...models.presets import list_presets, presets
-from ...models.transformer.config import TransformerConfig
+from ...models.transformer.config import OPERANDS, TransformerConfig
 from ..cost.model_shape import ModelShape, shape_of
 
 # As most published runs have it, where the model can read that much.
 USUAL_SEQUENCE_LENGTH = 8192
 _ANY_PRESET = "tiny"
-# How a job file asks for products of each precision.
-MATMUL = {"bf16": "dtype", "int8": "int8", "fp8": "float8"}
-_PRECISION = {"dtype": "bf16", "int8": "int8", "int8_throughout": "int8", "float8": "fp8"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,8 @@ class Subject:
     @property
     def precision(self) -> str:
         """Of its products, as its builder chose it."""
-        return _PRECISION["dtype" if self.known is None else self.known.matmul]
+        matmul = "dtype" if self.known is None else self.known.matmul
+        return str(OPERANDS.get(matmul, BFLOAT16).peak)
 
     @property
     def shape(self) -> ModelShape:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 
+from ...hardware import parse_format
 from ...runtime.child import serve_request
 from ..gpu import compiler_options
 from .product import Matrix, Product, chosen_algorithm, products_in
@@ -28,7 +29,6 @@ HOPELESS = 0.95  # of the fastest in the first round: not timed a second time
 _LEVELS = (jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGH, jax.lax.Precision.HIGHEST)
 # The first is the one that models have. cuBLAS gives eight algorithms.
 PRECISIONS = tuple(every_pair(_LEVELS, _LEVELS))[:8]
-_DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
 
 Program = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -92,11 +92,11 @@ def _compiled(product: Product, precision: Any, **options: Any) -> tuple[Program
             right,
             (((of_left,), (of_right,)), ((), ())),
             precision=precision,
-            preferred_element_type=_DTYPES[product.out.dtype],
+            preferred_element_type=jnp.dtype(parse_format(product.out.dtype).name),
         )
 
     operands = (product.left, product.right)
-    shapes = (jax.ShapeDtypeStruct(one.shape, _DTYPES[one.dtype]) for one in operands)
+    shapes = (jax.ShapeDtypeStruct(one.shape, parse_format(one.dtype).name) for one in operands)
     step: Any = jax.jit(multiply, in_shardings=tuple(map(_format, operands)))
     options = {**options, **(compiler_options() or {})}
     program = step.lower(*shapes).compile(
@@ -149,7 +149,9 @@ def _filled(matrix: Matrix, seed: int) -> jax.Array:
     """Random numbers, since products of zeros need less power; a short stretch, repeated."""
 
     def fill() -> jax.Array:
-        stretch = jax.random.normal(jax.random.key(seed), (1 << 20,), _DTYPES[matrix.dtype])
+        stretch = jax.random.normal(
+            jax.random.key(seed), (1 << 20,), parse_format(matrix.dtype).name
+        )
         return jnp.resize(stretch, matrix.shape)
 
     return jax.jit(fill, out_shardings=_format(matrix))()
