@@ -13,12 +13,12 @@ from typing import Any
 
 from claims import Claim, report
 from predict import DEFAULT_RESULTS
+from published_programs import kernel_timer
 from published_rows import as_run, load_rows
 
 from tpukit import configure_tpu_environment
 from tpukit.compiler import compile_for
 from tpukit.compiler.timeline import Machine, predict_step
-from tpukit.compiler.timeline.kernels import StepKernelTimer
 
 LOG = "vlasenkoalexey/tpu_performance_autoresearch_wiki, wiki/experiments"
 RATES_GBPS = {"PCIe 4.0 x16": 28.0, "PCIe 5.0 x16": 56.0, "no limit": 1e6}
@@ -83,7 +83,7 @@ def main() -> None:
                 coordinates=compiled.coordinates,
                 slice_of_device=compiled.slice_of_device,
                 machine=machine,
-                kernel_timer=StepKernelTimer(machine, splash=run.splash),
+                kernel_timer=kernel_timer(run, machine),
             )
             ratio = step.step_time_s / case.step_s
             waits = step.seconds_by_cause.get("host", 0.0)

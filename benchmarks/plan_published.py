@@ -12,15 +12,13 @@ import argparse
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from claims import Claim, report
+from published_programs import program_of
 from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 
 from tpukit.planner.cost.model_shape import shape_of
-from tpukit.planner.cost.program import Program
-from tpukit.planner.cost.rounding import AQT, FIXED_SCALES
 from tpukit.planner.cost.torus import place_axes
 from tpukit.planner.search.candidates import MOMENTS, PRECISIONS, Candidates
 from tpukit.planner.search.layouts import Layout
@@ -84,24 +82,9 @@ def model(run: PublishedRun) -> Modelled:
         shape_of(run.workload.config),
         candidate(run),
         sequence_length=run.workload.sequence_length,
-        program=Program(
-            attention=_attention(run),
-            split_sequence="sequence" in run.workload.strategy,
-            other_flops_per_token=run.other_flops_per_token,
-            int8=AQT,
-            fp8=FIXED_SCALES,
-        ),
+        program=program_of(run),
     )
     return Modelled(run, float(found.step_time_s[0]), found.step.at(0))
-
-
-def _attention(run: PublishedRun) -> Literal["splash", "splash in two", "plain"]:
-    known: dict[object, Literal["splash", "splash in two"]] = {
-        "splash": "splash",
-        "splash in two": "splash in two",
-        "ring": "splash",
-    }
-    return known.get(run.workload.attention, "plain")
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from claims import Claim, report
+from published_programs import kernel_timer
 from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 
 from tpukit import configure_tpu_environment
@@ -26,7 +27,7 @@ from tpukit.compiler import compile_for
 from tpukit.compiler.kernel_traces import trace_kernels
 from tpukit.compiler.timeline import Machine, StepPrediction, predict_step
 from tpukit.compiler.timeline.exchange import waiting_share
-from tpukit.compiler.timeline.kernels import StepKernelTimer, has_own_model
+from tpukit.compiler.timeline.kernels import has_own_model
 from tpukit.compiler.timeline.machine import fitted_constants
 from tpukit.errors import TPUError
 
@@ -98,7 +99,7 @@ def predict_with(run: PublishedRun, options: dict[str, Any], compile_s: float) -
             compiled.slice,
             coordinates=compiled.coordinates,
             slice_of_device=compiled.slice_of_device,
-            kernel_timer=StepKernelTimer(machine, traces, splash=run.splash),
+            kernel_timer=kernel_timer(run, machine, traces),
             machine=machine,
         )
 

@@ -226,10 +226,13 @@ def test_a_model_in_eight_bits_is_planned_in_them_unless_asked_otherwise():
     narrow = get_preset("llama3.1-8b", matmul="int8")
     found = planned(narrow, on="v6e").best
     assert (found.precision, found.job.model_changes) == ("int8", {"matmul": "int8"})
-    wide = planned(narrow, on="v6e", precisions=["bf16"]).best
+    wide = planned(narrow, on="v6e", precisions=["bfloat16"]).best  # or any other of its names
     assert (wide.precision, wide.job.model_changes["matmul"]) == ("bf16", "dtype")
     with pytest.raises(ConfigError, match="7x multiplies int8 faster"):
         planned(narrow, on="7x")
+    throughout = planned(get_preset("llama3.1-8b", matmul="int8_throughout"), on="v6e").best
+    assert throughout.job.model_changes == {"matmul": "int8_throughout"}
+    assert throughout.step_time_s < found.step_time_s
 
 
 def test_a_workload_keeps_its_batch_and_its_sequence():

@@ -12,8 +12,7 @@ from tpukit.hardware import Slice
 from tpukit.models import get_preset
 from tpukit.planner.cost.attention_time import ATTENTION_BLOCK, visited_keys
 from tpukit.planner.cost.model_shape import shape_of
-from tpukit.planner.cost.program import OUR_PROGRAM, Program
-from tpukit.planner.cost.rounding import AQT, FIXED_SCALES
+from tpukit.planner.cost.program import OUR_PROGRAM, Program, program_for
 from tpukit.planner.cost.torus import place_axes
 from tpukit.planner.search.candidates import PRECISIONS, REMATS, Candidates
 from tpukit.planner.search.layouts import Layout, layouts_on
@@ -124,19 +123,18 @@ def test_eight_bits_make_the_products_of_layers_faster_and_cost_rounding():
     assert narrow.step.ici[0] == pytest.approx(wide.step.ici[0] * 2 / 3, rel=0.03)
 
 
-def test_what_a_framework_rounds_is_what_it_pays_for():
-    def step(slice_name, **program):
+def test_rounding_throughout_is_paid_for_and_pays_where_there_is_a_unit_for_it():
+    def step(slice_name, matmul):
         return scored(
             "gpt3-175b", slice_name, {"fsdp": 256}, batch=3, sequence=2048, precision="int8",
-            program=Program(**program),
+            program=program_for(matmul),
         ).step  # fmt: skip
 
     for name, faster in (("v6e-256", True), ("v5e-256", False)):
-        ours, theirs = step(name), step(name, int8=AQT)
-        assert theirs.hbm[0] > ours.hbm[0]  # rounds more often, and adds noise
+        wide, narrow = step(name, "int8"), step(name, "int8_throughout")
+        assert narrow.hbm[0] > wide.hbm[0]  # inputs once more, gradients twice
         # Only v6e has a unit that multiplies int8 over rows faster than bfloat16.
-        assert (theirs.matrix[0] < 0.95 * ours.matrix[0]) == faster
-    assert step("v6e-256", int8=FIXED_SCALES).hbm[0] < step("v6e-256").hbm[0]
+        assert (narrow.matrix[0] < 0.95 * wide.matrix[0]) == faster
 
 
 def test_gradients_between_slices_travel_beside_the_backward_pass():
@@ -165,14 +163,15 @@ def test_windows_buffers_scores_and_other_products_cost_what_they_add():
         ("usual", "gemma3-12b", OUR_PROGRAM),
         ("global", get_preset("gemma3-12b", sliding_window=None, global_every=None), OUR_PROGRAM),
         ("plain", "gemma3-12b", Program(attention="plain")),
-        ("lookup", "gemma3-12b", Program(other_flops_per_token=1e9)),
+        ("lookup", get_preset("gemma3-12b", embedding_lookup="one_hot"), OUR_PROGRAM),
     ):
         seconds[name] = scored(model, "v6e-64", {"fsdp": 64}, batch=1, program=program).step.at(0)
     assert seconds["global"]["attention"] > 1.3 * seconds["usual"]["attention"]
     assert seconds["plain"]["attention"] > seconds["global"]["attention"]
     lookup = seconds["lookup"]["matrix"] - seconds["usual"]["matrix"]
     reached = Machine.of(Slice.parse("v6e-64")).streamed_matrix_efficiency
-    assert lookup == pytest.approx(8192 * 1e9 / (918e12 * reached), rel=0.01)
+    flops = 2 * 2 * 262_144 * 3840  # the product and its gradient
+    assert lookup == pytest.approx(8192 * flops / (918e12 * reached), rel=0.01)
     dropless, buffers = (
         scored(get_preset("mixtral-8x7b", routing=name), "v6e-64", {"fsdp": 64}, batch=1)
         for name in ("dropless", "capacity")

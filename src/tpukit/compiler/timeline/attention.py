@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from ..hlo import Computation, Instruction, Shape
 from .machine import Machine, fitted_constants
@@ -11,16 +10,12 @@ from .machine import Machine, fitted_constants
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "dkv fused": 5}
 _KERNEL = re.compile(r"splash_m[hq]a_(fwd|dkv|dq)")
 
-# Whose splash kernels: both have the same names, and only tokamax's were measured.
-SplashMaker: TypeAlias = Literal["jax", "tokamax"]
-
 
 @dataclass(frozen=True)
 class SplashTimer:
-    """A `KernelTimer` for the splash kernels; it knows no other kernel."""
+    """A `KernelTimer` for jax's splash kernels; it knows no other kernel."""
 
     machine: Machine
-    maker: SplashMaker = "jax"
 
     @staticmethod
     def knows(kernel: Instruction) -> bool:
@@ -49,12 +44,10 @@ class SplashTimer:
         if kind != "fwd":
             share *= fitted_constants()["attention"]["backward_over_forward"]
         alone = flops / (self.machine.peak_flops("bf16") * share)
-        return alone * self._over_measured(kind) * self.machine.op_time_in_a_step
+        return alone * self.over_measured(kind) * self.machine.op_time_in_a_step
 
-    def _over_measured(self, kind: str) -> float:
-        """How much longer this maker's kernel takes than the one the shares were measured of."""
-        if self.maker == "tokamax":
-            return 1.0
+    def over_measured(self, kind: str) -> float:
+        """How much longer the kernel takes than tokamax's, of which the shares were measured."""
         factors = fitted_constants()["attention"]["jax_over_tokamax"]
         of_chip = factors.get(self.machine.slice.chip.name, {})
         return of_chip.get("forward" if kind == "fwd" else "backward", 1.0)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from ..bundles import CallTrace, calibration_of
 from ..hlo import Computation, Instruction
-from .attention import SplashMaker, SplashTimer
+from .attention import SplashTimer
 from .machine import Machine
+from .simulate import KernelTimer
 
 _TILING = re.compile(r'ragged_dot_tiling="(\d+),(\d+),(\d+)"')
 _METADATA = "ragged-dot-metadata"
@@ -96,10 +97,10 @@ def _stated_s(
     stated = kernel.backend_config.get("custom_call_config", {}).get("cost_estimate")
     if not stated:
         return None
-    dtypes = [parent.by_name[name].shapes[0].dtype for name in kernel.operands]
-    widest = "bf16" if not {"s8", "f8e4m3fn", "f8e5m2"} & set(dtypes) else "s8"
+    dtypes = {parent.by_name[name].shapes[0].dtype for name in kernel.operands} - {"token"}
+    peak = max(machine.peak_flops(dtype) for dtype in ("bf16", *dtypes))
     seconds = max(
-        float(stated.get("flops", 0)) / (machine.peak_flops(widest) * share_of_peak),
+        float(stated.get("flops", 0)) / (peak * share_of_peak),
         machine.hbm_s(float(stated.get("bytes_accessed", 0))),
     )
     return seconds + machine.op_overhead_s if seconds else None
@@ -134,19 +135,20 @@ class StepKernelTimer:
 
     Attributes:
         traces: What kernels do, by the name of their calls.
-        splash: Whose splash attention kernels a program has.
+        own: Models that are asked first, of kernels that those here do not know or take for others.
         by_stated_cost: Kernels no model knows, that were timed by the costs they state.
     """
 
     machine: Machine
     traces: Mapping[str, CallTrace] = field(default_factory=dict[str, CallTrace])
-    splash: SplashMaker = "jax"
+    own: tuple[KernelTimer, ...] = ()
     by_stated_cost: list[str] = field(default_factory=list[str])
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
         """Seconds of one call, or None when nothing is known of it."""
         for timer in (
-            SplashTimer(self.machine, self.splash),
+            *self.own,
+            SplashTimer(self.machine),
             RaggedDotTimer(self.machine),
             GroupedMatmulTimer(self.machine),
             BundleTimer(self.machine, self.traces),

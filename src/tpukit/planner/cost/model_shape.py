@@ -10,6 +10,7 @@ class ModelShape:
 
     Attributes:
         hidden_matrices: Matrices of a feed-forward block: 3 when gated, 2 when not.
+        one_hot_lookup: Whether embeddings are looked up by a product with a one-hot matrix.
         window: Keys that a query of a local layer sees; None where no layer is local.
         global_layers: Layers whose queries see every key before them.
         sorted_rows: Whether rows are grouped by expert, however many each gets.
@@ -32,6 +33,7 @@ class ModelShape:
     experts_per_token: int
     hidden_matrices: int
     tied: bool
+    one_hot_lookup: bool
     qk_norm: bool
     post_norms: bool
     parallel_block: bool
@@ -93,6 +95,7 @@ def shape_of(config: Any) -> ModelShape:
         experts_per_token=c.experts_per_token,
         hidden_matrices=matrices,
         tied=c.tied_embeddings,
+        one_hot_lookup=c.embedding_lookup == "one_hot",
         qk_norm=c.qk_norm,
         post_norms=c.post_norms,
         parallel_block=c.parallel_block,

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 
 from .attention_time import kernel_s, plain_s, splash_in_two_s, splash_s
-from .rounding import OUR_FLOAT8, OUR_INT8, Rounding
+from .model_shape import ModelShape
+from .rounding import OUR_FLOAT8, OUR_INT8, OUR_INT8_THROUGHOUT, Rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,15 +19,12 @@ class Program:
         attention: As our kernels, jax's splash kernels with one backward kernel or two, or with
             scores that go through HBM.
         split_sequence: Along `tensor` the stream between blocks is split too.
-        other_flops_per_token: Of products beside those of the transformer, such as looking
-            embeddings up by multiplying with a one-hot matrix.
         int8: What a step in int8 rounds.
         fp8: What a step in fp8 rounds.
     """
 
     attention: Literal["ours", "splash", "splash in two", "plain"] = "ours"
     split_sequence: bool = False
-    other_flops_per_token: float = 0.0
     int8: Rounding = OUR_INT8
     fp8: Rounding = OUR_FLOAT8
 
@@ -34,6 +32,13 @@ class Program:
     def attention_timer(self) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
         """Of attention's two passes, in seconds."""
         return _ATTENTION[self.attention]
+
+    def other_flops_per_token(self, shape: ModelShape) -> float:
+        """Of products beside those with weights of layers and head; a program may make more.
+
+        A lookup by a one-hot matrix is a product, and so is its gradient.
+        """
+        return 2 * (2.0 * shape.vocab * shape.d_model) if shape.one_hot_lookup else 0.0
 
 
 OUR_PROGRAM = Program()
@@ -43,3 +48,8 @@ _ATTENTION = {
     "splash in two": splash_in_two_s,
     "plain": plain_s,
 }
+
+
+def program_for(matmul: str) -> Program:
+    """Our program of a model whose products are in the format `matmul`."""
+    return Program(int8=OUR_INT8_THROUGHOUT) if matmul == "int8_throughout" else OUR_PROGRAM

@@ -1,20 +1,21 @@
 """How a training step in eight bits is written: what it rounds, how often, and what stays wide.
 
-Rounding an array reads it for its largest value, reads it again, and writes half its bytes. Weights
-are rounded where they are stored and cross the links in eight bits.
+Weights are rounded where they are stored and cross the links in eight bits.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from ...hardware.formats import BFLOAT16, INT8
 from .model_shape import ModelShape
 
-BFLOAT16 = 2
+# HBM bytes of rounding one value: it is read for the largest of its array, read again, written.
+ROUNDED_BYTES = 2 * BFLOAT16.itemsize + INT8.itemsize
 # Share of what rounding moves that compiled steps show beside their products, to which or to what
 # comes before them the rest is fused: hbm of their timelines in int8 less that in bfloat16, over
 # what is counted here, is .51 (gpt3-175b on v6e-256), .77 (16B on v5e-256), 1.12 (llama3.1-8b on
-# v6e-256) for our int8, and .63 for AQT's (gpt3-175b on v6e-256).
+# v6e-256) for our int8, and .63 for that of MaxText (gpt3-175b on v6e-256).
 BESIDE_PRODUCTS = 0.75
 
 
@@ -25,15 +26,15 @@ class Rounding:
     Attributes:
         inputs: Times that inputs are rounded anew for the gradients of weights.
         gradients: Times that each gradient coming back is rounded.
-        passes: Reads of an array that is rounded: 1 where scales are fixed beforehand.
-        noise_bytes: Random numbers for each gradient that is rounded, written and read.
+        input_bytes: HBM bytes of rounding a value of an input.
+        gradient_bytes: HBM bytes of rounding a value of a gradient.
         weight_gradients: Whether the products that give gradients of weights are narrow too.
     """
 
     inputs: int = 0
     gradients: int = 1
-    passes: int = 2
-    noise_bytes: int = 0
+    input_bytes: float = ROUNDED_BYTES
+    gradient_bytes: float = ROUNDED_BYTES
     weight_gradients: bool = True
 
     def bytes_per_token(
@@ -55,9 +56,8 @@ class Rounding:
         inputs = blocks * stream + (s.heads * s.head_dim + inner) / tensor
         wider = s.attention_width + (s.hidden_matrices - 1) * inner
         gradients = self.gradients * (blocks * stream + wider / tensor)
-        rounded = inputs * (1 + again + self.inputs) + gradients
-        each = self.passes * BFLOAT16 + 1
-        return (rounded * each + gradients * self.noise_bytes) * BESIDE_PRODUCTS
+        rounded = inputs * (1 + again + self.inputs) * self.input_bytes
+        return (rounded + gradients * self.gradient_bytes) * BESIDE_PRODUCTS
 
     def gathers(self, again: np.ndarray) -> np.ndarray:
         """Gathers of a layer's two inputs and two gradients along `tensor`, in bfloat16 ones."""
@@ -67,8 +67,5 @@ class Rounding:
 
 # tpukit.models.products.int8, and tpukit.models.products.float8, which keeps the rounded inputs.
 OUR_INT8 = Rounding(weight_gradients=False)
+OUR_INT8_THROUGHOUT = Rounding(inputs=1, gradients=2)
 OUR_FLOAT8 = Rounding()
-# MaxText's int8 (AQT's config_v3 with jax.uniform): six operands for three products, gradients with
-# a float32 of noise each. And its fp8_full (Qwix) with fixed calibration.
-AQT = Rounding(inputs=1, gradients=2, noise_bytes=8)
-FIXED_SCALES = Rounding(passes=1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...hardware import formats
 from ..search.candidates import PRECISIONS, Candidates
 from .attention_time import RING_WAITED, joined_s, plain_s
 from .kept import OUT, Kept, kept_by
@@ -25,7 +26,7 @@ from .rounding import OUR_INT8, Rounding
 from .step_split import StepSplit
 
 LANES = 128
-BFLOAT16, FLOAT32 = 2, 4
+BFLOAT16, FLOAT32 = formats.BFLOAT16.itemsize, formats.FLOAT32.itemsize  # bytes of a value
 # The kernels' usual tile of rows (kernels.grouped_matmul): each further expert shares one.
 GROUPED_TILE_ROWS = 512
 # Reads and writes of every routed row in a pass, to sort, spread, gather and add up: 11 to 13 in
@@ -169,7 +170,8 @@ class StepModel:
         # With few tokens a product waits for its weights instead.
         least = self._layer_bytes() / r.hbm_bytes_per_s
         forward, gradients = np.maximum(forward, least), np.maximum(gradients, least)
-        other = self.program.other_flops_per_token * self.tokens / self.candidates.sizes["tensor"]
+        other = self.program.other_flops_per_token(self.shape) * self.tokens
+        other = other / self.candidates.sizes["tensor"]
         again = again + other / (r.bf16_flops_per_s * r.streamed_share)
         return forward, forward + gradients, again
 

@@ -12,6 +12,7 @@ from ..answer.amounts import days_text
 from ..answer.choice import Choice, choice_at
 from ..answer.rejections import Rejection, find_rejections
 from ..cost.money import Costs, Market, cost_of
+from ..cost.program import program_for
 from .candidates import Space, enumerate_candidates
 from .objectives import (
     SAME,
@@ -74,6 +75,7 @@ class Search:
             subject.shape,
             candidates,
             sequence_length=subject.sequence_length,
+            program=program_for(subject.config.matmul),
         )
         costs = cost_of(scores, ask.market, tokens=ask.tokens)
         verdicts = judge(scores, costs, ask.limits)
