@@ -21,8 +21,8 @@ from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.cost.torus import place_axes
 from tpukit.planner.search.candidates import MOMENTS, PRECISIONS, Candidates
-from tpukit.planner.search.layouts import Layout
 from tpukit.planner.search.scoring import score
+from tpukit.planner.search.slice_meshes import SliceMesh
 
 DEFAULT_RESULTS = Path(__file__).parent / "data" / "published_results.json"
 BAR = 0.15
@@ -63,10 +63,10 @@ def candidate(run: PublishedRun) -> Candidates:
     for axis in ("data", "fsdp"):
         ways *= sizes.get(axis, 1)
     joined_by = "fsdp" if across.get("fsdp", 1) > 1 else "data"
-    layout = Layout(run.slice, sizes, place_axes(run.slice, sizes), joined_by)
+    mesh = SliceMesh(run.slice, sizes, place_axes(run.slice, sizes), joined_by)
     return Candidates(
-        layouts=(layout,),
-        layout=np.zeros(1, int),
+        meshes=(mesh,),
+        mesh=np.zeros(1, int),
         batch=np.asarray([run.workload.batch_size / ways]),
         microbatches=np.ones(1, int),
         remat=np.zeros(1, int),
@@ -82,7 +82,7 @@ def model(run: PublishedRun) -> Modelled:
         shape_of(run.workload.config),
         candidate(run),
         sequence_length=run.workload.sequence_length,
-        program=program_of(run),
+        variant=program_of(run),
     )
     return Modelled(run, float(found.step_time_s[0]), found.step.at(0))
 

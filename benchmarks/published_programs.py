@@ -11,8 +11,8 @@ from tpukit.compiler.timeline import Machine
 from tpukit.compiler.timeline.attention import SplashTimer
 from tpukit.compiler.timeline.kernels import StepKernelTimer
 from tpukit.planner.cost.model_shape import ModelShape
-from tpukit.planner.cost.program import Program
 from tpukit.planner.cost.rounding import ROUNDED_BYTES, Rounding
+from tpukit.planner.cost.step_variant import StepVariant
 
 # MaxText's int8 (AQT's config_v3 with jax.uniform): six operands for three products, gradients with
 # a float32 of noise each, written and read.
@@ -22,7 +22,7 @@ FIXED_SCALES = Rounding(input_bytes=ROUNDED_BYTES - 2, gradient_bytes=ROUNDED_BY
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedProgram(Program):
+class PublishedProgram(StepVariant):
     """A published step for the step model.
 
     Attributes:

@@ -12,7 +12,7 @@ from published_rows import as_run
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.timeline import Machine
 from tpukit.planner.cost.model_shape import shape_of
-from tpukit.planner.cost.program import Program
+from tpukit.planner.cost.step_variant import StepVariant
 from tpukit.planner.search.scoring import score
 
 ROWS = {row["id"]: row for row in json.loads(Path(DEFAULT_RESULTS).read_text())["results"]}
@@ -27,7 +27,7 @@ def step(run, program):
 
 def test_what_a_framework_rounds_is_what_it_pays_for():
     ours, theirs, fixed = (
-        step(INT8, Program(**rounding)) for rounding in ({}, {"int8": AQT}, {"int8": FIXED_SCALES})
+        step(INT8, StepVariant(**rounding)) for rounding in ({}, {"int8": AQT}, {"int8": FIXED_SCALES})
     )
     assert theirs.hbm[0] > ours.hbm[0] > fixed.hbm[0]  # with noise, and with scales beforehand
     assert theirs.matrix[0] < 0.95 * ours.matrix[0]  # gradients of weights are narrow too

@@ -12,11 +12,11 @@ from tpukit.hardware import Slice
 from tpukit.models import get_preset
 from tpukit.planner.cost.attention_time import ATTENTION_BLOCK, visited_keys
 from tpukit.planner.cost.model_shape import shape_of
-from tpukit.planner.cost.program import OUR_PROGRAM, Program, program_for
+from tpukit.planner.cost.step_variant import OUR_STEP, StepVariant, variant_for
 from tpukit.planner.cost.torus import place_axes
 from tpukit.planner.search.candidates import PRECISIONS, REMATS, Candidates
-from tpukit.planner.search.layouts import Layout, layouts_on
 from tpukit.planner.search.scoring import score
+from tpukit.planner.search.slice_meshes import SliceMesh, meshes_on
 
 
 def scored(
@@ -29,18 +29,18 @@ def scored(
     remat="full",
     pieces=1,
     precision="bf16",
-    program=OUR_PROGRAM,
+    variant=OUR_STEP,
     joined_by="data",
 ):
     target = Slice.parse(slice_name)
     config = get_preset(model) if isinstance(model, str) else model
-    layout = Layout(target, sizes, place_axes(target, sizes), joined_by)
+    mesh = SliceMesh(target, sizes, place_axes(target, sizes), joined_by)
 
     def one(value):
         return np.asarray([value])
 
     candidates = Candidates(
-        (layout,),
+        (mesh,),
         one(0),
         one(batch),
         one(pieces),
@@ -49,7 +49,7 @@ def scored(
         one(0),
         remats=(remat,),
     )
-    return score(shape_of(config), candidates, sequence_length=sequence, program=program)
+    return score(shape_of(config), candidates, sequence_length=sequence, variant=variant)
 
 
 # Measured steps of public runs (benchmarks/data/published_results.json says where each is from).
@@ -65,8 +65,8 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("model", "name", "sizes", "batch", "remat", "measured_s"), PUBLISHED)
 def test_a_published_step_is_met_within_10_percent(model, name, sizes, batch, remat, measured_s):
-    program = Program(attention="splash")
-    step = scored(model, name, sizes, batch=batch, remat=remat, program=program).step_time_s[0]
+    variant = StepVariant(attention="splash")
+    step = scored(model, name, sizes, batch=batch, remat=remat, variant=variant).step_time_s[0]
     assert step == pytest.approx(measured_s, rel=0.10)
 
 
@@ -127,7 +127,7 @@ def test_rounding_throughout_is_paid_for_and_pays_where_there_is_a_unit_for_it()
     def step(slice_name, matmul):
         return scored(
             "gpt3-175b", slice_name, {"fsdp": 256}, batch=3, sequence=2048, precision="int8",
-            program=program_for(matmul),
+            variant=variant_for(matmul),
         ).step  # fmt: skip
 
     for name, faster in (("v6e-256", True), ("v5e-256", False)):
@@ -159,13 +159,13 @@ def test_a_window_visits_every_block_that_has_a_key_it_sees(length, window):
 
 def test_windows_buffers_scores_and_other_products_cost_what_they_add():
     seconds = {}
-    for name, model, program in (
-        ("usual", "gemma3-12b", OUR_PROGRAM),
-        ("global", get_preset("gemma3-12b", sliding_window=None, global_every=None), OUR_PROGRAM),
-        ("plain", "gemma3-12b", Program(attention="plain")),
-        ("lookup", get_preset("gemma3-12b", embedding_lookup="one_hot"), OUR_PROGRAM),
+    for name, model, variant in (
+        ("usual", "gemma3-12b", OUR_STEP),
+        ("global", get_preset("gemma3-12b", sliding_window=None, global_every=None), OUR_STEP),
+        ("plain", "gemma3-12b", StepVariant(attention="plain")),
+        ("lookup", get_preset("gemma3-12b", embedding_lookup="one_hot"), OUR_STEP),
     ):
-        seconds[name] = scored(model, "v6e-64", {"fsdp": 64}, batch=1, program=program).step.at(0)
+        seconds[name] = scored(model, "v6e-64", {"fsdp": 64}, batch=1, variant=variant).step.at(0)
     assert seconds["global"]["attention"] > 1.3 * seconds["usual"]["attention"]
     assert seconds["plain"]["attention"] > seconds["global"]["attention"]
     lookup = seconds["lookup"]["matrix"] - seconds["usual"]["matrix"]
@@ -205,9 +205,9 @@ def test_slices_that_share_weights_hold_half_and_send_more():
 @pytest.mark.parametrize(("model", "shared"), [("llama3.1-405b", True), ("llama3.1-8b", False)])
 def test_slices_share_weights_only_where_one_has_too_little_room(model, shared):
     target = Slice.parse("2xv6e-256")
-    layouts = list(layouts_on(target, shape_of(get_preset(model)), 8192, pipeline=True))
-    assert any(layout.joined_by == "fsdp" for layout in layouts) == shared
-    for layout in layouts:
-        assert math.prod(layout.mesh.values()) == target.devices
-        assert math.prod(layout.dcn_mesh) == target.num_slices
-        assert layout.mesh[layout.joined_by] % 2 == 0
+    meshes = list(meshes_on(target, shape_of(get_preset(model)), 8192, pipeline=True))
+    assert any(mesh.joined_by == "fsdp" for mesh in meshes) == shared
+    for mesh in meshes:
+        assert math.prod(mesh.joined_sizes.values()) == target.devices
+        assert math.prod(mesh.dcn_mesh) == target.num_slices
+        assert mesh.joined_sizes[mesh.joined_by] % 2 == 0

@@ -143,8 +143,8 @@ def choice_at(
 ) -> Choice:
     """The candidate at `place`."""
     candidates = scores.candidates
-    layout = candidates.layouts[candidates.layout[place]]
-    target = layout.target
+    mesh = candidates.meshes[candidates.mesh[place]]
+    target = mesh.target
     step_time_s = float(scores.step_time_s[place])
     tokens_per_step = int(scores.tokens_per_step[place])
     quote, region = costs.quotes[target]
@@ -167,20 +167,20 @@ def choice_at(
         model=subject.name,
         model_changes=changes,
         on=str(target),
-        mesh=layout.mesh,
-        dcn_mesh=layout.dcn_mesh,
+        mesh=mesh.joined_sizes,
+        dcn_mesh=mesh.dcn_mesh,
         batch_size=int(candidates.examples[place]),
         sequence_length=subject.sequence_length,
         microbatches=int(candidates.microbatches[place]),
         remat=remat,
-        options=_WHOLE_PRODUCTS if layout.sizes.get("tensor", 1) == 1 else {},
+        options=_WHOLE_PRODUCTS if mesh.sizes.get("tensor", 1) == 1 else {},
         train=train,
     )
     memory = {name: float(value[place]) for name, value in scores.memory.to_dict().items()}
     chip_hours = float(costs.chip_hours[place])
     return Choice(
         target=target,
-        mesh=layout.mesh,
+        mesh=mesh.joined_sizes,
         batch_size=job.examples,
         microbatches=job.microbatches,
         remat=remat,

@@ -37,17 +37,17 @@ def find_rejections(
 ) -> tuple[Rejection, ...]:
     """Every slice without a candidate that passes, by generation and reason."""
     found: dict[tuple[str, str], list[tuple[float, str, str]]] = {}
-    place_of = {layout.target: [] for layout in scores.candidates.layouts}
-    for place, layout in enumerate(scores.candidates.layouts):
-        place_of[layout.target].append(place)
-    order = np.argsort(scores.candidates.layout, kind="stable")
+    place_of = {mesh.target: [] for mesh in scores.candidates.meshes}
+    for place, mesh in enumerate(scores.candidates.meshes):
+        place_of[mesh.target].append(place)
+    order = np.argsort(scores.candidates.mesh, kind="stable")
     edges = np.searchsorted(
-        scores.candidates.layout[order], np.arange(len(scores.candidates.layouts) + 1)
+        scores.candidates.mesh[order], np.arange(len(scores.candidates.meshes) + 1)
     )
     for target in targets:
-        layouts = place_of.get(target, [])
+        meshes = place_of.get(target, [])
         places = np.concatenate(
-            [order[edges[place] : edges[place + 1]] for place in layouts] or [order[:0]]
+            [order[edges[place] : edges[place + 1]] for place in meshes] or [order[:0]]
         )
         if verdicts.passed[places].any():
             continue

@@ -64,11 +64,11 @@ class Costs:
 def cost_of(scores: Scores, market: Market, *, tokens: float) -> Costs:
     """What training on `tokens` tokens takes and costs, preemption's waste included on spot."""
     candidates = scores.candidates
-    targets = [layout.target for layout in candidates.layouts]
+    targets = [mesh.target for mesh in candidates.meshes]
     quotes = {target: market.quote(target) for target in dict.fromkeys(targets)}
     host = {target: _host_bytes_per_s(target) for target in quotes}
     state: Any = scores.memory.weights + scores.memory.optimizer
-    save_s = state / candidates.of_layout([host[target] for target in targets])
+    save_s = state / candidates.of_mesh([host[target] for target in targets])
     if market.tier == SPOT:
         waste = np.asarray(market.preemption.waste(save_s, candidates.num_slices))
     else:
@@ -78,7 +78,7 @@ def cost_of(scores: Scores, market: Market, *, tokens: float) -> Costs:
     seconds = steps * scores.step_time_s / (1 - waste)
     chip_hours = seconds / 3600 * candidates.chips
     prices = [quotes[target][0].value for target in targets]
-    rate = candidates.of_layout([np.nan if price is None else price for price in prices])
+    rate = candidates.of_mesh([np.nan if price is None else price for price in prices])
     return Costs(
         days=seconds / SECONDS_PER_DAY,
         chip_hours=chip_hours,

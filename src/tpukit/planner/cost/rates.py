@@ -8,7 +8,7 @@ import numpy as np
 from ...compiler.timeline.machine import Machine, fitted_constants
 from ...hardware import Slice
 from ..search.candidates import PRECISIONS, Candidates
-from ..search.layouts import Layout
+from ..search.slice_meshes import SliceMesh
 from .torus import AXES, Links
 
 # Where products of int8 summed over rows, which give gradients of weights, take no longer than
@@ -71,11 +71,11 @@ class Rates:
     @classmethod
     def of(cls, candidates: Candidates, *, head_dim: int) -> "Rates":
         """Look every rate up once a slice, then spread it over the candidates."""
-        machines = _machines(candidates.layouts)
+        machines = _machines(candidates.meshes)
 
         def spread(read: Callable[[Machine], float]) -> np.ndarray:
             known = {target: read(machine) for target, machine in machines.items()}
-            return candidates.of_layout([known[layout.target] for layout in candidates.layouts])
+            return candidates.of_mesh([known[mesh.target] for mesh in candidates.meshes])
 
         def of_precision(read: Callable[[Machine, str], float]) -> np.ndarray:
             table = [spread(lambda m, name=name: read(m, name)) for name in PRECISIONS]
@@ -95,8 +95,8 @@ class Rates:
             resident_bytes=spread(lambda m: m.resident_bytes),
             hbm_bytes_per_s=spread(lambda m: m.hbm_bytes_per_s * m.hbm_efficiency),
             ici_bytes_per_s=ici,
-            gathers_by_sums=candidates.of_layout(
-                [_gathers_by_sums(layout) for layout in candidates.layouts]
+            gathers_by_sums=candidates.of_mesh(
+                [_gathers_by_sums(mesh) for mesh in candidates.meshes]
             ),
             dcn_bytes_per_s=spread(lambda m: m.dcn_bytes_per_s or np.inf),
             waiting_share=spread(lambda m: m.wait_per_doubling) * np.log2(candidates.num_slices),
@@ -106,10 +106,10 @@ class Rates:
         )
 
 
-def _machines(layouts: tuple[Layout, ...]) -> dict[Slice, Machine]:
+def _machines(meshes: tuple[SliceMesh, ...]) -> dict[Slice, Machine]:
     by_chip: dict[str, Machine] = {}
     machines: dict[Slice, Machine] = {}
-    for target in {layout.target for layout in layouts}:
+    for target in {mesh.target for mesh in meshes}:
         name = target.chip.name
         if name not in by_chip:
             by_chip[name] = Machine.of(target)
@@ -127,14 +127,14 @@ def _narrow_gradient_time(machine: Machine, precision: str) -> float:
     return _narrow_time(machine, precision) if over_rows else 1.0
 
 
-def _gathers_by_sums(layout: Layout) -> int:
+def _gathers_by_sums(mesh: SliceMesh) -> int:
     """1 where one axis spans all of a three-dimensional v5p slice.
 
     There the compiler makes all-reduces of every gather and scatter (llama2-70b on 64, 128 and 256
     chips, 128B on 256); with a second axis beside it, it does not.
     """
-    target = layout.target
-    whole = layout.sizes.get("fsdp", 1) == target.chips_per_slice
+    target = mesh.target
+    whole = mesh.sizes.get("fsdp", 1) == target.chips_per_slice
     return int(target.chip.name == "v5p" and whole and all(size > 1 for size in target.topology))
 
 
@@ -148,10 +148,10 @@ def _attention_share(machine: Machine, head_dim: int) -> float:
 
 
 def _axis(candidates: Candidates, axis: str, ici: np.ndarray, hop: np.ndarray) -> AxisRates:
-    links = [layout.links.get(axis, Links()) for layout in candidates.layouts]
+    links = [mesh.links.get(axis, Links()) for mesh in candidates.meshes]
     return AxisRates(
-        bytes_per_s=ici * candidates.of_layout([link.lanes for link in links]),
-        share=candidates.of_layout([link.share for link in links]),
-        latency_s=hop * candidates.of_layout([link.hops for link in links]),
-        all_to_all=candidates.of_layout([link.all_to_all for link in links]) / ici,
+        bytes_per_s=ici * candidates.of_mesh([link.lanes for link in links]),
+        share=candidates.of_mesh([link.share for link in links]),
+        latency_s=hop * candidates.of_mesh([link.hops for link in links]),
+        all_to_all=candidates.of_mesh([link.all_to_all for link in links]) / ici,
     )

@@ -20,10 +20,10 @@ from .attention_time import RING_WAITED, joined_s, plain_s
 from .kept import OUT, Kept, kept_by
 from .memory_model import MemorySplit
 from .model_shape import ModelShape
-from .program import OUR_PROGRAM, Program
 from .rates import Rates
 from .rounding import OUR_INT8, Rounding
 from .step_split import StepSplit
+from .step_variant import OUR_STEP, StepVariant
 
 LANES = 128
 BFLOAT16, FLOAT32 = formats.BFLOAT16.itemsize, formats.FLOAT32.itemsize  # bytes of a value
@@ -43,7 +43,7 @@ class StepModel:
     memory: MemorySplit
     rates: Rates
     sequence_length: int
-    program: Program = OUR_PROGRAM
+    variant: StepVariant = OUR_STEP
 
     def split(self) -> StepSplit:
         """Seconds by cause, over all micro-batches of a step."""
@@ -101,7 +101,7 @@ class StepModel:
     @property
     def _ours(self) -> bool:
         """Whether attention is ours: that of others gathers keys and values, and has no ring."""
-        return self.program.attention == "ours"
+        return self.variant.attention == "ours"
 
     @cached_property
     def _attention_again(self) -> np.ndarray:
@@ -170,7 +170,7 @@ class StepModel:
         # With few tokens a product waits for its weights instead.
         least = self._layer_bytes() / r.hbm_bytes_per_s
         forward, gradients = np.maximum(forward, least), np.maximum(gradients, least)
-        other = self.program.other_flops_per_token(self.shape) * self.tokens
+        other = self.variant.other_flops_per_token(self.shape) * self.tokens
         other = other / self.candidates.sizes["tensor"]
         again = again + other / (r.bf16_flops_per_s * r.streamed_share)
         return forward, forward + gradients, again
@@ -179,7 +179,7 @@ class StepModel:
         """Seconds of attention: forward, and backward with what is computed again."""
         sizes, length = self.candidates.sizes, self.sequence_length
         share = self.tokens / (sizes["tensor"] * sizes["stage"])
-        kernel = self.program.attention_timer
+        kernel = self.variant.attention_timer
         hops = (sizes["context"] - 1) * self._ours
         ways = zip(
             plain_s(self.shape, self.rates, length=length, token_share=share),
@@ -198,7 +198,7 @@ class StepModel:
         split = 2 * (s.attention_width + s.heads * s.head_dim) + s.hidden_matrices * s.hidden_width
         split += 2 * (s.heads + s.kv_heads) * s.head_dim if s.qk_norm else 0
         stream = (12 if s.post_norms else 8) * s.d_model
-        channels = split / tensor + stream / (tensor if self.program.split_sequence else 1)
+        channels = split / tensor + stream / (tensor if self.variant.split_sequence else 1)
         channels = channels + ROUTED_MOVES * s.experts_per_token * s.expert_rows * s.d_model
         passes = 3 + self._attention_again
         layers = channels * BFLOAT16 * passes * self.layers
@@ -213,7 +213,7 @@ class StepModel:
 
     def _narrowed(self) -> np.ndarray:
         """Seconds of HBM traffic to round the operands of products to eight bits."""
-        tensor, split = self.candidates.sizes["tensor"], self.program.split_sequence
+        tensor, split = self.candidates.sizes["tensor"], self.variant.split_sequence
         each = [
             one.bytes_per_token(self.shape, tensor, self._runs_again, split_sequence=split)
             for one in self._rounding
@@ -229,7 +229,7 @@ class StepModel:
     @property
     def _rounding(self) -> list[Rounding]:
         """What is rounded with each precision; with the first, nothing."""
-        own = {"int8": self.program.int8, "fp8": self.program.fp8}
+        own = {"int8": self.variant.int8, "fp8": self.variant.fp8}
         return [own.get(name, OUR_INT8) for name in PRECISIONS]
 
     def _by_precision(self, values: list[Any]) -> np.ndarray:
@@ -259,7 +259,7 @@ class StepModel:
         # Two sums forward and two backward; where the first is not kept, once more.
         once_more = [not k.everything and OUT not in k.names for k in self._kept]
         sums = self._by_remat([4.0 + more for more in once_more])
-        if self.program.split_sequence:
+        if self.variant.split_sequence:
             # A sum is a scatter, and a gather for the next product. The inputs of products are
             # gathered in the backward pass once more, for the gradients of weights; and all of it
             # as wide as it is multiplied.

@@ -13,7 +13,7 @@ from ...hardware import Chip, Slice, get_chip, list_chips, list_slices
 from ...hardware.formats import spelled_as
 from ..cost.model_shape import ModelShape
 from ..cost.torus import AXES
-from .layouts import Layout, layouts_on
+from .slice_meshes import SliceMesh, meshes_on
 
 # Generations whose ops were measured, so that the step model has constants for them.
 GENERATIONS = ("v5e", "v5p", "v6e", "7x")
@@ -32,7 +32,7 @@ MOMENTS = ("float32", "bfloat16")
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MICROBATCHES = (1, 2, 4, 8)
 SLICE_COUNTS = (1, 2, 4, 8, 16)
-_COLUMNS = ("layout", "batch", "microbatches", "remat", "precision", "moment")
+_COLUMNS = ("mesh", "batch", "microbatches", "remat", "precision", "moment")
 
 
 @dataclass(frozen=True)
@@ -150,13 +150,13 @@ def _has_rate(chip: Chip, precision: str) -> bool:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Arrays, one entry a candidate; `layouts[layout[i]]` is where candidate i runs.
+    """Arrays, one entry a candidate; `meshes[mesh[i]]` is where candidate i runs.
 
     `remat`, `precision` and `moment` are places in `remats`, `PRECISIONS` and `MOMENTS`.
     """
 
-    layouts: tuple[Layout, ...]
-    layout: np.ndarray
+    meshes: tuple[SliceMesh, ...]
+    mesh: np.ndarray
     batch: np.ndarray
     microbatches: np.ndarray
     remat: np.ndarray
@@ -165,7 +165,7 @@ class Candidates:
     remats: tuple[str, ...] = REMATS
 
     def __len__(self) -> int:
-        return len(self.layout)
+        return len(self.mesh)
 
     def take(self, chosen: np.ndarray) -> "Candidates":
         """Some of them."""
@@ -176,25 +176,24 @@ class Candidates:
     def sizes(self) -> dict[str, np.ndarray]:
         """Devices along each axis inside one slice."""
         return {
-            axis: self.of_layout([layout.sizes.get(axis, 1) for layout in self.layouts])
-            for axis in AXES
+            axis: self.of_mesh([mesh.sizes.get(axis, 1) for mesh in self.meshes]) for axis in AXES
         }
 
     @cached_property
     def num_slices(self) -> np.ndarray:
         """Slices of each."""
-        return self.of_layout([layout.target.num_slices for layout in self.layouts])
+        return self.of_mesh([mesh.target.num_slices for mesh in self.meshes])
 
     @cached_property
     def slices_sharing(self) -> np.ndarray:
         """Slices that hold one copy of the weights together."""
-        joined = [one.joined_by == "fsdp" for one in self.layouts]
-        return np.where(self.of_layout(joined), self.num_slices, 1)
+        joined = [one.joined_by == "fsdp" for one in self.meshes]
+        return np.where(self.of_mesh(joined), self.num_slices, 1)
 
     @cached_property
     def chips(self) -> np.ndarray:
         """Chips of each, all slices together."""
-        return self.of_layout([layout.target.chips for layout in self.layouts])
+        return self.of_mesh([mesh.target.chips for mesh in self.meshes])
 
     @cached_property
     def batch_ways(self) -> np.ndarray:
@@ -207,9 +206,9 @@ class Candidates:
         """Examples of a whole step."""
         return self.batch * self.microbatches * self.batch_ways
 
-    def of_layout(self, values: Sequence[float]) -> np.ndarray:
-        """One value a layout, spread over the candidates."""
-        return np.asarray(values)[self.layout]
+    def of_mesh(self, values: Sequence[float]) -> np.ndarray:
+        """One value a mesh, spread over the candidates."""
+        return np.asarray(values)[self.mesh]
 
 
 def enumerate_candidates(
@@ -224,13 +223,13 @@ def enumerate_candidates(
 
     With `fixed_examples` a step has exactly so many examples, however they are split.
     """
-    layouts = tuple(
-        layout
+    meshes = tuple(
+        mesh
         for target in space.targets()
-        for layout in layouts_on(target, shape, sequence_length, pipeline=space.pipeline)
+        for mesh in meshes_on(target, shape, sequence_length, pipeline=space.pipeline)
     )
     columns = np.meshgrid(
-        np.arange(len(layouts)),
+        np.arange(len(meshes)),
         np.asarray(space.batches if fixed_examples is None else (1,)),
         np.asarray(space.microbatches),
         np.asarray([REMATS.index(name) for name in space.remats]),
@@ -241,14 +240,12 @@ def enumerate_candidates(
     values: dict[str, Any] = {
         name: column.ravel() for name, column in zip(_COLUMNS, columns, strict=True)
     }
-    everything = Candidates(layouts=layouts, **values)
+    everything = Candidates(meshes=meshes, **values)
     if tuple(space.precisions) != ("bf16",):
         faster = np.asarray(
-            [[_has_rate(one.target.chip, name) for name in PRECISIONS] for one in layouts]
+            [[_has_rate(one.target.chip, name) for name in PRECISIONS] for one in meshes]
         )
-        everything = everything.take(
-            np.flatnonzero(faster[everything.layout, everything.precision])
-        )
+        everything = everything.take(np.flatnonzero(faster[everything.mesh, everything.precision]))
     if fixed_examples is not None:
         shares = everything.examples
         everything = replace(everything, batch=fixed_examples // shares)

@@ -8,10 +8,10 @@ import numpy as np
 from ...hardware.stored_formats import moment_bytes
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes, rounds_first
 from ..cost.model_shape import ModelShape
-from ..cost.program import OUR_PROGRAM, Program
 from ..cost.rates import Rates
 from ..cost.step_model import StepModel
 from ..cost.step_split import StepSplit
+from ..cost.step_variant import OUR_STEP, StepVariant
 from .candidates import MOMENTS, Candidates
 
 _PURPOSES = ("weights", "gradients", "optimizer", "activations", "temporaries", "host")
@@ -44,7 +44,7 @@ def score(
     candidates: Candidates,
     *,
     sequence_length: int,
-    program: Program = OUR_PROGRAM,
+    variant: StepVariant = OUR_STEP,
 ) -> Scores:
     """Score all candidates.
 
@@ -52,20 +52,20 @@ def score(
         shape: The model.
         candidates: What to score.
         sequence_length: Tokens in an example.
-        program: How the step is written, where it is not as we write it.
+        variant: How the step is written, where it is not as we write it.
     """
     memory = _memory(shape, candidates, sequence_length)
     usable = [
-        layout.target.chip.per_device(layout.target.chip.hbm_usable_bytes).require("a plan")
-        for layout in candidates.layouts
+        mesh.target.chip.per_device(mesh.target.chip.hbm_usable_bytes).require("a plan")
+        for mesh in candidates.meshes
     ]
     rates = Rates.of(candidates, head_dim=shape.head_dim)
-    model = StepModel(shape, candidates, memory, rates, sequence_length, program)
+    model = StepModel(shape, candidates, memory, rates, sequence_length, variant)
     step = model.split()
     return Scores(
         candidates=candidates,
         memory=memory,
-        usable_bytes=candidates.of_layout(usable),
+        usable_bytes=candidates.of_mesh(usable),
         step=step,
         step_time_s=step.total,
         tokens_per_step=candidates.examples * sequence_length,
@@ -76,7 +76,7 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
     """The memory model a remat policy at a time: the policy decides which formula holds."""
     moments = np.asarray([moment_bytes(name) for name in MOMENTS])
     purposes: dict[str, Any] = {name: np.zeros(len(candidates)) for name in _PURPOSES}
-    copies = [rounds_first(layout.target.chip.name) for layout in candidates.layouts]
+    copies = [rounds_first(mesh.target.chip.name) for mesh in candidates.meshes]
     for index, remat in enumerate(candidates.remats):
         places = np.flatnonzero(candidates.remat == index)
         some = candidates.take(places)
@@ -93,7 +93,7 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
             remat=remat,
             moment_bytes=moments[some.moment],
             microbatches=some.microbatches,
-            whole_copy=some.of_layout(copies),
+            whole_copy=some.of_mesh(copies),
             eight_bits=some.precision > 0,
         )
         for name in _PURPOSES:

@@ -12,7 +12,7 @@ from ..answer.amounts import days_text
 from ..answer.choice import Choice, choice_at
 from ..answer.rejections import Rejection, find_rejections
 from ..cost.money import Costs, Market, cost_of
-from ..cost.program import program_for
+from ..cost.step_variant import variant_for
 from .candidates import Space, enumerate_candidates
 from .objectives import (
     SAME,
@@ -75,7 +75,7 @@ class Search:
             subject.shape,
             candidates,
             sequence_length=subject.sequence_length,
-            program=program_for(subject.config.matmul),
+            variant=variant_for(subject.config.matmul),
         )
         costs = cost_of(scores, ask.market, tokens=ask.tokens)
         verdicts = judge(scores, costs, ask.limits)
@@ -122,7 +122,7 @@ class Search:
     def target(self, place: int) -> Slice:
         """The slice of a candidate."""
         candidates = self.scores.candidates
-        return candidates.layouts[candidates.layout[place]].target
+        return candidates.meshes[candidates.mesh[place]].target
 
     def best_of_each_slice(self, order: np.ndarray) -> Iterator[int]:
         """The best candidate of every slice: variants of one answer are no other answers.
@@ -142,11 +142,11 @@ class Search:
 
     def rival(self, order: np.ndarray, first: int) -> int | None:
         """The best candidate of the same slice with another mesh, if the model sees it close."""
-        layouts, layout = self.scores.candidates.layouts, self.scores.candidates.layout
-        mesh = layouts[layout[first]].mesh
+        candidates = self.scores.candidates
+        own = candidates.meshes[candidates.mesh[first]].joined_sizes
         close = self.costs.days[first] * (1 + CLOSE)
         for place in order[self._target_numbers[order] == self._target_numbers[first]]:
-            if layouts[layout[place]].mesh != mesh:
+            if candidates.meshes[candidates.mesh[place]].joined_sizes != own:
                 return int(place) if self.costs.days[place] <= close else None
         return None
 
@@ -157,9 +157,9 @@ class Search:
     @cached_property
     def _target_numbers(self) -> np.ndarray:
         numbers: dict[Slice, int] = {}
-        layouts = self.scores.candidates.layouts
-        known = [numbers.setdefault(layout.target, len(numbers)) for layout in layouts]
-        return self.scores.candidates.of_layout(known)
+        meshes = self.scores.candidates.meshes
+        known = [numbers.setdefault(mesh.target, len(numbers)) for mesh in meshes]
+        return self.scores.candidates.of_mesh(known)
 
     def rejections(self) -> tuple[Rejection, ...]:
         """Slices without any candidate that passes."""

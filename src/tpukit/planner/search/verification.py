@@ -178,7 +178,7 @@ def _verified(job: Job, answer: CompiledStep | TPUError) -> Verified:
 def _kind(search: Search, place: int) -> tuple[str, int]:
     """Candidates whose memory the model gets wrong alike."""
     candidates = search.scores.candidates
-    axes = ",".join(candidates.layouts[candidates.layout[place]].mesh)
+    axes = ",".join(candidates.meshes[candidates.mesh[place]].joined_sizes)
     return f"{search.target(place).chip.name} {axes}", int(candidates.remat[place])
 
 

@@ -12,7 +12,7 @@ from .rounding import OUR_FLOAT8, OUR_INT8, OUR_INT8_THROUGHOUT, Rounding
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class StepVariant:
     """How a step is written where its dimensions leave it open; by default as we write it.
 
     Attributes:
@@ -41,7 +41,7 @@ class Program:
         return 2 * (2.0 * shape.vocab * shape.d_model) if shape.one_hot_lookup else 0.0
 
 
-OUR_PROGRAM = Program()
+OUR_STEP = StepVariant()
 _ATTENTION = {
     "ours": kernel_s,
     "splash": splash_s,
@@ -50,6 +50,6 @@ _ATTENTION = {
 }
 
 
-def program_for(matmul: str) -> Program:
-    """Our program of a model whose products are in the format `matmul`."""
-    return Program(int8=OUR_INT8_THROUGHOUT) if matmul == "int8_throughout" else OUR_PROGRAM
+def variant_for(matmul: str) -> StepVariant:
+    """Our step of a model whose products are in the format `matmul`."""
+    return StepVariant(int8=OUR_INT8_THROUGHOUT) if matmul == "int8_throughout" else OUR_STEP

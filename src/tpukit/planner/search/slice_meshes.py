@@ -15,7 +15,7 @@ CONTEXTS = (2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
-class Layout:
+class SliceMesh:
     """A slice and a mesh over all of its devices.
 
     `sizes` are those inside one slice. Slices are joined by `data`, where each holds all weights,
@@ -28,24 +28,25 @@ class Layout:
     joined_by: str = "data"
 
     @property
-    def mesh(self) -> dict[str, int]:
+    def joined_sizes(self) -> dict[str, int]:
         """Size of each axis over all slices, axes of 1 left out."""
         joined = self.sizes.get(self.joined_by, 1) * self.target.num_slices
         whole = {**self.sizes, self.joined_by: joined}
-        mesh = {axis: whole.get(axis, 1) for axis in AXES if whole.get(axis, 1) > 1}
-        return mesh or {"fsdp": 1}
+        used = {axis: whole.get(axis, 1) for axis in AXES if whole.get(axis, 1) > 1}
+        return used or {"fsdp": 1}
 
     @property
     def dcn_mesh(self) -> tuple[int, ...] | None:
         """The part of each axis that crosses slices; None for one slice."""
         if self.target.num_slices == 1:
             return None
-        return tuple(self.target.num_slices if axis == self.joined_by else 1 for axis in self.mesh)
+        count = self.target.num_slices
+        return tuple(count if axis == self.joined_by else 1 for axis in self.joined_sizes)
 
 
-def layouts_on(
+def meshes_on(
     target: Slice, shape: ModelShape, sequence_length: int, *, pipeline: bool
-) -> Iterator[Layout]:
+) -> Iterator[SliceMesh]:
     """The meshes worth considering for a model on a slice, or on several joined."""
     devices = target.devices // target.num_slices
     contexts = (1, *CONTEXTS) if sequence_length >= CONTEXT_FROM_TOKENS else (1,)
@@ -56,13 +57,13 @@ def layouts_on(
                 if devices % inner == 0 and (context == 1 or tensor * expert == 1):
                     sizes = {"tensor": tensor, "expert": expert, "context": context}
                     sizes["fsdp"] = devices // inner
-                    yield _layout(target, sizes)
+                    yield _slice_mesh(target, sizes)
                     if _fills_a_slice(shape, target):
-                        yield _layout(target, sizes, joined_by="fsdp")
+                        yield _slice_mesh(target, sizes, joined_by="fsdp")
     if pipeline and not shape.experts:
         for stage in STAGES:
             if shape.layers % stage == 0 and devices % stage == 0:
-                yield _layout(target, {"stage": stage, "fsdp": devices // stage})
+                yield _slice_mesh(target, {"stage": stage, "fsdp": devices // stage})
 
 
 def _fills_a_slice(shape: ModelShape, target: Slice) -> bool:
@@ -78,8 +79,8 @@ def _fills_a_slice(shape: ModelShape, target: Slice) -> bool:
     return state > total / target.num_slices / 2
 
 
-def _layout(target: Slice, sizes: dict[str, int], *, joined_by: str = "data") -> Layout:
-    return Layout(target, sizes, place_axes(target, sizes), joined_by)
+def _slice_mesh(target: Slice, sizes: dict[str, int], *, joined_by: str = "data") -> SliceMesh:
+    return SliceMesh(target, sizes, place_axes(target, sizes), joined_by)
 
 
 def _tensor_sizes(shape: ModelShape) -> list[int]:
