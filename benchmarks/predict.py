@@ -3,7 +3,7 @@
     python benchmarks/predict.py --results FILE [--only TEXT] [--compile-s 600]
 
 All constants of the model but two come from single ops and public microbenchmarks
-(src/tpukit/compiler/timeline/data/constants.toml). Those two, how much faster an op is inside a
+(src/tpukit/hardware/data/rates.toml). Those two, how much faster an op is inside a
 step than alone and how long slices wait for each other, are fitted here on the generations that
 are not scored; a file of runs that they were not chosen on is scored with them as they are shipped.
 The baseline knows each generation's mean MFU over the other rows and nothing else.
@@ -28,8 +28,8 @@ from tpukit.compiler.kernel_traces import trace_kernels
 from tpukit.compiler.timeline import Machine, StepPrediction, predict_step
 from tpukit.compiler.timeline.exchange import waiting_share
 from tpukit.compiler.timeline.kernels import has_own_model
-from tpukit.compiler.timeline.machine import fitted_constants
 from tpukit.errors import TPUError
+from tpukit.hardware.rates import ChipRates
 
 OP_TIMES = tuple(round(0.86 + 0.01 * step, 2) for step in range(15))
 COMPILE_S = 600.0  # a row that compiles longer is reported without a prediction
@@ -47,10 +47,7 @@ class Fitted:
         return f"op time {self.op_time_in_a_step}, wait per doubling {self.wait_per_doubling}"
 
 
-FROZEN = Fitted(  # what constants.toml says
-    fitted_constants()["default"]["op_time_in_a_step"],
-    fitted_constants()["default"]["wait_per_doubling"],
-)
+FROZEN = Fitted(ChipRates.of().op_time_in_a_step, ChipRates.of().wait_per_doubling)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ Constants = dict[str, float]
 Group = tuple[str, str, str, str]
 
 # Of an op with no or few rows: what the step-time model takes for any XLA op
-# (src/tpukit/compiler/timeline/data/constants.toml).
+# (src/tpukit/hardware/data/rates.toml).
 UNMEASURED: Constants = {"launch": 1.3, "products": 1 / 0.88, "traffic": 1 / 0.87}
 UNMEASURED_ROWS = 0.02
 PRIOR_ROWS = 0.5  # how many rows the constants of all devices together are worth in a group's fit

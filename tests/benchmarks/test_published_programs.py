@@ -22,12 +22,13 @@ INT8 = as_run(ROWS["tri-gpt3-175b-int8-v6e-256"], quantized=True)
 def step(run, program):
     shape = shape_of(run.workload.config)
     length = run.workload.sequence_length
-    return score(shape, candidate(run), sequence_length=length, program=program).step
+    return score(shape, candidate(run), sequence_length=length, variant=program).step
 
 
 def test_what_a_framework_rounds_is_what_it_pays_for():
     ours, theirs, fixed = (
-        step(INT8, StepVariant(**rounding)) for rounding in ({}, {"int8": AQT}, {"int8": FIXED_SCALES})
+        step(INT8, StepVariant(**rounding))
+        for rounding in ({}, {"int8": AQT}, {"int8": FIXED_SCALES})
     )
     assert theirs.hbm[0] > ours.hbm[0] > fixed.hbm[0]  # with noise, and with scales beforehand
     assert theirs.matrix[0] < 0.95 * ours.matrix[0]  # gradients of weights are narrow too

@@ -135,7 +135,7 @@ def test_an_incomplete_data_file_is_refused():
         ('source = "tpu_info"', 'source = "rumour"', "cites the source 'rumour'.*describes docs"),
     ]:
         assert found in text
-        with pytest.raises(SliceError, match=message):
+        with pytest.raises(TPUValidationError, match=message):
             chip_from(tomllib.loads(text.replace(found, instead)))
     with pytest.raises(TPUValidationError, match="origin 'rumour'"):
         chip_from(tomllib.loads(text.replace('origin = "datasheet"', 'origin = "rumour"')))

@@ -1,4 +1,4 @@
-"""Chips, slices, topologies, number formats and prices: data with a source for every number."""
+"""Chips, slices, topologies, number formats, rates and prices: every number with its source."""
 
 from .catalog import get_chip as get_chip
 from .catalog import list_chips as list_chips

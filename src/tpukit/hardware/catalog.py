@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import SliceError, did_you_mean
 from .chip import Chip
-from .figure import Figure
+from .figure import Figure, find_source
 from .formats import PEAKS, parse_format
 from .topology import TopologyRules, parse_shape
 
@@ -88,30 +88,13 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
     """Build a chip from the content of a data file, refusing one that is incomplete.
 
     Raises:
-        SliceError: A figure is missing or unknown, or cites a source the file does not describe.
+        SliceError: A figure is missing or unknown.
+        TPUValidationError: A figure cites a source the file does not describe.
     """
     sources = data["sources"]
 
-    def source(name: str) -> Mapping[str, Any]:
-        if name not in sources:
-            raise SliceError(
-                f"The data file of {data['name']} cites the source {name!r} and does not describe "
-                f"it; it describes {', '.join(sources)}."
-            )
-        return sources[name]
-
     def figure(entry: Mapping[str, Any], unit: str) -> Figure:
-        if "missing" in entry:
-            return Figure.missing(unit, entry["missing"])
-        cited = source(entry["source"])
-        return Figure(
-            entry["value"],
-            unit,
-            origin=cited["origin"],
-            source=cited["title"],
-            date=cited["date"],
-            note=entry.get("note", ""),
-        )
+        return Figure.cited(entry, unit, sources)
 
     unexpected = set(_FIGURES) ^ set(data["figures"])
     if unexpected:
@@ -137,7 +120,7 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
         topology_source=topology["source"] if topology else "",
         rules=_rules_from(topology) if topology else None,
         matrix_operands=tuple(parse_format(name).name for name in matrix["operands"]),
-        matrix_source=f"{source(matrix['source'])['title']}; {matrix['note']}",
+        matrix_source=f"{find_source(matrix['source'], sources)['title']}; {matrix['note']}",
         peak_tflops={name: figure(data["peak_tflops"][name], "TFLOP/s") for name in PEAKS},
         measured={
             key: figure(entry, entry["unit"]) for key, entry in data.get("measured", {}).items()

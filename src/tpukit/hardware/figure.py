@@ -1,7 +1,8 @@
 """A number that says where it came from, or why there is none."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from ..errors import TPUNotAvailableError, TPUValidationError
 
@@ -50,6 +51,27 @@ class Figure:
         """A figure nobody measured or published, with the reason."""
         return cls(None, unit, reason=reason)
 
+    @classmethod
+    def cited(
+        cls, entry: Mapping[str, Any], unit: str, sources: Mapping[str, Mapping[str, str]]
+    ) -> "Figure":
+        """A figure as data files write it: a value and the name of its source, or why it has none.
+
+        Raises:
+            TPUValidationError: The source is none of `sources`.
+        """
+        if "missing" in entry:
+            return cls.missing(unit, entry["missing"])
+        source = find_source(entry["source"], sources)
+        return cls(
+            entry["value"],
+            unit,
+            origin=cast(Origin, source["origin"]),
+            source=source["title"],
+            date=source["date"],
+            note=entry.get("note", ""),
+        )
+
     def scaled(self, factor: float, *, unit: str | None = None) -> "Figure":
         """The same figure times `factor`, with the same provenance; a missing one stays missing.
 
@@ -89,6 +111,20 @@ class Figure:
 
     def __rich__(self) -> str:
         return str(self)
+
+
+def find_source(name: str, sources: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+    """One of the sources that a data file describes.
+
+    Raises:
+        TPUValidationError: It describes none of that name.
+    """
+    if name not in sources:
+        raise TPUValidationError(
+            f"a data file cites the source {name!r} and does not describe it; it describes "
+            f"{', '.join(sources)}."
+        )
+    return sources[name]
 
 
 def format_quantity(value: float, unit: str) -> str:

@@ -10,13 +10,13 @@ from ..compiler.timeline.machine import Machine
 from ..errors import TPUValidationError, did_you_mean
 from ..hardware import Slice, get_chip, list_chips, list_slices
 from ..hardware.formats import BFLOAT16, spelled_as
+from ..hardware.rates import MemoryRates
 from ..hardware.stored_formats import WEIGHT_FORMATS
 from .cost.model_shape import ModelShape
 from .search.candidates import named_slice, refuse_unknown_rates, unknown_rate
 from .sizing.memory_optimizer import transformer_shape
 
 USUAL_FORMATS = ("bf16", "int8", "int4", "vq")  # fp8 takes as much as int8
-HEADROOM = 0.1  # of HBM, for activations and the program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +199,7 @@ def _choose(
     shape: ModelShape, generation: str, weights: str, batch: int, context: int
 ) -> ServingChoice:
     held, cache = weight_bytes(shape, weights), cache_bytes(shape, batch, context)
+    headroom = MemoryRates.of().serving_headroom
     found: Slice | None = None
     largest = 0.0
     one = named_slice(generation)
@@ -206,7 +207,7 @@ def _choose(
         usable = target.chip.hbm_usable_bytes
         if usable.value is None:
             break
-        room = usable.value * target.chips * (1 - HEADROOM)
+        room = usable.value * target.chips * (1 - headroom)
         largest = max(largest, room)
         if held + cache <= room:
             found = target

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from ..hlo import Computation, Instruction, Shape
-from .machine import Machine, fitted_constants
+from .machine import Machine
 
 # Matrix products of each kernel, as multiples of one (queries x keys x head size) product.
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "dkv fused": 5}
@@ -40,25 +40,16 @@ class SplashTimer:
             * _visited_share(operands, queries, keys, by_keys="dkv" in kind)
         )
         flops = _PRODUCTS[kind] * 2.0 * pairs * head
-        share = self._share(head)
+        share = self.machine.attention_share(head)
         if kind != "fwd":
-            share *= fitted_constants()["attention"]["backward_over_forward"]
+            share *= self.machine.attention.backward_over_forward
         alone = flops / (self.machine.peak_flops("bf16") * share)
         return alone * self.over_measured(kind) * self.machine.op_time_in_a_step
 
     def over_measured(self, kind: str) -> float:
         """How much longer the kernel takes than tokamax's, of which the shares were measured."""
-        factors = fitted_constants()["attention"]["jax_over_tokamax"]
-        of_chip = factors.get(self.machine.slice.chip.name, {})
-        return of_chip.get("forward" if kind == "fwd" else "backward", 1.0)
-
-    def _share(self, head: int) -> float:
-        shares = fitted_constants()["attention"].get(self.machine.slice.chip.name)
-        if shares is None:
-            return self.machine.matrix_efficiency * min(1.0, head / 256)
-        sizes = sorted(int(size) for size in shares)
-        nearest = min(sizes, key=lambda size: abs(size - head))
-        return shares[str(nearest)] * (head / nearest if head < nearest else 1.0)
+        rates = self.machine.attention
+        return rates.jax_over_tokamax_forward if kind == "fwd" else rates.jax_over_tokamax_backward
 
 
 def _name(kernel: Instruction) -> re.Match[str] | None:

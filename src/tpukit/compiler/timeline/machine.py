@@ -1,14 +1,11 @@
 """The rates of one JAX device of a slice, and where each of them comes from."""
 
-import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import Any
+from dataclasses import dataclass, field
 
 from ...hardware import Figure, Slice
 from ...hardware.formats import PeakName, parse_format
+from ...hardware.rates import AttentionRates, ChipRates
 from .work import Product
 
 
@@ -25,12 +22,15 @@ class Machine:
     matrix_efficiency: float
     streamed_matrix_efficiency: float
     int8_over_bf16: float
+    int8_gain_over_rows: float
     resident_bytes: float
     hbm_efficiency: float
     op_overhead_s: float
     hop_latency_s: float
+    gathers_along_whole_torus: float
     op_time_in_a_step: float
     wait_per_doubling: float
+    attention: AttentionRates = field(repr=False)
 
     @classmethod
     def of(
@@ -40,31 +40,34 @@ class Machine:
         op_time_in_a_step: float | None = None,
         wait_per_doubling: float | None = None,
     ) -> "Machine":
-        """The machine behind one device of `target`; constants fitted on steps can be others."""
+        """The machine behind one device of `target`; rates fitted on whole steps can be given."""
         chip = target.chip
-        constants = _constants(chip.name)
-        together = op_time_in_a_step or constants["op_time_in_a_step"]
+        rates = ChipRates.of(chip.name)
+        together = op_time_in_a_step or rates.op_time_in_a_step
         needed = "the step-time model"
         hbm = chip.per_device(chip.hbm_gbps).require(needed) * 1e9
         dcn = chip.per_device(chip.dcn_gbps).value
         return cls(
             slice=target,
             hbm_bytes_per_s=hbm,
-            vmem_bytes_per_s=hbm * constants["vmem_over_hbm"],
+            vmem_bytes_per_s=hbm * rates.vmem_over_hbm,
             ici_bytes_per_s=chip.ici_link_effective_gbps.require(needed) * 1e9,
-            dcn_bytes_per_s=None if dcn is None else dcn * constants["dcn_share"] * 1e9,
-            host_bytes_per_s=constants["host_gbps"] * 1e9,
-            matrix_efficiency=constants["matrix_efficiency"] / together,
-            streamed_matrix_efficiency=constants["streamed_matrix_efficiency"] / together,
-            int8_over_bf16=constants["int8_over_bf16"],
-            resident_bytes=constants["resident_mib"] * 2**20,
-            hbm_efficiency=constants["hbm_efficiency"] / together,
-            op_overhead_s=constants["op_overhead_s"],
-            hop_latency_s=constants["hop_latency_s"],
+            dcn_bytes_per_s=None if dcn is None else dcn * rates.dcn_share * 1e9,
+            host_bytes_per_s=rates.host_gbps * 1e9,
+            matrix_efficiency=rates.matrix_efficiency / together,
+            streamed_matrix_efficiency=rates.streamed_matrix_efficiency / together,
+            int8_over_bf16=rates.int8_over_bf16,
+            int8_gain_over_rows=rates.int8_gain_over_rows,
+            resident_bytes=rates.resident_mib * 2**20,
+            hbm_efficiency=rates.hbm_efficiency / together,
+            op_overhead_s=rates.op_overhead_s,
+            hop_latency_s=rates.hop_latency_s,
+            gathers_along_whole_torus=rates.gathers_along_whole_torus,
             op_time_in_a_step=together,
             wait_per_doubling=(
-                constants["wait_per_doubling"] if wait_per_doubling is None else wait_per_doubling
+                rates.wait_per_doubling if wait_per_doubling is None else wait_per_doubling
             ),
+            attention=AttentionRates.of(chip.name),
         )
 
     def peak_flops(self, dtype: str) -> float:
@@ -88,6 +91,10 @@ class Machine:
         share = self.matrix_efficiency if stays else self.streamed_matrix_efficiency
         return share * (self.int8_over_bf16 if _peak_name(product.dtype) == "int8" else 1.0)
 
+    def attention_share(self, head_dim: int) -> float:
+        """Share of the bf16 peak that splash attention reaches, measured alone."""
+        return self.attention.share(head_dim, of_products=self.matrix_efficiency)
+
     def hbm_s(self, amount: float) -> float:
         """Time to move bytes between HBM and the core."""
         return amount / (self.hbm_bytes_per_s * self.hbm_efficiency)
@@ -96,15 +103,3 @@ class Machine:
 def _peak_name(dtype: str) -> PeakName:
     """Under which the catalog has the rate; wider operands enter the matrix unit as bf16 pieces."""
     return parse_format(dtype).peak or "bf16"
-
-
-def _constants(generation: str) -> dict[str, Any]:
-    tables = fitted_constants()
-    return {**tables["default"], **tables.get(generation, {})}
-
-
-@cache
-def fitted_constants() -> dict[str, Any]:
-    """Every fitted constant, as data/constants.toml documents it."""
-    text = (files("tpukit.compiler.timeline") / "data" / "constants.toml").read_text()
-    return tomllib.loads(text)

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...hardware import MFU_CONVENTION, MFU_FORMAT, Slice, model_flop_utilization
+from ...hardware.rates import Accuracy
 from ..bundles import CallTrace
 from ..hlo import HloModule
 from .exchange import waiting_share
 from .kernels import StepKernelTimer
-from .machine import Machine, fitted_constants
+from .machine import Machine
 from .network import Coordinate, Network
 from .simulate import KernelTimer, Simulation
 from .spans import CAUSES, Span
@@ -164,7 +165,7 @@ def predict_step(
         target: The slice it was compiled for.
         coordinates: Place on the torus of each device, in the program's order.
         slice_of_device: Slice number of each device.
-        machine: The rates of a device; by default those of the catalog and the fitted constants.
+        machine: The rates of a device; by default those of the catalog and `hardware.rates`.
         kernel_timer: Times Pallas kernels; by default `StepKernelTimer`.
         kernel_traces: What kernels do, by the name of their calls, for that default.
         tokens_per_step: For tokens per second.
@@ -197,12 +198,12 @@ def predict_step(
         )
     if target.num_slices > 1 and machine.dcn_bytes_per_s is None:
         caveats.append("the network between slices has no published rate and counts as nothing.")
-    band = fitted_constants()["band"]
+    accuracy = Accuracy.of()
     return StepPrediction(
         slice=target,
         step_time_s=seconds,
-        low_s=seconds * (1 - band["below"]),
-        high_s=seconds * (1 + band["above"]),
+        low_s=seconds * (1 - accuracy.band_below),
+        high_s=seconds * (1 + accuracy.band_above),
         seconds_by_cause=dict(ledger.seconds),
         transfer_s=dict(ledger.hidden_s),
         hardware_flops=ledger.flops,

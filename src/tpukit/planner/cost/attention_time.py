@@ -11,20 +11,8 @@ ATTENTION_BLOCK = 2048
 # Products of the forward kernel, of the fused backward kernel (scores again, then four), and of two
 # backward kernels, one for queries and one for keys: both make scores and their gradients.
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS, IN_TWO_PRODUCTS = 2, 5, 7
-# Our kernels' time over splash's, forward and backward: what the timeline says of compiled steps of
-# llama3.1-8b with sequences of 8192, .74 and .67 on v6e, .77 and .71 on v5p.
-OURS_OVER_SPLASH = (0.75, 0.69)
 # Without a kernel the backward pass has the scores, and four products with them.
 PLAIN_BACKWARD_PRODUCTS = 4
-# HBM bytes for each score without a kernel, beside the products, of measured XLA ops with 1024 or
-# more keys (benchmarks/data/kernel_timings.json.gz): forward 9 to 14 on v5p, v6e and TPU7x,
-# backward 35 to 39 on TPU7x, where it makes the scores anew.
-PLAIN_FORWARD_BYTES, PLAIN_BACKWARD_BYTES = 12, 25
-# HBM bytes for each number of a device's queries in every hop of a ring: results joined, gradients
-# added, pieces chosen. Of a compiled step of llama3.1-8b with 65536 tokens on v6e-8, where 36 % of
-# the ring's transfers is waited for.
-RING_FORWARD_BYTES, RING_BACKWARD_BYTES = 24, 37
-RING_WAITED = 0.36
 
 Numbers = Any  # a number or an array of them
 
@@ -69,9 +57,9 @@ def kernel_s(
     shape: ModelShape, rates: Rates, *, length: int, token_share: Numbers
 ) -> tuple[Numbers, Numbers]:
     """The same of our kernels."""
-    theirs = splash_s(shape, rates, length=length, token_share=token_share)
-    forward, backward = (ratio * s for ratio, s in zip(OURS_OVER_SPLASH, theirs, strict=True))
-    return forward, backward
+    forward, backward = splash_s(shape, rates, length=length, token_share=token_share)
+    step = rates.step
+    return forward * step.ours_over_splash_forward, backward * step.ours_over_splash_backward
 
 
 def joined_s(
@@ -83,7 +71,7 @@ def joined_s(
     """
     numbers = hops * shape.global_layers * shape.heads * shape.head_dim * token_share
     each = numbers / rates.hbm_bytes_per_s
-    return RING_FORWARD_BYTES * each, RING_BACKWARD_BYTES * each
+    return rates.step.ring_forward_bytes * each, rates.step.ring_backward_bytes * each
 
 
 def plain_s(
@@ -93,5 +81,6 @@ def plain_s(
     scores = shape.layers * length * shape.heads * token_share
     product = 2 * scores * shape.head_dim / (rates.bf16_flops_per_s * rates.matrix_share)
     score_byte = scores / rates.hbm_bytes_per_s
-    forward = FORWARD_PRODUCTS * product + PLAIN_FORWARD_BYTES * score_byte
-    return forward, PLAIN_BACKWARD_PRODUCTS * product + PLAIN_BACKWARD_BYTES * score_byte
+    forward = FORWARD_PRODUCTS * product + rates.step.plain_forward_bytes * score_byte
+    backward = PLAIN_BACKWARD_PRODUCTS * product + rates.step.plain_backward_bytes * score_byte
+    return forward, backward

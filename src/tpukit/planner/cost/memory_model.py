@@ -5,7 +5,7 @@ at one of two moments, and the larger decides: in the loss, when every layer has
 backward pass needs and the head's gradient lies there whole; or in the backward pass of a layer,
 when the gradients of all layers have their room and one layer is at work. That is how the
 compiler's own reports divide. Parameters, optimizer state and what a remat policy keeps are
-counted; the amounts in `WORKING_*` and `GATHERED_MATRICES` are read off those reports
+counted; the amounts in `hardware.rates.MemoryRates` are read off those reports
 (`benchmarks/memory_estimate.py` says which, and prints the error).
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...hardware import formats
+from ...hardware.rates import ChipRates, MemoryRates
 from .kept import ATTENTION, GATE, SPLIT_BY_TENSOR, UP, kept_by, kept_channels
 from .model_shape import ModelShape
 
@@ -22,11 +23,6 @@ FLOAT32, BFLOAT16 = formats.FLOAT32.itemsize, formats.BFLOAT16.itemsize  # bytes
 # Cutting of the loss: kernels/ops/cross_entropy/chunked.py, which imports jax.
 LOGITS_BYTES = 512 * 2**20
 MIN_CHUNK_TOKENS = 2048
-# Alive while a layer's gradient is computed: activations as wide as the feed-forward block, as
-# the heads together, and as the model.
-WORKING_HIDDEN, WORKING_HEADS, WORKING_MODEL = 4.5, 4.0, 6.0
-# Weight matrices that are gathered along fsdp at once: the one at work and the next.
-GATHERED_MATRICES = 2.0
 LANES = 128
 
 Numbers = Any  # a number or an array of them
@@ -83,11 +79,8 @@ class MemorySplit:
 
 
 def rounds_first(generation: str) -> bool:
-    """Whether compiled loops over layers hold a rounded copy of all weights.
-
-    Those for v6e do, those for v5e and v5p do not; of others nothing is known, and they may.
-    """
-    return generation not in ("v5e", "v5p")
+    """Whether compiled loops over layers hold a rounded copy of all weights."""
+    return bool(ChipRates.of(generation).rounds_weights_first)
 
 
 def estimate_memory_bytes(
@@ -183,10 +176,10 @@ def _kept_bytes(
     """Bytes of one layer's activations kept on the device, and on the host."""
     kept = kept_by(remat)
     if kept.everything:
-        # Heads are padded to whole lanes; both norms keep their input in float32, twice.
+        # Heads are padded to whole lanes.
         heads = 2 * (shape.heads + shape.kv_heads) * max(shape.head_dim, LANES)
         split = heads + 2 * shape.hidden_matrices * shape.hidden_width
-        channels = split / mesh.tensor + 11 * shape.d_model
+        channels = split / mesh.tensor + MemoryRates.of().kept_model * shape.d_model
         return tokens * channels * compute_bytes, 0.0 * tokens
     token_bytes = {
         name: channels * compute_bytes / (mesh.tensor if name in SPLIT_BY_TENSOR else 1)
@@ -216,14 +209,16 @@ def _loss(
 
 def _token_work(shape: ModelShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
     """Bytes that one token takes while a layer's gradient is computed."""
-    split = WORKING_HIDDEN * shape.hidden_width + WORKING_HEADS * shape.heads * shape.head_dim
-    return (split / mesh.tensor + WORKING_MODEL * shape.d_model) * compute_bytes
+    rates = MemoryRates.of()
+    heads = rates.working_heads * shape.heads * shape.head_dim
+    split = rates.working_hidden * shape.hidden_width + heads
+    return (split / mesh.tensor + rates.working_model * shape.d_model) * compute_bytes
 
 
 def _gathered(shape: ModelShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
     """Weights of a layer that are gathered along `fsdp` at once."""
     matrix = shape.d_model * shape.d_ff / mesh.tensor * compute_bytes
-    gathered = GATHERED_MATRICES * matrix
+    gathered = MemoryRates.of().gathered_matrices * matrix
     if shape.experts:
         # Experts are gathered together, all their matrices, and one gradient waits to be sent.
         gathered = (shape.hidden_matrices + 1) * shape.experts / mesh.expert * matrix

@@ -1,20 +1,16 @@
-"""What one device of each candidate can do, as arrays: the constants of the step-time model."""
+"""What one device of each candidate can do, as arrays: the rates of the timeline's machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...compiler.timeline.machine import Machine, fitted_constants
+from ...compiler.timeline.machine import Machine
 from ...hardware import Slice
+from ...hardware.rates import StepRates
 from ..search.candidates import PRECISIONS, Candidates
 from ..search.slice_meshes import SliceMesh
 from .torus import AXES, Links
-
-# Where products of int8 summed over rows, which give gradients of weights, take no longer than
-# those of the other orientation; on v5e and v5p they take as long as in bfloat16 (.88 to 1.0).
-_INT8_OVER_ROWS = ("v6e",)
-_USUAL_HEAD = 256  # a head this wide fills the matrix unit, where nothing was measured
 
 
 @dataclass(frozen=True)
@@ -46,8 +42,9 @@ class Rates:
     Attributes:
         narrow_time: Of a product of the candidate's precision over that of a bfloat16 one.
         narrow_gradient_time: The same of those that give gradients of weights.
-        gathers_by_sums: 1 where weights are gathered by all-reduces, which move twice as much.
+        gather_bytes: What a gather of weights moves over what it has to.
         waiting_share: How much longer a step takes because slices wait for the slowest of them.
+        step: What compiled steps do on any of them.
     """
 
     bf16_flops_per_s: np.ndarray
@@ -56,17 +53,18 @@ class Rates:
     matrix_share: np.ndarray
     streamed_share: np.ndarray
     attention_share: np.ndarray
-    backward_over_forward: float
+    backward_over_forward: np.ndarray
     op_time_in_a_step: np.ndarray
     resident_bytes: np.ndarray
     hbm_bytes_per_s: np.ndarray
     ici_bytes_per_s: np.ndarray
-    gathers_by_sums: np.ndarray
+    gather_bytes: np.ndarray
     dcn_bytes_per_s: np.ndarray
     waiting_share: np.ndarray
     host_bytes_per_s: np.ndarray
     op_overhead_s: np.ndarray
     axes: dict[str, AxisRates]
+    step: StepRates
 
     @classmethod
     def of(cls, candidates: Candidates, *, head_dim: int) -> "Rates":
@@ -89,20 +87,21 @@ class Rates:
             narrow_gradient_time=of_precision(_narrow_gradient_time),
             matrix_share=spread(lambda m: m.matrix_efficiency),
             streamed_share=spread(lambda m: m.streamed_matrix_efficiency),
-            attention_share=spread(lambda m: _attention_share(m, head_dim)),
-            backward_over_forward=fitted_constants()["attention"]["backward_over_forward"],
+            attention_share=spread(lambda m: m.attention_share(head_dim)),
+            backward_over_forward=spread(lambda m: m.attention.backward_over_forward),
             op_time_in_a_step=spread(lambda m: m.op_time_in_a_step),
             resident_bytes=spread(lambda m: m.resident_bytes),
             hbm_bytes_per_s=spread(lambda m: m.hbm_bytes_per_s * m.hbm_efficiency),
             ici_bytes_per_s=ici,
-            gathers_by_sums=candidates.of_mesh(
-                [_gathers_by_sums(mesh) for mesh in candidates.meshes]
+            gather_bytes=candidates.of_mesh(
+                [_gather_bytes(mesh, machines[mesh.target]) for mesh in candidates.meshes]
             ),
             dcn_bytes_per_s=spread(lambda m: m.dcn_bytes_per_s or np.inf),
             waiting_share=spread(lambda m: m.wait_per_doubling) * np.log2(candidates.num_slices),
             host_bytes_per_s=spread(lambda m: m.host_bytes_per_s),
             op_overhead_s=spread(lambda m: m.op_overhead_s),
             axes={axis: _axis(candidates, axis, ici, hop) for axis in AXES},
+            step=StepRates.of(),
         )
 
 
@@ -123,28 +122,16 @@ def _narrow_time(machine: Machine, precision: str) -> float:
 
 
 def _narrow_gradient_time(machine: Machine, precision: str) -> float:
-    over_rows = precision != "int8" or machine.slice.chip.name in _INT8_OVER_ROWS
-    return _narrow_time(machine, precision) if over_rows else 1.0
+    gain = machine.int8_gain_over_rows if precision == "int8" else 1.0
+    return 1.0 - gain * (1.0 - _narrow_time(machine, precision))
 
 
-def _gathers_by_sums(mesh: SliceMesh) -> int:
-    """1 where one axis spans all of a three-dimensional v5p slice.
-
-    There the compiler makes all-reduces of every gather and scatter (llama2-70b on 64, 128 and 256
-    chips, 128B on 256); with a second axis beside it, it does not.
-    """
-    target = mesh.target
-    whole = mesh.sizes.get("fsdp", 1) == target.chips_per_slice
-    return int(target.chip.name == "v5p" and whole and all(size > 1 for size in target.topology))
-
-
-def _attention_share(machine: Machine, head_dim: int) -> float:
-    """Share of peak that attention reaches; the same table as the timeline's kernels."""
-    shares = fitted_constants()["attention"].get(machine.slice.chip.name)
-    if shares is None:
-        return machine.matrix_efficiency * min(1.0, head_dim / _USUAL_HEAD)
-    nearest = min((int(size) for size in shares), key=lambda size: abs(size - head_dim))
-    return shares[str(nearest)] * min(1.0, head_dim / nearest)
+def _gather_bytes(mesh: SliceMesh, machine: Machine) -> float:
+    """More than 1 where one axis spans all of a three-dimensional slice of some generations."""
+    topology = mesh.target.topology
+    whole = mesh.sizes.get("fsdp", 1) == mesh.target.chips_per_slice
+    is_torus = len(topology) == 3 and all(size > 1 for size in topology)
+    return machine.gathers_along_whole_torus if whole and is_torus else 1.0
 
 
 def _axis(candidates: Candidates, axis: str, ici: np.ndarray, hop: np.ndarray) -> AxisRates:

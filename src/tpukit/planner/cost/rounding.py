@@ -8,15 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...hardware.formats import BFLOAT16, INT8
+from ...hardware.rates import StepRates
 from .model_shape import ModelShape
 
 # HBM bytes of rounding one value: it is read for the largest of its array, read again, written.
 ROUNDED_BYTES = 2 * BFLOAT16.itemsize + INT8.itemsize
-# Share of what rounding moves that compiled steps show beside their products, to which or to what
-# comes before them the rest is fused: hbm of their timelines in int8 less that in bfloat16, over
-# what is counted here, is .51 (gpt3-175b on v6e-256), .77 (16B on v5e-256), 1.12 (llama3.1-8b on
-# v6e-256) for our int8, and .63 for that of MaxText (gpt3-175b on v6e-256).
-BESIDE_PRODUCTS = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +53,8 @@ class Rounding:
         wider = s.attention_width + (s.hidden_matrices - 1) * inner
         gradients = self.gradients * (blocks * stream + wider / tensor)
         rounded = inputs * (1 + again + self.inputs) * self.input_bytes
-        return (rounded + gradients * self.gradient_bytes) * BESIDE_PRODUCTS
+        beside_products = StepRates.of().rounding_beside_products
+        return (rounded + gradients * self.gradient_bytes) * beside_products
 
     def gathers(self, again: np.ndarray) -> np.ndarray:
         """Gathers of a layer's two inputs and two gradients along `tensor`, in bfloat16 ones."""

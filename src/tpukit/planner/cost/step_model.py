@@ -16,7 +16,7 @@ import numpy as np
 
 from ...hardware import formats
 from ..search.candidates import PRECISIONS, Candidates
-from .attention_time import RING_WAITED, joined_s, plain_s
+from .attention_time import joined_s, plain_s
 from .kept import OUT, Kept, kept_by
 from .memory_model import MemorySplit
 from .model_shape import ModelShape
@@ -29,9 +29,6 @@ LANES = 128
 BFLOAT16, FLOAT32 = formats.BFLOAT16.itemsize, formats.FLOAT32.itemsize  # bytes of a value
 # The kernels' usual tile of rows (kernels.grouped_matmul): each further expert shares one.
 GROUPED_TILE_ROWS = 512
-# Reads and writes of every routed row in a pass, to sort, spread, gather and add up: 11 to 13 in
-# steps of mixtral compiled for v6e, dropless and with capacity.
-ROUTED_MOVES = 12
 
 
 @dataclass(frozen=True)
@@ -199,11 +196,12 @@ class StepModel:
         split += 2 * (s.heads + s.kv_heads) * s.head_dim if s.qk_norm else 0
         stream = (12 if s.post_norms else 8) * s.d_model
         channels = split / tensor + stream / (tensor if self.variant.split_sequence else 1)
-        channels = channels + ROUTED_MOVES * s.experts_per_token * s.expert_rows * s.d_model
+        moves = self.rates.step.routed_moves * s.experts_per_token * s.expert_rows
+        channels = channels + moves * s.d_model
         passes = 3 + self._attention_again
         layers = channels * BFLOAT16 * passes * self.layers
         logits = s.vocab / tensor * BFLOAT16 * 4
-        ops = (24 * passes * self.layers) * self.rates.op_overhead_s
+        ops = self.rates.step.ops_per_layer * passes * self.layers * self.rates.op_overhead_s
         traffic = self.tokens * (layers + logits) / self.rates.hbm_bytes_per_s
         return traffic + ops + self._narrowed()
 
@@ -251,7 +249,7 @@ class StepModel:
         # Two of three times they are as wide as they are multiplied.
         narrow = (self.candidates.precision > 0) & (s.experts == 0)
         amount = (self._layer_bytes() * np.where(narrow, 2 / 3, 1.0) + head) / self.layers
-        times = 3 * (1 + self.rates.gathers_by_sums) * self.layers
+        times = 3 * self.rates.gather_bytes * self.layers
         return self.rates.axes["fsdp"].gather_s(amount, times=times)
 
     def _sums_moved(self) -> np.ndarray:
@@ -277,7 +275,9 @@ class StepModel:
         keys = self.tokens * 2 * s.kv_heads * s.head_dim * BFLOAT16
         # In a ring gradients of keys travel with them, in float32; windows need no ring.
         times, waited, far = (
-            (4, RING_WAITED, s.global_layers / s.layers) if self._ours else (3, 1, 1)
+            (4, self.rates.step.ring_waited, s.global_layers / s.layers)
+            if self._ours
+            else (3, 1, 1)
         )
         turns = (sizes["context"] - 1) * (times + self._attention_again) * self.layers * far
         context = waited * turns * keys / self.rates.ici_bytes_per_s

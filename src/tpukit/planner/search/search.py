@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from ...hardware import Slice
+from ...hardware.rates import Accuracy
 from ..answer.amounts import days_text
 from ..answer.choice import Choice, choice_at
 from ..answer.rejections import Rejection, find_rejections
@@ -27,9 +28,6 @@ from .objectives import (
 )
 from .scoring import Scores, score
 from .subject import Subject
-
-# Two meshes whose steps the model cannot tell apart: as far as published steps are from it.
-CLOSE = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +142,7 @@ class Search:
         """The best candidate of the same slice with another mesh, if the model sees it close."""
         candidates = self.scores.candidates
         own = candidates.meshes[candidates.mesh[first]].joined_sizes
-        close = self.costs.days[first] * (1 + CLOSE)
+        close = self.costs.days[first] * (1 + Accuracy.of().close_steps)
         for place in order[self._target_numbers[order] == self._target_numbers[first]]:
             if candidates.meshes[candidates.mesh[place]].joined_sizes != own:
                 return int(place) if self.costs.days[place] <= close else None
