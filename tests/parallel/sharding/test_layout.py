@@ -17,6 +17,7 @@ from rich.console import Console
 from tpukit.parallel import abstract_mesh, create_mesh, make_layout, unpad
 from tpukit.parallel.sharding.rules import spec_entries
 from tpukit.parallel.sharding.strategy import strategy_names
+from tpukit.step.optimizer.moments import scale_by_int8_adam
 
 
 def shape(*sizes, dtype=jnp.float32):
@@ -134,6 +135,19 @@ def test_statistics_of_rows_and_columns_keep_the_axes_of_the_dimensions_they_hav
     assert found[(256,)] == P("fsdp")
     assert found[(512,)] == P("model")
     assert found[(1,)] == P()
+
+
+def test_scales_of_blocks_are_split_with_their_parameter():
+    mesh = abstract_mesh(mesh_shape=(2, 4), axis_names=("fsdp", "model"))
+    params = {"up_proj": {"kernel": shape(256, 2048)}, "gate_proj": {"kernel": shape(256, 512)}}
+    layout = make_layout(params, mesh, "fsdp+megatron")
+    state = jax.eval_shape(scale_by_int8_adam().init, params)
+    placed = layout.for_optimizer_state(state)
+    assert placed.mu["up_proj"]["kernel"].spec == P("fsdp", "model")
+    assert state.mu_scales["up_proj"]["kernel"].shape == (256, 8)
+    assert placed.mu_scales["up_proj"]["kernel"].spec == P("fsdp", "model")
+    assert state.nu_scales["gate_proj"]["kernel"].shape == (256, 2)  # too few blocks for four
+    assert placed.nu_scales["gate_proj"]["kernel"].spec == P("fsdp")
 
 
 def test_the_batch_is_split_over_every_batch_like_axis(layout):

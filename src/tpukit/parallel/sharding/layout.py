@@ -1,6 +1,7 @@
 """A layout: which device holds which part of every parameter, decided before anything moves."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ class Layout:
 
         A leaf whose path ends in a parameter's path is placed like the parameter; one that lacks
         some of its dimensions (Adafactor's row and column statistics) keeps the axes of those
-        it has. Everything else is replicated.
+        it has, and one whose last dimension counts blocks (scales of moments in eight bits) is
+        split along it where whole blocks allow. Everything else is replicated.
 
         Args:
             state: Arrays or ShapeDtypeStructs, such as `jax.eval_shape(optimizer.init, params)`.
@@ -90,7 +92,8 @@ class Layout:
         shardings: list[NamedSharding | None] = []
         for leaf in named_leaves(tree):
             placement = self.find(leaf.path) if leaf.is_array else None
-            spec = _spec_like(placement, tuple(leaf.value.shape)) if placement else PartitionSpec()
+            shape = tuple(leaf.value.shape) if leaf.is_array else ()
+            spec = self._spec_like(placement, shape) if placement else PartitionSpec()
             shardings.append(self._named(spec) if leaf.is_array else None)
         return jax.tree.unflatten(jax.tree.structure(tree), shardings)
 
@@ -106,6 +109,26 @@ class Layout:
     def __rich__(self) -> RenderableType:
         """The report's table."""
         return self.report.__rich__()
+
+    def _spec_like(self, placement: Placement, shape: tuple[int, ...]) -> PartitionSpec:
+        """The spec of something kept for a parameter: all its dimensions, or all but some."""
+        whole = placement.placed_shape
+        entries = spec_entries(placement.spec, len(whole))
+        if shape == whole:
+            return placement.spec
+        if len(shape) == len(whole) and shape[:-1] == whole[:-1]:
+            sizes = axis_sizes(self.mesh)
+            ways = math.prod(sizes[axis] for axis in entries[-1])
+            return entries_spec([*entries[:-1], entries[-1] if shape[-1] % ways == 0 else ()])
+        kept: list[tuple[str, ...]] = []
+        dimensions = list(zip(whole, entries, strict=True))
+        for size in shape:
+            while dimensions and dimensions[0][0] != size:
+                dimensions.pop(0)
+            if not dimensions:
+                return PartitionSpec()
+            kept.append(dimensions.pop(0)[1])
+        return entries_spec(kept)
 
     def _named(self, spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(self.mesh, spec)
@@ -196,19 +219,3 @@ def _report(
             axis: size for axis, size in axis_sizes(mesh).items() if size > 1 and axis not in used
         },
     )
-
-
-def _spec_like(placement: Placement, shape: tuple[int, ...]) -> PartitionSpec:
-    """The spec of something kept for a parameter: all its dimensions, or all but some."""
-    entries = spec_entries(placement.spec, len(placement.shape))
-    if shape == placement.placed_shape:
-        return placement.spec
-    kept: list[tuple[str, ...]] = []
-    sizes = list(zip(placement.placed_shape, entries, strict=True))
-    for size in shape:
-        while sizes and sizes[0][0] != size:
-            sizes.pop(0)
-        if not sizes:
-            return PartitionSpec()
-        kept.append(sizes.pop(0)[1])
-    return entries_spec(kept)
