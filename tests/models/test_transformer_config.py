@@ -1,6 +1,7 @@
 """Configurations refuse what cannot be built, and count exactly what the modules hold."""
 
 import json
+import math
 
 import jax
 import pytest
@@ -10,6 +11,7 @@ from tpukit.errors import TPUModelError
 from tpukit.models.presets import get_preset, list_presets, presets
 from tpukit.models.transformer.config import RopeScaling, TransformerConfig
 from tpukit.models.transformer.model import Transformer
+from tpukit.parallel.sharding.trees import join_path
 
 BASE = {"n_layers": 2, "d_model": 64, "d_ff": 128, "n_heads": 4, "vocab_size": 256}
 PUBLISHED = [name for name, preset in presets().items() if preset.published_parameters]
@@ -33,9 +35,10 @@ FLOPS = {
 }
 
 
-def module_parameter_count(config: TransformerConfig) -> int:
+def module_parameter_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
-    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    leaves = jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.Param))[0]
+    return {join_path(path): leaf.shape for path, leaf in leaves}
 
 
 def test_formats_go_by_any_name():
@@ -46,9 +49,9 @@ def test_formats_go_by_any_name():
 
 
 @pytest.mark.parametrize("name", list_presets())
-def test_the_arithmetic_counts_what_the_module_holds(name):
+def test_the_arithmetic_lists_what_the_module_holds(name):
     config = get_preset(name)
-    assert config.parameter_count().total == module_parameter_count(config)
+    assert config.parameter_shapes() == module_parameter_shapes(config)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -98,7 +101,9 @@ def test_a_window_costs_only_the_keys_it_sees():
 )
 def test_every_option_is_counted(options):
     config = TransformerConfig(**BASE, **options)
-    assert config.parameter_count().total == module_parameter_count(config)
+    shapes = module_parameter_shapes(config)
+    assert config.parameter_shapes() == shapes
+    assert config.parameter_count().total == sum(map(math.prod, shapes.values()))
 
 
 @pytest.mark.parametrize(

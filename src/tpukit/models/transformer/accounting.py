@@ -1,6 +1,7 @@
 """How many parameters a transformer has and how many FLOPs a token costs, by arithmetic."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,30 +61,50 @@ class FlopsPerToken:
         }
 
 
-def count_parameters(config: "TransformerConfig") -> ParameterCount:
-    """Count by the same rules the modules are built by (a test holds the two together)."""
+def parameter_shapes(config: "TransformerConfig") -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter by its path, by the same rules the modules are built by.
+
+    Those of the layers are stacked: their first dimension counts layers.
+    """
     c = config
-    norm = c.d_model * (2 if c.norm == "layernorm" else 1)
-    norms_per_layer = (1 if c.parallel_block else 2) + (2 if c.post_norms else 0)
-    qk_norms = 2 * c.head_dim if c.qk_norm else 0
-    attention_bias = (c.n_heads + 2 * c.n_kv_heads) * c.head_dim + c.d_model if c.use_bias else 0
-    mlp_bias = c.d_ff * (2 if c.gated_mlp else 1) + c.d_model if c.use_bias else 0
-    if c.n_experts:
-        mlp_bias = 0
-    small = norms_per_layer * norm + qk_norms + attention_bias + mlp_bias
-    layer = _attention_weights(c) + _mlp_weights(c, experts=c.n_experts or 1) + small
-    layer_active = _attention_weights(c) + _mlp_weights(c, experts=c.experts_per_token or 1) + small
+    d, heads, keys = c.d_model, c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
+    layer = {
+        **_norm("input_norm", d, c),
+        **_linear("self_attention/q_proj", d, heads, bias=c.use_bias),
+        **_linear("self_attention/k_proj", d, keys, bias=c.use_bias),
+        **_linear("self_attention/v_proj", d, keys, bias=c.use_bias),
+        **_linear("self_attention/o_proj", heads, d, bias=c.use_bias),
+        **({} if c.parallel_block else _norm("mlp_norm", d, c)),
+        **_feed_forward(c),
+    }
+    if c.qk_norm:
+        layer |= _norm("self_attention/q_norm", c.head_dim, c)
+        layer |= _norm("self_attention/k_norm", c.head_dim, c)
+    if c.post_norms:
+        layer |= {**_norm("post_attention_norm", d, c), **_norm("post_mlp_norm", d, c)}
+    shapes = {f"layers/{path}": (c.n_layers, *shape) for path, shape in layer.items()}
+    shapes |= {"embed/embedding": (c.vocab_size, d), **_norm("final_norm", d, c)}
+    if c.positions == "learned":
+        shapes["position_embed/embedding"] = (c.max_seq_len, d)
+    if not c.tied_embeddings:
+        shapes["lm_head/kernel"] = (d, c.vocab_size)
+    return shapes
+
+
+def count_parameters(config: "TransformerConfig") -> ParameterCount:
+    """Count what `parameter_shapes` lists."""
+    c = config
+    total = sum(math.prod(shape) for shape in parameter_shapes(c).values())
+    idle = c.n_layers * (c.n_experts - c.experts_per_token) * _expert_weights(c)
     embedding = c.vocab_size * c.d_model
-    positions = c.max_seq_len * c.d_model if c.positions == "learned" else 0
-    unembedding = 0 if c.tied_embeddings else embedding
-    outside = embedding + positions + unembedding + norm
+    attention = 2 * c.d_model * c.head_dim * (c.n_heads + c.n_kv_heads)
+    feed_forward = max(1, c.experts_per_token) * _expert_weights(c) + c.d_model * c.n_experts
     return ParameterCount(
-        total=c.n_layers * layer + outside,
-        active=c.n_layers * layer_active + outside,
-        embedding=embedding + positions,
-        matmul_active=c.n_layers
-        * (_attention_weights(c) + _mlp_weights(c, experts=c.experts_per_token or 1))
-        + embedding,  # tied or not, the unembedding is one product with this many weights
+        total=total,
+        active=total - idle,
+        embedding=embedding + (c.max_seq_len * c.d_model if c.positions == "learned" else 0),
+        # Tied or not, the unembedding is one product with as many weights as the embedding.
+        matmul_active=c.n_layers * (attention + feed_forward) + embedding,
     )
 
 
@@ -119,10 +140,33 @@ def _mean_keys(window: int | None, seq_len: int, *, causal: bool) -> float:
     return reach * (1 - reach / (2 * seq_len))
 
 
-def _attention_weights(c: "TransformerConfig") -> int:
-    return c.d_model * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads)
+def _expert_weights(c: "TransformerConfig") -> int:
+    """Weights of one feed-forward block."""
+    return c.d_model * c.d_ff * (3 if c.gated_mlp else 2)
 
 
-def _mlp_weights(c: "TransformerConfig", *, experts: int) -> int:
-    router = c.d_model * c.n_experts
-    return experts * c.d_model * c.d_ff * (3 if c.gated_mlp else 2) + router
+def _feed_forward(c: "TransformerConfig") -> dict[str, tuple[int, ...]]:
+    if c.n_experts:
+        widen, narrow = (c.n_experts, c.d_model, c.d_ff), (c.n_experts, c.d_ff, c.d_model)
+        return {
+            **_linear("mlp/router", c.d_model, c.n_experts, bias=False),
+            "mlp/experts/gate_proj": widen,
+            "mlp/experts/up_proj": widen,
+            "mlp/experts/down_proj": narrow,
+        }
+    gate = _linear("mlp/gate_proj", c.d_model, c.d_ff, bias=c.use_bias) if c.gated_mlp else {}
+    return {
+        **gate,
+        **_linear("mlp/up_proj", c.d_model, c.d_ff, bias=c.use_bias),
+        **_linear("mlp/down_proj", c.d_ff, c.d_model, bias=c.use_bias),
+    }
+
+
+def _linear(path: str, inputs: int, outputs: int, *, bias: bool) -> dict[str, tuple[int, ...]]:
+    kernel: dict[str, tuple[int, ...]] = {f"{path}/kernel": (inputs, outputs)}
+    return {**kernel, f"{path}/bias": (outputs,)} if bias else kernel
+
+
+def _norm(path: str, width: int, c: "TransformerConfig") -> dict[str, tuple[int, ...]]:
+    scale: dict[str, tuple[int, ...]] = {f"{path}/scale": (width,)}
+    return {**scale, f"{path}/bias": (width,)} if c.norm == "layernorm" else scale

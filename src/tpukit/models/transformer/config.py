@@ -7,7 +7,13 @@ from typing import Any, Literal
 
 from ...errors import TPUModelError, did_you_mean
 from ...hardware.formats import FLOAT8_E4M3FN, INT8, NumberFormat, spelled_as
-from .accounting import FlopsPerToken, ParameterCount, count_flops_per_token, count_parameters
+from .accounting import (
+    FlopsPerToken,
+    ParameterCount,
+    count_flops_per_token,
+    count_parameters,
+    parameter_shapes,
+)
 
 Activation = Literal["silu", "gelu", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -224,6 +230,10 @@ class TransformerConfig:
     def layer_period(self) -> int:
         """After this many layers the pattern of local and global layers repeats."""
         return self.global_every or 1
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every parameter by its path; those of layers are stacked."""
+        return parameter_shapes(self)
 
     def parameter_count(self) -> ParameterCount:
         """How many parameters there are, and how many one token touches."""
