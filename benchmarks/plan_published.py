@@ -20,7 +20,7 @@ from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.cost.torus import place_axes
-from tpukit.planner.search.candidates import MOMENTS, PRECISIONS, Candidates
+from tpukit.planner.search.candidates import PRECISIONS, Candidates
 from tpukit.planner.search.scoring import score
 from tpukit.planner.search.slice_meshes import SliceMesh
 
@@ -71,7 +71,7 @@ def candidate(run: PublishedRun) -> Candidates:
         microbatches=np.ones(1, int),
         remat=np.zeros(1, int),
         precision=np.asarray([PRECISIONS.index(run.precision)]),
-        moment=np.asarray([MOMENTS.index("float32")]),
+        optimizer=np.zeros(1, int),
         remats=(str(run.workload.remat),),
     )
 

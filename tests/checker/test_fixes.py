@@ -11,6 +11,8 @@ from tpukit.checker.fixes import Fix, JobShape, is_thin, propose_fixes, rank
 from tpukit.compiler.memory.report import MemoryReport
 from tpukit.hardware import Slice
 from tpukit.job.yaml_text import read_yaml
+from tpukit.models import get_preset
+from tpukit.step import OptimizerSpec
 
 GIB = 2**30
 SHAPE = JobShape(
@@ -18,12 +20,12 @@ SHAPE = JobShape(
     batch_ways=8,
     microbatches=1,
     remat="none",
-    optimizer="adamw",
-    moment_dtype="float32",
+    optimizer=OptimizerSpec(),
     param_dtype="float32",
     mesh={"fsdp": 8},
     heads=32,
     layer_inputs_bytes=2 * GIB,
+    parameter_shapes=tuple(get_preset("llama3.1-8b").parameter_shapes().values()),
     pipelined=False,
 )
 
@@ -66,9 +68,9 @@ def test_estimates_are_the_arithmetic_they_claim():
     assert fixes["microbatches: 2"].estimate_bytes == 38 * GIB
     assert fixes["batch_size: 16"].estimate_bytes == 36 * GIB
     assert fixes["train.moment_dtype: bfloat16"].estimate_bytes == 56 * GIB
-    assert (
-        fixes["train.optimizer: adafactor, train.moment_dtype: float32"].estimate_bytes == 50 * GIB
-    )
+    # Rows and columns of matrices, and norms: a thousandth of the state.
+    adafactor = fixes["train.optimizer: adafactor, train.moment_dtype: float32"]
+    assert 0 < adafactor.estimate_bytes - 50 * GIB < 0.001 * 8 * GIB
     assert fixes["remat: minimal"].estimate_bytes is None
     assert fixes["remat: minimal"].estimate_reason
     assert "train.param_dtype: bfloat16" in fixes
@@ -117,7 +119,7 @@ def test_settings_that_are_there_already_are_not_proposed():
     lean = replace(
         SHAPE,
         remat="offload=decoder_layer_input",
-        optimizer="adafactor",
+        optimizer=OptimizerSpec(name="adafactor"),
         param_dtype="bfloat16",
         mesh={"fsdp": 4, "tensor": 2},
         batch_size=8,

@@ -61,6 +61,16 @@ def test_a_job_file_and_a_page(app, tmp_path):
     assert "Where the step goes on v6e-" in text
 
 
+def test_another_optimizer_is_planned_shown_and_written(app, tmp_path):
+    job = tmp_path / "job.yaml"
+    how = ["--optimizer", "lion", "--moment-dtype", "bfloat16"]
+    found = run(app, *ASK, "--no-verify", *how, "-o", str(job))
+    assert found.exit_code == 0, found.output
+    assert "states of lion" in found.stdout
+    train = Job.from_yaml(job).train
+    assert (train.optimizer, train.moment_dtype) == ("lion", "bfloat16")
+
+
 def test_nothing_within_the_limits_is_exit_code_3(app):
     found = run(app, *ASK, "--no-verify", "--deadline", "1h")
     assert found.exit_code == 3

@@ -82,7 +82,7 @@ def timeline(name):
 def candidate(name, sizes, *, remat="full", precision="bf16", batch=1):
     target = Slice.parse(name)
     mesh = SliceMesh(target, sizes, place_axes(target, sizes))
-    column = {name: np.asarray([0]) for name in ("mesh", "remat", "moment")}
+    column = {name: np.asarray([0]) for name in ("mesh", "remat", "optimizer")}
     return Candidates(
         meshes=(mesh,),
         batch=np.asarray([batch]),

@@ -12,7 +12,8 @@ from tpukit.planner.cost import memory_model
 from tpukit.planner.cost.memory_model import MeshRoles, estimate_memory_bytes
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.search.candidates import REMATS
-from tpukit.step import Workload
+from tpukit.step import OptimizerSpec, Workload, build_optimizer
+from tpukit.step.optimizer.states import state_bytes_per_parameter
 
 MODELS = ("llama3.2-1b", "llama3.1-8b", "gpt3-175b", "mixtral-8x7b", "tiny", "tiny-moe")
 # Totals of the compiler's buffer assignment (benchmarks/memory_estimate.py, libtpu 0.0.42.1).
@@ -43,11 +44,16 @@ def tree_bytes(tree):
 
 @pytest.mark.parametrize("model", ["tiny-moe", "small-125m", "llama3.1-8b"])
 def test_weights_and_optimizer_are_those_of_the_real_state(model):
-    state = Workload(model, batch_size=1, sequence_length=128).state_shapes()
-    split = estimate(model)
-    assert split.weights == tree_bytes(state.params)
-    counters = 64  # steps taken, which are no moments
-    assert split.optimizer == pytest.approx(tree_bytes(state.opt_state), abs=counters)
+    shapes = get_preset(model).parameter_shapes().values()
+    for spec in (OptimizerSpec(), OptimizerSpec(moment_dtype="int8"), OptimizerSpec(name="lion")):
+        work = Workload(
+            model, batch_size=1, sequence_length=128, optimizer=build_optimizer(spec, 1e-3)
+        )
+        state = work.state_shapes()
+        split = estimate(model, optimizer_bytes=state_bytes_per_parameter(spec, shapes))
+        assert split.weights == tree_bytes(state.params)
+        counters = 64  # steps taken, which are no moments
+        assert split.optimizer == pytest.approx(tree_bytes(state.opt_state), abs=counters)
 
 
 @pytest.mark.parametrize(("model", "chip", "mesh", "batch", "length", "remat", "gib"), COMPILED_GIB)

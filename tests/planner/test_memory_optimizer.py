@@ -68,6 +68,20 @@ def test_an_estimate_takes_milliseconds():
     assert dict(found) == found.to_dict()
 
 
+def test_an_estimate_knows_the_optimizer():
+    def optimizer_gb(*how):
+        asked = dict(zip(("optimizer", "moment_dtype"), how, strict=False))
+        return MemoryOptimizer().estimate_memory("llama3.1-70b", 64, 4096, **asked)["optimizer_gb"]
+
+    parameters = get_preset("llama3.1-70b").parameter_count().total / 1e9
+    assert optimizer_gb() == pytest.approx(8 * parameters)
+    assert optimizer_gb("lion", "bfloat16") == pytest.approx(2 * parameters)
+    assert optimizer_gb("adamw", "int8") == pytest.approx((2 + 8 / 256) * parameters, rel=1e-4)
+    assert optimizer_gb("adafactor") < 0.01 * parameters
+    with pytest.raises(ConfigError, match="adafactor keeps none"):
+        optimizer_gb("adafactor", "bfloat16")
+
+
 def test_a_workload_or_model_is_estimated_like_its_name():
     optimizer = MemoryOptimizer()
     named = optimizer.estimate_memory("tiny", 4, 64).to_dict()

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tpukit.compiler.timeline import Machine
 from tpukit.errors import ConfigError, SliceError, TPUModelError
+from tpukit.hardware import Slice
 from tpukit.job import Job
 from tpukit.job.model_source import load_model
 from tpukit.models import TransformerConfig, get_preset
@@ -235,6 +237,66 @@ def test_a_model_in_eight_bits_is_planned_in_them_unless_asked_otherwise():
     assert throughout.step_time_s < found.step_time_s
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "moment_dtype", "bytes_each"),
+    [
+        ("adamw", "float32", 8.0),
+        ("adamw", "int8", 2.03),
+        ("lion", "bfloat16", 2.0),
+        ("sgd", "float32", 4.0),
+        ("adafactor", None, 0.0016),
+    ],
+)
+def test_the_optimizer_asked_for_is_counted_and_trained_with(
+    optimizer, moment_dtype, bytes_each, tmp_path
+):
+    found = planned(on="v6e-16", optimizer=optimizer, moment_dtype=moment_dtype)
+    best = found.best
+    sharing = best.target.devices // best.mesh.get("data", 1)
+    kept = best.memory["optimizer"] * sharing / get_preset("llama3.1-8b").parameter_count().total
+    assert kept == pytest.approx(bytes_each, rel=0.02)
+    assert any(f"states of {optimizer}" in line for line in found.assumptions)
+    data = best.to_dict()
+    assert (data["optimizer"], data["moment_dtype"]) == (optimizer, moment_dtype or "float32")
+    found.to_yaml(tmp_path / "job.yaml")
+    spec = Job.from_yaml(tmp_path / "job.yaml").train.optimizer_spec()
+    assert (spec.name, spec.moment_dtype) == (optimizer, moment_dtype or "float32")
+
+
+def test_a_leaner_optimizer_fits_where_adamw_does_not_and_updates_sooner():
+    smallest = {
+        (name, dtype): planned(
+            "llama3.1-70b",
+            max_chips=256,
+            objective="fewest-chips",
+            optimizer=name,
+            moment_dtype=dtype,
+        ).best.target.chips
+        for name, dtype in (("adamw", "float32"), ("adamw", "int8"), ("adafactor", None))
+    }
+    wide, narrow, factored = smallest.values()
+    assert wide > narrow >= factored
+    how = {"on": "v6e-16", "objective": "fastest", "max_batch_tokens": "512k"}
+    hbm_s = [
+        planned(**how, optimizer=name, moment_dtype="float32").best.seconds_by_cause["hbm"]
+        for name in ("adamw", "lion")
+    ]
+    own = get_preset("llama3.1-8b").parameter_count().total / 16
+    machine = Machine.of(Slice.parse("v6e-16"))
+    assert hbm_s[0] - hbm_s[1] == pytest.approx(machine.hbm_s(2 * 4 * own), rel=0.01)
+
+
+def test_moments_of_both_usual_formats_are_weighed():
+    def formats(**asked):
+        optimizers = planned(**asked).ask.space.optimizers
+        return [(one.name, one.moment_dtype) for one in optimizers]
+
+    assert formats() == [("adamw", "float32"), ("adamw", "bfloat16")]
+    assert formats(optimizer="lion") == [("lion", "float32"), ("lion", "bfloat16")]
+    assert formats(optimizer="adafactor") == [("adafactor", "float32")]
+    assert formats(moment_dtype="bfloat16") == [("adamw", "bfloat16")]
+
+
 def test_a_workload_keeps_its_batch_and_its_sequence():
     found = planned(Workload("llama3.1-8b", batch_size=96, sequence_length=4096))
     assert {choice.batch_size for choice in found.choices} == {96}
@@ -282,6 +344,10 @@ def test_models_by_configuration_file_and_builder(tmp_path, monkeypatch):
         ({"sequence_length": 10**9}, ConfigError, "reads up to"),
         ({"budget": -5}, ConfigError, "amount of dollars"),
         ({"top": 0}, ConfigError, "top is 0"),
+        ({"optimizer": "lyon"}, ConfigError, "Did you mean 'lion'"),
+        ({"moment_dtype": "float16"}, ConfigError, "Did you mean 'bfloat16'"),
+        ({"optimizer": "lion", "moment_dtype": "int8"}, ConfigError, "'int8' is for adamw"),
+        ({"optimizer": "adafactor", "moment_dtype": "bfloat16"}, ConfigError, "keeps none"),
     ],
 )
 def test_a_wrong_ask_is_told_what_is_right(asked, error, words):

@@ -69,8 +69,3 @@ MOMENT_FORMATS: dict[str, tuple[StoredFormat, StoredFormat]] = {
         StoredFormat(values=UINT8, scales=FLOAT32, block=256),
     ),
 }
-
-
-def moment_bytes(name: str) -> float:
-    """Bytes of both moments of a parameter, with its share of their scales."""
-    return sum(one.bits_per_value(one.block or 1) for one in MOMENT_FORMATS[name]) / 8

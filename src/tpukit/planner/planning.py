@@ -18,7 +18,7 @@ from .answer.rejections import state_bytes
 from .answer.result import PlanResult
 from .cost.money import SPOT, Market
 from .cost.spot import Preemption
-from .search.candidates import GENERATIONS, Space
+from .search.candidates import GENERATIONS, Space, optimizers_of
 from .search.objectives import Limits, read_objective
 from .search.own_model import OwnModelSearch
 from .search.search import Ask, Search, replaced
@@ -49,6 +49,8 @@ def plan(
     sequence_length: int | None = None,
     max_batch_tokens: float | str = LARGEST_BATCH_TOKENS,
     precisions: Sequence[str] | None = None,
+    optimizer: str = "adamw",
+    moment_dtype: str | None = None,
     top: int = 5,
     verify: int = 3,
     verify_seconds: float = 300.0,
@@ -75,6 +77,9 @@ def plan(
         sequence_length: Tokens in an example; by default 8192, or what the model can read.
         max_batch_tokens: The most tokens in a step.
         precisions: Of the products: "bf16", "int8", "fp8"; that of the model by default.
+        optimizer: "adamw", "lion", "adafactor" or "sgd", whose states take memory and time.
+        moment_dtype: Of its moments: "float32", "bfloat16", or with adamw "int8"; by default the
+            first two are both weighed.
         top: Choices in the answer.
         verify: How many of them the compiler checks; 0 for none.
         verify_seconds: No further compile starts after so long.
@@ -106,6 +111,7 @@ def plan(
             max_chips=max_chips,
             multi_slice=multi_slice,
             precisions=precisions or [subject.precision],
+            optimizers=optimizers_of(optimizer, moment_dtype),
         ),
         market=Market(
             book,
@@ -232,6 +238,7 @@ def _assumptions(search: Search, choices: Sequence[Choice]) -> list[str]:
         f"a step has at most {limit} tokens (Llama 3 405B's largest was 16 M); --max-batch-tokens",
         f"sequences of {ask.subject.sequence_length:,} tokens; --sequence",
         f"{ask.limits.min_headroom:.0%} of usable HBM stays free by the model; --min-headroom",
+        f"states of {ask.space.optimizers[0].name}; --optimizer, --moment-dtype",
     ]
     priced = next((one for one in choices if one.usd.value is not None), None)
     if priced is not None:

@@ -7,6 +7,8 @@ from ...compiler.memory import MemoryReport
 from ...hardware import list_slices, parse_format
 from ...hardware.target import target_chip
 from ...job.job import Job
+from ...step.optimizer.spec import OptimizerSpec
+from ...step.optimizer.states import state_bytes_per_parameter
 from .fix import Fix
 
 MOST_PIECES = 16
@@ -20,18 +22,19 @@ class JobShape:
     Attributes:
         batch_ways: Devices that share a batch's examples.
         layer_inputs_bytes: What keeping the input of every layer takes on one device.
+        parameter_shapes: Of every parameter, layers stacked.
     """
 
     batch_size: int
     batch_ways: int
     microbatches: int
     remat: str
-    optimizer: str
-    moment_dtype: str
+    optimizer: OptimizerSpec
     param_dtype: str
     mesh: Mapping[str, int]
     heads: int
     layer_inputs_bytes: int
+    parameter_shapes: tuple[tuple[int, ...], ...]
     pipelined: bool
 
     @classmethod
@@ -50,14 +53,19 @@ class JobShape:
             batch_ways=job.batch_ways,
             microbatches=job.microbatches,
             remat=str(work.remat),
-            optimizer=job.train.optimizer,
-            moment_dtype=job.train.moment_dtype,
+            optimizer=job.train.optimizer_spec(),
             param_dtype=config.param_dtype,
             mesh=job.mesh_sizes,
             heads=config.n_heads,
             layer_inputs_bytes=config.n_layers * tokens * config.d_model * width,
+            parameter_shapes=tuple(config.parameter_shapes().values()),
             pipelined="pipeline" in work.strategy,
         )
+
+    def state_bytes(self, optimizer: OptimizerSpec, *, param_dtype: str = "") -> float:
+        """Optimizer state of one parameter, in the mean."""
+        width = parse_format(param_dtype or self.param_dtype).itemsize
+        return state_bytes_per_parameter(optimizer, self.parameter_shapes, param_bytes=width)
 
 
 def amount(report: MemoryReport, *purposes: str) -> int:
@@ -108,21 +116,24 @@ def other_remat(shape: JobShape, report: MemoryReport) -> list[Fix]:
 
 def smaller_optimizer(shape: JobShape, report: MemoryReport) -> list[Fix]:
     """Let the optimizer remember less."""
+    now = shape.optimizer
     state = amount(report, "optimizer state")
+    if now.name != "adamw" or not state:
+        return []
+
+    def fix(changes: Mapping[str, str], then: OptimizerSpec, cost: str) -> Fix:
+        ratio = shape.state_bytes(then) / shape.state_bytes(now)
+        estimate = report.total_bytes - state + round(state * ratio)
+        return Fix(changes=changes, cost=cost, estimate_bytes=estimate)
+
     found: list[Fix] = []
-    if not state or shape.optimizer != "adamw":
-        return found
-    # Two moments, of which the first is half as wide afterwards.
-    saved = state // 4 if (shape.moment_dtype, shape.param_dtype) == ("float32",) * 2 else 0
-    if saved:
+    if now.moment_dtype == "float32":
+        narrow = OptimizerSpec(moment_dtype="bfloat16")
         cost = "the first moment in half the bits"
-        changes = {"train.moment_dtype": "bfloat16"}
-        found.append(Fix(changes=changes, cost=cost, estimate_bytes=report.total_bytes - saved))
-    cost = "another optimizer: factored second moments, no first"
+        found.append(fix({"train.moment_dtype": "bfloat16"}, narrow, cost))
     changes = {"train.optimizer": "adafactor", "train.moment_dtype": "float32"}
-    estimate = report.total_bytes - state
-    found.append(Fix(changes=changes, cost=cost, estimate_bytes=estimate))
-    return found
+    cost = "another optimizer: factored second moments, no first"
+    return [*found, fix(changes, OptimizerSpec(name="adafactor"), cost)]
 
 
 def other_mesh(shape: JobShape) -> list[Fix]:
@@ -165,11 +176,15 @@ def smaller_weights(shape: JobShape, report: MemoryReport) -> list[Fix]:
     """Keep weights in half the bits."""
     if shape.param_dtype != "float32":
         return []
-    saved = amount(report, "parameters", "optimizer state") // 2
+    wide, narrow = (
+        shape.state_bytes(shape.optimizer, param_dtype=dtype) for dtype in ("float32", "bfloat16")
+    )
+    state = amount(report, "optimizer state")
+    saved = amount(report, "parameters") // 2 + round(state * (1 - narrow / wide))
     return [
         Fix(
             changes={"train.param_dtype": "bfloat16"},
-            cost="weights and optimizer state in half the bits: small updates are lost",
+            cost="weights and second moments in half the bits: small updates are lost",
             estimate_bytes=report.total_bytes - saved,
         )
     ]

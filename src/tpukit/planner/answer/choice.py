@@ -8,8 +8,9 @@ from ...hardware import MFU_FORMAT, Figure, Slice, model_flop_utilization
 from ...hardware.formats import spelled_as
 from ...job.job import Job
 from ...models.transformer.config import OPERANDS
+from ...step.optimizer.spec import OptimizerSpec
 from ..cost.money import SPOT, Costs, Market
-from ..search.candidates import MOMENTS, PRECISIONS
+from ..search.candidates import PRECISIONS
 from ..search.scoring import Scores
 from ..search.subject import Subject
 
@@ -56,7 +57,7 @@ class Choice:
     microbatches: int
     remat: str
     precision: str
-    moment_dtype: str
+    optimizer: OptimizerSpec
     job: Job = field(repr=False)
     memory: dict[str, float] = field(repr=False)
     usable_bytes: float
@@ -115,7 +116,8 @@ class Choice:
             "microbatches": self.microbatches,
             "remat": self.remat,
             "precision": self.precision,
-            "moment_dtype": self.moment_dtype,
+            "optimizer": self.optimizer.name,
+            "moment_dtype": self.optimizer.moment_dtype,
             "job": self.job.to_dict(),
             "memory_bytes": self.memory_bytes,
             "memory_origin": self.memory_origin,
@@ -155,9 +157,13 @@ def choice_at(
         interval = float(market.preemption.interval_s(save_s, target.num_slices))
     peak = target.peak_tflops(MFU_FORMAT).value
     precision = PRECISIONS[candidates.precision[place]]
-    moment = MOMENTS[candidates.moment[place]]
+    optimizer = candidates.optimizers[candidates.optimizer[place]]
     remat = candidates.remats[candidates.remat[place]]
-    train: dict[str, Any] = {"moment_dtype": moment, "steps": math.ceil(tokens / tokens_per_step)}
+    train: dict[str, Any] = {
+        "optimizer": optimizer.name,
+        "moment_dtype": optimizer.moment_dtype,
+        "steps": math.ceil(tokens / tokens_per_step),
+    }
     if interval is not None:
         train["checkpoint_every"] = max(1, round(interval / step_time_s))
     changes = dict(subject.changes)
@@ -185,7 +191,7 @@ def choice_at(
         microbatches=job.microbatches,
         remat=remat,
         precision=precision,
-        moment_dtype=moment,
+        optimizer=optimizer,
         job=job,
         memory=memory,
         usable_bytes=float(scores.usable_bytes[place]),

@@ -34,6 +34,7 @@ _REMAT_WORDS = {
     "offload=decoder_layer_input": "offload inputs",
     "none": "keep all",
 }
+_MOMENT_WORDS = {"float32": [], "bfloat16": ["mu bf16"], "int8": ["moments int8"]}
 
 
 def plan_report(result: "PlanResult") -> Group:
@@ -161,7 +162,8 @@ def batch_text(choice: Choice) -> str:
 def remat_text(choice: Choice) -> str:
     """Remat, and what else is unusual."""
     words = [_REMAT_WORDS.get(choice.remat, choice.remat)]
-    words += ["mu bf16"] if choice.moment_dtype == "bfloat16" else []
+    words += [choice.optimizer.name] if choice.optimizer.name != "adamw" else []
+    words += _MOMENT_WORDS[choice.optimizer.moment_dtype]
     words += [choice.precision] if choice.precision != "bf16" else []
     return ", ".join(words)
 

@@ -16,10 +16,13 @@ import numpy as np
 
 from ...hardware import formats
 from ...hardware.rates import ChipRates, MemoryRates
+from ...step.optimizer.spec import OptimizerSpec
+from ...step.optimizer.states import state_bytes_per_parameter
 from .kept import ATTENTION, GATE, SPLIT_BY_TENSOR, UP, kept_by, kept_channels
 from .model_shape import ModelShape
 
 FLOAT32, BFLOAT16 = formats.FLOAT32.itemsize, formats.BFLOAT16.itemsize  # bytes of a value
+ADAMW_BYTES = state_bytes_per_parameter(OptimizerSpec())
 # Cutting of the loss: kernels/ops/cross_entropy/chunked.py, which imports jax.
 LOGITS_BYTES = 512 * 2**20
 MIN_CHUNK_TOKENS = 2048
@@ -91,7 +94,7 @@ def estimate_memory_bytes(
     sequence_length: Numbers,
     remat: str = "full",
     remat_every: int = 1,
-    moment_bytes: Numbers = 2 * FLOAT32,
+    optimizer_bytes: Numbers = ADAMW_BYTES,
     param_bytes: Numbers = FLOAT32,
     compute_bytes: Numbers = BFLOAT16,
     microbatches: Numbers = 1,
@@ -107,7 +110,8 @@ def estimate_memory_bytes(
         sequence_length: Tokens in an example.
         remat: As job files spell it: "none", "minimal", "full", "save=… offload=…".
         remat_every: Layers of a segment: only the input of every so many is kept.
-        moment_bytes: Bytes of optimizer state for one parameter.
+        optimizer_bytes: State of the optimizer for one parameter, as
+            `state_bytes_per_parameter` counts it.
         param_bytes: Bytes of one master parameter; gradients of layers have those of activations
             until they are added up.
         compute_bytes: Bytes of one activation.
@@ -151,7 +155,7 @@ def estimate_memory_bytes(
     return MemorySplit(
         weights=own * param_bytes,
         gradients=summed + np.where(backward, in_layer.gradients, in_loss.gradients),
-        optimizer=own * moment_bytes,
+        optimizer=own * optimizer_bytes,
         activations=kept * segments * in_flight,
         temporaries=rounded + table + np.where(backward, in_layer.temporaries, in_loss.temporaries),
         host=offloaded * segments * in_flight,

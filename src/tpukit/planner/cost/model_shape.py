@@ -1,6 +1,6 @@
 """The dimensions of a transformer that decide its memory and time, as plain numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -19,6 +19,7 @@ class ModelShape:
         expert_parameters: Of all experts together; 0 for a dense model.
         other_parameters: All the rest.
         matmul_parameters: Weights one token is multiplied with, one unembedding included.
+        parameter_shapes: Of every parameter, layers stacked.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelShape:
     expert_parameters: int
     other_parameters: int
     matmul_parameters: int
+    parameter_shapes: tuple[tuple[int, ...], ...] = field(repr=False)
 
     @property
     def parameters(self) -> int:
@@ -106,4 +108,5 @@ def shape_of(config: Any) -> ModelShape:
         expert_parameters=experts,
         other_parameters=count.total - experts,
         matmul_parameters=count.matmul_active,
+        parameter_shapes=tuple(c.parameter_shapes().values()),
     )

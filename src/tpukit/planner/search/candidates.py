@@ -4,13 +4,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ...errors import ConfigError, did_you_mean
 from ...hardware import Chip, Slice, get_chip, list_chips, list_slices
 from ...hardware.formats import spelled_as
+from ...step.optimizer.spec import MOMENT_DTYPES, MomentDtype, OptimizerName, OptimizerSpec
+from ...step.optimizer.states import state_bytes_per_parameter
 from ..cost.model_shape import ModelShape
 from ..cost.torus import AXES
 from .slice_meshes import SliceMesh, meshes_on
@@ -28,11 +30,27 @@ REMATS = (
     "offload=decoder_layer_input",
 )
 PRECISIONS = ("bf16", "int8", "fp8")
-MOMENTS = ("float32", "bfloat16")
+# Of the optimizer's moments, where the format is left open; int8 is for who asks for it.
+USUAL_MOMENTS: tuple[MomentDtype, ...] = ("float32", "bfloat16")
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MICROBATCHES = (1, 2, 4, 8)
 SLICE_COUNTS = (1, 2, 4, 8, 16)
-_COLUMNS = ("mesh", "batch", "microbatches", "remat", "precision", "moment")
+_COLUMNS = ("mesh", "batch", "microbatches", "remat", "precision", "optimizer")
+
+
+def optimizers_of(name: str, moment_dtype: str | None = None) -> tuple[OptimizerSpec, ...]:
+    """An optimizer with moments of one format, or of each worth weighing.
+
+    Raises:
+        ConfigError: There is no such optimizer, or it has no moments of that format.
+    """
+    optimizer = OptimizerSpec(name=cast(OptimizerName, name))
+    if moment_dtype is not None:
+        dtype = spelled_as(moment_dtype, MOMENT_DTYPES) or moment_dtype
+        return (replace(optimizer, moment_dtype=cast(MomentDtype, dtype)),)
+    if name == "adafactor":  # it has no first moment
+        return (optimizer,)
+    return tuple(replace(optimizer, moment_dtype=dtype) for dtype in USUAL_MOMENTS)
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,7 @@ class Space:
         max_chips: The most chips, all slices together.
         multi_slice: Whether several slices may be joined by the data-centre network.
         batches: Examples a batch way takes in one micro-batch.
+        optimizers: The one to train with, by the format of its moments.
     """
 
     generations: Sequence[str] = GENERATIONS
@@ -54,13 +73,12 @@ class Space:
     microbatches: Sequence[int] = MICROBATCHES
     remats: Sequence[str] = REMATS
     precisions: Sequence[str] = ("bf16",)
-    moments: Sequence[str] = MOMENTS
+    optimizers: tuple[OptimizerSpec, ...] = optimizers_of("adamw")
 
     def __post_init__(self) -> None:
         for field, known, what in (
             ("remats", REMATS, "remat"),
             ("precisions", PRECISIONS, "precision"),
-            ("moments", MOMENTS, "moment dtype"),
         ):
             chosen = [(name, spelled_as(name, known)) for name in getattr(self, field)]
             for name, found in chosen:
@@ -152,7 +170,7 @@ def _has_rate(chip: Chip, precision: str) -> bool:
 class Candidates:
     """Arrays, one entry a candidate; `meshes[mesh[i]]` is where candidate i runs.
 
-    `remat`, `precision` and `moment` are places in `remats`, `PRECISIONS` and `MOMENTS`.
+    `remat`, `precision` and `optimizer` are indices into `remats`, `PRECISIONS` and `optimizers`.
     """
 
     meshes: tuple[SliceMesh, ...]
@@ -161,8 +179,9 @@ class Candidates:
     microbatches: np.ndarray
     remat: np.ndarray
     precision: np.ndarray
-    moment: np.ndarray
+    optimizer: np.ndarray
     remats: tuple[str, ...] = REMATS
+    optimizers: tuple[OptimizerSpec, ...] = optimizers_of("adamw")
 
     def __len__(self) -> int:
         return len(self.mesh)
@@ -223,10 +242,14 @@ def enumerate_candidates(
 
     With `fixed_examples` a step has exactly so many examples, however they are split.
     """
+    shapes = shape.parameter_shapes
+    widest = max(state_bytes_per_parameter(one, shapes) for one in space.optimizers)
     meshes = tuple(
         mesh
         for target in space.targets()
-        for mesh in meshes_on(target, shape, sequence_length, pipeline=space.pipeline)
+        for mesh in meshes_on(
+            target, shape, sequence_length, pipeline=space.pipeline, optimizer_bytes=widest
+        )
     )
     columns = np.meshgrid(
         np.arange(len(meshes)),
@@ -234,13 +257,13 @@ def enumerate_candidates(
         np.asarray(space.microbatches),
         np.asarray([REMATS.index(name) for name in space.remats]),
         np.asarray([PRECISIONS.index(name) for name in space.precisions]),
-        np.asarray([MOMENTS.index(name) for name in space.moments]),
+        np.arange(len(space.optimizers)),
         indexing="ij",
     )
     values: dict[str, Any] = {
         name: column.ravel() for name, column in zip(_COLUMNS, columns, strict=True)
     }
-    everything = Candidates(meshes=meshes, **values)
+    everything = Candidates(meshes=meshes, optimizers=space.optimizers, **values)
     if tuple(space.precisions) != ("bf16",):
         faster = np.asarray(
             [[_has_rate(one.target.chip, name) for name in PRECISIONS] for one in meshes]

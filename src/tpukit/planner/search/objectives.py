@@ -110,7 +110,7 @@ def unusual(scores: Scores) -> np.ndarray:
     axes = ("tensor", "expert", "context", "stage")
     further = sum((c.sizes[axis] > 1).astype(int) for axis in axes)
     outside = (np.asarray(scores.memory.host) > 0).astype(int) + (c.slices_sharing > 1)
-    return c.moment + c.precision + (c.microbatches > 1) + further + outside
+    return c.optimizer + c.precision + (c.microbatches > 1) + further + outside
 
 
 def ranked(chosen: np.ndarray, keys: tuple[np.ndarray, ...]) -> np.ndarray:

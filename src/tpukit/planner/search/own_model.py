@@ -78,7 +78,7 @@ class OwnModelSearch:
 
     def _jobs(self) -> Iterator[Job]:
         """A job for every slice its batch can be split over, the smallest slices first."""
-        subject = self.ask.subject
+        subject, optimizer = self.ask.subject, self.ask.space.optimizers[0]
         examples = subject.fixed_examples or 1
         targets = [one for one in self.ask.space.targets() if one.num_slices == 1]
         for target in sorted(targets, key=lambda one: one.chips):
@@ -90,6 +90,10 @@ class OwnModelSearch:
                     batch_size=examples,
                     sequence_length=subject.sequence_length,
                     remat=subject.remat,
+                    train={
+                        "optimizer": optimizer.name,
+                        "moment_dtype": optimizer.moment_dtype,
+                    },
                 )
 
     def _read(self, job: Job, answer: CompiledStep | TPUError) -> list[Choice]:
@@ -131,7 +135,7 @@ class OwnModelSearch:
             microbatches=job.microbatches,
             remat=job.remat or "",
             precision="bf16",
-            moment_dtype="float32",
+            optimizer=ask.space.optimizers[0],
             job=job.replace({"train.steps": steps}),
             memory={**purposes, "total": float(memory.total_bytes)},
             usable_bytes=float(memory.usable_bytes or 0),

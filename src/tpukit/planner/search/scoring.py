@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from ...hardware.stored_formats import moment_bytes
+from ...step.optimizer.states import state_bytes_per_parameter
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes, rounds_first
 from ..cost.model_shape import ModelShape
 from ..cost.rates import Rates
 from ..cost.step_model import StepModel
 from ..cost.step_split import StepSplit
 from ..cost.step_variant import OUR_STEP, StepVariant
-from .candidates import MOMENTS, Candidates
+from .candidates import Candidates
 
 _PURPOSES = ("weights", "gradients", "optimizer", "activations", "temporaries", "host")
 
@@ -74,7 +74,9 @@ def score(
 
 def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> MemorySplit:
     """The memory model a remat policy at a time: the policy decides which formula holds."""
-    moments = np.asarray([moment_bytes(name) for name in MOMENTS])
+    shapes = shape.parameter_shapes
+    kept = [state_bytes_per_parameter(one, shapes) for one in candidates.optimizers]
+    optimizer_bytes = np.asarray(kept)
     purposes: dict[str, Any] = {name: np.zeros(len(candidates)) for name in _PURPOSES}
     copies = [rounds_first(mesh.target.chip.name) for mesh in candidates.meshes]
     for index, remat in enumerate(candidates.remats):
@@ -91,7 +93,7 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
             per_device_batch=some.batch * some.microbatches,
             sequence_length=sequence_length,
             remat=remat,
-            moment_bytes=moments[some.moment],
+            optimizer_bytes=optimizer_bytes[some.optimizer],
             microbatches=some.microbatches,
             whole_copy=some.of_mesh(copies),
             eight_bits=some.precision > 0,

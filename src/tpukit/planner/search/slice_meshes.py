@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...hardware import Slice
+from ..cost.memory_model import ADAMW_BYTES, FLOAT32
 from ..cost.model_shape import ModelShape
 from ..cost.torus import AXES, Links, place_axes
 
@@ -45,9 +46,23 @@ class SliceMesh:
 
 
 def meshes_on(
-    target: Slice, shape: ModelShape, sequence_length: int, *, pipeline: bool
+    target: Slice,
+    shape: ModelShape,
+    sequence_length: int,
+    *,
+    pipeline: bool,
+    optimizer_bytes: float = ADAMW_BYTES,
 ) -> Iterator[SliceMesh]:
-    """The meshes worth considering for a model on a slice, or on several joined."""
+    """The meshes worth considering for a model on a slice, or on several joined.
+
+    Args:
+        target: Where it runs.
+        shape: The model.
+        sequence_length: Tokens in an example.
+        pipeline: Whether layers may be split into stages.
+        optimizer_bytes: State of the optimizer for one parameter.
+    """
+    state_bytes = (FLOAT32 + optimizer_bytes) * shape.parameters
     devices = target.devices // target.num_slices
     contexts = (1, *CONTEXTS) if sequence_length >= CONTEXT_FROM_TOKENS else (1,)
     for tensor in _tensor_sizes(shape):
@@ -58,7 +73,7 @@ def meshes_on(
                     sizes = {"tensor": tensor, "expert": expert, "context": context}
                     sizes["fsdp"] = devices // inner
                     yield _slice_mesh(target, sizes)
-                    if _fills_a_slice(shape, target):
+                    if _fills_a_slice(state_bytes, target):
                         yield _slice_mesh(target, sizes, joined_by="fsdp")
     if pipeline and not shape.experts:
         for stage in STAGES:
@@ -66,17 +81,16 @@ def meshes_on(
                 yield _slice_mesh(target, {"stage": stage, "fsdp": devices // stage})
 
 
-def _fills_a_slice(shape: ModelShape, target: Slice) -> bool:
-    """Whether slices had better share the weights: one alone gives half its memory to them.
+def _fills_a_slice(state_bytes: float, target: Slice) -> bool:
+    """Whether slices had better share weights and moments: in one they take half of its memory.
 
-    Weights and moments in float32, that is. Where there is room, sharing gains nothing that would
-    be worth two gathers over the network in every step.
+    Where there is room, sharing gains nothing that would be worth two gathers over the network in
+    every step.
     """
     total = target.hbm_bytes.value
     if target.num_slices == 1 or total is None:
         return False
-    state = 12 * (shape.other_parameters + shape.expert_parameters)
-    return state > total / target.num_slices / 2
+    return state_bytes > total / target.num_slices / 2
 
 
 def _slice_mesh(target: Slice, sizes: dict[str, int], *, joined_by: str = "data") -> SliceMesh:

@@ -7,6 +7,8 @@ from typing import Any, Literal, get_args
 from rich.table import Table
 
 from ...errors import ConfigError, TPUModelError, did_you_mean
+from ...step.optimizer.spec import MomentDtype, OptimizerName, OptimizerSpec
+from ...step.optimizer.states import state_bytes_per_parameter
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes
 from ..cost.model_shape import ModelShape, shape_of
 
@@ -116,7 +118,8 @@ class MemoryOptimizer:
         sequence_length: int,
         *,
         chips: int = 1,
-        moment_bytes: int = 8,
+        optimizer: OptimizerName = "adamw",
+        moment_dtype: MomentDtype = "float32",
     ) -> MemoryEstimate:
         """What a training step takes on one chip, in milliseconds and without compiling.
 
@@ -125,20 +128,23 @@ class MemoryOptimizer:
             batch_size: Examples in a step over all chips.
             sequence_length: Tokens in an example.
             chips: Over which parameters and batch are split (fsdp).
-            moment_bytes: Optimizer state of one parameter: 8 for AdamW in float32, 6 with a
-                bfloat16 first moment.
+            optimizer: "adamw", "lion", "adafactor" or "sgd".
+            moment_dtype: Of its moments: "float32", "bfloat16", or with adamw "int8".
 
         Raises:
+            ConfigError: There is no such optimizer, or it has no moments of that format.
             TPUModelError: It is somebody's own model, whose activations no formula knows.
         """
+        shape = transformer_shape(model)
+        spec = OptimizerSpec(name=optimizer, moment_dtype=moment_dtype)
         split = estimate_memory_bytes(
-            transformer_shape(model),
+            shape,
             MeshRoles(fsdp=chips),
             per_device_batch=batch_size / chips,
             sequence_length=sequence_length,
             remat=self.policy,
             remat_every=self.every,
-            moment_bytes=moment_bytes,
+            optimizer_bytes=state_bytes_per_parameter(spec, shape.parameter_shapes),
         )
         return MemoryEstimate(split, chips, self.remat)
 

@@ -12,6 +12,7 @@ from ...parallel.sharding.trees import join_path
 from .moments import scale_by_int8_adam
 from .schedule import LearningRate
 from .spec import NO_DECAY, OptimizerSpec
+from .states import SMALLEST_FACTORED
 
 
 def build_optimizer(
@@ -45,7 +46,12 @@ def build_optimizer(
     elif spec.name == "adafactor":
         # Without parameter scaling the learning rate means what it means for the others.
         core = optax.chain(
-            optax.adafactor(1.0, multiply_by_parameter_scale=False, clipping_threshold=1.0),
+            optax.adafactor(
+                1.0,
+                min_dim_size_to_factor=SMALLEST_FACTORED,
+                multiply_by_parameter_scale=False,
+                clipping_threshold=1.0,
+            ),
             optax.scale(-1.0),
             optax.add_decayed_weights(decay, mask),
             optax.scale_by_learning_rate(rate),

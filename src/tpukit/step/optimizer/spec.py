@@ -8,6 +8,7 @@ from ...errors import ConfigError, did_you_mean
 OptimizerName = Literal["adamw", "lion", "adafactor", "sgd"]
 MomentDtype = Literal["float32", "bfloat16", "int8"]
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
+MOMENT_DTYPES: tuple[str, ...] = get_args(MomentDtype)
 DEFAULT_LEARNING_RATE = 3e-4
 # Weights that a decay would only pull away from what they are for: the scale of a norm is 1, not
 # 0, and a rare token's embedding would shrink for want of gradients.
@@ -44,6 +45,11 @@ class OptimizerSpec:
             raise ConfigError(
                 f"optimizer '{self.name}' is not known; use {', '.join(OPTIMIZERS)}, or pass an "
                 f"optax transformation.{did_you_mean(self.name, OPTIMIZERS)}"
+            )
+        if self.moment_dtype not in MOMENT_DTYPES:
+            raise ConfigError(
+                f"moment_dtype '{self.moment_dtype}' is not one of {', '.join(MOMENT_DTYPES)}."
+                + did_you_mean(self.moment_dtype, MOMENT_DTYPES)
             )
         if self.name == "adafactor" and self.moment_dtype != "float32":
             raise ConfigError(
