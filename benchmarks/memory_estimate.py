@@ -17,6 +17,12 @@ from tpukit import Slice, Workload, compile_for, configure_tpu_environment, get_
 from tpukit.errors import TPUError
 from tpukit.planner.cost.memory_model import MeshRoles, estimate_memory_bytes, rounds_first
 from tpukit.planner.cost.model_shape import shape_of
+from tpukit.step import OptimizerSpec, build_optimizer
+from tpukit.step.optimizer.states import state_bytes_per_parameter
+
+ADAMW, INT8_MOMENTS = OptimizerSpec(), OptimizerSpec(moment_dtype="int8")
+LION = OptimizerSpec(name="lion", moment_dtype="bfloat16")
+ADAFACTOR = OptimizerSpec(name="adafactor")
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class Case:
     tensor: int = 1
     fsdp: int = 8
     microbatches: int = 1
+    optimizer: OptimizerSpec = ADAMW
     held_out: bool = False
 
 
@@ -59,6 +66,10 @@ CASES = (
     Case("qwen3-8b", "v5litepod-16", 1, 4096, fsdp=16, held_out=True),
     Case("llama2-70b", "v5p-128", 1, 4096, fsdp=64, held_out=True),
     Case("mistral-7b", "v6e-16", 2, 8192, "save=attention", fsdp=16, held_out=True),
+    Case("llama3.1-8b", "v6e-8", 2, 8192, optimizer=LION, held_out=True),
+    Case("llama3.1-8b", "v6e-8", 2, 8192, optimizer=ADAFACTOR, held_out=True),
+    Case("llama3.1-8b", "v6e-8", 2, 8192, optimizer=INT8_MOMENTS, held_out=True),
+    Case("llama3.1-8b", "v5p-16", 4, 8192, optimizer=INT8_MOMENTS, held_out=True),
 )
 
 
@@ -73,15 +84,18 @@ def measure(case: Case) -> tuple[float, float]:
         remat=case.remat,
         strategy=strategy,
         microbatches=case.microbatches,
+        optimizer=build_optimizer(case.optimizer, 3e-4),
     )
     compiled = compile_for(work, case.slice, mesh=mesh, until="memory", timeout_s=300)
+    shape = shape_of(get_preset(case.model))
     estimate = estimate_memory_bytes(
-        shape_of(get_preset(case.model)),
+        shape,
         MeshRoles(fsdp=case.fsdp, tensor=case.tensor),
         per_device_batch=case.per_device,
         sequence_length=case.sequence,
         remat=case.remat,
         microbatches=case.microbatches,
+        optimizer_bytes=state_bytes_per_parameter(case.optimizer, shape.parameter_shapes),
         whole_copy=rounds_first(Slice.parse(case.slice).chip.name),
     )
     split = "  ".join(f"{k} {v / 2**30:.2f}" for k, v in estimate.to_dict().items())
@@ -110,7 +124,8 @@ def main() -> None:
         errors[case.held_out].append(abs(off))
         print(
             f"{case.model:<14} {case.slice:<8} batch {case.per_device} x {case.sequence} "
-            f"{case.remat:<8} model {estimated / 2**30:6.2f}  compiler {compiled / 2**30:6.2f} GiB "
+            f"{case.remat:<8} {case.optimizer.name} {case.optimizer.moment_dtype} "
+            f"model {estimated / 2**30:6.2f}  compiler {compiled / 2**30:6.2f} GiB "
             f"{100 * off:+.1f} %{'  held out' if case.held_out else ''}",
             flush=True,
         )

@@ -18,7 +18,7 @@ from tpukit.planner.cost.rates import Rates
 from tpukit.planner.cost.step_variant import OUR_STEP, StepVariant, variant_for
 from tpukit.planner.cost.torus import place_axes
 from tpukit.planner.planning import plan
-from tpukit.planner.search.candidates import PRECISIONS, Candidates
+from tpukit.planner.search.candidates import PRECISIONS, Candidates, optimizers_of
 from tpukit.planner.search.scoring import score
 from tpukit.planner.search.search import Search
 from tpukit.planner.search.slice_meshes import SliceMesh
@@ -79,7 +79,7 @@ def timeline(name):
     return [*step.seconds_by_cause.values(), step.step_time_s, step.low_s, step.high_s]
 
 
-def candidate(name, sizes, *, remat="full", precision="bf16", batch=1):
+def candidate(name, sizes, *, remat="full", precision="bf16", batch=1, moments="float32"):
     target = Slice.parse(name)
     mesh = SliceMesh(target, sizes, place_axes(target, sizes))
     column = {name: np.asarray([0]) for name in ("mesh", "remat", "optimizer")}
@@ -89,6 +89,7 @@ def candidate(name, sizes, *, remat="full", precision="bf16", batch=1):
         microbatches=np.asarray([1]),
         precision=np.asarray([PRECISIONS.index(precision)]),
         remats=(remat,),
+        optimizers=optimizers_of("adamw", moments),
         **column,
     )
 
@@ -109,6 +110,7 @@ def arithmetic(name):
     return [
         *modelled("llama3.1-8b", name, {"fsdp": 8}),
         *modelled("llama3.1-8b", name, {"fsdp": 8}, remat="none"),
+        *modelled("llama3.1-8b", name, {"fsdp": 8}, moments="int8"),
         *modelled("llama3.1-8b", name, {"fsdp": 8}, remat=host, length=512),
         *modelled("llama3.1-8b", name, {"fsdp": 4, "tensor": 2}, precision="int8"),
         *modelled("llama3.1-8b", name, {"context": 8}, length=65536),

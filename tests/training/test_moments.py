@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tpukit.compiler import compile_for
 from tpukit.errors import ConfigError
 from tpukit.hardware.formats import INT8, UINT8
 from tpukit.hardware.stored_formats import MOMENT_FORMATS
+from tpukit.models import get_preset
+from tpukit.parallel import abstract_mesh, activation_rules
 from tpukit.step import OptimizerSpec, build_optimizer
 from tpukit.step.optimizer.moments import decode, encode, scale_by_int8_adam
+from tpukit.step.optimizer.states import state_bytes
 from tpukit.step.workload import Workload
 from tpukit.training import TPUCheckpointer
 
@@ -88,6 +92,52 @@ def test_an_average_follows_its_gradient_down():
     found = np.asarray(decode(states[0].nu["w"], states[0].nu_scales["w"]))
     truth = np.asarray(states[1].nu["w"])
     assert np.median(np.abs(found / truth - 1)) < 0.05
+
+
+def alike(found, expected):
+    """Equal but for a few numbers so near a threshold that fusing decides their rounding."""
+    same = np.isclose(np.asarray(found, np.float32), expected, rtol=1e-5, atol=1e-6)
+    return same.mean() > 0.999
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_stack_is_updated_like_its_layers(stages):
+    """Layer by layer, and on every pipeline stage its own: as if each were a matrix alone."""
+    optimizer = scale_by_int8_adam()
+    rng = np.random.default_rng(1)
+    gradients = [jnp.asarray(rng.normal(size=(4, 6, 300)), jnp.float32) for _ in range(3)]
+    whole = optimizer.init({"w": gradients[0]})
+    alone = [optimizer.init({"w": gradients[0][layer]}) for layer in range(4)]
+    mesh = abstract_mesh(mesh_shape=(stages,), axis_names=("stage",))
+    for gradient in gradients:
+        with activation_rules(mesh, "pipeline"):
+            update, whole = jax.jit(optimizer.update)({"w": gradient}, whole)
+        each = [optimizer.update({"w": gradient[i]}, state) for i, state in enumerate(alone)]
+        alone = [state for _, state in each]
+        expected = np.stack([updates["w"] for updates, _ in each])
+        assert alike(update["w"], expected)
+    for name in ("mu", "nu", "mu_scales", "nu_scales"):
+        expected = np.stack([getattr(state, name)["w"] for state in alone])
+        assert alike(getattr(whole, name)["w"], expected)
+
+
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+def test_a_compiled_step_holds_as_much_less_as_the_state_does():
+    config = get_preset("llama3.2-1b", n_layers=8, vocab_size=8192)
+    totals = {}
+    for dtype in ("float32", "int8"):
+        optimizer = build_optimizer(OptimizerSpec(moment_dtype=dtype), 1e-3)
+        work = Workload(config, batch_size=1, sequence_length=512, optimizer=optimizer)
+        compiled = compile_for(work, "v6e-1", mesh={"fsdp": 1}, until="memory")
+        totals[dtype] = compiled.memory.total_bytes
+    shapes = config.parameter_shapes().values()
+    kept = {
+        dtype: sum(state_bytes(OptimizerSpec(moment_dtype=dtype), shape) for shape in shapes)
+        for dtype in totals
+    }
+    saved = kept["float32"] - kept["int8"]
+    assert totals["float32"] - totals["int8"] == pytest.approx(saved, rel=0.1)
 
 
 @pytest.fixture(scope="module")

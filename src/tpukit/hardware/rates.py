@@ -66,6 +66,7 @@ class ChipRates(_Section):
     gathers_along_whole_torus: float
     dcn_share: float
     host_gbps: float
+    int8_moment_bytes: float
     rounds_weights_first: float
 
 

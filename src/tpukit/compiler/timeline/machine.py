@@ -28,6 +28,7 @@ class Machine:
     op_overhead_s: float
     hop_latency_s: float
     gathers_along_whole_torus: float
+    int8_moment_bytes: float
     op_time_in_a_step: float
     wait_per_doubling: float
     attention: AttentionRates = field(repr=False)
@@ -63,6 +64,7 @@ class Machine:
             op_overhead_s=rates.op_overhead_s,
             hop_latency_s=rates.hop_latency_s,
             gathers_along_whole_torus=rates.gathers_along_whole_torus,
+            int8_moment_bytes=rates.int8_moment_bytes,
             op_time_in_a_step=together,
             wait_per_doubling=(
                 rates.wait_per_doubling if wait_per_doubling is None else wait_per_doubling

@@ -59,6 +59,7 @@ class Rates:
     hbm_bytes_per_s: np.ndarray
     ici_bytes_per_s: np.ndarray
     gather_bytes: np.ndarray
+    int8_moment_bytes: np.ndarray
     dcn_bytes_per_s: np.ndarray
     waiting_share: np.ndarray
     host_bytes_per_s: np.ndarray
@@ -96,6 +97,7 @@ class Rates:
             gather_bytes=candidates.of_mesh(
                 [_gather_bytes(mesh, machines[mesh.target]) for mesh in candidates.meshes]
             ),
+            int8_moment_bytes=spread(lambda m: m.int8_moment_bytes),
             dcn_bytes_per_s=spread(lambda m: m.dcn_bytes_per_s or np.inf),
             waiting_share=spread(lambda m: m.wait_per_doubling) * np.log2(candidates.num_slices),
             host_bytes_per_s=spread(lambda m: m.host_bytes_per_s),

@@ -317,7 +317,8 @@ class StepModel:
         own = self._own_parameters()
         pieces = self.candidates.microbatches
         summed = np.where(pieces > 1, 3 * own * FLOAT32 * pieces, 0.0)
-        moved: Any = 3 * own * FLOAT32 + 2 * self.memory.optimizer + summed
+        cut = np.where(self.candidates.int8_moments, self.rates.int8_moment_bytes * own, 0.0)
+        moved: Any = 3 * own * FLOAT32 + 2 * self.memory.optimizer + summed + cut
         return moved / self.rates.hbm_bytes_per_s
 
     def _own_parameters(self) -> np.ndarray:

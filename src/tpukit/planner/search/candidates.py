@@ -221,6 +221,11 @@ class Candidates:
         return sizes["data"] * sizes["fsdp"] * sizes["expert"] * self.num_slices
 
     @property
+    def int8_moments(self) -> np.ndarray:
+        """Whether the optimizer keeps its moments in eight bits."""
+        return np.asarray([one.moment_dtype == "int8" for one in self.optimizers])[self.optimizer]
+
+    @property
     def examples(self) -> np.ndarray:
         """Examples of a whole step."""
         return self.batch * self.microbatches * self.batch_ways

@@ -1,6 +1,7 @@
 """Adam with both moments in eight bits: a quarter of the optimizer's memory."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,11 @@ import optax
 
 from ...hardware.formats import INT8, UINT8, NumberFormat, parse_format
 from ...hardware.stored_formats import MOMENT_FORMATS
+from ...kernels.one_gpu import on_one_gpu
 from ...kernels.rounding import is_rounded_up
+from ...parallel.mesh.axes import axes_with_role
+from ...parallel.mesh.mesh import axis_sizes
+from ...parallel.sharding.activations import current_rules
 
 # Numbers that share a scale, along the last axis; the scales then add 1.6 % to the bytes.
 BLOCK = MOMENT_FORMATS["int8"][0].block or 1
@@ -57,25 +62,58 @@ def scale_by_int8_adam(
         steps: Any = optax.safe_increment(state.steps)
 
         def one(gradient: Any, mu: Any, nu: Any, mu_scale: Any, nu_scale: Any) -> tuple[Any, ...]:
-            wide = gradient.astype(jnp.float32)
-            mean = b1 * decode(mu, mu_scale) + (1 - b1) * wide
-            square = b2 * decode(nu, nu_scale) + (1 - b2) * wide * wide
+            # In blocks from end to end: a TPU copies an array to cut its rows, so only what is
+            # read and written is cut, in as few bits as it has.
+            wide = _blocks(gradient).astype(jnp.float32)
+            mean = b1 * _values(_blocks(mu), mu_scale) + (1 - b1) * wide
+            square = b2 * _values(_blocks(nu), nu_scale) + (1 - b2) * wide * wide
             unbiased = mean / (1 - b1**steps), square / (1 - b2**steps)
             update = (unbiased[0] / (jnp.sqrt(unbiased[1]) + eps)).astype(gradient.dtype)
-            return (
-                update,
-                *encode(mean, INT8, step=steps),
-                *encode(square, UINT8, step=steps),
-            )
+            mean_codes, mean_scales = _codes(mean, INT8, step=steps)
+            square_codes, square_scales = _codes(square, UINT8, step=steps)
+            whole = (_joined(b, gradient.shape) for b in (update, mean_codes, square_codes))
+            return *whole, mean_scales, square_scales
 
-        whole = jax.tree.map(one, updates, state.mu, state.nu, state.mu_scales, state.nu_scales)
+        def leaf(*arrays: Any) -> tuple[Any, ...]:
+            # A GPU cuts rows without copying them, and fuses all of it.
+            stacked = arrays[0].ndim > 2 and not on_one_gpu()
+            return _layer_by_layer(one, arrays) if stacked else one(*arrays)
+
+        whole = jax.tree.map(leaf, updates, state.mu, state.nu, state.mu_scales, state.nu_scales)
         structure = jax.tree.structure(updates)
-        scaled, mu, mu_scales, nu, nu_scales = jax.tree.transpose(
+        scaled, mu, nu, mu_scales, nu_scales = jax.tree.transpose(
             structure, jax.tree.structure((0,) * 5), whole
         )
         return scaled, Int8AdamState(steps, mu, nu, mu_scales, nu_scales)
 
     return optax.GradientTransformation(init, update)
+
+
+def _layer_by_layer(
+    update: Callable[..., tuple[jax.Array, ...]], stacks: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+    """Update stacks of layers in place, one layer of every pipeline stage at a time.
+
+    Cut into blocks, a whole stack would exist several times over.
+    """
+    layers = stacks[0].shape[0]
+    stages = math.gcd(layers, _stages())
+    cut = tuple(stack.reshape(stages, layers // stages, *stack.shape[1:]) for stack in stacks)
+
+    def some(index: jax.Array, stacks: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        now = update(*(jax.lax.dynamic_index_in_dim(s, index, 1, keepdims=False) for s in stacks))
+        pairs = zip(stacks, now, strict=True)
+        return tuple(jax.lax.dynamic_update_index_in_dim(s, new, index, 1) for s, new in pairs)
+
+    done = jax.lax.fori_loop(0, layers // stages, some, cut)
+    return tuple(new.reshape(old.shape) for new, old in zip(done, stacks, strict=True))
+
+
+def _stages() -> int:
+    """Pipeline stages that stacks of layers are split over in the step being traced."""
+    rules = current_rules()
+    sizes = {} if rules is None else axis_sizes(rules.mesh)
+    return math.prod(sizes[axis] for axis in axes_with_role(sizes, "stage"))
 
 
 def encode(
@@ -91,8 +129,20 @@ def encode(
         format: Of the codes, INT8 or UINT8.
         step: Decides, with an element's place, which way it is rounded.
     """
+    codes, scales = _codes(_blocks(values.astype(jnp.float32)), format, step=step)
+    return _joined(codes, values.shape), scales
+
+
+def decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
+    """The values of codes, in float32."""
+    return _joined(_values(_blocks(codes), scales), codes.shape)
+
+
+def _codes(
+    blocks: jax.Array, format: NumberFormat, *, step: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Codes of blocks of float32, and their scales."""
     top = format.largest
-    blocks = _blocks(values.astype(jnp.float32))
     scales = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
     shares = jnp.abs(blocks) / jnp.where(scales > 0, scales, 1)
     lower = jnp.minimum(jnp.floor(top * jnp.sqrt(jnp.sqrt(shares))), top - 1)
@@ -101,16 +151,13 @@ def encode(
     low, high = _fourth_power(lower / top), _fourth_power((lower + 1) / top)
     codes = lower + is_rounded_up(shares, low, high, _thresholds(blocks.shape, step))
     signed = jnp.where(blocks < 0, -codes, codes)
-    flat = signed.reshape(*blocks.shape[:-2], -1)[..., : _last(values.shape)]
-    return flat.reshape(values.shape).astype(format.name), scales[..., 0]
+    return signed.astype(format.name), scales[..., 0]
 
 
-def decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
-    """The values of codes, in float32."""
-    blocks = _blocks(codes.astype(jnp.float32) / parse_format(codes.dtype.name).largest)
-    values = jnp.sign(blocks) * _fourth_power(blocks) * scales[..., None]
-    flat = values.reshape(*values.shape[:-2], -1)[..., : _last(codes.shape)]
-    return flat.reshape(codes.shape)
+def _values(codes: jax.Array, scales: jax.Array) -> jax.Array:
+    """The values of blocks of codes, in float32."""
+    shares = codes.astype(jnp.float32) / parse_format(codes.dtype.name).largest
+    return jnp.sign(shares) * _fourth_power(shares) * scales[..., None]
 
 
 def _thresholds(shape: tuple[int, ...], step: jax.Array) -> jax.Array:
@@ -133,6 +180,12 @@ def _blocks(values: jax.Array) -> jax.Array:
     rows = values.reshape(*values.shape[:-1], last)
     padded = jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, count * size - last)])
     return padded.reshape(*rows.shape[:-1], count, size)
+
+
+def _joined(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The array that `_blocks` cut."""
+    rows = blocks.reshape(*blocks.shape[:-2], -1)[..., : _last(shape)]
+    return rows.reshape(shape)
 
 
 def _scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
