@@ -83,7 +83,7 @@ def plan(
         top: Choices in the answer.
         verify: How many of them the compiler checks; 0 for none.
         verify_seconds: No further compile starts after so long.
-        progress: Called with a line for each thing that is done.
+        progress: Called with a line about each step of the search.
 
     Raises:
         ConfigError: Something asked for makes no sense; the message says what does.
@@ -131,7 +131,7 @@ def plan(
 
 
 def _ask_compiler(ask: Ask, *, top: int, budget_s: float, progress: Progress) -> PlanResult:
-    """Plan somebody's own model, of which only the compiler knows anything."""
+    """Plan a model of unknown dimensions, which only the compiler can judge."""
     if not budget_s:
         raise ConfigError(
             f"{ask.subject.name} says no dimensions, so only the compiler can judge it; leave "
@@ -166,21 +166,21 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
         order = wider.nearest()[0] if wider is not None and not len(order) else order
     source = wider or search
     if verifier is None:
-        places = list(source.best_of_each_slice(order))[:top]
-        choices = [source.choice(place) for place in places]
+        indices = list(source.best_of_each_slice(order))[:top]
+        choices = [source.choice(index) for index in indices]
     else:
         limits = Limits() if shortfall else search.ask.limits
         choices = verifier.best(source, order, top=top, verify=verify, limits=limits)
         if not choices and len(order):
-            shortfall = "what the model liked, the compiler says is too slow, too dear or too large"
+            shortfall = "every choice of the model is too slow, too dear or too large when compiled"
             choices = verifier.late
-    places = list(search.best_of_each_slice(search.unpriced_order()))[:UNPRICED_SHOWN]
+    indices = list(search.best_of_each_slice(search.unpriced_order()))[:UNPRICED_SHOWN]
     return PlanResult(
         ask=search.ask,
         choices=tuple(choices),
         shortfall=shortfall,
-        unpriced=tuple(search.choice(place) for place in places),
-        front=tuple(search.choice(int(place)) for place in _thinned(search)),
+        unpriced=tuple(search.choice(index) for index in indices),
+        front=tuple(search.choice(int(index)) for index in _thinned(search)),
         rejected=search.rejections(),
         disagreements=() if verifier is None else tuple(verifier.notes),
         assumptions=tuple(_assumptions(search, choices)),
@@ -201,7 +201,7 @@ def _thinned(search: Search) -> list[int]:
     """A few points of the front, evenly spread."""
     front = search.front()
     if len(front) <= FRONT_SHOWN:
-        return [int(place) for place in front]
+        return [int(index) for index in front]
     step = (len(front) - 1) / (FRONT_SHOWN - 1)
     return [int(front[round(step * number)]) for number in range(FRONT_SHOWN)]
 
@@ -255,6 +255,6 @@ def _assumptions(search: Search, choices: Sequence[Choice]) -> list[str]:
             "holding the step up while state goes to the host"
         )
     else:
-        stated.append("no failures are counted: nobody publishes how often these slices fail")
+        stated.append("no failures are counted: how often these slices fail is not public")
     stated.append("gradients, moments and activations as the reference transformer keeps them")
     return stated

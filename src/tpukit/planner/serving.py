@@ -83,9 +83,9 @@ class ServingPlan:
         table.caption = "HBM roofline: every weight and the whole cache read once a token"
         for one in self.choices:
             rate = "–" if one.tokens_per_s is None else f"{one.tokens_per_s:,.0f}"
-            place = one.slice or f"{one.generation}: {one.reason}"
+            where = one.slice or f"{one.generation}: {one.reason}"
             sizes = (f"{amount / 2**30:.1f}" for amount in (one.weight_bytes, one.cache_bytes))
-            table.add_row(one.weights, place, *sizes, rate)
+            table.add_row(one.weights, where, *sizes, rate)
         return table
 
 

@@ -1,4 +1,4 @@
-"""One candidate as a person sees it: where, how, how long, how much, and what is known of it."""
+"""One candidate in full: where, how, how long, how much, and what the compiler says of it."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -92,7 +92,7 @@ class Choice:
         return "compiler" if known else "model"
 
     def with_verified(self, verified: Verified) -> "Choice":
-        """The same choice with the compiler's word; time and cost follow its schedule."""
+        """The same choice with the compiler's result; time and cost follow its schedule."""
         if not verified.step_time_s:
             return replace(self, verified=verified)
         ratio = verified.step_time_s / self.step_time_s
@@ -141,24 +141,24 @@ class Choice:
 
 
 def choice_at(
-    place: int, scores: Scores, costs: Costs, *, subject: Subject, market: Market, tokens: float
+    index: int, scores: Scores, costs: Costs, *, subject: Subject, market: Market, tokens: float
 ) -> Choice:
-    """The candidate at `place`."""
+    """The candidate of that index."""
     candidates = scores.candidates
-    mesh = candidates.meshes[candidates.mesh[place]]
+    mesh = candidates.meshes[candidates.mesh[index]]
     target = mesh.target
-    step_time_s = float(scores.step_time_s[place])
-    tokens_per_step = int(scores.tokens_per_step[place])
+    step_time_s = float(scores.step_time_s[index])
+    tokens_per_step = int(scores.tokens_per_step[index])
     quote, region = costs.quotes[target]
     spot = market.tier == SPOT
     interval: float | None = None
     if spot:
-        save_s = float(costs.save_s[place])
+        save_s = float(costs.save_s[index])
         interval = float(market.preemption.interval_s(save_s, target.num_slices))
     peak = target.peak_tflops(MFU_FORMAT).value
-    precision = PRECISIONS[candidates.precision[place]]
-    optimizer = candidates.optimizers[candidates.optimizer[place]]
-    remat = candidates.remats[candidates.remat[place]]
+    precision = PRECISIONS[candidates.precision[index]]
+    optimizer = candidates.optimizers[candidates.optimizer[index]]
+    remat = candidates.remats[candidates.remat[index]]
     train: dict[str, Any] = {
         "optimizer": optimizer.name,
         "moment_dtype": optimizer.moment_dtype,
@@ -175,15 +175,15 @@ def choice_at(
         on=str(target),
         mesh=mesh.joined_sizes,
         dcn_mesh=mesh.dcn_mesh,
-        batch_size=int(candidates.examples[place]),
+        batch_size=int(candidates.examples[index]),
         sequence_length=subject.sequence_length,
-        microbatches=int(candidates.microbatches[place]),
+        microbatches=int(candidates.microbatches[index]),
         remat=remat,
         options=_WHOLE_PRODUCTS if mesh.sizes.get("tensor", 1) == 1 else {},
         train=train,
     )
-    memory = {name: float(value[place]) for name, value in scores.memory.to_dict().items()}
-    chip_hours = float(costs.chip_hours[place])
+    memory = {name: float(value[index]) for name, value in scores.memory.to_dict().items()}
+    chip_hours = float(costs.chip_hours[index])
     return Choice(
         target=target,
         mesh=mesh.joined_sizes,
@@ -194,16 +194,16 @@ def choice_at(
         optimizer=optimizer,
         job=job,
         memory=memory,
-        usable_bytes=float(scores.usable_bytes[place]),
+        usable_bytes=float(scores.usable_bytes[index]),
         step_time_s=step_time_s,
-        seconds_by_cause=scores.step.at(place),
+        seconds_by_cause=scores.step.at(index),
         tokens_per_step=tokens_per_step,
         mfu=model_flop_utilization(subject.flops_per_token * tokens_per_step, step_time_s, peak),
-        days=float(costs.days[place]),
+        days=float(costs.days[index]),
         chip_hours=chip_hours,
         usd=quote.scaled(chip_hours, unit="USD"),
         usd_per_chip_hour=quote,
         region=region,
-        waste=float(costs.waste[place]),
+        waste=float(costs.waste[index]),
         checkpoint_interval_s=interval,
     )

@@ -37,21 +37,21 @@ def find_rejections(
 ) -> tuple[Rejection, ...]:
     """Every slice without a candidate that passes, by generation and reason."""
     found: dict[tuple[str, str], list[tuple[float, str, str]]] = {}
-    place_of = {mesh.target: [] for mesh in scores.candidates.meshes}
-    for place, mesh in enumerate(scores.candidates.meshes):
-        place_of[mesh.target].append(place)
+    meshes_of = {mesh.target: [] for mesh in scores.candidates.meshes}
+    for number, mesh in enumerate(scores.candidates.meshes):
+        meshes_of[mesh.target].append(number)
     order = np.argsort(scores.candidates.mesh, kind="stable")
     edges = np.searchsorted(
         scores.candidates.mesh[order], np.arange(len(scores.candidates.meshes) + 1)
     )
     for target in targets:
-        meshes = place_of.get(target, [])
-        places = np.concatenate(
-            [order[edges[place] : edges[place + 1]] for place in meshes] or [order[:0]]
+        meshes = meshes_of.get(target, [])
+        indices = np.concatenate(
+            [order[edges[mesh] : edges[mesh + 1]] for mesh in meshes] or [order[:0]]
         )
-        if verdicts.passed[places].any():
+        if verdicts.passed[indices].any():
             continue
-        kind, distance, words = _why(places, scores, costs, verdicts, limits)
+        kind, distance, words = _why(indices, scores, costs, verdicts, limits)
         found.setdefault((target.chip.name, kind), []).append((distance, str(target), words))
     return tuple(
         Rejection(tuple(name for _, name, _ in entries), min(entries)[2])
@@ -60,15 +60,15 @@ def find_rejections(
 
 
 def _why(
-    places: np.ndarray, scores: Scores, costs: Costs, verdicts: Judgement, limits: Limits
+    indices: np.ndarray, scores: Scores, costs: Costs, verdicts: Judgement, limits: Limits
 ) -> tuple[str, float, str]:
-    """The first limit nobody passes: its kind, how far off the nearest is, and that in words."""
-    if not len(places):
+    """The first limit that none passes: its kind, how far off the nearest is, and both as text."""
+    if not len(indices):
         return "batch", 0.0, "one example for each share of the batch is more than a step may have"
-    fits = places[verdicts.fits[places]]
+    fits = indices[verdicts.fits[indices]]
     if not len(fits):
-        share = scores.memory_share[places]
-        best = places[np.argmin(share)]
+        share = scores.memory_share[indices]
+        best = indices[np.argmin(share)]
         need = format_quantity(float(scores.memory.total[best]), "B")
         have = format_quantity(float(scores.usable_bytes[best]), "B")
         spare = f" with {limits.min_headroom:.0%} to spare" if limits.min_headroom else ""

@@ -1,4 +1,4 @@
-"""`PlanResult`: the answer, what it stands on, and what was left out and why."""
+"""`PlanResult`: the answer, what it is based on, and what was left out and why."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,9 @@ class PlanResult:
         choices: The best candidate of each of the best slices; when nothing meets the limits,
             those that come nearest.
         shortfall: Why nothing meets the limits; "" when something does.
-        unpriced: Choices whose price nobody published, by chip-hours.
+        unpriced: Choices without a published price, by chip-hours.
         front: Where nothing is both faster and cheaper, the fastest first.
-        disagreements: Candidates that the model liked and the compiler did not.
+        disagreements: Where model and compiler differ.
         assumptions: What the figures rest on, each with its source.
         scored: Candidates weighed, in `search_s` seconds.
         job_file: Where the first choice was written as a job; None while it was not.

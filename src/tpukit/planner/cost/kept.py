@@ -50,7 +50,7 @@ class Kept:
         s, width, keys = shape, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         if self.everything:
             return 0.0, 0.0
-        if self.products:  # those of experts are of another kind
+        if self.products:  # the policy does not know those of experts
             inner = s.hidden_matrices * s.d_model * s.hidden_width if s.experts else 0
             return 0.0, float(inner)
         kept = self.names

@@ -11,8 +11,8 @@ class ModelShape:
     Attributes:
         hidden_matrices: Matrices of a feed-forward block: 3 when gated, 2 when not.
         one_hot_lookup: Whether embeddings are looked up by a product with a one-hot matrix.
-        window: Keys that a query of a local layer sees; None where no layer is local.
-        global_layers: Layers whose queries see every key before them.
+        window: Keys that a query of a local layer attends to; None where no layer is local.
+        global_layers: Layers whose queries attend to every key before them.
         sorted_rows: Whether rows are grouped by expert, however many each gets.
         expert_rows: Rows an expert computes over those routed to it: more than 1 where it has a
             buffer of fixed size.

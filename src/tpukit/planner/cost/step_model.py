@@ -58,7 +58,7 @@ class StepModel:
         piece = compute + hbm + ici
         host = self._host(forward + attention_forward, piece)
         stages = self.candidates.sizes["stage"]
-        bubble = piece * (stages - 1)  # waited once a step, for as many turns as other stages
+        bubble = piece * (stages - 1)  # once a step, one micro-batch for each other stage
         alone = StepSplit(
             matrix=matrix * pieces,
             attention=attention * pieces,
@@ -97,7 +97,7 @@ class StepModel:
 
     @property
     def _ours(self) -> bool:
-        """Whether attention is ours: that of others gathers keys and values, and has no ring."""
+        """Whether attention is ours: other programs gather keys and values, without a ring."""
         return self.variant.attention == "ours"
 
     @cached_property
@@ -279,8 +279,8 @@ class StepModel:
             if self._ours
             else (3, 1, 1)
         )
-        turns = (sizes["context"] - 1) * (times + self._attention_again) * self.layers * far
-        context = waited * turns * keys / self.rates.ici_bytes_per_s
+        hops = (sizes["context"] - 1) * (times + self._attention_again) * self.layers * far
+        context = waited * hops * keys / self.rates.ici_bytes_per_s
         stage = np.where(sizes["stage"] > 1, 2 * rows / self.rates.ici_bytes_per_s, 0.0)
         return expert + context + stage
 

@@ -24,6 +24,6 @@ class StepSplit:
         """The step."""
         return sum((getattr(self, cause) for cause in CAUSES), np.zeros_like(self.matrix))
 
-    def at(self, place: int) -> dict[str, float]:
+    def at(self, index: int) -> dict[str, float]:
         """The seconds of one candidate."""
-        return {cause: float(getattr(self, cause)[place]) for cause in CAUSES}
+        return {cause: float(getattr(self, cause)[index]) for cause in CAUSES}

@@ -1,1 +1,1 @@
-"""Candidates, their scores, and the compiler's word on the best."""
+"""Candidates, their scores, and verification of the best by the compiler."""

@@ -11,7 +11,7 @@ from .scoring import Scores
 
 ObjectiveName = Literal["cheapest", "fastest", "fewest-chips"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
-SAME = 0.01  # a model of this kind cannot tell closer candidates apart
+SAME = 0.01  # costs that differ by less are equal: the arithmetic is not more precise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def ranking_keys(
 
 
 def unusual(scores: Scores) -> np.ndarray:
-    """How many things a candidate does that one would rather not: fewer bits, pieces, axes.
+    """How many complications a candidate has: narrow formats, micro-batches, further axes.
 
     What is exchanged along further axes, with the host, or between slices that share weights, is
     the least certain part of a step's time.
@@ -114,9 +114,9 @@ def unusual(scores: Scores) -> np.ndarray:
 
 
 def ranked(chosen: np.ndarray, keys: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Places of the chosen candidates, the best first."""
-    places = np.flatnonzero(chosen)
-    return places[np.lexsort([key[places] for key in keys][::-1])]
+    """Indices of the chosen candidates, the best first."""
+    indices = np.flatnonzero(chosen)
+    return indices[np.lexsort([key[indices] for key in keys][::-1])]
 
 
 def _bins(values: np.ndarray) -> np.ndarray:
@@ -124,8 +124,8 @@ def _bins(values: np.ndarray) -> np.ndarray:
 
 
 def pareto_front(chosen: np.ndarray, days: np.ndarray, money: np.ndarray) -> np.ndarray:
-    """Places where nothing is both faster and cheaper, the fastest first."""
-    places = np.flatnonzero(chosen & ~np.isnan(money))
-    order = places[np.lexsort((money[places], days[places]))]
+    """Indices of candidates that no other beats in both time and money, the fastest first."""
+    indices = np.flatnonzero(chosen & ~np.isnan(money))
+    order = indices[np.lexsort((money[indices], days[indices]))]
     best = np.minimum.accumulate(np.concatenate([[np.inf], money[order]]))[:-1]
     return order[money[order] < best]

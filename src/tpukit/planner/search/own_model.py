@@ -1,4 +1,4 @@
-"""Slices for a model whose dimensions nobody told us: the compiler is asked, slice by slice."""
+"""Slices for a model of unknown dimensions: its step is compiled for one after another."""
 
 import math
 import time
@@ -29,12 +29,12 @@ _CAUSES = {"kernel": "attention", "vector": "hbm", "overhead": "hbm"}
 
 @dataclass
 class OwnModelSearch:
-    """Compiles somebody's own step for one slice after another, each as one `fsdp` axis.
+    """Compiles a user's own step for one slice after another, each as one `fsdp` axis.
 
     Attributes:
         budget_s: No compile starts after so long.
-        progress: Called with a line for each thing that is done.
-        notes: Slices that were asked about and are no answer, and why.
+        progress: Called with a line before each compile.
+        notes: Slices that were compiled for and do not do, and why.
     """
 
     ask: Ask

@@ -80,8 +80,8 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
     purposes: dict[str, Any] = {name: np.zeros(len(candidates)) for name in _PURPOSES}
     copies = [rounds_first(mesh.target.chip.name) for mesh in candidates.meshes]
     for index, remat in enumerate(candidates.remats):
-        places = np.flatnonzero(candidates.remat == index)
-        some = candidates.take(places)
+        chosen = np.flatnonzero(candidates.remat == index)
+        some = candidates.take(chosen)
         sizes, sharing = some.sizes, some.slices_sharing
         joined = {
             "data": sizes["data"] * (some.num_slices // sharing),
@@ -99,5 +99,5 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
             eight_bits=some.precision > 0,
         )
         for name in _PURPOSES:
-            purposes[name][places] = getattr(split, name)
+            purposes[name][chosen] = getattr(split, name)
     return MemorySplit(**purposes)

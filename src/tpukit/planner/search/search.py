@@ -85,7 +85,7 @@ class Search:
         return bool((self.verdicts.passed & self.costs.priced).any())
 
     def order(self, *, passed: np.ndarray | None = None) -> np.ndarray:
-        """Places from best to worst; the cheapest is sought among what has a price, if any has."""
+        """Indices of candidates, best first; the cheapest is sought among those with a price."""
         chosen = self.verdicts.passed if passed is None else passed
         priced = bool((chosen & self.costs.priced).any())
         if priced and self.ask.objective == "cheapest":
@@ -105,11 +105,11 @@ class Search:
         money = self.costs.usd if self.priced else self.costs.chip_hours
         return pareto_front(self.verdicts.passed, self.costs.days, money)
 
-    def choice(self, place: int) -> Choice:
+    def choice(self, index: int) -> Choice:
         """One candidate in full."""
         ask = self.ask
         return choice_at(
-            place,
+            index,
             self.scores,
             self.costs,
             subject=ask.subject,
@@ -117,10 +117,10 @@ class Search:
             tokens=ask.tokens,
         )
 
-    def target(self, place: int) -> Slice:
+    def target(self, index: int) -> Slice:
         """The slice of a candidate."""
         candidates = self.scores.candidates
-        return candidates.meshes[candidates.mesh[place]].target
+        return candidates.meshes[candidates.mesh[index]].target
 
     def best_of_each_slice(self, order: np.ndarray) -> Iterator[int]:
         """The best candidate of every slice: variants of one answer are no other answers.
@@ -139,13 +139,13 @@ class Search:
             yield int(near[plain[0]])
 
     def rival(self, order: np.ndarray, first: int) -> int | None:
-        """The best candidate of the same slice with another mesh, if the model sees it close."""
+        """The best candidate of the same slice with another mesh, if its modelled time is close."""
         candidates = self.scores.candidates
         own = candidates.meshes[candidates.mesh[first]].joined_sizes
         close = self.costs.days[first] * (1 + Accuracy.of().close_steps)
-        for place in order[self._target_numbers[order] == self._target_numbers[first]]:
-            if candidates.meshes[candidates.mesh[place]].joined_sizes != own:
-                return int(place) if self.costs.days[place] <= close else None
+        for index in order[self._target_numbers[order] == self._target_numbers[first]]:
+            if candidates.meshes[candidates.mesh[index]].joined_sizes != own:
+                return int(index) if self.costs.days[index] <= close else None
         return None
 
     @cached_property

@@ -21,7 +21,7 @@ class Subject:
 
     Attributes:
         name: As `Job.model` wants it; `changes` are its `model_changes`.
-        known: Its dimensions; None of somebody's own model, which only the compiler can judge.
+        known: Its dimensions; None for a user's own model, which only the compiler can judge.
         sequence_length: Tokens in an example; 1 where examples are not made of tokens.
         fixed_examples: Examples of a step, where the workload has its batch already.
         remat: As its builder chose it, where a builder did.
@@ -87,7 +87,7 @@ def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
 
 
 def _own_model(name: str | None, found: Any) -> Subject:
-    """Somebody's own model: a workload, and a name by which a plan can find it again."""
+    """A user's own model: a workload, and a name by which a plan can find it again."""
     if name is None or not hasattr(found, "jit_train_step"):
         raise TPUModelError(
             f"{name or type(found).__name__} says no dimensions, and planning is arithmetic on "

@@ -1,4 +1,4 @@
-"""The compiler's word on the best candidates; what it refuses is replaced by the next."""
+"""Verification: the best candidates are compiled, and those refused are replaced by the next."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from ..answer.choice import Choice, Verified
 from .objectives import Limits, ObjectiveName
 from .search import Search
 
-NOT_WORTH_A_WORD = 0.10  # a model this close to the compiler agrees with it
+SMALL_DIFFERENCE = 0.10  # between model and compiler, not reported
 
 Compile = Callable[..., "Sequence[CompiledStep | TPUError]"]
 
@@ -29,10 +29,10 @@ class Verifier:
 
     Attributes:
         budget_s: No compile starts after so long, and none runs longer than what is left.
-        progress: Called with a line for each thing that is done.
+        progress: Called with a line before each compile.
         compile: What compiles plans, side by side.
         seconds: How long it all took.
-        notes: What model and compiler say differently.
+        notes: Where model and compiler differ.
         late: Choices that fit, and by the compiled schedule miss a limit.
     """
 
@@ -52,15 +52,15 @@ class Verifier:
         """The first `top` choices of different slices, the first `verify` of them confirmed.
 
         A candidate the compiler refuses makes room for the next of its slice that the corrected
-        model still believes in, and a slice without one for the next slice. Where another mesh
-        comes close by the model, both are compiled, and the faster one stands.
+        model expects to fit, and a slice without one for the next slice. Where another mesh comes
+        close by the model, both are compiled, and the faster is kept.
         """
         self._started = time.perf_counter()
         firsts = list(search.best_of_each_slice(order))
         rivals = {first: search.rival(order, first) for first in firsts[:verify]}
-        self._compile([search.choice(place).job for place in firsts[:verify]])
-        close = [place for place in rivals.values() if place is not None]
-        self._compile([search.choice(place).job for place in close])
+        self._compile([search.choice(index).job for index in firsts[:verify]])
+        close = [index for index in rivals.values() if index is not None]
+        self._compile([search.choice(index).job for index in close])
         confirmed: list[Choice] = []
         rest: list[Choice] = []
         for first in firsts:
@@ -69,56 +69,56 @@ class Verifier:
             if len(confirmed) == verify:
                 rest.append(search.choice(first))
                 continue
-            stands = self._confirm(search, order, first)
-            if stands is None:
+            kept = self._confirm(search, order, first)
+            if kept is None:
                 continue
-            stands = self._faster(search, stands, rivals.get(first))
-            broken = broken_limit(stands, limits)
+            kept = self._faster(search, kept, rivals.get(first))
+            broken = broken_limit(kept, limits)
             if broken:
-                self.notes.append(f"{stands.target}: {broken} by the compiled schedule")
-                self.late.append(stands)
+                self.notes.append(f"{kept.target}: {broken} by the compiled schedule")
+                self.late.append(kept)
             else:
-                confirmed.append(stands)
+                confirmed.append(kept)
         self.seconds = time.perf_counter() - self._started
         objective = search.ask.objective
         return sorted(confirmed, key=lambda choice: sort_key(objective, choice)) + rest
 
     def _confirm(self, search: Search, order: np.ndarray, first: int) -> Choice | None:
-        """Try candidates of one slice from `first` on; the one that stands."""
+        """Try candidates of one slice from `first` on; the first that the compiler confirms."""
         target = search.target(first)
-        for place in (first, *map(int, order)):
-            if search.target(place) != target or not self._believed(search, place):
+        for index in (first, *map(int, order)):
+            if search.target(index) != target or not self._expected_to_fit(search, index):
                 continue
-            choice = search.choice(place)
+            choice = search.choice(index)
             verified = self._verdict(choice.job)
             if verified is None:
                 reason = f"not verified: {self.budget_s:g} s were used up"
                 return choice.with_verified(Verified(fits=True, reason=reason))
-            self._learn(search, place, verified)
+            self._learn(search, index, verified)
             self.notes += disagreement(choice, verified)
             if verified.fits:
                 return choice.with_verified(verified)
         return None
 
-    def _faster(self, search: Search, stands: Choice, rival: int | None) -> Choice:
+    def _faster(self, search: Search, kept: Choice, rival: int | None) -> Choice:
         """The better of two meshes by their compiled schedules."""
         if rival is None:
-            return stands
+            return kept
         choice = search.choice(rival)
         verified = self._answers.get(_name(choice.job))
         if verified is None or not verified.fits or not verified.step_time_s:
-            return stands
+            return kept
         other, objective = choice.with_verified(verified), search.ask.objective
-        if sort_key(objective, other) >= sort_key(objective, stands):
-            return stands
+        if sort_key(objective, other) >= sort_key(objective, kept):
+            return kept
         self.notes.append(
-            f"{stands.target}: the model prefers {_mesh(stands.job)}, the compiled schedule "
+            f"{kept.target}: the model prefers {_mesh(kept.job)}, the compiled schedule "
             f"{_mesh(other.job)}"
         )
         return other
 
     def _verdict(self, job: Job) -> Verified | None:
-        """What the compiler says of a job; None when there is no time left to ask it."""
+        """The compiler's result for a job; None when there is no time left to compile it."""
         if _name(job) not in self._answers:
             self._compile([job])
         return self._answers.get(_name(job))
@@ -134,21 +134,21 @@ class Verifier:
         for job, answer in zip(jobs, answers, strict=True):
             self._answers[_name(job)] = _verified(job, answer)
 
-    def _believed(self, search: Search, place: int) -> bool:
-        """Whether it still fits once the model's memory is corrected by what was learnt."""
-        ratio = self._correction.get(_kind(search, place), 1.0)
-        return float(search.scores.memory_share[place]) * ratio <= 1.0
+    def _expected_to_fit(self, search: Search, index: int) -> bool:
+        """Whether it still fits once the model's memory is corrected by earlier compiles."""
+        ratio = self._correction.get(_kind(search, index), 1.0)
+        return float(search.scores.memory_share[index]) * ratio <= 1.0
 
-    def _learn(self, search: Search, place: int, verified: Verified) -> None:
-        """Remember by how much the compiler differed, for candidates of the same kind."""
-        kind = _kind(search, place)
+    def _learn(self, search: Search, index: int, verified: Verified) -> None:
+        """Remember by how much the compiler differed, for similar candidates."""
+        kind = _kind(search, index)
         if verified.memory_bytes is None:
-            self._correction[kind] = np.inf  # refused for another reason: so are its like
+            self._correction[kind] = np.inf  # refused for another reason: similar ones will be
             return
-        seen = verified.memory_bytes / float(search.scores.memory.total[place])
-        share = float(search.scores.memory_share[place])
-        # What did not fit must not be believed again, whatever the two limits' rounding says.
-        self._correction[kind] = seen if verified.fits else max(seen, 1.001 / share)
+        ratio = verified.memory_bytes / float(search.scores.memory.total[index])
+        share = float(search.scores.memory_share[index])
+        # What did not fit must not be expected to fit again, however the two limits are rounded.
+        self._correction[kind] = ratio if verified.fits else max(ratio, 1.001 / share)
 
 
 def _mesh(job: Job) -> str:
@@ -175,11 +175,11 @@ def _verified(job: Job, answer: CompiledStep | TPUError) -> Verified:
     return Verified(fits=True, memory_bytes=memory, step_time_s=step.step_time_s, reason=caveats)
 
 
-def _kind(search: Search, place: int) -> tuple[str, int]:
-    """Candidates whose memory the model gets wrong alike."""
+def _kind(search: Search, index: int) -> tuple[str, int]:
+    """What candidates share whose memory the model misjudges in the same way."""
     candidates = search.scores.candidates
-    axes = ",".join(candidates.meshes[candidates.mesh[place]].joined_sizes)
-    return f"{search.target(place).chip.name} {axes}", int(candidates.remat[place])
+    axes = ",".join(candidates.meshes[candidates.mesh[index]].joined_sizes)
+    return f"{search.target(index).chip.name} {axes}", int(candidates.remat[index])
 
 
 def sort_key(objective: ObjectiveName, choice: Choice) -> tuple[float, float]:
@@ -191,7 +191,7 @@ def sort_key(objective: ObjectiveName, choice: Choice) -> tuple[float, float]:
 
 
 def broken_limit(choice: Choice, limits: Limits) -> str:
-    """Which limit the compiled schedule breaks, in words; "" when none."""
+    """The limit that the compiled schedule breaks, as text; "" when none."""
     if limits.deadline_days is not None and choice.days > limits.deadline_days:
         return f"{days_text(choice.days)}, {days_text(limits.deadline_days)} asked,"
     if limits.budget_usd is not None and (choice.usd.value or 0.0) > limits.budget_usd:
@@ -200,14 +200,14 @@ def broken_limit(choice: Choice, limits: Limits) -> str:
 
 
 def disagreement(choice: Choice, verified: Verified) -> list[str]:
-    """What model and compiler say differently of one candidate, worth a word or not fitting."""
+    """Where model and compiler differ by more than `SMALL_DIFFERENCE`, or the step does not fit."""
     what = f"{choice.target} {choice.mesh} remat {choice.remat}, batch {choice.batch_size:,}"
     if verified.memory_bytes is None:
         return [f"{what}: the compiler refused it: {verified.reason}"]
     modelled = choice.memory["total"]
     ratio = verified.memory_bytes / modelled - 1
     notes: list[str] = []
-    if not verified.fits or abs(ratio) > NOT_WORTH_A_WORD:
+    if not verified.fits or abs(ratio) > SMALL_DIFFERENCE:
         verdict = "" if verified.fits else ", which does not fit"
         notes.append(
             f"{what}: {format_quantity(modelled, 'B')} by the model, "
@@ -215,7 +215,7 @@ def disagreement(choice: Choice, verified: Verified) -> list[str]:
         )
     if verified.step_time_s:
         change = verified.step_time_s / choice.step_time_s - 1
-        if abs(change) > NOT_WORTH_A_WORD:
+        if abs(change) > SMALL_DIFFERENCE:
             notes.append(
                 f"{what}: a step of {choice.step_time_s:.4g} s by the model, "
                 f"{verified.step_time_s:.4g} s by the compiled schedule ({change:+.0%})"

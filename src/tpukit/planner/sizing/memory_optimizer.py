@@ -133,7 +133,7 @@ class MemoryOptimizer:
 
         Raises:
             ConfigError: There is no such optimizer, or it has no moments of that format.
-            TPUModelError: It is somebody's own model, whose activations no formula knows.
+            TPUModelError: It is a user's own model, whose activations no formula knows.
         """
         shape = transformer_shape(model)
         spec = OptimizerSpec(name=optimizer, moment_dtype=moment_dtype)
