@@ -258,6 +258,10 @@ def test_the_optimizer_asked_for_is_counted_and_trained_with(
     assert any(f"states of {optimizer}" in line for line in found.assumptions)
     data = best.to_dict()
     assert (data["optimizer"], data["moment_dtype"]) == (optimizer, moment_dtype or "float32")
+    asked = found.next_command
+    assert (f"--optimizer {optimizer}" in asked) == (optimizer != "adamw")
+    assert ("--moment-dtype" in asked) == (moment_dtype not in (None, "float32"))
+    assert "{" not in asked  # every key of a section by itself
     found.to_yaml(tmp_path / "job.yaml")
     spec = Job.from_yaml(tmp_path / "job.yaml").train.optimizer_spec()
     assert (spec.name, spec.moment_dtype) == (optimizer, moment_dtype or "float32")

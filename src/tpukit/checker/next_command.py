@@ -36,7 +36,7 @@ def next_command(result: "CheckResult") -> str:
     """
     target, asked = result.target, dict(result.asked)
     if not target and result.job is not None:
-        target, asked = _from_job(result.job)
+        target, asked = job_settings(result.job)
     if not target:
         return ""
     fixes = result.fixes.fixes if result.fixes is not None else ()
@@ -73,7 +73,7 @@ def command(verb: str, target: str, settings: Mapping[str, Any], *more: str) -> 
     return shlex.join([*words, *more])
 
 
-def _from_job(job: "Job") -> tuple[str, dict[str, Any]]:
+def job_settings(job: "Job") -> tuple[str, dict[str, Any]]:
     """Return target and settings of a job that nobody typed; none where Python gave its model."""
     if not isinstance(job.model, str) or job.parts:
         return "", {}

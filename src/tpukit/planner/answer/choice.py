@@ -140,6 +140,14 @@ class Choice:
         }
 
 
+def optimizer_settings(optimizer: OptimizerSpec) -> dict[str, Any]:
+    """Keys of a job's `train:` section that ask for the optimizer; none that are as by default."""
+    usual = OptimizerSpec()
+    name = {} if optimizer.name == usual.name else {"optimizer": optimizer.name}
+    dtype = optimizer.moment_dtype
+    return {**name, **({} if dtype == usual.moment_dtype else {"moment_dtype": dtype})}
+
+
 def choice_at(
     index: int, scores: Scores, costs: Costs, *, subject: Subject, market: Market, tokens: float
 ) -> Choice:
@@ -159,11 +167,7 @@ def choice_at(
     precision = PRECISIONS[candidates.precision[index]]
     optimizer = candidates.optimizers[candidates.optimizer[index]]
     remat = candidates.remats[candidates.remat[index]]
-    train: dict[str, Any] = {
-        "optimizer": optimizer.name,
-        "moment_dtype": optimizer.moment_dtype,
-        "steps": math.ceil(tokens / tokens_per_step),
-    }
+    train = {**optimizer_settings(optimizer), "steps": math.ceil(tokens / tokens_per_step)}
     if interval is not None:
         train["checkpoint_every"] = max(1, round(interval / step_time_s))
     changes = dict(subject.changes)

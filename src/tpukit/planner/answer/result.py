@@ -63,7 +63,7 @@ class PlanResult:
     @property
     def next_command(self) -> str:
         """What to run next for the first choice; "" when there is none."""
-        from ...checker.next_command import command
+        from ...checker.next_command import command, job_settings
 
         if self.best is None:
             return ""
@@ -72,7 +72,7 @@ class PlanResult:
         job = self.best.job
         if job.model_changes or job.dcn_mesh or is_own_model(job.model):
             return f"tpukit check {JOB_FILE}"  # a command line cannot say all of it
-        return command("check", job.model, job.to_dict())
+        return command("check", *job_settings(job))
 
     def to_yaml(self, path: Path | str) -> None:
         """Write the first choice as a job file for `tpukit check` and `tpukit train`.

@@ -13,7 +13,7 @@ from ...errors import TPUError, TPUNotAvailableError
 from ...hardware import Slice
 from ...job.job import Job
 from ...runtime.progress import Progress
-from ..answer.choice import Choice, Verified
+from ..answer.choice import Choice, Verified, optimizer_settings
 from ..cost.money import SPOT
 from ..cost.spot import SECONDS_PER_DAY
 from ..cost.step_split import CAUSES
@@ -90,10 +90,7 @@ class OwnModelSearch:
                     batch_size=examples,
                     sequence_length=subject.sequence_length,
                     remat=subject.remat,
-                    train={
-                        "optimizer": optimizer.name,
-                        "moment_dtype": optimizer.moment_dtype,
-                    },
+                    train=optimizer_settings(optimizer),
                 )
 
     def _read(self, job: Job, answer: CompiledStep | TPUError) -> list[Choice]:
