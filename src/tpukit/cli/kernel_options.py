@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..kernels.registry.op import KernelCase, Op
     from ..runtime.progress import Progress
 
-On = Annotated[str, typer.Option(help="Generations, e.g. v6e or v5e,v5p,v6e,7x.")]
+On = Annotated[str | None, typer.Option(help="Generations, e.g. v6e or v5e,v5p,v6e,7x.")]
 CaseNames = Annotated[
     list[str] | None, typer.Option(help="A case of the op by name; repeat. All by default.")
 ]
