@@ -3,10 +3,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
-from kernel_rows import rates
-from kernel_rows.rows import as_row
+import rate_fitting as rates
+from kernel_estimate import DEFAULT_TIMINGS
 
 from tpukit.hardware import get_chip
+from tpukit.kernels.timing.measured import MeasuredRow, read_timings
+from tpukit.kernels.timing.measured.in_view import rows_in_view
 
 
 @dataclass(frozen=True)
@@ -36,23 +38,15 @@ def kernels(*, factor, efficiency, turn_cycles, count=24, kind="flash_attention"
     for number in range(count):
         compute, moved, turns = 100.0 * (1 + number % 5), 80.0 * (1 + number % 3), 64.0 * number
         measured = compute * factor + moved / efficiency + turns * turn_cycles / 1750
-        row = as_row(
+        row = MeasuredRow.model_validate(
             {
                 "id": f"r{number}",
-                "case_id": "c",
                 "device": "v6e",
                 "op": "attention_fwd",
                 "impl": "pallas_mosaic_tpu",
                 "dims": {"q_len": 128 * (number + 1)},
                 "shapes": {},
-                "dtypes": {"q": "bfloat16"},
-                "config": {"block_q": 128},
-                "static_args": {},
-                "mask_kind": "none",
-                "group_sizes": None,
                 "measured_us": measured,
-                "timing_method": "xprof_device_span",
-                "source_date": "2026-08",
             }
         )
         made.append(Kernel(row, compute, moved, turns, kind))
@@ -100,3 +94,10 @@ def test_the_file_holds_what_was_fitted():
     assert table["v6e"]["compute_factor"] == 1.1
     assert table["v6e"]["kinds"]["flash_attention"]["turn_cycles"] == 200
     assert {error["kind"] for error in table["errors"]} == {"any", "flash_attention"}
+    assert table["fitted_on"]["rows"] == sorted(f"r{number}" for number in range(24))
+
+
+def test_the_shipped_rates_stand_on_the_rows_the_script_would_choose():
+    chosen = {row.id for row in rates.spread(read_timings(DEFAULT_TIMINGS).rows, 5)}
+    assert rows_in_view("kernels") < chosen
+    assert len(chosen) == 40  # one could not be followed
