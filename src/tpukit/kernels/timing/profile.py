@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -45,11 +44,6 @@ class KernelProfile:
     def bundle_count(self) -> int:
         """Bundles of all its kernels' programs."""
         return sum(call.bundle_count for call in self.calls.values())
-
-    @cached_property
-    def kernel_names(self) -> tuple[str, ...]:
-        """The kernel calls of the compiled program, in no order of time."""
-        return tuple(call.name for call, _ in kernel_calls(self.compiled.module))
 
 
 def profile_kernel(
