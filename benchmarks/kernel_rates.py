@@ -1,13 +1,16 @@
-"""Fit the rates of `tpukit kernel bench` on measured Pallas kernels, and the errors they leave.
+"""The rates that `tpukit kernel bench` ships with: fitted on measured kernels, judged by others.
 
     python benchmarks/kernel_rates.py [--timings FILE] [--shapes N] [--write]
+    python benchmarks/kernel_rates.py --errors [--timings FILE] [--limit N] [--write]
 
 Each kernel is compiled and followed as the command does it, which says exactly what it does; three
-constants of a chip say how fast that is done (rate_fitting.py). `--write` puts constants, errors
-and the rows they stand on into src/tpukit/compiler/bundles/data/calibration.toml.
+constants of a chip say how fast that is done (rate_fitting.py). They are fitted on a few shapes of
+each op and chip; `--errors` says how far they leave the kernels they were not fitted on.
+`--write` puts either into src/tpukit/compiler/bundles/data/calibration.toml.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from tpukit import configure_tpu_environment
@@ -20,24 +23,41 @@ RATES_FILE = Path(__file__).parents[1] / "src/tpukit/compiler/bundles/data/calib
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--timings", type=Path, default=DEFAULT_TIMINGS, help="measured rows")
-    parser.add_argument("--shapes", type=int, default=5, help="of each op and chip")
+    parser.add_argument("--shapes", type=int, default=5, help="to fit on, of each op and chip")
+    parser.add_argument("--errors", action="store_true", help="of the kernels not fitted on")
+    parser.add_argument("--limit", type=int, help="cases of each op and chip for --errors")
     parser.add_argument("--write", action="store_true", help="into calibration.toml")
     options = parser.parse_args()
     configure_tpu_environment()  # or jax would look for a TPU in this process
-    from rate_fitting import FITTED_MARK, Followed, as_toml, by_op, fit_rates, spread
+    from rate_fitting import ERRORS_MARK, RATES_MARK
+
+    head, _, rest = RATES_FILE.read_text().partition(RATES_MARK)
+    rates, _, errors = rest.partition(ERRORS_MARK)
+    if options.errors:
+        errors = find_errors(options.timings, options.limit)
+    else:
+        rates = fit(options.timings, options.shapes)
+    if options.write:
+        RATES_FILE.write_text(
+            f"{head}{RATES_MARK}{rates.removeprefix(RATES_MARK).rstrip()}\n\n"
+            f"{ERRORS_MARK}{errors.removeprefix(ERRORS_MARK)}"
+        )
+    return 0
+
+
+def fit(timings: Path, shapes: int) -> str:
+    """Fit on some shapes; the constants as they are kept."""
+    from rate_fitting import Followed, by_op, fit_rates, rates_as_toml, spread
 
     from tpukit.kernels.timing.measured import read_timings
 
     followed: list[Followed] = []
-    for row in spread(read_timings(options.timings).rows, options.shapes):
+    for row in spread(read_timings(timings).rows, shapes):
         try:
-            found = Followed.of(row)
+            followed.append(Followed.of(row))
+            print(f"followed {row.describe()}", flush=True)
         except TPUError as error:
             print(f"left out {row.describe()}: {error}", flush=True)
-            continue
-        followed.append(found)
-        share = (found.parts.time_s or 0.0) * 1e6 / row.measured_us
-        print(f"{row.describe()}: {share:.2f} of measured by the rates in use", flush=True)
     fitted = fit_rates(followed)
     print("\nKernels timed (model) by rates that were fitted on other shapes, against measured")
     for chip in fitted:
@@ -47,13 +67,31 @@ def main() -> int:
                 f"{score.op:<14} on {score.chip:<4} {score.rows:3d} kernels, "
                 f"median error {score.median_error:6.1%}, Spearman {rank}"
             )
-        for band in chip.errors:
+    return rates_as_toml(fitted)
+
+
+def find_errors(timings: Path, limit: int | None) -> str:
+    """Score the kernels that the rates were not fitted on; the errors as they are kept."""
+    from rate_fitting import error_bands, errors_as_toml
+
+    from tpukit.kernels.timing.measured import Timings, read_timings, score_timings
+
+    read = read_timings(timings)
+    kernels = Timings(read.path, tuple(row for row in read.rows if row.is_pallas), ())
+    score = score_timings(
+        kernels,
+        limit=limit,
+        tell=lambda rows: lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    bands = error_bands(score.unseen)
+    for chip, own in bands.items():
+        for band in own:
             low, high = 1 - band.below, 1 + band.above
-            print(f"{chip.chip} {band.kind}: measured {low:.2f} to {high:.2f} of the estimate")
-    if options.write:
-        head, _, _ = RATES_FILE.read_text().partition(FITTED_MARK)
-        RATES_FILE.write_text(f"{head.rstrip()}\n\n{as_toml(fitted)}")
-    return 0
+            print(
+                f"{chip} {band.kind}: {band.rows} kernels, median error {band.median:.1%}, "
+                f"measured {low:.2f} to {high:.2f} of the estimate"
+            )
+    return errors_as_toml(bands)
 
 
 if __name__ == "__main__":

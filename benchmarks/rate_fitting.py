@@ -6,7 +6,7 @@ A kernel is always judged by constants fitted without its shape.
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
@@ -27,7 +27,7 @@ from tpukit.kernels.timing import (
 from tpukit.kernels.timing.measured import MeasuredRow, program_of
 from tpukit.kernels.timing.measured.report import GroupScore, ScoredRow
 
-FITTED_MARK = "# Fitted "
+RATES_MARK, ERRORS_MARK = "# Fitted ", "# Found "
 # tokamax's cross-entropy kernels take minutes to compile.
 OPS = ("attention_fwd", "attention_bwd", "ragged_dot")
 LARGEST_TILE = 1024 * 2048  # attention in larger tiles takes minutes to compile, too
@@ -39,7 +39,7 @@ TURN_CYCLES = tuple(range(0, 801, 50))
 # Kernels that wait for products say nothing of HBM: its efficiency leaves the default, which
 # XLA's own ops were measured at, only where that mends the mean error by this much of the way.
 HBM_PULL = 0.05
-LEAST_ROWS = 5  # for constants and an error band of a kind's own
+LEAST_ROWS = 5  # for constants, or an error band, of a kind's own
 BAND = 90  # per cent of measured times on the good side of each end of a band
 
 
@@ -122,17 +122,16 @@ class Followed:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The constants of one chip, and of its kinds of kernels, and what they leave."""
+    """The constants of one chip, and of its kinds of kernels, and each row's time without it."""
 
     chip: str
     calibration: Calibration
     kinds: Mapping[str, Calibration]
     estimated: tuple[ScoredRow, ...]
-    errors: tuple[ErrorBand, ...]
 
 
 def fit_rates(followed: Sequence[Followed]) -> list[Fitted]:
-    """Constants and errors of each chip that has rows."""
+    """Constants of each chip that has rows."""
     chips: dict[str, list[Followed]] = defaultdict(list)
     for one in followed:
         chips[one.profile.chip.name].append(one)
@@ -142,7 +141,6 @@ def fit_rates(followed: Sequence[Followed]) -> list[Fitted]:
 def _fit_chip(chip: str, members: Sequence[Followed]) -> Fitted:
     table = _Table(members)
     calibration, held_out = table.fit(range(len(members)))
-    bands = [_band("any", held_out)]
     estimated: list[ScoredRow] = []
     kinds: dict[str, Calibration] = {}
     for kind in sorted({one.kind for one in members}):
@@ -150,9 +148,8 @@ def _fit_chip(chip: str, members: Sequence[Followed]) -> Fitted:
         timed = [held_out[number] for number in own]
         if len(own) >= LEAST_ROWS:
             kinds[kind], timed = table.fit(own)
-            bands.append(_band(kind, timed))
         estimated += timed
-    return Fitted(chip, calibration, kinds, tuple(estimated), tuple(bands))
+    return Fitted(chip, calibration, kinds, tuple(estimated))
 
 
 class _Table:
@@ -189,7 +186,8 @@ class _Table:
 
     def _held_out(self, number: int, time_us: float) -> ScoredRow:
         one = self._members[number]
-        return ScoredRow(one.row, one.profile.chip.name, time_us, None, None, in_view=False)
+        chip = one.profile.chip.name
+        return ScoredRow(one.row, chip, one.kind, time_us, None, None, in_view=False)
 
     def _best(self, rows: np.ndarray) -> tuple[int, int]:
         """The numbers of the best choice and turn; the default where there is no row."""
@@ -204,13 +202,6 @@ def _pull(choice: Calibration, start: Calibration) -> float:
     return HBM_PULL * away + 1e-6 * abs(np.log(choice.compute_factor / start.compute_factor))
 
 
-def _band(kind: str, rows: Sequence[ScoredRow]) -> ErrorBand:
-    shares = np.array([one.row.measured_us / one.estimate_us for one in rows])
-    low, high = np.percentile(shares, [100 - BAND, BAND])
-    median = float(np.median([one.error for one in rows]))
-    return ErrorBand(median, max(0.0, 1 - float(low)), max(0.0, float(high) - 1), len(rows), kind)
-
-
 def by_op(rows: Sequence[ScoredRow]) -> list[GroupScore]:
     """A score for each op of one chip."""
     members: dict[str, list[ScoredRow]] = defaultdict(list)
@@ -219,15 +210,37 @@ def by_op(rows: Sequence[ScoredRow]) -> list[GroupScore]:
     return [GroupScore.of(op, own[0].chip, own) for op, own in sorted(members.items())]
 
 
-def as_toml(fitted: Sequence[Fitted]) -> str:
-    """The part of calibration.toml that is fitted."""
+def error_bands(rows: Iterable[ScoredRow]) -> dict[str, list[ErrorBand]]:
+    """How far estimates of kernels are off, by chip: of all kinds, and of each with enough rows."""
+    chips: dict[str, dict[str, list[ScoredRow]]] = defaultdict(lambda: defaultdict(list))
+    for one in rows:
+        if one.kind is not None:
+            chips[one.chip]["any"].append(one)
+            chips[one.chip][one.kind].append(one)
+    return {
+        chip: [
+            _band(kind, own)
+            for kind, own in sorted(kinds.items())
+            if kind == "any" or len(own) >= LEAST_ROWS
+        ]
+        for chip, kinds in sorted(chips.items())
+    }
+
+
+def _band(kind: str, rows: Sequence[ScoredRow]) -> ErrorBand:
+    shares = np.array([one.row.measured_us / one.estimate_us for one in rows])
+    low, high = np.percentile(shares, [100 - BAND, BAND])
+    median = float(np.median([one.error for one in rows]))
+    return ErrorBand(median, max(0.0, 1 - float(low)), max(0.0, float(high) - 1), len(rows), kind)
+
+
+def rates_as_toml(fitted: Sequence[Fitted]) -> str:
+    """The constants, and the rows they stand on."""
     ids = sorted(one.row.id for chip in fitted for one in chip.estimated)
     lines = [
-        f"{FITTED_MARK}{date.today().isoformat()} by `benchmarks/kernel_rates.py --write`",
-        "# on Pallas kernels of tokamax 0.0.12 timed on real chips; the errors are those of shapes",
-        "# that were left out of the fit.",
-        "",
-        "# The rows of benchmarks/data/kernel_timings.json.gz that were in view.",
+        f"{RATES_MARK}{date.today().isoformat()} by `benchmarks/kernel_rates.py --write` on Pallas",
+        "# kernels of tokamax 0.0.12 that were timed on real chips: these rows of",
+        "# benchmarks/data/kernel_timings.json.gz.",
         "[fitted_on]",
         "rows = [",
         *(f"  {', '.join(map(json.dumps, ids[i : i + 4]))}," for i in range(0, len(ids), 4)),
@@ -244,12 +257,21 @@ def as_toml(fitted: Sequence[Fitted]) -> str:
                 f"compute_factor = {constants.compute_factor:g}",
                 f"turn_cycles = {constants.turn_cycles:g}",
             ]
-    for one in fitted:
-        for band in one.errors:
+    return "\n".join(lines) + "\n"
+
+
+def errors_as_toml(bands: Mapping[str, Sequence[ErrorBand]]) -> str:
+    """How far estimates at those rates are off."""
+    lines = [
+        f"{ERRORS_MARK}{date.today().isoformat()} by `benchmarks/kernel_rates.py --errors` on rows",
+        "# of the same file that the rates were not fitted on.",
+    ]
+    for chip, own in bands.items():
+        for band in own:
             lines += [
                 "",
                 "[[errors]]",
-                f'chip = "{one.chip}"',
+                f'chip = "{chip}"',
                 f'kind = "{band.kind}"',
                 f"median = {band.median:.3f}",
                 f"below = {band.below:.3f}",

@@ -20,7 +20,7 @@ def scored(number, estimate_us, *, impl="xla", size=None):
             "measured_us": 10.0 * (number + 1),
         }
     )
-    return ScoredRow(row, "v6e", estimate_us, None, None, in_view=False)
+    return ScoredRow(row, "v6e", None, estimate_us, None, None, in_view=False)
 
 
 def score(*rows):

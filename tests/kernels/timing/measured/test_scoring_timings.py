@@ -36,7 +36,7 @@ def row(number, us, *, impl="xla", op="matmul", size=None, device="v6e", date=""
 
 def scored(one, estimate_us, *, band=None, in_view=False):
     low, high = band or (None, None)
-    return ScoredRow(one, one.chip, estimate_us, low, high, in_view)
+    return ScoredRow(one, one.chip, None, estimate_us, low, high, in_view)
 
 
 class TestFigures:
@@ -121,7 +121,7 @@ def doubled(monkeypatch):
     def profile(function, arguments, chip, **_):
         rows = arguments[0].shape[0]
         if rows == 128 * 4:
-            raise XLACompilationError("too much of everything.")
+            raise XLACompilationError("too much\n  of everything.")
         return SimpleNamespace(rows=rows, chip=chip)
 
     def timed(profile, *, kind):

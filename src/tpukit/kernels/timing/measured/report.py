@@ -19,6 +19,7 @@ class ScoredRow:
 
     Attributes:
         chip: The generation by tpukit's name.
+        kind: The kind of kernel whose rates timed it; None for what XLA alone makes.
         estimate_us: Origin `model`.
         low_us: The band that `tpukit kernel bench` prints; None where it prints none.
         high_us: Its upper end.
@@ -27,6 +28,7 @@ class ScoredRow:
 
     row: MeasuredRow
     chip: str
+    kind: str | None
     estimate_us: float
     low_us: float | None
     high_us: float | None
@@ -49,6 +51,7 @@ class ScoredRow:
             "op": self.row.op,
             "impl": self.row.impl,
             "chip": self.chip,
+            "kind": self.kind,
             "measured_us": self.row.measured_us,
             "estimate_us": round(self.estimate_us, 3),
             "low_us": self.low_us,

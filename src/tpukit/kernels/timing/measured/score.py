@@ -146,6 +146,10 @@ def _said(result: ScoredRow | LeftOut) -> str:
     return f"{result.ratio:.2f} of measured"
 
 
+def _one_line(reason: str) -> str:
+    return " ".join(reason.split()).rstrip(".")
+
+
 def _was_in_view(row: MeasuredRow) -> bool:
     return row.id in rows_in_view("kernels" if row.is_pallas else "ops")
 
@@ -164,12 +168,13 @@ def _estimate(row: MeasuredRow, *, in_view: bool, use_cache: bool) -> ScoredRow 
         )
         estimate = time_profile(profile, kind=program.kind)
     except TPUError as error:
-        return LeftOut(row.id, what, str(error).rstrip("."))
+        return LeftOut(row.id, what, _one_line(str(error)))
     if estimate.time_s is None:
-        return LeftOut(row.id, what, estimate.reason.rstrip("."))
+        return LeftOut(row.id, what, _one_line(estimate.reason))
     return ScoredRow(
         row=row,
         chip=estimate.chip,
+        kind=program.kind,
         estimate_us=estimate.time_s * 1e6,
         low_us=None if estimate.low_s is None else estimate.low_s * 1e6,
         high_us=None if estimate.high_s is None else estimate.high_s * 1e6,
