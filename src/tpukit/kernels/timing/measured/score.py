@@ -147,7 +147,7 @@ def _said(result: ScoredRow | LeftOut) -> str:
 
 
 def _one_line(reason: str) -> str:
-    return " ".join(reason.split()).rstrip(".")
+    return " ".join(reason.split()).rstrip(".:")
 
 
 def _was_in_view(row: MeasuredRow) -> bool:
