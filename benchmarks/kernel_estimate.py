@@ -35,7 +35,7 @@ def main() -> int:
     score = score_timings(
         read_timings(options.timings),
         limit=None if options.all else options.limit,
-        tell=lambda rows: lambda line: print(line, file=sys.stderr, flush=True),
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
     )
     Console(width=140).print(score)
     report(*claims(score))

@@ -81,7 +81,7 @@ def find_errors(timings: Path, limit: int | None) -> str:
     score = score_timings(
         kernels,
         limit=limit,
-        tell=lambda rows: lambda line: print(line, file=sys.stderr, flush=True),
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
     )
     bands = error_bands(score.unseen)
     for chip, own in bands.items():

@@ -1,7 +1,6 @@
 """`tpukit kernel bench --timings`: what estimates are worth, by kernels that were measured."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -29,17 +28,15 @@ def score_file(
     from ..kernels.timing.measured import read_timings, score_timings
     from .output import show
 
-    with ExitStack() as progress:
-
-        def tell(rows: int) -> Callable[[str], None]:
-            return progress.enter_context(counted(rows))
-
+    timings = read_timings(path)
+    chips = chosen_chips(on) if on is not None else ()
+    with counted(None) as progress:
         score = score_timings(
-            read_timings(path),
+            timings,
             ops=only or (),
-            chips=chosen_chips(on) if on is not None else (),
+            chips=chips,
             limit=limit,
-            tell=tell,
+            progress=progress,
             use_cache=use_cache,
         )
     show(score, json=json)

@@ -149,7 +149,7 @@ def timings(tmp_path):
 class TestARun:
     def test_every_row_is_scored_or_named(self, doubled, timings):
         lines = []
-        found = score_timings(read_timings(timings), tell=lambda rows: lines.append)
+        found = score_timings(read_timings(timings), progress=lines.append)
         assert {one.row.id for one in found.scored} == {"r0", "r1", "r2", "r4"}
         assert found.total.median_error == pytest.approx(1.0)
         reasons = {one.id: one.reason for one in found.left_out}
@@ -159,7 +159,7 @@ class TestARun:
         assert "'v9z' is not a TPU generation" in reasons["r11"]
         assert "copy as xla" in reasons["r12"]
         assert len(found.scored) + len(found.left_out) == found.rows_in_file == 9
-        assert len(lines) == 8
+        assert [(line.done, line.total) for line in lines] == [(i, 8) for i in range(1, 9)]
         assert "matmul as xla on v6e (m 0): 2.00 of measured" in lines
 
     def test_the_same_rows_give_the_same_answer_with_any_number_of_workers(self, doubled, timings):

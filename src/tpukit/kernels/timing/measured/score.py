@@ -1,12 +1,13 @@
 """Measured rows, each compiled and timed as `tpukit kernel bench` times any kernel."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
 from ....compiler.aot import room_for_workers
 from ....errors import TPUError, TPUValidationError, did_you_mean
+from ....runtime.progress import Counted, Progress, silent
 from ..estimating import time_profile
 from ..profile import profile_kernel
 from .in_view import rows_in_view
@@ -17,7 +18,6 @@ from .rows import LeftOut, MeasuredRow, Timings
 ROW_TIMEOUT_S = 900.0
 # Two threads that import tokamax at once would wait for each other's half of it.
 _ONE_WRITER = Lock()
-Tell = Callable[[str], None]
 
 
 def score_timings(
@@ -26,7 +26,7 @@ def score_timings(
     ops: Sequence[str] = (),
     chips: Sequence[str] = (),
     limit: int | None = None,
-    tell: Callable[[int], Tell] | None = None,
+    progress: Progress = silent,
     workers: int | None = None,
     use_cache: bool = True,
 ) -> TimingsScore:
@@ -38,7 +38,7 @@ def score_timings(
         chips: Only these generations, by tpukit's names; all by default.
         limit: So many cases of each op, generation and set of implementations, from the fastest to
             the slowest; all by default.
-        tell: Given the number of rows, what to call with each row's result.
+        progress: Called with each row's result, a `Counted` line.
         workers: Compiles at once; by default as many as cores and free memory allow.
         use_cache: Whether compiles on disk will do, and these are kept.
 
@@ -48,7 +48,6 @@ def score_timings(
     kept, left_out = newest(_wanted(timings.rows, ops, chips))
     rows = sample(kept, limit)
     in_view = {row.program_key for row in timings.rows if _was_in_view(row)}
-    told = tell(len(rows)) if tell else None
 
     def one(row: MeasuredRow) -> ScoredRow | LeftOut:
         return _estimate(row, in_view=row.program_key in in_view, use_cache=use_cache)
@@ -58,8 +57,8 @@ def score_timings(
     try:
         for row, result in zip(rows, pool.map(one, rows), strict=True):
             found.append(result)
-            if told is not None:
-                told(f"{row.describe()}: {_said(result)}")
+            line = f"{row.describe()}: {_said(result)}"
+            progress(Counted(line, done=len(found), total=len(rows)))
     finally:  # whoever interrupts this does not wait for the rows that have not begun
         pool.shutdown(cancel_futures=True)
     return TimingsScore(
