@@ -200,7 +200,7 @@ def test_bench_scores_itself_against_measured_kernels(timings):
     assert "origin: model) against measured" in text
     assert "1 of 2 rows" in text
     assert "matmul v6e 1 0 — 100.0% 100.0%" in text
-    assert "left out 1: [bold]riddle as xla" in text
+    assert "left out 1: its source is not here ([bold]riddle as xla)" in text
     assert "[1/2]" in found.stderr
     assert "2.00 of measured" in found.stderr
     data = json.loads(run("bench", "--timings", str(timings), "--json").stdout)

@@ -56,11 +56,7 @@ def _write(row: MeasuredRow) -> Program:
         return _PLAIN[row.op](row)
     if own in builtin_ops() and row.impl in get_tpu_op(own).implementations:
         return _own_program(row, own)
-    raise TPUKernelError(
-        UNDETERMINED.get(
-            (row.op, row.impl), f"{row.op} as {row.impl} is a program whose source is not here"
-        )
-    )
+    raise TPUKernelError(UNDETERMINED.get((row.op, row.impl), "its source is not here"))
 
 
 def _matmul(row: MeasuredRow) -> Program:

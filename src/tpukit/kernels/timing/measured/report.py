@@ -153,9 +153,12 @@ class TimingsScore:
         return _together(self.unseen)
 
     @cached_property
-    def reasons(self) -> Counter[tuple[str, str]]:
-        """How many rows were left out, by what they measured and why."""
-        return Counter((row.what, row.reason) for row in self.left_out)
+    def reasons(self) -> dict[str, Counter[str]]:
+        """Why rows were left out, the most frequent first; how many of each program."""
+        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for row in self.left_out:
+            found[row.reason][row.what] += 1
+        return dict(sorted(found.items(), key=lambda item: -item[1].total()))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

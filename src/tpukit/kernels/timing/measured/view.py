@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .report import GroupScore, TimingsScore
 
-LONGEST_REASON = 200
+LONGEST_REASON = 160
+MOST_PROGRAMS = 4
 
 
 def score_view(score: "TimingsScore") -> Any:
@@ -31,9 +32,11 @@ def score_view(score: "TimingsScore") -> Any:
     for group in (*score.groups, *([score.total] if score.total else [])):
         table.add_row(*(Text(cell) for cell in _cells(group)))
     parts += [table, Text(_in_view(score))]
-    for (what, reason), count in score.reasons.most_common():
+    for reason, programs in score.reasons.items():
         shown = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}…"
-        parts.append(Text(f"left out {count}: {what}: {shown}", style="yellow"))
+        most = [name for name, _ in programs.most_common(MOST_PROGRAMS)]
+        named = ", ".join([*most, "…"] if len(programs) > len(most) else most)
+        parts.append(Text(f"left out {programs.total()}: {shown} ({named})", style="yellow"))
     return Group(*parts)
 
 
