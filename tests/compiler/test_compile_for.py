@@ -129,6 +129,16 @@ def test_the_same_program_has_the_same_fingerprint():
     assert first.argument_names == ("[0]['b']", "[0]['w']", "[1]")
 
 
+def test_a_scatter_has_the_same_fingerprint_from_wherever_it_is_lowered():
+    def counted(rows):  # the scatter's own block names the place it was called from
+        return jnp.zeros(8, jnp.int32).at[rows].add(1)
+
+    def lowered(depth):
+        return lowered(depth - 1) if depth else lower_program(counted, shape(4, dtype="int32"))
+
+    assert lowered(0).fingerprint == lowered(3).fingerprint
+
+
 def _as_text(result):
     from rich.console import Console
 

@@ -22,12 +22,12 @@ from .kernel_options import (
     read_values,
     start,
 )
+from .kernel_score import score_file
 
 app = typer.Typer(no_args_is_help=True)
-OpName = Annotated[
-    str,
-    typer.Argument(help="An op, as `tpukit kernel list` names it, or one of yours: file.py:name."),
-]
+OP_ARGUMENT: Any = typer.Argument(
+    help="An op, as `tpukit kernel list` names it, or one of yours: file.py:name."
+)
 
 
 @app.command("list")
@@ -43,22 +43,50 @@ def list_ops(json: Json = False) -> None:
 
 @app.command()
 def bench(
-    op: OpName,
-    on: On,
+    op: Annotated[str | None, OP_ARGUMENT] = None,
+    on: On = None,
     case: CaseNames = None,
     shape: Shapes = None,
     option: OptionTexts = None,
     value: ValueTexts = None,
     implementation: Implementation = None,
     backward: Backward = False,
+    timings: Annotated[
+        Path | None,
+        typer.Option(help="Instead of an op: a JSON list of measured kernels to score against."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="With --timings: rows of this op; repeat.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --timings: so many cases of each op and generation."),
+    ] = None,
     no_cache: NoCache = False,
     json: Json = False,
 ) -> None:
-    """Estimate an op's time on generations you do not have: cycles, bound, error, against XLA."""
+    """Estimate an op's time on generations you do not have: cycles, bound, error, against XLA.
+
+    With --timings, estimate measured kernels and say how far the estimates are off.
+    """
     start()
+    from ..errors import TPUValidationError
     from ..kernels.timing import bench_op, default_implementations
     from .output import show
 
+    if timings is not None:
+        if op or case or shape or option or value or implementation or backward:
+            raise TPUValidationError(
+                "--timings says what to time; beside it give --only, --on, --limit, or nothing."
+            )
+        score_file(timings, only=only, on=on, limit=limit, use_cache=not no_cache, json=json)
+        return
+    if only or limit is not None:
+        raise TPUValidationError("--only and --limit choose rows of a file; give --timings too.")
+    if op is None or on is None:
+        raise TPUValidationError(
+            "name an op and --on v6e to time it, or give --timings FILE to score estimates."
+        )
     found = find_op(op)
     chips = chosen_chips(on)
     cases = choose_cases(found, case, shape, option)
@@ -82,8 +110,8 @@ def bench(
 
 @app.command()
 def tune(
-    op: OpName,
-    on: Annotated[str | None, typer.Option(help="Generations, e.g. v6e or v5e,v6e.")] = None,
+    op: Annotated[str, OP_ARGUMENT],
+    on: On = None,
     case: CaseNames = None,
     shape: Shapes = None,
     option: OptionTexts = None,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..kernels.registry.op import KernelCase, Op
     from ..runtime.progress import Progress
 
-On = Annotated[str, typer.Option(help="Generations, e.g. v6e or v5e,v5p,v6e,7x.")]
+On = Annotated[str | None, typer.Option(help="Generations, e.g. v6e or v5e,v5p,v6e,7x.")]
 CaseNames = Annotated[
     list[str] | None, typer.Option(help="A case of the op by name; repeat. All by default.")
 ]
@@ -209,14 +209,17 @@ def counted(total: int | None) -> "Generator[Progress]":
     from rich import progress
     from rich.console import Console
 
+    from ..runtime.progress import Counted
+
     console = Console(stderr=True)
     if not console.is_terminal:
-        done = 0
+        lines = 0
 
         def line(text: str) -> None:
-            nonlocal done
-            done += 1
-            sys.stderr.write(f"[{done}{f'/{total}' if total else ''}] {text}\n")
+            nonlocal lines
+            lines += 1
+            of = text.total if isinstance(text, Counted) else total
+            sys.stderr.write(f"[{lines}{f'/{of}' if of else ''}] {text}\n")
             sys.stderr.flush()
 
         yield line
@@ -225,7 +228,8 @@ def counted(total: int | None) -> "Generator[Progress]":
         task = drawn.add_task("starting", total=total)
 
         def bar(text: str) -> None:
-            drawn.update(task, advance=1, description=text)
+            of = text.total if isinstance(text, Counted) else total
+            drawn.update(task, advance=1, total=of, description=text)
 
         yield bar
 

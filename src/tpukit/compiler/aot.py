@@ -156,7 +156,7 @@ def compile_many(
         except TPUError as error:
             return error
 
-    with ThreadPoolExecutor(workers or _room_for_workers()) as pool:
+    with ThreadPoolExecutor(workers or room_for_workers()) as pool:
         return list(pool.map(one, requests))
 
 
@@ -246,7 +246,8 @@ def _or_raise(compiled: CompiledStep, until: Until) -> CompiledStep:
     raise TPUOutOfMemoryError(compiled.memory.refusal)
 
 
-def _room_for_workers() -> int:
+def room_for_workers() -> int:
+    """Compiles that cores and free memory allow at once."""
     import psutil
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

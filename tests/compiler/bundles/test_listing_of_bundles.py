@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.compiler.bundles import parse_listing
+from tpukit.compiler.bundles.listing import NEVER
 from tpukit.compiler.bundles.machine import run_program
 from tpukit.compiler.bundles.units import UNITS, core_of, read_opcode
 from tpukit.errors import XLACompilationError
@@ -70,6 +71,23 @@ def test_nested_comments_and_guards_are_read():
     assert transfer.operands == ("%s6_s1", "16", "%s7_s3", "[#allocation2 + $0x1]")
     assert first.regions == (4,)
     assert (second.label, second.depth) == ("PF", 2)
+
+
+def test_a_division_and_what_never_runs_are_read():
+    text = (
+        "= control target key end\n"
+        "     0   :  { %41 = sdivrem.u32 %s1_s2, 3 /* kRem */  ;;  %s5_s3 = smov 9 }\n"
+        "   0x1   :  { %s2_s4 = spop.drf %41  ;;  %6 = dma.general (0), /*src=*/%s1_s2, 0, %s5_s3, "
+        "%s2_s4 }\n"
+    )
+    first, second = parse_listing(text).bundles
+    division, (result, transfer) = first.instructions[0], second.instructions
+    assert division.opcode == "sdivrem.u32.rem"
+    assert division.operands == ("%s1_s2", "3")
+    assert result.reads == (division.target,)
+    assert transfer.predicate == NEVER
+    assert transfer.operands == ("%s1_s2", "0", "%s5_s3", "%s2_s4")
+    assert NEVER not in transfer.reads
 
 
 @pytest.mark.parametrize(

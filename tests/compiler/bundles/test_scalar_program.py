@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from tpukit.compiler.bundles import parse_listing, trace_call
 from tpukit.compiler.bundles.listing import Bundle, BundleListing, Instruction
 from tpukit.compiler.bundles.machine import run_program
-from tpukit.compiler.bundles.scalar import UNKNOWN, add, both, choose, either, signed
+from tpukit.compiler.bundles.scalar import (
+    NAMESPACE,
+    UNKNOWN,
+    add,
+    both,
+    choose,
+    either,
+    expression,
+    signed,
+)
 from tpukit.compiler.bundles.segments import _branches
 from tpukit.compiler.bundles.units import core_of
 from tpukit.errors import XLACompilationError
@@ -115,3 +124,23 @@ def test_a_transfer_belongs_to_a_branch_on_7x_where_the_next_region_begins_behin
     program = branching((), (transfer,), (), (), region=region)
     (branch,) = _branches(program, core_of("7x"))
     assert branch.end - branch.address - 1 == slots
+
+
+def test_a_wait_that_needs_what_a_taken_branch_leaves_out_is_no_delay_slot():
+    flag = Instruction("s7_s2", "scalar_lea.sflag", "[#allocation6], %s6_s1", "p1_p0", negated=True)
+    wait = Instruction("", "dma.done.wait", "%s7_s2, 4096", "p3_p1")
+    program = branching((flag,), (), (wait,), (), region=4)
+    (branch,) = _branches(program, core_of("7x"))
+    assert branch.end - branch.address - 1 == 2
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 2**32 - 1))
+def test_divisions_are_those_of_unsigned_numbers(a, b):
+    for asked, expected in (("rem", a % b), ("div", a // b)):
+        one = Instruction("s9_s99", f"sdivrem.u32.{asked}", f"{signed(a)}, {signed(b)}")
+        assert eval(expression(one), dict(NAMESPACE)) == signed(expected)
+
+
+def test_a_division_by_nothing_is_not_known():
+    one = Instruction("s9_s99", "sdivrem.u32.rem", "7, 0")
+    assert eval(expression(one), dict(NAMESPACE)) is UNKNOWN

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from tpukit.errors import SliceError
+from tpukit.errors import SliceError, TPUOutOfMemoryError
 from tpukit.kernels.timing import Calibration, estimate_kernel, profile_kernel, time_profile
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
@@ -171,6 +171,21 @@ def test_cycles_are_near_libtpus_own_profile(chip, name):
         arguments = (shape,) * 2
     found = estimate_kernel(function, arguments, chip)
     assert found.compute_cycles == pytest.approx(LIBTPU_CYCLES[chip, name], rel=0.10)
+
+
+def test_what_xla_alone_makes_is_timed_by_its_schedule():
+    shape = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    profile = profile_kernel(lambda x: x + 1, (shape,), "v6e")
+    assert profile.compiled.stage == "schedule"
+    found = time_profile(profile)
+    assert found.time_s > 2 * 64 * MIB / 1640e9
+    assert found.error is None  # bands are those of kernels
+
+
+def test_what_does_not_fit_is_refused():
+    huge = jax.ShapeDtypeStruct((65536, 65536), jnp.float32)
+    with pytest.raises(TPUOutOfMemoryError):
+        profile_kernel(lambda x: x + 1, (huge,), "v5e")
 
 
 def test_a_chip_that_is_none_is_named():

@@ -16,10 +16,16 @@ _INSTRUCTION = re.compile(
     r"(?:%(\w+)\s*=\s*)?([a-z_][\w.-]*(?:\[\d+\][\w.]*)?(?:<[^>]*>)?)\s*(.*)", re.DOTALL
 )
 _PREDICATE = re.compile(r"\(\s*(!?)%(p\w+)\s*(?:,\s*%(\w+)\s*)?\)\s*,?\s*")
+_NEVER = re.compile(r"\(\s*0\s*\)\s*,\s*")
+_DIVISION = re.compile(r"\s*\bk(Div|Rem)$")
+# Quotients and remainders come out of a queue that is no register; named as one, of which there
+# are 32, they are followed like any other value.
+_DIVISION_TARGET, _DIVISION_VALUE = re.compile(r"^(\d+)$"), re.compile(r"%(\d+)\b")
 _NOTES = re.compile(r"\[(?:thread|resolvable):[^\]]*\]\s*")
 _NAME = re.compile(r"%(\w+)")
 _STARTS = re.compile(r"Start(?:/End empty)? region (\d+)")
 _CORE_ID = "core id"
+NEVER = "0"
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class Instruction:
         target: The name it defines, `s12_s3` for a scalar in register s3; "" for none.
         opcode: With everything the compiler appends, e.g. `vmatmul.bf16.gmra.mxu0`.
         text: The operands, without predicate and comments.
-        predicate: The name of the predicate it depends on, "" for none.
+        predicate: The name of the predicate it depends on, "" for none, `NEVER` for one that is
+            false.
         negated: Whether it runs when the predicate is false.
         otherwise: The name whose value the target keeps when it does not run, "" for none.
         reads_core_id: Whether it loads the number of the core it runs on.
@@ -53,7 +60,10 @@ class Instruction:
     def reads(self) -> tuple[str, ...]:
         """Every name whose value it needs."""
         names = _NAME.findall(self.text)
-        return (*names, *(name for name in (self.predicate, self.otherwise) if name))
+        return (
+            *names,
+            *(name for name in (self.predicate, self.otherwise) if name not in ("", NEVER)),
+        )
 
 
 @dataclass(frozen=True)
@@ -134,8 +144,16 @@ def _instruction(slot: str) -> Instruction:
     reads_core_id = _CORE_ID in text
     text = _NOTES.sub("", text.replace(_CORE_ID, "")).strip()
     predicate, negated, otherwise = "", False, ""
-    guard = _PREDICATE.search(text)
-    if guard is not None:
+    division = _DIVISION.search(text)
+    if division is not None:
+        opcode, text = f"{opcode}.{division[1].lower()}", text[: division.start()]
+    if opcode.startswith(("sdivrem", "spop.drf")):
+        target = _DIVISION_TARGET.sub(r"s\1_s99", target or "")
+        text = _DIVISION_VALUE.sub(r"%s\1_s99", text)
+    guard, never = _PREDICATE.search(text), _NEVER.match(text)
+    if never is not None:
+        predicate, text = NEVER, text[never.end() :]
+    elif guard is not None:
         negated, predicate, otherwise = bool(guard[1]), guard[2], guard[3] or ""
         text = (text[: guard.start()] + text[guard.end() :]).strip()
     return Instruction(target or "", opcode, text, predicate, negated, otherwise, reads_core_id)
@@ -145,7 +163,7 @@ def _without_comments(text: str) -> str:
     """Drop comments, which nest, but for the few words that say something.
 
     A comment behind a bundle says which regions start there; one on a load says that it loads
-    the number of the core.
+    the number of the core, and one on a division which of its results is meant.
     """
     kept: list[str] = []
     depth, position = 0, 0
@@ -167,8 +185,8 @@ def _without_comments(text: str) -> str:
 
 
 def _worth_keeping(comment: str) -> str:
-    if comment == _CORE_ID:
-        return f" {_CORE_ID}"
+    if comment in (_CORE_ID, "kDiv", "kRem"):
+        return f" {comment}"
     if comment.startswith(("Start region", "Start/End empty region", "End region")):
         return f" {comment.replace('{', ' ').replace('}', ' ')} "
     return ""

@@ -121,6 +121,15 @@ def _unsigned(value: int) -> int:
     return value & 0xFFFFFFFF
 
 
+def _divided(function: Any) -> Any:
+    def checked(a: Any, b: Any) -> Any:
+        if a is UNKNOWN or b is UNKNOWN or a >= ADDRESS or b >= ADDRESS or b == 0:
+            return UNKNOWN
+        return signed(function(_unsigned(a), _unsigned(b)))
+
+    return checked
+
+
 def choose(predicate: Any, yes: Any, no: Any) -> Any:
     """`yes` or `no`; unknown when it matters and the predicate is."""
     if predicate is UNKNOWN:
@@ -171,6 +180,8 @@ NAMESPACE: dict[str, Any] = {
     "most": _numbers_only(max),
     "least_unsigned": _numbers_only(lambda a, b: signed(min(_unsigned(a), _unsigned(b)))),
     "most_unsigned": _numbers_only(lambda a, b: signed(max(_unsigned(a), _unsigned(b)))),
+    "quotient_unsigned": _divided(lambda a, b: a // b),
+    "remainder_unsigned": _divided(lambda a, b: a % b),
     "eq": _numbers_only(lambda a, b: a == b),
     "ne": _numbers_only(lambda a, b: a != b),
     "lt": _numbers_only(lambda a, b: a < b),
@@ -199,11 +210,13 @@ _BINARY = {
     "smax.s32": "most",
     "smin.u32": "least_unsigned",
     "smax.u32": "most_unsigned",
+    "sdivrem.u32.div": "quotient_unsigned",
+    "sdivrem.u32.rem": "remainder_unsigned",
     "por": "either",
     "pand": "both",
     "pxor": "differ",
 }
-_COPIES = ("smov", "pmov", "int_to_ptr")
+_COPIES = ("smov", "pmov", "int_to_ptr", "spop")
 _COMPARISON = re.compile(r"scmp\.(eq|ne|lt|le|gt|ge)\.([su])32")
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...errors import XLACompilationError
-from .listing import BundleListing, Instruction
+from .listing import NEVER, BundleListing, Instruction
 from .scalar import (
     NAMESPACE,
     address_source,
@@ -123,7 +123,8 @@ def _delay_slots(listing: BundleListing, address: int, branch: Instruction, core
 
     Older generations have a fixed number. TPU7x has up to six, which the listing does not state.
     What is jumped over begins with a region of its own: they reach up to it, where it begins that
-    soon. Else they reach at least to the last bundle that is guarded against the branch being
+    soon, or up to a transfer that needs what is computed only when the branch is not taken. Else
+    they reach at least to the last bundle that is guarded against the branch being
     taken, and on to whatever must not run then (a transfer or a semaphore).
     """
     most = core.branch_delay_slots
@@ -131,13 +132,23 @@ def _delay_slots(listing: BundleListing, address: int, branch: Instruction, core
         return most
     following = listing.bundles[address + 1 : address + 1 + most]
     slots = 0
+    only_without: set[str] = set()  # what is computed only when the branch is not taken
     for number, bundle in enumerate(following, start=1):
-        if any(
-            one.predicate == branch.predicate and one.negated != branch.negated
+        guarded = [
+            one
             for one in bundle.instructions
-        ):
+            if one.predicate == branch.predicate and one.negated != branch.negated
+        ]
+        if guarded:
             slots = number
-    begins = (n for n, bundle in enumerate(following) if bundle.label or bundle.regions)
+            only_without.update(one.target for one in guarded)
+    begins = (
+        n
+        for n, bundle in enumerate(following)
+        if bundle.label
+        or bundle.regions
+        or any(_needs(one, only_without) for one in bundle.instructions)
+    )
     region = next(begins, None)
     if region is not None:
         return max(slots, region)
@@ -146,6 +157,11 @@ def _delay_slots(listing: BundleListing, address: int, branch: Instruction, core
             break
         slots += 1
     return slots
+
+
+def _needs(one: Instruction, names: set[str]) -> bool:
+    """Whether it is a transfer, or a wait for one, that cannot be without these values."""
+    return one.opcode.startswith("dma") and not names.isdisjoint(one.reads)
 
 
 def _has_side_effect(one: Instruction) -> bool:
@@ -266,6 +282,8 @@ def _order(one: Instruction) -> int:
 def _guard(one: Instruction) -> str:
     if not one.predicate:
         return "True"
+    if one.predicate == NEVER:
+        return "False"
     return value_source(f"{'!' if one.negated else ''}%{one.predicate}")
 
 

@@ -4,13 +4,12 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 
-from ...compiler.aot import run_request
+from ...compiler.aot import DEFAULT_TIMEOUT_S, run_request
 from ...compiler.bundles import CallTrace, trace_call, words_of
 from ...compiler.cache import CompileCache
 from ...compiler.compiled import CompiledStep
@@ -18,7 +17,7 @@ from ...compiler.hlo import Computation, Instruction
 from ...compiler.kernel_traces import kernel_calls, one_device_slice
 from ...compiler.program.request import make_request
 from ...compiler.timeline.kernels import RaggedDotTimer
-from ...errors import XLACompilationError
+from ...errors import TPUOutOfMemoryError, XLACompilationError
 from ...hardware import Chip, get_chip
 from ...hardware.target import target_chip
 from ...runtime.progress import Progress, silent
@@ -46,11 +45,6 @@ class KernelProfile:
         """Bundles of all its kernels' programs."""
         return sum(call.bundle_count for call in self.calls.values())
 
-    @cached_property
-    def kernel_names(self) -> tuple[str, ...]:
-        """The kernel calls of the compiled program, in no order of time."""
-        return tuple(call.name for call, _ in kernel_calls(self.compiled.module))
-
 
 def profile_kernel(
     function: Callable[..., Any],
@@ -58,6 +52,7 @@ def profile_kernel(
     chip: str,
     *,
     scalar_inputs: Mapping[int, Any] | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
     progress: Progress = silent,
     use_cache: bool = True,
 ) -> KernelProfile:
@@ -68,8 +63,13 @@ def profile_kernel(
         arguments: Shapes, or arrays where the values decide what a kernel does (group sizes).
         chip: A generation: "v5e", "v5p", "v6e", "7x".
         scalar_inputs: Values of flat arguments by position, for those given as shapes.
+        timeout_s: The compile is given up after this long.
         progress: Called with each stage of the compile.
         use_cache: Whether an answer on disk will do, and this one is kept.
+
+    Raises:
+        TPUOutOfMemoryError: The program does not fit.
+        XLACompilationError: The compiler refused it.
     """
     target = get_chip(chip)
     leaves = jax.tree.leaves(tuple(arguments))
@@ -82,8 +82,19 @@ def profile_kernel(
     shapes = jax.tree.map(_shape, tuple(arguments))
     with target_chip(target.name):
         request = make_request(function, one_device_slice(target), *shapes, progress=progress)
-        compiled = run_request(request, progress=progress, use_cache=use_cache, bundles=True)
         pallas = find_pallas_calls(function, shapes, known)
+        # What XLA alone makes is timed by its schedule; generating its code would take longer
+        # than all before it.
+        compiled = run_request(
+            request,
+            until="codegen" if pallas else "schedule",
+            timeout_s=timeout_s,
+            progress=progress,
+            use_cache=use_cache,
+            bundles=bool(pallas),
+        )
+    if not compiled.fits:
+        raise TPUOutOfMemoryError(compiled.memory.refusal)
     traces: dict[str, CallTrace] = {}
     reasons: dict[str, str] = {}
     for call, parent in kernel_calls(compiled.module):

@@ -3,10 +3,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
-from kernel_rows import rates
-from kernel_rows.rows import as_row
+import rate_fitting as rates
+from kernel_estimate import DEFAULT_TIMINGS
 
 from tpukit.hardware import get_chip
+from tpukit.kernels.timing.measured import MeasuredRow, read_timings
+from tpukit.kernels.timing.measured.in_view import rows_in_view
 
 
 @dataclass(frozen=True)
@@ -36,23 +38,15 @@ def kernels(*, factor, efficiency, turn_cycles, count=24, kind="flash_attention"
     for number in range(count):
         compute, moved, turns = 100.0 * (1 + number % 5), 80.0 * (1 + number % 3), 64.0 * number
         measured = compute * factor + moved / efficiency + turns * turn_cycles / 1750
-        row = as_row(
+        row = MeasuredRow.model_validate(
             {
                 "id": f"r{number}",
-                "case_id": "c",
                 "device": "v6e",
                 "op": "attention_fwd",
                 "impl": "pallas_mosaic_tpu",
                 "dims": {"q_len": 128 * (number + 1)},
                 "shapes": {},
-                "dtypes": {"q": "bfloat16"},
-                "config": {"block_q": 128},
-                "static_args": {},
-                "mask_kind": "none",
-                "group_sizes": None,
                 "measured_us": measured,
-                "timing_method": "xprof_device_span",
-                "source_date": "2026-08",
             }
         )
         made.append(Kernel(row, compute, moved, turns, kind))
@@ -66,13 +60,15 @@ def test_rates_are_those_the_times_were_made_with():
         assert constants.compute_factor == pytest.approx(1.1)
         assert constants.hbm_efficiency == pytest.approx(0.85)
         assert constants.turn_cycles == 200
-    assert {band.kind for band in found.errors} == {"any", "flash_attention"}
-    assert all(band.median < 0.01 for band in found.errors)
+    bands = rates.error_bands(found.estimated)["v6e"]
+    assert {band.kind for band in bands} == {"any", "flash_attention"}
+    assert all(band.median < 0.01 for band in bands)
 
 
 def test_a_chip_that_is_twice_as_slow_as_any_rate_allows_has_a_wide_band():
     (found,) = rates.fit_rates(kernels(factor=3.0, efficiency=0.3, turn_cycles=0))
-    (band,) = [one for one in found.errors if one.kind == "any"]
+    band, _ = rates.error_bands(found.estimated)["v6e"]
+    assert band.kind == "any"
     assert band.median > 0.3
     assert band.above > 0.5
 
@@ -83,20 +79,28 @@ def test_kinds_that_differ_have_rates_of_their_own():
     (found,) = rates.fit_rates([*fast, *slow])
     assert found.kinds["flash_attention"].compute_factor == pytest.approx(0.8)
     assert found.kinds["grouped_matmul"].compute_factor == pytest.approx(1.2)
-    medians = {band.kind: band.median for band in found.errors}
-    assert medians["flash_attention"] < 0.01 < medians["any"]
+    assert all(one.error < 0.01 for one in found.estimated)
 
 
 def test_a_kind_with_few_rows_has_no_band_of_its_own():
     few = kernels(factor=1.0, efficiency=0.9, turn_cycles=0, count=2, kind="cross_entropy")
     many = kernels(factor=1.0, efficiency=0.9, turn_cycles=0)
     (found,) = rates.fit_rates([*many, *few])
-    assert {band.kind for band in found.errors} == {"any", "flash_attention"}
+    bands = rates.error_bands(found.estimated)["v6e"]
+    assert {band.kind: band.rows for band in bands} == {"any": 26, "flash_attention": 24}
 
 
 def test_the_file_holds_what_was_fitted():
     fitted = rates.fit_rates(kernels(factor=1.1, efficiency=0.85, turn_cycles=200))
-    table = tomllib.loads(rates.as_toml(fitted))
+    bands = rates.error_bands(fitted[0].estimated)
+    table = tomllib.loads(rates.rates_as_toml(fitted) + rates.errors_as_toml(bands))
     assert table["v6e"]["compute_factor"] == 1.1
     assert table["v6e"]["kinds"]["flash_attention"]["turn_cycles"] == 200
     assert {error["kind"] for error in table["errors"]} == {"any", "flash_attention"}
+    assert table["fitted_on"]["rows"] == sorted(f"r{number}" for number in range(24))
+
+
+def test_the_shipped_rates_stand_on_the_rows_the_script_would_choose():
+    chosen = {row.id for row in rates.spread(read_timings(DEFAULT_TIMINGS).rows, 5)}
+    assert rows_in_view("kernels") < chosen
+    assert len(chosen) == 40  # one could not be followed

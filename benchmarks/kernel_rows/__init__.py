@@ -1,1 +1,0 @@
-"""Measured kernel timings: the rows, an analytic model of each kernel family, its calibration."""

@@ -1,0 +1,181 @@
+"""Measured rows, each compiled and timed as `tpukit kernel bench` times any kernel."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+
+from ....compiler.aot import room_for_workers
+from ....errors import TPUError, TPUValidationError, did_you_mean
+from ....runtime.progress import Counted, Progress, silent
+from ..estimating import time_profile
+from ..profile import profile_kernel
+from .in_view import rows_in_view
+from .programs import program_of
+from .report import ScoredRow, TimingsScore
+from .rows import LeftOut, MeasuredRow, Timings
+
+ROW_TIMEOUT_S = 900.0
+# Two threads that import tokamax at once would wait for each other's half of it.
+_ONE_WRITER = Lock()
+
+
+def score_timings(
+    timings: Timings,
+    *,
+    ops: Sequence[str] = (),
+    chips: Sequence[str] = (),
+    limit: int | None = None,
+    progress: Progress = silent,
+    workers: int | None = None,
+    use_cache: bool = True,
+) -> TimingsScore:
+    """Estimate every measured row that can be written anew, and set it beside its measurement.
+
+    Args:
+        timings: What `read_timings` read.
+        ops: Only these; all by default.
+        chips: Only these generations, by tpukit's names; all by default.
+        limit: So many cases of each op, generation and set of implementations, from the fastest to
+            the slowest; all by default.
+        progress: Called with each row's result, a `Counted` line.
+        workers: Compiles at once; by default as many as cores and free memory allow.
+        use_cache: Whether compiles on disk will do, and these are kept.
+
+    Raises:
+        TPUValidationError: No row is of such an op or generation.
+    """
+    kept, left_out = newest(_wanted(timings.rows, ops, chips))
+    rows = sample(kept, limit)
+    in_view = {row.program_key for row in timings.rows if _was_in_view(row)}
+
+    def one(row: MeasuredRow) -> ScoredRow | LeftOut:
+        return _estimate(row, in_view=row.program_key in in_view, use_cache=use_cache)
+
+    found: list[ScoredRow | LeftOut] = []
+    pool = ThreadPoolExecutor(workers or room_for_workers())
+    try:
+        for row, result in zip(rows, pool.map(one, rows), strict=True):
+            found.append(result)
+            line = f"{row.describe()}: {_said(result)}"
+            progress(Counted(line, done=len(found), total=len(rows)))
+    finally:  # whoever interrupts this does not wait for the rows that have not begun
+        pool.shutdown(cancel_futures=True)
+    return TimingsScore(
+        source=str(timings.path),
+        rows_in_file=len(timings.rows) + len(timings.unreadable),
+        sampled=limit,
+        scored=tuple(one for one in found if isinstance(one, ScoredRow)),
+        left_out=(
+            *timings.unreadable,
+            *left_out,
+            *(one for one in found if isinstance(one, LeftOut)),
+        ),
+    )
+
+
+def newest(rows: Iterable[MeasuredRow]) -> tuple[list[MeasuredRow], list[LeftOut]]:
+    """Of rows that measured one program at different times, the newest; and those left out.
+
+    What is compiled here is made by one compiler, today's; the newest row is nearest to it.
+    """
+    programs: dict[str, list[MeasuredRow]] = defaultdict(list)
+    for row in rows:
+        programs[row.program_key].append(row)
+    kept: list[MeasuredRow] = []
+    left_out: list[LeftOut] = []
+    for measured in programs.values():
+        *older, last = sorted(measured, key=lambda row: (row.source_date, row.id))
+        kept.append(last)
+        left_out += [
+            LeftOut(row.id, f"{row.op} as {row.impl}", "the same program was measured again later")
+            for row in older
+        ]
+    return kept, left_out
+
+
+def sample(rows: Sequence[MeasuredRow], limit: int | None) -> list[MeasuredRow]:
+    """All rows of some cases of each op and generation, evenly from the fastest to the slowest.
+
+    Cases that were measured by the same implementations are counted together, so that those with
+    a kernel and with XLA, which say which is faster, are among them wherever there are any.
+    """
+    cases: dict[str, list[MeasuredRow]] = defaultdict(list)
+    for row in rows:
+        cases[row.case_key].append(row)
+    strata: dict[tuple[str, str, str], list[list[MeasuredRow]]] = defaultdict(list)
+    for measured in cases.values():
+        sides = ", ".join(sorted({row.impl for row in measured}))
+        strata[measured[0].op, measured[0].device, sides].append(measured)
+    chosen: list[MeasuredRow] = []
+    for key in sorted(strata):
+        ordered = sorted(
+            strata[key], key=lambda case: (min(row.measured_us for row in case), case[0].case_key)
+        )
+        count = len(ordered) if limit is None else min(limit, len(ordered))
+        places = sorted({round(i * (len(ordered) - 1) / max(count - 1, 1)) for i in range(count)})
+        for place in places:
+            chosen += sorted(ordered[place], key=lambda row: row.id)
+    return chosen
+
+
+def _wanted(
+    rows: Sequence[MeasuredRow], ops: Sequence[str], chips: Sequence[str]
+) -> list[MeasuredRow]:
+    known = {row.op for row in rows}
+    for op in ops:
+        if op not in known:
+            raise TPUValidationError(
+                f"no row measures {op!r}; the file has {', '.join(sorted(known))}."
+                + did_you_mean(op, known)
+            )
+    found = [row for row in rows if (not ops or row.op in ops) and (not chips or row.chip in chips)]
+    if not found:
+        measured = {row.device for row in rows}
+        raise TPUValidationError(
+            f"no row of those ops was measured on {', '.join(chips)}; the file has rows of "
+            f"{', '.join(sorted(measured))}."
+        )
+    return found
+
+
+def _said(result: ScoredRow | LeftOut) -> str:
+    if isinstance(result, LeftOut):
+        return f"left out, {result.reason}"
+    return f"{result.ratio:.2f} of measured"
+
+
+def _one_line(reason: str) -> str:
+    return " ".join(reason.split()).rstrip(".:")
+
+
+def _was_in_view(row: MeasuredRow) -> bool:
+    return row.id in rows_in_view("kernels" if row.is_pallas else "ops")
+
+
+def _estimate(row: MeasuredRow, *, in_view: bool, use_cache: bool) -> ScoredRow | LeftOut:
+    what = f"{row.op} as {row.impl}"
+    try:
+        with _ONE_WRITER:
+            program = program_of(row)
+        profile = profile_kernel(
+            program.function,
+            program.arguments,
+            row.device,
+            timeout_s=ROW_TIMEOUT_S,
+            use_cache=use_cache,
+        )
+        estimate = time_profile(profile, kind=program.kind)
+    except TPUError as error:
+        return LeftOut(row.id, what, _one_line(str(error)))
+    if estimate.time_s is None:
+        return LeftOut(row.id, what, _one_line(estimate.reason))
+    return ScoredRow(
+        row=row,
+        chip=estimate.chip,
+        kind=program.kind,
+        estimate_us=estimate.time_s * 1e6,
+        low_us=None if estimate.low_s is None else estimate.low_s * 1e6,
+        high_us=None if estimate.high_s is None else estimate.high_s * 1e6,
+        in_view=in_view,
+    )
