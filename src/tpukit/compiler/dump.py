@@ -51,7 +51,7 @@ class Dump:
 
     @property
     def devices_path(self) -> Path:
-        """Where the child writes the places of the devices before it compiles."""
+        """Where the child writes the coordinates of the devices before it compiles."""
         return self.folder / "devices.json"
 
     @property

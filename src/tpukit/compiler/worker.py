@@ -68,8 +68,8 @@ def _save(compiled: Any, path: Path) -> dict[str, Any]:
 
 def _write_places(path: Path, devices: Iterable[Any]) -> None:
     """Leave where each device of the program stands, in the program's order, for the parent."""
-    places = [[list(one.coords), getattr(one, "slice_index", None) or 0] for one in devices]
-    path.write_text(json.dumps(places))
+    coordinates = [[list(one.coords), getattr(one, "slice_index", None) or 0] for one in devices]
+    path.write_text(json.dumps(coordinates))
 
 
 def _as_tuples(options: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def jit_eval_step(work: Workload, mesh: AnyMesh) -> Any:
     No z-loss and no router penalty: those are for training. Layers that a pipeline spreads over
     stages are used one after the other, each gathered when its turn comes.
     """
-    places, layout = work.shardings(mesh), work.layout(mesh)
+    shardings, layout = work.shardings(mesh), work.layout(mesh)
     execution = work.execution_on(mesh).replace(z_loss=0.0)
 
     def loss(params: Any, model_state: Any, batch: Batch) -> WeightedLoss:
@@ -35,6 +35,6 @@ def jit_eval_step(work: Workload, mesh: AnyMesh) -> Any:
 
     return jax.jit(
         loss,
-        in_shardings=(places.state.params, places.state.model_state, places.batch),
+        in_shardings=(shardings.state.params, shardings.state.model_state, shardings.batch),
         out_shardings=NamedSharding(mesh, PartitionSpec()),
     )

@@ -111,7 +111,7 @@ def batch_shardings(
     whole: list[tuple[str, ...]] = [_names(entry) for entry in layout.batch_spec]
     batch_axes, sequence_axes = (*whole, (), ())[:2]
     sizes = axis_sizes(layout.mesh)
-    places: dict[str, NamedSharding] = {}
+    shardings: dict[str, NamedSharding] = {}
     for name, shape in shapes.items():
         is_sequence = shape.ndim > 1 and shape.shape[1] == sequence_length
         entries = (batch_axes, sequence_axes if is_sequence else ())[: shape.ndim]
@@ -128,10 +128,10 @@ def batch_shardings(
                 f"sequence_length={shape.shape[1]} cannot be split over "
                 f"{' x '.join(sequence_axes)} = {ways[1]} devices; use a multiple of {ways[1]}."
             )
-        places[name] = NamedSharding(
+        shardings[name] = NamedSharding(
             layout.mesh, PartitionSpec(*(axes or None for axes in entries))
         )
-    return places
+    return shardings
 
 
 def _names(entry: object) -> tuple[str, ...]:

@@ -27,15 +27,15 @@ def ring_layout_for(
 
 
 def in_ring_order(batch: Batch, shards: int) -> Batch:
-    """The batch with every sequence in zigzag order, and the places its tokens had."""
+    """The batch with every sequence in zigzag order, and the positions its tokens had."""
     if shards == 1:
         return batch
     tokens = batch["inputs"]
     examples, length = tokens.shape[:2]
-    places = jnp.broadcast_to(jnp.asarray(zigzag_order(length, shards)), (examples, length))
+    positions = jnp.broadcast_to(jnp.asarray(zigzag_order(length, shards)), (examples, length))
 
     def ordered(x: jax.Array) -> jax.Array:
         is_sequence = x.ndim > 1 and x.shape[1] == length
         return constrain(to_zigzag(x, shards), "batch", "sequence") if is_sequence else x
 
-    return {"positions": places, **{name: ordered(x) for name, x in batch.items()}}
+    return {"positions": positions, **{name: ordered(x) for name, x in batch.items()}}

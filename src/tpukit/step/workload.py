@@ -213,12 +213,12 @@ class Workload:
 
     def jit_train_step(self, mesh: AnyMesh) -> Any:
         """`train_step_on(mesh)` compiled with a sharding for every leaf and the state donated."""
-        places = self.shardings(mesh)
+        shardings = self.shardings(mesh)
         everywhere = NamedSharding(mesh, PartitionSpec())
         return jax.jit(
             self.train_step_on(mesh),
-            in_shardings=(places.state, places.batch),
-            out_shardings=(places.state, everywhere),
+            in_shardings=(shardings.state, shardings.batch),
+            out_shardings=(shardings.state, everywhere),
             donate_argnums=0,
         )
 
@@ -246,46 +246,46 @@ class Workload:
             opt_state=layout.for_optimizer_state(shapes.opt_state),
             model_state=jax.tree.map(lambda _: everywhere, shapes.model_state),
         )
-        places = batch_shardings(
+        shardings = batch_shardings(
             layout,
             self.batch_shapes(),
             sequence_length=self.sequence_length,
             microbatches=self.microbatches,
         )
-        return StepShardings(state, places, layout)
+        return StepShardings(state, shardings, layout)
 
     def abstract_args(self, mesh: AnyMesh) -> tuple[TrainState, dict[str, jax.ShapeDtypeStruct]]:
         """The step's arguments as shapes with shardings, for compiling without any memory."""
-        places = self.shardings(mesh)
+        shardings = self.shardings(mesh)
 
         def placed(shape: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
 
-        state = jax.tree.map(placed, self.state_shapes(), places.state)
-        return state, jax.tree.map(placed, self.batch_shapes(), places.batch)
+        state = jax.tree.map(placed, self.state_shapes(), shardings.state)
+        return state, jax.tree.map(placed, self.batch_shapes(), shardings.batch)
 
     def init_on(self, mesh: AnyMesh, rng: jax.Array) -> TrainState:
         """A new state made straight into its shards: no device ever holds a whole parameter."""
-        places = self.shardings(mesh).state
+        shardings = self.shardings(mesh).state
         if not self.adapter.initialised:
-            return jax.jit(self.init, out_shardings=places)(rng)
+            return jax.jit(self.init, out_shardings=shardings)(rng)
         # The values exist already: they move as they are and only the rest is made in place.
         variables = self.adapter.init(rng)
-        params = jax.device_put(variables.params, places.params)
-        opt_state = jax.jit(self.transformation.init, out_shardings=places.opt_state)(params)
+        params = jax.device_put(variables.params, shardings.params)
+        opt_state = jax.jit(self.transformation.init, out_shardings=shardings.opt_state)(params)
         return TrainState(
-            step=jax.device_put(jnp.zeros((), jnp.int32), places.step),
+            step=jax.device_put(jnp.zeros((), jnp.int32), shardings.step),
             params=params,
             opt_state=opt_state,
-            model_state=jax.device_put(variables.model_state, places.model_state),
+            model_state=jax.device_put(variables.model_state, shardings.model_state),
         )
 
     def put_batch(self, mesh: AnyMesh, batch: Batch) -> dict[str, jax.Array]:
         """Move a batch that every process holds whole to its shards, each its own part."""
-        places = self.shardings(mesh).batch
+        shardings = self.shardings(mesh).batch
         return {
             name: jax.make_array_from_callback(
-                value.shape, places[name], lambda index, value=value: np.asarray(value)[index]
+                value.shape, shardings[name], lambda index, value=value: np.asarray(value)[index]
             )
             for name, value in batch.items()
         }

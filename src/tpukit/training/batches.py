@@ -81,14 +81,14 @@ class BatchSource:
 
     def place(self, batch: HostBatch) -> dict[str, jax.Array]:
         """The whole batch as global arrays, of which every process gives its part."""
-        places = {name: self._place_of(name) for name in batch}
+        shardings = {name: self._place_of(name) for name in batch}
         narrow = {
             name: rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype), copy=False)
             for name, rows in batch.items()
         }
         if jax.process_count() == 1:
-            return jax.device_put(narrow, places)
-        return {name: self._global(rows, places[name]) for name, rows in narrow.items()}
+            return jax.device_put(narrow, shardings)
+        return {name: self._global(rows, shardings[name]) for name, rows in narrow.items()}
 
     def state(self) -> dict[str, Any]:
         """Where the data stand after the last batch drawn."""

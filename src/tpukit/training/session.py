@@ -92,8 +92,8 @@ class Session:
         if is_debugging() and jax.process_index() == 0:
             self._stack.enter_context(compile_log(self._run.path / "compiles.log"))
         self.say(prepared.headline(self._total))
-        places = prepared.work.shardings(prepared.mesh).batch
-        source = BatchSource(prepared.data.stream(), places, prepared.share)
+        shardings = prepared.work.shardings(prepared.mesh).batch
+        source = BatchSource(prepared.data.stream(), shardings, prepared.share)
         self._stack.callback(source.close)
         keeper, guard = self._keeper(), _guard(settings)
         state, first = self._restore(keeper, source, guard)

@@ -143,7 +143,7 @@ class TPUTrainer:
         progress: bool | ProgressView,
         devices: Sequence[Any] | None,
     ) -> None:
-        """Place a job on the devices that are here."""
+        """Location a job on the devices that are here."""
         self.state: TrainState | None = None
         self.workload: Workload | None = None
         self._hooks, self._progress = tuple(hooks), progress

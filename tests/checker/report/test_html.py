@@ -32,7 +32,7 @@ def test_the_verdict_and_its_figures_come_first(report):
         "limit 31.25 GiB",
         "peak 3 GiB",
         "model.py:40",
-        "while.1 turns 4 times, 20 ms each",
+        "while.1 runs 4 times, 20 ms each",
         "all-gather",
         "80 ms of transfers in a step; the core waits 20 ms for them",
         "918 bf16 TFLOP/s",

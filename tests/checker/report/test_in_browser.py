@@ -66,7 +66,7 @@ def test_the_timeline_is_read_by_keyboard(browser, page):
     assert "embed" in browser.run(SELECTED)
     browser.press("ArrowRight")
     assert "while.1" in browser.run(SELECTED)
-    assert "a loop of 4 turns, 20 ms each" in browser.run(SELECTED)
+    assert "a loop of 4 iterations, 20 ms each" in browser.run(SELECTED)
     browser.press("ArrowDown")
     assert "fusion.2  15 ms × 4 = 60 ms  [model]" in browser.run(SELECTED)
     assert "533 TFLOP/s" in browser.run(SELECTED)  # 8e12 FLOP / 15 ms

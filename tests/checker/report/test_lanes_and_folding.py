@@ -57,8 +57,8 @@ def test_tracks_are_in_reading_order_whatever_axes_there_are():
 
 def test_turns_follow_from_how_often_the_body_runs(step):
     (loop,) = find_loops(step.spans)
-    assert (loop.span.name, loop.turns) == ("while.1", 4)
-    assert loop.turn_s == pytest.approx(0.020)
+    assert (loop.span.name, loop.iterations) == ("while.1", 4)
+    assert loop.iteration_s == pytest.approx(0.020)
 
 
 def test_a_loop_in_a_loop_turns_by_its_own_count():
@@ -70,7 +70,7 @@ def test_a_loop_in_a_loop_turns_by_its_own_count():
         Span("core", "after", 1.0, 0.5, "hbm", times=1),
     ]
     outer, inner = find_loops(spans)
-    assert (outer.turns, inner.turns) == (2, 4)
+    assert (outer.iterations, inner.iterations) == (2, 4)
     axis = FoldedAxis.of([outer, inner])
     # 0.1 before + 0.1 body once, then what follows the outer loop.
     assert axis.place(1.0) == pytest.approx(0.2)
@@ -90,7 +90,7 @@ def test_a_folded_axis_never_runs_backwards_or_faster(spans, moments):
 
 def test_what_a_loop_leaves_empty_is_named(step):
     (rest,) = later_turns(find_loops(step.spans))
-    assert rest.name == "3 more turns of while.1"
+    assert rest.name == "3 more iterations of while.1"
     assert rest.start_s == pytest.approx(0.030, abs=2e-9)
     assert rest.start_s + rest.duration_s == pytest.approx(0.090)
     # It fits on the core's one row, beside the first turn.

@@ -86,7 +86,7 @@ def test_the_native_trace_says_what_the_spans_say(step, tmp_path):
         if track != "live HBM"
         for name, start, end, _, arguments in slices
     }
-    assert set(found) == {span.name for span in step.spans} | {"3 more turns of while.1"}
+    assert set(found) == {span.name for span in step.spans} | {"3 more iterations of while.1"}
     for span in step.spans:
         start, end, arguments = found[span.name]
         assert start == round(span.start_s * 1e9)
@@ -103,7 +103,7 @@ def test_the_native_trace_says_what_the_spans_say(step, tmp_path):
         "adam": 0,
         "fusion.2": 1,
         "all-gather-done.3": 1,
-        "3 more turns of while.1": 1,
+        "3 more iterations of while.1": 1,
     }
 
 

@@ -65,7 +65,7 @@ def test_it_holds_what_the_objects_say_and_can_be_shown(result, tmp_path):
     assert RecordedStep.of(report).spans == prediction.spans
     page = write_html(report, tmp_path / "report.html").read_text()
     assert "×" not in page[: page.index("<main")]
-    assert "turns 6 times" in page
+    assert "runs 6 times" in page
     write_perfetto(RecordedStep.of(report), tmp_path / "a.json", memory=report["live_memory"])
     write_perfetto(prediction, tmp_path / "b.json", memory=report["live_memory"])
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()

@@ -1,4 +1,4 @@
-"""Loops on a time axis: how often each turns, and an axis on which each is drawn once.
+"""Loops on a time axis: how often each repeats, and an axis on which each is drawn once.
 
 A simulation shows a loop's body in its first turn and leaves the others empty. Folding takes the
 empty stretches out of the axis, so that a layer can be seen beside what runs once a step.
@@ -16,17 +16,17 @@ class Loop:
     """A loop of the program.
 
     Attributes:
-        turns: How often its body runs each time the loop does.
-        turn_s: Length of one turn.
+        iterations: How often its body runs each time the loop does.
+        iteration_s: Length of one turn.
     """
 
     span: Span
-    turns: int
+    iterations: int
 
     @property
-    def turn_s(self) -> float:
+    def iteration_s(self) -> float:
         """Length of one turn."""
-        return self.span.duration_s / self.turns
+        return self.span.duration_s / self.iterations
 
     @property
     def end_s(self) -> float:
@@ -35,7 +35,7 @@ class Loop:
 
 
 def find_loops(spans: Sequence[Span]) -> list[Loop]:
-    """Every loop of the core's track with its number of turns, in order of time."""
+    """Every loop of the core's track with its number of iterations, in order of time."""
     core = sorted(
         (span for span in spans if span.track == "core"),
         key=lambda span: (span.start_s, -span.duration_s),
@@ -55,7 +55,7 @@ def find_loops(spans: Sequence[Span]) -> list[Loop]:
 
 @dataclass(frozen=True)
 class FoldedAxis:
-    """A time axis without the turns of loops after the first.
+    """A time axis without the iterations of loops after the first.
 
     Attributes:
         cuts: Stretches taken out, in order and apart: (start, end).
@@ -69,7 +69,9 @@ class FoldedAxis:
     def of(cls, loops: Sequence[Loop]) -> "FoldedAxis":
         """The axis that shows each of `loops` once."""
         wanted = sorted(
-            (loop.span.start_s + loop.turn_s, loop.end_s) for loop in loops if loop.turns > 1
+            (loop.span.start_s + loop.iteration_s, loop.end_s)
+            for loop in loops
+            if loop.iterations > 1
         )
         cuts: list[tuple[float, float]] = []
         for start, end in wanted:
@@ -92,15 +94,19 @@ class FoldedAxis:
 
 
 def later_turns(loops: Sequence[Loop]) -> list[Span]:
-    """A span for the turns of each loop that a simulation leaves empty."""
+    """A span for the iterations of each loop that a simulation leaves empty."""
     nanosecond = 1e-9  # apart from the first turn, so that rounding never lets them cross
     return [
         replace(
             loop.span,
-            name=f"{loop.turns - 1} more turn{'s' * (loop.turns > 2)} of {loop.span.name}",
-            start_s=loop.span.start_s + loop.turn_s + nanosecond,
-            duration_s=max(0.0, loop.span.duration_s - loop.turn_s - nanosecond),
+            name=_more(loop.iterations - 1, loop.span.name),
+            start_s=loop.span.start_s + loop.iteration_s + nanosecond,
+            duration_s=max(0.0, loop.span.duration_s - loop.iteration_s - nanosecond),
         )
         for loop in loops
-        if loop.turns > 1
+        if loop.iterations > 1
     ]
+
+
+def _more(count: int, name: str) -> str:
+    return f"{count} more iteration{'s' * (count > 1)} of {name}"

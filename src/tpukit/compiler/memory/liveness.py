@@ -63,12 +63,12 @@ def find_tenancies(heap: Allocation, schedule: Schedule) -> list[Tenancy]:
 
     Values are joined when they lie at the same place and their lives overlap.
     """
-    places: defaultdict[tuple[int, int], list[Value]] = defaultdict(list)
+    blocks: defaultdict[tuple[int, int], list[Value]] = defaultdict(list)
     for value in heap.values:
         if value.key in schedule.ranges:
-            places[value.offset, value.size_bytes].append(value)
+            blocks[value.offset, value.size_bytes].append(value)
     found: list[Tenancy] = []
-    for (offset, size), values in places.items():
+    for (offset, size), values in blocks.items():
         values.sort(key=lambda value: schedule.ranges[value.key])
         group: list[Value] = []
         start = end = 0

@@ -45,15 +45,15 @@ def parse_sources(hlo: str) -> SourceTable:
     for entry in tables.get("FileNames", []):
         number, _, name = entry.partition(" ")
         files[int(number)] = name.strip('"')
-    places: dict[int, tuple[str, int]] = {}
+    lines: dict[int, tuple[str, int]] = {}
     for entry in tables.get("FileLocations", []):
         number, file, _function, line, *_ = map(int, _NUMBER.findall(entry))
-        places[number] = (files.get(file, "?"), line)
+        lines[number] = (files.get(file, "?"), line)
     frames: dict[int, tuple[str, int, int]] = {}
     for entry in tables.get("StackFrames", []):
         number, place, caller = map(int, _NUMBER.findall(entry))
         # The compiler prints the caller's number plus one, so that 1 means "none".
-        frames[number] = (*places.get(place, ("?", 0)), caller - 1)
+        frames[number] = (*lines.get(place, ("?", 0)), caller - 1)
     return SourceTable(frames)
 
 

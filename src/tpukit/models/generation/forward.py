@@ -48,7 +48,7 @@ def read_token(
         config: What the parameters are of.
         params: The parameters.
         tokens: (rows,) the new tokens.
-        positions: (rows,) their places.
+        positions: (rows,) their positions in the sequence.
         cache: Everything before them.
     """
     model = _module(config, params)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ..remat.policy import RematPolicy
 
-# (parameters of one layer, activations, its place in the period) -> (activations, statistics)
+# (parameters of one layer, activations, its number in the period) -> (activations, statistics)
 LayerFunction = Callable[[Any, jax.Array, int], tuple[jax.Array, Any]]
 
 
@@ -65,20 +65,20 @@ def _run_unrolled(
     totals: list[Any] = []
     if not remat.active and n_layers > 1:
         leaves, structure = jax.tree.flatten(stacked)
-        for place, cuts in enumerate(zip(*map(_unstack, leaves), strict=True)):
-            x, seen = layer(jax.tree.unflatten(structure, cuts), x, place % period)
+        for number, cuts in enumerate(zip(*map(_unstack, leaves), strict=True)):
+            x, seen = layer(jax.tree.unflatten(structure, cuts), x, number % period)
             totals.append(seen)
         return x, _add(totals)
     for start in range(0, n_layers, remat.every_n_layers):
-        places = range(start, min(start + remat.every_n_layers, n_layers))
+        numbers = range(start, min(start + remat.every_n_layers, n_layers))
 
         # Layers are cut out of the stack inside the segment: cut outside, each cut would be an
         # input of the segment, and the backward pass would keep a second copy of the weights.
-        def segment(stacked: Any, x: jax.Array, places: range = places) -> Any:
+        def segment(stacked: Any, x: jax.Array, numbers: range = numbers) -> Any:
             statistics: list[Any] = []
-            for place in places:
-                one = jax.tree.map(lambda leaf, place=place: leaf[place], stacked)
-                x, seen = layer(one, x, place % period)
+            for number in numbers:
+                one = jax.tree.map(lambda leaf, number=number: leaf[number], stacked)
+                x, seen = layer(one, x, number % period)
                 statistics.append(seen)
             return x, _add(statistics)
 
@@ -93,7 +93,7 @@ def _unstack(leaf: jax.Array) -> tuple[jax.Array, ...]:
 
     The gradient of slicing would add up as many whole stacks as there are layers.
     """
-    return tuple(leaf[place] for place in range(leaf.shape[0]))
+    return tuple(leaf[number] for number in range(leaf.shape[0]))
 
 
 def _unstack_forward(leaf: jax.Array) -> tuple[tuple[jax.Array, ...], None]:

@@ -13,7 +13,7 @@ from ...errors import ShardingError
 
 @dataclass(frozen=True)
 class ExpertPlacement:
-    """Which expert stands at which place; equal runs of places belong to one device each.
+    """Which expert is at which position; equal runs of positions belong to one device each.
 
     Attributes:
         order: `order[place]` is the expert (numbered as in `load`) that moves to `place`.

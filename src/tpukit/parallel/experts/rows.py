@@ -15,7 +15,7 @@ def take_rows(rows: Array, indices: Array, takers: Array) -> Array:
     Args:
         rows: (R, d).
         indices: Of any shape: which row goes there.
-        takers: (R, n) where each row went, as places in the flattened `indices`; past their end
+        takers: (R, n) where each row went, as positions in the flattened `indices`; past their end
             for fewer than n.
 
     Returns:

@@ -14,7 +14,7 @@ from ..experts.placement import balance
 from ..sharding.report import show_spec
 from ..sharding.rules import spec_entries
 
-# A place is hot when it has this many times the mean load, unless a threshold is given.
+# A device is hot when it has this many times the mean load, unless a threshold is given.
 HOT_OVER_MEAN = 1.25
 
 
@@ -24,7 +24,7 @@ class ShardingAdvice:
 
     Attributes:
         spec: How to split (rows, columns), that is (batch, hidden), over the mesh axes.
-        hotspots: Places of the grid that are over the threshold now.
+        hotspots: Devices of the grid that are over the threshold now.
         imbalance: Busiest device over the mean for each candidate; "as measured" for the split
             the load was measured with, a model for the others (load inside a block is even).
     """
@@ -56,7 +56,7 @@ class ShardingAdvice:
 
     def __rich__(self) -> RenderableType:
         """A row for each candidate split."""
-        table = Table(title=f"split by ({show_spec(self.spec)}), {len(self.hotspots)} hot places")
+        table = Table(title=f"split by ({show_spec(self.spec)}), {len(self.hotspots)} hot spots")
         table.add_column("split")
         table.add_column("busiest / mean", justify="right")
         for name, value in self.imbalance.items():
@@ -65,10 +65,10 @@ class ShardingAdvice:
 
 
 def detect_hotspots(load: Any, threshold: float | None = None) -> list[tuple[int, ...]]:
-    """Return the index of every place whose load is above `threshold`, in index order.
+    """Return the index of every device whose load is above `threshold`, in index order.
 
     Args:
-        load: Load of each place, of any shape: devices of a mesh, experts by layer, ...
+        load: Load of each device or expert, of any shape: devices of a mesh, experts by layer, ...
         threshold: In the units of the load; 1.25 times the mean when None.
 
     Raises:
@@ -105,7 +105,7 @@ def optimize_sharding(
     if values.ndim != 2 or len(names) != 2:
         raise ShardingError(
             f"optimize_sharding() got a load of shape {values.shape} and axes {names}; it needs a "
-            "2-D grid, one place a device, and two axis names. For experts use balance_experts()."
+            "2-D grid, one number a device, and two axis names. For experts use balance_experts()."
         )
     rows, columns = names
     candidates = {
@@ -133,6 +133,6 @@ def _check_load(load: Any) -> np.ndarray:
     if not values.size or not np.isfinite(values).all():
         raise ShardingError(
             f"The load of shape {values.shape} is empty or holds values that are not finite; "
-            "pass one finite number for each place."
+            "pass one finite number for each device."
         )
     return values

@@ -60,7 +60,7 @@ def ring_attention(
         causal: Whether a token sees only itself and earlier ones.
         scale: Of the scores; 1/sqrt(D) by default.
         segment_ids: (B, S) ints; tokens see only tokens of their own segment.
-        window: A token sees only tokens fewer than `window` places away. With a causal mask the
+        window: A token attends only to tokens fewer than `window` positions away. With causal, the
             ring then stops as soon as no device needs an older block.
         layout: Order of the sequence. "zigzag" evens out causal work over the devices; put tokens,
             positions and targets in that order with `to_zigzag` first.

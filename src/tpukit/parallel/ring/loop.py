@@ -59,13 +59,13 @@ class Ring:
 
     def split(self, q: Array, k: Array, v: Array, segments: Array | None) -> tuple[Queries, Keys]:
         """This device's queries and keys in blocks."""
-        places = local_positions(self.here, q.shape[1], shards=self.shards, layout=self.layout)
-        places = places.reshape(-1, self.block)
+        positions = local_positions(self.here, q.shape[1], shards=self.shards, layout=self.layout)
+        positions = positions.reshape(-1, self.block)
         heads = k.shape[2]
         q = q.reshape(*q.shape[:2], heads, -1, q.shape[-1])
         q, k, v = (to_blocks(x, self.block) for x in (q, k, v))
         segments = None if segments is None else to_blocks(segments, self.block)
-        return Queries(q, places, segments), Keys(k, v, places, segments)
+        return Queries(q, positions, segments), Keys(k, v, positions, segments)
 
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from .agreement import smallest_of_all
 from .comparison import difference
 from .directory import CheckpointDirectory
 from .host_memory import HostMemory
-from .named_arrays import LeafShape, arrays_of, describe_tree, nested, places_of, tree_like
+from .named_arrays import LeafShape, arrays_of, describe_tree, nested, shardings_of, tree_like
 from .orbax_arrays import OrbaxArrays
 from .record import Record, plain_json
 from .result import Checkpoint, Verification
@@ -271,8 +271,8 @@ class TPUCheckpointer:
         if like is None:
             found = self._arrays.load(folder, saved, {name: {} for name in saved})
             return {name: nested(shapes, found[name]) for name, shapes in saved.items()}
-        places = {name: places_of(tree, item=name) for name, tree in like.items()}
-        found = self._arrays.load(folder, {name: saved[name] for name in like}, places)
+        shardings = {name: shardings_of(tree, item=name) for name, tree in like.items()}
+        found = self._arrays.load(folder, {name: saved[name] for name in like}, shardings)
         return {name: tree_like(tree, found[name], item=name) for name, tree in like.items()}
 
     def _which_are_there(self) -> str:

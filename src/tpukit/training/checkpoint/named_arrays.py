@@ -93,7 +93,7 @@ def arrays_of(tree: Any, *, item: str) -> dict[str, Any]:
     }
 
 
-def places_of(tree: Any, *, item: str) -> dict[str, Sharding | None]:
+def shardings_of(tree: Any, *, item: str) -> dict[str, Sharding | None]:
     """Where the leaves of a tree are, or shall be, by name; None is host memory."""
     values = jax.tree.leaves(open_model(tree).tree)
     shapes = describe_tree(tree, item=item)

@@ -69,13 +69,13 @@ class OrbaxArrays:
         self,
         folder: epath.Path,
         items: Mapping[str, Sequence[LeafShape]],
-        places: Mapping[str, Mapping[str, Sharding | None]],
+        shardings: Mapping[str, Mapping[str, Sharding | None]],
     ) -> dict[str, dict[str, Any]]:
-        """Read items onto their places; an array without one is read to host memory."""
+        """Read items onto their shardings; an array without one is read to host memory."""
         arguments: dict[str, Any] = {}
         for item, shapes in items.items():
             wanted = {
-                shape.name: _how(shape, places[item].get(shape.name))
+                shape.name: _how(shape, shardings[item].get(shape.name))
                 for shape in shapes
                 if not shape.is_empty
             }
@@ -86,9 +86,9 @@ class OrbaxArrays:
             found = self._checkpointer.restore(folder, args=ocp.args.Composite(**arguments))
         return {
             item: {
-                shape.name: _empty(shape, places[item].get(shape.name))
+                shape.name: _empty(shape, shardings[item].get(shape.name))
                 if shape.is_empty
-                else _placed(shape, found[item][shape.name], places[item].get(shape.name))
+                else _placed(shape, found[item][shape.name], shardings[item].get(shape.name))
                 for shape in shapes
             }
             for item, shapes in items.items()

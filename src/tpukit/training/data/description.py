@@ -13,7 +13,7 @@ class DataDescription:
 
     Attributes:
         num_examples: In one epoch.
-        filled: Share of all places that hold a token; the rest is padding.
+        filled: Share of all positions that hold a token; the rest is padding.
         fingerprint: Of the content; a checkpoint's position is only taken up on the same.
     """
 

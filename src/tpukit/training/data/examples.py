@@ -10,7 +10,7 @@ from .packing import Packing, pack_documents
 from .stream import Batch
 from .token_store import TokenStore
 
-IGNORED_TARGET = -1  # the losses leave places with a negative target out
+IGNORED_TARGET = -1  # losses leave out positions with a negative target
 
 
 class Examples(Protocol):

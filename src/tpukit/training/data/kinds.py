@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 
 from ...errors import TPUValidationError
+from .locations import Location
 from .manifest import MANIFEST
-from .places import Place
 
 TOKEN_KINDS = ("prepared", "tokens")
 TEXT_KINDS = ("text", "jsonl", "array_record", "huggingface")
@@ -29,7 +29,7 @@ class Kind:
     files: tuple[str, ...]
 
 
-def kind_of(place: Place) -> Kind:
+def kind_of(place: Location) -> Kind:
     """Tell what a place holds.
 
     Raises:
@@ -70,7 +70,7 @@ def kind_of(place: Place) -> Kind:
     return Kind(kind, tuple(files))
 
 
-def _name_a_split(place: Place) -> TPUValidationError:
+def _name_a_split(place: Location) -> TPUValidationError:
     try:
         splits = json.loads(place.content(_SPLIT_LIST))["splits"]
     except (ValueError, KeyError, TypeError):
@@ -81,7 +81,7 @@ def _name_a_split(place: Place) -> TPUValidationError:
     )
 
 
-def _refuse_splits(place: Place, files: list[str]) -> None:
+def _refuse_splits(place: Location, files: list[str]) -> None:
     splits = {name for name in files if name.split(".")[0].split("-")[0].lower() in _SPLITS}
     beginnings = {name.split(".")[0].split("-")[0].lower() for name in splits}
     if len(beginnings) > 1:

@@ -15,8 +15,8 @@ from .description import DataDescription
 from .examples import vocabulary_overflow
 from .iterated import IteratedData
 from .kinds import Kind, kind_of
+from .locations import Location, look_at
 from .manifest import DOCUMENTS, MANIFEST, check_documents, check_shards, read_manifest
-from .places import Place, look_at
 from .prepare import prepare_tokens
 from .read_ahead import NUM_WORKERS, PREFETCH
 from .shards import ArrayShard, TokenShard, check_token_dtype
@@ -178,7 +178,7 @@ def open_tokens(
     return _open_text(place, kind, load_tokenizer(tokenizer), text_key)
 
 
-def _open_shards(place: Place, kind: Kind, dtype: str | None) -> TokenStore:
+def _open_shards(place: Location, kind: Kind, dtype: str | None) -> TokenStore:
     found = _open_all(place, kind.files, dtype)
     shards = tuple(shard for shard in found if shard is not None)
     suffixes = {name.rsplit(".", 1)[1].lower() for name in kind.files}
@@ -188,7 +188,7 @@ def _open_shards(place: Place, kind: Kind, dtype: str | None) -> TokenStore:
     return TokenStore(shards, "+".join(sorted(suffixes)), place.path, documents)
 
 
-def _open_prepared(place: Place) -> TokenStore:
+def _open_prepared(place: Location) -> TokenStore:
     manifest = read_manifest(place.content(MANIFEST), name=f"{place.path}/{MANIFEST}")
     found = _open_all(place, [entry.file for entry in manifest.shards], manifest.dtype)
     shards = check_shards(manifest, found, folder=place.path)
@@ -204,12 +204,12 @@ def _open_prepared(place: Place) -> TokenStore:
     )
 
 
-def _open_all(place: Place, names: Sequence[str], dtype: str | None) -> list[TokenShard | None]:
+def _open_all(place: Location, names: Sequence[str], dtype: str | None) -> list[TokenShard | None]:
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:  # they may be far away
         return list(pool.map(lambda name: place.shard(name, dtype=dtype), names))
 
 
-def _documents(place: Place, num_tokens: int) -> np.ndarray:
+def _documents(place: Location, num_tokens: int) -> np.ndarray:
     name = f"{place.path}/{DOCUMENTS}"
     found = place.shard(DOCUMENTS)
     if found is None:
@@ -217,7 +217,7 @@ def _documents(place: Place, num_tokens: int) -> np.ndarray:
     return check_documents(found.read([(0, found.num_tokens)])[0], num_tokens, name=name)
 
 
-def _open_text(place: Place, kind: Kind, tokenizer: Tokenizer, text_key: str) -> TokenStore:
+def _open_text(place: Location, kind: Kind, tokenizer: Tokenizer, text_key: str) -> TokenStore:
     about = f"{place.version(kind.files)};{tokenizer_key(tokenizer)};{text_key}"
     key = hashlib.blake2b(about.encode(), digest_size=12).hexdigest()
     folder = cache_folder("tokens") / key

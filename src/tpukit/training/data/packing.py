@@ -35,7 +35,7 @@ class Packing:
 
     @property
     def filled(self) -> float:
-        """Share of all places that hold a token; the rest is padding."""
+        """Share of all positions that hold a token; the rest is padding."""
         return float(self.lengths.sum()) / (self.num_rows * self.row_length)
 
     def pieces_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -49,9 +49,9 @@ class Packing:
 
 
 def pack_documents(documents: np.ndarray, row_length: int) -> Packing:
-    """Plan rows of `row_length` places for documents given by their offsets.
+    """Plan rows of `row_length` positions for documents given by their offsets.
 
-    A document of n tokens takes n - 1 places (each predicts the next token); a longer one is cut
+    A document of n tokens takes n - 1 positions (each predicts the next token); a longer one is cut
     into full rows and a rest. Rows are in the order of the earliest document they hold.
     """
     starts, lengths = _cut(documents, row_length)
@@ -68,15 +68,15 @@ def pack_documents(documents: np.ndarray, row_length: int) -> Packing:
 
 
 def _cut(documents: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and lengths of pieces of at most `row_length` places."""
+    """Starts and lengths of pieces of at most `row_length` positions."""
     first = np.asarray(documents[:-1], np.int64)
-    places = np.diff(np.asarray(documents, np.int64)) - 1
-    first, places = first[places > 0], places[places > 0]
-    pieces = -(-places // row_length)
+    positions = np.diff(np.asarray(documents, np.int64)) - 1
+    first, positions = first[positions > 0], positions[positions > 0]
+    pieces = -(-positions // row_length)
     owner = np.repeat(np.arange(len(first)), pieces)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     starts = first[owner] + number * row_length
-    return starts, np.minimum(places[owner] - number * row_length, row_length)
+    return starts, np.minimum(positions[owner] - number * row_length, row_length)
 
 
 def _best_fit(lengths: np.ndarray, row_length: int) -> np.ndarray:

@@ -13,8 +13,8 @@ from ...errors import ConfigError, TPUValidationError
 from ...runtime.progress import Counted, Progress, silent
 from .documents import Piece, read_documents
 from .kinds import TEXT_KINDS, Kind, kind_of
+from .locations import look_at
 from .manifest import MANIFEST, Manifest, read_manifest
-from .places import look_at
 from .remote import remote_url
 from .token_writer import SHARD_TOKENS, TokenWriter, refuse_to_overwrite
 from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key

@@ -69,7 +69,7 @@ def timeline_data(spans: Sequence[Span], memory: Sequence[Sequence[float]] = ())
     """What the script draws: whole nanoseconds, texts by number, live HBM below the tracks."""
     kept = sorted(spans, key=lambda span: -span.duration_s * span.times)[:SPANS_KEPT]
     loops = find_loops(spans)
-    turns = {loop.span: loop.turns for loop in loops}
+    iterations = {loop.span: loop.iterations for loop in loops}
     axis = FoldedAxis.of(loops)
     titles, placed = lay_out(kept)
     texts: dict[str, int] = {}
@@ -88,7 +88,7 @@ def timeline_data(spans: Sequence[Span], memory: Sequence[Sequence[float]] = ())
             [
                 *(one.track, one.row, start, end - start, folded[0], folded[1] - folded[0]),
                 *(number(span.cause), number(span.name), number(short_op_name(span.op_name))),
-                *(span.flops, span.bytes, span.times, turns.get(span, 1)),
+                *(span.flops, span.bytes, span.times, iterations.get(span, 1)),
             ]
         )
     return {
@@ -146,10 +146,10 @@ def _depths(lane: Lane) -> list[int]:
 def _intro(loops: Sequence[Loop], count: int) -> str:
     words = f"What one device does in one step: {count:,} ops and transfers."
     longest = max(loops, key=lambda loop: loop.span.duration_s, default=None)
-    if longest is not None and longest.turns > 1:
+    if longest is not None and longest.iterations > 1:
         words += (
-            f" A loop is drawn once with the number of its turns: {longest.span.name} turns "
-            f"{longest.turns} times, {seconds_text(longest.turn_s)} each."
+            f" A loop is drawn once with the number of its iterations: {longest.span.name} runs "
+            f"{longest.iterations} times, {seconds_text(longest.iteration_s)} each."
         )
     return words
 

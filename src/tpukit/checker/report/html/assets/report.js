@@ -33,8 +33,8 @@
     const height = memory.length ? memoryTop + MEMORY + GAP : top;
     const fullest = Math.max(1, ...memory.map(([, , amount]) => amount));
     const spans = rows.map(
-      ([track, row, start, length, foldedStart, foldedLength, cause, name, op, work, moved, times, turns]) => ({
-        track, row, start, length, foldedStart, foldedLength, times, turns, work, moved,
+      ([track, row, start, length, foldedStart, foldedLength, cause, name, op, work, moved, times, iterations]) => ({
+        track, row, start, length, foldedStart, foldedLength, times, iterations, work, moved,
         cause: texts[cause], name: texts[name], op: texts[op],
       }),
     );
@@ -116,8 +116,8 @@
       pen.fillStyle = colors[span.cause] ?? colors.overhead;
       pen.fillRect(x, topOf(span), wide > 3 ? wide - 0.7 : wide, tall - 1);
       if (tall < 14 || wide < 34) return;
-      const words = span.turns > 1
-        ? `${span.turns} × ${seconds(span.length / span.turns)}  ${span.name}`
+      const words = span.iterations > 1
+        ? `${span.iterations} × ${seconds(span.length / span.iterations)}  ${span.name}`
         : span.name;
       pen.save();
       pen.beginPath();
@@ -158,7 +158,7 @@
     const tell = (span) => {
       const once = `${seconds(span.length)}${span.times > 1 ? ` × ${span.times} = ${seconds(span.length * span.times)}` : ""}`;
       const lines = [`${span.name}  ${once}  [model]`];
-      if (span.turns > 1) lines.push(`a loop of ${span.turns} turns, ${seconds(span.length / span.turns)} each`);
+      if (span.iterations > 1) lines.push(`a loop of ${span.iterations} iterations, ${seconds(span.length / span.iterations)} each`);
       else lines.push(`bound by ${causes[span.cause] ?? span.cause}, starts at ${seconds(span.start)}`);
       const amounts = [];
       if (span.work) amounts.push(flops(span.work));

@@ -13,7 +13,7 @@ from .remote import RemoteFile, list_remote, open_remote_shard, remote_url
 from .shards import TokenShard, open_shard
 
 
-class Place(Protocol):
+class Location(Protocol):
     """A file, or a folder with its files."""
 
     @property
@@ -48,7 +48,7 @@ class Place(Protocol):
         ...
 
 
-class LocalPlace:
+class LocalFiles:
     """A file or folder on this machine."""
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +79,7 @@ class LocalPlace:
         return _key(f"{file};{file.stat().st_size};{file.stat().st_mtime_ns}" for file in stats)
 
 
-class RemotePlace:
+class RemoteFiles:
     """A file or folder in a bucket."""
 
     def __init__(self, url: str) -> None:
@@ -116,7 +116,7 @@ class RemotePlace:
         return _key(f"{file.url};{file.size_bytes};{file.version}" for file in files)
 
 
-def look_at(path: str | Path) -> Place:
+def look_at(path: str | Path) -> Location:
     """The file or folder at `path`.
 
     Raises:
@@ -125,7 +125,7 @@ def look_at(path: str | Path) -> Place:
     """
     url = remote_url(path)
     if url is not None:
-        place: Place = RemotePlace(url)
+        place: Location = RemoteFiles(url)
         if not place.names:
             raise TPUValidationError(
                 f"there is nothing at {url}; look with 'gcloud storage ls {_parent(url)}'."
@@ -138,7 +138,7 @@ def look_at(path: str | Path) -> Place:
             f"there is no data at {local}; give a file or a folder."
             + did_you_mean(local.name, siblings)
         )
-    place = LocalPlace(local)
+    place = LocalFiles(local)
     if not place.names:
         raise TPUValidationError(f"the folder {local} is empty; give one that holds data.")
     return place
