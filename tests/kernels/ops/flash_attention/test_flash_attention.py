@@ -23,29 +23,35 @@ SMALL = FlashBlocks(128, 128, 128, 1, 128, 128, 128)
 STAIRS = FlashBlocks(256, 256, 128, 2, 256, 128, 256)
 HELD = FlashBlocks(256, 1024, 128, 1, 256, 128, 256)
 TOLERANCE = {"float32": 5e-6, "bfloat16": 1.2e-2}
+CAUSAL = {"causal": True}
 SPARSE = BlockMask.from_array([[1, 0, 0], [0, 1, 0], [1, 1, 1]], block_size=128)
 
 # name: batch, q_len, kv_len, heads, kv_heads, width, dtype, blocks, options
 CASES: dict[str, tuple[Any, ...]] = {
-    "causal_stairs_gqa_bf16": (1, 400, 400, 2, 1, 128, "bfloat16", STAIRS, {}),
-    "causal_streamed": (1, 300, 300, 1, 1, 128, "float32", SMALL, {}),
-    "full_soft_cap": (2, 130, 200, 1, 1, 128, "float32", SMALL, {"causal": False, "soft_cap": 2.0}),
-    "window_segments": (1, 384, 384, 2, 1, 128, "float32", STAIRS, {"window": 150, "ids": True}),
-    "window_held": (1, 768, 768, 1, 1, 128, "float32", HELD, {"window": 300}),
-    "block_mask_causal": (1, 300, 300, 1, 1, 128, "float32", SMALL, {"mask": SPARSE}),
-}
-SLOW_CASES: dict[str, tuple[Any, ...]] = {
-    "more_queries_than_keys": (1, 300, 140, 1, 1, 128, "float32", SMALL, {}),
-    "rope_narrow_heads": (1, 200, 200, 2, 1, 64, "float32", SMALL, {"rope": True}),
-    "full_bf16": (1, 200, 330, 2, 1, 128, "bfloat16", SMALL, {"causal": False}),
-    "window_bf16": (1, 640, 640, 2, 2, 128, "bfloat16", HELD, {"window": 200}),
-    "segments_bf16": (2, 256, 256, 2, 1, 128, "bfloat16", SMALL, {"ids": True}),
-    "soft_cap_bf16": (1, 256, 256, 2, 2, 128, "bfloat16", STAIRS, {"soft_cap": 3.0}),
-    "rope_bf16": (1, 384, 384, 2, 1, 128, "bfloat16", STAIRS, {"rope": True}),
-    "mask_full_bf16": (
-        1, 384, 300, 2, 1, 128, "bfloat16", SMALL, {"mask": SPARSE, "causal": False},
+    "causal_stairs_gqa_bf16": (1, 400, 400, 2, 1, 128, "bfloat16", STAIRS, CAUSAL),
+    "causal_streamed": (1, 300, 300, 1, 1, 128, "float32", SMALL, CAUSAL),
+    "full_soft_cap": (2, 130, 200, 1, 1, 128, "float32", SMALL, {"soft_cap": 2.0}),
+    "window_segments": (
+        1, 384, 384, 2, 1, 128, "float32", STAIRS, CAUSAL | {"window": 150, "ids": True},
     ),
-    "wide_heads": (1, 200, 200, 1, 1, 192, "float32", SMALL, {"window": 60}),
+    "window_held": (1, 768, 768, 1, 1, 128, "float32", HELD, CAUSAL | {"window": 300}),
+    "symmetric_window": (1, 640, 500, 2, 1, 128, "float32", STAIRS, {"window": 140}),
+    "block_mask_causal": (1, 300, 300, 1, 1, 128, "float32", SMALL, CAUSAL | {"mask": SPARSE}),
+}  # fmt: skip
+SLOW_CASES: dict[str, tuple[Any, ...]] = {
+    "more_queries_than_keys": (1, 300, 140, 1, 1, 128, "float32", SMALL, CAUSAL),
+    "rope_narrow_heads": (1, 200, 200, 2, 1, 64, "float32", SMALL, CAUSAL | {"rope": True}),
+    "full_bf16": (1, 200, 330, 2, 1, 128, "bfloat16", SMALL, {}),
+    "window_bf16": (1, 640, 640, 2, 2, 128, "bfloat16", HELD, CAUSAL | {"window": 200}),
+    "symmetric_window_held_bf16": (1, 500, 640, 2, 2, 128, "bfloat16", HELD, {"window": 200}),
+    "symmetric_window_mask": (
+        1, 384, 300, 1, 1, 128, "float32", SMALL, {"window": 100, "mask": SPARSE},
+    ),
+    "segments_bf16": (2, 256, 256, 2, 1, 128, "bfloat16", SMALL, CAUSAL | {"ids": True}),
+    "soft_cap_bf16": (1, 256, 256, 2, 2, 128, "bfloat16", STAIRS, CAUSAL | {"soft_cap": 3.0}),
+    "rope_bf16": (1, 384, 384, 2, 1, 128, "bfloat16", STAIRS, CAUSAL | {"rope": True}),
+    "mask_full_bf16": (1, 384, 300, 2, 1, 128, "bfloat16", SMALL, {"mask": SPARSE}),
+    "wide_heads": (1, 200, 200, 1, 1, 192, "float32", SMALL, CAUSAL | {"window": 60}),
 }  # fmt: skip
 
 
@@ -159,11 +165,21 @@ def test_any_lengths_and_widths(q_len: int, kv_len: int, width: int, causal: boo
     np.testing.assert_allclose(np.asarray(out, np.float64), wanted, atol=1e-5)
 
 
-def test_long_keys_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "options"),
+    [
+        (300, 280, {"causal": True, "window": 140}),
+        (420, 400, {"window": 140}),
+        (384, 384, {"window": 100, "mask": SPARSE}),
+    ],
+)
+def test_long_keys_are_taken_in_parts(
+    q_len: int, kv_len: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tpukit.kernels.ops.flash_attention import pallas_tpu
 
     monkeypatch.setattr(pallas_tpu, "keys_at_a_time", lambda *_: 128)
-    seen, wanted = run_kernel((1, 300, 280, 1, 1, 128, "float32", SMALL, {"window": 140}), True)
+    seen, wanted = run_kernel((1, q_len, kv_len, 1, 1, 128, "float32", SMALL, options), True)
     agree(seen, wanted, "float32")
 
 
@@ -171,7 +187,7 @@ def test_a_program_for_tpu_holds_the_kernel_and_one_for_cpu_does_not() -> None:
     x = jax.ShapeDtypeStruct((1, 256, 2, 128), jnp.bfloat16)
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return flash_attention(q, k, v).astype(jnp.float32).sum()
+        return flash_attention(q, k, v, causal=True).astype(jnp.float32).sum()
 
     traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(x, x, x)
     on_tpu = traced.lower(lowering_platforms=("tpu",)).as_text()
@@ -209,8 +225,7 @@ X = jnp.zeros((1, 256, 4, 64))
         ((X, X[0], X[0]), {}, r"takes q \(B, S, H, D\)"),
         ((X, X[:, :, :3], X[:, :, :3]), {}, "do not go together"),
         ((X, X, X.astype(jnp.bfloat16)), {}, "cast them to one dtype"),
-        ((X, X, X), {"window": 0}, "give 1 or more"),
-        ((X, X, X), {"window": 8, "causal": False}, "causal=True"),
+        ((X, X, X), {"window": 0}, "window=0 leaves .* give 1 or more"),
         ((X, X, X), {"mask": np.ones((3, 2), bool), "block_size": 128}, r"expected \(2, 2\)"),
         ((X, X, X), {"mask": np.ones((4, 4), bool)}, "4 rows cuts 256 .* multiples of 128"),
         ((X, X, X), {"mask": np.ones(4, bool)}, r"has shape \(4,\)"),

@@ -14,9 +14,9 @@ from tpukit.kernels.ops.flash_attention.specs import OP, case
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
 
 
-def gradients(**options: Any) -> Any:
+def gradients(*, causal: bool = True, **options: Any) -> Any:
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return flash_attention(q, k, v, **options).astype(jnp.float32).sum()
+        return flash_attention(q, k, v, causal=causal, **options).astype(jnp.float32).sum()
 
     return jax.grad(loss, (0, 1, 2))
 

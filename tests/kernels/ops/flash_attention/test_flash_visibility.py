@@ -14,8 +14,9 @@ lengths = st.integers(1, 60)
 @st.composite
 def visibilities(draw: st.DrawFn) -> Visibility:
     causal = draw(st.booleans())
-    window = draw(st.none() | st.integers(1, 30)) if causal else None
-    return Visibility(draw(lengths), draw(lengths), causal, window)
+    window = draw(st.none() | st.integers(1, 30))
+    offset = draw(st.integers(0, 40)) if window is not None and not causal else 0
+    return Visibility(draw(lengths), draw(lengths), causal, window, key_offset=offset)
 
 
 def check(seen: np.ndarray, span: tuple[int, int, int, int], block: int) -> None:

@@ -23,7 +23,7 @@ def flash_attention(
     k: jax.Array,
     v: jax.Array,
     *,
-    causal: bool = True,
+    causal: bool = False,
     window: int | None = None,
     mask: Any = None,
     segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
@@ -37,15 +37,19 @@ def flash_attention(
 ) -> jax.Array:
     """Attention of q (B, S, H, D) over k, v (B, S, KV, D) -> (B, S, H, D).
 
-    Positions of queries and keys both count from 0, as in `jax.nn.dot_product_attention`, also
-    where the lengths differ. A query that sees no key gives zeros.
+    Without a word about masks every query attends to every key, as in
+    `jax.nn.dot_product_attention` and torch's `scaled_dot_product_attention`. Positions of
+    queries and keys both count from 0, also where the lengths differ. The result of a query that
+    may attend to no key is zero.
 
     Args:
         q: Queries, in float32 or bfloat16 for the TPU kernel.
         k: Keys; H must be a multiple of KV.
         v: Values.
-        causal: Whether a query sees no later key.
-        window: How many keys back a query sees, itself included.
+        causal: Whether query i attends to keys j <= i only.
+        window: Query i attends to keys j with |i - j| < window only: with `causal` to itself and
+            the window - 1 keys before it, without to as many behind it as well. In jax and
+            flash-attn that is a window of (window - 1, 0) or (window - 1, window - 1).
         mask: A `BlockMask`, or a numpy array of booleans with one for each block of the score
             matrix, whose blocks must then be of `block_size` tokens, or divide the lengths.
         segment_ids: (B, S) numbers that keep packed documents apart, or a pair of them for
@@ -65,8 +69,8 @@ def flash_attention(
     """
     if implementation is not None:
         find_implementation(OP_NAME, dict.fromkeys(NAMES), implementation)
-    _check_shapes(q, k, v, causal=causal, window=window, rope=rope)
-    _check_sizes(soft_cap, block_size)
+    _check_shapes(q, k, v, rope=rope)
+    _check_sizes(window, soft_cap, block_size)
     sparse = _block_mask(mask, q, k, block_size)
     ids = _segment_ids(segment_ids, q, k)
     if block_size is not None and blocks is None:
@@ -121,7 +125,7 @@ def flash_attention(
     return jax.lax.platform_dependent(*arrays, cuda=on_gpu, default=elsewhere)
 
 
-def _check_shapes(q: Any, k: Any, v: Any, *, causal: bool, window: int | None, rope: Any) -> None:
+def _check_shapes(q: Any, k: Any, v: Any, *, rope: Any) -> None:
     if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape:
         raise TPUKernelError(
             f"flash_attention takes q (B, S, H, D) and k, v (B, S, KV, D) and got {q.shape}, "
@@ -137,11 +141,6 @@ def _check_shapes(q: Any, k: Any, v: Any, *, causal: bool, window: int | None, r
             f"q, k and v are {q.dtype.name}, {k.dtype.name} and {v.dtype.name}; cast them to one "
             "dtype."
         )
-    if window is not None and (window < 1 or not causal):
-        raise TPUKernelError(
-            f"window={window} with causal={causal} means nothing here: a window counts the keys "
-            "back from a query, itself included, so give 1 or more and causal=True."
-        )
     longest = max(q.shape[1], k.shape[1])
     if rope is not None and (not isinstance(rope, tuple) or len(rope) != 2):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TPUKernelError("rope= takes a pair, cosines and sines, as `rope_tables` gives it.")
@@ -154,7 +153,12 @@ def _check_shapes(q: Any, k: Any, v: Any, *, causal: bool, window: int | None, r
         )
 
 
-def _check_sizes(soft_cap: float | None, block_size: int | None) -> None:
+def _check_sizes(window: int | None, soft_cap: float | None, block_size: int | None) -> None:
+    if window is not None and window < 1:
+        raise TPUKernelError(
+            f"window={window} leaves a query not even its own key; give 1 or more, or None for "
+            "no window."
+        )
     if soft_cap is not None and soft_cap <= 0:
         raise TPUKernelError(f"soft_cap={soft_cap} must be positive; None switches it off.")
     if block_size is not None and block_size < 1:

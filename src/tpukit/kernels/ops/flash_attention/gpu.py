@@ -52,7 +52,7 @@ def cudnn_attention(
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
     *,
-    causal: bool = True,
+    causal: bool = False,
     window: int | None = None,
     mask: BlockMask | None = None,
     soft_cap: float | None = None,

@@ -14,7 +14,7 @@ from ...registry.op import KernelCase
 from ..rope.tables import RopeTables
 from .backward import Gradients, pull_back
 from .forward import attend
-from .problem import FlashBlocks, Problem, SegmentIds
+from .problem import LANES, FlashBlocks, Problem, SegmentIds
 from .reference import turn_heads
 from .sizing import (
     backward_bytes,
@@ -202,8 +202,15 @@ def _pull_back_in_parts(
 
 
 def _rows_that_see(sees: Visibility, start: int, stop: int) -> slice:
-    """Queries from the first key on, so that positions in the part count from 0 again."""
+    """Queries that attend to any of these keys, from the start of a block on.
+
+    With a causal mask from the first key on, so that positions in the part count from 0 again.
+    """
     first = min(start, sees.q_len) if sees.causal else 0
+    if sees.symmetric:
+        assert sees.window is not None
+        size = LANES if sees.mask is None else sees.mask.block_size
+        first = min(max(start - sees.window + 1, 0), sees.q_len) // size * size
     end = sees.q_len if sees.window is None else min(sees.q_len, stop + sees.window - 1)
     return slice(first, max(first, end))
 
@@ -214,4 +221,6 @@ def _local(sees: Visibility, rows: slice, start: int, stop: int) -> Visibility:
         size = mask.block_size
         cut = mask.to_array()[rows.start // size :, start // size : -(-stop // size)]
         mask = BlockMask.from_array(cut, block_size=size)
-    return dataclasses.replace(sees, q_len=rows.stop - rows.start, kv_len=stop - start, mask=mask)
+    offset = start - rows.start if sees.symmetric else 0
+    lengths = {"q_len": rows.stop - rows.start, "kv_len": stop - start}
+    return dataclasses.replace(sees, mask=mask, key_offset=offset, **lengths)

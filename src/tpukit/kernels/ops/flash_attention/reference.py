@@ -17,7 +17,7 @@ def attention(
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
     *,
-    causal: bool = True,
+    causal: bool = False,
     window: int | None = None,
     mask: BlockMask | None = None,
     soft_cap: float | None = None,

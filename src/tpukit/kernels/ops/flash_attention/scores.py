@@ -45,7 +45,8 @@ def hide(
     if not edge:
         return scores
     if shift is None:
-        return _hide_edge(scores, sees, row - column, sees.kv_len - column, by_keys)
+        behind = sees.distance(row, column)
+        return _hide_edge(scores, sees, behind, sees.kv_len - column, by_keys)
     size, across = scores.shape
     window = sees.window or size + across + shift
     # Along the first axis: where keys begin to lie behind a query, or end to, and likewise
@@ -75,8 +76,11 @@ def _hide_edge(
     keep: list[Any] = []
     if sees.causal and not (known and shift >= keys - 1):
         keep.append(columns - rows <= shift)
-    if sees.window is not None and not (known and shift + queries <= sees.window):
-        keep.append(columns - rows > shift - sees.window)
+    if sees.window is not None:
+        if not (known and shift + queries <= sees.window):
+            keep.append(columns - rows > shift - sees.window)
+        if sees.symmetric:
+            keep.append(columns - rows < shift + sees.window)
     if sees.padding_shows:
         keep.append(columns < keys_left)
     for test in keep:

@@ -32,7 +32,8 @@ SAFE = FlashBlocks()
 def problem_of(case: KernelCase) -> Problem:
     """The problem that a case of the op states."""
     q, k = case.arguments[:2]
-    return make_problem(q, k, **{name: case.options.get(name) for name in _OPTIONS})
+    options = {name: case.options[name] for name in _OPTIONS if name in case.options}
+    return make_problem(q, k, **options)
 
 
 _OPTIONS = ("causal", "window", "mask", "soft_cap", "scale")
@@ -42,14 +43,14 @@ def make_problem(
     q: Any,
     k: Any,
     *,
-    causal: bool | None = True,
+    causal: bool = False,
     window: int | None = None,
     mask: BlockMask | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
 ) -> Problem:
     """The static part of a call with queries (B, S, H, D) and keys (B, S, KV, D)."""
-    seen = Visibility(q.shape[1], k.shape[1], causal is not False, window, mask)
+    seen = Visibility(q.shape[1], k.shape[1], causal, window, mask)
     return Problem(
         sees=seen,
         scale=q.shape[3] ** -0.5 if scale is None else scale,
@@ -72,7 +73,9 @@ def bucket(case: KernelCase) -> str:
     problem = problem_of(case)
     sees = problem.sees
     lengths = [1 << (max(n, LANES) - 1).bit_length() for n in (sees.q_len, sees.kv_len)]
-    kind = f"window{sees.window}" if sees.window else "causal" if sees.causal else "full"
+    kind = "full" if not sees.causal else "causal"
+    if sees.window is not None:
+        kind = f"full_window{sees.window}" if sees.symmetric else f"window{sees.window}"
     sparse = f"_blocks{sees.mask.block_size}" if sees.mask else ""
     name = problem.dtype.name
     return f"{name}_{kind}{sparse}_q{lengths[0]}_kv{lengths[1]}_d{problem.padded_width}"

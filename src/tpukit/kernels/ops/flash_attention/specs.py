@@ -21,11 +21,15 @@ def case(
     width: int = 128,
     dtype: str = "bfloat16",
     batch: int = 1,
-    **options: Any,
+    causal: bool = True,
+    window: int | None = None,
 ) -> KernelCase:
-    """Self-attention over `tokens`."""
-    kind = "causal" if options.get("causal", True) else "full"
-    kind = f"window{options['window']}" if "window" in options else kind
+    """Self-attention over `tokens`, causal unless it is told otherwise, as in a decoder."""
+    options: dict[str, Any] = {"causal": causal}
+    kind = "causal" if causal else "full"
+    if window is not None:
+        options["window"] = window
+        kind = f"window{window}" if causal else f"full_window{window}"
     grouped = "" if heads == kv_heads else f"_gqa{heads}_{kv_heads}"
     q, k = (
         jax.ShapeDtypeStruct((batch, tokens, n, width), jnp.dtype(dtype)) for n in (heads, kv_heads)

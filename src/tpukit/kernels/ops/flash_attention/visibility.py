@@ -1,4 +1,4 @@
-"""Which keys a query sees, and so which blocks of scores are computed whole, masked or never."""
+"""Which keys a query attends to, and so which blocks of scores are computed, masked or skipped."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -67,62 +67,81 @@ class BlockMask:
 
 @dataclass(frozen=True)
 class Visibility:
-    """Query i sees key j; both count from 0, as in `jax.nn.dot_product_attention`.
+    """Query i attends to key j; both count from 0, as in `jax.nn.dot_product_attention`.
 
     Attributes:
         q_len: Queries.
         kv_len: Keys.
         causal: Whether j must not lie after i.
-        window: How many keys back a query sees, itself included; needs `causal`.
+        window: Tokens i and j must be fewer than this many apart.
         mask: Further blocks to leave out.
+        key_offset: Position of the first key, in a part of a problem with a symmetric window.
     """
 
     q_len: int
     kv_len: int
-    causal: bool = True
+    causal: bool = False
     window: int | None = None
     mask: BlockMask | None = None
+    key_offset: int = 0
 
     @property
     def padding_shows(self) -> bool:
         """Whether padding behind the last key would be seen if nothing masked it."""
         return not (self.causal and self.q_len <= self.kv_len)
 
+    @property
+    def symmetric(self) -> bool:
+        """Whether a window reaches as far ahead of a query as behind it."""
+        return self.window is not None and not self.causal
+
+    def distance(self, row: Position, column: Position) -> Position:
+        """How many tokens query `row` lies behind key `column`."""
+        return row - column - self.key_offset if self.key_offset else row - column
+
     def keys_of(self, row: Position, rows: int, *, block: int) -> Span:
-        """Blocks of keys that queries `row` up to `row + rows` see."""
+        """Blocks of keys that queries `row` up to `row + rows` attend to."""
         end, full_end = self.kv_len, self.kv_len
         first: Position = 0
         full_first: Position = 0
+        row = row - self.key_offset if self.key_offset else row
         if self.causal:
             end, full_end = minimum(end, row + rows), minimum(full_end, row + 1)
         if self.window is not None:
             first = maximum(0, row - self.window + 1)
             full_first = maximum(0, row + rows - self.window)
+            if self.symmetric:
+                end = maximum(0, minimum(end, row + rows + self.window - 1))
+                full_end = maximum(0, minimum(full_end, row + self.window))
         return _blocks(first, full_first, full_end, end, block)
 
     def queries_of(self, column: Position, columns: int, *, block: int) -> Span:
-        """Blocks of queries that see any of the keys `column` up to `column + columns`."""
+        """Blocks of queries that attend to any of the keys `column` up to `column + columns`."""
         first: Position = 0
         full_first: Position = 0
         end: Position = self.q_len
         full_end: Position = ceil_div(self.q_len, block) * block
+        key = column + self.key_offset if self.key_offset else column
         if self.causal:
-            first, full_first = minimum(end, column), column + columns - 1
+            first, full_first = minimum(end, key), key + columns - 1
         if self.window is not None:
-            end = minimum(end, column + columns + self.window - 1)
-            full_end = minimum(full_end, column + self.window)
+            end = minimum(end, key + columns + self.window - 1)
+            full_end = minimum(full_end, key + self.window)
+            if self.symmetric:
+                first = minimum(end, maximum(0, key - self.window + 1))
+                full_first = maximum(0, key + columns - self.window)
         if self.padding_shows:
             full_end = choose(column + columns > self.kv_len, 0, full_end)
         return _blocks(first, full_first, full_end, end, block)
 
     def token_mask(self, dtype: Any = bool) -> np.ndarray:
         """The whole (q_len, kv_len) mask, for references and tests."""
-        distance = np.arange(self.q_len)[:, None] - np.arange(self.kv_len)[None, :]
+        distance = self.distance(np.arange(self.q_len)[:, None], np.arange(self.kv_len)[None, :])
         seen = np.ones((self.q_len, self.kv_len), bool)
         if self.causal:
             seen &= distance >= 0
         if self.window is not None:
-            seen &= distance < self.window
+            seen &= abs(distance) < self.window
         if self.mask is not None:
             size = self.mask.block_size
             grown = self.mask.to_array().repeat(size, 0).repeat(size, 1)

@@ -118,6 +118,8 @@ def _scores(
         seen = seen & (columns <= rows)
     if sees.window is not None:
         seen = seen & (rows - columns < sees.window)
+        if sees.symmetric:
+            seen = seen & (columns - rows < sees.window)
     if sees.mask is not None:
         size = sees.mask.block_size
         blocks = jnp.asarray(sees.mask.to_array())
