@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...kernels.ops.flash_attention import pallas_tpu
-from ...kernels.ops.flash_attention.problem import SegmentIds
+from ...kernels.ops.flash_attention.problem import Residuals, SegmentIds
 from .loop import Ring, Saved
 from .order import pieces_a_shard
 
@@ -102,14 +102,15 @@ def backward(
     ) -> tuple[Array, tuple[Array, Array]]:
         d_k, d_v = d_keys
         for pair in pairs:
-            residuals = (
+            residuals = Residuals(
                 queries[pair.queries],
                 keys.k[pair.keys],
                 keys.v[pair.keys],
                 _ids(pair, own_segments, keys.segments),
-                None,
-                results[pair.queries],
-                sums[pair.queries],
+                rope=None,
+                dense_mask=None,
+                out=results[pair.queries],
+                lse=sums[pair.queries],
             )
             more: Any = pallas_tpu.backward(
                 residuals, d_results[pair.queries], **_options(ring, pair, interpret)

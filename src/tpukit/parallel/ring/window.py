@@ -12,7 +12,7 @@ from jax import Array
 
 from ...kernels.blocks.tiling import round_up
 from ...kernels.ops.flash_attention import pallas_tpu
-from ...kernels.ops.flash_attention.problem import LANES, SegmentIds
+from ...kernels.ops.flash_attention.problem import LANES, Residuals, SegmentIds
 from .loop import Ring, Saved
 from .order import pieces_a_shard
 
@@ -44,11 +44,12 @@ def backward(
     q, k, v, segments, out, lse = saved
     behind = _reach(ring, q)
     sums = jnp.moveaxis(_before(behind, _apart(ring, jnp.moveaxis(lse, 1, 2))), 1, 2)
-    residuals: Any = (
+    residuals = Residuals(
         *_extended(ring, q, k, v, segments),
-        None,
-        _before(behind, _apart(ring, out)),
-        sums,
+        rope=None,
+        dense_mask=None,
+        out=_before(behind, _apart(ring, out)),
+        lse=sums,
     )
     d_result = _before(behind, _apart(ring, d_out))
     d_q, d_k, d_v, *_ = pallas_tpu.backward(residuals, d_result, **_options(ring, interpret))

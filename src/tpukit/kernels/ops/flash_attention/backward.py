@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ...blocks.tiling import round_up
+from .mask_stream import stream_mask
 from .problem import (
     LANES,
     LOG2_E,
@@ -40,6 +41,7 @@ def pull_back(
     lse: jax.Array,
     cotangent: jax.Array,
     segment_ids: SegmentIds | None,
+    dense_mask: jax.Array | None,
     *,
     problem: Problem,
     blocks: FlashBlocks,
@@ -93,6 +95,19 @@ def pull_back(
         ]
     else:
         arguments, specs = [*arguments, None, None], [*specs, None, None]
+    mask, mask_spec = None, None
+    if dense_mask is not None:
+        mask, mask_spec = stream_mask(
+            # Behind the forward pass: XLA would make the masks of both at once, and a third copy.
+            jax.lax.optimization_barrier((dense_mask, lse))[0],
+            lambda b, h, g, i, j, *_: (b, h * group + g, i, seen_block(i, j)),
+            tokens=(q_tokens, kv_tokens),
+            block=(held, columns),
+            by_keys=True,
+        )
+    arguments, specs = [*arguments, mask], [*specs, mask_spec]
+    by_key = pltpu.VMEM((columns, LANES), jnp.int32)
+    one_row = dense_mask is not None and dense_mask.shape[2] == 1
     call = pl.pallas_call(
         partial(
             _kernel,
@@ -110,7 +125,8 @@ def pull_back(
             out_specs=[q_spec, dkv_spec, dkv_spec],
             scratch_shapes=[
                 pltpu.VMEM((held, width), q.dtype),
-                None if segment_ids is None else pltpu.VMEM((columns, LANES), jnp.int32),
+                None if segment_ids is None else by_key,
+                by_key if one_row else None,
                 pltpu.VMEM((1, held), jnp.float32),
                 pltpu.VMEM((held, width), jnp.float32),
                 pltpu.VMEM((kv_tokens, width), jnp.float32),
@@ -146,8 +162,8 @@ def _kernel(
     sparse: bool,
 ) -> None:
     table = refs[0] if sparse else None
-    q, out, cotangent, lse, k, v, q_ids, kv_ids, dq, dk, dv, *scratch = refs[int(sparse) :]
-    scaled, id_column, dots, dq_sum, dk_sum, dv_sum = scratch
+    q, out, cotangent, lse, k, v, q_ids, kv_ids, mask, dq, dk, dv, *scratch = refs[int(sparse) :]
+    scaled, id_column, mask_column, dots, dq_sum, dk_sum, dv_sum = scratch
     compute, columns = blocks.backward_q_compute, blocks.backward_kv
     g, i, j = pl.program_id(2), pl.program_id(3), pl.program_id(4)
     column = j * columns
@@ -168,6 +184,8 @@ def _kernel(
 
     if kv_ids is not None:
         id_column[...] = jnp.broadcast_to(kv_ids[...], (LANES, columns)).T
+    if mask_column is not None:
+        mask_column[...] = jnp.broadcast_to(mask[...], (LANES, columns)).T
 
     def update(
         block: Position, held_first: Position, *, edge: bool, stair: int | None = None
@@ -181,9 +199,13 @@ def _kernel(
         queries, pulls = scaled[mine], cotangent[mine]
         scores = matmul(k[:seen], queries, contract=(1, 1), precision=precision)
         scores, slope = cap(scores, problem)
-        same = None
+        allowed: list[Any] = []
         if q_ids is not None:
-            same = jnp.tile(id_column[:seen], (1, compute // LANES)) == q_ids[:, mine]
+            allowed.append(jnp.tile(id_column[:seen], (1, compute // LANES)) == q_ids[:, mine])
+        if mask_column is not None:
+            allowed.append(jnp.tile(mask_column[:seen], (1, compute // LANES)) != 0)
+        elif mask is not None:
+            allowed.append(mask[:seen, mine].astype(jnp.int32) != 0)
         scores = hide(
             scores,
             problem.sees,
@@ -191,7 +213,7 @@ def _kernel(
             column=column,
             edge=edge,
             shift=None if stair is None else stair * compute,
-            same_segment=same,
+            allowed=allowed,
             by_keys=True,
         )
         weights = jnp.exp2(scores - lse[:, mine] * LOG2_E)

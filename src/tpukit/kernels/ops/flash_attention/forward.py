@@ -10,6 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ...blocks.tiling import round_up
 from ..rope.tables import RopeTables
+from .mask_stream import stream_mask
 from .problem import (
     LANES,
     LOG2_E,
@@ -34,6 +35,7 @@ def attend(
     v: jax.Array,
     segment_ids: SegmentIds | None,
     rope: RopeTables | None,
+    dense_mask: jax.Array | None,
     *,
     problem: Problem,
     blocks: FlashBlocks,
@@ -100,6 +102,15 @@ def attend(
         ]
     else:
         arguments, specs = [*arguments, None, None], [*specs, None, None]
+    mask, mask_spec = None, None
+    if dense_mask is not None:
+        mask, mask_spec = stream_mask(
+            dense_mask,
+            lambda b, h, i, s, *_: (b, h, i, held_block(i, s)),
+            tokens=(q_tokens, kv_tokens),
+            block=(rows, held),
+        )
+    arguments, specs = [*arguments, mask], [*specs, mask_spec]
 
     kernel = partial(
         _kernel,
@@ -153,7 +164,7 @@ def attend(
 
 def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sparse: bool) -> None:
     table = refs[0] if sparse else None
-    q, k, v, q_tables, k_tables, q_ids, kv_ids, out, lse, *scratch = refs[int(sparse) :]
+    q, k, v, q_tables, k_tables, q_ids, kv_ids, mask, out, lse, *scratch = refs[int(sparse) :]
     scaled, turned, id_column, maxima, sums, total = scratch
     rows, compute = blocks.block_q, blocks.block_kv_compute
     i, step = pl.program_id(2), pl.program_id(3)
@@ -184,7 +195,7 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
     def update(
         block: Position, held_first: Position, *, edge: bool, offset: int | None = None
     ) -> None:
-        """Add a block of keys; for the queries that see it, where its place is known."""
+        """Add a block of keys; for the queries that attend to it, where its place is known."""
         mine = (
             slice(0, rows) if offset is None else rows_that_see(problem.sees, offset, compute, rows)
         )
@@ -193,9 +204,12 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
         inside = pl.ds(local, compute)
         scores = matmul(scaled[mine], keys[inside], contract=(1, 1), precision=problem.precision)
         scores, _ = cap(scores, problem)
-        same = None
+        allowed: list[Any] = []
         if q_ids is not None:
-            same = jnp.tile(id_column[mine], (1, compute // LANES)) == kv_ids[:, inside]
+            allowed.append(jnp.tile(id_column[mine], (1, compute // LANES)) == kv_ids[:, inside])
+        if mask is not None:
+            of_rows = mask[slice(None) if mask.shape[0] == 1 else mine, inside].astype(jnp.int32)
+            allowed.append(jnp.broadcast_to(of_rows, scores.shape) != 0)
         scores = hide(
             scores,
             problem.sees,
@@ -203,7 +217,7 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
             column=block * compute,
             edge=edge,
             shift=None if offset is None else max(-offset, 0),
-            same_segment=same,
+            allowed=allowed,
         )
         before = maxima[mine]
         after = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))

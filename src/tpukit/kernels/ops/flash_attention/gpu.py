@@ -20,17 +20,19 @@ def why_not_cudnn(
     *,
     causal: bool,
     window: int | None,
-    mask: BlockMask | None,
-    segment_ids: SegmentIds | None,
+    masked: bool,
     soft_cap: float | None,
 ) -> str | None:
-    """What of this call cuDNN cannot do, or cannot do fast; None if it can."""
+    """What of this call cuDNN cannot do, or cannot do fast; None if it can.
+
+    `masked` is whether there is a mask of any kind, or segment ids.
+    """
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         return f"cuDNN computes in 16 bits and the queries are {q.dtype.name}"
     if q.shape[3] % 8 or q.shape[3] > WIDEST_HEAD:
         return f"cuDNN takes heads of multiples of 8 up to {WIDEST_HEAD}, not {q.shape[3]}"
-    if mask is not None or segment_ids is not None:
-        return "a mask or segment ids would make cuDNN read a mask of q_len x kv_len"
+    if masked:
+        return "a mask or segment ids would make cuDNN read 16 bits for every score"
     if soft_cap is not None:
         return "cuDNN has no soft cap"
     if window is not None and not causal:
@@ -51,6 +53,7 @@ def cudnn_attention(
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
+    dense_mask: jax.Array | None = None,
     *,
     causal: bool = False,
     window: int | None = None,
@@ -63,9 +66,8 @@ def cudnn_attention(
     Raises:
         TPUKernelError: cuDNN is not here, or cannot do this.
     """
-    reason = why_not_cudnn(
-        q, causal=causal, window=window, mask=mask, segment_ids=segment_ids, soft_cap=soft_cap
-    )
+    masked = any(x is not None for x in (segment_ids, dense_mask, mask))
+    reason = why_not_cudnn(q, causal=causal, window=window, masked=masked, soft_cap=soft_cap)
     if reason is None and not cudnn_is_here():
         reason = "this machine has no NVIDIA GPU with jax's CUDA plugin"
     if reason is not None:

@@ -14,7 +14,7 @@ from ...registry.op import KernelCase
 from ..rope.tables import RopeTables
 from .backward import Gradients, pull_back
 from .forward import attend
-from .problem import LANES, FlashBlocks, Problem, SegmentIds
+from .problem import LANES, FlashBlocks, Problem, Residuals, SegmentIds
 from .reference import turn_heads
 from .sizing import (
     backward_bytes,
@@ -33,15 +33,6 @@ KEPT_NAME = "attention"
 # Shorter sequences and narrower heads are mostly padding to the kernel's 128 x 128.
 SHORTEST = 128
 NARROWEST = 64
-Residuals = tuple[
-    jax.Array,
-    jax.Array,
-    jax.Array,
-    SegmentIds | None,
-    RopeTables | None,
-    jax.Array,
-    jax.Array,
-]
 
 
 def can_flash(q: jax.Array, *, length: int | None = None) -> bool:
@@ -56,10 +47,11 @@ def result(
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
+    dense_mask: jax.Array | None = None,
     **options: Any,
 ) -> jax.Array:
     """The result alone: nothing is kept for a gradient."""
-    return _attend(q, k, v, segment_ids, rope, with_lse=False, **options)[0]
+    return _attend(q, k, v, segment_ids, rope, dense_mask, with_lse=False, **options)[0]
 
 
 def with_sums(
@@ -68,10 +60,11 @@ def with_sums(
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
+    dense_mask: jax.Array | None = None,
     **options: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """The result and the log-sum-exp of each row (B, H, S), by which results can be joined."""
-    out, lse = _attend(q, k, v, segment_ids, rope, with_lse=True, **options)
+    out, lse = _attend(q, k, v, segment_ids, rope, dense_mask, with_lse=True, **options)
     assert lse is not None
     return out, lse
 
@@ -82,12 +75,13 @@ def forward(
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
+    dense_mask: jax.Array | None = None,
     **options: Any,
 ) -> tuple[jax.Array, Residuals]:
     """The result, and what the gradient needs: the arguments, the result, a number for each row."""
-    out, lse = with_sums(q, k, v, segment_ids, rope, **options)
+    out, lse = with_sums(q, k, v, segment_ids, rope, dense_mask, **options)
     out, lse = (checkpoint_name(x, KEPT_NAME) for x in (out, lse))
-    return out, (q, k, v, segment_ids, rope, out, lse)
+    return out, Residuals(q, k, v, segment_ids, rope, dense_mask, out, lse)
 
 
 def backward(
@@ -97,19 +91,19 @@ def backward(
     blocks: FlashBlocks | None = None,
     interpret: Any = False,
     **options: Any,
-) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
+) -> tuple[jax.Array, jax.Array, jax.Array, None, None, None]:
     """Gradients of q, k and v."""
-    q, k, v, segment_ids, rope, out, lse = residuals
-    case = case_of(q, k, v, {**options, "rope": rope is not None})
+    q, k, v, segment_ids, rope, dense_mask, out, lse = residuals
+    case = case_of(q, k, v, rope, dense_mask, options)
     chosen, problem = _blocks_for(case, blocks), problem_of(case)
     if rope is not None:
         q, k = (turn_heads(x, rope) for x in (q, k))
     dq, dk, dv = _pull_back_in_parts(
-        (q, k, v, out, lse, cotangent), segment_ids, problem, chosen, interpret
+        (q, k, v, out, lse, cotangent), segment_ids, dense_mask, problem, chosen, interpret
     )
     if rope is not None:
         dq, dk = (turn_heads(x, rope, back=True) for x in (dq, dk))
-    return dq, dk, dv, None, None
+    return dq, dk, dv, None, None, None
 
 
 def _attend(
@@ -118,13 +112,14 @@ def _attend(
     v: jax.Array,
     segment_ids: SegmentIds | None,
     rope: RopeTables | None,
+    dense_mask: jax.Array | None,
     *,
     with_lse: bool,
     blocks: FlashBlocks | None = None,
     interpret: Any = False,
     **options: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
-    case = case_of(q, k, v, {**options, "rope": rope is not None})
+    case = case_of(q, k, v, rope, dense_mask, options)
     chosen, problem = _blocks_for(case, blocks), problem_of(case)
     used = forward_bytes(problem, chosen, rope=rope is not None)
     return attend(
@@ -133,6 +128,7 @@ def _attend(
         v,
         segment_ids,
         rope,
+        dense_mask,
         problem=problem,
         blocks=chosen,
         vmem_limit_bytes=vmem_limit_bytes(used, current_target()),
@@ -152,6 +148,7 @@ def _blocks_for(case: KernelCase, blocks: FlashBlocks | None) -> FlashBlocks:
 def _pull_back_in_parts(
     arrays: tuple[jax.Array, ...],
     segment_ids: SegmentIds | None,
+    dense_mask: jax.Array | None,
     problem: Problem,
     blocks: FlashBlocks,
     interpret: Any,
@@ -172,6 +169,9 @@ def _pull_back_in_parts(
         ids = segment_ids
         if ids is not None:
             ids = SegmentIds(ids.q[:, rows], ids.kv[:, start:stop])
+        mask = dense_mask
+        if mask is not None:
+            mask = mask[:, :, rows if problem.mask_rows > 1 else slice(None), start:stop]
         if rows.start == rows.stop:
             nothing = jnp.zeros_like(k[:, start:stop])
             of_keys.append((nothing, nothing))
@@ -185,6 +185,7 @@ def _pull_back_in_parts(
             lse[:, :, rows],
             cotangent[:, rows],
             ids,
+            mask,
             problem=local,
             blocks=blocks.cut_to(local.sees),
             vmem_limit_bytes=limit,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ...blocks.tiling import round_up
 from ...registry.op import BlockSizes
+from ..rope.tables import RopeTables
 from .visibility import Visibility
 
 LANES = 128
@@ -74,18 +75,32 @@ class SegmentIds(NamedTuple):
     kv: jax.Array
 
 
+class Residuals(NamedTuple):
+    """What both passes of an implementation share: arguments, result, log-sum-exp of each row."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    segment_ids: SegmentIds | None
+    rope: RopeTables | None
+    dense_mask: jax.Array | None
+    out: jax.Array
+    lse: jax.Array
+
+
 @dataclass(frozen=True)
 class Problem:
     """The static part of one call.
 
     Attributes:
-        sees: Which keys a query sees, and how many there are of both.
+        sees: Which keys a query attends to, and how many there are of both.
         scale: Of the scores, before the cap.
         soft_cap: Scores are bent to stay within ± this.
         heads: Of the queries.
         kv_heads: Of keys and values.
         width: Of one head, without padding.
         dtype: Of queries, keys and values.
+        mask_rows: Of the mask that is read with them: one for each query, one for all, or none.
     """
 
     sees: Visibility
@@ -95,6 +110,7 @@ class Problem:
     kv_heads: int
     width: int
     dtype: Any
+    mask_rows: int = 0
 
     @property
     def group(self) -> int:

@@ -16,6 +16,7 @@ def attention(
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
+    dense_mask: jax.Array | None = None,
     *,
     causal: bool = False,
     window: int | None = None,
@@ -25,7 +26,8 @@ def attention(
 ) -> jax.Array:
     """Attention of q (B, S, H, D) over k, v (B, S, KV, D), in float32 or wider.
 
-    A query that sees no key gives zeros.
+    The result of a query that may attend to no key is zero. `dense_mask` broadcasts to
+    (B, H, queries, keys).
     """
     problem = make_problem(q, k, causal=causal, window=window, mask=mask, scale=scale)
     wide = jnp.promote_types(q.dtype, jnp.float32)
@@ -39,6 +41,8 @@ def attention(
     seen = jnp.asarray(problem.sees.token_mask())[None, None]
     if segment_ids is not None:
         seen = seen & (segment_ids.q[:, None, :, None] == segment_ids.kv[:, None, None, :])
+    if dense_mask is not None:
+        seen = seen & dense_mask
     weights = jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(wide).min), axis=-1)
     weights = jnp.where(seen.any(-1, keepdims=True), weights, 0)
     out = jnp.einsum("bhqk,bkhd->bqhd", weights, values, precision="highest")

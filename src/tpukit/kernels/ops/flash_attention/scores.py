@@ -1,6 +1,6 @@
 """What forward and backward kernels share: masks inside a block, the cap, and turning by RoPE."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,24 +24,24 @@ def hide(
     column: Position,
     edge: bool,
     shift: int | None,
-    same_segment: Any,
+    allowed: Sequence[Any],
     by_keys: bool = False,
 ) -> Any:
-    """Scores with everything unseen at `MASKED`.
+    """Scores, at `MASKED` where a query does not attend to a key.
 
     Args:
         scores: A block of (queries, keys), or of (keys, queries).
-        sees: Which keys a query sees.
+        sees: Which keys a query attends to.
         row: The first query.
         column: The first key.
-        edge: Whether the block is only partly seen, by the positions in it.
+        edge: Whether positions in the block mask a part of it.
         shift: How many tokens the first query lies behind the first key, where that is known
             while tracing: only the parts that need a mask then get one.
-        same_segment: Booleans, or None.
+        allowed: Booleans that must all be True.
         by_keys: Whether keys come first.
     """
-    if same_segment is not None:
-        scores = jnp.where(same_segment, scores, MASKED)
+    for test in allowed:
+        scores = jnp.where(test, scores, MASKED)
     if not edge:
         return scores
     if shift is None:

@@ -1,7 +1,7 @@
 """How much VMEM blocks take, and which blocks are tried, tuned or taken by default."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -36,7 +36,7 @@ def problem_of(case: KernelCase) -> Problem:
     return make_problem(q, k, **options)
 
 
-_OPTIONS = ("causal", "window", "mask", "soft_cap", "scale")
+_OPTIONS = ("causal", "window", "mask", "soft_cap", "scale", "mask_rows")
 
 
 def make_problem(
@@ -48,6 +48,7 @@ def make_problem(
     mask: BlockMask | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
+    mask_rows: int = 0,
 ) -> Problem:
     """The static part of a call with queries (B, S, H, D) and keys (B, S, KV, D)."""
     seen = Visibility(q.shape[1], k.shape[1], causal, window, mask)
@@ -59,13 +60,17 @@ def make_problem(
         kv_heads=k.shape[2],
         width=q.shape[3],
         dtype=jnp.dtype(q.dtype),
+        mask_rows=mask_rows,
     )
 
 
-def case_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> KernelCase:
+def case_of(
+    q: Any, k: Any, v: Any, rope: Any, dense_mask: Any, options: Mapping[str, Any]
+) -> KernelCase:
     """The case that a call is."""
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v))
-    return KernelCase("call", shapes, options)
+    read = {"rope": rope is not None, "mask_rows": 0 if dense_mask is None else dense_mask.shape[2]}
+    return KernelCase("call", shapes, {**options, **read})
 
 
 def bucket(case: KernelCase) -> str:
@@ -76,9 +81,10 @@ def bucket(case: KernelCase) -> str:
     kind = "full" if not sees.causal else "causal"
     if sees.window is not None:
         kind = f"full_window{sees.window}" if sees.symmetric else f"window{sees.window}"
-    sparse = f"_blocks{sees.mask.block_size}" if sees.mask else ""
+    masked = f"_blocks{sees.mask.block_size}" if sees.mask else ""
+    masked = "_mask" if problem.mask_rows > 1 else masked
     name = problem.dtype.name
-    return f"{name}_{kind}{sparse}_q{lengths[0]}_kv{lengths[1]}_d{problem.padded_width}"
+    return f"{name}_{kind}{masked}_q{lengths[0]}_kv{lengths[1]}_d{problem.padded_width}"
 
 
 def vmem_bytes(case: KernelCase, blocks: FlashBlocks) -> int:
@@ -97,7 +103,13 @@ def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) 
     if rope:
         windows += 2 * 2 * (rows + held) * width * 4
         scratch += held * width * item
-    return windows + scratch + 2 * rows * blocks.block_kv_compute * 4
+    scores = 2 * rows * blocks.block_kv_compute * 4
+    if problem.mask_rows > 1:
+        windows += 2 * rows * held
+        scores += rows * blocks.block_kv_compute * 4
+    elif problem.mask_rows:
+        windows += 2 * SUBLANES * held * 4
+    return windows + scratch + scores
 
 
 def backward_bytes(problem: Problem, blocks: FlashBlocks, *, keys: int) -> int:
@@ -107,7 +119,14 @@ def backward_bytes(problem: Problem, blocks: FlashBlocks, *, keys: int) -> int:
     windows = 2 * (4 * held * width * item + 4 * columns * width * item + SUBLANES * held * 4)
     scratch = held * width * (item + 4) + SUBLANES * held * 4 + columns * LANES * 4
     sums = 2 * max(round_up(keys, columns), columns) * width * 4
-    return windows + scratch + sums + 3 * columns * blocks.backward_q_compute * 4
+    scores = 3 * columns * blocks.backward_q_compute * 4
+    if problem.mask_rows > 1:
+        windows += 2 * held * columns
+        scores += columns * blocks.backward_q_compute * 4
+    elif problem.mask_rows:
+        windows += 2 * SUBLANES * columns * 4
+        scratch += columns * LANES * 4
+    return windows + scratch + sums + scores
 
 
 def keys_at_a_time(problem: Problem, blocks: FlashBlocks, chip: str | None) -> int:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ..rope.tables import RopeTables
-from .problem import Problem, SegmentIds, pad_tokens
+from .problem import Problem, Residuals, SegmentIds, pad_tokens
 from .reference import turn_heads
 from .sizing import make_problem
 from .visibility import ceil_div
@@ -15,8 +15,6 @@ from .visibility import ceil_div
 LONGEST_WHOLE = 1024
 ROWS = 512
 
-Residuals = tuple[Any, ...]
-
 
 def forward(
     q: jax.Array,
@@ -24,6 +22,7 @@ def forward(
     v: jax.Array,
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
+    dense_mask: jax.Array | None = None,
     **options: Any,
 ) -> tuple[jax.Array, Residuals]:
     """The result, and the same residuals as the kernel's."""
@@ -32,7 +31,7 @@ def forward(
     queries, keys = (q, k) if rope is None else (turn_heads(x, rope) for x in (q, k))
 
     def rows(row: jax.Array, part: jax.Array, ids: Any) -> tuple[jax.Array, jax.Array]:
-        scores, seen, _ = _scores(part, keys, row, ids, segment_ids, problem)
+        scores, seen, _ = _scores(part, keys, row, ids, segment_ids, mask, problem)
         highest = jnp.max(jnp.where(seen, scores, -jnp.inf), axis=-1, keepdims=True)
         highest = jnp.where(jnp.isfinite(highest), highest, 0)
         weights = jnp.where(seen, jnp.exp(scores - highest), 0)
@@ -43,30 +42,32 @@ def forward(
         return out.reshape(part.shape).astype(q.dtype), lse
 
     count = _row_count(q.shape[1])
+    mask = _pad_mask(dense_mask, count)
     parts = _split(queries, count), _split_ids(segment_ids, count)
     out, lse = jax.lax.map(lambda x: rows(*x), (_starts(q, count), *parts))
     out = _join(out, q.shape[1])
     batch, heads = q.shape[0], q.shape[2]
     # (blocks, B, KV, group, rows) -> (B, H, S)
     lse = jnp.moveaxis(lse, 0, 3).reshape(batch, heads, -1)[..., : q.shape[1]]
-    return out, (q, k, v, segment_ids, rope, out, lse.astype(wide))
+    return out, Residuals(q, k, v, segment_ids, rope, dense_mask, out, lse.astype(wide))
 
 
 def backward(
     residuals: Residuals, cotangent: jax.Array, **options: Any
-) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
+) -> tuple[jax.Array, jax.Array, jax.Array, None, None, None]:
     """Gradients of q, k and v, from weights made again block by block."""
-    q, k, v, segment_ids, rope, out, lse = residuals
+    q, k, v, segment_ids, rope, dense_mask, out, lse = residuals
     problem = make_problem(q, k, **options)
     wide = jnp.promote_types(q.dtype, jnp.float32)
     queries, keys = (q, k) if rope is None else (turn_heads(x, rope) for x in (q, k))
     batch, length, _, width = q.shape
     group, count = problem.group, _row_count(length)
+    mask = _pad_mask(dense_mask, count)
     dots = jnp.sum(out.astype(wide) * cotangent.astype(wide), axis=-1)
 
     def rows(sums: Any, x: Any) -> tuple[Any, jax.Array]:
         row, part, pulls, part_lse, part_dots, ids = x
-        scores, seen, slope = _scores(part, keys, row, ids, segment_ids, problem)
+        scores, seen, slope = _scores(part, keys, row, ids, segment_ids, mask, problem)
         by_group = (batch, count, problem.kv_heads, group)
         pulls = pulls.reshape(*by_group, width)
         weights = jnp.exp(scores - _to_scores(part_lse, by_group))
@@ -91,7 +92,7 @@ def backward(
     dq, dk = _join(dq, length).astype(q.dtype), dk.astype(k.dtype)
     if rope is not None:
         dq, dk = (turn_heads(x, rope, back=True) for x in (dq, dk))
-    return dq, dk, dv.astype(v.dtype), None, None
+    return dq, dk, dv.astype(v.dtype), None, None, None
 
 
 def _scores(
@@ -100,9 +101,10 @@ def _scores(
     row: jax.Array,
     q_ids: jax.Array | None,
     segment_ids: SegmentIds | None,
+    mask: jax.Array | None,
     problem: Problem,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Scores (B, KV, group, rows, keys), which of them are seen, and the slope of the cap."""
+    """Scores (B, KV, group, rows, keys), which of them count, and the slope of the cap."""
     sees = problem.sees
     wide = jnp.promote_types(q.dtype, jnp.float32)
     batch, count, _, width = q.shape
@@ -128,12 +130,29 @@ def _scores(
     if segment_ids is not None and q_ids is not None:
         same = q_ids[:, :, None] == segment_ids.kv[:, None, :]
         seen = seen & same[:, None, None]
+    if mask is not None:
+        seen = seen & _mask_rows(mask, row, count, problem)
     return scores, seen, slope
 
 
 def _to_scores(x: jax.Array, by_group: tuple[int, ...]) -> jax.Array:
     """(B, rows, H) as (B, KV, group, rows, 1)."""
     return jnp.moveaxis(x.reshape(by_group), 1, 3)[..., None]
+
+
+def _pad_mask(mask: jax.Array | None, count: int) -> jax.Array | None:
+    """Rows of False behind the last query, so that the last `count` rows can be cut out too."""
+    if mask is None or mask.shape[2] == 1:
+        return mask
+    return pad_tokens(mask, ceil_div(mask.shape[2], count) * count, axis=2)
+
+
+def _mask_rows(mask: jax.Array, row: jax.Array, count: int, problem: Problem) -> jax.Array:
+    """A mask (B or 1, H or 1, queries or 1, keys) of some queries, with heads as scores have."""
+    if mask.shape[2] > 1:
+        mask = jax.lax.dynamic_slice_in_dim(mask, row, count, axis=2)
+    heads = (1, 1) if mask.shape[1] == 1 else (problem.kv_heads, problem.group)
+    return mask.reshape(mask.shape[0], *heads, *mask.shape[2:])
 
 
 def _row_count(length: int) -> int:
