@@ -82,7 +82,7 @@ def ask_with(ask, **limits):
 def test_every_slice_its_batch_can_be_split_over_is_asked_about(ask):
     search, found, shortfall = searched(ask(objective="fastest"), compiled)
     assert not shortfall
-    assert [str(choice.target) for choice in found] == [
+    assert [str(choice.slice) for choice in found] == [
         *("v6e-32", "v6e-16", "v6e-8", "v6e-4", "v6e-1")
     ]
     best = found[0]
@@ -103,7 +103,7 @@ def test_what_does_not_fit_or_is_refused_is_told(ask):
         return compiled(job, fits=job.slice.chips > 4)
 
     search, found, _ = searched(ask(), judge)
-    assert [str(choice.target) for choice in found] == ["v6e-8"]
+    assert [str(choice.slice) for choice in found] == ["v6e-8"]
     assert sum("too large" in note for note in search.notes) == 2
     assert sum("no such program" in note for note in search.notes) == 2
 
@@ -111,7 +111,7 @@ def test_what_does_not_fit_or_is_refused_is_told(ask):
 def test_limits_and_time(ask):
     asked = ask(deadline="1h")
     _, found, shortfall = searched(asked, compiled)
-    assert {choice.target.chips for choice in found} == {8, 16, 32}  # 15,625 steps of 1/chips s
+    assert {choice.slice.chips for choice in found} == {8, 16, 32}  # 15,625 steps of 1/chips s
     assert not shortfall
     _, nearest, shortfall = searched(ask_with(asked, deadline_days=1e-6), compiled)
     assert len(nearest) == 5

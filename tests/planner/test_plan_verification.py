@@ -67,7 +67,7 @@ def test_one_that_does_not_fit_makes_room_for_the_next_of_its_slice():
     found, asked = answered(search, judge, verify=1, top=1)
     assert found.feasible
     assert found.best.job not in refused
-    assert found.best.target == refused[0].slice
+    assert found.best.slice == refused[0].slice
     assert len(asked) < 12  # what was learnt spares the compiler the like of what failed
     assert any("which does not fit" in note for note in found.disagreements)
 
@@ -79,7 +79,7 @@ def test_a_refusal_is_told_with_its_reason():
         return XLACompilationError("no such layout") if job.slice.chips > 8 else compiled()
 
     found, _ = answered(search, judge, verify=1, top=1)
-    assert found.best.target.chips <= 8
+    assert found.best.slice.chips <= 8
     assert any("no such layout" in note for note in found.disagreements)
 
 
@@ -92,7 +92,7 @@ def test_choices_are_ranked_again_by_what_the_compiler_says():
         return compiled(step_time_s=100.0 if job.on == slow[0] else 0.5)
 
     found, _ = answered(search, judge)
-    assert str(found.best.target) != slow[0]
+    assert str(found.best.slice) != slow[0]
     assert found.choices[0].usd.value <= found.choices[1].usd.value
 
 

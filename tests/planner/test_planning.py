@@ -41,9 +41,9 @@ def test_the_answer_meets_what_was_asked():
     assert best.memory_bytes <= 0.95 * best.usable_bytes
     assert best.usd.value == min(choice.usd.value for choice in found.choices)
     assert best.usd.value == pytest.approx(best.chip_hours * best.usd_per_chip_hour.value)
-    assert best.chip_hours == pytest.approx(best.days * 24 * best.target.chips)
+    assert best.chip_hours == pytest.approx(best.days * 24 * best.slice.chips)
     assert best.tokens_per_step * best.job.train.steps >= 1e12
-    assert len({choice.target for choice in found.choices}) == 5
+    assert len({choice.slice for choice in found.choices}) == 5
 
 
 @pytest.mark.parametrize("objective", ["cheapest", "fastest", "fewest-chips"])
@@ -52,13 +52,13 @@ def test_an_objective_is_the_best_of_all_that_fit(objective):
     values = {
         "cheapest": [choice.usd.value for choice in found.choices],
         "fastest": [choice.days for choice in found.choices],
-        "fewest-chips": [choice.target.chips for choice in found.choices],
+        "fewest-chips": [choice.slice.chips for choice in found.choices],
     }[objective]
     assert values[0] <= min(values) * EQUAL
     front = {
         "cheapest": [choice.usd.value for choice in found.front],
         "fastest": [choice.days for choice in found.front],
-        "fewest-chips": [choice.target.chips for choice in found.front],
+        "fewest-chips": [choice.slice.chips for choice in found.front],
     }[objective]
     assert values[0] <= min(front) * EQUAL
 
@@ -122,7 +122,7 @@ def test_meshes_fill_their_devices_and_every_job_file_loads(
         model, tokens=1e9, on=on, objective=objective, sequence_length=sequence, verify=0, top=8
     )
     for choice in (*found.choices, *found.front, *found.unpriced):
-        assert math.prod(choice.mesh.values()) == choice.target.devices
+        assert math.prod(choice.mesh.values()) == choice.slice.devices
         path = tmp_path_factory.mktemp("jobs") / "job.yaml"
         choice.job.to_yaml(path)
         loaded = Job.from_yaml(path)
@@ -150,10 +150,10 @@ def test_without_prices_chip_hours_count_and_it_is_said():
     assert hours[0] <= min(hours) * EQUAL
     mixed = planned(on="7x,v6e")
     assert mixed.ranked_by == "dollars"
-    assert {choice.target.chip.name for choice in mixed.unpriced} == {"7x"}
-    assert {choice.target.chip.name for choice in mixed.choices} == {"v6e"}
+    assert {choice.slice.chip.name for choice in mixed.unpriced} == {"7x"}
+    assert {choice.slice.chip.name for choice in mixed.choices} == {"v6e"}
     fastest = planned(on="7x,v6e", objective="fastest")  # a price decides nothing here
-    assert fastest.best.target.chip.name == "7x"
+    assert fastest.best.slice.chip.name == "7x"
     assert (fastest.ranked_by, fastest.unpriced) == ("days", ())
     refused = planned(on="7x", budget=100)
     assert any("no price is known" in one.reason for one in refused.rejected)
@@ -197,24 +197,24 @@ def test_a_model_too_large_for_what_is_allowed_is_told_what_it_needs():
     assert "no v5e slice of at most 256 chips holds llama3.1-405b" in found.shortfall
     assert "at least 288 v5e chips" in found.shortfall  # 12 bytes each over 15.75 GiB
     assert math.ceil(405.85e9 * 12 / (15.75 * 2**30)) == 288
-    assert found.best.target.chips == min(choice.target.chips for choice in found.choices)
+    assert found.best.slice.chips == min(choice.slice.chips for choice in found.choices)
 
 
 def test_limits_on_the_search():
-    assert all(choice.target.chips <= 16 for choice in planned(max_chips=16).choices)
+    assert all(choice.slice.chips <= 16 for choice in planned(max_chips=16).choices)
     alone = plan("llama3.1-8b", tokens=1e12, on="v6e", multi_slice=False, verify=0)
-    assert all(choice.target.num_slices == 1 for choice in (*alone.choices, *alone.front))
+    assert all(choice.slice.num_slices == 1 for choice in (*alone.choices, *alone.front))
     roomy = planned(min_headroom=0.5)
     assert all(choice.memory_bytes <= 0.5 * choice.usable_bytes for choice in roomy.choices)
     small = planned(max_batch_tokens="1M")
     assert all(choice.tokens_per_step <= 1e6 for choice in small.choices)
     named = planned(on="v6e-16")
-    assert [str(choice.target) for choice in named.choices] == ["v6e-16"]
+    assert [str(choice.slice) for choice in named.choices] == ["v6e-16"]
 
 
 def test_eight_bits_are_planned_where_they_are_faster_and_written(tmp_path):
     found = planned(precisions=["int8"], on="v5e,7x", objective="fastest")
-    assert {one.target.chip.name for one in found.choices} == {"v5e"}  # TPU7x has no such unit
+    assert {one.slice.chip.name for one in found.choices} == {"v5e"}  # TPU7x has no such unit
     for chip, precision, matmul in (("v5e", "int8", "int8"), ("7x", "fp8", "float8")):
         narrow = planned(precisions=[precision], on=chip)
         assert narrow.best.step_time_s < planned(on=chip).best.step_time_s
@@ -252,7 +252,7 @@ def test_the_optimizer_asked_for_is_counted_and_trained_with(
 ):
     found = planned(on="v6e-16", optimizer=optimizer, moment_dtype=moment_dtype)
     best = found.best
-    sharing = best.target.devices // best.mesh.get("data", 1)
+    sharing = best.slice.devices // best.mesh.get("data", 1)
     kept = best.memory["optimizer"] * sharing / get_preset("llama3.1-8b").parameter_count().total
     assert kept == pytest.approx(bytes_each, rel=0.02)
     assert any(f"states of {optimizer}" in line for line in found.assumptions)
@@ -275,7 +275,7 @@ def test_a_leaner_optimizer_fits_where_adamw_does_not_and_updates_sooner():
             objective="fewest-chips",
             optimizer=name,
             moment_dtype=dtype,
-        ).best.target.chips
+        ).best.slice.chips
         for name, dtype in (("adamw", "float32"), ("adamw", "int8"), ("adafactor", None))
     }
     wide, narrow, factored = smallest.values()

@@ -214,7 +214,7 @@ def _wider(search: Search) -> tuple[Search | None, str]:
     most = f" of at most {ask.space.max_chips:,} chips" if ask.space.max_chips else ""
     words = f"no {names} slice{most} holds {ask.subject.name}'s training step"
     if state == state:  # NaN when there was nothing to score
-        chip = search.target(0).chip
+        chip = search.slice(0).chip
         usable = chip.hbm_usable_bytes.require("a plan")
         chips = -(-state // usable)
         words += (

@@ -191,8 +191,8 @@ def read_bytes(shape: ModelShape, weights: str, batch: int, context: int) -> flo
     return whole - experts * untouched
 
 
-def _chips(target: Slice) -> int:
-    return target.chips
+def _chips(on: Slice) -> int:
+    return on.chips
 
 
 def _choose(
@@ -203,14 +203,14 @@ def _choose(
     found: Slice | None = None
     largest = 0.0
     one = named_slice(generation)
-    for target in sorted(list_slices(generation) if one is None else [one], key=_chips):
-        usable = target.chip.hbm_usable_bytes
+    for on in sorted(list_slices(generation) if one is None else [one], key=_chips):
+        usable = on.chip.hbm_usable_bytes
         if usable.value is None:
             break
-        room = usable.value * target.chips * (1 - headroom)
+        room = usable.value * on.chips * (1 - headroom)
         largest = max(largest, room)
         if held + cache <= room:
-            found = target
+            found = on
             break
     if found is None:
         needed = f"needs {(held + cache) / 2**30:,.0f} GiB"

@@ -51,7 +51,7 @@ class Choice:
         checkpoint_interval_s: By Young and Daly, on spot; else None.
     """
 
-    target: Slice
+    slice: Slice
     mesh: dict[str, int]
     batch_size: int
     microbatches: int
@@ -83,7 +83,7 @@ class Choice:
     @property
     def tokens_per_s_per_chip(self) -> float:
         """Throughput."""
-        return self.tokens_per_step / self.step_time_s / self.target.chips
+        return self.tokens_per_step / self.step_time_s / self.slice.chips
 
     @property
     def memory_origin(self) -> str:
@@ -109,8 +109,8 @@ class Choice:
     def to_dict(self) -> dict[str, Any]:
         """Every figure, with where it comes from."""
         return {
-            "slice": str(self.target),
-            "chips": self.target.chips,
+            "slice": str(self.slice),
+            "chips": self.slice.chips,
             "mesh": self.mesh,
             "batch_size": self.batch_size,
             "microbatches": self.microbatches,
@@ -154,16 +154,16 @@ def choice_at(
     """The candidate of that index."""
     candidates = scores.candidates
     mesh = candidates.meshes[candidates.mesh[index]]
-    target = mesh.target
+    on = mesh.slice
     step_time_s = float(scores.step_time_s[index])
     tokens_per_step = int(scores.tokens_per_step[index])
-    quote, region = costs.quotes[target]
+    quote, region = costs.quotes[on]
     spot = market.tier == SPOT
     interval: float | None = None
     if spot:
         save_s = float(costs.save_s[index])
-        interval = float(market.preemption.interval_s(save_s, target.num_slices))
-    peak = target.peak_tflops(MFU_FORMAT).value
+        interval = float(market.preemption.interval_s(save_s, on.num_slices))
+    peak = on.peak_tflops(MFU_FORMAT).value
     precision = PRECISIONS[candidates.precision[index]]
     optimizer = candidates.optimizers[candidates.optimizer[index]]
     remat = candidates.remats[candidates.remat[index]]
@@ -176,7 +176,7 @@ def choice_at(
     job = Job(
         model=subject.name,
         model_changes=changes,
-        on=str(target),
+        on=str(on),
         mesh=mesh.joined_sizes,
         dcn_mesh=mesh.dcn_mesh,
         batch_size=int(candidates.examples[index]),
@@ -189,7 +189,7 @@ def choice_at(
     memory = {name: float(value[index]) for name, value in scores.memory.to_dict().items()}
     chip_hours = float(costs.chip_hours[index])
     return Choice(
-        target=target,
+        slice=on,
         mesh=mesh.joined_sizes,
         batch_size=job.examples,
         microbatches=job.microbatches,

@@ -142,7 +142,7 @@ def _times(choices: Sequence[Choice]) -> Markup:
             if choice.seconds_by_cause[cause]
         ]
         whole = sum(choice.seconds_by_cause.values())
-        label = f"Where the step goes on {choice.target}"
+        label = f"Where the step goes on {choice.slice}"
         rows.append(
             (_slice(choice), stacked_bar(pieces, whole=whole, label=label),
              seconds_text(whole))
@@ -155,7 +155,7 @@ def _times(choices: Sequence[Choice]) -> Markup:
 
 
 def _slice(choice: Choice) -> Markup:
-    return tag("code", str(choice.target), class_="nowrap")
+    return tag("code", str(choice.slice), class_="nowrap")
 
 
 def _share(choice: Choice, cause: str) -> str:
@@ -173,7 +173,7 @@ def _memories(choices: Sequence[Choice]) -> Markup:
         ]
         whole = max(choice.usable_bytes, choice.memory["total"])
         limit = Mark(choice.usable_bytes, is_limit=True)
-        label = f"HBM of one device of {choice.target}"
+        label = f"HBM of one device of {choice.slice}"
         total = f"{bytes_text(choice.memory['total'])} of {bytes_text(choice.usable_bytes)}"
         rows.append(
             (_slice(choice), stacked_bar(pieces, whole=whole, label=label, marks=[limit]),

@@ -33,26 +33,26 @@ class Rejection:
 
 
 def find_rejections(
-    targets: list[Slice], scores: Scores, costs: Costs, verdicts: Judgement, limits: Limits
+    where: list[Slice], scores: Scores, costs: Costs, verdicts: Judgement, limits: Limits
 ) -> tuple[Rejection, ...]:
     """Every slice without a candidate that passes, by generation and reason."""
     found: dict[tuple[str, str], list[tuple[float, str, str]]] = {}
-    meshes_of = {mesh.target: [] for mesh in scores.candidates.meshes}
+    meshes_of = {mesh.slice: [] for mesh in scores.candidates.meshes}
     for number, mesh in enumerate(scores.candidates.meshes):
-        meshes_of[mesh.target].append(number)
+        meshes_of[mesh.slice].append(number)
     order = np.argsort(scores.candidates.mesh, kind="stable")
     edges = np.searchsorted(
         scores.candidates.mesh[order], np.arange(len(scores.candidates.meshes) + 1)
     )
-    for target in targets:
-        meshes = meshes_of.get(target, [])
+    for on in where:
+        meshes = meshes_of.get(on, [])
         indices = np.concatenate(
             [order[edges[mesh] : edges[mesh + 1]] for mesh in meshes] or [order[:0]]
         )
         if verdicts.passed[indices].any():
             continue
         kind, distance, words = _why(indices, scores, costs, verdicts, limits)
-        found.setdefault((target.chip.name, kind), []).append((distance, str(target), words))
+        found.setdefault((on.chip.name, kind), []).append((distance, str(on), words))
     return tuple(
         Rejection(tuple(name for _, name, _ in entries), min(entries)[2])
         for entries in found.values()

@@ -83,7 +83,7 @@ def verdict_words(result: "PlanResult") -> tuple[str, str]:
     verified = best.verified is not None and best.verified.memory_bytes is not None
     origin = "compiler-verified" if verified else "by the model"
     words = (
-        f"{best.target} ({chips_text(best)}), {mesh_text(best)}: "
+        f"{best.slice} ({chips_text(best)}), {mesh_text(best)}: "
         f"{days_text(best.days)}, {money_text(best)}, "
         f"{best.tokens_per_s_per_chip:,.0f} tokens/s/chip"
         f"{'' if best.mfu is None else f', MFU {best.mfu:.1%}'}, {origin}."
@@ -105,7 +105,7 @@ def _choices(result: "PlanResult", choices: Sequence[Choice]) -> Table:
         table.add_column("waste", justify="right", no_wrap=True)
     for choice in choices:
         row: list[RenderableType] = [
-            f"{choice.target}\n{chips_text(choice)}",
+            f"{choice.slice}\n{chips_text(choice)}",
             f"{mesh_text(choice)}\nbatch {batch_text(choice)}, {remat_text(choice)}",
             Group(Text(seconds_text(choice.step_time_s)), split_bar(choice)),
             f"{choice.memory_bytes / choice.usable_bytes:.0%}\n{choice.memory_origin}",
@@ -120,7 +120,7 @@ def _front(result: "PlanResult") -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for choice in result.front:
         table.add_row(
-            f"  {choice.target}", days_text(choice.days), money_text(choice), mesh_text(choice)
+            f"  {choice.slice}", days_text(choice.days), money_text(choice), mesh_text(choice)
         )
     return table
 
@@ -149,7 +149,7 @@ def mesh_text(choice: Choice) -> str:
 
 def chips_text(choice: Choice) -> str:
     """1 chip, 1,024 chips."""
-    count = choice.target.chips
+    count = choice.slice.chips
     return f"{count:,} chip{'s' if count > 1 else ''}"
 
 

@@ -29,13 +29,13 @@ class Market:
     regions: tuple[str, ...] = ()
     preemption: Preemption = field(default_factory=Preemption)
 
-    def quote(self, target: Slice) -> tuple[Figure, str | None]:
+    def quote(self, on: Slice) -> tuple[Figure, str | None]:
         """USD a chip-hour, and in which region; the cheapest of those allowed."""
         if not self.regions:
-            region = self.book.cheapest_region(target, tier=self.tier)
-            return self.book.quote(target, tier=self.tier), region
+            region = self.book.cheapest_region(on, tier=self.tier)
+            return self.book.quote(on, tier=self.tier), region
         quotes = [
-            (self.book.quote(target, region=region, tier=self.tier), region)
+            (self.book.quote(on, region=region, tier=self.tier), region)
             for region in self.regions
         ]
         known = [quote for quote in quotes if quote[0].value is not None]
@@ -64,11 +64,11 @@ class Costs:
 def cost_of(scores: Scores, market: Market, *, tokens: float) -> Costs:
     """What training on `tokens` tokens takes and costs, preemption's waste included on spot."""
     candidates = scores.candidates
-    targets = [mesh.target for mesh in candidates.meshes]
-    quotes = {target: market.quote(target) for target in dict.fromkeys(targets)}
-    host = {target: _host_bytes_per_s(target) for target in quotes}
+    where = [mesh.slice for mesh in candidates.meshes]
+    quotes = {on: market.quote(on) for on in dict.fromkeys(where)}
+    host = {on: _host_bytes_per_s(on) for on in quotes}
     state: Any = scores.memory.weights + scores.memory.optimizer
-    save_s = state / candidates.of_mesh([host[target] for target in targets])
+    save_s = state / candidates.of_mesh([host[on] for on in where])
     if market.tier == SPOT:
         waste = np.asarray(market.preemption.waste(save_s, candidates.num_slices))
     else:
@@ -77,7 +77,7 @@ def cost_of(scores: Scores, market: Market, *, tokens: float) -> Costs:
     steps = np.ceil(tokens / scores.tokens_per_step)
     seconds = steps * scores.step_time_s / (1 - waste)
     chip_hours = seconds / 3600 * candidates.chips
-    prices = [quotes[target][0].value for target in targets]
+    prices = [quotes[on][0].value for on in where]
     rate = candidates.of_mesh([np.nan if price is None else price for price in prices])
     return Costs(
         days=seconds / SECONDS_PER_DAY,
@@ -89,18 +89,18 @@ def cost_of(scores: Scores, market: Market, *, tokens: float) -> Costs:
     )
 
 
-def _host_bytes_per_s(target: Slice) -> float:
+def _host_bytes_per_s(on: Slice) -> float:
     """An asynchronous save holds the step up while state goes to the host."""
     from ...compiler.timeline.machine import Machine
 
-    return Machine.of(target).host_bytes_per_s
+    return Machine.of(on).host_bytes_per_s
 
 
 def unpriced(quotes: dict[Slice, tuple[Figure, str | None]]) -> Sequence[str]:
     """The generations without a price, and why."""
     reasons = {
-        target.chip.name: figure.reason
-        for target, (figure, _) in quotes.items()
+        on.chip.name: figure.reason
+        for on, (figure, _) in quotes.items()
         if figure.value is None
     }
     return [f"{name}: {reason.partition(': ')[2]}" for name, reason in reasons.items()]

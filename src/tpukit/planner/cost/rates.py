@@ -73,8 +73,8 @@ class Rates:
         machines = _machines(candidates.meshes)
 
         def spread(read: Callable[[Machine], float]) -> np.ndarray:
-            known = {target: read(machine) for target, machine in machines.items()}
-            return candidates.of_mesh([known[mesh.target] for mesh in candidates.meshes])
+            known = {on: read(machine) for on, machine in machines.items()}
+            return candidates.of_mesh([known[mesh.slice] for mesh in candidates.meshes])
 
         def of_precision(read: Callable[[Machine, str], float]) -> np.ndarray:
             table = [spread(lambda m, name=name: read(m, name)) for name in PRECISIONS]
@@ -95,7 +95,7 @@ class Rates:
             hbm_bytes_per_s=spread(lambda m: m.hbm_bytes_per_s * m.hbm_efficiency),
             ici_bytes_per_s=ici,
             gather_bytes=candidates.of_mesh(
-                [_gather_bytes(mesh, machines[mesh.target]) for mesh in candidates.meshes]
+                [_gather_bytes(mesh, machines[mesh.slice]) for mesh in candidates.meshes]
             ),
             int8_moment_bytes=spread(lambda m: m.int8_moment_bytes),
             dcn_bytes_per_s=spread(lambda m: m.dcn_bytes_per_s or np.inf),
@@ -110,11 +110,11 @@ class Rates:
 def _machines(meshes: tuple[SliceMesh, ...]) -> dict[Slice, Machine]:
     by_chip: dict[str, Machine] = {}
     machines: dict[Slice, Machine] = {}
-    for target in {mesh.target for mesh in meshes}:
-        name = target.chip.name
+    for on in {mesh.slice for mesh in meshes}:
+        name = on.chip.name
         if name not in by_chip:
-            by_chip[name] = Machine.of(target)
-        machines[target] = by_chip[name]
+            by_chip[name] = Machine.of(on)
+        machines[on] = by_chip[name]
     return machines
 
 
@@ -130,8 +130,8 @@ def _narrow_gradient_time(machine: Machine, precision: str) -> float:
 
 def _gather_bytes(mesh: SliceMesh, machine: Machine) -> float:
     """More than 1 where one axis spans all of a three-dimensional slice of some generations."""
-    topology = mesh.target.topology
-    whole = mesh.sizes.get("fsdp", 1) == mesh.target.chips_per_slice
+    topology = mesh.slice.topology
+    whole = mesh.sizes.get("fsdp", 1) == mesh.slice.chips_per_slice
     is_torus = len(topology) == 3 and all(size > 1 for size in topology)
     return machine.gathers_along_whole_torus if whole and is_torus else 1.0
 

@@ -33,10 +33,10 @@ class Links:
         return (self.chips - 1) / self.chips
 
 
-def place_axes(target: Slice, sizes: Mapping[str, int]) -> dict[str, Links]:
+def place_axes(on: Slice, sizes: Mapping[str, int]) -> dict[str, Links]:
     """The links of every axis larger than 1, `sizes` being those inside one slice."""
-    free = dict(enumerate(target.topology))
-    in_chip = target.chip.devices_per_chip
+    free = dict(enumerate(on.topology))
+    in_chip = on.chip.devices_per_chip
     placed: dict[str, Links] = {}
     for axis in reversed(AXES):
         size = sizes.get(axis, 1)
@@ -44,7 +44,7 @@ def place_axes(target: Slice, sizes: Mapping[str, int]) -> dict[str, Links]:
             continue
         shared = math.gcd(size, in_chip)
         in_chip //= shared
-        placed[axis] = _links(target, _take(free, size // shared))
+        placed[axis] = _links(on, _take(free, size // shared))
     return placed
 
 
@@ -66,11 +66,11 @@ def _take(free: dict[int, int], size: int) -> dict[int, int]:
     return taken
 
 
-def _links(target: Slice, extents: Mapping[int, int]) -> Links:
+def _links(on: Slice, extents: Mapping[int, int]) -> Links:
     if not extents:
         return Links()
     rings = {
-        axis: extent > 2 and target.wraps[axis] and extent == target.topology[axis]
+        axis: extent > 2 and on.wraps[axis] and extent == on.topology[axis]
         for axis, extent in extents.items()
     }
     lanes = {axis: 2.0 if ring else 1.0 for axis, ring in rings.items()}

@@ -90,7 +90,7 @@ class Space:
             object.__setattr__(self, field, tuple(found for _, found in chosen))
         if self.max_chips is not None and self.max_chips < 1:
             raise ConfigError(f"max_chips is {self.max_chips}; a plan needs at least one chip.")
-        chips = {target.chip for target in self.targets()}
+        chips = {on.chip for on in self.slices()}
         for name in self.precisions:
             if chips and not any(_has_rate(chip, name) for chip in chips):
                 able = [chip.name for chip in list_chips() if _has_rate(chip, name)]
@@ -100,19 +100,19 @@ class Space:
                     "--precision, or name another generation."
                 )
 
-    def targets(self) -> list[Slice]:
+    def slices(self) -> list[Slice]:
         """Every slice, or several of them, within `max_chips`."""
-        found = [target for name in self.generations for target in _targets(name)]
+        found = [on for name in self.generations for on in _slices_of(name)]
         most = self.max_chips or math.inf
         several = self.multi_slice
         return [
-            target
-            for target in dict.fromkeys(found)
-            if target.chips <= most and (several or target.num_slices == 1)
+            on
+            for on in dict.fromkeys(found)
+            if on.chips <= most and (several or on.num_slices == 1)
         ]
 
 
-def _targets(name: str) -> Iterator[Slice]:
+def _slices_of(name: str) -> Iterator[Slice]:
     """The slices a name stands for: a generation's, one by one and joined, or that one slice."""
     one = named_slice(name)
     if one is not None:
@@ -201,7 +201,7 @@ class Candidates:
     @cached_property
     def num_slices(self) -> np.ndarray:
         """Slices of each."""
-        return self.of_mesh([mesh.target.num_slices for mesh in self.meshes])
+        return self.of_mesh([mesh.slice.num_slices for mesh in self.meshes])
 
     @cached_property
     def slices_sharing(self) -> np.ndarray:
@@ -212,7 +212,7 @@ class Candidates:
     @cached_property
     def chips(self) -> np.ndarray:
         """Chips of each, all slices together."""
-        return self.of_mesh([mesh.target.chips for mesh in self.meshes])
+        return self.of_mesh([mesh.slice.chips for mesh in self.meshes])
 
     @cached_property
     def batch_ways(self) -> np.ndarray:
@@ -251,9 +251,9 @@ def enumerate_candidates(
     widest = max(state_bytes_per_parameter(one, shapes) for one in space.optimizers)
     meshes = tuple(
         mesh
-        for target in space.targets()
+        for on in space.slices()
         for mesh in meshes_on(
-            target, shape, sequence_length, pipeline=space.pipeline, optimizer_bytes=widest
+            on, shape, sequence_length, pipeline=space.pipeline, optimizer_bytes=widest
         )
     )
     columns = np.meshgrid(
@@ -271,7 +271,7 @@ def enumerate_candidates(
     everything = Candidates(meshes=meshes, optimizers=space.optimizers, **values)
     if tuple(space.precisions) != ("bf16",):
         faster = np.asarray(
-            [[_has_rate(one.target.chip, name) for name in PRECISIONS] for one in meshes]
+            [[_has_rate(one.slice.chip, name) for name in PRECISIONS] for one in meshes]
         )
         everything = everything.take(np.flatnonzero(faster[everything.mesh, everything.precision]))
     if fixed_examples is not None:

@@ -74,19 +74,19 @@ class OwnModelSearch:
 
     def _nearest(self, choice: Choice) -> str:
         limits: Limits = self.ask.limits
-        return f"{choice.target} takes {broken_limit(choice, limits).rstrip(',')}"
+        return f"{choice.slice} takes {broken_limit(choice, limits).rstrip(',')}"
 
     def _jobs(self) -> Iterator[Job]:
         """A job for every slice its batch can be split over, the smallest slices first."""
         subject, optimizer = self.ask.subject, self.ask.space.optimizers[0]
         examples = subject.fixed_examples or 1
-        targets = [one for one in self.ask.space.targets() if one.num_slices == 1]
-        for target in sorted(targets, key=lambda one: one.chips):
-            if examples % target.devices == 0:
+        where = [one for one in self.ask.space.slices() if one.num_slices == 1]
+        for on in sorted(where, key=lambda one: one.chips):
+            if examples % on.devices == 0:
                 yield Job(
                     model=subject.name,
-                    on=str(target),
-                    mesh={"fsdp": target.devices},
+                    on=str(on),
+                    mesh={"fsdp": on.devices},
                     batch_size=examples,
                     sequence_length=subject.sequence_length,
                     remat=subject.remat,
@@ -108,7 +108,7 @@ class OwnModelSearch:
         return [self._choice(job, memory, step)]
 
     def _choice(self, job: Job, memory: Any, step: Any) -> Choice:
-        ask, target = self.ask, job.slice
+        ask, on = self.ask, job.slice
         purposes: dict[str, float] = dict.fromkeys((*_KEPT, "temporaries", "host"), 0.0)
         for name, size in memory.purposes.items():
             known = _PURPOSES.get(name, name)
@@ -117,16 +117,16 @@ class OwnModelSearch:
         spent: dict[str, float] = step.seconds_by_cause
         for name, seconds in spent.items():
             causes[_CAUSES.get(name, name)] += seconds
-        save_s = (purposes["weights"] + purposes["optimizer"]) / _host_rate(target)
+        save_s = (purposes["weights"] + purposes["optimizer"]) / _host_rate(on)
         spot = ask.market.tier == SPOT
         waste = float(ask.market.preemption.waste(save_s, 1)) if spot else 0.0
         interval = float(ask.market.preemption.interval_s(save_s, 1)) if spot else None
         steps = math.ceil(ask.tokens / job.tokens_per_step)
         days = steps * step.step_time_s / (1 - waste) / SECONDS_PER_DAY
-        chip_hours = days * 24 * target.chips
-        quote, region = ask.market.quote(target)
+        chip_hours = days * 24 * on.chips
+        quote, region = ask.market.quote(on)
         return Choice(
-            target=target,
+            slice=on,
             mesh=dict(job.mesh),
             batch_size=job.examples,
             microbatches=job.microbatches,
@@ -156,5 +156,5 @@ class OwnModelSearch:
         )
 
 
-def _host_rate(target: Slice) -> float:
-    return Machine.of(target).host_bytes_per_s
+def _host_rate(on: Slice) -> float:
+    return Machine.of(on).host_bytes_per_s

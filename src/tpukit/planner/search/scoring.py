@@ -56,7 +56,7 @@ def score(
     """
     memory = _memory(shape, candidates, sequence_length)
     usable = [
-        mesh.target.chip.per_device(mesh.target.chip.hbm_usable_bytes).require("a plan")
+        mesh.slice.chip.per_device(mesh.slice.chip.hbm_usable_bytes).require("a plan")
         for mesh in candidates.meshes
     ]
     rates = Rates.of(candidates, head_dim=shape.head_dim)
@@ -78,7 +78,7 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
     kept = [state_bytes_per_parameter(one, shapes) for one in candidates.optimizers]
     optimizer_bytes = np.asarray(kept)
     purposes: dict[str, Any] = {name: np.zeros(len(candidates)) for name in _PURPOSES}
-    copies = [rounds_first(mesh.target.chip.name) for mesh in candidates.meshes]
+    copies = [rounds_first(mesh.slice.chip.name) for mesh in candidates.meshes]
     for index, remat in enumerate(candidates.remats):
         chosen = np.flatnonzero(candidates.remat == index)
         some = candidates.take(chosen)

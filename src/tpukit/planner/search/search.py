@@ -117,20 +117,20 @@ class Search:
             tokens=ask.tokens,
         )
 
-    def target(self, index: int) -> Slice:
+    def slice(self, index: int) -> Slice:
         """The slice of a candidate."""
         candidates = self.scores.candidates
-        return candidates.meshes[candidates.mesh[index]].target
+        return candidates.meshes[candidates.mesh[index]].slice
 
     def best_of_each_slice(self, order: np.ndarray) -> Iterator[int]:
         """The best candidate of every slice: variants of one answer are no other answers.
 
         Among those as good as the first of its slice it is the plainest.
         """
-        targets = self._target_numbers[order]
-        _, firsts = np.unique(targets, return_index=True)
+        where = self._target_numbers[order]
+        _, firsts = np.unique(where, return_index=True)
         for first in np.sort(firsts):
-            same = order[targets == targets[first]]
+            same = order[where == where[first]]
             as_good = np.ones(len(same), bool)
             for key in (self._money, self.costs.days):
                 as_good &= key[same] <= key[order[first]] * (1 + SAME)
@@ -156,13 +156,13 @@ class Search:
     def _target_numbers(self) -> np.ndarray:
         numbers: dict[Slice, int] = {}
         meshes = self.scores.candidates.meshes
-        known = [numbers.setdefault(mesh.target, len(numbers)) for mesh in meshes]
+        known = [numbers.setdefault(mesh.slice, len(numbers)) for mesh in meshes]
         return self.scores.candidates.of_mesh(known)
 
     def rejections(self) -> tuple[Rejection, ...]:
         """Slices without any candidate that passes."""
-        targets = self.ask.space.targets()
-        return find_rejections(targets, self.scores, self.costs, self.verdicts, self.ask.limits)
+        where = self.ask.space.slices()
+        return find_rejections(where, self.scores, self.costs, self.verdicts, self.ask.limits)
 
     def nearest(self) -> tuple[np.ndarray, str]:
         """When nothing passes: what comes nearest, best first, and what had to give."""

@@ -23,7 +23,7 @@ class SliceMesh:
     or by `fsdp`, where they share them and gather them over the network.
     """
 
-    target: Slice
+    slice: Slice
     sizes: dict[str, int]
     links: dict[str, Links] = field(repr=False)
     joined_by: str = "data"
@@ -31,7 +31,7 @@ class SliceMesh:
     @property
     def joined_sizes(self) -> dict[str, int]:
         """Size of each axis over all slices, axes of 1 left out."""
-        joined = self.sizes.get(self.joined_by, 1) * self.target.num_slices
+        joined = self.sizes.get(self.joined_by, 1) * self.slice.num_slices
         whole = {**self.sizes, self.joined_by: joined}
         used = {axis: whole.get(axis, 1) for axis in AXES if whole.get(axis, 1) > 1}
         return used or {"fsdp": 1}
@@ -39,14 +39,14 @@ class SliceMesh:
     @property
     def dcn_mesh(self) -> tuple[int, ...] | None:
         """The part of each axis that crosses slices; None for one slice."""
-        if self.target.num_slices == 1:
+        if self.slice.num_slices == 1:
             return None
-        count = self.target.num_slices
+        count = self.slice.num_slices
         return tuple(count if axis == self.joined_by else 1 for axis in self.joined_sizes)
 
 
 def meshes_on(
-    target: Slice,
+    on: Slice,
     shape: ModelShape,
     sequence_length: int,
     *,
@@ -56,14 +56,14 @@ def meshes_on(
     """The meshes worth considering for a model on a slice, or on several joined.
 
     Args:
-        target: Where it runs.
+        on: Where it runs.
         shape: The model.
         sequence_length: Tokens in an example.
         pipeline: Whether layers may be split into stages.
         optimizer_bytes: State of the optimizer for one parameter.
     """
     state_bytes = (FLOAT32 + optimizer_bytes) * shape.parameters
-    devices = target.devices // target.num_slices
+    devices = on.devices // on.num_slices
     contexts = (1, *CONTEXTS) if sequence_length >= CONTEXT_FROM_TOKENS else (1,)
     for tensor in _tensor_sizes(shape):
         for expert in _divisors_by_two(shape.experts):
@@ -72,29 +72,29 @@ def meshes_on(
                 if devices % inner == 0 and (context == 1 or tensor * expert == 1):
                     sizes = {"tensor": tensor, "expert": expert, "context": context}
                     sizes["fsdp"] = devices // inner
-                    yield _slice_mesh(target, sizes)
-                    if _fills_a_slice(state_bytes, target):
-                        yield _slice_mesh(target, sizes, joined_by="fsdp")
+                    yield _slice_mesh(on, sizes)
+                    if _fills_a_slice(state_bytes, on):
+                        yield _slice_mesh(on, sizes, joined_by="fsdp")
     if pipeline and not shape.experts:
         for stage in STAGES:
             if shape.layers % stage == 0 and devices % stage == 0:
-                yield _slice_mesh(target, {"stage": stage, "fsdp": devices // stage})
+                yield _slice_mesh(on, {"stage": stage, "fsdp": devices // stage})
 
 
-def _fills_a_slice(state_bytes: float, target: Slice) -> bool:
+def _fills_a_slice(state_bytes: float, on: Slice) -> bool:
     """Whether slices had better share weights and moments: in one they take half of its memory.
 
     Where there is room, sharing gains nothing that would be worth two gathers over the network in
     every step.
     """
-    total = target.hbm_bytes.value
-    if target.num_slices == 1 or total is None:
+    total = on.hbm_bytes.value
+    if on.num_slices == 1 or total is None:
         return False
-    return state_bytes > total / target.num_slices / 2
+    return state_bytes > total / on.num_slices / 2
 
 
-def _slice_mesh(target: Slice, sizes: dict[str, int], *, joined_by: str = "data") -> SliceMesh:
-    return SliceMesh(target, sizes, place_axes(target, sizes), joined_by)
+def _slice_mesh(on: Slice, sizes: dict[str, int], *, joined_by: str = "data") -> SliceMesh:
+    return SliceMesh(on, sizes, place_axes(on, sizes), joined_by)
 
 
 def _tensor_sizes(shape: ModelShape) -> list[int]:

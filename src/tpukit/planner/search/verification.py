@@ -75,7 +75,7 @@ class Verifier:
             kept = self._faster(search, kept, rivals.get(first))
             broken = broken_limit(kept, limits)
             if broken:
-                self.notes.append(f"{kept.target}: {broken} by the compiled schedule")
+                self.notes.append(f"{kept.slice}: {broken} by the compiled schedule")
                 self.late.append(kept)
             else:
                 confirmed.append(kept)
@@ -85,9 +85,9 @@ class Verifier:
 
     def _confirm(self, search: Search, order: np.ndarray, first: int) -> Choice | None:
         """Try candidates of one slice from `first` on; the first that the compiler confirms."""
-        target = search.target(first)
+        on = search.slice(first)
         for index in (first, *map(int, order)):
-            if search.target(index) != target or not self._expected_to_fit(search, index):
+            if search.slice(index) != on or not self._expected_to_fit(search, index):
                 continue
             choice = search.choice(index)
             verified = self._verdict(choice.job)
@@ -112,7 +112,7 @@ class Verifier:
         if sort_key(objective, other) >= sort_key(objective, kept):
             return kept
         self.notes.append(
-            f"{kept.target}: the model prefers {_mesh(kept.job)}, the compiled schedule "
+            f"{kept.slice}: the model prefers {_mesh(kept.job)}, the compiled schedule "
             f"{_mesh(other.job)}"
         )
         return other
@@ -179,14 +179,14 @@ def _kind(search: Search, index: int) -> tuple[str, int]:
     """What candidates share whose memory the model misjudges in the same way."""
     candidates = search.scores.candidates
     axes = ",".join(candidates.meshes[candidates.mesh[index]].joined_sizes)
-    return f"{search.target(index).chip.name} {axes}", int(candidates.remat[index])
+    return f"{search.slice(index).chip.name} {axes}", int(candidates.remat[index])
 
 
 def sort_key(objective: ObjectiveName, choice: Choice) -> tuple[float, float]:
     """What choices are sorted by, once their times are the compiler's."""
     money = choice.chip_hours if choice.usd.value is None else choice.usd.value
     if objective == "fewest-chips":
-        return float(choice.target.chips), choice.days
+        return float(choice.slice.chips), choice.days
     return (choice.days, money) if objective == "fastest" else (money, choice.days)
 
 
@@ -201,7 +201,7 @@ def broken_limit(choice: Choice, limits: Limits) -> str:
 
 def disagreement(choice: Choice, verified: Verified) -> list[str]:
     """Where model and compiler differ by more than `SMALL_DIFFERENCE`, or the step does not fit."""
-    what = f"{choice.target} {choice.mesh} remat {choice.remat}, batch {choice.batch_size:,}"
+    what = f"{choice.slice} {choice.mesh} remat {choice.remat}, batch {choice.batch_size:,}"
     if verified.memory_bytes is None:
         return [f"{what}: the compiler refused it: {verified.reason}"]
     modelled = choice.memory["total"]

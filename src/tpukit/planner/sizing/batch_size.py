@@ -208,11 +208,11 @@ def _slice(on: Slice | str | None, memory_gb: float | None) -> Slice:
         per_chip = chip.hbm_bytes.value
         if per_chip is None or not chip.rules:
             continue
-        for target in list_slices(chip.name):
+        for on in list_slices(chip.name):
             # Data sheets and people say GB for 2³⁰ bytes as well as for 10⁹.
-            sizes = (per_chip * target.chips / 1e9, per_chip * target.chips / 2**30)
+            sizes = (per_chip * on.chips / 1e9, per_chip * on.chips / 2**30)
             if any(abs(size - memory_gb) <= 0.02 * memory_gb for size in sizes):
-                return target
+                return on
     raise TPUValidationError(
         f"no slice has {memory_gb:g} GB of memory; name the slice with on=, for example "
         "on='v6e-64' (32 GB x 64 chips)."
