@@ -204,7 +204,8 @@ def test_bench_scores_itself_against_measured_kernels(timings):
     assert "[1/2]" in found.stderr
     assert "2.00 of measured" in found.stderr
     data = json.loads(run("bench", "--timings", str(timings), "--json").stdout)
-    assert data["total"]["median_error"] == 1.0
+    assert [total["op"] for total in data["totals"]] == ["all XLA", "all"]
+    assert [total["median_error"] for total in data["totals"]] == [1.0, 1.0]
     assert [row["id"] for row in data["left_out"]] == ["m2"]
 
 

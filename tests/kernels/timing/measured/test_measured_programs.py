@@ -130,6 +130,30 @@ def test_a_generation_that_is_none_is_named(attention_row):
         program_of(as_row(attention_row(device="v6f")))
 
 
+def test_tokamax_reads_no_options_off_our_command_line(monkeypatch):
+    from absl import flags
+
+    row = {
+        "id": "t1",
+        "device": "tpu7x",
+        "op": "triangle_multiplication",
+        "impl": "xla",
+        "shapes": {"x": [128, 128, 64], "mask": [128, 128]}
+        | {f"{name}_in_weights": [64, 2, 64] for name in ("projection", "gate")}
+        | {f"{name}_out_weights": [64, 64] for name in ("projection", "gate")}
+        | {f"layernorm_{at}_{name}": [64] for at in ("in", "out") for name in ("scale", "offset")},
+        "static_args": {"triangle_type": "incoming", "precision": ["DEFAULT", "DEFAULT"]}
+        | {"epsilon": 1e-6},
+        "measured_us": 100.0,
+        "timing_method": "xprof_device_span",
+    }
+    dtypes = {name: "bool" if name == "mask" else "bfloat16" for name in row["shapes"]}
+    monkeypatch.setattr("sys.argv", ["tpukit", "kernel", "bench", "--timings", "x.json"])
+    flags.FLAGS.unparse_flags()
+    program = program_of(as_row(row | {"dtypes": dtypes}))
+    assert jax.eval_shape(program.function, *program.arguments).shape == (128, 128, 64)
+
+
 def test_without_tokamax_the_extra_is_named(attention_row, monkeypatch):
     def missing(name):
         raise ImportError(name)

@@ -140,7 +140,18 @@ class TimingsScore:
     @cached_property
     def total(self) -> GroupScore | None:
         """Everything together; None where nothing was scored."""
-        return _together(self.scored)
+        return _together(ALL, self.scored)
+
+    @cached_property
+    def totals(self) -> tuple[GroupScore, ...]:
+        """All Pallas kernels, all that XLA makes, and everything; those that have rows."""
+        sides = {
+            f"{ALL} Pallas": [row for row in self.scored if row.row.is_pallas],
+            f"{ALL} XLA": [row for row in self.scored if row.row.is_xla],
+            ALL: self.scored,
+        }
+        together = (_together(name, rows) for name, rows in sides.items())
+        return tuple(total for total in together if total is not None)
 
     @cached_property
     def unseen(self) -> tuple[ScoredRow, ...]:
@@ -150,7 +161,7 @@ class TimingsScore:
     @cached_property
     def total_unseen(self) -> GroupScore | None:
         """The score of those; None where there are none."""
-        return _together(self.unseen)
+        return _together(ALL, self.unseen)
 
     @cached_property
     def reasons(self) -> dict[str, Counter[str]]:
@@ -167,7 +178,7 @@ class TimingsScore:
             "source": self.source,
             "rows_in_file": self.rows_in_file,
             "cases_sampled": self.sampled,
-            "total": self.total and asdict(self.total),
+            "totals": [asdict(total) for total in self.totals],
             "total_not_in_view": self.total_unseen and asdict(self.total_unseen),
             "groups": [asdict(group) for group in self.groups],
             "groups_not_in_view": [asdict(group) for group in _groups(self.unseen)],
@@ -212,9 +223,9 @@ def _groups(rows: Iterable[ScoredRow]) -> tuple[GroupScore, ...]:
     return tuple(GroupScore.of(*key, members[key]) for key in sorted(members))
 
 
-def _together(rows: Sequence[ScoredRow]) -> GroupScore | None:
+def _together(name: str, rows: Sequence[ScoredRow]) -> GroupScore | None:
     """One score of different ops, without a rank: any model knows a small op from a large one."""
-    return replace(GroupScore.of(ALL, ALL, rows), spearman=None) if rows else None
+    return replace(GroupScore.of(name, ALL, rows), spearman=None) if rows else None
 
 
 def _spearman(rows: Sequence[ScoredRow]) -> float | None:

@@ -134,7 +134,11 @@ def _operation(module: str, name: str) -> Any:
 
 
 def _module(name: str) -> Any:
-    return import_module(f"tokamax._src.ops.{name}")
+    found = import_module(f"tokamax._src.ops.{name}")
+    flags: Any = import_module("absl.flags").FLAGS
+    if not flags.is_parsed():  # or tokamax would take options off a command line that is ours
+        flags.mark_as_parsed()
+    return found
 
 
 def _traced_on(device: str, function: Callable[..., Any]) -> Callable[..., Any]:

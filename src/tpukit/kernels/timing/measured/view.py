@@ -29,7 +29,7 @@ def score_view(score: "TimingsScore") -> Any:
     for heading in ("rows", "in view", "Spearman", "median error", "mean error", "in band",
                     "faster named"):  # fmt: skip
         table.add_column(heading, justify="right")
-    for group in (*score.groups, *([score.total] if score.total else [])):
+    for group in (*score.groups, *score.totals):
         table.add_row(*(Text(cell) for cell in _cells(group)))
     parts += [table, Text(_in_view(score))]
     for reason, programs in score.reasons.items():
