@@ -35,8 +35,7 @@ class Market:
             region = self.book.cheapest_region(on, tier=self.tier)
             return self.book.quote(on, tier=self.tier), region
         quotes = [
-            (self.book.quote(on, region=region, tier=self.tier), region)
-            for region in self.regions
+            (self.book.quote(on, region=region, tier=self.tier), region) for region in self.regions
         ]
         known = [quote for quote in quotes if quote[0].value is not None]
         if not known:
@@ -99,8 +98,6 @@ def _host_bytes_per_s(on: Slice) -> float:
 def unpriced(quotes: dict[Slice, tuple[Figure, str | None]]) -> Sequence[str]:
     """The generations without a price, and why."""
     reasons = {
-        on.chip.name: figure.reason
-        for on, (figure, _) in quotes.items()
-        if figure.value is None
+        on.chip.name: figure.reason for on, (figure, _) in quotes.items() if figure.value is None
     }
     return [f"{name}: {reason.partition(': ')[2]}" for name, reason in reasons.items()]

@@ -160,11 +160,11 @@ def test_leading_axes_are_rows():
 
 
 def test_tuned_blocks_are_looked_up_by_the_case_that_is_tuned(monkeypatch):
-    from tpukit.kernels.ops.gemm import api
+    from tpukit.kernels.ops.gemm import pallas_tpu
 
     asked = []
     monkeypatch.setattr(
-        api, "blocks_for", lambda op, case, given: asked.append((op, case)) or BLOCKS
+        pallas_tpu, "blocks_for", lambda op, case, given: asked.append((op, case)) or BLOCKS
     )
     case = OP.case("small_int8")
     jax.eval_shape(OP.bind(case), *case.arguments)

@@ -9,10 +9,10 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.errors import TPUKernelError
-from tpukit.kernels.blocks.rows import RowBlocks
 from tpukit.kernels.ops.layer_norm.api import layer_norm
 from tpukit.kernels.ops.layer_norm.specs import OP as LAYER_NORM
 from tpukit.kernels.ops.rms_norm.api import rms_norm
+from tpukit.kernels.ops.rms_norm.blocks import RowBlocks
 from tpukit.kernels.ops.rms_norm.specs import OP as RMS_NORM
 
 # Two cores, as v5p has: what they share must not depend on which of them is first.

@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from tpukit.errors import TPUKernelError, TPUValidationError
 from tpukit.kernels.ops.grouped_matmul.api import grouped_matmul
 from tpukit.kernels.ops.moe_gating.api import moe_gating
-from tpukit.kernels.ops.moe_gating.pallas_tpu import GatingBlocks
+from tpukit.kernels.ops.moe_gating.blocks import GatingBlocks
 from tpukit.kernels.ops.moe_gating.specs import OP
 
 BLOCKS = GatingBlocks(tokens=128)

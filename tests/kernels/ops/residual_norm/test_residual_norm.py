@@ -7,8 +7,9 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.errors import TPUKernelError
-from tpukit.kernels.blocks.rows import RowBlocks
-from tpukit.kernels.ops.residual_norm import gpu, pallas_tpu, reference, residual_norm
+from tpukit.kernels.ops.residual_norm import pallas_tpu, reference, triton_gpu
+from tpukit.kernels.ops.residual_norm.api import residual_norm
+from tpukit.kernels.ops.rms_norm.blocks import RowBlocks
 
 EPS = 1e-5
 STRICT = pltpu.InterpretParams(
@@ -16,7 +17,7 @@ STRICT = pltpu.InterpretParams(
 )
 OPTIONS = {
     reference: {"eps": EPS},
-    gpu: {"eps": EPS, "interpret": True},
+    triton_gpu: {"eps": EPS, "interpret": True},
     pallas_tpu: {"eps": EPS, "interpret": STRICT, "blocks": RowBlocks(16)},
 }
 
@@ -56,7 +57,7 @@ def test_both_passes_against_float64(passes, width, no_races):
     np.testing.assert_array_equal(d_x, d_delta)
 
 
-@pytest.mark.parametrize("passes", [gpu, pallas_tpu], ids=["triton", "pallas_tpu"])
+@pytest.mark.parametrize("passes", [triton_gpu, pallas_tpu], ids=["triton", "pallas_tpu"])
 def test_nothing_to_add(passes):
     x, scale = jax.random.normal(jax.random.key(0), (32, 128)), jnp.ones(128)
     (stream, normed), _ = passes.forward(x, None, scale, **OPTIONS[passes])

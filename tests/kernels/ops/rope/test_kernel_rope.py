@@ -8,8 +8,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.errors import TPUKernelError
 from tpukit.kernels.ops.rope.api import rope
+from tpukit.kernels.ops.rope.blocks import RopeBlocks
 from tpukit.kernels.ops.rope.frequencies import RopeScaling, rope_frequencies
-from tpukit.kernels.ops.rope.pallas_tpu import RopeBlocks
 from tpukit.kernels.ops.rope.specs import OP
 from tpukit.kernels.ops.rope.tables import rope_tables, tables_at
 
