@@ -3,13 +3,11 @@
 import re
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-import tpukit.kernels
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
 from tpukit.kernels.ops.flash_attention.api import CUDNN
@@ -132,11 +130,3 @@ def test_on_a_gpu_an_op_is_what_its_specs_say(name):
         assert operations(case, None) == by_name
         return
     pytest.fail(f"{named} takes no case of {name}")
-
-
-@pytest.mark.parametrize("name", builtin_ops())
-def test_every_op_has_the_same_files(name):
-    folder = Path(tpukit.kernels.__file__).parent / "ops" / name
-    assert {"api.py", "reference.py", "pallas_tpu.py", "specs.py"} <= {
-        path.name for path in folder.iterdir()
-    }

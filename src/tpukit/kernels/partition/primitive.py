@@ -150,10 +150,10 @@ mlir.register_lowering(call_p, _lower, cacheable=False)
 
 
 def _to_lower(ctx: Any, values: Sequence[Any], call: Call, jaxprs: Jaxprs) -> Callable[..., Any]:
+    default = core.jaxpr_as_fun(jaxprs[call.chosen["default"]])
     numbers = call.numbers(ctx.platforms or ctx.module_context.platforms)
     if len(numbers) > 1:
-        whole = {key: core.jaxpr_as_fun(jaxprs[number]) for key, number in call.chosen.items()}
-        return lambda *arrays: jax.lax.platform_dependent(*arrays, **whole)
+        return default  # jax lowers a kernel for all platforms of a program, or not at all
     (number,) = numbers
     if number not in call.kernels or not _is_spread(ctx.module_context.axis_context):
         return core.jaxpr_as_fun(jaxprs[number])
@@ -161,8 +161,7 @@ def _to_lower(ctx: Any, values: Sequence[Any], call: Call, jaxprs: Jaxprs) -> Ca
     if known.says_nothing or not known.mesh:
         if call.is_named:
             raise _unknown(call.op)
-        # The compiler will know how the arrays are split, and can partition this one.
-        return core.jaxpr_as_fun(jaxprs[call.chosen["default"]])
+        return default  # the compiler will know how arrays are split, and can partition this
     specs = [
         spec if spec is not None else ((),) * len(aval.shape)
         for spec, aval in zip(known.specs, ctx.avals_in, strict=True)

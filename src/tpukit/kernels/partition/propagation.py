@@ -21,7 +21,7 @@ SHARDING = "sdy.sharding"
 FUNCTION = "func.func"
 CONSTRAINT = "sdy.sharding_constraint"
 REGION = "sdy.manual_computation"
-PASSES = "builtin.module(inline,sdy-import-pipeline,sdy-user-priority-propagate)"
+PASSES = "builtin.module(sdy-propagation-pipeline)"
 
 
 @dataclass(frozen=True)
