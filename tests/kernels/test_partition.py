@@ -1,5 +1,6 @@
 """Where the shardings of an op's arguments come from, how names are split, and what is refused."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -67,9 +68,31 @@ def test_pieces_are_equal_or_there_are_none():
     queries, keys = (2, 8, 8, 64), (2, 8, 2, 64)
     names = ATTENTION.alone.of(tuple(shapes(queries, keys, keys)), shapes(queries)[0])
     heads = ((), (), ("model",), ())
-    # Two heads of keys are not split over four devices, so eight of queries are not either.
-    assert names.assign([heads] * 3, [queries, keys, keys], {"model": 4}) == {}
-    assert names.assign([heads] * 3, [queries, keys, keys], {"model": 2}) == {"h": ("model",)}
+    assert names.assign([heads] * 3, [queries, keys, keys], {"model": 3}) == {}
+    # Each of two heads of keys is shared by queries, so that four devices have one each.
+    assert names.assign([heads] * 3, [queries, keys, keys], {"model": 4}) == {"h": ("model",)}
+    alone = replace(names, shared=frozenset())
+    assert alone.assign([heads] * 3, [queries, keys, keys], {"model": 4}) == {}
+
+
+def test_heads_of_keys_are_repeated_for_more_devices_than_there_are(mesh):
+    op = get_tpu_op("flash_attention")
+    keys = jax.random.split(jax.random.key(0), 3)
+    arrays = [
+        jax.random.normal(key, (2, 128, n, 64)) for key, n in zip(keys, (8, 2, 2), strict=True)
+    ]
+    specs = (P("data", None, "model"), P("data"), P("data"))
+    placed = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, specs, strict=True)]
+
+    attend = partial(op.implementations["pallas_tpu"], interpret=True)
+
+    def gradients(function):
+        return jax.jit(jax.grad(lambda *a: (function(*a) ** 2).sum(), (0, 1, 2)))
+
+    assert "all-gather" not in jax.jit(attend).lower(*placed).compile().as_text()
+    wanted = gradients(op.implementations["reference"])(*arrays)
+    for found, expected in zip(gradients(attend)(*placed), wanted, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_names_that_do_not_fit_their_arrays_are_refused():

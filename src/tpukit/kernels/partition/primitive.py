@@ -20,7 +20,16 @@ from jax.sharding import AbstractMesh, AxisType
 from ...errors import TPUKernelError
 from ...hardware.target import target_chip
 from .propagation import known_shardings
-from .splits import Assignment, CallNames, add_up, partition_spec, summed_axes
+from .splits import (
+    Assignment,
+    CallNames,
+    add_up,
+    add_up_shared,
+    partition_spec,
+    repeat_shared,
+    summed_axes,
+    ways_of,
+)
 
 # Takes arrays, and returns them, flat; told the axes that split them, or None.
 FlatFunction: TypeAlias = Callable[[Sequence[Any], Assignment | None], list[Any]]
@@ -71,9 +80,22 @@ class Call:
 
 
 def on_pieces(
-    names: CallNames, run: FlatFunction, axes: Assignment, mesh: AbstractMesh
+    names: CallNames,
+    run: FlatFunction,
+    axes: Assignment,
+    mesh: AbstractMesh,
+    results: Sequence[Sequence[int]],
 ) -> Callable[..., Any]:
-    """`run` on each device's pieces of arrays that are split over the axes assigned to names."""
+    """`run` on each device's pieces of arrays that are split over the axes assigned to names.
+
+    Args:
+        names: Of the dimensions.
+        run: Takes pieces.
+        axes: Assigned to names.
+        mesh: Theirs.
+        results: The shapes of all results.
+    """
+    ways = {name: ways_of(own, mesh.shape) for name, own in axes.items()}
 
     def local(*pieces: Any) -> list[Any]:
         if names.told_axes:
@@ -81,7 +103,7 @@ def on_pieces(
         parts = zip(names.outputs, run(pieces, None), strict=True)
         return [add_up(part, summed_axes(own, axes)) for own, part in parts]
 
-    return jax.shard_map(
+    mapped = jax.shard_map(
         local,
         mesh=mesh,
         in_specs=tuple(partition_spec(own, axes) for own in names.inputs),
@@ -89,6 +111,13 @@ def on_pieces(
         axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
         check_vma=False,
     )
+
+    def call(*arrays: Any) -> list[Any]:
+        pairs = zip(arrays, names.inputs, strict=True)
+        found = mapped(*(repeat_shared(array, own, ways) for array, own in pairs))
+        return [add_up_shared(x, shape) for x, shape in zip(found, results, strict=True)]
+
+    return call
 
 
 call_p = core.Primitive("split_call")
@@ -172,7 +201,8 @@ def _to_lower(ctx: Any, values: Sequence[Any], call: Call, jaxprs: Jaxprs) -> Ca
     if mesh.empty:
         kinds = (AxisType.Auto,) * len(known.mesh)
         mesh = AbstractMesh(tuple(known.mesh.values()), tuple(known.mesh), axis_types=kinds)
-    return on_pieces(call.names, call.on_piece(number), axes, mesh)
+    results = [aval.shape for aval in ctx.avals_out]
+    return on_pieces(call.names, call.on_piece(number), axes, mesh, results)
 
 
 def _is_spread(around: Any) -> bool:

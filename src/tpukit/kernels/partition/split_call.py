@@ -1,7 +1,7 @@
 """`split_call`: an op's implementations, one for each platform, on pieces of split arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -72,7 +72,7 @@ def split_call(
         jaxprs = tuple(one.only(kept) for one in traced)
         made = iter(call_p.bind(*flat, call=call, jaxprs=jaxprs))
     else:
-        made = iter(_on_typed(call, flat, mesh))
+        made = iter(_on_typed(call, flat, mesh, [avals[at].shape for at in kept]))
     arrays_and_results = list(flat)
     for source in known_as:
         arrays_and_results.append(next(made) if source is None else arrays_and_results[source])
@@ -139,13 +139,17 @@ def _typed_mesh(flat: Sequence[Any]) -> AbstractMesh | None:
     return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
 
 
-def _on_typed(call: Call, flat: Sequence[Any], mesh: AbstractMesh) -> list[Any]:
+def _on_typed(
+    call: Call, flat: Sequence[Any], mesh: AbstractMesh, results: Sequence[Sequence[int]]
+) -> list[Any]:
     """What the lowering does otherwise: here the types say how arrays are split."""
     specs = [_typed_spec(leaf) for leaf in flat]
-    axes = call.names.assign(specs, [leaf.shape for leaf in flat], dict(mesh.shape))
+    # Typed dimensions cannot be cut anew, as adding up what was repeated would.
+    names = replace(call.names, shared=frozenset())
+    axes = names.assign(specs, [leaf.shape for leaf in flat], dict(mesh.shape))
     placed = [
-        jax.sharding.reshard(leaf, NamedSharding(mesh, partition_spec(names, axes)))
-        for leaf, names in zip(flat, call.names.inputs, strict=True)
+        jax.sharding.reshard(leaf, NamedSharding(mesh, partition_spec(own, axes)))
+        for leaf, own in zip(flat, names.inputs, strict=True)
     ]
 
     def by_platform(arrays: Sequence[Any], axes: Assignment | None) -> list[Any]:
@@ -155,7 +159,7 @@ def _on_typed(call: Call, flat: Sequence[Any], mesh: AbstractMesh) -> list[Any]:
         functions = {platform: bound(number) for platform, number in call.chosen.items()}
         return jax.lax.platform_dependent(*arrays, **functions)
 
-    return on_pieces(call.names, by_platform, axes, mesh)(*placed)
+    return on_pieces(names, by_platform, axes, mesh, results)(*placed)
 
 
 def _typed_spec(leaf: Any) -> Spec:

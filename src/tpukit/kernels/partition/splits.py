@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from ...errors import TPUKernelError
@@ -36,6 +37,8 @@ class Splits:
         arguments: Of the arrays the op takes.
         result: Of what it returns.
         residuals: Of what its forward pass keeps for its backward pass.
+        shared: Those names of which an array with fewer elements shares each among several of
+            another array's (heads of keys); on more devices than there are, they are repeated.
         told_axes: Whether kernels are given `axes=`, the mesh axes by name, and combine pieces
             themselves: for results that are not the sum of what each device has.
     """
@@ -44,6 +47,7 @@ class Splits:
     arguments: Any = ()
     result: Any = ()
     residuals: Any = ()
+    shared: str = ""
     told_axes: bool = False
 
     @property
@@ -77,7 +81,8 @@ class Pass:
         wanted = set(self.splits.free.split())
         every = {name for names in (*inputs, *outputs) for name in names}
         free = {name for name in every if name in wanted or _stem(name) in wanted}
-        return CallNames(inputs, outputs, frozenset(free), self.splits.told_axes)
+        shared = frozenset(self.splits.shared.split())
+        return CallNames(inputs, outputs, frozenset(free), shared, self.splits.told_axes)
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class CallNames:
     inputs: tuple[Names, ...]
     outputs: tuple[Names, ...]
     free: frozenset[str]
+    shared: frozenset[str]
     told_axes: bool
 
     def only(self, outputs: Sequence[int]) -> "CallNames":
@@ -128,7 +134,7 @@ class CallNames:
                 if name in found or name not in self.free:
                     continue
                 ours = tuple(takewhile(lambda axis: axis not in taken, axes))
-                while ours and not self._divides(_ways(ours, sizes), name, shapes):
+                while ours and not self._divides(ways_of(ours, sizes), name, shapes):
                     ours = ours[:-1]
                 if ours:
                     found[name] = ours
@@ -136,12 +142,15 @@ class CallNames:
         return found
 
     def _divides(self, ways: int, name: str, shapes: Sequence[Sequence[int]]) -> bool:
-        return all(
-            size % ways == 0
+        sizes = [
+            size
             for names, shape in zip(self.inputs, shapes, strict=True)
             for own, size in zip(names, shape, strict=True)
             if own == name
-        )
+        ]
+        if name in self.shared and max(sizes) % ways == 0:
+            return all(size % ways == 0 or ways % size == 0 for size in sizes)
+        return all(size % ways == 0 for size in sizes)
 
 
 def partition_spec(names: Names, assignment: Assignment) -> PartitionSpec:
@@ -159,7 +168,25 @@ def add_up(x: jax.Array, axes: Axes) -> jax.Array:
     return jax.lax.psum(x, axes) if axes else x
 
 
-def _ways(axes: Axes, sizes: Mapping[str, int]) -> int:
+def repeat_shared(x: jax.Array, names: Names, ways: Mapping[str, int]) -> jax.Array:
+    """`x` with its elements repeated along dimensions too short to be split so many ways."""
+    for at, name in enumerate(names):
+        if x.shape[at] % ways.get(name, 1):
+            x = jnp.repeat(x, ways[name] // x.shape[at], axis=at)
+    return x
+
+
+def add_up_shared(x: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """The gradient of what `repeat_shared` was given, from that of what it gave."""
+    for at, size in enumerate(shape):
+        if x.shape[at] != size:
+            apart = x.reshape(*x.shape[:at], size, -1, *x.shape[at + 1 :])
+            x = apart.sum(at + 1, dtype=x.dtype)
+    return x
+
+
+def ways_of(axes: Axes, sizes: Mapping[str, int]) -> int:
+    """Into how many pieces these axes split a dimension."""
     return math.prod(sizes[axis] for axis in axes)
 
 

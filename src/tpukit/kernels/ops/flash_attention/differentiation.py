@@ -22,10 +22,10 @@ _ARGUMENTS = (
     *("b q h d", "b k h d", "b k h d"),
     *(("b q", "b k"), ("b p half", "b p half"), "b h q k"),
 )
-# Heads split over more devices than there are heads of keys are gathered.
 SPLITS = Splits(
     free="b h",
     arguments=_ARGUMENTS,
+    shared="h",
     result="b q h d",
     residuals=(*_ARGUMENTS, "b q h d", "b h q"),
 )
