@@ -48,6 +48,13 @@ def test_blocks_have_a_file_and_dimensions_have_names(name):
     assert len(op.splits.arguments) >= len(op.differentiable)
 
 
+@pytest.mark.parametrize("name", builtin_ops())
+def test_the_documents_say_what_may_be_split(name):
+    table = (ROOM.parents[2] / "docs" / "kernels.md").read_text().split("| may be split |")[1]
+    row = next(line for line in table.splitlines() if f"`{name}`" in line)
+    assert f"| `{get_tpu_op(name).splits.free}`" in row
+
+
 def test_a_gradient_is_attached_in_one_place():
     holders = [path for path in ROOM.rglob("*.py") if "jax.custom_vjp" in path.read_text()]
     assert holders == [ROOM / "registry" / "gradient.py"]
