@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from ....errors import TPUKernelError
-from ...partition.splits import Splits
+from ...blocks.tuned import blocks_for
 from ...registry.dispatch import dispatch
-from ...registry.op import PALLAS_TPU, REFERENCE
-from .blocks import GatingBlocks
-from .pallas_tpu import OP_NAME, select_pallas
+from ...registry.op import PALLAS_TPU, REFERENCE, KernelCase
+from .pallas_tpu import OP_NAME, GatingBlocks, select_pallas
 from .reference import Selection, select_reference
 from .routing import (
     Score,
@@ -22,13 +21,6 @@ from .routing import (
 )
 
 SELECTIONS = {PALLAS_TPU: select_pallas, REFERENCE: select_reference}
-# Of the choice: how long a queue is already is told from device to device.
-SPLITS = Splits(
-    free="tokens",
-    arguments=("tokens experts",),
-    result=("tokens k", "tokens k", "experts"),
-    told_axes=True,
-)
 
 
 class Gating(NamedTuple):
@@ -88,14 +80,15 @@ def moe_gating(
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     scores, probabilities = score_experts(wide, k, score)
     selection = for_selection(scores, bias)
+    case = KernelCase("traced", (jax.ShapeDtypeStruct(logits.shape, logits.dtype),), {"k": k})
+    own = {"blocks": blocks_for(OP_NAME, case, blocks), "interpret": interpret}
     chosen: Selection = dispatch(
         OP_NAME,
         SELECTIONS,
         selection,
         implementation=implementation,
         options={"k": k},
-        pallas_options={"blocks": blocks, "interpret": interpret},
-        names=SPLITS.alone,
+        pallas_options=own,
     )
     tokens, num_experts = logits.shape
     weights = weigh_experts(scores, chosen.experts, normalize=normalize)

@@ -1,1 +1,0 @@
-"""How an op runs on the pieces of arrays that are split over a mesh."""

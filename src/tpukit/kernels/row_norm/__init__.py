@@ -1,0 +1,1 @@
+"""What the norms over rows have in common."""
