@@ -96,7 +96,7 @@ def test_a_missing_field_is_named(name):
         (b"[]", "it is empty"),
         (b"[1]", "row #1: the row: input should be a valid dictionary"),
         (b"\x1f\x8b\x00", "damaged gzip"),
-        (gzip.compress(b"[]")[:-4], "damaged gzip"),
+        (gzip.compress(b"[]", mtime=0)[:-4], "damaged gzip"),
     ],
 )
 def test_a_file_without_rows_is_refused_in_one_line(content, said):
