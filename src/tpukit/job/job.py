@@ -7,7 +7,7 @@ there at once.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -119,8 +119,8 @@ class Job(Limits):
         keys: dict[str, Any] = {}
         parts: dict[str, Any] = {}
         for name, value in arguments.items():
-            plain = value is None or isinstance(value, str | int | float | Mapping | tuple)
-            is_key = plain and name.partition(".")[0] in cls.model_fields
+            plain = value is None or isinstance(value, str | int | float | Mapping | Sequence)
+            is_key = "." in name or (plain and name in cls.model_fields)
             (keys if is_key else parts)[name] = value
         return cls.from_dict({"model": model, **keys}).replace(parts=parts)
 
