@@ -48,14 +48,18 @@ def both_passes(q: Any, k: Any, v: Any, *mask: Any, **options: Any) -> Any:
 
 
 def time_of(case: str, tokens: int, chip: str, direction: str) -> Claim | str:
+    from tpukit.errors import TPUError
     from tpukit.kernels.timing import estimate_kernel
 
     shape, options = CASES[case]
     x = jax.ShapeDtypeStruct((1, tokens, HEADS * WIDTH), jnp.bfloat16)
     mask = [] if shape is None else [jax.ShapeDtypeStruct(shape(tokens), jnp.bool_)]
     function = partial(attend if direction == "forward" else both_passes, **options)
-    found = estimate_kernel(function, [x, x, x, *mask], chip, kind=KINDS[direction])
     what = f"{chip} {direction}: {case}"
+    try:
+        found = estimate_kernel(function, [x, x, x, *mask], chip, kind=KINDS[direction])
+    except TPUError as error:
+        return f"{what}: {error}"
     if found.time_s is None:
         return f"{what}: {found.reason}"
     return Claim(what, found.time_s * 1e6, "us (model)")

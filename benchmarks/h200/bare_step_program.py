@@ -12,7 +12,6 @@ from shapes import SEQUENCE, SHAPES
 
 from tpukit import create_mesh
 from tpukit.step import Workload
-from tpukit.training.gpu import workload_options
 from tpukit.training.products import tuned_options
 from tpukit.training.recompile import StepProgram
 
@@ -25,7 +24,6 @@ def main(name, tokens_path, warm):
         sequence_length=SEQUENCE,
         optimizer=optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1),
         grad_norm=False,
-        **workload_options(s.layers),
     )
     mesh = create_mesh(mesh_shape=(1,), axis_names=("data",))
     program = StepProgram(work, mesh, tune=partial(tuned_options, progress=print))

@@ -9,7 +9,6 @@ from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
 from tpukit.kernels import tpu_kernel, use_tuned_blocks
 from tpukit.kernels.blocks import tuned
-from tpukit.kernels.blocks.rows import RowBlocks, bucket, row_case
 from tpukit.kernels.blocks.tuned import (
     TunedEntry,
     choose_blocks,
@@ -18,6 +17,7 @@ from tpukit.kernels.blocks.tuned import (
     save_tuned,
 )
 from tpukit.kernels.blocks.vmem import vmem_capacity_bytes
+from tpukit.kernels.ops.rms_norm.blocks import RowBlocks, bucket, row_case
 from tpukit.kernels.registry.op import KernelCase, shape_bucket
 from tpukit.kernels.registry.registry import builtin_ops, get_tpu_op
 

@@ -7,7 +7,6 @@ import pytest
 
 from tpukit.errors import TPUKernelError
 from tpukit.hardware.target import target_chip
-from tpukit.kernels.blocks.rows import RowBlocks, fits
 from tpukit.kernels.blocks.vmem import (
     MIB,
     check_vmem,
@@ -16,6 +15,7 @@ from tpukit.kernels.blocks.vmem import (
     vmem_capacity_bytes,
     vmem_limit_bytes,
 )
+from tpukit.kernels.ops.rms_norm.blocks import RowBlocks, fits
 from tpukit.kernels.ops.rms_norm.specs import OP, case
 from tpukit.kernels.registry.registry import builtin_ops, get_tpu_op
 

@@ -34,6 +34,13 @@ def _context() -> Any:
     return jax.make_user_context(None)
 
 
+def on_one_gpu() -> bool:
+    """Whether a program traced now will run on an NVIDIA GPU that is the only device."""
+    import jax
+
+    return current_target() is None and jax.default_backend() == "gpu" and jax.device_count() == 1
+
+
 def _local_chip() -> str | None:
     """The TPU of this process. Asking starts jax's backend, as whatever is traced will too."""
     jax = sys.modules.get("jax")

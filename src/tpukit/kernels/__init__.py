@@ -35,11 +35,12 @@ from .ops.rope.api import rope as rope
 from .ops.rope.frequencies import RopeScaling as RopeScaling
 from .ops.rope.frequencies import rope_frequencies as rope_frequencies
 from .ops.rope.tables import rope_tables as rope_tables
+from .partition.splits import Splits as Splits
 from .precision import PrecisionConfig as PrecisionConfig
 from .registry.decorator import register_tpu_op as register_tpu_op
 from .registry.decorator import tpu_kernel as tpu_kernel
 from .registry.dispatch import dispatch as dispatch
-from .registry.dispatch import dispatch_with_gradient as dispatch_with_gradient
+from .registry.gradient import dispatch_with_gradient as dispatch_with_gradient
 from .registry.op import Blocks as Blocks
 from .registry.op import BlockSizes as BlockSizes
 from .registry.op import KernelCase as KernelCase
@@ -60,6 +61,7 @@ __all__ = [
     "PrecisionConfig",
     "QuantizedWeight",
     "RopeScaling",
+    "Splits",
     "TpuKernel",
     "adaptive_matmul",
     "cross_entropy",

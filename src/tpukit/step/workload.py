@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.table import Table
 
 from ..errors import TPUModelError
-from ..kernels.one_gpu import on_one_gpu
+from ..hardware.target import on_one_gpu
 from ..models.adapters import ModelAdapter, TransformerAdapter, adapt
 from ..models.attention.choice import AttentionFunction
 from ..models.execution import AnyMesh, Execution

@@ -8,7 +8,7 @@ a product keeps XLA from trying cuBLAS's algorithms for it, 2 ms of a step of 37
 
 from typing import Any
 
-from ..kernels.one_gpu import on_one_gpu
+from ..hardware.target import on_one_gpu
 
 COMPILER_OPTIONS = {
     "xla_gpu_enable_triton_gemm": False,

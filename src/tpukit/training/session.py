@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from ..hardware import Figure
+from ..hardware.target import on_one_gpu
 from ..job.train import TrainingSettings
-from ..kernels.one_gpu import on_one_gpu
 from ..records.hooks import TrainingHook
 from ..records.ledger import Ledger
 from ..records.metrics import MetricsFile

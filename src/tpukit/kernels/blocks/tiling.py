@@ -82,6 +82,14 @@ def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
+def dividing_columns(width: int, *, most: int) -> int:
+    """The largest power of two that divides the width, `most` (a power of two) at most.
+
+    Triton takes blocks of such sizes only.
+    """
+    return min(most, width & -width)
+
+
 def tile_padding(
     shape: tuple[int, ...], dtype: Any, *, tile: tuple[int, ...] | None = None
 ) -> Padding:

@@ -43,6 +43,8 @@ def tpu_kernel(function: Function | None = None, **settings: Any) -> Any:
             default_blocks: (case, chip or None) -> the blocks where nobody has tuned.
             block_space: (case, chip) -> the blocks that the tuner tries.
             vmem_bytes: (case, blocks) -> what they take; more than the chip has is refused.
+            splits: A `Splits`: which dimensions kernels may be given pieces of where arrays lie on
+                a mesh; without it they are given whole arrays.
 
     Raises:
         TPUKernelError: Settings that contradict each other, or an unknown precision.

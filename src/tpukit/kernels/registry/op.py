@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import TPUKernelError, did_you_mean
+from ..partition.splits import Splits
 
 Found = TypeVar("Found")
 Direction = Literal["forward", "backward"]
@@ -15,6 +16,9 @@ REFERENCE = "reference"
 PALLAS_TPU = "pallas_tpu"
 XLA = "xla"
 TRITON = "triton"
+ON_GPU = "gpu"  # of a user's own op
+# Implementations that the compiler cannot partition: they run on each device's pieces.
+KERNELS = frozenset({PALLAS_TPU, TRITON, ON_GPU})
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,8 @@ class Op:
     """An op: what dispatch, the static timer and the tuner need to know of it.
 
     For a new op write a folder with `reference.py` (plain jnp), `pallas_tpu.py`, `api.py` (the
-    public function, which calls `dispatch`) and `specs.py` (this object, named `OP`); `gpu.py`
-    where a GPU has a kernel of its own.
+    public function, which calls `dispatch`) and `specs.py` (this object, named `OP`); `blocks.py`
+    where its blocks are its own, `triton_gpu.py` or `cudnn_gpu.py` where a GPU has a kernel.
 
     Attributes:
         name: The folder's name, and the scope that profiles show.
@@ -98,6 +102,7 @@ class Op:
         on_gpu: The implementation that dispatch takes on an NVIDIA GPU.
         values: Of integer arguments that decide what a kernel does (group sizes), by position, for
             the timer and the tuner where nobody says others.
+        splits: The names of the arrays' dimensions, and which may be split over a mesh.
     """
 
     name: str
@@ -111,6 +116,7 @@ class Op:
     bucket: Callable[[KernelCase], str] = shape_bucket
     on_gpu: str = REFERENCE
     values: Callable[[KernelCase], Mapping[int, Any]] | None = None
+    splits: Splits = field(default_factory=Splits)
 
     def case(self, name: str) -> KernelCase:
         """The case of that name.

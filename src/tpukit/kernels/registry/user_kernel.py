@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,12 +12,13 @@ from ...hardware.target import current_target
 from ..blocks.padding import call_padded
 from ..blocks.tuned import choose_blocks
 from ..blocks.vmem import check_vmem
+from ..partition.splits import Splits
 from ..precision import PrecisionConfig
-from ..scores_guard import refuse_all_scores
-from .dispatch import Passes, dispatch, dispatch_with_gradient, recomputed
-from .op import PALLAS_TPU, REFERENCE, Blocks, BlockSizes, KernelCase, Op
+from .dispatch import dispatch
+from .gradient import Passes, dispatch_with_gradient, recomputed
+from .op import ON_GPU, PALLAS_TPU, REFERENCE, Blocks, BlockSizes, KernelCase, Op
+from .scores_guard import refuse_all_scores
 
-ON_GPU = "gpu"
 Function = Callable[..., Any]
 Gradient = Callable[..., tuple[Any, ...]]
 
@@ -44,6 +46,7 @@ class TpuKernel:
         default_blocks: Callable[[KernelCase, str | None], BlockSizes] | None = None,
         block_space: Callable[[KernelCase, str], Iterable[Blocks]] | None = None,
         vmem_bytes: Callable[[KernelCase, Any], int] | None = None,
+        splits: Splits | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.name = name or getattr(function, "__name__", type(function).__name__)
@@ -57,6 +60,7 @@ class TpuKernel:
             )
         self._default_blocks = default_blocks
         self._gradient = gradient
+        self._splits = splits or Splits()
         named = {REFERENCE: function, PALLAS_TPU: on_tpu, ON_GPU: on_gpu}
         self._functions = {key: value for key, value in named.items() if value is not None}
         self.op = Op(
@@ -69,6 +73,7 @@ class TpuKernel:
             block_space=block_space or self._only_default,
             vmem_bytes=vmem_bytes or _no_vmem,
             default_blocks=default_blocks or _no_blocks,
+            splits=self._splits,
         )
 
     def __repr__(self) -> str:
@@ -124,7 +129,11 @@ class TpuKernel:
             )
         if self._gradient is None and len(functions) == 1:
             return dispatch(self.name, functions, *arrays, **choice)
-        return dispatch_with_gradient(self.name, self._passes(functions), *arrays, **choice)
+        # A kernel's gradient is computed from its arguments.
+        splits = replace(self._splits, residuals=self._splits.arguments)
+        return dispatch_with_gradient(
+            self.name, self._passes(functions), *arrays, splits=splits, **choice
+        )
 
     def _passes(self, functions: Mapping[str, Function]) -> dict[str, Passes]:
         """A kernel has no derivative of its own: the user's gradient, or the reference's."""

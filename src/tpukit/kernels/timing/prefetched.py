@@ -153,6 +153,9 @@ def _bodies(equation: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
     if equation.primitive.name == "cond":
         for branch in equation.params["branches"]:
             yield branch, equation.invars[1:]
+    elif equation.primitive.name == "split_call":
+        for candidate in equation.params["jaxprs"]:
+            yield candidate, equation.invars
     elif equation.primitive.name == "scan":
         yield equation.params["jaxpr"], equation.invars[: equation.params["num_consts"]]
     else:

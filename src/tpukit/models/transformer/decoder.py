@@ -10,9 +10,9 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from ...kernels.ops.gated_activation import gated_activation
-from ...kernels.ops.rope.apart import rope_apart
+from ...kernels.ops.gated_activation.api import gated_activation
 from ...kernels.ops.rope.tables import tables_at
+from ...kernels.ops.rope_apart.api import rope_apart
 from ...parallel.experts.layer import moe_ffn
 from ...parallel.experts.routing import RouterStats
 from ...parallel.sharding.activations import constrain

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ...kernels.one_gpu import on_one_gpu
-from ...kernels.ops import embedding_rows
+from ...hardware.target import on_one_gpu
+from ...kernels.ops.embedding_rows.api import embedding_rows
 from ...kernels.ops.layer_norm.reference import layer_norm
-from ...kernels.ops.residual_norm import residual_norm
+from ...kernels.ops.residual_norm.api import residual_norm
 from ...kernels.ops.rms_norm.reference import rms_norm
 from ...parallel.sharding.activations import constrain
 from ..products.matmul_format import product_in
@@ -111,8 +111,7 @@ class Embedding(nnx.Module):
         # the width would leave activations to be moved from width to batch instead.
         table = constrain(self.embedding[...].astype(self.dtype), "vocab", None)
         if self.lookup == "rows":
-            by_kernel = on_one_gpu() and embedding_rows.fits(table)
-            return embedding_rows.rows_of(table, ids) if by_kernel else table[ids]
+            return embedding_rows(table, ids) if on_one_gpu() else table[ids]
         return (ids[..., None] == jnp.arange(table.shape[0])).astype(self.dtype) @ table
 
     def head(self) -> jax.Array:

@@ -10,7 +10,7 @@ import optax
 
 from ...hardware.formats import INT8, UINT8, NumberFormat, parse_format
 from ...hardware.stored_formats import MOMENT_FORMATS
-from ...kernels.one_gpu import on_one_gpu
+from ...hardware.target import on_one_gpu
 from ...kernels.rounding import is_rounded_up
 from ...parallel.mesh.axes import axes_with_role
 from ...parallel.mesh.mesh import axis_sizes

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from tpukit.errors import TPUKernelError
@@ -104,17 +102,6 @@ def test_the_kernel_interpreted(dtype, tolerance, interpret, no_races):
     assert_close(seen, by_numpy(*arrays, **options), tolerance)
 
 
-@settings(max_examples=4, deadline=None)
-@given(tokens=st.integers(1, 70), width=st.integers(1, 40), vocab=st.integers(1, 400))
-def test_the_kernel_at_any_shape(tokens, width, vocab):
-    arrays = draw(tokens, width, vocab)
-    options = {"z_loss": 0.0, "soft_cap": None, "reduction": "none"}
-    counted = arrays[3] * (arrays[2] >= 0)
-    kernel = OP.implementations["pallas_tpu"]
-    seen = kernel(*arrays[:3], counted, blocks=BLOCKS, interpret=True, **options)
-    assert_close(tuple(seen), by_numpy(*arrays, **options)[0], 3e-6)
-
-
 def test_the_gradient_of_weights_is_the_loss_of_the_token():
     x, w, labels, weights = draw()
 
@@ -173,10 +160,8 @@ def test_a_program_for_a_tpu_holds_the_kernel_only_where_no_gradient_is_asked_fo
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"w": jnp.zeros((7, 300))}, "w must be \\(width, vocabulary\\)"),
         ({"labels": jnp.zeros(3, jnp.int32)}, "one for each token, \\(40,\\)"),
         ({"labels": jnp.zeros(40)}, "expected integers"),
-        ({"reduction": "avg"}, "known are none, sum, mean"),
         ({"soft_cap": 0.0}, "must be positive"),
         ({"implementation": "pallas"}, "Did you mean 'pallas_tpu'"),
     ],

@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpukit.kernels.ops.cross_entropy import chunked, gpu, gpu_filled
+from tpukit.kernels.ops.cross_entropy import chunked, triton_gpu
+from tpukit.kernels.ops.cross_entropy import filled as filled_logits
 from tpukit.kernels.ops.cross_entropy.api import cross_entropy
 from tpukit.kernels.ops.cross_entropy.terms import LossTerms
 
 
 @pytest.fixture(autouse=True)
 def narrow_reads(monkeypatch):
-    monkeypatch.setattr(gpu, "LANES", 128)
+    monkeypatch.setattr(triton_gpu, "LANES", 128)
 
 
 def exact(logits, labels, weights, z_loss, soft_cap):
@@ -38,7 +39,7 @@ def test_losses_and_slopes_against_float64(vocab, z_loss, soft_cap):
     keys = jax.random.split(jax.random.key(0), 2)
     logits = 4 * jax.random.normal(keys[0], (4, vocab))
     labels, weights = jnp.array([0, vocab - 1, 77, -1]), jax.random.uniform(keys[1], (4,))
-    found = gpu.losses_and_slopes(
+    found = triton_gpu.losses_and_slopes(
         logits, labels, weights, LossTerms(z_loss, soft_cap), dtype=jnp.float32, interpret=True
     )
     for one, wanted in zip(found, exact(logits, labels, weights, z_loss, soft_cap), strict=True):
@@ -55,16 +56,16 @@ def test_losses_and_slopes_against_float64(vocab, z_loss, soft_cap):
     ],
 )
 def test_the_public_function_takes_it_on_one_gpu(monkeypatch, tokens, width, rows, is_filled):
-    kernel = partial(gpu.losses_and_slopes, interpret=True)
+    kernel = partial(triton_gpu.losses_and_slopes, interpret=True)
     used = []
-    monkeypatch.setattr(gpu_filled, "FEWEST_ADDED", 8)
-    monkeypatch.setattr(gpu_filled, "FEWEST_FILLED", 4)
+    monkeypatch.setattr(filled_logits, "FEWEST_ADDED", 8)
+    monkeypatch.setattr(filled_logits, "FEWEST_FILLED", 4)
     filled = []
     monkeypatch.setattr(
-        chunked, "filled_total", lambda *a: filled.append(a) or gpu_filled.filled_total(*a)
+        chunked, "filled_total", lambda *a: filled.append(a) or filled_logits.filled_total(*a)
     )
     monkeypatch.setattr(
-        gpu, "losses_and_slopes", lambda *a, **k: used.append(a[0].shape) or kernel(*a, **k)
+        triton_gpu, "losses_and_slopes", lambda *a, **k: used.append(a[0].shape) or kernel(*a, **k)
     )
     keys = jax.random.split(jax.random.key(0), 4)
     x = jax.random.normal(keys[0], (tokens, width))
@@ -94,6 +95,6 @@ def test_it_lowers_for_a_gpu_on_a_machine_without_one():
         jax.ShapeDtypeStruct((32,), jnp.int32),
         jax.ShapeDtypeStruct((32,), jnp.float32),
     )
-    call = partial(gpu.losses_and_slopes, terms=LossTerms(), dtype=jnp.bfloat16)
+    call = partial(triton_gpu.losses_and_slopes, terms=LossTerms(), dtype=jnp.bfloat16)
     text = jax.jit(call).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
     assert "cross_entropy_losses_and_slopes" in text

@@ -107,9 +107,5 @@ def test_blocks_are_cut_to_the_arrays_and_fit_everywhere():
 
 def test_refusals_teach():
     x, w_gate, w_up, w_down, _ = draw(8, 128, 128, "float32")
-    with pytest.raises(TPUKernelError, match=r"of \(128, hidden\) and w_down of \(hidden, …\)"):
-        gated_mlp(x, w_gate, w_up[:64], w_down)
-    with pytest.raises(TPUKernelError, match="Did you mean 'silu'"):
-        gated_mlp(x, w_gate, w_up, w_down, activation="silo")
     with pytest.raises(TPUKernelError, match="four arrays of one dtype, float32 or bfloat16"):
         gated_mlp(x.astype(jnp.bfloat16), w_gate, w_up, w_down, implementation="pallas_tpu")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tpukit.errors import TPUKernelError
-from tpukit.kernels.ops.grouped_matmul import gpu
+from tpukit.kernels.ops.grouped_matmul import triton_gpu
 from tpukit.kernels.ops.grouped_matmul.api import grouped_matmul
 
 ROWS, INNER, COLUMNS, GROUPS = 64, 32, 48, 4
-SMALL = gpu.Tiles(rows=16, columns=16, depth=16)
+SMALL = triton_gpu.Tiles(rows=16, columns=16, depth=16)
 
 
 def exact(lhs, rhs, cotangent, sizes):
@@ -46,9 +46,9 @@ def test_products_and_gradients_are_those_of_each_group(sizes):
     counts = jnp.array(sizes)
     how = {"tiles": SMALL, "interpret": True}
     found = (
-        gpu.rows_times_weights(lhs, rhs, counts, **how),
-        gpu.rows_times_weights(cotangent, rhs, counts, is_transposed=True, **how),
-        gpu.rows_times_rows(lhs, cotangent, counts, **how),
+        triton_gpu.rows_times_weights(lhs, rhs, counts, **how),
+        triton_gpu.rows_times_weights(cotangent, rhs, counts, is_transposed=True, **how),
+        triton_gpu.rows_times_rows(lhs, cotangent, counts, **how),
     )
     for one, wanted in zip(found, exact(lhs, rhs, cotangent, sizes), strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-5)

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.kernels.ops.grouped_matmul.blocks import even_tile
+from tpukit.kernels.ops.grouped_matmul.specs import OP
 from tpukit.kernels.ops.grouped_matmul.visits import plan_visits
+from tpukit.kernels.timing.prefetched import find_pallas_calls
 
 ROWS, TILE_ROWS = 130, 16
 plan = jax.jit(plan_visits, static_argnames=("rows", "tile_rows", "each_group"))
@@ -54,3 +56,11 @@ def test_tiles_are_even(size, most):
     assert tile <= max(most, 128)
     assert tile == size or tile % 128 == 0
     assert parts * tile - size < 128 * parts
+
+
+def test_the_timer_reads_the_table_that_a_kernel_walks_through():
+    case = OP.case("small")
+    calls = find_pallas_calls(OP.bind(case), case.arguments, OP.values(case))
+    (product,) = calls
+    tables = [number for number, shape in enumerate(product.shapes) if len(shape) < 2]
+    assert sorted(product.integers) == tables

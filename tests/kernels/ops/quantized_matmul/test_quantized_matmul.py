@@ -93,7 +93,7 @@ def test_the_kernel_at_any_shape(kind, rows, quads, columns):
 
 
 @pytest.mark.parametrize("activations", ["bfloat16", "int8"])
-@pytest.mark.parametrize("implementation", ["reference", "xla", None])
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
 def test_every_path_and_its_gradient(implementation, activations):
     x, weight = activations_of().reshape(2, 20, WIDTH), draw("int4")
 
@@ -123,16 +123,8 @@ def test_blocks_tuned_for_a_larger_size_are_cut(monkeypatch):
     assert_close(seen, by_numpy(x, weight, "bfloat16"))
 
 
-def test_a_program_for_a_tpu_holds_the_kernel():
-    x, weight = jax.ShapeDtypeStruct((16, WIDTH), jnp.bfloat16), draw("vq128")
-    module = jax.export.export(jax.jit(quantized_matmul), platforms=["tpu"])(x, weight)
-    assert "tpu_custom_call" in module.mlir_module()
-
-
 def test_what_is_wrong_is_said():
     x, weight = activations_of(), draw("fp8")
-    with pytest.raises(TPUKernelError, match="must have 200 elements"):
-        quantized_matmul(x[:, 1:], weight)
     with pytest.raises(TPUKernelError, match="int8 activations cannot multiply them"):
         quantized_matmul(x, weight, activations="int8")
     with pytest.raises(TPUKernelError, match="Did you mean 'bfloat16'"):

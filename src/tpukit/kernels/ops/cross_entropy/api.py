@@ -1,6 +1,7 @@
 """`cross_entropy`: from hidden states and the output matrix to a loss, without all the logits."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -9,17 +10,17 @@ import jax.numpy as jnp
 
 from ....errors import TPUKernelError, did_you_mean
 from ...registry.dispatch import dispatch
-from ...registry.op import PALLAS_TPU, REFERENCE, XLA
+from ...registry.gradient import with_backward
+from ...registry.op import PALLAS_TPU, REFERENCE, XLA, find_implementation
+from . import chunked, pallas_tpu
 from .blocks import CrossEntropyBlocks
-from .chunked import cross_entropy_chunked
-from .pallas_tpu import cross_entropy_pallas
+from .pallas_tpu import OP_NAME, SPLITS
 from .reference import cross_entropy_reference
 from .terms import CrossEntropy, Reduction
 
-OP_NAME = "cross_entropy"
-IMPLEMENTATIONS = {
-    PALLAS_TPU: cross_entropy_pallas,
-    XLA: cross_entropy_chunked,
+IMPLEMENTATIONS: dict[str, Callable[..., CrossEntropy]] = {
+    PALLAS_TPU: pallas_tpu.cross_entropy_pallas,
+    XLA: chunked.cross_entropy_chunked,
     REFERENCE: cross_entropy_reference,
 }
 
@@ -74,62 +75,40 @@ def cross_entropy(
     arrays = (tokens, w, labels.reshape(-1), counted.reshape(-1))
     options = _Options(z_loss, soft_cap, reduction)
     if implementation is None:
-        result: CrossEntropy = _chosen(*arrays, options, blocks)
+        alone = partial(_without_gradient, options=options, blocks=blocks)
+        result = with_backward(partial(_forward, options=options), _backward, *arrays, result=alone)
     else:
-        result = _run(*arrays, options=options, blocks=blocks, implementation=implementation)
+        named = find_implementation(OP_NAME, IMPLEMENTATIONS, implementation)
+        own: dict[str, Any] = {"blocks": blocks} if implementation == PALLAS_TPU else {}
+        result = named(*arrays, **asdict(options), **own)
     loss = result.loss.reshape(shape) if reduction == "none" else result.loss
     return CrossEntropy(loss, result.log_normaliser.reshape(shape))
 
 
-def _run(
-    *arrays: jax.Array,
-    options: _Options,
-    blocks: CrossEntropyBlocks | None,
-    implementation: str | None = None,
+def _without_gradient(
+    *arrays: jax.Array, options: _Options, blocks: CrossEntropyBlocks | None
 ) -> CrossEntropy:
+    loss = "t" if options.reduction == "none" else ""
+    splits = replace(SPLITS, arguments=("t d", "d v", "t", "t"), result=(loss, "t"))
     return dispatch(
         OP_NAME,
-        IMPLEMENTATIONS,
+        {PALLAS_TPU: pallas_tpu.without_gradient, XLA: chunked.cross_entropy_chunked},
         *arrays,
-        implementation=implementation,
         on_gpu=XLA,
         elsewhere=XLA,
         options=asdict(options),
         pallas_options={"blocks": blocks},
+        names=splits.alone,
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _chosen(
-    x: jax.Array,
-    w: jax.Array,
-    labels: jax.Array,
-    weights: jax.Array,
-    options: _Options,
-    blocks: CrossEntropyBlocks | None,
-) -> CrossEntropy:
-    return _run(x, w, labels, weights, options=options, blocks=blocks)
-
-
-def _forward(
-    x: jax.Array,
-    w: jax.Array,
-    labels: jax.Array,
-    weights: jax.Array,
-    options: _Options,
-    blocks: CrossEntropyBlocks | None,
-) -> tuple[CrossEntropy, Any]:
+def _forward(*arrays: jax.Array, options: _Options) -> tuple[CrossEntropy, Any]:
     with jax.named_scope(OP_NAME):
-        return jax.vjp(partial(cross_entropy_chunked, **asdict(options)), x, w, labels, weights)
+        return jax.vjp(partial(chunked.cross_entropy_chunked, **asdict(options)), *arrays)
 
 
-def _backward(
-    options: _Options, blocks: CrossEntropyBlocks | None, pull: Any, factors: CrossEntropy
-) -> tuple[jax.Array, ...]:
+def _backward(pull: Any, factors: CrossEntropy) -> tuple[jax.Array, ...]:
     return pull(factors)
-
-
-_chosen.defvjp(_forward, _backward)
 
 
 def _check(

@@ -11,14 +11,15 @@ vocabulary v.
 
 import math
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
-from ...one_gpu import on_one_gpu
-from . import gpu
-from .gpu_filled import filled_total, leanest_cut
+from ....hardware.target import on_one_gpu
+from ...registry.gradient import with_backward
+from . import triton_gpu
+from .filled import filled_total, leanest_cut
 from .terms import CrossEntropy, LossTerms, Reduction, scaled, weights_of_mean
 
 # Tokens are cut only where the logits would be larger than this ...
@@ -78,33 +79,48 @@ def cross_entropy_chunked(
     else:
         count = chunk_count(tokens, w.shape[-1], wide.itemsize)
 
-    def cut(leaf: jax.Array) -> jax.Array:
-        missing = -tokens % count
-        room = ((0, missing), *((0, 0) for _ in leaf.shape[1:]))
-        # Padding has no weight, and whatever label it has it cannot be seen.
-        padded = jnp.pad(leaf, room) if missing else leaf
-        return padded.reshape(count, 1, -1, *leaf.shape[1:])
-
     terms = LossTerms(z_loss, soft_cap)
-    pieces = (cut(x), w, cut(labels))
     if reduction == "none":
-        tokenwise: Any = token_losses(*pieces, terms)
-        losses, log_normaliser = tokenwise
-        loss = losses.reshape(-1)[:tokens] * weights.astype(wide)
+        losses, log_normaliser = tokenwise(x, w, labels, terms=terms, count=count)
+        loss = losses * weights.astype(wide)
     else:
         # A mean of scaled weights leaves nothing to scale the gradients with.
         counted = weights if reduction == "sum" else weights_of_mean(weights.astype(wide))
         counted = counted.astype(wide)
-        summed: Any = (
-            filled_total(x, w, labels, counted, terms, count)
-            if is_filled
-            else weighted_total(*pieces, cut(counted), terms, ONE_DEVICE, wide)
-        )
-        loss, log_normaliser = summed
-    return CrossEntropy(loss, jax.lax.stop_gradient(log_normaliser.reshape(-1)[:tokens]))
+        if is_filled:
+            loss, log_normaliser = filled_total(x, w, labels, counted, terms, count)
+        else:
+            pieces = (_cut(x, count), w, _cut(labels, count), _cut(counted, count))
+            loss, log_normaliser = weighted_total(*pieces, terms, ONE_DEVICE, wide)
+            log_normaliser = log_normaliser.reshape(-1)[:tokens]
+    return CrossEntropy(loss, jax.lax.stop_gradient(log_normaliser))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def tokenwise(
+    x: jax.Array, w: jax.Array, labels: jax.Array, *, terms: LossTerms, count: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Losses and log-normalisers (T,) of tokens (T, d), in float32 or wider, `count` chunks."""
+    tokens = x.shape[0]
+    if count is None:
+        itemsize = jnp.promote_types(x.dtype, jnp.float32).itemsize
+        count = chunk_count(tokens, w.shape[-1], itemsize)
+    found = with_backward(
+        partial(_token_losses, terms=terms),
+        partial(token_gradients, terms),
+        *(_cut(x, count), w, _cut(labels, count)),
+    )
+    losses, log_normaliser = (each.reshape(-1)[:tokens] for each in found)
+    return losses, log_normaliser
+
+
+def _cut(leaf: jax.Array, count: int) -> jax.Array:
+    """(T, …) as (n, 1, c, …): padding has no weight, and whatever its label is nobody reads it."""
+    missing = -leaf.shape[0] % count
+    room = ((0, missing), *((0, 0) for _ in leaf.shape[1:]))
+    padded = jnp.pad(leaf, room) if missing else leaf
+    return padded.reshape(count, 1, -1, *leaf.shape[1:])
+
+
 def weighted_total(
     x: jax.Array,
     w: jax.Array,
@@ -125,6 +141,25 @@ def weighted_total(
         split: Where arrays lie.
         logits_dtype: What logits are rounded to; the softmax is computed in float32 or wider.
     """
+    static = {"terms": terms, "split": split, "logits_dtype": logits_dtype}
+    return with_backward(
+        partial(_total_and_gradients, **static),
+        _scale_gradients,
+        *(x, w, labels, weights),
+        result=partial(_total, **static),
+    )
+
+
+def _total(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    *,
+    terms: LossTerms,
+    split: Placement,
+    logits_dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array]:
     copies = _copies(w, x.shape[1], split)
 
     def one_chunk(
@@ -146,6 +181,7 @@ def _total_and_gradients(
     w: jax.Array,
     labels: jax.Array,
     weights: jax.Array,
+    *,
     terms: LossTerms,
     split: Placement,
     logits_dtype: jnp.dtype,
@@ -157,8 +193,8 @@ def _total_and_gradients(
     ) -> tuple[jax.Array, Residuals]:
         x, labels, weights = piece
         logits = _logits(x, copies, split, logits_dtype)
-        if on_one_gpu() and gpu.fits(logits):
-            losses, log_normaliser, d_logits = gpu.losses_and_slopes(
+        if on_one_gpu() and triton_gpu.fits(logits):
+            losses, log_normaliser, d_logits = triton_gpu.losses_and_slopes(
                 logits, labels, weights, terms, dtype=x.dtype
             )
         else:
@@ -191,23 +227,15 @@ def _total_and_gradients(
 
 
 def _scale_gradients(
-    terms: LossTerms,
-    split: Placement,
-    logits_dtype: jnp.dtype,
-    residuals: Residuals,
-    factors: tuple[jax.Array, jax.Array],
+    residuals: Residuals, factors: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, None, jax.Array]:
     d_x, d_w, losses = scaled(residuals, factors[0])
     return d_x, d_w, None, losses
 
 
-weighted_total.defvjp(_total_and_gradients, _scale_gradients)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def token_losses(
-    x: jax.Array, w: jax.Array, labels: jax.Array, terms: LossTerms
-) -> tuple[jax.Array, jax.Array]:
+def _token_losses(
+    x: jax.Array, w: jax.Array, labels: jax.Array, *, terms: LossTerms
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
     """Losses and log-normalisers (n, 1, c), in float32 or wider; the latter pass no gradient."""
     copies = w[None]
     wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -217,20 +245,14 @@ def token_losses(
     ) -> tuple[None, tuple[jax.Array, jax.Array]]:
         return None, terms.of_logits(_logits(piece[0], copies, ONE_DEVICE, wide), piece[1])
 
-    return jax.lax.scan(one_chunk, None, (x, labels))[1]
-
-
-def _token_losses_forward(
-    x: jax.Array, w: jax.Array, labels: jax.Array, terms: LossTerms
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    result: Any = token_losses(x, w, labels, terms)
-    return result, (x, w, labels, result[1])
+    _, (losses, log_normaliser) = jax.lax.scan(one_chunk, None, (x, labels))
+    return (losses, log_normaliser), (x, w, labels, log_normaliser)
 
 
 def token_gradients(
     terms: LossTerms, residuals: tuple[jax.Array, ...], factors: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, None]:
-    """Gradients of `token_losses`: of x (n, 1, c, d) and of w; labels have none."""
+    """Gradients of `_token_losses`: of x (n, 1, c, d) and of w; labels have none."""
     x, w, labels, log_normaliser = residuals
     copies = w[None]
 
@@ -245,9 +267,6 @@ def token_gradients(
         one_chunk, _no_gradient(copies, ONE_DEVICE), (x, labels, log_normaliser, factors[0])
     )
     return d_x, _sum_of_copies(d_copies, w.dtype), None
-
-
-token_losses.defvjp(_token_losses_forward, token_gradients)
 
 
 def _slopes(

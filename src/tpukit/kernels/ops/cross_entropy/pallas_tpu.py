@@ -17,17 +17,27 @@ from ....hardware.target import current_target
 from ...blocks.tiling import LANES
 from ...blocks.tuned import blocks_for
 from ...blocks.vmem import vmem_limit_bytes
-from ...registry.op import KernelCase
+from ...partition.splits import Assignment, Axes, Splits, add_up
+from ...registry.gradient import Passes, dispatch_with_gradient
+from ...registry.op import PALLAS_TPU, KernelCase
 from ..gemm.tile import Interpret, accumulate, tile_dot, zero_past_end
 from .blocks import CrossEntropyBlocks, vmem_bytes
 from .terms import CrossEntropy, LossTerms, Reduction, reduce_losses
 
 # Stands for minus infinity: finite, so that a lane of nothing but padding makes no NaN.
 NOTHING = -1e30
+OP_NAME = "cross_entropy"
+Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+# Of some columns a device knows a part of the softmax, which is joined as lanes are.
+SPLITS = Splits(
+    free="t v",
+    arguments=("t d", "d v", "t"),
+    result=("t", "t"),
+    residuals=("t d", "d v", "t", "t"),
+    told_axes=True,
+)
 
 
-# As `dispatch` has it, which does not see this gradient: its products say how exact they are.
-@jax.default_matmul_precision(None)
 def cross_entropy_pallas(
     x: jax.Array,
     w: jax.Array,
@@ -41,25 +51,57 @@ def cross_entropy_pallas(
     interpret: Interpret = False,
 ) -> CrossEntropy:
     """See `cross_entropy`."""
-    terms = LossTerms(z_loss, soft_cap)
-    chosen = blocks_for("cross_entropy", _case(x, w, labels, weights), blocks)
-    result: Any = _token_losses(x, w, labels, terms, chosen, interpret)
-    losses, log_normaliser = result
+    losses, log_normaliser = dispatch_with_gradient(
+        OP_NAME,
+        {PALLAS_TPU: Passes(forward, backward)},
+        *(x, w, labels),
+        splits=SPLITS,
+        implementation=PALLAS_TPU,
+        options={"terms": LossTerms(z_loss, soft_cap)},
+        pallas_options={"blocks": blocks, "interpret": interpret},
+    )
     return CrossEntropy(
         reduce_losses(losses, weights.astype(losses.dtype), reduction),
         jax.lax.stop_gradient(log_normaliser),
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _token_losses(
+def without_gradient(
     x: jax.Array,
     w: jax.Array,
     labels: jax.Array,
+    weights: jax.Array,
+    *,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    reduction: Reduction = "mean",
+    blocks: CrossEntropyBlocks | None = None,
+    axes: Assignment | None = None,
+) -> CrossEntropy:
+    """See `cross_entropy`; a device may have some of the tokens and some of the columns."""
+    terms = LossTerms(z_loss, soft_cap)
+    (losses, log_normaliser), _ = forward(x, w, labels, terms=terms, blocks=blocks, axes=axes)
+    over = (axes or {}).get("t", ())
+    loss = reduce_losses(losses, weights.astype(losses.dtype), reduction, over=over)
+    return CrossEntropy(loss, log_normaliser)
+
+
+def forward(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    *,
     terms: LossTerms,
-    blocks: CrossEntropyBlocks,
-    interpret: Interpret,
-) -> tuple[jax.Array, jax.Array]:
+    blocks: CrossEntropyBlocks | None = None,
+    interpret: Interpret = False,
+    axes: Assignment | None = None,
+) -> tuple[tuple[jax.Array, jax.Array], Residuals]:
+    """Losses and log-normalisers (T,) of tokens (T, d), with a head (d, V) and labels (T,).
+
+    A device may have some of the tokens and some of the columns.
+    """
+    blocks = blocks_for(OP_NAME, _whole_case(x, w, labels), blocks)
+    over = (axes or {}).get("v", ())
     tokens, width = x.shape
     vocab = w.shape[1]
     block_tokens, block_vocab = blocks.tokens, blocks.vocab
@@ -78,43 +120,41 @@ def _token_losses(
         compiler_params=_compiler_params(x, w, blocks),
         interpret=interpret,
         name="cross_entropy_forward",
-    )(labels[:, None], x, w)
+    )(_own_columns(labels, vocab, over)[:, None], x, w)
     log_normaliser, label_logit = log_normaliser[:, 0], label_logit[:, 0]
-    return terms.from_normaliser(log_normaliser, label_logit), log_normaliser
+    if over:
+        every = jax.lax.all_gather(log_normaliser, over)
+        log_normaliser = jax.nn.logsumexp(every, axis=0)
+        label_logit = add_up(label_logit, over)
+    losses = terms.from_normaliser(log_normaliser, label_logit)
+    return (losses, log_normaliser), (x, w, labels, log_normaliser)
 
 
-def _forward(
-    x: jax.Array,
-    w: jax.Array,
-    labels: jax.Array,
-    terms: LossTerms,
-    blocks: CrossEntropyBlocks,
-    interpret: Interpret,
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    result: Any = _token_losses(x, w, labels, terms, blocks, interpret)
-    return result, (x, w, labels, result[1])
-
-
-@jax.default_matmul_precision(None)
-def _backward(
-    terms: LossTerms,
-    blocks: CrossEntropyBlocks,
-    interpret: Interpret,
-    residuals: tuple[jax.Array, ...],
+def backward(
+    residuals: Residuals,
     factors: tuple[jax.Array, jax.Array],
+    *,
+    terms: LossTerms,
+    blocks: CrossEntropyBlocks | None = None,
+    interpret: Interpret = False,
+    axes: Assignment | None = None,
 ) -> tuple[jax.Array, jax.Array, None]:
+    """Gradients of x and w: of a device's columns, of its tokens, and then added up."""
     x, w, labels, log_normaliser = residuals
+    sizes = blocks_for(OP_NAME, _whole_case(x, w, labels), blocks)
+    split = dict(axes or {})
     (tokens, width), vocab = x.shape, w.shape[1]
-    token_blocks = pl.cdiv(tokens, blocks.backward_tokens)
-    vocab_blocks = pl.cdiv(vocab, blocks.backward_vocab)
+    token_blocks = pl.cdiv(tokens, sizes.backward_tokens)
+    vocab_blocks = pl.cdiv(vocab, sizes.backward_vocab)
+    own_labels = _own_columns(labels, vocab, split.get("v", ()))
 
     def call(
         kernel: Any, grid: tuple[int, int], token: int, scratch: tuple[int, int], of_x: bool
     ) -> jax.Array:
         """`token` is the grid dimension that counts blocks of tokens; the other counts columns."""
-        column = pl.BlockSpec((blocks.backward_tokens, 1), lambda *at: (at[token], 0))
-        x_spec = pl.BlockSpec((blocks.backward_tokens, width), lambda *at: (at[token], 0))
-        w_spec = pl.BlockSpec((width, blocks.backward_vocab), lambda *at: (0, at[1 - token]))
+        column = pl.BlockSpec((sizes.backward_tokens, 1), lambda *at: (at[token], 0))
+        x_spec = pl.BlockSpec((sizes.backward_tokens, width), lambda *at: (at[token], 0))
+        w_spec = pl.BlockSpec((width, sizes.backward_vocab), lambda *at: (0, at[1 - token]))
         return pl.pallas_call(
             partial(kernel, terms=terms, tokens=tokens, vocab=vocab),
             grid=grid,
@@ -122,17 +162,29 @@ def _backward(
             out_specs=x_spec if of_x else w_spec,
             out_shape=jax.ShapeDtypeStruct(*((x.shape, x.dtype) if of_x else (w.shape, w.dtype))),
             scratch_shapes=[pltpu.VMEM(scratch, jnp.float32)],
-            compiler_params=_compiler_params(x, w, blocks),
+            compiler_params=_compiler_params(x, w, sizes),
             interpret=interpret,
             name="cross_entropy_dx" if of_x else "cross_entropy_dw",
-        )(labels[:, None], log_normaliser[:, None], factors[0][:, None], x, w)
+        )(own_labels[:, None], log_normaliser[:, None], factors[0][:, None], x, w)
 
-    d_x = call(_dx_kernel, (token_blocks, vocab_blocks), 0, (blocks.backward_tokens, width), True)
-    d_w = call(_dw_kernel, (vocab_blocks, token_blocks), 1, (width, blocks.backward_vocab), False)
-    return d_x, d_w, None
+    d_x = call(_dx_kernel, (token_blocks, vocab_blocks), 0, (sizes.backward_tokens, width), True)
+    d_w = call(_dw_kernel, (vocab_blocks, token_blocks), 1, (width, sizes.backward_vocab), False)
+    return add_up(d_x, split.get("v", ())), add_up(d_w, split.get("t", ())), None
 
 
-_token_losses.defvjp(_forward, _backward)
+def _own_columns(labels: jax.Array, vocab: int, over: Axes) -> jax.Array:
+    """Labels counted from this device's first column; -1 for those of others."""
+    if not over:
+        return labels
+    own = labels - jax.lax.axis_index(over) * vocab
+    return jnp.where((own >= 0) & (own < vocab), own, -1)
+
+
+def _whole_case(x: jax.Array, w: jax.Array, labels: jax.Array) -> KernelCase:
+    """With the weights of tokens, as blocks are tuned for."""
+    case = _case(x, w, labels)
+    weights = jax.ShapeDtypeStruct(labels.shape, jnp.float32)
+    return KernelCase(case.name, (*case.arguments, weights))
 
 
 def _case(*arrays: jax.Array) -> KernelCase:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from ...registry.op import KernelCase, Op
-from .api import IMPLEMENTATIONS, OP_NAME, XLA, cross_entropy
+from .api import IMPLEMENTATIONS, OP_NAME, SPLITS, XLA, cross_entropy
 from .blocks import block_space, default_blocks, vmem_bytes
 
 
@@ -36,4 +36,5 @@ OP = Op(
     default_blocks=default_blocks,
     on_gpu=XLA,
     differentiable=(0, 1),
+    splits=SPLITS,
 )

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from ...partition.splits import Axes, add_up
+
 Reduction: TypeAlias = Literal["none", "sum", "mean"]
 
 
@@ -74,18 +76,18 @@ class LossTerms:
         return slope * (1 - (capped / self.soft_cap) ** 2)
 
 
-def reduce_losses(losses: jax.Array, weights: jax.Array, reduction: Reduction) -> jax.Array:
-    """Weigh the tokens' losses; a mean over no weight at all is zero."""
+def reduce_losses(
+    losses: jax.Array, weights: jax.Array, reduction: Reduction, *, over: Axes = ()
+) -> jax.Array:
+    """Weigh the tokens' losses; a mean over no weight at all is zero.
+
+    Where tokens are split `over` mesh axes, the sums are those of all devices.
+    """
     weighted = losses * weights
     if reduction == "none":
         return weighted
-    total = weighted.sum()
-    return total if reduction == "sum" else mean_of(total, weights)
-
-
-def mean_of(total: jax.Array, weights: jax.Array) -> jax.Array:
-    """`total` over the sum of weights."""
-    return total / _sum(weights)
+    total = add_up(weighted.sum(), over)
+    return total if reduction == "sum" else total / _sum(weights, over)
 
 
 def weights_of_mean(weights: jax.Array) -> jax.Array:
@@ -93,8 +95,8 @@ def weights_of_mean(weights: jax.Array) -> jax.Array:
     return weights / _sum(weights)
 
 
-def _sum(weights: jax.Array) -> jax.Array:
-    weight = weights.sum()
+def _sum(weights: jax.Array, over: Axes = ()) -> jax.Array:
+    weight = add_up(weights.sum(), over)
     return jnp.where(weight == 0, 1, weight)
 
 

@@ -16,8 +16,8 @@ from .arguments import (
     equal_blocks,
     read_segment_ids,
 )
+from .cudnn_gpu import cudnn_attention, cudnn_is_here, why_not_cudnn
 from .differentiation import OP_NAME, XLA, attend_with_gradient
-from .gpu import cudnn_attention, cudnn_is_here, why_not_cudnn
 from .masks import Mask, read_mask
 from .problem import FlashBlocks
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from ....hardware.target import current_target
 from ...blocks.tuned import choose_blocks
@@ -13,10 +12,7 @@ from ...blocks.vmem import check_vmem, vmem_limit_bytes
 from ...registry.op import KernelCase
 from ..rope.tables import RopeTables
 from .backward import Gradients, pull_back
-from .forward import attend
-from .problem import LANES, FlashBlocks, Problem, Residuals, SegmentIds
-from .reference import turn_heads
-from .sizing import (
+from .blocks import (
     backward_bytes,
     bucket,
     case_of,
@@ -25,6 +21,9 @@ from .sizing import (
     keys_at_a_time,
     problem_of,
 )
+from .forward import attend
+from .problem import LANES, FlashBlocks, Problem, Residuals, SegmentIds
+from .reference import turn_heads
 from .visibility import BlockMask, Visibility
 
 # What a remat policy calls the result and its sums: kept, the backward pass need not run the
@@ -80,7 +79,6 @@ def forward(
 ) -> tuple[jax.Array, Residuals]:
     """The result, and what the gradient needs: the arguments, the result, a number for each row."""
     out, lse = with_sums(q, k, v, segment_ids, rope, dense_mask, **options)
-    out, lse = (checkpoint_name(x, KEPT_NAME) for x in (out, lse))
     return out, Residuals(q, k, v, segment_ids, rope, dense_mask, out, lse)
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 
 from ..rope.reference import rope as turn
 from ..rope.tables import RopeTables
+from .blocks import make_problem
 from .problem import SegmentIds
-from .sizing import make_problem
 from .visibility import BlockMask
 
 

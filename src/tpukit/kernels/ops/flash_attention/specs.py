@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from ...registry.op import PALLAS_TPU, REFERENCE, KernelCase, Op
 from . import reference
 from .api import CUDNN, flash_attention
-from .differentiation import OP_NAME, XLA, implementation
-from .gpu import cudnn_attention
-from .sizing import block_space, bucket, default_blocks, vmem_bytes
+from .blocks import block_space, bucket, default_blocks, vmem_bytes
+from .cudnn_gpu import cudnn_attention
+from .differentiation import OP_NAME, SPLITS, XLA, implementation
 
 
 def case(
@@ -62,4 +62,5 @@ OP = Op(
     on_gpu=CUDNN,
     differentiable=(0, 1, 2),
     bucket=bucket,
+    splits=SPLITS,
 )

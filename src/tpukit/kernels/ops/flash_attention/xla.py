@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from ..rope.tables import RopeTables
+from .blocks import make_problem
 from .problem import Problem, Residuals, SegmentIds, pad_tokens
 from .reference import turn_heads
-from .sizing import make_problem
 from .visibility import ceil_div
 
 # Above the first length the whole score matrix outweighs the arrays; then so many rows at a time.

@@ -4,17 +4,20 @@ import jax
 
 from ....errors import TPUKernelError
 from ....hardware.target import current_target
-from ...blocks.rows import RowBlocks
-from ...registry.dispatch import Passes, dispatch_with_gradient
+from ...partition.splits import Splits
+from ...registry.gradient import Passes, dispatch_with_gradient
 from ...registry.op import PALLAS_TPU, REFERENCE, TRITON
-from . import gpu, pallas_tpu, reference
+from ..rms_norm.blocks import RowBlocks
+from . import pallas_tpu, reference, triton_gpu
 
 OP_NAME = pallas_tpu.OP_NAME
 PASSES = {
     PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
-    TRITON: Passes(gpu.forward, gpu.backward),
+    TRITON: Passes(triton_gpu.forward, triton_gpu.backward),
     REFERENCE: Passes(reference.forward, reference.backward),
 }
+# A piece of the last dimension would hold gates without their values.
+SPLITS = Splits(free="...", arguments=("... both",), result="... width", residuals="... both")
 
 
 def gated_activation(
@@ -42,8 +45,9 @@ def gated_activation(
         OP_NAME,
         PASSES,
         both,
+        splits=SPLITS,
         implementation=implementation,
         on_tpu=REFERENCE,
-        on_gpu=TRITON if gpu.fits(both) else REFERENCE,
+        on_gpu=TRITON if triton_gpu.fits(both) else REFERENCE,
         pallas_options={"blocks": blocks},
     )

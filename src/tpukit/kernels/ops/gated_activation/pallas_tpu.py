@@ -13,11 +13,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ....hardware.target import current_target
-from ...blocks.rows import RowBlocks, row_case, vmem_bytes
-from ...blocks.rows import fits as rows_fit
 from ...blocks.tiling import LANES, tile_shape
 from ...blocks.tuned import blocks_for
 from ...blocks.vmem import vmem_limit_bytes
+from ..rms_norm.blocks import RowBlocks, row_case, vmem_bytes
+from ..rms_norm.blocks import fits as rows_fit
 from . import reference
 
 OP_NAME = "gated_activation"

@@ -12,10 +12,10 @@ XLA is level or wins, and splits the op over a mesh besides: dispatch leaves it 
 import jax
 import jax.numpy as jnp
 
-from ...blocks.rows import block_space, bucket, default_blocks, vmem_bytes
-from ...registry.dispatch import with_gradient
+from ...registry.gradient import with_gradient
 from ...registry.op import KernelCase, Op
-from .api import OP_NAME, PASSES, TRITON, gated_activation
+from ..rms_norm.blocks import block_space, bucket, default_blocks, vmem_bytes
+from .api import OP_NAME, PASSES, SPLITS, TRITON, gated_activation
 
 
 def case(tokens: int, width: int, *, dtype: str = "bfloat16") -> KernelCase:
@@ -27,7 +27,7 @@ def case(tokens: int, width: int, *, dtype: str = "bfloat16") -> KernelCase:
 OP = Op(
     name=OP_NAME,
     function=gated_activation,
-    implementations={name: with_gradient(OP_NAME, PASSES, name) for name in PASSES},
+    implementations={name: with_gradient(OP_NAME, PASSES, name, SPLITS) for name in PASSES},
     cases=(
         case(512, 1024),
         case(100, 384, dtype="float32"),
@@ -39,4 +39,5 @@ OP = Op(
     default_blocks=default_blocks,
     bucket=bucket,
     on_gpu=TRITON,
+    splits=SPLITS,
 )

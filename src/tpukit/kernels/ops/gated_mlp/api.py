@@ -6,11 +6,12 @@ import jax
 
 from ....errors import TPUKernelError
 from ....hardware.target import current_target
-from ...registry.dispatch import Passes, dispatch_with_gradient, recomputed
+from ...partition.splits import Splits
+from ...registry.gradient import Passes, dispatch_with_gradient, recomputed
 from ...registry.op import PALLAS_TPU, REFERENCE
 from . import pallas_tpu, reference
-from .activations import get_activation
 from .blocks import GatedBlocks
+from .reference import get_activation
 
 OP_NAME = "gated_mlp"
 DTYPES = ("float32", "bfloat16")
@@ -21,6 +22,13 @@ PASSES = {
     PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
     REFERENCE: recomputed(reference.gated_mlp),
 }
+# Each device may have some hidden channels: the results, and the gradients of x, are added up.
+SPLITS = Splits(
+    free="... hidden out",
+    arguments=("... width", "width hidden", "width hidden", "hidden out"),
+    result="... out",
+    residuals=("... width", "width hidden", "width hidden", "hidden out"),
+)
 
 
 def gated_mlp(
@@ -69,6 +77,7 @@ def gated_mlp(
         OP_NAME,
         PASSES,
         *arrays,
+        splits=SPLITS,
         implementation=implementation,
         on_tpu=PALLAS_TPU if able and faster else REFERENCE,
         options={"activation": activation},

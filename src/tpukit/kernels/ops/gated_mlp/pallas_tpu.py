@@ -16,8 +16,8 @@ from ....hardware.target import current_target
 from ...blocks.tuned import blocks_for
 from ...blocks.vmem import vmem_limit_bytes
 from ...registry.op import KernelCase
-from .activations import activation_and_slope, get_activation
 from .blocks import GatedBlocks, fitted, vmem_bytes
+from .reference import activation_and_slope, get_activation
 
 Weights = tuple[jax.Array, jax.Array, jax.Array]
 Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array]

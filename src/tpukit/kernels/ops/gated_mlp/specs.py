@@ -13,10 +13,10 @@ XLA feeds the matrix unit better and, but for v5e with few tokens, reads no more
 import jax
 import jax.numpy as jnp
 
-from ...registry.dispatch import with_gradient
+from ...registry.gradient import with_gradient
 from ...registry.op import PALLAS_TPU, REFERENCE, KernelCase, Op
 from . import reference
-from .api import OP_NAME, PASSES, gated_mlp
+from .api import OP_NAME, PASSES, SPLITS, gated_mlp
 from .blocks import block_space, bucket, default_blocks, vmem_bytes
 
 
@@ -33,7 +33,7 @@ OP = Op(
     name=OP_NAME,
     function=gated_mlp,
     implementations={
-        PALLAS_TPU: with_gradient(OP_NAME, PASSES, PALLAS_TPU),
+        PALLAS_TPU: with_gradient(OP_NAME, PASSES, PALLAS_TPU, SPLITS),
         REFERENCE: reference.gated_mlp,
     },
     cases=(
@@ -48,4 +48,5 @@ OP = Op(
     default_blocks=default_blocks,
     differentiable=(0, 1, 2, 3),
     bucket=bucket,
+    splits=SPLITS,
 )

@@ -1,7 +1,5 @@
 """`adaptive_matmul`: one product, in the precision and by the route that suits it."""
 
-import math
-from dataclasses import replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
@@ -10,10 +8,10 @@ from jax.sharding import AbstractMesh, Mesh
 
 from ....errors import TPUKernelError, did_you_mean
 from ....hardware.target import current_target
-from ...blocks.tiling import LANES, round_up
-from ...blocks.tuned import blocks_for
+from ...partition.splits import Splits
 from ...precision import PrecisionConfig
 from ...registry.dispatch import dispatch
+from ...registry.gradient import with_backward
 from ...registry.op import PALLAS_TPU, REFERENCE, XLA, KernelCase
 from ...rounding import quantize
 from .blocks import GemmBlocks
@@ -24,6 +22,8 @@ from .reference import reference_product, xla_product
 
 Strategy: TypeAlias = Literal["auto", "xla", "pallas", "collective"]
 PRODUCTS = {PALLAS_TPU: product, XLA: xla_product, REFERENCE: reference_product}
+# Of what is summed over each device may have a part: the products are added up.
+SPLITS = Splits(free="m n k", arguments=("m k", "k n", "m one", "one n"), result="m n")
 COMPUTE = {"bfloat16": "bfloat16", "mixed": "bfloat16", "high": "float32", "fp32": "float32"}
 PASSES = {"high": "high", "fp32": "highest"}
 
@@ -128,45 +128,44 @@ def matmul(
     integers = jnp.issubdtype(given, jnp.integer)
     out_dtype = "int32" if integers else "float32" if precision == "mixed" else str(given)
     on_tpu = on_tpu or _usual_on_tpu(precision)
-    if (implementation or on_tpu) == PALLAS_TPU:
-        if precision == "high":
-            raise TPUKernelError(
-                "gemm's Pallas kernel multiplies float32 in one pass or in six; use "
-                "precision='highest', or tpu_strategy='xla' for the three passes of 'high'."
-            )
-        shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b))
-        blocks = _blocks_for(KernelCase("traced", shapes, {"precision": precision}), blocks)
-    choice: dict[str, Any] = {
-        "implementation": implementation,
-        "on_tpu": on_tpu,
-        "on_gpu": XLA,
-        "elsewhere": XLA,
-        "pallas_options": {"blocks": blocks, "interpret": interpret},
-    }
+    if precision == "high" and (implementation or on_tpu) == PALLAS_TPU:
+        raise TPUKernelError(
+            "gemm's Pallas kernel multiplies float32 in one pass or in six; use "
+            "precision='highest', or tpu_strategy='xla' for the three passes of 'high'."
+        )
+    tuned_as = KernelCase("traced", (_shape(a), _shape(b)), {"precision": precision})
 
     def run(*operands: Any, out_dtype: str, passes: str) -> jax.Array:
-        options = {"out_dtype": out_dtype, "passes": passes}
-        return dispatch(OP_NAME, PRODUCTS, *operands, options=options, **choice)
+        return dispatch(
+            OP_NAME,
+            PRODUCTS,
+            *operands,
+            implementation=implementation,
+            on_tpu=on_tpu,
+            on_gpu=XLA,
+            elsewhere=XLA,
+            options={"out_dtype": out_dtype, "passes": passes},
+            pallas_options={"blocks": blocks, "tuned_as": tuned_as, "interpret": interpret},
+            names=SPLITS.alone,
+        )
 
     if integers or (precision == "fp8" and given == EIGHT_BITS["fp8"].name):
         wide = "int32" if integers else "float32"
         return run(a, b, None, None, out_dtype=wide, passes="default")
 
-    @jax.custom_vjp
-    def call(a: jax.Array, b: jax.Array) -> jax.Array:
+    def forward(a: jax.Array, b: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        kept = a, b
         if precision in EIGHT_BITS:
             format = EIGHT_BITS[precision]
             (a, a_scales), (b, b_scales) = quantize(a, format, axis=1), quantize(b, format, axis=0)
-            return run(a, b, a_scales, b_scales, out_dtype=out_dtype, passes="default")
+            out = run(a, b, a_scales, b_scales, out_dtype=out_dtype, passes="default")
+            return out, kept
         compute = _compute_dtype(precision, given)
         passes = PASSES.get(precision, "default")
         a, b = a.astype(compute), b.astype(compute)
-        return run(a, b, None, None, out_dtype=out_dtype, passes=passes)
+        return run(a, b, None, None, out_dtype=out_dtype, passes=passes), kept
 
-    def keep(a: jax.Array, b: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        return call(a, b), (a, b)
-
-    def pull(kept: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> Any:
+    def backward(kept: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, ...]:
         compute = _compute_dtype("bfloat16" if precision in EIGHT_BITS else precision, given)
         a, b = kept
         narrow_a, narrow_b, narrow = (x.astype(compute) for x in (a, b, cotangent))
@@ -179,17 +178,11 @@ def matmul(
             d_b = xla_product(narrow_a.T, narrow, None, None, **options)
         return d_a.astype(a.dtype), d_b.astype(b.dtype)
 
-    call.defvjp(keep, pull)
-    return call(a, b)
+    return with_backward(forward, backward, a, b)
 
 
-def _blocks_for(case: KernelCase, blocks: GemmBlocks | None) -> GemmBlocks:
-    chosen = blocks_for(OP_NAME, case, blocks)
-    if blocks is not None:
-        return chosen
-    # Tuned for sizes up to a power of two, to which nothing should be padded.
-    width = round_up(case.arguments[0].shape[1], LANES)
-    return replace(chosen, contraction=math.gcd(chosen.contraction, width))
+def _shape(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def _compute_dtype(mode: str, given: Any) -> Any:

@@ -1,5 +1,7 @@
 """A tiled matmul as a TPU kernel, for eight bits with scales and for float32 in full."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,9 +10,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ....hardware.target import current_target
+from ...blocks.tiling import LANES, round_up
+from ...blocks.tuned import blocks_for
 from ...blocks.vmem import vmem_limit_bytes
 from ...registry.op import KernelCase
-from .blocks import GemmBlocks, default_blocks, vmem_bytes
+from .blocks import GemmBlocks, vmem_bytes
 from .tile import Interpret, accumulate, tile_dot
 
 OP_NAME = "gemm"
@@ -25,6 +29,7 @@ def product(
     out_dtype: str,
     passes: str,
     blocks: GemmBlocks | None = None,
+    tuned_as: KernelCase | None = None,
     interpret: Interpret = False,
 ) -> jax.Array:
     """`(a @ b) * a_scales * b_scales`, summed in float32 or int32.
@@ -36,12 +41,14 @@ def product(
         b_scales: (1, N) float32, or None.
         out_dtype: Of the result.
         passes: "default" or "highest", for float32; the kernel has nothing between.
-        blocks: None takes those that fit.
+        blocks: None takes those tuned, or those that fit.
+        tuned_as: The product as it was asked for: tuned blocks are those of its dtypes and options,
+            at the shapes here.
         interpret: Run without a TPU.
     """
     rows, columns = a.shape[0], b.shape[1]
     case = KernelCase("traced", tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (a, b)))
-    chosen = blocks or default_blocks(case, current_target())
+    chosen = _blocks_for(tuned_as or case, a.shape, b.shape, blocks)
     missing = -a.shape[1] % chosen.contraction
     if missing:
         # Zeros add nothing to the sum; what lies past the end of an array might.
@@ -73,6 +80,18 @@ def product(
         interpret=interpret,
         name=OP_NAME,
     )(a, b, *scales)
+
+
+def _blocks_for(
+    asked: KernelCase, a: tuple[int, ...], b: tuple[int, ...], blocks: GemmBlocks | None
+) -> GemmBlocks:
+    dtypes = (one.dtype for one in asked.arguments)
+    shapes = tuple(map(jax.ShapeDtypeStruct, (a, b), dtypes))
+    chosen = blocks_for(OP_NAME, replace(asked, arguments=shapes), blocks)
+    if blocks is not None:
+        return chosen
+    # Tuned for sizes up to a power of two, to which nothing should be padded.
+    return replace(chosen, contraction=math.gcd(chosen.contraction, round_up(a[1], LANES)))
 
 
 def _kernel(a: Any, b: Any, *refs: Any) -> None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ...registry.op import KernelCase, Op
-from .api import OP_NAME, PRODUCTS, XLA, adaptive_matmul, matmul
+from .api import OP_NAME, PRODUCTS, SPLITS, XLA, adaptive_matmul, matmul
 from .blocks import block_space, default_blocks, vmem_bytes
 
 
@@ -36,4 +36,5 @@ OP = Op(
     default_blocks=default_blocks,
     on_gpu=XLA,
     differentiable=(0, 1),
+    splits=SPLITS,
 )

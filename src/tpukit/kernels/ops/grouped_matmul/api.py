@@ -1,18 +1,29 @@
 """`grouped_matmul`: the product of a dropless mixture of experts."""
 
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ....errors import TPUKernelError
-from ...registry.dispatch import Passes, dispatch_with_gradient, with_gradient
+from ...partition.splits import Assignment, Splits, add_up
+from ...registry.gradient import Passes, dispatch_with_gradient, recomputed, with_gradient
 from ...registry.op import PALLAS_TPU, REFERENCE, TRITON, XLA
-from . import gpu, pallas_tpu
+from . import pallas_tpu, triton_gpu
 from .blocks import GroupedBlocks
-from .reference import grouped_matmul_reference
+from .pallas_tpu import Residuals
+from .reference import grouped_matmul_reference, grouped_matmul_xla
+from .visits import sizes_in_piece
 
 OP_NAME = pallas_tpu.OP_NAME
+# A piece of the rows has its own sizes; groups are gathered, since any row may belong to any.
+SPLITS = Splits(
+    free="m k n",
+    arguments=("m k", "g k n", "g"),
+    result="m n",
+    residuals=("m k", "g k n", "g"),
+    told_axes=True,
+)
 
 
 def grouped_matmul(
@@ -43,29 +54,22 @@ def grouped_matmul(
     Raises:
         TPUKernelError: Shapes or dtypes that do not belong together.
     """
-    _check(lhs, rhs, group_sizes)
+    _check(lhs, rhs, group_sizes, implementation)
     return dispatch_with_gradient(
         OP_NAME,
         PASSES,
         *(lhs, rhs, group_sizes),
+        splits=SPLITS,
         implementation=implementation,
-        on_gpu=TRITON if gpu.fits(lhs, rhs) else XLA,
+        on_gpu=TRITON if triton_gpu.fits(lhs, rhs) else XLA,
         elsewhere=XLA,
         pallas_options={"blocks": blocks, "expected_rows": expected_rows},
     )
 
 
-def _xla(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    wide = jnp.promote_types(lhs.dtype, jnp.float32)
-    # Rows of nobody may be anything after a ragged product, and in its gradient.
-    counted = jnp.arange(lhs.shape[0])[:, None] < group_sizes.sum()
-    product = jax.lax.ragged_dot(
-        jnp.where(counted, lhs, 0), rhs, group_sizes, preferred_element_type=wide
-    )
-    return jnp.where(counted, product, 0).astype(lhs.dtype)
-
-
-def _check(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> None:
+def _check(
+    lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, implementation: str | None
+) -> None:
     if lhs.ndim != 2 or rhs.ndim != 3 or lhs.shape[1] != rhs.shape[1]:
         raise TPUKernelError(
             f"grouped_matmul multiplies lhs {lhs.shape} by rhs {rhs.shape}; expected (rows, K) and "
@@ -80,28 +84,52 @@ def _check(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> None:
         raise TPUKernelError(
             f"lhs is {lhs.dtype} and rhs {rhs.dtype}; cast one of them, they must be the same."
         )
+    if implementation == TRITON and not triton_gpu.fits(lhs, rhs):
+        tiles = triton_gpu.FORWARD
+        raise TPUKernelError(
+            f"the Triton kernel of grouped_matmul was asked for and lhs is {lhs.dtype}"
+            f"{list(lhs.shape)}, rhs {list(rhs.shape)}; it takes bfloat16 or float16, rows in "
+            f"multiples of {tiles.rows} and both sizes of a weight in multiples of "
+            f'{tiles.columns}. implementation="xla" takes any shape.'
+        )
 
 
-def _recomputed(function: Callable[..., jax.Array]) -> Passes:
-    """Both passes of a plain function; sizes have no gradient."""
+def _on_pieces(passes: Passes) -> Passes:
+    """Kernels that know of no mesh, on pieces of the rows, of the sum or of the columns."""
 
-    def forward(*arrays: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        return function(*arrays), arrays
+    def forward(
+        lhs: jax.Array,
+        rhs: jax.Array,
+        group_sizes: jax.Array,
+        *,
+        axes: Assignment | None = None,
+        **options: Any,
+    ) -> tuple[jax.Array, Residuals]:
+        split = dict(axes or {})
+        sizes = sizes_in_piece(group_sizes, lhs.shape[0], split.get("m", ()))
+        out, _ = passes.forward(lhs, rhs, sizes, **options)
+        return add_up(out, split.get("k", ())), (lhs, rhs, group_sizes)
 
     def backward(
-        residuals: tuple[jax.Array, ...], cotangent: jax.Array
+        residuals: Residuals,
+        cotangent: jax.Array,
+        *,
+        axes: Assignment | None = None,
+        **options: Any,
     ) -> tuple[jax.Array, jax.Array, None]:
+        split = dict(axes or {})
         lhs, rhs, group_sizes = residuals
-        _, pull = jax.vjp(lambda lhs, rhs: function(lhs, rhs, group_sizes), lhs, rhs)
-        return *pull(cotangent), None
+        sizes = sizes_in_piece(group_sizes, lhs.shape[0], split.get("m", ()))
+        d_lhs, d_rhs, _ = passes.backward((lhs, rhs, sizes), cotangent, **options)
+        return add_up(d_lhs, split.get("n", ())), add_up(d_rhs, split.get("m", ())), None
 
     return Passes(forward, backward)
 
 
 PASSES = {
-    PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
-    TRITON: Passes(gpu.forward, gpu.backward),
-    XLA: _recomputed(_xla),
-    REFERENCE: _recomputed(grouped_matmul_reference),
+    PALLAS_TPU: _on_pieces(Passes(pallas_tpu.forward, pallas_tpu.backward)),
+    TRITON: _on_pieces(Passes(triton_gpu.forward, triton_gpu.backward)),
+    XLA: recomputed(grouped_matmul_xla, constants=1),
+    REFERENCE: recomputed(grouped_matmul_reference, constants=1),
 }
-IMPLEMENTATIONS = {name: with_gradient(OP_NAME, PASSES, name) for name in PASSES}
+IMPLEMENTATIONS = {name: with_gradient(OP_NAME, PASSES, name, SPLITS) for name in PASSES}

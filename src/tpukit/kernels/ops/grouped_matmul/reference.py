@@ -13,3 +13,14 @@ def grouped_matmul_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Ar
     exact = jax.lax.Precision.HIGHEST
     all_groups = jnp.einsum("mk,gkn->gmn", lhs.astype(wide), rhs.astype(wide), precision=exact)
     return jnp.where(belongs.T[..., None], all_groups, 0).sum(0).astype(lhs.dtype)
+
+
+def grouped_matmul_xla(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> jax.Array:
+    """The same through XLA's own ragged product."""
+    wide = jnp.promote_types(lhs.dtype, jnp.float32)
+    # Rows of nobody may be anything after a ragged product, and in its gradient.
+    counted = jnp.arange(lhs.shape[0])[:, None] < group_sizes.sum()
+    product = jax.lax.ragged_dot(
+        jnp.where(counted, lhs, 0), rhs, group_sizes, preferred_element_type=wide
+    )
+    return jnp.where(counted, product, 0).astype(lhs.dtype)

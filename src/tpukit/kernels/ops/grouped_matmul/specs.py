@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...registry.op import KernelCase, Op
-from .api import IMPLEMENTATIONS, OP_NAME, TRITON, grouped_matmul
+from .api import IMPLEMENTATIONS, OP_NAME, SPLITS, TRITON, grouped_matmul
 from .blocks import block_space, default_blocks, vmem_bytes
 
 
@@ -44,4 +44,5 @@ OP = Op(
     on_gpu=TRITON,
     differentiable=(0, 1),
     values=even_groups,
+    splits=SPLITS,
 )

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ...partition.splits import Axes
+
 
 class Visits(NamedTuple):
     """The table, for scalar memory. Only the first `visits` are real."""
@@ -52,3 +54,12 @@ def plan_visits(group_sizes: jax.Array, *, rows: int, tile_rows: int, each_group
     filled = jnp.minimum(tile, last_filled)
     offsets = jnp.append(starts, ends[-1])
     return Visits(group, tile, filled, offsets.astype(jnp.int32), after[-1])
+
+
+def sizes_in_piece(group_sizes: jax.Array, rows: int, axes: Axes) -> jax.Array:
+    """The rows of each group in this device's piece of `rows` rows, split over mesh axes."""
+    if not axes:
+        return group_sizes
+    ends = jnp.cumsum(group_sizes) - jax.lax.axis_index(axes) * rows
+    inside = jnp.clip(ends, 0, rows) - jnp.clip(ends - group_sizes, 0, rows)
+    return inside.astype(group_sizes.dtype)

@@ -3,9 +3,10 @@
 import jax
 
 from ....hardware.target import current_target
-from ...blocks.rows import RowBlocks, check_arguments, fits
-from ...registry.dispatch import Passes, dispatch_with_gradient, recomputed
+from ...partition.splits import Splits
+from ...registry.gradient import Passes, dispatch_with_gradient, recomputed
 from ...registry.op import PALLAS_TPU, REFERENCE
+from ..rms_norm.blocks import RowBlocks, check_arguments, fits
 from . import pallas_tpu, reference
 
 OP_NAME = "layer_norm"
@@ -13,6 +14,13 @@ PASSES = {
     PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
     REFERENCE: recomputed(reference.layer_norm),
 }
+# Rows are normalised one by one: any of the leading dimensions may be split.
+SPLITS = Splits(
+    free="...",
+    arguments=("... d", "d", "d"),
+    result="... d",
+    residuals=("... d", "d", "d"),
+)
 
 
 def layer_norm(
@@ -48,6 +56,7 @@ def layer_norm(
         x,
         scale,
         bias,
+        splits=SPLITS,
         implementation=implementation,
         on_tpu=PALLAS_TPU if fused else REFERENCE,
         options={"eps": eps},

@@ -1,12 +1,12 @@
-"""Layer norm as a Pallas kernel for TPU: the passes over whole rows of `row_norm`, centred."""
+"""Layer norm as a Pallas kernel for TPU: those of `rms_norm`, centred."""
 
 from typing import Any
 
 import jax
 
-from ...blocks.rows import RowBlocks, row_case
 from ...blocks.tuned import blocks_for
-from ...row_norm.kernel import RowNorm, normalise, normalise_backward
+from ..rms_norm.blocks import RowBlocks, row_case
+from ..rms_norm.pallas_tpu import RowNorm, normalise, normalise_backward
 
 Residuals = tuple[jax.Array, jax.Array | None, jax.Array | None]
 

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from ...row_norm.op import norm_case, row_norm_op
+from ..rms_norm.specs import norm_case, row_norm_op
 from . import reference
-from .api import OP_NAME, PASSES, layer_norm
+from .api import OP_NAME, PASSES, SPLITS, layer_norm
 
 case = partial(norm_case, lines=2)
-OP = row_norm_op(OP_NAME, layer_norm, reference.layer_norm, PASSES, lines=2)
+OP = row_norm_op(OP_NAME, layer_norm, reference.layer_norm, PASSES, SPLITS, lines=2)

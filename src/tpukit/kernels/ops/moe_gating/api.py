@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from ....errors import TPUKernelError
-from ...blocks.tuned import blocks_for
+from ...partition.splits import Splits
 from ...registry.dispatch import dispatch
-from ...registry.op import PALLAS_TPU, REFERENCE, KernelCase
-from .pallas_tpu import OP_NAME, GatingBlocks, select_pallas
+from ...registry.op import PALLAS_TPU, REFERENCE
+from .blocks import GatingBlocks
+from .pallas_tpu import OP_NAME, select_pallas
 from .reference import Selection, select_reference
 from .routing import (
     Score,
@@ -21,6 +22,13 @@ from .routing import (
 )
 
 SELECTIONS = {PALLAS_TPU: select_pallas, REFERENCE: select_reference}
+# Of the choice: how long a queue is already is told from device to device.
+SPLITS = Splits(
+    free="tokens",
+    arguments=("tokens experts",),
+    result=("tokens k", "tokens k", "experts"),
+    told_axes=True,
+)
 
 
 class Gating(NamedTuple):
@@ -80,15 +88,14 @@ def moe_gating(
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     scores, probabilities = score_experts(wide, k, score)
     selection = for_selection(scores, bias)
-    case = KernelCase("traced", (jax.ShapeDtypeStruct(logits.shape, logits.dtype),), {"k": k})
-    own = {"blocks": blocks_for(OP_NAME, case, blocks), "interpret": interpret}
     chosen: Selection = dispatch(
         OP_NAME,
         SELECTIONS,
         selection,
         implementation=implementation,
         options={"k": k},
-        pallas_options=own,
+        pallas_options={"blocks": blocks, "interpret": interpret},
+        names=SPLITS.alone,
     )
     tokens, num_experts = logits.shape
     weights = weigh_experts(scores, chosen.experts, normalize=normalize)

@@ -5,7 +5,6 @@ maximum over sublanes. How many earlier tokens chose an expert is a sum along la
 over from block to block: a product with a triangle of ones inside a block.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,60 +14,42 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ....hardware.target import current_target
-from ...blocks.tiling import LANES, round_up
-from ...blocks.vmem import vmem_capacity_bytes, vmem_limit_bytes
-from ...registry.op import BlockSizes, KernelCase, shape_bucket
+from ...blocks.tuned import blocks_for
+from ...blocks.vmem import vmem_limit_bytes
+from ...partition.splits import Assignment
+from ...registry.op import KernelCase
 from ..gemm.tile import Interpret, tile_dot
+from .blocks import GatingBlocks, vmem_bytes
 from .reference import Selection
 
 OP_NAME = "moe_gating"
-TOKENS = (512, 256, 128, 1024)
-MANY_TOKENS = 8192  # more of them are more of the same, whose blocks are as good
-
-
-@dataclass(frozen=True)
-class GatingBlocks(BlockSizes):
-    """How many tokens one grid step takes."""
-
-    tokens: int
-
-
-def bucket(case: KernelCase) -> str:
-    """Experts and choices decide, and tokens where there are few."""
-    tokens, experts = case.arguments[0].shape
-    shape = jax.ShapeDtypeStruct((min(tokens, MANY_TOKENS), experts), case.arguments[0].dtype)
-    return shape_bucket(KernelCase(case.name, (shape,), {"k": case.options["k"]}))
-
-
-def vmem_bytes(case: KernelCase, blocks: GatingBlocks) -> int:
-    """Scores, choices and the triangle, with what the arithmetic keeps of them."""
-    experts = round_up(case.arguments[0].shape[1], 8)
-    k = round_up(case.options["k"], 8)
-    # Scores twice, and four arrays like them; three results of k rows twice; the triangle twice.
-    return blocks.tokens * 4 * (6 * experts + 6 * k) + 2 * blocks.tokens**2 * 4
-
-
-def default_blocks(case: KernelCase, chip: str | None) -> GatingBlocks:
-    """512 tokens, fewer where there are fewer, or where many experts leave no room."""
-    most = round_up(case.arguments[0].shape[0], LANES)
-    budget = vmem_capacity_bytes(chip) // 2
-    space = [GatingBlocks(min(size, most)) for size in sorted(TOKENS[:3], reverse=True)]
-    return next((blocks for blocks in space if vmem_bytes(case, blocks) <= budget), space[-1])
-
-
-def block_space(case: KernelCase, chip: str) -> list[GatingBlocks]:
-    """What fits."""
-    most = round_up(case.arguments[0].shape[0], LANES)
-    found = dict.fromkeys(GatingBlocks(min(size, most)) for size in sorted(TOKENS))
-    return [b for b in found if vmem_bytes(case, b) <= vmem_capacity_bytes(chip)]
 
 
 def select_pallas(
-    selection: jax.Array, *, k: int, blocks: GatingBlocks, interpret: Interpret = False
+    selection: jax.Array,
+    *,
+    k: int,
+    blocks: GatingBlocks | None = None,
+    interpret: Interpret = False,
+    axes: Assignment | None = None,
 ) -> Selection:
-    """See `select_reference`."""
+    """See `select_reference`; where tokens are split, queues go on from device to device."""
+    chosen = _select(selection, k=k, blocks=blocks, interpret=interpret)
+    over = (axes or {}).get("tokens", ())
+    if not over:
+        return chosen
+    every = jax.lax.all_gather(chosen.counts, over)
+    before = jnp.cumsum(every, axis=0) - every
+    ahead = before[jax.lax.axis_index(over)]
+    return Selection(chosen.experts, chosen.position + ahead[chosen.experts], every.sum(0))
+
+
+def _select(
+    selection: jax.Array, *, k: int, blocks: GatingBlocks | None, interpret: Interpret
+) -> Selection:
     tokens, num_experts = selection.shape
     case = KernelCase("traced", (jax.ShapeDtypeStruct(selection.shape, jnp.float32),), {"k": k})
+    blocks = blocks_for(OP_NAME, case, blocks)
     chosen = pl.BlockSpec((k, blocks.tokens), lambda block: (0, block))
     experts, position, counts = pl.pallas_call(
         partial(_kernel, tokens=tokens),

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from ...registry.op import KernelCase, Op
-from .api import SELECTIONS, moe_gating
-from .pallas_tpu import OP_NAME, block_space, bucket, default_blocks, vmem_bytes
+from .api import OP_NAME, SELECTIONS, SPLITS, moe_gating
+from .blocks import block_space, bucket, default_blocks, vmem_bytes
 
 
 def _case(name: str, tokens: int, num_experts: int, k: int) -> KernelCase:
@@ -28,4 +28,5 @@ OP = Op(
     vmem_bytes=vmem_bytes,
     default_blocks=default_blocks,
     bucket=bucket,
+    splits=SPLITS,
 )

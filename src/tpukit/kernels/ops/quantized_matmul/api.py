@@ -6,16 +6,24 @@ import jax
 import jax.numpy as jnp
 
 from ....errors import TPUKernelError
-from ...registry.dispatch import Passes, dispatch_with_gradient, with_gradient
+from ...partition.splits import Splits
+from ...registry.gradient import Passes, dispatch_with_gradient, with_gradient
 from ...registry.op import PALLAS_TPU, REFERENCE, XLA
 from . import pallas_tpu
 from .activations import Activations, check_activations
 from .blocks import QuantizedBlocks
 from .packing import dequantize_arrays
-from .reference import quantized_matmul_reference
+from .reference import quantized_matmul_reference, quantized_matmul_xla
 from .weight import QuantizedWeight, check_format, padded_rows
 
 OP_NAME = pallas_tpu.OP_NAME
+# What is summed over stays whole: weights are packed along it, and rows are rounded along it.
+SPLITS = Splits(
+    free="m n",
+    arguments=("m k", "... packed n", "groups n", "stages tables lanes"),
+    result="m n",
+    residuals=("... packed n", "groups n", "stages tables lanes"),
+)
 
 
 def quantized_matmul(
@@ -57,6 +65,7 @@ def quantized_matmul(
         OP_NAME,
         PASSES,
         *(rows, weight.data, weight.scales, weight.codebook),
+        splits=SPLITS,
         implementation=implementation,
         on_gpu=XLA,
         elsewhere=XLA,
@@ -85,24 +94,6 @@ def quantized_matmul_arrays(
     )
 
 
-def _xla(
-    x: jax.Array,
-    data: jax.Array,
-    scales: jax.Array,
-    codebook: jax.Array | None = None,
-    *,
-    format: str,
-    activations: Activations = "bfloat16",
-) -> jax.Array:
-    if activations == "int8":
-        return quantized_matmul_reference(
-            x, data, scales, codebook, format=format, activations=activations
-        )
-    matrix = dequantize_arrays(data, scales, codebook, format=format, dtype=jnp.bfloat16)
-    product = jnp.dot(x.astype(jnp.bfloat16), matrix, preferred_element_type=jnp.float32)
-    return product.astype(x.dtype)
-
-
 def _constant_weight(function: Any) -> Passes:
     """Both passes of an implementation; the backward pass is XLA's for all of them."""
 
@@ -126,7 +117,7 @@ def _constant_weight(function: Any) -> Passes:
 
 PASSES = {
     PALLAS_TPU: _constant_weight(pallas_tpu.forward),
-    XLA: _constant_weight(_xla),
+    XLA: _constant_weight(quantized_matmul_xla),
     REFERENCE: _constant_weight(quantized_matmul_reference),
 }
-IMPLEMENTATIONS = {name: with_gradient(OP_NAME, PASSES, name) for name in PASSES}
+IMPLEMENTATIONS = {name: with_gradient(OP_NAME, PASSES, name, SPLITS) for name in PASSES}

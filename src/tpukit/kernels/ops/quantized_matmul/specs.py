@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from ...blocks.tiling import LANES
 from ...registry.op import KernelCase, Op
 from .activations import Activations
-from .api import IMPLEMENTATIONS, OP_NAME, XLA, quantized_matmul_arrays
+from .api import IMPLEMENTATIONS, OP_NAME, SPLITS, XLA, quantized_matmul_arrays
 from .blocks import block_space, bucket, default_blocks, vmem_bytes
 from .packing import INT4_GROUP
 from .weight import INT4_PER_WORD, VQ_LENGTH, WeightFormat
@@ -62,4 +62,5 @@ OP = Op(
     default_blocks=default_blocks,
     on_gpu=XLA,
     bucket=bucket,
+    splits=SPLITS,
 )

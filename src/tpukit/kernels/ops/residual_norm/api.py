@@ -4,17 +4,25 @@ import jax
 
 from ....errors import TPUKernelError
 from ....hardware.target import current_target
-from ...blocks.rows import RowBlocks, check_arguments, fits
-from ...registry.dispatch import Passes, dispatch_with_gradient
+from ...partition.splits import Splits
+from ...registry.gradient import Passes, dispatch_with_gradient
 from ...registry.op import PALLAS_TPU, REFERENCE, TRITON
-from . import gpu, pallas_tpu, reference
+from ..rms_norm.blocks import RowBlocks, check_arguments, fits
+from . import pallas_tpu, reference, triton_gpu
 
 OP_NAME = pallas_tpu.OP_NAME
 PASSES = {
     PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
-    TRITON: Passes(gpu.forward, gpu.backward),
+    TRITON: Passes(triton_gpu.forward, triton_gpu.backward),
     REFERENCE: Passes(reference.forward, reference.backward),
 }
+# Rows are normalised one by one: any of the leading dimensions may be split.
+SPLITS = Splits(
+    free="...",
+    arguments=("... d", "... d", "d"),
+    result=("... d", "... d"),
+    residuals=("... d", "d"),
+)
 
 
 def residual_norm(
@@ -56,9 +64,10 @@ def residual_norm(
         x,
         delta,
         scale,
+        splits=SPLITS,
         implementation=implementation,
         on_tpu=PALLAS_TPU if fits(x, current_target(), residual=True) else REFERENCE,
-        on_gpu=TRITON if gpu.fits(x) else REFERENCE,
+        on_gpu=TRITON if triton_gpu.fits(x) else REFERENCE,
         options={"eps": eps},
         pallas_options={"blocks": blocks},
     )

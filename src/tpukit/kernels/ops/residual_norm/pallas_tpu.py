@@ -1,4 +1,4 @@
-"""The residual norm as a Pallas kernel for TPU: the passes of `row_norm`, with one more addition.
+"""The residual norm as a Pallas kernel for TPU: those of `rms_norm`, with an addition.
 
 XLA goes over the rows twice in each direction; the figures are in `specs.py`.
 """
@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from ...blocks.rows import RowBlocks, row_case
 from ...blocks.tuned import blocks_for
-from ...row_norm.kernel import RowNorm, normalise, normalise_backward
+from ..rms_norm.blocks import RowBlocks, row_case
+from ..rms_norm.pallas_tpu import RowNorm, normalise, normalise_backward
 
 OP_NAME = "residual_norm"
 Residuals = tuple[jax.Array, jax.Array]

@@ -11,10 +11,10 @@ Static timing of bfloat16, 8192 rows of 4096, kernel against XLA, in microsecond
 import jax
 import jax.numpy as jnp
 
-from ...blocks.rows import block_space, bucket, default_blocks, vmem_bytes
-from ...registry.dispatch import with_gradient
+from ...registry.gradient import with_gradient
 from ...registry.op import KernelCase, Op
-from .api import OP_NAME, PASSES, TRITON, residual_norm
+from ..rms_norm.blocks import block_space, bucket, default_blocks, vmem_bytes
+from .api import OP_NAME, PASSES, SPLITS, TRITON, residual_norm
 
 
 def case(rows: int, width: int, *, dtype: str = "bfloat16") -> KernelCase:
@@ -27,7 +27,7 @@ def case(rows: int, width: int, *, dtype: str = "bfloat16") -> KernelCase:
 OP = Op(
     name=OP_NAME,
     function=residual_norm,
-    implementations={name: with_gradient(OP_NAME, PASSES, name) for name in PASSES},
+    implementations={name: with_gradient(OP_NAME, PASSES, name, SPLITS) for name in PASSES},
     cases=(
         case(1024, 1024),
         case(304, 1024, dtype="float32"),
@@ -40,4 +40,5 @@ OP = Op(
     bucket=bucket,
     differentiable=(0, 1, 2),
     on_gpu=TRITON,
+    splits=SPLITS,
 )

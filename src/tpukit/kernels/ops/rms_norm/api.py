@@ -3,16 +3,24 @@
 import jax
 
 from ....hardware.target import current_target
-from ...blocks.rows import RowBlocks, check_arguments, fits
-from ...registry.dispatch import Passes, dispatch_with_gradient, recomputed
+from ...partition.splits import Splits
+from ...registry.gradient import Passes, dispatch_with_gradient, recomputed
 from ...registry.op import PALLAS_TPU, REFERENCE
 from . import pallas_tpu, reference
+from .blocks import RowBlocks, check_arguments, fits
 
 OP_NAME = "rms_norm"
 PASSES = {
     PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
     REFERENCE: recomputed(reference.rms_norm),
 }
+# Rows are normalised one by one: any of the leading dimensions may be split.
+SPLITS = Splits(
+    free="...",
+    arguments=("... d", "d"),
+    result="... d",
+    residuals=("... d", "d"),
+)
 
 
 def rms_norm(
@@ -45,6 +53,7 @@ def rms_norm(
         PASSES,
         x,
         scale,
+        splits=SPLITS,
         implementation=implementation,
         on_tpu=PALLAS_TPU if fused else REFERENCE,
         options={"eps": eps},

@@ -4,16 +4,24 @@ import jax
 import numpy as np
 
 from ....errors import TPUKernelError
-from ...registry.dispatch import Passes, dispatch_with_gradient
+from ...partition.splits import Splits
+from ...registry.gradient import Passes, dispatch_with_gradient
 from ...registry.op import PALLAS_TPU, REFERENCE
 from . import pallas_tpu, reference
-from .pallas_tpu import RopeBlocks
+from .blocks import RopeBlocks
 
 OP_NAME = "rope"
 PASSES = {
     PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
     REFERENCE: Passes(reference.forward, reference.backward),
 }
+# Every token and head is turned alone.
+SPLITS = Splits(
+    free="b s h",
+    arguments=("b s h d", "b s half", "b s half"),
+    result="b s h d",
+    residuals=("b s half", "b s half"),
+)
 
 
 def rope(
@@ -58,6 +66,7 @@ def rope(
         x,
         cos,
         sin,
+        splits=SPLITS,
         implementation=implementation,
         on_tpu=PALLAS_TPU if whole_lanes else REFERENCE,
         pallas_options={"blocks": blocks},

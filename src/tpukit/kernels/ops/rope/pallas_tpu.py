@@ -4,7 +4,6 @@ A pair lies half a head apart, so each group of 128 lanes is rotated by half a h
 and multiplied by tables that hold the sign, and zero where the rotation brought a neighbour in.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,22 +12,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ....hardware.target import current_target
-from ...blocks.tiling import LANES, round_up, tile_shape
+from ...blocks.tiling import LANES, tile_shape
 from ...blocks.tuned import blocks_for
-from ...blocks.vmem import vmem_capacity_bytes, vmem_limit_bytes
-from ...registry.op import BlockSizes, KernelCase, shape_bucket
+from ...blocks.vmem import vmem_limit_bytes
+from ...registry.op import KernelCase
+from . import reference
+from .blocks import RopeBlocks, vmem_bytes
 
 DTYPES = ("float32", "bfloat16")
-WINDOW_BYTES = 2 * 2**20
-MANY_TOKENS = 4096  # more of them are more of the same, whose blocks are as good
 Tables = tuple[jax.Array, jax.Array]
-
-
-@dataclass(frozen=True)
-class RopeBlocks(BlockSizes):
-    """How many tokens one grid step turns."""
-
-    block_tokens: int
 
 
 def supported(x: Any) -> bool:
@@ -36,41 +28,6 @@ def supported(x: Any) -> bool:
     _, _, heads, width = x.shape
     even = width % (2 * LANES) == 0 or LANES % width == 0
     return x.dtype in DTYPES and x.size > 0 and even and heads * width % LANES == 0
-
-
-def bucket(case: KernelCase) -> str:
-    """Tokens and heads decide; the batch only repeats them, and the tables follow."""
-    _, tokens, *heads = case.arguments[0].shape
-    shape = jax.ShapeDtypeStruct((min(tokens, MANY_TOKENS), *heads), case.arguments[0].dtype)
-    return shape_bucket(KernelCase(case.name, (shape,)))
-
-
-def default_blocks(case: KernelCase, chip: str | None) -> RopeBlocks:
-    """Windows of about 2 MiB."""
-    x = case.arguments[0]
-    step = tile_shape(x.dtype)[0]
-    row_bytes = x.shape[2] * x.shape[3] * jnp.dtype(x.dtype).itemsize
-    block = max(step, WINDOW_BYTES // row_bytes // step * step)
-    block = min(block, round_up(x.shape[1], step))
-    while block > step and vmem_bytes(case, RopeBlocks(block)) > vmem_capacity_bytes(chip):
-        block = max(step, block // 2 // step * step)
-    return RopeBlocks(block)
-
-
-def block_space(case: KernelCase, chip: str) -> list[RopeBlocks]:
-    """Powers of two from one tile to all tokens."""
-    sizes = [tile_shape(case.arguments[0].dtype)[0]]
-    while sizes[-1] < min(case.arguments[0].shape[1], 2048):
-        sizes.append(sizes[-1] * 2)
-    return [RopeBlocks(size) for size in sizes]
-
-
-def vmem_bytes(case: KernelCase, blocks: RopeBlocks) -> int:
-    """Two windows and the tables, double-buffered."""
-    _, _, heads, width = case.arguments[0].shape
-    item = jnp.dtype(case.arguments[0].dtype).itemsize
-    tables = 3 * max(width, LANES) * 4
-    return 2 * blocks.block_tokens * (2 * heads * width * item + tables)
 
 
 def forward(
@@ -101,6 +58,9 @@ def turn(
     x: jax.Array, cos: jax.Array, sin: jax.Array, *, blocks: RopeBlocks | None, interpret: Any
 ) -> jax.Array:
     """Turn x (B, S, H, D) by tables of (S, D / 2) or (B, S, D / 2)."""
+    if not supported(x):
+        # A device's share of the heads may not fill whole lanes where all of them do.
+        return reference.rope(x, cos, sin)
     batch, length, heads, width = x.shape
     case = KernelCase("traced", (jax.ShapeDtypeStruct(x.shape, x.dtype),))
     chosen = blocks_for("rope", case, blocks)

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from ...registry.dispatch import with_gradient
+from ...registry.gradient import with_gradient
 from ...registry.op import PALLAS_TPU, REFERENCE, KernelCase, Op
 from . import reference
-from .api import OP_NAME, PASSES, rope
-from .pallas_tpu import block_space, bucket, default_blocks, vmem_bytes
+from .api import OP_NAME, PASSES, SPLITS, rope
+from .blocks import block_space, bucket, default_blocks, vmem_bytes
 
 
 def case(batch: int, length: int, heads: int, width: int, *, dtype: str = "bfloat16") -> KernelCase:
@@ -21,7 +21,7 @@ OP = Op(
     name=OP_NAME,
     function=rope,
     implementations={
-        PALLAS_TPU: with_gradient(OP_NAME, PASSES, PALLAS_TPU),
+        PALLAS_TPU: with_gradient(OP_NAME, PASSES, PALLAS_TPU, SPLITS),
         REFERENCE: reference.rope,
     },
     cases=(
@@ -35,4 +35,5 @@ OP = Op(
     vmem_bytes=vmem_bytes,
     default_blocks=default_blocks,
     bucket=bucket,
+    splits=SPLITS,
 )

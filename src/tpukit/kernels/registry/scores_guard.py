@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from ..errors import TPUKernelError
-from .registry.op import shape_text
+from ...errors import TPUKernelError
+from .op import shape_text
 
 # Scores of S tokens with heads of D outweigh queries, keys, values and result S / 4D times.
 TOO_MANY_TIMES = 4

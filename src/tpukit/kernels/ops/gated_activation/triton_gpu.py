@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from ...blocks.triton import dividing_columns
+from ...blocks.tiling import dividing_columns
 from .reference import gradients
 
 WIDEST = 8192  # columns of one program

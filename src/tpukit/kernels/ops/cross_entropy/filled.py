@@ -11,7 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from . import gpu
+from ...registry.gradient import with_backward
+from . import triton_gpu
 from .terms import LossTerms, scaled
 
 Figures = tuple[jax.Array, jax.Array]  # a loss and a log-normaliser for each token
@@ -35,7 +36,7 @@ def leanest_cut(tokens: int, width: int, vocab: int, *, logit_bytes: int, slope_
     """The cut that holds least; all that is counted grows with the vocabulary alike."""
     most = max(1, tokens // FEWEST_ADDED)
     cuts = [Cut(count, is_filled=False) for count in range(1, most + 1)]
-    if gpu.is_wide(vocab):
+    if triton_gpu.is_wide(vocab):
         counts = range(2, tokens // FEWEST_FILLED + 1)
         cuts += [Cut(count, is_filled=True) for count in counts if tokens % count == 0]
 
@@ -49,7 +50,6 @@ def leanest_cut(tokens: int, width: int, vocab: int, *, logit_bytes: int, slope_
     return min(cuts, key=held)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def filled_total(
     x: jax.Array,
     w: jax.Array,
@@ -68,7 +68,24 @@ def filled_total(
         terms: What a loss is.
         count: Chunks, a divisor of T.
     """
+    static = {"terms": terms, "count": count}
+    return with_backward(
+        partial(_forward, **static),
+        _backward,
+        *(x, w, labels, weights),
+        result=partial(_without_gradient, **static),
+    )
 
+
+def _without_gradient(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    *,
+    terms: LossTerms,
+    count: int,
+) -> Figures:
     def one_chunk(piece: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x, labels = piece
         return terms.of_logits(_logits(x, w), labels)
@@ -83,6 +100,7 @@ def _forward(
     w: jax.Array,
     labels: jax.Array,
     weights: jax.Array,
+    *,
     terms: LossTerms,
     count: int,
 ) -> tuple[Figures, Pulled]:
@@ -95,10 +113,10 @@ def _forward(
         def chunk(array: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(array, first, size)
 
-        losses, log_normaliser, filled = gpu.losses_and_slopes(
+        losses, log_normaliser, filled = triton_gpu.losses_and_slopes(
             *(_logits(chunk(x), w), chunk(labels), chunk(weights), terms),
             dtype=x.dtype,
-            place=gpu.Place(tokens, first, slopes),
+            place=triton_gpu.Place(tokens, first, slopes),
         )
         return filled, (losses, log_normaliser)
 
@@ -113,13 +131,10 @@ def _forward(
 
 
 def _backward(
-    terms: LossTerms, count: int, pulled: Pulled, factors: tuple[jax.Array, jax.Array]
+    pulled: Pulled, factors: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, None, jax.Array]:
     d_x, d_w, losses = scaled(pulled, factors[0])
     return d_x, d_w, None, losses
-
-
-filled_total.defvjp(_forward, _backward)
 
 
 def _logits(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...errors import TPUKernelError
-from ...hardware.target import current_target
-from ..registry.op import PALLAS_TPU, BlockSizes, KernelCase, shape_bucket
-from .tiling import LANES, WORD_SUBLANES, round_up, tile_shape
-from .vmem import vmem_capacity_bytes
+from ....errors import TPUKernelError
+from ....hardware.target import current_target
+from ...blocks.tiling import LANES, WORD_SUBLANES, round_up, tile_shape
+from ...blocks.vmem import vmem_capacity_bytes
+from ...registry.op import PALLAS_TPU, BlockSizes, KernelCase, shape_bucket
 
 # Long enough to hide the start of a copy, short enough that the first one is not waited for long.
 WINDOW_BYTES = 2 * 2**20

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpukit.kernels.ops.rope import apart, gpu
 from tpukit.kernels.ops.rope.reference import rope
+from tpukit.kernels.ops.rope_apart import api, triton_gpu
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_both_directions_agree_with_turning_each(heads, kernel):
     joined = jax.random.normal(keys[0], (*shape, sum(heads) * head_dim), jnp.float64)
     angles = jax.random.normal(keys[1], (*shape, head_dim // 2), jnp.float64)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
-    passes = apart.PASSES["triton" if kernel else "reference"]
+    passes = api.PASSES["triton" if kernel else "reference"]
     options = {"heads": heads, **({"interpret": True} if kernel else {})}
 
     def each(joined):
@@ -48,6 +48,6 @@ def test_both_directions_agree_with_turning_each(heads, kernel):
 
 
 def test_the_kernel_takes_powers_of_two():
-    assert gpu.fits(64, 128)
-    assert not gpu.fits(64, 96)
-    assert not gpu.fits(63, 128)
+    assert triton_gpu.fits(64, 128)
+    assert not triton_gpu.fits(64, 96)
+    assert not triton_gpu.fits(63, 128)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from ....errors import TPUKernelError
+from ...registry.gradient import recomputed
+from .reference import grouped_matmul_xla
 from .visits import plan_visits
 
 # Tiles that run at the same time share rows and columns when they form a block; so many rows of
@@ -49,21 +50,20 @@ def forward(
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Each row times the weight of its group; rows of nobody are zero."""
     if not fits(lhs, rhs):
-        raise TPUKernelError(
-            f"the Triton kernel of grouped_matmul was asked for and lhs is {lhs.dtype}"
-            f"{list(lhs.shape)}, rhs {list(rhs.shape)}; it takes bfloat16 or float16, rows in "
-            f"multiples of {FORWARD.rows} and both sizes of a weight in multiples of "
-            f'{FORWARD.columns}. implementation="xla" takes any shape.'
-        )
+        # A device's share of the rows may not fill whole tiles where all of them do.
+        return grouped_matmul_xla(lhs, rhs, group_sizes), (lhs, rhs, group_sizes)
     product = rows_times_weights(lhs, rhs, group_sizes, interpret=interpret)
     return product, (lhs, rhs, group_sizes)
 
 
 def backward(
     residuals: tuple[jax.Array, ...], cotangent: jax.Array, *, interpret: bool = False
-) -> tuple[jax.Array, jax.Array, None]:
+) -> tuple[Any, ...]:
     """Gradients of rows and weights."""
     lhs, rhs, group_sizes = residuals
+    if not fits(lhs, rhs):
+        by_xla = recomputed(grouped_matmul_xla, constants=1)
+        return by_xla.backward(residuals, cotangent)
     d_lhs = rows_times_weights(cotangent, rhs, group_sizes, is_transposed=True, interpret=interpret)
     d_rhs = rows_times_rows(lhs, cotangent, group_sizes, interpret=interpret)
     return d_lhs, d_rhs, None

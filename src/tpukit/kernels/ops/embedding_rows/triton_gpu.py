@@ -1,4 +1,4 @@
-"""Rows of a table by number on one NVIDIA GPU; in their gradient nobody waits in line.
+"""The gradient of looked-up rows on an NVIDIA GPU: no token waits for another's addition.
 
 XLA adds each token's gradient to its row with atomic operations, rounding every time, and words are
 not evenly frequent: by Zipf's law a tenth of all tokens queues for one row. Here tokens are sorted
@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from ..blocks.triton import dividing_columns
+from ...blocks.tiling import dividing_columns
+from . import reference
 
 TOKENS = 32  # that a program reads at once
 WIDEST = 256  # columns of one program
@@ -26,30 +27,15 @@ def fits(table: jax.Array) -> bool:
     return dividing_columns(table.shape[1], most=WIDEST) >= 128
 
 
-@jax.custom_vjp
-def rows_of(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """`table[ids]`: (rows, width) by (…) gives (…, width)."""
-    return table[ids]
-
-
-def _forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    # Only the table's shape and dtype are wanted again; an empty cut of it holds both.
-    return table[ids], (ids, table[:, :0])
-
-
-def _backward(
-    residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
+def backward(
+    residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array, *, interpret: bool = False
 ) -> tuple[jax.Array, None]:
+    """The gradient of the table."""
     ids, table = residuals
-    width = cotangent.shape[-1]
-    rows = table.shape[0]
-    flat = ids.reshape(-1)
-    # A lookup wraps numbers below zero and holds the others at the ends, and so does its gradient.
-    at = jnp.clip(jnp.where(flat < 0, flat + rows, flat), 0, rows - 1)
-    return summed_by_row(cotangent.reshape(-1, width), at, rows, dtype=table.dtype), None
-
-
-rows_of.defvjp(_forward, _backward)
+    width, rows = cotangent.shape[-1], table.shape[0]
+    at = reference.row_numbers(ids.reshape(-1), rows)
+    values = cotangent.reshape(-1, width)
+    return summed_by_row(values, at, rows, dtype=table.dtype, interpret=interpret), None
 
 
 def summed_by_row(

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from .reference import Heads
+
 MOST_TOKENS = 16  # of one program, which keeps their sines and cosines for all heads
 FEWEST_TOKENS = 4
 _WARPS = 4
-
-Heads = tuple[int, int]  # of queries and keys
 
 
 def fits(tokens: int, head_dim: int) -> bool:

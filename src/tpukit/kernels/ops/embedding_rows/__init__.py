@@ -1,0 +1,1 @@
+"""Rows of a table by number, and their gradient."""

@@ -1,1 +1,0 @@
-"""What the norms over rows have in common."""
