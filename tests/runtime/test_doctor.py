@@ -190,7 +190,7 @@ def test_unknown_flags_are_found_when_the_registry_is_there(root, monkeypatch):
     from tpukit.runtime.flags import Flag, FlagRegistry
 
     registry = FlagRegistry(
-        [Flag(name="xla_tpu_enable_x", places=("libtpu",), type="bool")],
+        [Flag(name="xla_tpu_enable_x", parsers=("libtpu",), type="bool")],
         jaxlib_version="1",
         libtpu_version="2",
     )

@@ -20,7 +20,7 @@ WOULD_STOP_A_JOB = 2
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-class Place(StrEnum):
+class Parser(StrEnum):
     """Which parser reads a flag."""
 
     libtpu = "libtpu"
@@ -69,7 +69,7 @@ def list_flags(
     pattern: Annotated[
         str, typer.Argument(help="Part of a name, or a regular expression; all by default.")
     ] = "",
-    where: Annotated[Place | None, typer.Option(help="Only flags this parser reads.")] = None,
+    where: Annotated[Parser | None, typer.Option(help="Only flags this parser reads.")] = None,
     level: Annotated[
         int | None, typer.Option(help="What an optimization level sets, 0 to 3.")
     ] = None,
@@ -87,8 +87,8 @@ def list_flags(
 
     if level is None and on is None:
         registry = _registry(refresh=refresh)
-        place = None if where is None else where.value
-        found = registry.search(pattern, place=place)
+        parser = None if where is None else where.value
+        found = registry.search(pattern, parser=parser)
         show(FlagListing(tuple(found), registry.described), json=json)
         return
     generation = None if on is None else get_chip(on).name

@@ -65,10 +65,10 @@ class Tunings:
 
         if self.folder is None:
             return "Nothing was written (--dry-run)."
-        place = f"The blocks are in {self.folder}"
+        where = f"The blocks are in {self.folder}"
         if self.folder == data_folder(self.results[0].op):
-            return f"{place}, where dispatch finds them."
-        return f"{place}; use_tuned_blocks({str(self.folder.parent)!r}) lets dispatch take them."
+            return f"{where}, where dispatch finds them."
+        return f"{where}; use_tuned_blocks({str(self.folder.parent)!r}) lets dispatch take them."
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -41,6 +41,6 @@ def perfetto(report: ReportFile, output: Output = None) -> None:
 
     found = read_report(report)
     step = RecordedStep.of(found)
-    place = output or report.with_suffix(".pftrace")
-    written = write_perfetto(step, place, memory=found.get("live_memory"), name=step.name)
+    path = output or report.with_suffix(".pftrace")
+    written = write_perfetto(step, path, memory=found.get("live_memory"), name=step.name)
     typer.echo(f"wrote {written}; open it at https://ui.perfetto.dev")

@@ -90,7 +90,7 @@ class CompiledStep:
     @cached_property
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
         """Place on the torus of each device, in the program's order."""
-        return tuple(tuple(place) for place, _ in json.loads(self.listings.devices))
+        return tuple(tuple(device) for device, _ in json.loads(self.listings.devices))
 
     @cached_property
     def slice_of_device(self) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ class HostGroup:
 
 @dataclass(frozen=True)
 class MultiHostConfig:
-    """One process's place in a job of several hosts.
+    """One process's rank in a job of several hosts.
 
     ```python
     with MultiHostConfig(num_hosts=8, host_id=3, coordinator_address="10.0.0.1:8482"):
@@ -95,7 +95,7 @@ class MultiHostConfig:
     def from_environment(
         cls, environment: Mapping[str, str] | None = None, **settings: Any
     ) -> "MultiHostConfig":
-        """Read this process's place from the environment.
+        """Read this process's rank from the environment.
 
         `TPUKIT_NUM_HOSTS`, `TPUKIT_HOST_ID` and `TPUKIT_COORDINATOR` come first; otherwise what
         Cloud TPU and GKE set: `TPU_WORKER_HOSTNAMES`, `TPU_WORKER_ID` and, for several slices,
@@ -109,14 +109,14 @@ class MultiHostConfig:
             ConfigError: Nothing of it is set, or only a part.
         """
         variables = os.environ if environment is None else environment
-        place = _place_by_tpukit(variables) or _place_by_cloud_tpu(variables)
-        if place is None:
+        rank = _rank_by_tpukit(variables) or _rank_by_cloud_tpu(variables)
+        if rank is None:
             raise ConfigError(
                 "The environment does not say which host this is; set TPUKIT_NUM_HOSTS, "
                 "TPUKIT_HOST_ID and TPUKIT_COORDINATOR (host:port), or run on a TPU VM that sets "
                 "TPU_WORKER_HOSTNAMES and TPU_WORKER_ID."
             )
-        return cls(*place, **settings)
+        return cls(*rank, **settings)
 
     def setup(self) -> HostGroup:
         """Wait for all hosts, then start jax.distributed. Call it before anything uses devices.
@@ -233,7 +233,7 @@ def _bypass_proxy(host: str) -> None:
     os.environ[EXEMPTIONS[0]] = ",".join([*filter(None, exempt.split(",")), host])
 
 
-def _place_by_tpukit(variables: Mapping[str, str]) -> tuple[int, int, str] | None:
+def _rank_by_tpukit(variables: Mapping[str, str]) -> tuple[int, int, str] | None:
     names = ("TPUKIT_NUM_HOSTS", "TPUKIT_HOST_ID", "TPUKIT_COORDINATOR")
     if not any(variables.get(name) for name in names):
         return None
@@ -242,7 +242,7 @@ def _place_by_tpukit(variables: Mapping[str, str]) -> tuple[int, int, str] | Non
     return _number(variables, num_hosts), _number(variables, host_id), variables[coordinator]
 
 
-def _place_by_cloud_tpu(variables: Mapping[str, str]) -> tuple[int, int, str] | None:
+def _rank_by_cloud_tpu(variables: Mapping[str, str]) -> tuple[int, int, str] | None:
     if not variables.get("TPU_WORKER_HOSTNAMES"):
         return None
     _refuse_missing(variables, ("TPU_WORKER_ID",))
@@ -254,8 +254,8 @@ def _place_by_cloud_tpu(variables: Mapping[str, str]) -> tuple[int, int, str] | 
     slices = _number(variables, "MEGASCALE_NUM_SLICES")
     slice_id = _number(variables, "MEGASCALE_SLICE_ID")
     first = variables["MEGASCALE_COORDINATOR_ADDRESS"].split(":")[0]
-    place = slice_id * len(workers) + worker_id
-    return slices * len(workers), place, f"{first}:{DEFAULT_PORT}"
+    rank = slice_id * len(workers) + worker_id
+    return slices * len(workers), rank, f"{first}:{DEFAULT_PORT}"
 
 
 def _refuse_missing(variables: Mapping[str, str], names: tuple[str, ...]) -> None:

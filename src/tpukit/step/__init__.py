@@ -1,4 +1,4 @@
-"""One training step of a model, as pure functions with a place for every array."""
+"""One training step of a model, as pure functions with a sharding for every array."""
 
 from ..lazy import lazy_names
 

@@ -11,8 +11,8 @@ def random_batch(
 ) -> dict[str, jax.Array]:
     """Whole numbers from 0 to `below`, others normally distributed."""
     batch: dict[str, jax.Array] = {}
-    for place, (name, shape) in enumerate(shapes.items()):
-        rng = jax.random.fold_in(jax.random.key(seed), place)
+    for index, (name, shape) in enumerate(shapes.items()):
+        rng = jax.random.fold_in(jax.random.key(seed), index)
         whole = jnp.issubdtype(shape.dtype, jnp.integer)
         batch[name] = (
             jax.random.randint(rng, shape.shape, 0, below, shape.dtype)

@@ -1,4 +1,4 @@
-"""A workload: model, loss, optimizer and batch as pure functions, with a place for every leaf."""
+"""A workload: model, loss, optimizer and batch as pure functions, each leaf with a sharding."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -258,8 +258,8 @@ class Workload:
         """The step's arguments as shapes with shardings, for compiling without any memory."""
         shardings = self.shardings(mesh)
 
-        def placed(shape: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
+        def placed(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
         state = jax.tree.map(placed, self.state_shapes(), shardings.state)
         return state, jax.tree.map(placed, self.batch_shapes(), shardings.batch)

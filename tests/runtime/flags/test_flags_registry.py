@@ -24,16 +24,16 @@ WRONG = {
 FLAGS_OF_EACH_TYPE = 25
 
 
-def sample(registry, place):
+def sample(registry, parser):
     for kind in WRONG:
-        same = [f for f in registry.values() if f.type == kind and f.places == (place,)]
+        same = [f for f in registry.values() if f.type == kind and f.parsers == (parser,)]
         yield from same[:: max(1, len(same) // FLAGS_OF_EACH_TYPE)]
 
 
 def test_it_holds_both_parsers(registry):
-    by_place = {place: len(registry.search(place=place)) for place in ("libtpu", "xla")}
-    assert by_place["libtpu"] > 1500
-    assert by_place["xla"] > 250
+    by_parser = {parser: len(registry.search(parser=parser)) for parser in ("libtpu", "xla")}
+    assert by_parser["libtpu"] > 1500
+    assert by_parser["xla"] > 250
 
 
 def test_libtpu_agrees_with_every_type(registry):
@@ -114,10 +114,10 @@ def test_lookup_takes_dashes_and_names_the_nearest(registry):
 
 def test_search(registry):
     found = [
-        flag.name for flag in registry.search("^xla_tpu_megacore_fusion_allow", place="libtpu")
+        flag.name for flag in registry.search("^xla_tpu_megacore_fusion_allow", parser="libtpu")
     ]
     assert found == ["xla_tpu_megacore_fusion_allow_ags"]
-    assert registry.search("megacore", place="xla") == []
+    assert registry.search("megacore", parser="xla") == []
     with pytest.raises(FlagError, match="is not a pattern"):
         registry.search("(")
 

@@ -19,8 +19,8 @@ from tpukit.runtime.flags.flag import (
 )
 
 
-def flag(type_, *, choices=(), places=("libtpu",)):
-    return Flag("xla_x", places, type_, choices=choices)
+def flag(type_, *, choices=(), parsers=("libtpu",)):
+    return Flag("xla_x", parsers, type_, choices=choices)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_an_enum_takes_its_choices_in_any_case():
 
 
 def test_xla_takes_spaces_but_no_quotes():
-    path = flag("string", places=("xla",))
+    path = flag("string", parsers=("xla",))
     assert path.render("/tmp/my folder") == "/tmp/my folder"
     with pytest.raises(FlagError, match="holds a quote"):
         path.render("/tmp/'x'")

@@ -1,7 +1,7 @@
 """Loops on a time axis: how often each repeats, and an axis on which each is drawn once.
 
-A simulation shows a loop's body in its first turn and leaves the others empty. Folding takes the
-empty stretches out of the axis, so that a layer can be seen beside what runs once a step.
+A simulation shows a loop's body in its first iteration and leaves the others empty. Folding takes
+the empty stretches out of the axis, so that a layer can be seen beside what runs once a step.
 """
 
 from bisect import bisect_right
@@ -17,7 +17,7 @@ class Loop:
 
     Attributes:
         iterations: How often its body runs each time the loop does.
-        iteration_s: Length of one turn.
+        iteration_s: Length of one iteration.
     """
 
     span: Span
@@ -25,12 +25,12 @@ class Loop:
 
     @property
     def iteration_s(self) -> float:
-        """Length of one turn."""
+        """Length of one iteration."""
         return self.span.duration_s / self.iterations
 
     @property
     def end_s(self) -> float:
-        """When the last turn ends."""
+        """When the last iteration ends."""
         return self.span.start_s + self.span.duration_s
 
 
@@ -95,7 +95,7 @@ class FoldedAxis:
 
 def later_turns(loops: Sequence[Loop]) -> list[Span]:
     """A span for the iterations of each loop that a simulation leaves empty."""
-    nanosecond = 1e-9  # apart from the first turn, so that rounding never lets them cross
+    nanosecond = 1e-9  # apart from the first iteration, so that rounding never lets them cross
     return [
         replace(
             loop.span,

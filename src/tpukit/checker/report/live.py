@@ -9,7 +9,7 @@ from ...compiler.timeline import Span
 def live_memory(
     curve: Sequence[tuple[int, int]], schedule: Schedule, spans: Sequence[Span]
 ) -> list[list[float]]:
-    """(seconds, bytes) for each point of a memory curve; a loop's body is in its first turn.
+    """(seconds, bytes) for each point of a memory curve; a loop's body is in its first iteration.
 
     Args:
         curve: Position in the schedule and bytes.

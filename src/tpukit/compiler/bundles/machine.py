@@ -185,27 +185,27 @@ def run_program(
     segments = cut_segments(listing, core)
     machine = Machine(core_number, tables or {})
     visits: Counter[int] = Counter()
-    place, end = 0, len(listing.bundles)
+    position, end = 0, len(listing.bundles)
     steps = 0
     pending: tuple[int, int] | None = None  # a taken branch: where it leaves, where it goes
-    while place < end:
+    while position < end:
         if steps == step_limit:
             raise XLACompilationError(
                 f"the kernel had not ended after {step_limit:,} stretches of code; "
                 "time a smaller shape and scale."
             )
         steps += 1
-        segment = segments[place]
-        visits[place] += 1
+        segment = segments[position]
+        visits[position] += 1
         taken = machine.run(segment)
         if taken is not None:
             leave, target = segment.branch_end, segment.branch_target
             pending = (
                 (leave, target) if taken and leave is not None and target is not None else None
             )
-        place = segment.end
-        if pending is not None and place >= pending[0]:
-            place, pending = pending[1], None
+        position = segment.end
+        if pending is not None and position >= pending[0]:
+            position, pending = pending[1], None
     busy: Counter[str] = Counter()
     waits: Counter[str] = Counter()
     for start, times in visits.items():

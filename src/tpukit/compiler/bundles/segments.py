@@ -1,6 +1,6 @@
 """Cut a kernel's program at its branches and make each piece a Python function.
 
-A piece runs from a place where control can arrive to the next branch's last delay slot. Its
+A piece runs from a bundle where control can arrive to the next branch's last delay slot. Its
 function computes the scalars, loads and stores scalar memory, and reports transfers; vector
 instructions take time but change nothing that decides what happens next.
 """
@@ -67,9 +67,9 @@ def cut_segments(listing: BundleListing, core: Core) -> dict[int, Segment]:
     cuts = {0, len(listing.bundles)}
     for branch in branches:
         cuts.update((branch.end, branch.target))
-    places = sorted(place for place in cuts if place <= len(listing.bundles))
+    starts = sorted(cut for cut in cuts if cut <= len(listing.bundles))
     at = {branch.address: branch for branch in branches}
-    ranges = list(pairwise(places))
+    ranges = list(pairwise(starts))
     names = _Names(listing, ranges)
     segments: dict[int, Segment] = {}
     for start, end in ranges:
@@ -186,7 +186,7 @@ class _Names:
                         register = _SCALAR.match(one.target)
                         self.phi_registers.update((register[1],) if register else ())
         self.leaving = {
-            name for name, places in read_in.items() if places - {made_in.get(name, -1)}
+            name for name, pieces in read_in.items() if pieces - {made_in.get(name, -1)}
         }
 
 
@@ -289,8 +289,8 @@ def _guard(one: Instruction) -> str:
 
 def _value(one: Instruction) -> str:
     if one.opcode == "sld":
-        place = _MEMORY.match(one.text)
-        return f"load({address_source(place[1])})" if place else "UNKNOWN"
+        address = _MEMORY.match(one.text)
+        return f"load({address_source(address[1])})" if address else "UNKNOWN"
     if one.opcode.startswith("inlined_call_operand"):
         found = _OPERAND.search(one.text)
         if found is None:

@@ -57,7 +57,7 @@ def _tiled(values: Any, tile: Sequence[int]) -> Any:
     cut: list[int] = list(values.shape[:lead])
     for size, edge in zip(values.shape[lead:], tile, strict=True):
         cut += [size // edge, edge]
-    places = range(lead, lead + 2 * len(tile))
-    axes = [*range(lead), *places[::2], *places[1::2]]
+    split = range(lead, lead + 2 * len(tile))
+    axes = [*range(lead), *split[::2], *split[1::2]]
     assert math.prod(cut) == values.size
     return values.reshape(cut).transpose(axes)

@@ -89,7 +89,7 @@ class ExecutableHeader:
     def from_dict(cls, data: Mapping[str, Any]) -> "ExecutableHeader":
         """Read what `to_dict` wrote, also after a trip through JSON."""
         known = {entry.name: data[entry.name] for entry in fields(cls)}
-        known["devices"] = tuple(tuple(place) for place in data["devices"])
+        known["devices"] = tuple(tuple(device) for device in data["devices"])
         known["mesh_axes"] = tuple((str(name), int(size)) for name, size in data["mesh_axes"])
         for part in ("arguments", "results"):
             known[part] = tuple(ArraySlot.from_dict(one) for one in data[part])
@@ -98,8 +98,8 @@ class ExecutableHeader:
     @property
     def target(self) -> str:
         """Where it runs, in words."""
-        place = self.slice or self.device_kind
-        return f"{place} ({len(self.devices)} device{'' if len(self.devices) == 1 else 's'})"
+        where = self.slice or self.device_kind
+        return f"{where} ({len(self.devices)} device{'' if len(self.devices) == 1 else 's'})"
 
     def __rich__(self) -> Any:
         from rich.table import Table

@@ -47,19 +47,23 @@ class LoadedStep:
         named = jax.tree_util.tree_flatten_with_path(args)[0]
         self._check([jax.tree_util.keystr(path) for path, _ in named])
         buffers: list[Any] = []
-        for slot, place, (_, leaf) in zip(self.header.arguments, self._inputs, named, strict=True):
+        for slot, sharding, (_, leaf) in zip(
+            self.header.arguments, self._inputs, named, strict=True
+        ):
             array = jax.numpy.asarray(leaf)
             if (tuple(array.shape), str(array.dtype)) != (slot.shape, slot.dtype):
                 raise TPUModelError(
                     f"argument {slot.path} is {array.dtype}{list(array.shape)}, and "
                     f"{self.header.name} was compiled for {slot.dtype}{list(slot.shape)}."
                 )
-            if place is not None:
-                buffers.append(jax.device_put(array, place))
+            if sharding is not None:
+                buffers.append(jax.device_put(array, sharding))
         pieces = self._executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
         results = [
-            jax.make_array_from_single_device_arrays(slot.shape, place, parts)
-            for slot, place, parts in zip(self.header.results, self._outputs, pieces, strict=True)
+            jax.make_array_from_single_device_arrays(slot.shape, sharding, parts)
+            for slot, sharding, parts in zip(
+                self.header.results, self._outputs, pieces, strict=True
+            )
         ]
         if self._like is not None:
             return jax.tree.unflatten(self._like, results)

@@ -181,12 +181,12 @@ def _find_devices(header: ExecutableHeader, here: list[Any]) -> list[Any]:
             f"{header.name} was compiled for {header.target}, and this process has "
             f"{len(here)} x {here[0].device_kind}; load it where those devices are."
         )
-    by_place = {place_of(device): device for device in here}
-    missing = [place for place in header.devices if place not in by_place]
+    by_id = {place_of(device): device for device in here}
+    missing = [device for device in header.devices if device not in by_id]
     if missing:
         raise TPUValidationError(
             f"{header.name} was compiled for {header.target}, and this process has {len(here)} "
             f"devices, none of them at {missing[0]}; load it on the same topology, or compile "
             "it for this one."
         )
-    return [by_place[place] for place in header.devices]
+    return [by_id[device] for device in header.devices]

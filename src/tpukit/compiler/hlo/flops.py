@@ -105,8 +105,8 @@ def _valid_positions(
     for at in range(size_window):
         offset = at * rhs_dilate - pad_low
         for out in range(size_out):
-            place = out * stride + offset
-            if 0 <= place <= last and place % lhs_dilate == 0:
+            position = out * stride + offset
+            if 0 <= position <= last and position % lhs_dilate == 0:
                 count += 1
     return count
 

@@ -19,7 +19,7 @@ _PARAMETER = re.compile(r", parameter (\d+)")
 
 @dataclass(frozen=True)
 class Value:
-    """One array (or tuple table) at a place in an allocation.
+    """One array (or tuple table) at an offset in an allocation.
 
     Attributes:
         instruction: What computes it.

@@ -131,8 +131,8 @@ class Attributor:
     def _ends_backward(self, tenancy: Tenancy) -> bool:
         """Whether the last to use a buffer is an operation of the backward pass."""
         order = self.schedule.instructions
-        for place in range(min(tenancy.end, len(order) - 1), tenancy.start, -1):
-            found = self.instructions.get(order[place])
+        for index in range(min(tenancy.end, len(order) - 1), tenancy.start, -1):
+            found = self.instructions.get(order[index])
             if found is not None and found.op_name:
                 return _BACKWARD in found.op_name
         return False
@@ -163,9 +163,9 @@ class Attributor:
             whole = [size for size in dims if size > 1]
             for local in (whole, whole[1:]):
                 found.append(sorted(local))
-                for place in range(len(local)):
+                for index in range(len(local)):
                     gathered = [*local]
-                    gathered[place] *= ways
+                    gathered[index] *= ways
                     found.append(sorted(gathered))
         return [shape for shape in found if len(shape) > 1 and prod(shape)]
 

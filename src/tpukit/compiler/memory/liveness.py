@@ -26,12 +26,12 @@ class Schedule:
     @cached_property
     def position(self) -> dict[str, int]:
         """Where each instruction stands."""
-        return {name: place for place, name in enumerate(self.instructions)}
+        return {name: index for index, name in enumerate(self.instructions)}
 
 
 @dataclass(frozen=True)
 class Tenancy:
-    """Values that follow each other at one place without a gap: one buffer of the heap.
+    """Values that follow each other at one address without a gap: one buffer of the heap.
 
     Updates in place and what a loop hands on share a place, so their lives touch.
     """
@@ -55,13 +55,13 @@ def parse_live_ranges(text: str) -> Schedule:
             order[int(found[1])] = found[2]
         elif section == "BufferLiveRange:" and (found := _RANGE.fullmatch(line)):
             ranges[found[1] + found[2]] = (int(found[3]), int(found[4]))
-    return Schedule(tuple(order[place] for place in sorted(order)), ranges)
+    return Schedule(tuple(order[index] for index in sorted(order)), ranges)
 
 
 def find_tenancies(heap: Allocation, schedule: Schedule) -> list[Tenancy]:
     """The buffers that share a heap, each with its life; values without a known life are left out.
 
-    Values are joined when they lie at the same place and their lives overlap.
+    Values are joined when they lie at the same address and their lives overlap.
     """
     blocks: defaultdict[tuple[int, int], list[Value]] = defaultdict(list)
     for value in heap.values:

@@ -51,9 +51,9 @@ def parse_sources(hlo: str) -> SourceTable:
         lines[number] = (files.get(file, "?"), line)
     frames: dict[int, tuple[str, int, int]] = {}
     for entry in tables.get("StackFrames", []):
-        number, place, caller = map(int, _NUMBER.findall(entry))
+        number, location, caller = map(int, _NUMBER.findall(entry))
         # The compiler prints the caller's number plus one, so that 1 means "none".
-        frames[number] = (*lines.get(place, ("?", 0)), caller - 1)
+        frames[number] = (*lines.get(location, ("?", 0)), caller - 1)
     return SourceTable(frames)
 
 

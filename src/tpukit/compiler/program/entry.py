@@ -37,17 +37,17 @@ def parse_argument(text: str) -> Any:
 
 def load_function(reference: str) -> Callable[..., Any]:
     """Import the function that "package.module:name" or "path/to/file.py:name" names."""
-    place, colon, name = reference.rpartition(":")
-    if not (colon and place and name):
+    where, colon, name = reference.rpartition(":")
+    if not (colon and where and name):
         raise TPUValidationError(
             f"{reference!r} names no function; write module:function or path/to/file.py:function."
         )
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     found = getattr(module, name, None)
     if not callable(found):
         functions = [key for key, value in vars(module).items() if callable(value)]
         seen = "is not a function" if found is not None else "does not exist"
-        raise TPUValidationError(f"{name!r} {seen} in {place}." + did_you_mean(name, functions))
+        raise TPUValidationError(f"{name!r} {seen} in {where}." + did_you_mean(name, functions))
     return found
 
 

@@ -126,8 +126,8 @@ def _lower(
 ) -> Program:
     if not isinstance(function, StepSource):
         return lower_program(function, *args, donate_argnums=donate_argnums, progress=progress)
-    place = as_abstract_mesh(mesh, target)
-    step, step_args = function.jit_train_step(place), function.abstract_args(place)
+    devices = as_abstract_mesh(mesh, target)
+    step, step_args = function.jit_train_step(devices), function.abstract_args(devices)
     return lower_program(step, *step_args, donate_argnums=(0,), progress=progress)
 
 

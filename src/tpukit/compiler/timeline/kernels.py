@@ -58,7 +58,7 @@ class RaggedDotTimer:
 class GroupedMatmulTimer:
     """A `KernelTimer` for tpukit's grouped products and their gradients.
 
-    How often they turn is decided by where tokens are routed, so nobody can follow them. They
+    How often they run is decided by where tokens are routed, so nobody can follow them. They
     state what they do with the tiles they visit, each further group sharing one. Measured grouped
     kernels with 1024 or more rows a group reach, on the tiles they visit, what products reach
     that stay in no memory: .77 of peak on v6e, .73 on TPU7x, .93 on v5e, .90 on v5p.

@@ -194,7 +194,7 @@ def predict_step(
     if ledger.unknown_loops:
         caveats.append(
             f"{len(ledger.unknown_loops)} loops have no constant length "
-            f"({ledger.unknown_loops[0]} …) and count as one turn: the step takes longer."
+            f"({ledger.unknown_loops[0]} …) and count as one iteration: the step takes longer."
         )
     if target.num_slices > 1 and machine.dcn_bytes_per_s is None:
         caveats.append("the network between slices has no published rate and counts as nothing.")

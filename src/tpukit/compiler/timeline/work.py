@@ -109,9 +109,9 @@ def _touched_bytes(
             touched += _touched_bytes(user, shape, computation, module)
         elif user.opcode == "fusion":
             called = module.computations[user.called["calls"]]
-            for place, name in enumerate(user.operands):
-                if name == value.name and place in called.parameters:
-                    touched += _touched_bytes(called.parameters[place], shape, called, module)
+            for index, name in enumerate(user.operands):
+                if name == value.name and index in called.parameters:
+                    touched += _touched_bytes(called.parameters[index], shape, called, module)
         else:
             return whole
         if touched >= whole:

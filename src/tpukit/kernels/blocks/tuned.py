@@ -82,8 +82,8 @@ def choose_blocks(
     fallback = default_blocks(case, chip)
     if chip is None:
         return fallback
-    places = tuned_folders(op) if folder is None else [folder]
-    found = (load_tuned(place, chip).get(bucket(case)) for place in places)
+    folders = tuned_folders(op) if folder is None else [folder]
+    found = (load_tuned(place, chip).get(bucket(case)) for place in folders)
     entry = next((one for one in found if one is not None), None)
     if entry is None:
         return fallback

@@ -108,8 +108,8 @@ def _traced(function: Callable[..., Any], structure: Any, shapes: Sequence[Any])
     closed, results = jax.make_jaxpr(on_leaves, return_shape=True)(*shapes)
     values = [*closed.jaxpr.invars, *closed.jaxpr.outvars]
     known_as = [
-        next((at for at, one in enumerate(values[:place]) if one is values[place]), None)
-        for place in range(len(shapes), len(values))
+        next((at for at, one in enumerate(values[:index]) if one is values[index]), None)
+        for index in range(len(shapes), len(values))
     ]
     return _Traced(closed, jax.tree.structure(results), known_as)
 

@@ -66,7 +66,7 @@ class KernelEstimate:
 
     @property
     def overhead_cycles(self) -> float:
-        """Starting transfers, turns of the outermost loop, launches."""
+        """Starting transfers, iterations of the outermost loop, launches."""
         return self._sum(lambda call: call.overhead_cycles)
 
     @property

@@ -1,6 +1,6 @@
 """The integers that Pallas calls are given (grid bounds, mask tables, group offsets), found here.
 
-They decide how often a kernel's loops turn. A program computes them from constants and from a few
+They decide how often a kernel's loops run. A program computes them from constants and from a few
 integer arguments, so they are found by evaluating, on the CPU, only what they depend on.
 """
 
@@ -149,7 +149,7 @@ class _Scope:
 
 
 def _bodies(equation: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """The jaxprs of a loop or conditional, with the inputs that are the same in every turn."""
+    """The jaxprs of a loop or conditional, with the inputs that are the same in every iteration."""
     if equation.primitive.name == "cond":
         for branch in equation.params["branches"]:
             yield branch, equation.invars[1:]

@@ -69,24 +69,24 @@ def _module(config: TransformerConfig, params: Any) -> Transformer:
 def _run(
     model: Transformer, x: jax.Array, positions: jax.Array, cache: KVCache, attention: MakeAttention
 ) -> tuple[jax.Array, KVCache]:
-    """Send `x` through all layers; the cache is carried, so that it is written in place."""
+    """Send `x` through all layers; the cache is carried, so that it is written in index."""
     definition, stacked = nnx.graphdef(model.layers), nnx.state(model.layers)
     n_layers, period = model.config.n_layers, model.config.layer_period
     groups = n_layers // period
 
-    def one_layer(carry: Any, parameters: Any, layer: Any, place: int) -> Any:
+    def one_layer(carry: Any, parameters: Any, layer: Any, index: int) -> Any:
         x, cache = carry
         attend = attention(cache, layer)
         context = LayerContext(positions, None, Execution(attention=attend))
         decoder_layer = nnx.merge(definition, parameters)
-        x, _ = decoder_layer(x, model.config.window_of_layer(place), context)
+        x, _ = decoder_layer(x, model.config.window_of_layer(index), context)
         return x, attend.cache
 
     def one_group(carry: Any, group: Any) -> tuple[Any, None]:
         parameters, first = group
-        for place in range(period):
-            one = jax.tree.map(lambda leaf, place=place: leaf[place], parameters)
-            carry = one_layer(carry, one, first + place, place)
+        for index in range(period):
+            one = jax.tree.map(lambda leaf, index=index: leaf[index], parameters)
+            carry = one_layer(carry, one, first + index, index)
         return carry, None
 
     whole = groups * period

@@ -62,7 +62,12 @@ def huggingface_tensors(config: TransformerConfig) -> Iterator[TensorEntry]:
 
 
 def _stacked(
-    name: str, path: str, shape: tuple[int, ...], config: TransformerConfig, *, turn: bool = False
+    name: str,
+    path: str,
+    shape: tuple[int, ...],
+    config: TransformerConfig,
+    *,
+    transpose: bool = False,
 ) -> Iterator[TensorEntry]:
     for layer in range(config.n_layers):
         yield TensorEntry(
@@ -70,14 +75,14 @@ def _stacked(
             path=f"layers/{path}",
             shape=shape,
             index=(layer,),
-            transposed=turn,
+            transposed=transpose,
         )
 
 
 def _linear(
     name: str, path: str, shape: tuple[int, int], config: TransformerConfig
 ) -> Iterator[TensorEntry]:
-    yield from _stacked(f"{name}.weight", f"{path}/kernel", shape, config, turn=True)
+    yield from _stacked(f"{name}.weight", f"{path}/kernel", shape, config, transpose=True)
     if config.use_bias:
         yield from _stacked(f"{name}.bias", f"{path}/bias", shape[1:], config)
 
@@ -85,7 +90,7 @@ def _linear(
 def _experts(c: TransformerConfig) -> Iterator[TensorEntry]:
     moe = "block_sparse_moe"
     yield from _stacked(
-        f"{moe}.gate.weight", "mlp/router/kernel", (c.d_model, c.n_experts), c, turn=True
+        f"{moe}.gate.weight", "mlp/router/kernel", (c.d_model, c.n_experts), c, transpose=True
     )
     for module, theirs in _MIXTRAL_EXPERT.items():
         shape = (c.d_ff, c.d_model) if module == "down_proj" else (c.d_model, c.d_ff)

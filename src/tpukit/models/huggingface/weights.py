@@ -71,8 +71,8 @@ def import_huggingface(
         tensors = _OpenTensors(folder, stack)
         for path, entries in itertools.groupby(huggingface_tensors(config), key=_path_of):
             value = _assemble(tensors, list(entries), config, dtype)
-            place = None if shardings is None else _look_up(shardings, path)
-            _put(params, path, value if place is None else jax.device_put(value, place))
+            sharding = None if shardings is None else _look_up(shardings, path)
+            _put(params, path, value if sharding is None else jax.device_put(value, sharding))
     return ImportedModel(config, params)
 
 
@@ -200,9 +200,9 @@ def _tensors_of(
             yield entry.name, np.ascontiguousarray(part.T if entry.transposed else part)
 
 
-def _write_shard(folder: Path, place: int, tensors: dict[str, np.ndarray]) -> Path:
+def _write_shard(folder: Path, number: int, tensors: dict[str, np.ndarray]) -> Path:
     # The final name says how many files there are, which is known only at the end.
-    path = folder / f".writing-{place}.safetensors"
+    path = folder / f".writing-{number}.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
     return path
 
@@ -210,7 +210,7 @@ def _write_shard(folder: Path, place: int, tensors: dict[str, np.ndarray]) -> Pa
 def _final_names(count: int) -> list[str]:
     if count == 1:
         return [SINGLE_FILE]
-    return [f"model-{place:05d}-of-{count:05d}.safetensors" for place in range(1, count + 1)]
+    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
 def _path_of(entry: TensorEntry) -> str:

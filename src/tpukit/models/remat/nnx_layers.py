@@ -24,7 +24,7 @@ class CheckpointedLayers(nnx.List[Any]):
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         """One callable for each segment of `remat.every_n_layers` layers."""
         size = self.remat.every_n_layers
-        layers = [self[place] for place in range(len(self))]
+        layers = [self[index] for index in range(len(self))]
         for start in range(0, len(layers), size):
             yield partial(_run_segment, self.remat, layers[start : start + size])
 
@@ -36,8 +36,8 @@ def _run_segment(
 
     def run(state: Any, x: Any, *others: Any) -> Any:
         members = nnx.merge(definition, state)
-        for place in range(len(layers)):
-            x = members[place](x, *others, **options)
+        for index in range(len(layers)):
+            x = members[index](x, *others, **options)
         return x, nnx.state(members)
 
     x, changed = remat.wrap(run)(state, x, *others)

@@ -158,7 +158,7 @@ class TransformerConfig:
             )
         if self.positions == "rope" and self.head_dim % 2:
             raise TPUModelError(
-                f"head_dim={self.head_dim} is odd; rotary positions turn pairs of channels, "
+                f"head_dim={self.head_dim} is odd; rotary positions rotate pairs of channels, "
                 "so head_dim must be even (or set positions='learned')."
             )
         if self.n_experts and not 1 <= self.experts_per_token <= self.n_experts:

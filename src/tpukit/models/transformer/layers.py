@@ -115,5 +115,5 @@ class Embedding(nnx.Module):
         return (ids[..., None] == jnp.arange(table.shape[0])).astype(self.dtype) @ table
 
     def head(self) -> jax.Array:
-        """The table turned round, (width, rows): times it, activations give logits."""
+        """The table transposed, (width, rows): times it, activations give logits."""
         return self.embedding[...].astype(self.dtype).T

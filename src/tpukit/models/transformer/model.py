@@ -89,7 +89,7 @@ class Transformer(nnx.Module):
 
         Args:
             tokens: (B, S) token numbers.
-            positions: (B, S) place of each token in its document; 0, 1, 2 … by default.
+            positions: (B, S) index of each token in its document; 0, 1, 2 … by default.
             segment_ids: (B, S) number of the packed document a token belongs to.
         """
         x, router = self.hidden(tokens, positions=positions, segment_ids=segment_ids)
@@ -141,9 +141,9 @@ class Transformer(nnx.Module):
         """Send `x` through the layers whose parameters are `stacked`: all of them, or a stage's."""
         definition = nnx.graphdef(self.layers)
 
-        def one_layer(parameters: Any, x: jax.Array, place: int) -> Any:
+        def one_layer(parameters: Any, x: jax.Array, index: int) -> Any:
             layer = nnx.merge(definition, parameters)
-            return layer(x, self.config.window_of_layer(place), context)
+            return layer(x, self.config.window_of_layer(index), context)
 
         scan = context.execution.scan_layers
         layer, weights = one_layer, stacked

@@ -34,12 +34,12 @@ def round_in_use(
         jax.lax.stop_gradient(leaf) if r else leaf for leaf, r in zip(masters, rounds, strict=True)
     ]
 
-    def one_layer(parameters: Any, x: jax.Array, place: int) -> tuple[jax.Array, Any]:
+    def one_layer(parameters: Any, x: jax.Array, index: int) -> tuple[jax.Array, Any]:
         used: list[Any] = [
             leaf if other is None else _rounded(leaf, other)
             for leaf, other in zip(*parameters, strict=True)
         ]
-        return layer(jax.tree.unflatten(structure, used), x, place)
+        return layer(jax.tree.unflatten(structure, used), x, index)
 
     return one_layer, (wide, narrow)
 

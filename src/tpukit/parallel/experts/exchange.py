@@ -59,10 +59,10 @@ def _ragged_all_to_all(
         source = jnp.where(within < to_each[:, None], source, rows.shape[0])
         blocks = rows.at[source].get(mode="fill", fill_value=0)
         blocks = lax.all_to_all(blocks, axis, split_axis=0, concat_axis=0)
-        place = jnp.arange(rows_out)
+        row = jnp.arange(rows_out)
         sender = jnp.minimum(segment_of_row(from_each, rows_out), sizes.shape[0] - 1)
-        flat = sender * most_to_one + place - receive_starts[sender]
-        flat = jnp.where(place < from_each.sum(), flat, sizes.shape[0] * most_to_one)
+        flat = sender * most_to_one + row - receive_starts[sender]
+        flat = jnp.where(row < from_each.sum(), flat, sizes.shape[0] * most_to_one)
         return blocks.reshape(-1, rows.shape[-1]).at[flat].get(mode="fill", fill_value=0)
 
     return lax.platform_dependent(rows, cpu=padded, default=ragged)

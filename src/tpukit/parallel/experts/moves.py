@@ -36,7 +36,7 @@ class Round:
 
 
 def reorder_experts(value: Any, order: Sequence[int], dimension: int) -> Any:
-    """Return `value` with `order[place]` at `place` along a dimension, sharded as it was."""
+    """Return `value` with `order[position]` at `position` along a dimension, sharded as it was."""
     if not isinstance(value, jax.Array):
         return np.take(value, np.asarray(order), axis=dimension)
     sharding = value.sharding
@@ -70,11 +70,11 @@ def plan_rounds(order: Sequence[int], devices: int) -> list[Round]:
     """Pack the experts that change device into rounds, first fit."""
     each = len(order) // devices
     rounds: list[dict[int, tuple[int, int, int]]] = []  # by sender: (receiver, from, to)
-    for place, expert in enumerate(int(expert) for expert in order):
-        sender, receiver = expert // each, place // each
+    for position, expert in enumerate(int(expert) for expert in order):
+        sender, receiver = expert // each, position // each
         if sender == receiver:
             continue
-        move = (receiver, expert % each, place % each)
+        move = (receiver, expert % each, position % each)
         for one in rounds:
             if sender not in one and all(receiver != other for other, _, _ in one.values()):
                 one[sender] = move

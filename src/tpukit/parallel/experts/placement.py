@@ -16,7 +16,7 @@ class ExpertPlacement:
     """Which expert is at which position; equal runs of positions belong to one device each.
 
     Attributes:
-        order: `order[place]` is the expert (numbered as in `load`) that moves to `place`.
+        order: `order[position]` is the expert (numbered as in `load`) that moves to `position`.
         num_devices: Devices along the expert axis.
         load_before: Load of each device as things stand.
         load_after: Load of each device after the move, if the load stays as measured.
@@ -32,7 +32,9 @@ class ExpertPlacement:
         """Experts that change device."""
         each = len(self.order) // self.num_devices
         return tuple(
-            expert for place, expert in enumerate(self.order) if place // each != expert // each
+            expert
+            for position, expert in enumerate(self.order)
+            if position // each != expert // each
         )
 
     @property
@@ -151,7 +153,7 @@ def _moved(held: np.ndarray, homes: np.ndarray) -> int:
 
 
 def _settle(held: np.ndarray) -> np.ndarray:
-    """Put experts that stayed on their device back at the place they had."""
+    """Put experts that stayed on their device back at the position they had."""
     each = held.shape[1]
     settled = np.full_like(held, -1)
     for device, experts in enumerate(held):

@@ -53,7 +53,7 @@ def fit_mesh(
     covers = device_count % known == 0 if -1 in sizes.values() else known == device_count
     if covers:
         return dict(sizes), None
-    fitted = {name: device_count if place == 0 else 1 for place, name in enumerate(sizes)}
+    fitted = {name: device_count if index == 0 else 1 for index, name in enumerate(sizes)}
     planned = " x ".join(f"{name}={size}" for name, size in sizes.items())
     where = f" for {planned_for}" if planned_for else ""
     here = " x ".join(f"{name}={size}" for name, size in fitted.items())

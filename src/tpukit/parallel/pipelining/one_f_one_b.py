@@ -68,14 +68,16 @@ class OneForwardOneBackward:
             return (forward, self._backward(batch, forward.saved, state[1], tick)), None
 
         forward, backward = self._start(batch)
-        turn, end = stages - 1, microbatches + stages - 1
-        forward, _ = lax.scan(forward_slot, forward, jnp.arange(turn))
-        (forward, backward), _ = lax.scan(both_slots, (forward, backward), jnp.arange(turn, end))
+        first_backward, end = stages - 1, microbatches + stages - 1
+        forward, _ = lax.scan(forward_slot, forward, jnp.arange(first_backward))
+        (forward, backward), _ = lax.scan(
+            both_slots, (forward, backward), jnp.arange(first_backward, end)
+        )
 
         def backward_slot(state: _Backward, tick: Array) -> tuple[_Backward, None]:
             return self._backward(batch, forward.saved, state, tick), None
 
-        backward, _ = lax.scan(backward_slot, backward, jnp.arange(end, end + turn))
+        backward, _ = lax.scan(backward_slot, backward, jnp.arange(end, end + first_backward))
         return jax.tree.map(
             lambda leaf: leaf[None], (backward.loss, backward.aux, backward.gradients)
         )

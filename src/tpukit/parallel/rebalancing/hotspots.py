@@ -47,7 +47,7 @@ class ShardingAdvice:
         """The advice as JSON data."""
         return {
             "spec": [list(entry) for entry in spec_entries(self.spec, 2)],
-            "hotspots": [list(place) for place in self.hotspots],
+            "hotspots": [list(position) for position in self.hotspots],
             "imbalance": {
                 name: {"value": value, "origin": "measured" if name == "as measured" else "model"}
                 for name, value in self.imbalance.items()
@@ -76,7 +76,7 @@ def detect_hotspots(load: Any, threshold: float | None = None) -> list[tuple[int
     """
     values = _check_load(load)
     limit = HOT_OVER_MEAN * float(values.mean()) if threshold is None else threshold
-    return [tuple(int(index) for index in place) for place in np.argwhere(values > limit)]
+    return [tuple(int(index) for index in position) for position in np.argwhere(values > limit)]
 
 
 def optimize_sharding(

@@ -57,9 +57,9 @@ def ring_attention(
         v: (B, S, K, D).
         mesh: Where `axis` is; None uses the mesh in context, or computes everything here.
         axis: The mesh axis the sequence is split over.
-        causal: Whether a token sees only itself and earlier ones.
+        causal: Whether a token attends only to itself and earlier ones.
         scale: Of the scores; 1/sqrt(D) by default.
-        segment_ids: (B, S) ints; tokens see only tokens of their own segment.
+        segment_ids: (B, S) ints; tokens attend only to tokens of their own segment.
         window: A token attends only to tokens fewer than `window` positions away. With causal, the
             ring then stops as soon as no device needs an older block.
         layout: Order of the sequence. "zigzag" evens out causal work over the devices; put tokens,
@@ -85,7 +85,7 @@ def ring_attention(
     piece = q.shape[1] // (shards * pieces_a_shard(layout))
     sight = Sight(causal, window, q.shape[-1] ** -0.5 if scale is None else scale)
     near = window is None or (causal and ring_window.reaches_one_piece(window, piece))
-    # A kernel sees one device's part: left to the partitioner, nobody could split it.
+    # A kernel gets one device's part: the partitioner cannot split it.
     kernel_can = batch_axes is not None and near and can_flash(q, length=piece)
     if implementation == PALLAS_TPU and not kernel_can:
         raise ShardingError(

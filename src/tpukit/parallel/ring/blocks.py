@@ -10,41 +10,41 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-HIDDEN = -1e30  # finite, so that a row that has seen nothing yet makes no NaN
+HIDDEN = -1e30  # finite, so that a row without any key yet makes no NaN
 TINY = 1e-37
 
 
 @dataclass(frozen=True)
 class Sight:
-    """Which keys a query sees, and how scores are scaled."""
+    """Which keys a query attends to, and how scores are scaled."""
 
     causal: bool
     window: int | None
     scale: float
 
     def any_visible(self, queries: Array, keys: Array) -> Array:
-        """Whether some query of a block may see some key of a block; positions ascend in both."""
-        seen = jnp.ones((), bool)
+        """Whether some query of a block may attend to some key; positions ascend in both blocks."""
+        visible = jnp.ones((), bool)
         if self.causal:
-            seen &= keys[0] <= queries[-1]
+            visible &= keys[0] <= queries[-1]
         if self.window is not None:
-            seen &= queries[0] - keys[-1] < self.window
-            seen &= keys[0] - queries[-1] < self.window
-        return seen
+            visible &= queries[0] - keys[-1] < self.window
+            visible &= keys[0] - queries[-1] < self.window
+        return visible
 
     def visible(self, queries: "Queries", keys: "Keys") -> Array:
         """(b or 1, 1, 1, q, k) booleans."""
         distance = queries.positions[:, None] - keys.positions[None, :]
-        seen = jnp.ones_like(distance, bool)
+        visible = jnp.ones_like(distance, bool)
         if self.causal:
-            seen &= distance >= 0
+            visible &= distance >= 0
         if self.window is not None:
-            seen &= jnp.abs(distance) < self.window
-        seen = seen[None, None, None]
+            visible &= jnp.abs(distance) < self.window
+        visible = visible[None, None, None]
         if queries.segments is None or keys.segments is None:
-            return seen
+            return visible
         same = queries.segments[:, :, None] == keys.segments[:, None, :]
-        return seen & same[:, None, None]
+        return visible & same[:, None, None]
 
 
 class Queries(NamedTuple):
@@ -73,7 +73,7 @@ class Softmax(NamedTuple):
 
     @classmethod
     def empty(cls, q: Array) -> "Softmax":
-        """Before any key was seen, in float32 or better."""
+        """Before the first key, in float32 or better."""
         values = jnp.zeros_like(q, dtype=jnp.promote_types(q.dtype, jnp.float32))
         total = jnp.moveaxis(values[..., 0], -3, -1)
         return cls(values, jnp.full_like(total, HIDDEN), total)
@@ -90,7 +90,7 @@ class Softmax(NamedTuple):
 
 
 def add_block(sight: Sight, softmax: Softmax, queries: Queries, keys: Keys) -> Softmax:
-    """Let a block of queries see a block of keys."""
+    """Let a block of queries attend to a block of keys."""
     precise = softmax.values.dtype
     visible = sight.visible(queries, keys)
     scores = jnp.where(visible, _scores(sight, queries, keys, precise), HIDDEN)

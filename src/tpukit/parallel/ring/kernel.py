@@ -1,7 +1,8 @@
-"""Ring attention by the TPU's flash kernel: pieces of the sequence see each other whole.
+"""Ring attention by the TPU's flash kernel: pieces of the sequence attend to each other whole.
 
-A piece of queries sees an earlier piece of keys whole, its own up to the diagonal and a later one
-not at all, so the kernel needs no positions. Results are joined by the log-sum-exp of their rows.
+A piece of queries attends to an earlier piece of keys whole, to its own up to the diagonal and to a
+later one not at all, so the kernel needs no positions. Results are joined by the log-sum-exp of
+their rows.
 """
 
 from dataclasses import dataclass
@@ -31,13 +32,13 @@ class _Keys(NamedTuple):
 class _Pair:
     """A piece of queries of this device and a piece of the keys that are here.
 
-    Where `seen` is False the pair is computed beside those of other devices, and dropped.
+    Where `visible` is False the pair is computed beside those of other devices, and dropped.
     """
 
     queries: int | Array
     keys: int | Array
     causal: bool = False
-    seen: Array | None = None
+    visible: Array | None = None
 
 
 def forward(
@@ -58,8 +59,8 @@ def forward(
                 _ids(pair, own_segments, keys.segments),
                 **_options(ring, pair, interpret),
             )
-            if pair.seen is not None:
-                sums = jnp.where(pair.seen, sums, _NOTHING)
+            if pair.visible is not None:
+                sums = jnp.where(pair.visible, sums, _NOTHING)
             before = lse[pair.queries]
             after = jnp.logaddexp(before, sums)
             joined = out[pair.queries] * _rows(before - after) + more * _rows(sums - after)
@@ -115,9 +116,9 @@ def backward(
             more: Any = pallas_tpu.backward(
                 residuals, d_results[pair.queries], **_options(ring, pair, interpret)
             )[:3]
-            if pair.seen is not None:
+            if pair.visible is not None:
                 # Weights of keys that no query counted may be infinite: chosen, not multiplied.
-                more = [jnp.where(pair.seen, x, 0) for x in more]
+                more = [jnp.where(pair.visible, x, 0) for x in more]
             d_q = d_q.at[pair.queries].add(more[0].astype(jnp.float32))
             d_k = d_k.at[pair.keys].add(more[1].astype(jnp.float32))
             d_v = d_v.at[pair.keys].add(more[2].astype(jnp.float32))
@@ -143,28 +144,28 @@ def backward(
 
 
 def _at_home(ring: Ring) -> list[_Pair]:
-    """What this device's queries see of its own keys."""
+    """What this device's queries attend to of its own keys."""
     if _pieces(ring) == 1:
         return [_Pair(0, 0, causal=ring.sight.causal)]
     return [_Pair(0, 0, causal=True), _Pair(1, 1, causal=True), _Pair(1, 0)]
 
 
 def _met(ring: Ring, here: Array, hops: int | Array) -> list[_Pair]:
-    """What they see of keys that have come so many hops.
+    """What they attend to of keys that have come so many hops.
 
-    In the zigzag layout the later piece sees the earlier one of every other device; besides, both
-    see it of a device before this one, or the later piece sees both of one behind: two pairs on
-    every device in every hop.
+    In the zigzag layout the later piece attends to the earlier one of every other device; besides,
+    both attend to it of a device before this one, or the later piece to both of one behind: two
+    pairs on every device in every hop.
     """
     earlier = (here - hops) % ring.shards < here
     if _pieces(ring) == 1:
-        return [_Pair(0, 0, seen=earlier if ring.sight.causal else None)]
+        return [_Pair(0, 0, visible=earlier if ring.sight.causal else None)]
     other = jnp.where(earlier, 0, 1)
     return [_Pair(1, 0), _Pair(other, other)]
 
 
 def _pieces(ring: Ring) -> int:
-    """Without a causal mask everything sees everything: order is nothing to the kernel."""
+    """Without a causal mask every query attends to every key: order is nothing to the kernel."""
     return pieces_a_shard(ring.layout) if ring.sight.causal else 1
 
 

@@ -50,7 +50,7 @@ def local_positions(shard: Array, length: int, *, shards: int, layout: RingLayou
 def zigzag_order(length: int, shards: int) -> np.ndarray:
     """The position of every token once the sequence is in zigzag order.
 
-    Device i of n holds pieces i and 2n-1-i of 2n. Under a causal mask early pieces see little
+    Device i of n holds pieces i and 2n-1-i of 2n. Under a causal mask early pieces attend to little
     and late ones much, so every device gets the same work; in the contiguous layout the last
     device works twice the average and the others wait for it.
     """

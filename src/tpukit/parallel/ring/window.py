@@ -1,7 +1,7 @@
 """Causal attention with a window over a split sequence: a piece needs the end of the one before.
 
-No ring: each piece of queries sees its own keys and those at the end of the piece before, which a
-neighbour sends. Both stand side by side, and the TPU's flash kernel sees one short sequence.
+No ring: each piece of queries attends to its own keys and those at the end of the piece before,
+which a neighbour sends. Side by side they are one short sequence for the TPU's flash kernel.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _NO_QUERY, _NO_KEY = -(2**31), -(2**31) + 1
 
 
 def reaches_one_piece(window: int, piece: int) -> bool:
-    """Whether no query sees past the piece before its own."""
+    """Whether no query attends past the piece before its own."""
     return window - 1 <= piece
 
 

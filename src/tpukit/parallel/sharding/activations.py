@@ -123,8 +123,8 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
     Raises:
         ShardingError: A name is unknown, or there are more or fewer names than dimensions.
     """
-    place = activation_sharding(x.shape, *logical_axes)
-    return x if place is None else jax.lax.with_sharding_constraint(x, place)
+    sharding = activation_sharding(x.shape, *logical_axes)
+    return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
 
 
 def activation_sharding(shape: tuple[int, ...], *logical_axes: str | None) -> NamedSharding | None:

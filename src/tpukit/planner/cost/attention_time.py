@@ -56,7 +56,7 @@ def splash_in_two_s(
 def kernel_s(
     shape: ModelShape, rates: Rates, *, length: int, token_share: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """The same of our kernels."""
+    """The attention of our kernels."""
     forward, backward = splash_s(shape, rates, length=length, token_share=token_share)
     step = rates.step
     return forward * step.ours_over_splash_forward, backward * step.ours_over_splash_backward

@@ -9,7 +9,7 @@ from ..cache_folder import cache_folder
 from ..files import write_json
 from ..versions import NOT_INSTALLED
 
-FORMAT = 1  # raise it when what is read, or how it is written, changes
+FORMAT = 2  # raise it when what is read, or how it is written, changes
 
 
 def registry_path(jaxlib_version: str, libtpu_version: str | None) -> Path:

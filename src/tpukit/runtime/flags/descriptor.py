@@ -22,7 +22,7 @@ class Bytes(Protocol):
     """What `find_message` needs of a file: a memory map or plain bytes."""
 
     def find(self, sub: bytes, start: int = ..., /) -> int:
-        """The first place of `sub` at or after `start`, or -1."""
+        """The first position of `sub` at or after `start`, or -1."""
         ...
 
     def __getitem__(self, index: slice, /) -> bytes: ...

@@ -95,7 +95,7 @@ def explain_flag(name: str, *, registry: FlagRegistry | None = None) -> FlagExpl
     bundles = load_bundles()
     return FlagExplanation(
         flag=flag,
-        known_to=" and ".join(f"{packages[p]} {versions[p]}" for p in flag.places),
+        known_to=" and ".join(f"{packages[p]} {versions[p]}" for p in flag.parsers),
         used_by=tuple(used for used in bundles.flags if used.name == flag.name),
         excluded=tuple(out for out in bundles.excluded if out.name == flag.name),
     )

@@ -8,11 +8,11 @@ from typing import Any, Literal, cast
 
 from ...errors import FlagError
 
-Place = Literal["libtpu", "xla"]
+Parser = Literal["libtpu", "xla"]
 FlagType = Literal[
     "bool", "int32", "int64", "uint32", "uint64", "float", "duration", "string", "enum", "other"
 ]
-VARIABLES: dict[Place, str] = {"libtpu": "LIBTPU_INIT_ARGS", "xla": "XLA_FLAGS"}
+VARIABLES: dict[Parser, str] = {"libtpu": "LIBTPU_INIT_ARGS", "xla": "XLA_FLAGS"}
 
 # What the parsers were shown to find the type of each flag; see `infer_type`.
 WORD, YES, COUNT, NEGATIVE, WIDE, FRACTION, DURATION = (
@@ -38,7 +38,7 @@ class Flag:
 
     Attributes:
         name: Without dashes.
-        places: Which parsers know it.
+        parsers: Which parsers know it.
         type: Found by asking the parser what it accepts.
         default: As the parser writes it, or None; then `default_reason` says why.
         choices: The values an enum takes, as the parser lists them.
@@ -47,7 +47,7 @@ class Flag:
     """
 
     name: str
-    places: tuple[Place, ...]
+    parsers: tuple[Parser, ...]
     type: FlagType
     default: str | None = None
     default_reason: str | None = None
@@ -56,16 +56,18 @@ class Flag:
     description: str | None = None
 
     @property
-    def place(self) -> Place:
+    def parser(self) -> Parser:
         """The parser it is given to; a TPU flag that both know belongs to libtpu."""
-        if "libtpu" in self.places and (len(self.places) == 1 or self.name.startswith("xla_tpu_")):
+        if "libtpu" in self.parsers and (
+            len(self.parsers) == 1 or self.name.startswith("xla_tpu_")
+        ):
             return "libtpu"
         return "xla"
 
     @property
     def variable(self) -> str:
         """The environment variable it is read from."""
-        return VARIABLES[self.place]
+        return VARIABLES[self.parser]
 
     def render(self, value: object) -> str:
         """Return `value` as the parser wants it written.
@@ -77,7 +79,7 @@ class Flag:
         rendered = self._accept(text)
         if rendered is None:
             raise FlagError(f"{self.name} takes {self.expects}, not {value!r}.")
-        if self.place == "libtpu" and (not rendered or re.search(r"\s", rendered)):
+        if self.parser == "libtpu" and (not rendered or re.search(r"\s", rendered)):
             if rendered or self.type != "string":
                 raise FlagError(
                     f"{self.name}={value!r} cannot be given to libtpu, which splits "
@@ -111,7 +113,7 @@ class Flag:
     def from_dict(cls, data: Mapping[str, Any]) -> "Flag":
         """The reverse of `to_dict`."""
         fields = {name: data[name] for name in cls.__slots__}
-        fields.update(places=tuple(data["places"]), choices=tuple(data["choices"]))
+        fields.update(parsers=tuple(data["parsers"]), choices=tuple(data["choices"]))
         return cls(**fields)
 
     def _accept(self, text: str) -> str | None:

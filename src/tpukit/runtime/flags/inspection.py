@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import FlagError
-from .flag import VARIABLES, Place
+from .flag import VARIABLES, Parser
 from .reading import PARSER_ORDERS
 from .registry import FlagRegistry
 from .setting import check_flags
@@ -103,9 +103,9 @@ def inspect_environment(
     """
     registry = FlagRegistry.installed() if registry is None else registry
     verdicts: list[FlagVerdict] = []
-    for place, variable in VARIABLES.items():
+    for parser, variable in VARIABLES.items():
         text = environment.get(variable, "")
-        problems = list(_spelling_problems(text, place))
+        problems = list(_spelling_problems(text, parser))
         verdicts += [FlagVerdict(variable, text, variable, problem) for problem in problems]
         if problems:
             continue
@@ -114,13 +114,13 @@ def inspect_environment(
         except FlagError as error:
             verdicts.append(FlagVerdict(variable, text, variable, f"{variable}: {error}"))
             continue
-        verdicts += _judge(settings, place, registry)
+        verdicts += _judge(settings, parser, registry)
     return _report(verdicts, registry)
 
 
-def _spelling_problems(text: str, place: Place) -> list[str]:
+def _spelling_problems(text: str, parser: Parser) -> list[str]:
     """What only XLA's parser minds; libtpu takes one dash or two."""
-    if place != "xla" or not text:
+    if parser != "xla" or not text:
         return []
     if not text.startswith("-"):
         return [
@@ -134,11 +134,11 @@ def _spelling_problems(text: str, place: Place) -> list[str]:
 
 
 def _judge(
-    settings: Mapping[str, str | bool], place: Place | None, registry: FlagRegistry
+    settings: Mapping[str, str | bool], parser: Parser | None, registry: FlagRegistry
 ) -> list[FlagVerdict]:
     verdicts: list[FlagVerdict] = []
     for written, value in settings.items():
-        if place == "libtpu" and written in PARSER_ORDERS:
+        if parser == "libtpu" and written in PARSER_ORDERS:
             continue
         shown = value if isinstance(value, str) else str(value).lower()
         try:
@@ -147,14 +147,14 @@ def _judge(
             verdicts.append(FlagVerdict(written, shown, None, str(error)))
             continue
         problem = None
-        if place is not None and place not in flag.places:
+        if parser is not None and parser not in flag.parsers:
             problem = (
-                f"{name} is in {VARIABLES[place]}, whose parser does not know it and ends the "
+                f"{name} is in {VARIABLES[parser]}, whose parser does not know it and ends the "
                 f"process; move it to {flag.variable}."
             )
-        elif place == "xla" and name != written:
+        elif parser == "xla" and name != written:
             problem = f"--{written} is a form only libtpu reads; write --{name}=false."
-        variable = flag.variable if place is None else VARIABLES[place]
+        variable = flag.variable if parser is None else VARIABLES[parser]
         verdicts.append(FlagVerdict(name, text, variable, problem))
     return verdicts
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...errors import TPUBackendError
 from ..child import ChildError, offline_environment, run_child
-from .flag import NEGATIVE, TRIAL_VALUES, WORD, Flag, Place, infer_type, listed_choices
+from .flag import NEGATIVE, TRIAL_VALUES, WORD, Flag, Parser, infer_type, listed_choices
 
 PROBE = "tpukit.runtime.flags.probe"
 TIMEOUT_S = 180.0
@@ -206,7 +206,7 @@ def merge(jaxlib: Mapping[str, Flag], libtpu: Mapping[str, Flag]) -> dict[str, F
         if other is not None:
             flag = Flag(
                 name=name,
-                places=("libtpu", "xla"),
+                parsers=("libtpu", "xla"),
                 type=flag.type,
                 default=flag.default if flag.default is not None else other.default,
                 default_reason=flag.default_reason and other.default_reason,
@@ -220,7 +220,7 @@ def merge(jaxlib: Mapping[str, Flag], libtpu: Mapping[str, Flag]) -> dict[str, F
 
 def _make_flag(
     name: str,
-    place: Place,
+    parser: Parser,
     refused: Container[str],
     default: str | None,
     *,
@@ -230,10 +230,10 @@ def _make_flag(
 ) -> Flag:
     return Flag(
         name=name,
-        places=(place,),
+        parsers=(parser,),
         type="enum" if choices else infer_type(refused),
         default=default,
-        default_reason=_NO_DEFAULT[place] if default is None else None,
+        default_reason=_NO_DEFAULT[parser] if default is None else None,
         choices=choices,
         compile_option=compile_option,
         description=description,

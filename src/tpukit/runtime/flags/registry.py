@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import FlagError, MissingExtraError
 from ..versions import NOT_INSTALLED, installed_version
 from . import cache, reading
-from .flag import Flag, Place
+from .flag import Flag, Parser
 
 # Families that only libtpu has; what says so when libtpu is not there to be asked.
 TPU_FAMILIES = ("xla_tpu_", "xla_jf_", "xla_sc_", "xla_msa_", "megascale_", "deepsea_", "tpu_")
@@ -125,7 +125,7 @@ class FlagRegistry(Mapping[str, Flag]):
         )
         return list(dict.fromkeys([*close, *ranked]))[:most]
 
-    def search(self, pattern: str = "", *, place: Place | None = None) -> list[Flag]:
+    def search(self, pattern: str = "", *, parser: Parser | None = None) -> list[Flag]:
         """Flags whose name holds `pattern` (a regular expression), by name.
 
         Raises:
@@ -140,7 +140,7 @@ class FlagRegistry(Mapping[str, Flag]):
         return [
             flag
             for name, flag in sorted(self._flags.items())
-            if expression.search(name) and (place is None or place in flag.places)
+            if expression.search(name) and (parser is None or parser in flag.parsers)
         ]
 
     def to_dict(self) -> dict[str, Any]:

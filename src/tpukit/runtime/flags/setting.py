@@ -129,8 +129,8 @@ def _positive_form(name: str, value: object, registry: FlagRegistry) -> tuple[st
 def _parser_complaints(checked: Mapping[str, tuple[Flag, str]]) -> Iterable[str]:
     """For flags whose values have a shape of their own, only their parser can tell."""
     special = {name: pair for name, pair in checked.items() if pair[0].type == "other"}
-    by_libtpu = [(n, text) for n, (flag, text) in special.items() if flag.place == "libtpu"]
-    by_jaxlib = [f"--{n}={text}" for n, (flag, text) in special.items() if flag.place == "xla"]
+    by_libtpu = [(n, text) for n, (flag, text) in special.items() if flag.parser == "libtpu"]
+    by_jaxlib = [f"--{n}={text}" for n, (flag, text) in special.items() if flag.parser == "xla"]
     if by_libtpu:
         for name, said in reading.ask_libtpu(by_libtpu)[0].items():
             for value, hint in said.items():
@@ -146,9 +146,9 @@ def _merged(
 ) -> dict[str, str]:
     """Both variables with the flags in the one they belong to, and taken out of the other."""
     variables: dict[str, str] = {}
-    for place, variable in VARIABLES.items():
+    for parser, variable in VARIABLES.items():
         before = environment.get(variable, "")
-        mine = {name: text for name, (flag, text) in checked.items() if flag.place == place}
+        mine = {name: text for name, (flag, text) in checked.items() if flag.parser == parser}
         foreign = frozenset(checked) - frozenset(mine)
         after = merge_flags(before, mine, without=foreign)
         if mine or after.split() != before.split():
@@ -158,14 +158,14 @@ def _merged(
 
 def _misplaced(variables: Mapping[str, str], registry: FlagRegistry) -> Iterable[str]:
     """What was already there and will end the process at start-up."""
-    for place, variable in VARIABLES.items():
+    for parser, variable in VARIABLES.items():
         for name in read_values(variables.get(variable, "")):
             flag = registry.get(name) or registry.get(name.removeprefix("no"))
             if name in reading.PARSER_ORDERS:
                 continue
             if flag is None:
                 yield f"{variable} already held {name}. {registry.unknown(name)}"
-            elif place not in flag.places:
+            elif parser not in flag.parsers:
                 yield f"{variable} already held {name}, which belongs in {flag.variable}."
 
 

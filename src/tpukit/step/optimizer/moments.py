@@ -127,7 +127,7 @@ def encode(
     Args:
         values: Any shape; none below zero where `format` is unsigned.
         format: Of the codes, INT8 or UINT8.
-        step: Decides, with an element's place, which way it is rounded.
+        step: Decides, with an element's position, which way it is rounded.
     """
     codes, scales = _codes(_blocks(values.astype(jnp.float32)), format, step=step)
     return _joined(codes, values.shape), scales
@@ -162,10 +162,10 @@ def _values(codes: jax.Array, scales: jax.Array) -> jax.Array:
 
 def _thresholds(shape: tuple[int, ...], step: jax.Array) -> jax.Array:
     """Numbers in [0, 1): evenly spread over the elements of a block, and over the steps of each."""
-    places = jnp.arange(shape[-1], dtype=jnp.float32)
+    columns = jnp.arange(shape[-1], dtype=jnp.float32)
     # Steps wrap where float32 would lose the fraction.
-    turns = GOLDEN * (step % 4096).astype(jnp.float32) + math.sqrt(2) * places
-    return turns - jnp.floor(turns)
+    phase = GOLDEN * (step % 4096).astype(jnp.float32) + math.sqrt(2) * columns
+    return phase - jnp.floor(phase)
 
 
 def _fourth_power(x: jax.Array) -> jax.Array:

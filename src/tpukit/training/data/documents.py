@@ -71,16 +71,16 @@ def _json_lines(path: Path, text_key: str) -> Generator[Piece]:
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
-        place = f"{path} line {number}"
+        where = f"{path} line {number}"
         try:
             record = json.loads(line)
         except UnicodeDecodeError as error:
             raise _no_utf8(path, number, error) from None
         except ValueError as error:
             raise TPUValidationError(
-                f"{place} is no JSON ({error}); mend or remove the line."
+                f"{where} is no JSON ({error}); mend or remove the line."
             ) from None
-        yield Piece(_content(record, text_key, place), size_bytes=len(line))
+        yield Piece(_content(record, text_key, where), size_bytes=len(line))
 
 
 def _array_record(path: Path, text_key: str) -> Generator[Piece]:
@@ -97,8 +97,8 @@ def _array_record(path: Path, text_key: str) -> Generator[Piece]:
         for first in range(0, count, _RECORDS_AT_ONCE):
             records = reader.read(first, min(first + _RECORDS_AT_ONCE, count))
             for number, record in enumerate(records, first):
-                place = f"{path} record {number}"
-                yield Piece(_record_content(record, text_key, place), size_bytes=len(record))
+                where = f"{path} record {number}"
+                yield Piece(_record_content(record, text_key, where), size_bytes=len(record))
     except (RuntimeError, ValueError, IndexError) as error:
         if isinstance(error, TPUValidationError):
             raise
@@ -129,38 +129,38 @@ def _huggingface(path: Path, text_key: str) -> Generator[Piece]:
             yield Piece(content, size_bytes=len(content))
 
 
-def _record_content(record: bytes, text_key: str, place: str) -> "str | Sequence[int]":
+def _record_content(record: bytes, text_key: str, where: str) -> "str | Sequence[int]":
     if record.startswith(b"{"):
         try:
-            return _content(json.loads(record), text_key, place)
+            return _content(json.loads(record), text_key, where)
         except UnicodeDecodeError:
             pass
         except ValueError as error:
             if isinstance(error, TPUValidationError):
                 raise
-            raise TPUValidationError(f"{place} is no JSON ({error}).") from None
+            raise TPUValidationError(f"{where} is no JSON ({error}).") from None
     example = read_example(record)
     if example is not None:
         value = example.get(text_key)
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes):
             value = value[0].decode("utf-8", errors="replace")
         fields = example if value is None else {**example, text_key: value}
-        return _content(fields, text_key, place)
+        return _content(fields, text_key, where)
     try:
         return record.decode("utf-8")
     except UnicodeDecodeError:
         raise TPUValidationError(
-            f"{place} is neither JSON, nor a tf.train.Example, nor UTF-8 text."
+            f"{where} is neither JSON, nor a tf.train.Example, nor UTF-8 text."
         ) from None
 
 
-def _content(record: Any, text_key: str, place: str) -> "str | Sequence[int]":
+def _content(record: Any, text_key: str, where: str) -> "str | Sequence[int]":
     """The text or the token numbers of a record."""
     if isinstance(record, str):
         return record
     if not isinstance(record, dict):
         raise TPUValidationError(
-            f"{place} is a {type(record).__name__}; expected an object with a field '{text_key}', "
+            f"{where} is a {type(record).__name__}; expected an object with a field '{text_key}', "
             "or a string."
         )
     fields = cast("dict[str, Any]", record)
@@ -170,17 +170,17 @@ def _content(record: Any, text_key: str, place: str) -> "str | Sequence[int]":
     if isinstance(value, list) and all(type(token) is int for token in cast("list[Any]", value)):
         return cast("list[int]", value)
     if value is None:
-        raise _no_field(place, text_key, fields)
+        raise _no_field(where, text_key, fields)
     raise TPUValidationError(
-        f"{place}: field '{text_key}' is a {type(value).__name__}; expected text or a list of "
+        f"{where}: field '{text_key}' is a {type(value).__name__}; expected text or a list of "
         "token numbers."
     )
 
 
-def _no_field(place: str, text_key: str, known: Iterable[str]) -> TPUValidationError:
+def _no_field(where: str, text_key: str, known: Iterable[str]) -> TPUValidationError:
     names = [str(name) for name in known]
     return TPUValidationError(
-        f"{place} has no field '{text_key}', only {', '.join(names) or 'none'}; name it with "
+        f"{where} has no field '{text_key}', only {', '.join(names) or 'none'}; name it with "
         f"text_key (--text-key).{did_you_mean(text_key, names)}"
     )
 

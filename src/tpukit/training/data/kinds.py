@@ -29,24 +29,24 @@ class Kind:
     files: tuple[str, ...]
 
 
-def kind_of(place: Location) -> Kind:
-    """Tell what a place holds.
+def kind_of(location: Location) -> Kind:
+    """Tell what a location holds.
 
     Raises:
         TPUValidationError: Nothing known, more than one kind, or several splits.
     """
-    names = place.names
-    if not place.is_file:
+    names = location.names
+    if not location.is_file:
         if MANIFEST in names:
             return Kind("prepared", (MANIFEST,))
         if _SPLIT_LIST in names:
-            raise _name_a_split(place)
+            raise _name_a_split(location)
         if any(name in names for name in _HUGGINGFACE):
             return Kind("huggingface", names)
         if "tokens.npy" in names:
             return Kind("tokens", ("tokens.npy",))
     elif names[0] == MANIFEST:
-        raise TPUValidationError(f"{place.path} describes a folder; give the folder itself.")
+        raise TPUValidationError(f"{location.path} describes a folder; give the folder itself.")
     found: dict[str, list[str]] = {}
     for name in names:
         for kind, suffixes in _SUFFIXES.items():
@@ -54,38 +54,38 @@ def kind_of(place: Location) -> Kind:
                 found.setdefault(kind, []).append(name)
     if not found:
         raise TPUValidationError(
-            f"{place.path} holds no data of a known kind ({', '.join(names[:3])}"
+            f"{location.path} holds no data of a known kind ({', '.join(names[:3])}"
             f"{', …' if len(names) > 3 else ''}); known are .npy and .bin tokens, .jsonl, .txt, "
             ".array_record, a folder of Hugging Face datasets, and what 'tpukit data prepare' "
             "writes."
         )
     if len(found) > 1:
         raise TPUValidationError(
-            f"{place.path} holds several kinds of data ("
+            f"{location.path} holds several kinds of data ("
             + ", ".join(f"{files[0]}: {kind}" for kind, files in found.items())
             + "); name one file, or keep each kind in a folder of its own."
         )
     kind, files = next(iter(found.items()))
-    _refuse_splits(place, files)
+    _refuse_splits(location, files)
     return Kind(kind, tuple(files))
 
 
-def _name_a_split(place: Location) -> TPUValidationError:
+def _name_a_split(location: Location) -> TPUValidationError:
     try:
-        splits = json.loads(place.content(_SPLIT_LIST))["splits"]
+        splits = json.loads(location.content(_SPLIT_LIST))["splits"]
     except (ValueError, KeyError, TypeError):
         splits = []
     return TPUValidationError(
-        f"{place.path} holds the splits {', '.join(splits) or '(unreadable)'} of a Hugging Face "
-        f"data set; name one: {place.path}/{splits[0] if splits else 'train'}."
+        f"{location.path} holds the splits {', '.join(splits) or '(unreadable)'} of a Hugging Face "
+        f"data set; name one: {location.path}/{splits[0] if splits else 'train'}."
     )
 
 
-def _refuse_splits(place: Location, files: list[str]) -> None:
+def _refuse_splits(location: Location, files: list[str]) -> None:
     splits = {name for name in files if name.split(".")[0].split("-")[0].lower() in _SPLITS}
     beginnings = {name.split(".")[0].split("-")[0].lower() for name in splits}
     if len(beginnings) > 1:
         raise TPUValidationError(
-            f"{place.path} holds {' and '.join(sorted(splits)[:4])}, which look like splits; "
-            f"trained on together they would leak. Name one: {place.path}/{sorted(splits)[0]}."
+            f"{location.path} holds {' and '.join(sorted(splits)[:4])}, which look like splits; "
+            f"trained on together they would leak. Name one: {location.path}/{sorted(splits)[0]}."
         )

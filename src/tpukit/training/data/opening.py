@@ -163,40 +163,40 @@ def open_tokens(
     if isinstance(source, np.ndarray):
         check_token_dtype("the array", source.dtype, source.ndim)
         return TokenStore((ArrayShard("the array", source),), "array", "the array")
-    place = look_at(source)
-    kind = kind_of(place)
+    location = look_at(source)
+    kind = kind_of(location)
     if kind.name == "prepared":
-        return _open_prepared(place)
+        return _open_prepared(location)
     if kind.name == "tokens":
-        return _open_shards(place, kind, dtype)
+        return _open_shards(location, kind, dtype)
     if tokenizer is None:
         raise ConfigError(
-            f"{place.path} is {kind.name.replace('_', ' ')}, which needs a tokenizer: tokenizer="
+            f"{location.path} is {kind.name.replace('_', ' ')}, which needs a tokenizer: tokenizer="
             "'bytes', or the path of a tokenizer.json. 'tpukit data prepare' makes tokens of it "
             "once and for all."
         )
-    return _open_text(place, kind, load_tokenizer(tokenizer), text_key)
+    return _open_text(location, kind, load_tokenizer(tokenizer), text_key)
 
 
-def _open_shards(place: Location, kind: Kind, dtype: str | None) -> TokenStore:
-    found = _open_all(place, kind.files, dtype)
+def _open_shards(location: Location, kind: Kind, dtype: str | None) -> TokenStore:
+    found = _open_all(location, kind.files, dtype)
     shards = tuple(shard for shard in found if shard is not None)
     suffixes = {name.rsplit(".", 1)[1].lower() for name in kind.files}
     documents = None
-    if kind.files == ("tokens.npy",) and DOCUMENTS in place.names:
-        documents = _documents(place, sum(shard.num_tokens for shard in shards))
-    return TokenStore(shards, "+".join(sorted(suffixes)), place.path, documents)
+    if kind.files == ("tokens.npy",) and DOCUMENTS in location.names:
+        documents = _documents(location, sum(shard.num_tokens for shard in shards))
+    return TokenStore(shards, "+".join(sorted(suffixes)), location.path, documents)
 
 
-def _open_prepared(place: Location) -> TokenStore:
-    manifest = read_manifest(place.content(MANIFEST), name=f"{place.path}/{MANIFEST}")
-    found = _open_all(place, [entry.file for entry in manifest.shards], manifest.dtype)
-    shards = check_shards(manifest, found, folder=place.path)
+def _open_prepared(location: Location) -> TokenStore:
+    manifest = read_manifest(location.content(MANIFEST), name=f"{location.path}/{MANIFEST}")
+    found = _open_all(location, [entry.file for entry in manifest.shards], manifest.dtype)
+    shards = check_shards(manifest, found, folder=location.path)
     return TokenStore(
         shards,
         "prepared",
-        place.path,
-        _documents(place, manifest.num_tokens),
+        location.path,
+        _documents(location, manifest.num_tokens),
         manifest.largest_token,
         dict(manifest.tokenizer),
         manifest.checksum,
@@ -204,26 +204,28 @@ def _open_prepared(place: Location) -> TokenStore:
     )
 
 
-def _open_all(place: Location, names: Sequence[str], dtype: str | None) -> list[TokenShard | None]:
+def _open_all(
+    location: Location, names: Sequence[str], dtype: str | None
+) -> list[TokenShard | None]:
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:  # they may be far away
-        return list(pool.map(lambda name: place.shard(name, dtype=dtype), names))
+        return list(pool.map(lambda name: location.shard(name, dtype=dtype), names))
 
 
-def _documents(place: Location, num_tokens: int) -> np.ndarray:
-    name = f"{place.path}/{DOCUMENTS}"
-    found = place.shard(DOCUMENTS)
+def _documents(location: Location, num_tokens: int) -> np.ndarray:
+    name = f"{location.path}/{DOCUMENTS}"
+    found = location.shard(DOCUMENTS)
     if found is None:
         raise TPUValidationError(f"{name} is missing; copy the whole folder again.")
     return check_documents(found.read([(0, found.num_tokens)])[0], num_tokens, name=name)
 
 
-def _open_text(place: Location, kind: Kind, tokenizer: Tokenizer, text_key: str) -> TokenStore:
-    about = f"{place.version(kind.files)};{tokenizer_key(tokenizer)};{text_key}"
+def _open_text(location: Location, kind: Kind, tokenizer: Tokenizer, text_key: str) -> TokenStore:
+    about = f"{location.version(kind.files)};{tokenizer_key(tokenizer)};{text_key}"
     key = hashlib.blake2b(about.encode(), digest_size=12).hexdigest()
     folder = cache_folder("tokens") / key
-    prepare_tokens(place.path, folder, tokenizer=tokenizer, text_key=text_key, exist_ok=True)
+    prepare_tokens(location.path, folder, tokenizer=tokenizer, text_key=text_key, exist_ok=True)
     # Messages name what the person gave, not where its tokens are kept.
-    return dataclasses.replace(_open_prepared(look_at(folder)), path=place.path)
+    return dataclasses.replace(_open_prepared(look_at(folder)), path=location.path)
 
 
 def _check_content(store: TokenStore, vocab_size: int | None) -> None:

@@ -45,9 +45,9 @@ def _round_keys(seed: int, epoch: int) -> np.ndarray:
 def _shift_in_turn(values: np.ndarray, rows: int, columns: int, keys: np.ndarray) -> np.ndarray:
     """A permutation of range(rows * columns)."""
     row, column = np.divmod(values, columns)
-    for turn in range(0, _ROUNDS, 2):
-        row = (row + _scatter(column, keys[turn])) % rows
-        column = (column + _scatter(row, keys[turn + 1])) % columns
+    for round_ in range(0, _ROUNDS, 2):
+        row = (row + _scatter(column, keys[round_])) % rows
+        column = (column + _scatter(row, keys[round_ + 1])) % columns
     return row * columns + column
 
 

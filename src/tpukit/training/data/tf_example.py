@@ -51,37 +51,37 @@ def _integers(values: bytes) -> Iterator[int]:
         if isinstance(value, int):
             yield _signed(value)
             continue
-        place = 0
-        while place < len(value):
-            number, place = _varint(value, place)
+        position = 0
+        while position < len(value):
+            number, position = _varint(value, position)
             yield _signed(number)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
+    position = 0
+    while position < len(message):
+        key, position = _varint(message, position)
         if key & 7 == _VARINT:
-            value, place = _varint(message, place)
+            value, position = _varint(message, position)
             yield key >> 3, value
         elif key & 7 == _LENGTH:
-            length, place = _varint(message, place)
-            if place + length > len(message):
+            length, position = _varint(message, position)
+            if position + length > len(message):
                 raise ValueError("cut short")
-            yield key >> 3, message[place : place + length]
-            place += length
+            yield key >> 3, message[position : position + length]
+            position += length
         else:
             raise ValueError("no field of an Example")
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
+def _varint(message: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = message[place]
-        place += 1
+        byte = message[position]
+        position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, place
+            return value, position
         shift += 7
 
 

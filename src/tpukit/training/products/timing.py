@@ -107,7 +107,7 @@ def _compiled(product: Product, precision: Any, **options: Any) -> tuple[Program
 
 
 def _rates(product: Product, forced: Path) -> dict[int, float]:
-    """TFLOP/s of each algorithm, in turns, on a chip that never rests."""
+    """TFLOP/s of each algorithm, alternating, on a chip that never rests."""
     operands = (_filled(product.left, 1), _filled(product.right, 2))
     programs: dict[int, Program] = {}
     for place, precision in enumerate(PRECISIONS):

@@ -2,7 +2,7 @@
 
 XLA runs each of cuBLAS's algorithms once, on a chip that idles, and takes the shortest run; what it
 takes differs from start to start, by up to 8 % of a product. In a step the chip is at its power
-limit. Here they take turns there, in a process of its own, and XLA is given the outcome.
+limit. Here they alternate there, in a process of its own, and XLA is given the outcome.
 """
 
 import hashlib

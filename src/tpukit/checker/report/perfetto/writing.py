@@ -24,7 +24,7 @@ def write_perfetto(
     """Write a step's trace: JSON for `.json`, Perfetto's own format for `.pftrace`, `.gz` packed.
 
     Rows are the core, HBM copies, ICI, DCN and the host link; a loop's body is shown in its
-    first turn, and each slice carries FLOPs, bytes, op name, cause and how often it runs.
+    first iteration, and each slice carries FLOPs, bytes, op name, cause and how often it runs.
 
     Args:
         prediction: What has spans.

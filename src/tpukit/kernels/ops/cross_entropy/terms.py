@@ -32,7 +32,7 @@ class LossTerms:
     soft_cap: float | None = None
 
     def capped(self, logits: jax.Array) -> jax.Array:
-        """The logits the softmax sees."""
+        """The logits the softmax is taken of."""
         if self.soft_cap is None:
             return logits
         return self.soft_cap * jnp.tanh(logits / self.soft_cap)

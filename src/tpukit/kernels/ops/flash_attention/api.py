@@ -69,7 +69,7 @@ def flash_attention(
         soft_cap: Scores are bent by a tanh to stay within ± this.
         scale: Of the scores; `D ** -0.5` by default.
         rope: Cosines and sines of the positions, (S, D / 2) or (B, S, D / 2): queries and keys
-            are turned inside the kernel. They have no gradient.
+            are rotated inside the kernel. They have no gradient.
         layout: "BSHD" as above, or "BHSD" for q (B, H, S, D), k and v (B, KV, S, D) and a result
             (B, H, S, D). The kernels read the former; the latter is transposed.
         use_flash: False computes the whole score matrix in plain jnp.

@@ -49,21 +49,21 @@ def pull_back(
     interpret: Any,
 ) -> Gradients:
     """Gradients of q, k and v, given the result and the log-sum-exp (B, H, S) of `attend`."""
-    sees, width, group = problem.sees, problem.padded_width, problem.group
+    visibility, width, group = problem.visibility, problem.padded_width, problem.group
     batch, held, columns = q.shape[0], blocks.backward_q, blocks.backward_kv
-    q_tokens, kv_tokens = round_up(sees.q_len, held), round_up(sees.kv_len, columns)
+    q_tokens, kv_tokens = round_up(visibility.q_len, held), round_up(visibility.kv_len, columns)
     q_steps, kv_steps = q_tokens // held, kv_tokens // columns
     table = None
-    if sees.mask is not None:
+    if visibility.mask is not None:
         per_step = held // blocks.backward_q_compute
         table = sparse_table(
-            sees, outer=kv_steps, steps=q_steps, inner_per_step=per_step, by_keys=True
+            visibility, outer=kv_steps, steps=q_steps, inner_per_step=per_step, by_keys=True
         )
 
     def seen_block(i: Position, j: Position) -> Position:
-        if sees.mask is not None:
+        if visibility.mask is not None:
             return j
-        span = sees.keys_of(i * held, held, block=columns)
+        span = visibility.keys_of(i * held, held, block=columns)
         return maximum(0, minimum(maximum(j, span.first), span.end - 1))
 
     def finished(g: Position, i: Position, j: Position) -> Position:
@@ -147,9 +147,9 @@ def pull_back(
     prefetched = [] if table is None else [jnp.asarray(table)]
     dq, dk, dv = call(*prefetched, *arguments)
     return (
-        from_rows(dq, tokens=sees.q_len, heads=problem.heads, width=problem.width),
-        from_rows(dk, tokens=sees.kv_len, heads=problem.kv_heads, width=problem.width),
-        from_rows(dv, tokens=sees.kv_len, heads=problem.kv_heads, width=problem.width),
+        from_rows(dq, tokens=visibility.q_len, heads=problem.heads, width=problem.width),
+        from_rows(dk, tokens=visibility.kv_len, heads=problem.kv_heads, width=problem.width),
+        from_rows(dv, tokens=visibility.kv_len, heads=problem.kv_heads, width=problem.width),
     )
 
 
@@ -191,24 +191,24 @@ def _kernel(
         block: Position, held_first: Position, *, edge: bool, stair: int | None = None
     ) -> None:
         """Add a block of queries; on a staircase, to the keys up to its step."""
-        seen = columns if stair is None else (stair + 1) * compute
+        attended = columns if stair is None else (stair + 1) * compute
         local: Any = (block - held_first) * compute
         mine = pl.ds(pl.multiple_of(local, compute), compute)
-        to_keys = pl.ds(pl.multiple_of(column, columns), seen)
+        to_keys = pl.ds(pl.multiple_of(column, columns), attended)
         precision = problem.precision
         queries, pulls = scaled[mine], cotangent[mine]
-        scores = matmul(k[:seen], queries, contract=(1, 1), precision=precision)
+        scores = matmul(k[:attended], queries, contract=(1, 1), precision=precision)
         scores, slope = cap(scores, problem)
         allowed: list[Any] = []
         if q_ids is not None:
-            allowed.append(jnp.tile(id_column[:seen], (1, compute // LANES)) == q_ids[:, mine])
+            allowed.append(jnp.tile(id_column[:attended], (1, compute // LANES)) == q_ids[:, mine])
         if mask_column is not None:
-            allowed.append(jnp.tile(mask_column[:seen], (1, compute // LANES)) != 0)
+            allowed.append(jnp.tile(mask_column[:attended], (1, compute // LANES)) != 0)
         elif mask is not None:
-            allowed.append(mask[:seen, mine].astype(jnp.int32) != 0)
+            allowed.append(mask[:attended, mine].astype(jnp.int32) != 0)
         scores = hide(
             scores,
-            problem.sees,
+            problem.visibility,
             row=block * compute,
             column=column,
             edge=edge,
@@ -217,7 +217,7 @@ def _kernel(
             by_keys=True,
         )
         weights = jnp.exp2(scores - lse[:, mine] * LOG2_E)
-        dweights = matmul(v[:seen], pulls, contract=(1, 1), precision=precision)
+        dweights = matmul(v[:attended], pulls, contract=(1, 1), precision=precision)
         dscores = weights * (dweights - dots[:, mine])
         if slope is not None:
             dscores = dscores * slope
@@ -226,7 +226,7 @@ def _kernel(
             weights.astype(v.dtype), pulls, contract=(1, 0), precision=precision
         )
         dk_sum[to_keys] += matmul(narrow, queries, contract=(1, 0), precision=precision)
-        dq_sum[mine] += matmul(narrow, k[:seen], contract=(0, 0), precision=precision)
+        dq_sum[mine] += matmul(narrow, k[:attended], contract=(0, 0), precision=precision)
 
     per_held = blocks.backward_q // compute
     held_first = i * per_held
@@ -253,11 +253,11 @@ def _dense_blocks(
     per_held: int,
     update: Any,
 ) -> None:
-    sees, columns, compute = problem.sees, blocks.backward_kv, blocks.backward_q_compute
-    span = sees.queries_of(column, columns, block=compute)
+    visibility, columns, compute = problem.visibility, blocks.backward_kv, blocks.backward_q_compute
+    span = visibility.queries_of(column, columns, block=compute)
     begin, end = maximum(span.first, held_first), minimum(span.end, held_first + per_held)
-    # A block of queries on the diagonal sees only the keys up to its last one.
-    staircase = sees.causal and not sees.padding_shows and columns % compute == 0
+    # A block of queries on the diagonal attends only to the keys up to its last one.
+    staircase = visibility.causal and not visibility.padding_is_visible and columns % compute == 0
     stairs = columns // compute if staircase else 0
     diagonal = jax.lax.div(column, jnp.int32(compute))
     full_begin = diagonal + stairs if staircase else span.full_first

@@ -55,9 +55,9 @@ def make_problem(
     mask_rows: int = 0,
 ) -> Problem:
     """The static part of a call with queries (B, S, H, D) and keys (B, S, KV, D)."""
-    seen = Visibility(q.shape[1], k.shape[1], causal, window, mask)
+    visibility = Visibility(q.shape[1], k.shape[1], causal, window, mask)
     return Problem(
-        sees=seen,
+        visibility=visibility,
         scale=q.shape[3] ** -0.5 if scale is None else scale,
         soft_cap=soft_cap,
         heads=q.shape[2],
@@ -80,12 +80,16 @@ def case_of(
 def bucket(case: KernelCase) -> str:
     """What decides the best blocks: dtype, head width, lengths as powers of two, and the mask."""
     problem = problem_of(case)
-    sees = problem.sees
-    lengths = [1 << (max(n, LANES) - 1).bit_length() for n in (sees.q_len, sees.kv_len)]
-    kind = "full" if not sees.causal else "causal"
-    if sees.window is not None:
-        kind = f"full_window{sees.window}" if sees.symmetric else f"window{sees.window}"
-    masked = f"_blocks{sees.mask.block_size}" if sees.mask else ""
+    visibility = problem.visibility
+    lengths = [1 << (max(n, LANES) - 1).bit_length() for n in (visibility.q_len, visibility.kv_len)]
+    kind = "full" if not visibility.causal else "causal"
+    if visibility.window is not None:
+        kind = (
+            f"full_window{visibility.window}"
+            if visibility.symmetric
+            else f"window{visibility.window}"
+        )
+    masked = f"_blocks{visibility.mask.block_size}" if visibility.mask else ""
     masked = "_mask" if problem.mask_rows > 1 else masked
     name = problem.dtype.name
     return f"{name}_{kind}{masked}_q{lengths[0]}_kv{lengths[1]}_d{problem.padded_width}"
@@ -94,13 +98,17 @@ def bucket(case: KernelCase) -> str:
 def vmem_bytes(case: KernelCase, blocks: FlashBlocks) -> int:
     """Of the larger of the two kernels; the backward one cuts its keys to what fits."""
     problem = problem_of(case)
-    turns = bool(case.options.get("rope"))
-    return max(forward_bytes(problem, blocks, rope=turns), backward_bytes(problem, blocks, keys=0))
+    rope = bool(case.options.get("rope"))
+    return max(forward_bytes(problem, blocks, rope=rope), backward_bytes(problem, blocks, keys=0))
 
 
 def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) -> int:
     """VMEM of the forward kernel: windows twice, scratch once, and two blocks of scores."""
-    blocks, width, item = blocks.cut_to(problem.sees), problem.padded_width, problem.dtype.itemsize
+    blocks, width, item = (
+        blocks.cut_to(problem.visibility),
+        problem.padded_width,
+        problem.dtype.itemsize,
+    )
     rows, held = blocks.block_q, blocks.block_kv
     windows = 2 * (2 * rows * width * item + 2 * held * width * item + SUBLANES * rows * 4)
     scratch = rows * width * (item + 4) + 3 * rows * LANES * 4
@@ -118,7 +126,11 @@ def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) 
 
 def backward_bytes(problem: Problem, blocks: FlashBlocks, *, keys: int) -> int:
     """VMEM of the backward kernel when it sums the gradients of that many keys at a time."""
-    blocks, width, item = blocks.cut_to(problem.sees), problem.padded_width, problem.dtype.itemsize
+    blocks, width, item = (
+        blocks.cut_to(problem.visibility),
+        problem.padded_width,
+        problem.dtype.itemsize,
+    )
     held, columns = blocks.backward_q, blocks.backward_kv
     windows = 2 * (4 * held * width * item + 4 * columns * width * item + SUBLANES * held * 4)
     scratch = held * width * (item + 4) + SUBLANES * held * 4 + columns * LANES * 4
@@ -135,12 +147,12 @@ def backward_bytes(problem: Problem, blocks: FlashBlocks, *, keys: int) -> int:
 
 def keys_at_a_time(problem: Problem, blocks: FlashBlocks, chip: str | None) -> int:
     """How many keys the backward kernel takes in one call: as many as its sums fit in VMEM."""
-    cut = blocks.cut_to(problem.sees)
+    cut = blocks.cut_to(problem.visibility)
     step = cut.backward_kv
     # A fifth is the compiler's, for registers it spills.
     room = vmem_capacity_bytes(chip) * 4 // 5 - backward_bytes(problem, blocks, keys=step)
     further = max(0, room // (2 * problem.padded_width * 4 * step))
-    return min((1 + further) * step, round_up(problem.sees.kv_len, step))
+    return min((1 + further) * step, round_up(problem.visibility.kv_len, step))
 
 
 def default_blocks(case: KernelCase, chip: str | None) -> FlashBlocks:
@@ -162,13 +174,13 @@ def default_blocks(case: KernelCase, chip: str | None) -> FlashBlocks:
                 "implementation='xla', or split the heads."
             )
         blocks = smaller
-    return blocks.cut_to(problem_of(case).sees)
+    return blocks.cut_to(problem_of(case).visibility)
 
 
 def _preferred(problem: Problem) -> FlashBlocks:
-    if problem.sees.symmetric:
+    if problem.visibility.symmetric:
         return PREFERRED_IN_WINDOWS
-    staircase = problem.sees.causal and problem.mask_rows <= 1
+    staircase = problem.visibility.causal and problem.mask_rows <= 1
     return PREFERRED if staircase else PREFERRED_WITHOUT_STAIRS
 
 
@@ -185,7 +197,7 @@ def block_space(case: KernelCase, chip: str) -> Iterator[FlashBlocks]:
     base = default_blocks(case, chip)
     capacity = vmem_capacity_bytes(chip)
     seen: set[FlashBlocks] = set()
-    sees = problem_of(case).sees
+    visibility = problem_of(case).visibility
     # Of 4096 queries the staircase is so long (39,000 bundles on v5e) that the core fetches as many
     # as it runs, and static timing, which likes it by a tenth, does not see the fetching.
     forward = [
@@ -200,7 +212,7 @@ def block_space(case: KernelCase, chip: str) -> Iterator[FlashBlocks]:
         for compute in (256, 512, 1024)
     ]
     for sizes in [{}, *forward, *backward]:
-        blocks = dataclasses.replace(base, **sizes).cut_to(sees)
+        blocks = dataclasses.replace(base, **sizes).cut_to(visibility)
         if blocks not in seen and vmem_bytes(case, blocks) <= capacity:
             seen.add(blocks)
             yield blocks

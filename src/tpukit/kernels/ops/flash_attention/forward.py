@@ -24,9 +24,9 @@ from .problem import (
     pad_tokens,
     to_rows,
 )
-from .scores import cap, hide, lane_tables, sparse_table, turn, when
+from .scores import cap, hide, lane_tables, rotate, sparse_table, when
 from .visibility import Position, maximum, minimum
-from .visits import rows_that_see, visit_listed, visit_seen
+from .visits import rows_attending, visit_listed, visit_visible
 
 
 def attend(
@@ -44,24 +44,24 @@ def attend(
     with_lse: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The result (B, S, H, D), and if asked the natural log-sum-exp of each row (B, H, S)."""
-    sees, width = problem.sees, problem.padded_width
+    visibility, width = problem.visibility, problem.padded_width
     batch, rows, held = q.shape[0], blocks.block_q, blocks.block_kv
-    q_tokens, kv_tokens = round_up(sees.q_len, rows), round_up(sees.kv_len, held)
+    q_tokens, kv_tokens = round_up(visibility.q_len, rows), round_up(visibility.kv_len, held)
     q_steps, kv_steps = q_tokens // rows, kv_tokens // held
-    if sees.mask is None:
-        spans = [sees.keys_of(i * rows, rows, block=held) for i in range(q_steps)]
+    if visibility.mask is None:
+        spans = [visibility.keys_of(i * rows, rows, block=held) for i in range(q_steps)]
         kv_steps = max(1, *(span.end - span.first for span in spans))
         table = None
     else:
         per_step = held // blocks.block_kv_compute
         table = sparse_table(
-            sees, outer=q_steps, steps=kv_steps, inner_per_step=per_step, by_keys=False
+            visibility, outer=q_steps, steps=kv_steps, inner_per_step=per_step, by_keys=False
         )
 
     def held_block(i: Position, step: Position) -> Position:
-        if sees.mask is not None:
+        if visibility.mask is not None:
             return step
-        span = sees.keys_of(i * rows, rows, block=held)
+        span = visibility.keys_of(i * rows, rows, block=held)
         return maximum(0, minimum(span.first + step, span.end - 1))
 
     def kv_head(h: Position) -> Position:
@@ -158,14 +158,14 @@ def attend(
     # jax drops a jitted call whose results nobody reads, as in a backward pass that kept them; a
     # bare kernel it would not.
     out, lse = jax.jit(call)(*prefetched, *arguments)
-    out = from_rows(out, tokens=sees.q_len, heads=problem.heads, width=problem.width)
-    return out, lse[:, :, 0, : sees.q_len] if with_lse else None
+    out = from_rows(out, tokens=visibility.q_len, heads=problem.heads, width=problem.width)
+    return out, lse[:, :, 0, : visibility.q_len] if with_lse else None
 
 
 def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sparse: bool) -> None:
     table = refs[0] if sparse else None
     q, k, v, q_tables, k_tables, q_ids, kv_ids, mask, out, lse, *scratch = refs[int(sparse) :]
-    scaled, turned, id_column, maxima, sums, total = scratch
+    scaled, rotated, id_column, maxima, sums, total = scratch
     rows, compute = blocks.block_q, blocks.block_kv_compute
     i, step = pl.program_id(2), pl.program_id(3)
     row = i * rows
@@ -174,7 +174,7 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
     def _() -> None:
         wide = q[...].astype(jnp.float32)
         if q_tables is not None:
-            wide = turn(wide, q_tables[0][...], q_tables[1][...], width=problem.width)
+            wide = rotate(wide, q_tables[0][...], q_tables[1][...], width=problem.width)
         scaled[...] = (wide * problem.query_factor).astype(scaled.dtype)
         maxima[...] = jnp.full_like(maxima, LOWEST_MAXIMUM)
         sums[...] = jnp.zeros_like(sums)
@@ -183,21 +183,23 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
             id_column[...] = jnp.broadcast_to(q_ids[...], (LANES, rows)).T
 
     if k_tables is not None:
-        # Keys that stay in VMEM are turned once for all queries of a head.
-        @pl.when((i == 0) | (problem.sees.kv_len > blocks.block_kv))
+        # Keys that stay in VMEM are rotated once for all queries of a head.
+        @pl.when((i == 0) | (problem.visibility.kv_len > blocks.block_kv))
         def _() -> None:
             wide = k[...].astype(jnp.float32)
-            wide = turn(wide, k_tables[0][...], k_tables[1][...], width=problem.width)
-            turned[...] = wide.astype(turned.dtype)
+            wide = rotate(wide, k_tables[0][...], k_tables[1][...], width=problem.width)
+            rotated[...] = wide.astype(rotated.dtype)
 
-    keys = k if k_tables is None else turned
+    keys = k if k_tables is None else rotated
 
     def update(
         block: Position, held_first: Position, *, edge: bool, offset: int | None = None
     ) -> None:
         """Add a block of keys; for the queries that attend to it, where its place is known."""
         mine = (
-            slice(0, rows) if offset is None else rows_that_see(problem.sees, offset, compute, rows)
+            slice(0, rows)
+            if offset is None
+            else rows_attending(problem.visibility, offset, compute, rows)
         )
         local = (block - held_first) * compute
         local = local if isinstance(local, int) else pl.multiple_of(local, compute)
@@ -212,7 +214,7 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
             allowed.append(jnp.broadcast_to(of_rows, scores.shape) != 0)
         scores = hide(
             scores,
-            problem.sees,
+            problem.visibility,
             row=row,
             column=block * compute,
             edge=edge,
@@ -239,11 +241,11 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
         held_first = step * per_held
         visit_listed(table, (i * kv_steps + step) * (2 + per_held), held_first, update)
     else:
-        visit_seen(problem, blocks, row, step, per_held, update)
+        visit_visible(problem, blocks, row, step, per_held, update)
 
     @when(step == kv_steps - 1, always=kv_steps == 1)
     def _() -> None:
-        # Of a row that sees no key the total is 0, and so is its sum.
+        # Of a row that attends to no key the total is 0, and so is its sum.
         summed = jnp.maximum(jnp.sum(sums[...], axis=1, keepdims=True), SMALLEST_SUM)
         out[...] = (total[...] * (1.0 / summed)).astype(out.dtype)
         if lse is not None:

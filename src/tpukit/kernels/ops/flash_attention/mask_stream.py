@@ -35,18 +35,18 @@ def stream_mask(
         that row in words: it is spread over queries inside the kernel.
     """
     each_example, each_head, each_query = (size > 1 for size in mask.shape[:3])
-    turned = by_keys and each_query
+    transposed = by_keys and each_query
     mask = pad_tokens(mask, tokens[1], axis=3)
     if each_query:
         mask = pad_tokens(mask, tokens[0], axis=2)
-    mask = mask.swapaxes(2, 3) if turned else mask
+    mask = mask.swapaxes(2, 3) if transposed else mask
 
     def index(*grid: Position) -> tuple[Position, ...]:
         example, head, queries, keys = step(*grid)
         across = (queries if each_query else 0, keys)
         outer = (example if each_example else 0, head if each_head else 0)
-        return (*outer, *(across[::-1] if turned else across))
+        return (*outer, *(across[::-1] if transposed else across))
 
     shape = (block[0] if each_query else 1, block[1])
-    spec = pl.BlockSpec((None, None, *(shape[::-1] if turned else shape)), index)
+    spec = pl.BlockSpec((None, None, *(shape[::-1] if transposed else shape)), index)
     return mask.astype(jnp.int8 if each_query else jnp.int32), spec

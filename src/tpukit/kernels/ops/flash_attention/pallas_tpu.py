@@ -140,7 +140,7 @@ def _blocks_for(case: KernelCase, blocks: FlashBlocks | None) -> FlashBlocks:
 
     chosen = blocks or choose_blocks(OP.name, case, default_blocks, bucket=bucket)
     check_vmem(OP, case, chosen, current_target())
-    return chosen.cut_to(problem_of(case).sees)
+    return chosen.cut_to(problem_of(case).visibility)
 
 
 def _pull_back_in_parts(
@@ -153,17 +153,17 @@ def _pull_back_in_parts(
 ) -> Gradients:
     """The backward kernel on as many keys at a time as it can sum gradients for in VMEM."""
     q, k, v, out, lse, cotangent = arrays
-    chip, sees = current_target(), problem.sees
+    chip, visibility = current_target(), problem.visibility
     part = keys_at_a_time(problem, blocks, chip)
-    if sees.mask is not None:
-        part = max(part // sees.mask.block_size, 1) * sees.mask.block_size
+    if visibility.mask is not None:
+        part = max(part // visibility.mask.block_size, 1) * visibility.mask.block_size
     used = backward_bytes(problem, blocks, keys=part)
     limit = vmem_limit_bytes(used, chip)
     dq: jax.Array | None = None
     of_keys: list[tuple[jax.Array, jax.Array]] = []
-    for start in range(0, sees.kv_len, part):
-        stop = min(start + part, sees.kv_len)
-        rows = _rows_that_see(sees, start, stop)
+    for start in range(0, visibility.kv_len, part):
+        stop = min(start + part, visibility.kv_len)
+        rows = _rows_attending(visibility, start, stop)
         ids = segment_ids
         if ids is not None:
             ids = SegmentIds(ids.q[:, rows], ids.kv[:, start:stop])
@@ -174,7 +174,7 @@ def _pull_back_in_parts(
             nothing = jnp.zeros_like(k[:, start:stop])
             of_keys.append((nothing, nothing))
             continue
-        local = dataclasses.replace(problem, sees=_local(sees, rows, start, stop))
+        local = dataclasses.replace(problem, visibility=_local(visibility, rows, start, stop))
         part_dq, dk, dv = pull_back(
             q[:, rows],
             k[:, start:stop],
@@ -185,12 +185,12 @@ def _pull_back_in_parts(
             ids,
             mask,
             problem=local,
-            blocks=blocks.cut_to(local.sees),
+            blocks=blocks.cut_to(local.visibility),
             vmem_limit_bytes=limit,
             interpret=interpret,
         )
         of_keys.append((dk, dv))
-        if rows == slice(0, sees.q_len) and stop == sees.kv_len and start == 0:
+        if rows == slice(0, visibility.q_len) and stop == visibility.kv_len and start == 0:
             dq = part_dq
         else:
             dq = jnp.zeros(q.shape, jnp.float32) if dq is None else dq
@@ -200,26 +200,30 @@ def _pull_back_in_parts(
     return dq.astype(q.dtype), dk, dv
 
 
-def _rows_that_see(sees: Visibility, start: int, stop: int) -> slice:
+def _rows_attending(visibility: Visibility, start: int, stop: int) -> slice:
     """Queries that attend to any of these keys, from the start of a block on.
 
     With a causal mask from the first key on, so that positions in the part count from 0 again.
     """
-    first = min(start, sees.q_len) if sees.causal else 0
-    if sees.symmetric:
-        assert sees.window is not None
-        size = LANES if sees.mask is None else sees.mask.block_size
-        first = min(max(start - sees.window + 1, 0), sees.q_len) // size * size
-    end = sees.q_len if sees.window is None else min(sees.q_len, stop + sees.window - 1)
+    first = min(start, visibility.q_len) if visibility.causal else 0
+    if visibility.symmetric:
+        assert visibility.window is not None
+        size = LANES if visibility.mask is None else visibility.mask.block_size
+        first = min(max(start - visibility.window + 1, 0), visibility.q_len) // size * size
+    end = (
+        visibility.q_len
+        if visibility.window is None
+        else min(visibility.q_len, stop + visibility.window - 1)
+    )
     return slice(first, max(first, end))
 
 
-def _local(sees: Visibility, rows: slice, start: int, stop: int) -> Visibility:
-    mask = sees.mask
+def _local(visibility: Visibility, rows: slice, start: int, stop: int) -> Visibility:
+    mask = visibility.mask
     if mask is not None:
         size = mask.block_size
         cut = mask.to_array()[rows.start // size :, start // size : -(-stop // size)]
         mask = BlockMask.from_array(cut, block_size=size)
-    offset = start - rows.start if sees.symmetric else 0
+    offset = start - rows.start if visibility.symmetric else 0
     lengths = {"q_len": rows.stop - rows.start, "kv_len": stop - start}
-    return dataclasses.replace(sees, mask=mask, key_offset=offset, **lengths)
+    return dataclasses.replace(visibility, mask=mask, key_offset=offset, **lengths)

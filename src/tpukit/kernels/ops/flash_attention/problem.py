@@ -15,7 +15,7 @@ from .visibility import Visibility
 LANES = 128
 LOG2_E = math.log2(math.e)
 # A masked score lies below the lowest maximum a row can have, so that its weight is exactly 0
-# also in rows that see no key at all.
+# also in rows that attend to no key at all.
 MASKED = -1e30
 LOWEST_MAXIMUM = -0.5e30
 # The weight of the highest score is 1, so a sum is either at least that or 0.
@@ -44,16 +44,16 @@ class FlashBlocks(BlockSizes):
     backward_q_compute: int = 512
     backward_kv: int = 512
 
-    def cut_to(self, sees: Visibility) -> "FlashBlocks":
+    def cut_to(self, visibility: Visibility) -> "FlashBlocks":
         """These blocks for this problem: no longer than its sequences, the large ones multiples."""
-        q_tokens, kv_tokens = (round_up(n, LANES) for n in (sees.q_len, sees.kv_len))
+        q_tokens, kv_tokens = (round_up(n, LANES) for n in (visibility.q_len, visibility.kv_len))
         block_q, compute = min(self.block_q, q_tokens), min(self.block_kv_compute, kv_tokens)
         backward_kv = min(self.backward_kv, kv_tokens)
         backward_compute = min(self.backward_q_compute, q_tokens)
-        if sees.mask is not None:
-            size = sees.mask.block_size
+        if visibility.mask is not None:
+            size = visibility.mask.block_size
             block_q = compute = backward_kv = backward_compute = size
-        step = math.lcm(block_q, compute) if sees.causal else compute
+        step = math.lcm(block_q, compute) if visibility.causal else compute
         backward_step = math.lcm(backward_kv, backward_compute)
         return FlashBlocks(
             block_q=block_q,
@@ -93,7 +93,7 @@ class Problem:
     """The static part of one call.
 
     Attributes:
-        sees: Which keys a query attends to, and how many there are of both.
+        visibility: Which keys a query attends to, and how many there are of both.
         scale: Of the scores, before the cap.
         soft_cap: Scores are bent to stay within ± this.
         heads: Of the queries.
@@ -103,7 +103,7 @@ class Problem:
         mask_rows: Of the mask that is read with them: one for each query, one for all, or none.
     """
 
-    sees: Visibility
+    visibility: Visibility
     scale: float
     soft_cap: float | None
     heads: int

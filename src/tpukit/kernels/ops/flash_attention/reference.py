@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from ..rope.reference import rope as turn
+from ..rope.reference import rope as rotate
 from ..rope.tables import RopeTables
 from .blocks import make_problem
 from .problem import SegmentIds
@@ -38,13 +38,13 @@ def attention(
     scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys, precision="highest") * problem.scale
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    seen = jnp.asarray(problem.sees.token_mask())[None, None]
+    visible = jnp.asarray(problem.visibility.token_mask())[None, None]
     if segment_ids is not None:
-        seen = seen & (segment_ids.q[:, None, :, None] == segment_ids.kv[:, None, None, :])
+        visible = visible & (segment_ids.q[:, None, :, None] == segment_ids.kv[:, None, None, :])
     if dense_mask is not None:
-        seen = seen & dense_mask
-    weights = jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(wide).min), axis=-1)
-    weights = jnp.where(seen.any(-1, keepdims=True), weights, 0)
+        visible = visible & dense_mask
+    weights = jax.nn.softmax(jnp.where(visible, scores, jnp.finfo(wide).min), axis=-1)
+    weights = jnp.where(visible.any(-1, keepdims=True), weights, 0)
     out = jnp.einsum("bhqk,bkhd->bqhd", weights, values, precision="highest")
     return out.astype(q.dtype)
 
@@ -52,4 +52,4 @@ def attention(
 def turn_heads(x: jax.Array, rope: RopeTables, *, back: bool = False) -> jax.Array:
     """RoPE on x (B, S, H, D) by tables that may be longer than S, or its opposite."""
     cos, sin = (table[..., : x.shape[1], :] for table in rope)
-    return turn(x, cos, -sin if back else sin)
+    return rotate(x, cos, -sin if back else sin)

@@ -1,4 +1,4 @@
-"""What forward and backward kernels share: masks inside a block, the cap, and turning by RoPE."""
+"""What forward and backward kernels share: masks inside a block, the cap, rotation by RoPE."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -18,7 +18,7 @@ from .visibility import Position, Span, Visibility
 
 def hide(
     scores: Any,
-    sees: Visibility,
+    visibility: Visibility,
     *,
     row: Position,
     column: Position,
@@ -31,7 +31,7 @@ def hide(
 
     Args:
         scores: A block of (queries, keys), or of (keys, queries).
-        sees: Which keys a query attends to.
+        visibility: Which keys a query attends to.
         row: The first query.
         column: The first key.
         edge: Whether positions in the block mask a part of it.
@@ -45,10 +45,10 @@ def hide(
     if not edge:
         return scores
     if shift is None:
-        behind = sees.distance(row, column)
-        return _hide_edge(scores, sees, behind, sees.kv_len - column, by_keys)
+        behind = visibility.distance(row, column)
+        return _hide_edge(scores, visibility, behind, visibility.kv_len - column, by_keys)
     size, across = scores.shape
-    window = sees.window or size + across + shift
+    window = visibility.window or size + across + shift
     # Along the first axis: where keys begin to lie behind a query, or end to, and likewise
     # where they begin or end to be too far before it.
     if by_keys:
@@ -58,7 +58,7 @@ def hide(
     places = sorted({0, size, *(cut for cut in cuts if 0 < cut < size)})
     parts = [
         _hide_edge(
-            scores[start:stop], sees, shift - start if by_keys else shift + start, 0, by_keys
+            scores[start:stop], visibility, shift - start if by_keys else shift + start, 0, by_keys
         )
         for start, stop in pairwise(places)
     ]
@@ -66,7 +66,7 @@ def hide(
 
 
 def _hide_edge(
-    scores: Any, sees: Visibility, shift: Position, keys_left: Position, by_keys: bool
+    scores: Any, visibility: Visibility, shift: Position, keys_left: Position, by_keys: bool
 ) -> Any:
     """Mask by position, where the first query lies `shift` tokens behind the first key."""
     rows = jax.lax.broadcasted_iota(jnp.int32, scores.shape, int(by_keys))
@@ -74,14 +74,14 @@ def _hide_edge(
     queries, keys = reversed(scores.shape) if by_keys else scores.shape
     known = isinstance(shift, int)
     keep: list[Any] = []
-    if sees.causal and not (known and shift >= keys - 1):
+    if visibility.causal and not (known and shift >= keys - 1):
         keep.append(columns - rows <= shift)
-    if sees.window is not None:
-        if not (known and shift + queries <= sees.window):
-            keep.append(columns - rows > shift - sees.window)
-        if sees.symmetric:
-            keep.append(columns - rows < shift + sees.window)
-    if sees.padding_shows:
+    if visibility.window is not None:
+        if not (known and shift + queries <= visibility.window):
+            keep.append(columns - rows > shift - visibility.window)
+        if visibility.symmetric:
+            keep.append(columns - rows < shift + visibility.window)
+    if visibility.padding_is_visible:
         keep.append(columns < keys_left)
     for test in keep:
         scores = jnp.where(test, scores, MASKED)
@@ -105,7 +105,7 @@ def cap(scores: Any, problem: Problem) -> tuple[Any, Any]:
     return bent * (problem.soft_cap * LOG2_E), 1.0 - bent * bent
 
 
-def turn(x: Any, cos: Any, sin: Any, *, width: int) -> Any:
+def rotate(x: Any, cos: Any, sin: Any, *, width: int) -> Any:
     """RoPE on float32 rows whose tables are as `lane_tables` makes them."""
     half, lanes = width // 2, x.shape[1]
     partner = pltpu.roll(x, half, 1)
@@ -129,20 +129,22 @@ def lane_tables(rope: RopeTables, tokens: int) -> tuple[jax.Array, jax.Array]:
 
 
 def sparse_table(
-    sees: Visibility, *, outer: int, steps: int, inner_per_step: int, by_keys: bool
+    visibility: Visibility, *, outer: int, steps: int, inner_per_step: int, by_keys: bool
 ) -> np.ndarray:
     """For each (outer block, step) of a block mask the inner blocks to compute, flat.
 
     An entry is the number of whole blocks, the number of all blocks, then their numbers inside
     the step, whole ones first; `outer` counts blocks of queries, or of keys if `by_keys`.
     """
-    assert sees.mask is not None
-    size = sees.mask.block_size
-    blocks = sees.mask.to_array()
+    assert visibility.mask is not None
+    size = visibility.mask.block_size
+    blocks = visibility.mask.to_array()
     blocks = blocks.T if by_keys else blocks
     table = np.zeros((outer, steps, 2 + inner_per_step), np.int32)
     for number in range(outer):
-        span = (sees.queries_of if by_keys else sees.keys_of)(number * size, size, block=size)
+        span = (visibility.queries_of if by_keys else visibility.keys_of)(
+            number * size, size, block=size
+        )
         whole, edge = _sorted_blocks(blocks[number], span)
         for step in range(steps):
             inside = [

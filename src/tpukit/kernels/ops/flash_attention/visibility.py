@@ -86,8 +86,8 @@ class Visibility:
     key_offset: int = 0
 
     @property
-    def padding_shows(self) -> bool:
-        """Whether padding behind the last key would be seen if nothing masked it."""
+    def padding_is_visible(self) -> bool:
+        """Whether padding behind the last key would be attended to if nothing masked it."""
         return not (self.causal and self.q_len <= self.kv_len)
 
     @property
@@ -130,23 +130,23 @@ class Visibility:
             if self.symmetric:
                 first = minimum(end, maximum(0, key - self.window + 1))
                 full_first = maximum(0, key + columns - self.window)
-        if self.padding_shows:
+        if self.padding_is_visible:
             full_end = choose(column + columns > self.kv_len, 0, full_end)
         return _blocks(first, full_first, full_end, end, block)
 
     def token_mask(self, dtype: Any = bool) -> np.ndarray:
         """The whole (q_len, kv_len) mask, for references and tests."""
         distance = self.distance(np.arange(self.q_len)[:, None], np.arange(self.kv_len)[None, :])
-        seen = np.ones((self.q_len, self.kv_len), bool)
+        visible = np.ones((self.q_len, self.kv_len), bool)
         if self.causal:
-            seen &= distance >= 0
+            visible &= distance >= 0
         if self.window is not None:
-            seen &= abs(distance) < self.window
+            visible &= abs(distance) < self.window
         if self.mask is not None:
             size = self.mask.block_size
             grown = self.mask.to_array().repeat(size, 0).repeat(size, 1)
-            seen &= grown[: self.q_len, : self.kv_len]
-        return seen.astype(dtype)
+            visible &= grown[: self.q_len, : self.kv_len]
+        return visible.astype(dtype)
 
 
 def _blocks(

@@ -24,17 +24,17 @@ def visit_listed(table: Any, entry: Position, held_first: Position, update: Any)
     jax.lax.fori_loop(whole, listed, partial(one, edge=True), None)
 
 
-def visit_seen(
+def visit_visible(
     problem: Problem, blocks: FlashBlocks, row: Position, step: Position, per_held: int, update: Any
 ) -> None:
-    """Those that some query sees, from the first key on; the ones on the diagonal last."""
-    sees, rows, compute = problem.sees, blocks.block_q, blocks.block_kv_compute
-    held = sees.keys_of(row, rows, block=blocks.block_kv)
+    """Those that some query attends to, from the first key on; the ones on the diagonal last."""
+    visibility, rows, compute = problem.visibility, blocks.block_q, blocks.block_kv_compute
+    held = visibility.keys_of(row, rows, block=blocks.block_kv)
     held_first = (held.first + step) * per_held
-    span = sees.keys_of(row, rows, block=compute)
+    span = visibility.keys_of(row, rows, block=compute)
     begin, end = maximum(span.first, held_first), minimum(span.end, held_first + per_held)
-    # Queries above a block on the diagonal see none of it: cut it into a staircase.
-    staircase = sees.causal and not sees.padding_shows and rows % compute == 0
+    # Queries above a block on the diagonal attend to none of it: cut it into a staircase.
+    staircase = visibility.causal and not visibility.padding_is_visible and rows % compute == 0
     full_end = jax.lax.div(row, jnp.int32(compute)) if staircase else span.full_end
     full_begin = minimum(span.full_first, full_end)
 
@@ -44,9 +44,9 @@ def visit_seen(
     def one(block: Position, carry: None, *, edge: bool) -> None:
         update(block, held_first, edge=edge)
 
-    if sees.window is not None and staircase:
-        _window_edge(sees, rows, compute, full_end, begin, end, held_first, update)
-    elif sees.window is not None:
+    if visibility.window is not None and staircase:
+        _window_edge(visibility, rows, compute, full_end, begin, end, held_first, update)
+    elif visibility.window is not None:
         jax.lax.fori_loop(begin, within(full_begin), partial(one, edge=True), None)
     first, last = within(full_begin), within(full_end)
     rest = first
@@ -66,14 +66,14 @@ def visit_seen(
 
     inside = (full_end >= held_first) & (full_end < held_first + per_held)
 
-    @when(inside, always=sees.kv_len <= blocks.block_kv)
+    @when(inside, always=visibility.kv_len <= blocks.block_kv)
     def _() -> None:
         for stair in range(rows // compute):
             update(full_end + stair, held_first, edge=True, offset=stair * compute)
 
 
 def _window_edge(
-    sees: Visibility,
+    visibility: Visibility,
     rows: int,
     compute: int,
     diagonal: Position,
@@ -82,10 +82,10 @@ def _window_edge(
     held_first: Position,
     update: Any,
 ) -> None:
-    """The blocks that only the first queries still see: a staircase as well, going down."""
-    assert sees.window is not None
-    nearest = max(sees.window - rows, 0) // compute + 1
-    farthest = ceil_div(sees.window - 1, compute)
+    """The blocks that only the first queries still attend to: a staircase as well, going down."""
+    assert visibility.window is not None
+    nearest = max(visibility.window - rows, 0) // compute + 1
+    farthest = ceil_div(visibility.window - 1, compute)
     # In the first rows some of them lie before the first key.
     all_there = (diagonal - farthest >= begin) & (diagonal - nearest < end)
 
@@ -100,8 +100,8 @@ def _window_edge(
         jax.lax.fori_loop(begin, last, lambda block, _: update(block, held_first, edge=True), None)
 
 
-def rows_that_see(sees: Visibility, offset: int, keys: int, rows: int) -> slice:
-    """The queries that see any of some keys, of which the first lies `offset` behind the first."""
-    if sees.window is None:
+def rows_attending(visibility: Visibility, offset: int, keys: int, rows: int) -> slice:
+    """The queries that attend to any of `keys` keys, the first `offset` behind the first query."""
+    if visibility.window is None:
         return slice(max(offset, 0), rows)
-    return slice(max(offset, 0), min(rows, round_up(offset + keys - 1 + sees.window, LANES)))
+    return slice(max(offset, 0), min(rows, round_up(offset + keys - 1 + visibility.window, LANES)))

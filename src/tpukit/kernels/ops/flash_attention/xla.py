@@ -31,10 +31,10 @@ def forward(
     queries, keys = (q, k) if rope is None else (turn_heads(x, rope) for x in (q, k))
 
     def rows(row: jax.Array, part: jax.Array, ids: Any) -> tuple[jax.Array, jax.Array]:
-        scores, seen, _ = _scores(part, keys, row, ids, segment_ids, mask, problem)
-        highest = jnp.max(jnp.where(seen, scores, -jnp.inf), axis=-1, keepdims=True)
+        scores, visible, _ = _scores(part, keys, row, ids, segment_ids, mask, problem)
+        highest = jnp.max(jnp.where(visible, scores, -jnp.inf), axis=-1, keepdims=True)
         highest = jnp.where(jnp.isfinite(highest), highest, 0)
-        weights = jnp.where(seen, jnp.exp(scores - highest), 0)
+        weights = jnp.where(visible, jnp.exp(scores - highest), 0)
         total = jnp.sum(weights, axis=-1, keepdims=True)
         weights = (weights / jnp.where(total > 0, total, 1)).astype(v.dtype)
         out = jnp.einsum("bcgqk,bkcd->bqcgd", weights, v, preferred_element_type=wide)
@@ -67,11 +67,11 @@ def backward(
 
     def rows(sums: Any, x: Any) -> tuple[Any, jax.Array]:
         row, part, pulls, part_lse, part_dots, ids = x
-        scores, seen, slope = _scores(part, keys, row, ids, segment_ids, mask, problem)
+        scores, visible, slope = _scores(part, keys, row, ids, segment_ids, mask, problem)
         by_group = (batch, count, problem.kv_heads, group)
         pulls = pulls.reshape(*by_group, width)
         weights = jnp.exp(scores - _to_scores(part_lse, by_group))
-        weights = jnp.where(seen, weights, 0)
+        weights = jnp.where(visible, weights, 0)
         dweights = jnp.einsum("bqcgd,bkcd->bcgqk", pulls, v, preferred_element_type=wide)
         dscores = weights * (dweights - _to_scores(part_dots, by_group)) * problem.scale
         dscores = (dscores if slope is None else dscores * slope).astype(k.dtype)
@@ -105,7 +105,7 @@ def _scores(
     problem: Problem,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Scores (B, KV, group, rows, keys), which of them count, and the slope of the cap."""
-    sees = problem.sees
+    visibility = problem.visibility
     wide = jnp.promote_types(q.dtype, jnp.float32)
     batch, count, _, width = q.shape
     grouped = q.reshape(batch, count, problem.kv_heads, problem.group, width)
@@ -114,25 +114,25 @@ def _scores(
     if problem.soft_cap is not None:
         bent = jnp.tanh(scores / problem.soft_cap)
         scores, slope = problem.soft_cap * bent, 1 - bent * bent
-    rows, columns = row + jnp.arange(count)[:, None], jnp.arange(sees.kv_len)[None, :]
-    seen = jnp.ones((count, sees.kv_len), bool)
-    if sees.causal:
-        seen = seen & (columns <= rows)
-    if sees.window is not None:
-        seen = seen & (rows - columns < sees.window)
-        if sees.symmetric:
-            seen = seen & (columns - rows < sees.window)
-    if sees.mask is not None:
-        size = sees.mask.block_size
-        blocks = jnp.asarray(sees.mask.to_array())
-        seen = seen & blocks[rows // size, columns // size]
-    seen = seen[None, None, None]
+    rows, columns = row + jnp.arange(count)[:, None], jnp.arange(visibility.kv_len)[None, :]
+    visible = jnp.ones((count, visibility.kv_len), bool)
+    if visibility.causal:
+        visible = visible & (columns <= rows)
+    if visibility.window is not None:
+        visible = visible & (rows - columns < visibility.window)
+        if visibility.symmetric:
+            visible = visible & (columns - rows < visibility.window)
+    if visibility.mask is not None:
+        size = visibility.mask.block_size
+        blocks = jnp.asarray(visibility.mask.to_array())
+        visible = visible & blocks[rows // size, columns // size]
+    visible = visible[None, None, None]
     if segment_ids is not None and q_ids is not None:
         same = q_ids[:, :, None] == segment_ids.kv[:, None, :]
-        seen = seen & same[:, None, None]
+        visible = visible & same[:, None, None]
     if mask is not None:
-        seen = seen & _mask_rows(mask, row, count, problem)
-    return scores, seen, slope
+        visible = visible & _mask_rows(mask, row, count, problem)
+    return scores, visible, slope
 
 
 def _to_scores(x: jax.Array, by_group: tuple[int, ...]) -> jax.Array:

@@ -110,10 +110,13 @@ def block_space(case: KernelCase, chip: str) -> list[GroupedBlocks]:
     found = [first]
     for rows, side, other in product(ROWS, SIDES, SIDES):
         tiles = _tile(shape, rows, side, other, unit)
-        turned = even_tile(shape.columns, side, unit=unit), even_tile(shape.width, other, unit=unit)
+        transposed = (
+            even_tile(shape.columns, side, unit=unit),
+            even_tile(shape.width, other, unit=unit),
+        )
         found.append(
             GroupedBlocks(
-                *tiles, *turned, first.drhs_rows, first.drhs_contraction, first.drhs_columns
+                *tiles, *transposed, first.drhs_rows, first.drhs_contraction, first.drhs_columns
             )
         )
         own = first.to_dict()

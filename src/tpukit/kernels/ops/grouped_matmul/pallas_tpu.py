@@ -89,13 +89,13 @@ def _multiply(
     table = plan_visits(group_sizes, rows=rows, tile_rows=tile_rows, each_group=False)
 
     def row_place(j: Any, v: Any, k: Any, group: Any, tile: Any, filled: Any, offsets: Any) -> Any:
-        # Rows of nobody are not read: the tile before them is there already.
+        # Rows past the last group are not read: the tile before them is there already.
         return filled[v], k
 
     def weight_place(
         j: Any, v: Any, k: Any, group: Any, tile: Any, filled: Any, offsets: Any
     ) -> Any:
-        # Rows of nobody are group G, which has no weight; the one before is there already.
+        # Rows past the last group are group G, without a weight; the one before is there already.
         mine = jnp.minimum(group[v], groups - 1)
         return (mine, j, k) if transposed else (mine, k, j)
 

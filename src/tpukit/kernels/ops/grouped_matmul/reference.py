@@ -18,7 +18,7 @@ def grouped_matmul_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Ar
 def grouped_matmul_xla(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> jax.Array:
     """The same through XLA's own ragged product."""
     wide = jnp.promote_types(lhs.dtype, jnp.float32)
-    # Rows of nobody may be anything after a ragged product, and in its gradient.
+    # Rows past the last group may be anything after a ragged product, and in its gradient.
     counted = jnp.arange(lhs.shape[0])[:, None] < group_sizes.sum()
     product = jax.lax.ragged_dot(
         jnp.where(counted, lhs, 0), rhs, group_sizes, preferred_element_type=wide

@@ -48,7 +48,7 @@ def fits(lhs: jax.Array, rhs: jax.Array) -> bool:
 def forward(
     lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, interpret: bool = False
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Each row times the weight of its group; rows of nobody are zero."""
+    """Each row times the weight of its group; rows past the last group are zero."""
     if not fits(lhs, rhs):
         # A device's share of the rows may not fill whole tiles where all of them do.
         return grouped_matmul_xla(lhs, rhs, group_sizes), (lhs, rhs, group_sizes)
@@ -145,7 +145,7 @@ def _product_tile(
         row_0, column_0 = tile_ref[visit] * tiles.rows, column * tiles.columns
         rows, columns = pl.ds(row_0, tiles.rows), pl.ds(column_0, tiles.columns)
         groups = rhs_ref.shape[0]
-        weight = jnp.minimum(group, groups - 1)  # rows of nobody have none
+        weight = jnp.minimum(group, groups - 1)  # rows past the last group have none
 
         def add(step: Any, total: jax.Array) -> jax.Array:
             depth = pl.ds(step * tiles.depth, tiles.depth)

@@ -1,1 +1,1 @@
-"""Rotary positions: frequencies, cached tables, and turning in one pass over HBM."""
+"""Rotary positions: frequencies, cached tables, and the rotation in one pass over HBM."""

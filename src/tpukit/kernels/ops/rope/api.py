@@ -1,4 +1,4 @@
-"""`rope`: positions as turns of channel pairs, fused on TPU, XLA's own elsewhere."""
+"""`rope`: positions as rotations of channel pairs, fused on TPU, XLA's own elsewhere."""
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ PASSES = {
     PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
     REFERENCE: Passes(reference.forward, reference.backward),
 }
-# Every token and head is turned alone.
+# Every token and head is rotated alone.
 SPLITS = Splits(
     free="b s h",
     arguments=("b s h d", "b s half", "b s half"),

@@ -1,4 +1,4 @@
-"""Blocks of the turning kernel: which there are, what they take, which are safe."""
+"""Blocks of the rotating kernel: which there are, what they take, which are safe."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ MANY_TOKENS = 4096  # more of them are more of the same, whose blocks are as goo
 
 @dataclass(frozen=True)
 class RopeBlocks(BlockSizes):
-    """How many tokens one grid step turns."""
+    """How many tokens one grid step rotates."""
 
     block_tokens: int
 

@@ -18,13 +18,13 @@ class RopeScaling:
     Attributes:
         kind: "linear" divides every frequency by `factor`. "dynamic" (NTK) raises the base with
             the length. "llama3" leaves short wavelengths alone, divides long ones and blends
-            between. "yarn" does so by the number of turns, and scales the scores as well.
+            between. "yarn" does so by the number of rotations, and scales the scores as well.
         factor: How many times longer.
         original_max_seq_len: What the model was trained on.
         low_freq_factor: llama3: wavelengths above the original length over this are divided.
         high_freq_factor: llama3: those below the original length over this are kept.
-        beta_fast: yarn: channels that turn more often than this are kept.
-        beta_slow: yarn: those that turn less often than this are divided.
+        beta_fast: yarn: channels that rotate more often than this are kept.
+        beta_slow: yarn: those that rotate less often than this are divided.
         attention_factor: yarn: what the tables are multiplied by; None takes the paper's.
     """
 
@@ -77,7 +77,7 @@ def rope_frequencies(
     """
     if head_dim % 2:
         raise TPUKernelError(
-            f"RoPE turns pairs of channels and the head has {head_dim}; it must be even."
+            f"RoPE rotates pairs of channels and the head has {head_dim}; it must be even."
         )
     if scaling is not None and scaling.kind == "dynamic":
         theta = _raised_base(head_dim, theta, scaling, length)
@@ -104,17 +104,17 @@ def _raised_base(head_dim: int, theta: float, scaling: RopeScaling, length: int 
 
 
 def _kept_by_wavelength(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    """1 where a frequency is kept, 0 where it is divided, between the two a line in turns."""
-    turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
+    """1 where a frequency is kept, 0 where it is divided, between the two linear in rotations."""
+    rotations = scaling.original_max_seq_len * frequencies / (2 * math.pi)
     spread = scaling.high_freq_factor - scaling.low_freq_factor
-    return np.clip((turns - scaling.low_freq_factor) / spread, 0.0, 1.0)
+    return np.clip((rotations - scaling.low_freq_factor) / spread, 0.0, 1.0)
 
 
 def _kept_by_turns(head_dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
     """The ramp of the YaRN paper, over channel numbers rounded outwards as its authors do."""
 
-    def channel(turns: float) -> float:
-        wavelength = scaling.original_max_seq_len / (turns * 2 * math.pi)
+    def channel(rotations: float) -> float:
+        wavelength = scaling.original_max_seq_len / (rotations * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(theta))
 
     first = max(math.floor(channel(scaling.beta_fast)), 0)

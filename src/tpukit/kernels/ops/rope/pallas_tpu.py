@@ -39,7 +39,7 @@ def forward(
     interpret: Any = False,
 ) -> tuple[jax.Array, Tables]:
     """The result, and the tables as residuals."""
-    return turn(x, cos, sin, blocks=blocks, interpret=interpret), (cos, sin)
+    return rotate(x, cos, sin, blocks=blocks, interpret=interpret), (cos, sin)
 
 
 def backward(
@@ -49,12 +49,12 @@ def backward(
     blocks: RopeBlocks | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, None, None]:
-    """A turn is undone by its opposite; tables are data and have no gradient."""
+    """A rotation is undone by its opposite; tables are data and have no gradient."""
     cos, sin = residuals
-    return turn(cotangent, cos, -sin, blocks=blocks, interpret=interpret), None, None
+    return rotate(cotangent, cos, -sin, blocks=blocks, interpret=interpret), None, None
 
 
-def turn(
+def rotate(
     x: jax.Array, cos: jax.Array, sin: jax.Array, *, blocks: RopeBlocks | None, interpret: Any
 ) -> jax.Array:
     """Turn x (B, S, H, D) by tables of (S, D / 2) or (B, S, D / 2)."""
@@ -74,13 +74,13 @@ def turn(
 
         def body(step: jax.Array, _: None) -> None:
             at = pl.ds(pl.multiple_of(step * chunk, chunk), chunk)
-            kept, *turned = (ref[at, :] for ref in table_refs)
+            kept, *rotated = (ref[at, :] for ref in table_refs)
             for start in range(0, heads * width, group):
                 lanes = pl.ds(start, group)
                 value = x_ref[at, lanes].astype(jnp.float32)
                 out = value * kept
                 # The second table takes the channel half a head below, the first the one above.
-                for table, shift in zip(turned, (group - half, half), strict=False):
+                for table, shift in zip(rotated, (group - half, half), strict=False):
                     out = out + pltpu.roll(value, shift, 1) * table
                 out_ref[at, lanes] = out.astype(out_ref.dtype)
 

@@ -12,8 +12,8 @@ def rope(x: jax.Array, cos: Table, sin: Table) -> jax.Array:
     wide = jnp.promote_types(x.dtype, jnp.float32)
     cos, sin = (jnp.asarray(table, wide)[..., None, :] for table in (cos, sin))
     first, second = jnp.split(x.astype(wide), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)
 
 
 def forward(
@@ -26,6 +26,6 @@ def forward(
 def backward(
     residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
 ) -> tuple[jax.Array, None, None]:
-    """A turn is undone by its opposite; tables are data and have no gradient."""
+    """A rotation is undone by its opposite; tables are data and have no gradient."""
     cos, sin = residuals
     return rope(cotangent, cos, -sin), None, None

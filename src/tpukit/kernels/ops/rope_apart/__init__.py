@@ -1,1 +1,1 @@
-"""Queries and keys that one product gives side by side: turned, and taken apart."""
+"""Queries and keys that one product gives side by side: rotated, and taken apart."""

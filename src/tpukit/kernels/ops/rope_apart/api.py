@@ -26,7 +26,7 @@ SPLITS = Splits(
 def rope_apart(
     joined: jax.Array, cos: Table, sin: Table, *, heads: Heads
 ) -> tuple[jax.Array, jax.Array]:
-    """Queries (B, S, H, D) and keys (B, S, KV, D), turned as `rope` does.
+    """Queries (B, S, H, D) and keys (B, S, KV, D), rotated as `rope` does.
 
     Args:
         joined: (B, S, (H + KV) * D), queries first.

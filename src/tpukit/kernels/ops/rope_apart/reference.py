@@ -13,8 +13,8 @@ def forward(
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     """Queries and keys, and the tables as residuals."""
     every = joined.reshape(*joined.shape[:2], sum(heads), -1)
-    turned = reference.rope(every, cos, sin)
-    return (turned[:, :, : heads[0]], turned[:, :, heads[0] :]), (cos, sin)
+    rotated = reference.rope(every, cos, sin)
+    return (rotated[:, :, : heads[0]], rotated[:, :, heads[0] :]), (cos, sin)
 
 
 def backward(
@@ -25,5 +25,5 @@ def backward(
 ) -> tuple[jax.Array, None, None]:
     """The gradient of both, side by side; tables are data and have none."""
     cos, sin = residuals
-    turned = reference.rope(jnp.concatenate(cotangent, axis=2), cos, -sin)
-    return turned.reshape(*turned.shape[:2], -1), None, None
+    rotated = reference.rope(jnp.concatenate(cotangent, axis=2), cos, -sin)
+    return rotated.reshape(*rotated.shape[:2], -1), None, None

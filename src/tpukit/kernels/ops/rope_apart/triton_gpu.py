@@ -1,6 +1,6 @@
 """Rotary positions of queries and keys that stand side by side, on an NVIDIA GPU.
 
-One product gives both, and one pass turns them on their way to arrays of their own; the gradient
+One product gives both, and one pass rotates them on their way to arrays of their own; the gradient
 goes back into one array in the same way, for which XLA would make another pass.
 """
 
@@ -33,7 +33,7 @@ def forward(
     batch, length, width = joined.shape
     half = width // sum(heads) // 2
     source = joined.reshape(batch * length, sum(heads), 2, half)
-    q, k = _turn([source], heads, cos, sin, inverse=False, interpret=interpret)
+    q, k = _rotate([source], heads, cos, sin, inverse=False, interpret=interpret)
     apart = (q.reshape(batch, length, -1, 2 * half), k.reshape(batch, length, -1, 2 * half))
     return apart, (cos, sin)
 
@@ -48,11 +48,11 @@ def backward(
     """The gradient of both, side by side; tables are data and have none."""
     batch, length, _, head_dim = cotangent[0].shape
     apart = [one.reshape(batch * length, -1, 2, head_dim // 2) for one in cotangent]
-    (joined,) = _turn(apart, (sum(heads),), *residuals, inverse=True, interpret=interpret)
+    (joined,) = _rotate(apart, (sum(heads),), *residuals, inverse=True, interpret=interpret)
     return joined.reshape(batch, length, sum(heads) * head_dim), None, None
 
 
-def _turn(
+def _rotate(
     sources: list[jax.Array],
     out_heads: tuple[int, ...],
     cos: jax.Array,
@@ -61,7 +61,7 @@ def _turn(
     inverse: bool,
     interpret: bool,
 ) -> list[jax.Array]:
-    """The heads of all sources in their order, turned, in arrays of so many heads each."""
+    """The heads of all sources in their order, rotated, in arrays of so many heads each."""
     tokens, _, _, half = sources[0].shape
     together = math.gcd(tokens, MOST_TOKENS)
 

@@ -45,7 +45,7 @@ def shape_of(row: MeasuredRow, argument: str) -> jax.ShapeDtypeStruct:
 
 
 def group_sizes_of(row: MeasuredRow, shape: jax.ShapeDtypeStruct) -> np.ndarray:
-    """The group sizes of a row, which decide how often a grouped kernel turns.
+    """The group sizes of a row, which decide how often the loop of a grouped kernel runs.
 
     Raises:
         TPUKernelError: The row does not say them, or not for every group.
