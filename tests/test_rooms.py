@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "tpukit"
 ROOMS = [
     *(
         "errors",
+        "annotations",
         "lazy",
         "frameworks",
         "hardware",

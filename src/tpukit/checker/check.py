@@ -23,7 +23,7 @@ NOT_ASKED_FOR = "not asked for"
 
 
 def check(
-    job: Any,
+    job: object,
     on: Slice | str | None = None,
     *,
     memory_only: bool = False,
@@ -122,7 +122,7 @@ def check_request(
     )
 
 
-def as_job(job: Any, changes: Mapping[str, Any]) -> Job:
+def as_job(job: object, changes: Mapping[str, Any]) -> Job:
     """Return the job that a name, a file, a model or a job itself stands for, with changes.
 
     Raises:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import TPUError, TPUOutOfMemoryError, XLACompilationError
 from ..hardware import Slice
@@ -27,6 +27,9 @@ from .program.request import (
 from .refusal import explain_failure, ran_out_of_hbm
 from .stages import Stage, Until
 
+if TYPE_CHECKING:
+    from ..annotations import AnyMesh
+
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 1800.0
 # An 8B training step was measured at 0.8 GB up to its schedule, 1.2 GB through code generation.
@@ -38,7 +41,7 @@ def compile_for(
     on: Slice | str,
     *args: Any,
     donate_argnums: Sequence[int] = (),
-    mesh: Mapping[str, int] | Any | None = None,
+    mesh: "Mapping[str, int] | AnyMesh | None" = None,
     dcn_mesh_shape: Sequence[int] | None = None,
     options: Mapping[str, Any] | None = None,
     until: Until = "codegen",

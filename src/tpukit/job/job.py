@@ -108,7 +108,7 @@ class Job(Limits):
         return self
 
     @classmethod
-    def of(cls, model: Any, **arguments: Any) -> "Job":
+    def of(cls, model: object, **arguments: Any) -> "Job":
         """Return the job of a model; what is no key of a job is a part of its step.
 
         Args:

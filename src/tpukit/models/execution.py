@@ -4,13 +4,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from ..annotations import AnyMesh
 from .attention.choice import AttentionFunction
 from .loss.chunked import LossChunks
 from .remat.policy import NO_REMAT, RematPolicy
-
-AnyMesh = Mesh | AbstractMesh
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,7 @@ class ServingPlan:
 
 
 def plan_serving(
-    model: Any,
+    model: object,
     *,
     batch: int = 1,
     context: int = 8192,

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..annotations import AnyMesh
 from ..models.adapters import Variables
-from ..models.execution import AnyMesh
 from ..models.loss.loss import Batch, WeightedLoss
 from .parts import weighted_loss
 from .token_order import in_ring_order

@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..annotations import AnyMesh
 from ..models.adapters import ModelAdapter
-from ..models.execution import AnyMesh, Execution
+from ..models.execution import Execution
 from ..models.loss.loss import Batch, LossFunction, WeightedLoss, default_loss
 from ..parallel.experts.routing import RouterStats
 

@@ -8,11 +8,12 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..annotations import AnyMesh
 from ..errors import ShardingError
 from ..models.attention.choice import automatic_attention
 from ..models.attention.flash import flash_attention
 from ..models.attention.splash import splash_attention, splash_attention_in_two
-from ..models.execution import AnyMesh, Execution
+from ..models.execution import Execution
 from ..models.transformer.config import TransformerConfig
 from ..parallel.mesh.axes import Role, role_of
 from ..parallel.mesh.mesh import axis_sizes

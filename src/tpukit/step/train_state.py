@@ -1,9 +1,10 @@
 """Everything a training step reads and writes, as one pytree."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
+
+from ..annotations import PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -18,7 +19,7 @@ class TrainState:
         model_state: What the model carries without training it (batch statistics); often {}.
     """
 
-    step: Any
-    params: Any
-    opt_state: Any
-    model_state: Any
+    step: PyTree
+    params: PyTree
+    opt_state: PyTree
+    model_state: PyTree

@@ -13,16 +13,18 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.table import Table
 
+from ..annotations import AnyMesh
 from ..errors import TPUModelError
 from ..hardware.target import on_one_gpu
 from ..models.adapters import ModelAdapter, TransformerAdapter, adapt
 from ..models.attention.choice import AttentionFunction
-from ..models.execution import AnyMesh, Execution
+from ..models.execution import Execution
 from ..models.loss.chunked import LossChunks, check_loss_chunks, loss_chunks_text
 from ..models.loss.loss import Batch, LossFunction
 from ..models.remat.policy import RematPolicy, RematSpec
 from ..models.transformer.config import TransformerConfig
 from ..parallel.sharding.layout import Layout, make_layout
+from ..parallel.sharding.rules import Rules
 from .example_batch import random_batch
 from .mixed_precision import narrowed
 from .optimizer.optimizer import build_optimizer
@@ -87,7 +89,7 @@ class Workload:
         >>> state, metrics = jax.jit(work.train_step)(state, work.example_batch())
     """
 
-    model: Any
+    model: object
     _: KW_ONLY
     batch_size: int | None = None
     sequence_length: int | None = None
@@ -101,7 +103,7 @@ class Workload:
     optimizer: optax.GradientTransformation | None = None
     remat: RematSpec = None
     strategy: str = "fsdp"
-    rules: Any = None
+    rules: Rules | None = None
     microbatches: int = 1
     pipeline_schedule: str = "1f1b"
     attention: str | AttentionFunction = "auto"

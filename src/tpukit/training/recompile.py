@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
+from ..annotations import AnyMesh
 from ..errors import TPUValidationError
-from ..models.execution import AnyMesh
 from ..runtime.cache_folder import cache_folder
 from ..step.workload import Workload
 from .debugging import is_debugging, only_nans_inside, refuse_infs

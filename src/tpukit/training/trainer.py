@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 
+from ..annotations import Device
 from ..errors import ConfigError, TPUModelError
 from ..hardware.target import current_target
 from ..job.compiler_flags import compiler_options
@@ -26,6 +27,7 @@ from ..runtime.jax_state import jax_state
 from ..step.train_state import TrainState
 from ..step.workload import Workload
 from .arguments import job_of_arguments
+from .data.opening import DataSource
 from .predicted import predicted_step
 from .preparation import prepare
 from .result import TrainingResult
@@ -74,7 +76,7 @@ class TPUTrainer:
     def __init__(
         self,
         config: TPUConfig | None = None,
-        model: Any = None,
+        model: object = None,
         mesh_shape: MeshShape | None = None,
         use_bf16: bool = True,
         enable_xla_optimizations: bool = False,
@@ -87,7 +89,7 @@ class TPUTrainer:
         strategy: str | None = None,
         hooks: Sequence[TrainingHook | str] = (),
         progress: bool | ProgressView = True,
-        devices: Sequence[Any] | None = None,
+        devices: Sequence[Device] | None = None,
         **workload: Any,
     ) -> None:
         if model is None:
@@ -117,7 +119,7 @@ class TPUTrainer:
         *,
         hooks: Sequence[TrainingHook | str] = (),
         progress: bool | ProgressView = True,
-        devices: Sequence[Any] | None = None,
+        devices: Sequence[Device] | None = None,
     ) -> "TPUTrainer":
         """Return the trainer of a job, whose step is the one that `check` compiles.
 
@@ -141,7 +143,7 @@ class TPUTrainer:
         dcn_mesh: Sequence[int] | None,
         hooks: Sequence[TrainingHook | str],
         progress: bool | ProgressView,
-        devices: Sequence[Any] | None,
+        devices: Sequence[Device] | None,
     ) -> None:
         """Location a job on the devices that are here."""
         self.state: TrainState | None = None
@@ -166,13 +168,13 @@ class TPUTrainer:
 
     def train(
         self,
-        train_data: Any = None,
+        train_data: DataSource | None = None,
         num_steps: int | None = None,
         batch_size_per_chip: int | None = None,
         sequence_length: int | None = None,
         *,
         batch_size: int | None = None,
-        eval_data: Any = None,
+        eval_data: DataSource | None = None,
     ) -> TrainingResult:
         """Train until `num_steps` steps of the run are taken.
 

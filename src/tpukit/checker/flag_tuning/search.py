@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...compiler.aot import DEFAULT_TIMEOUT_S, compile_many, run_request
 from ...compiler.compiled import CompiledStep
@@ -19,6 +19,9 @@ from ..compiling import lower_job
 from .candidates import Candidate, CandidateGroup, load_candidates
 from .trials import FlagSearch, FlagTrial
 
+if TYPE_CHECKING:
+    from ...annotations import AnyMesh
+
 DEFAULT_BUDGET = 24
 # Predicted times nearer than this count as equal: no search can tell them apart.
 SMALLEST_GAIN = 0.005
@@ -29,7 +32,7 @@ def tune_flags(
     workload: Job | Callable[..., Any] | Program | StepSource | CompileRequest,
     on: Slice | str | None = None,
     *args: Any,
-    mesh: Mapping[str, int] | Any | None = None,
+    mesh: "Mapping[str, int] | AnyMesh | None" = None,
     donate_argnums: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
     budget: int = DEFAULT_BUDGET,

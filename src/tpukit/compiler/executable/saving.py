@@ -3,7 +3,7 @@
 import hashlib
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import TPUNotAvailableError, TPUValidationError, XLARuntimeError
 from ...hardware import detect_accelerators
@@ -16,6 +16,9 @@ from ..refusal import explain_failure
 from .file import ExecutableHeader, read_executable, write_executable
 from .loaded_step import LoadedStep
 from .slots import describe_program, host_features, place_of
+
+if TYPE_CHECKING:
+    from ...annotations import PyTree
 
 
 def save_executable(
@@ -50,7 +53,7 @@ def save_executable(
     return header
 
 
-def load_executable(path: str | Path, *, like: Any = None) -> LoadedStep:
+def load_executable(path: str | Path, *, like: "PyTree" = None) -> LoadedStep:
     """Load a saved program onto the devices of this process.
 
     A file holds machine code: load only what you trust.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ... import __version__
 from ...errors import FlagError, MeshError, MissingExtraError
@@ -18,6 +18,9 @@ from ..dump import Dump
 from .facts import ProgramFacts
 from .lowered import Program, lower_program
 
+if TYPE_CHECKING:
+    from ...annotations import AnyMesh
+
 FORMAT = 1  # raise it when what is kept of a compile, or how, changes
 OWN_OPTIONS = ("xla_dump_to", "xla_dump_hlo_as_text")
 
@@ -26,11 +29,11 @@ OWN_OPTIONS = ("xla_dump_to", "xla_dump_hlo_as_text")
 class StepSource(Protocol):
     """A workload: it knows its jitted step and the shapes of its arguments on a mesh."""
 
-    def jit_train_step(self, mesh: Any) -> Any:
+    def jit_train_step(self, mesh: "AnyMesh") -> Any:
         """The step with a sharding for every leaf."""
         ...
 
-    def abstract_args(self, mesh: Any) -> tuple[Any, ...]:
+    def abstract_args(self, mesh: "AnyMesh") -> tuple[Any, ...]:
         """Its arguments as shapes with shardings."""
         ...
 
@@ -87,7 +90,7 @@ def make_request(
     on: Slice | str,
     *args: Any,
     donate_argnums: Sequence[int] = (),
-    mesh: Mapping[str, int] | Any | None = None,
+    mesh: "Mapping[str, int] | AnyMesh | None" = None,
     dcn_mesh_shape: Sequence[int] | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Progress = silent,
@@ -121,7 +124,7 @@ def _lower(
     target: Slice,
     args: tuple[Any, ...],
     donate_argnums: Sequence[int],
-    mesh: Mapping[str, int] | Any | None,
+    mesh: "Mapping[str, int] | AnyMesh | None",
     progress: Progress,
 ) -> Program:
     if not isinstance(function, StepSource):
@@ -131,7 +134,7 @@ def _lower(
     return lower_program(step, *step_args, donate_argnums=(0,), progress=progress)
 
 
-def as_abstract_mesh(mesh: Mapping[str, int] | Any | None, target: Slice) -> Any:
+def as_abstract_mesh(mesh: "Mapping[str, int] | AnyMesh | None", target: Slice) -> "AnyMesh":
     """A mesh without devices from sizes by axis name; one size may be -1, all that is left."""
     from jax.sharding import AbstractMesh, AxisType
 
@@ -141,7 +144,7 @@ def as_abstract_mesh(mesh: Mapping[str, int] | Any | None, target: Slice) -> Any
         )
     if not isinstance(mesh, Mapping):
         return mesh
-    sizes = fill_mesh(mesh, target)  # pyright: ignore[reportUnknownArgumentType]  checked there
+    sizes = fill_mesh(mesh, target)
     return AbstractMesh(
         tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
     )

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import jax
 
+from ...annotations import AnyMesh
 from ...errors import TPUModelError, did_you_mean
 from ...hardware.target import current_target
 from ...kernels.ops.flash_attention.pallas_tpu import can_flash
-from ...parallel.mesh.mesh import AnyMesh
 from ...parallel.ring.attention import ring_attention
 from .flash import flash_attention
 from .splash import splash_attention, splash_attention_in_two

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import PartitionSpec
 
+from ...annotations import AnyMesh
 from ...parallel.mesh.manual_axes import axes_to_take, whole_key_heads
-from ...parallel.mesh.mesh import AnyMesh
 
 
 class LocalAttention(Protocol):

@@ -2,20 +2,24 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
+from ...annotations import PyTree
 from ...errors import TPUModelError, TPUValidationError
 from ..presets import get_preset
 from ..transformer.config import TransformerConfig
 from .decoding import DecodingState, begin_rows, extend_rows
 from .result import Ending, Generation
 from .sampling import Sampling
+
+Prompts: TypeAlias = Iterable[ArrayLike | Sequence[int]]  # rows of token numbers
 
 SMALLEST_ROOM = 32
 
@@ -35,7 +39,7 @@ class Generator:
         TPUModelError: The model is not the reference transformer.
     """
 
-    def __init__(self, model: Any, params: Any) -> None:
+    def __init__(self, model: object, params: PyTree) -> None:
         self.config = transformer_config(model).replace(routing="dropless")
         self.params = jax.tree.map(jnp.asarray, params)
         self._programs: dict[tuple[Any, ...], Any] = {}
@@ -43,7 +47,7 @@ class Generator:
 
     def generate(
         self,
-        prompts: Any,
+        prompts: Prompts,
         *,
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
@@ -57,7 +61,7 @@ class Generator:
 
     def stream(
         self,
-        prompts: Any,
+        prompts: Prompts,
         *,
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
@@ -155,9 +159,9 @@ class Generator:
 
 
 def generate(
-    model: Any,
-    params: Any,
-    prompts: Any,
+    model: object,
+    params: PyTree,
+    prompts: Prompts,
     *,
     max_new_tokens: int = 128,
     temperature: float = 1.0,
@@ -195,7 +199,7 @@ def generate(
     )
 
 
-def transformer_config(model: Any) -> TransformerConfig:
+def transformer_config(model: object) -> TransformerConfig:
     """The reference transformer that `model` names or is.
 
     Raises:
@@ -216,7 +220,7 @@ def _rounded(size: int) -> int:
     return max(SMALLEST_ROOM, 1 << (size - 1).bit_length())
 
 
-def _checked_prompts(prompts: Any, config: TransformerConfig) -> list[Sequence[int]]:
+def _checked_prompts(prompts: Prompts, config: TransformerConfig) -> list[Sequence[int]]:
     rows = [np.asarray(prompt) for prompt in prompts]
     if not rows:
         raise TPUValidationError("there are no prompts; give at least one row of token numbers.")

@@ -10,9 +10,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from ...annotations import PyTree
 from ...errors import TPUModelError
 from ..adapters import TransformerAdapter
 from ..execution import Execution
@@ -45,8 +47,8 @@ def import_huggingface(
     folder: str | Path,
     *,
     config: TransformerConfig | None = None,
-    dtype: Any = None,
-    shardings: Any = None,
+    dtype: DTypeLike | None = None,
+    shardings: PyTree = None,
 ) -> ImportedModel:
     """Read `config.json` and the safetensors of a Hugging Face folder.
 
@@ -171,7 +173,10 @@ class _OpenTensors:
 
 
 def _assemble(
-    tensors: _OpenTensors, entries: list[TensorEntry], config: TransformerConfig, dtype: Any
+    tensors: _OpenTensors,
+    entries: list[TensorEntry],
+    config: TransformerConfig,
+    dtype: DTypeLike | None,
 ) -> np.ndarray:
     first = tensors.read(entries[0], config)
     target = np.dtype(dtype or first.dtype)

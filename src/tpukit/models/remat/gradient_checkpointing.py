@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -10,12 +10,14 @@ from ...errors import TPUModelError
 from ..adapters.registry import kind_of
 from .policy import RematPolicy
 
+Model = TypeVar("Model")
+
 
 def enable_gradient_checkpointing(
-    model: Any,
+    model: Model,
     checkpoint_every_n_layers: int = 1,
     checkpoint_policy: str | RematPolicy = "nothing_saveable",
-) -> Any:
+) -> Model:
     """The same model, computing activations again in the backward pass instead of keeping them.
 
     Values and gradients do not change; memory falls and the backward pass grows by up to one
@@ -38,7 +40,7 @@ def enable_gradient_checkpointing(
     return checkpoint_layers(model, policy)
 
 
-def checkpoint_layers(model: Any, remat: RematPolicy) -> Any:
+def checkpoint_layers(model: Model, remat: RematPolicy) -> Model:
     """Apply a whole `RematPolicy` to a model; without checkpoints in it, the model itself."""
     if not remat.active:
         return model

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...annotations import PyTree
 from ...errors import TPUValidationError
 
 BATCHES, SECONDS = 50, 5.0
@@ -26,7 +27,7 @@ class InputRate:
     first_batch_s: float
     samples_per_batch: int
     reason: str = ""
-    batch: Any = field(default=None, repr=False, compare=False)
+    batch: PyTree = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -42,7 +43,7 @@ class InputRate:
 
 
 def measure_input(
-    dataloader: Iterable[Any], *, batches: int = BATCHES, seconds: float = SECONDS
+    dataloader: Iterable[PyTree], *, batches: int = BATCHES, seconds: float = SECONDS
 ) -> InputRate:
     """Draw batches, at most so many and for so long, and say how fast they came.
 
@@ -84,7 +85,7 @@ def measure_input(
     )
 
 
-def _examples(batch: Any) -> int:
+def _examples(batch: PyTree) -> int:
     """Examples in a batch: the first dimension of its first array."""
     values: list[Any] = [batch]
     while values:

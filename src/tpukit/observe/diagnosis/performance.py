@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from ...annotations import PyTree
 from ...compiler import compile_for
 from ...compiler.program.request import fill_mesh
 from ...errors import TPUModelError, TPUValidationError
@@ -27,8 +28,8 @@ from .step_timing import STEPS, time_steps
 
 
 def diagnose_performance(
-    model: Any,
-    dataloader: Iterable[Any] | None = None,
+    model: object,
+    dataloader: Iterable[PyTree] | None = None,
     target_tflops: float | None = None,
     *,
     on: Slice | str | None = None,
@@ -117,7 +118,7 @@ def _issues(
     yield from compile_issues(evidence.compile_s, step)
 
 
-def _workload(model: Any, rate: InputRate | None, options: Mapping[str, Any]) -> Workload:
+def _workload(model: object, rate: InputRate | None, options: Mapping[str, Any]) -> Workload:
     """Build the step; the batch's shapes are those given, else those of the loader's first."""
     if isinstance(model, Job):
         return build_step(model.replace(options)).work

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
+from ...annotations import AnyMesh
 from ...errors import ShardingError, TPUValidationError, did_you_mean
 from ..mesh.axes import BATCH_ROLES, axes_with_role
 from ..mesh.manual_axes import (
@@ -19,7 +20,6 @@ from ..mesh.manual_axes import (
     divisors,
     mesh_in_use,
 )
-from ..mesh.mesh import AnyMesh
 from .dispatch import ACTIVATIONS, ExpertWeights, MoESettings, RoutingMethod, moe_shard
 from .region import manual_axes, region_of
 from .routing import RouterStats, Score

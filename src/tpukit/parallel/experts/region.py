@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from jax.sharding import AxisType
 
+from ...annotations import AnyMesh
 from ..mesh.axes import axes_with_role
-from ..mesh.mesh import AnyMesh, axis_sizes
+from ..mesh.mesh import axis_sizes
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jax.sharding import Mesh
 
+from ...annotations import Device
 from ...errors import MeshError
 from .mesh import MeshConfig, create_mesh
 
 
 def mesh_here(
-    sizes: Mapping[str, int], devices: Sequence[Any], *, dcn_mesh_shape: Sequence[int] | None = None
+    sizes: Mapping[str, int],
+    devices: Sequence[Device],
+    *,
+    dcn_mesh_shape: Sequence[int] | None = None,
 ) -> Mesh:
     """The mesh of these sizes on these devices; `dcn_mesh_shape` is the part across slices.
 

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
+from ...annotations import AnyMesh
 from ...errors import MeshError, did_you_mean
-from .mesh import AnyMesh, axis_sizes
+from .mesh import axis_sizes
 
 Tree = TypeVar("Tree")
 

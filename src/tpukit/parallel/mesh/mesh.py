@@ -8,11 +8,10 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from ...annotations import AnyMesh, Device
 from ...errors import MeshError
 from ...runtime.device_grid import arrange_devices
 from .axes import check_axis_names
-
-AnyMesh = Mesh | AbstractMesh
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class MeshConfig:
 
     mesh_shape: tuple[int, ...]
     axis_names: tuple[str, ...]
-    devices: Sequence[Any] | None = None
+    devices: Sequence[Device] | None = None
     dcn_mesh_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +84,7 @@ def create_mesh(
     *,
     mesh_shape: Sequence[int] | None = None,
     axis_names: Sequence[str] | None = None,
-    devices: Sequence[Any] | None = None,
+    devices: Sequence[Device] | None = None,
     dcn_mesh_shape: Sequence[int] | None = None,
 ) -> Mesh:
     """Make a mesh whose device order respects the torus and the slices.
@@ -136,7 +135,7 @@ def _one_config(
     config: MeshConfig | None,
     mesh_shape: Sequence[int] | None,
     axis_names: Sequence[str] | None,
-    devices: Sequence[Any] | None,
+    devices: Sequence[Device] | None,
     dcn_mesh_shape: Sequence[int] | None,
 ) -> MeshConfig:
     given = (mesh_shape, axis_names, devices, dcn_mesh_shape)

@@ -8,25 +8,25 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
+from ...annotations import AnyMesh, PyTree
 from ...errors import MeshError, ShardingError
 from ..mesh.manual_axes import axis_size, copy_each, divisors, mesh_in_use
-from ..mesh.mesh import AnyMesh
 
 Tree = TypeVar("Tree")
-StageFn = Callable[[Any, Any], Any]
+StageFn = Callable[[PyTree, PyTree], PyTree]
 
 
 class PipelineParams(NamedTuple):
     """The parameters of a pipelined model, or their gradients."""
 
-    first: Any  # of `first_fn` (the embedding); on every stage
-    stages: Any  # of `stage_fn`, stacked: (stages, ...)
-    last: Any  # of `loss_fn` (the final norm and head); on every stage
+    first: PyTree  # of `first_fn` (the embedding); on every stage
+    stages: PyTree  # of `stage_fn`, stacked: (stages, ...)
+    last: PyTree  # of `loss_fn` (the final norm and head); on every stage
 
 
 def pipeline(
     stage_fn: StageFn,
-    stage_params: Any,
+    stage_params: PyTree,
     x: Tree,
     *,
     mesh: AnyMesh | None = None,
@@ -54,7 +54,7 @@ def pipeline(
     check_stacked(stage_params, stages, axis)
     count_microbatches(x)
 
-    def run(stage_params: Any, x: Tree) -> Tree:
+    def run(stage_params: PyTree, x: Tree) -> Tree:
         params, x = own_stage((stage_params, x))
         stage = lax.axis_index(axis)
         feed = jax.tree.map(lambda leaf: _pad(leaf, stages - 1), x)
@@ -138,7 +138,7 @@ def stage_mesh(mesh: AnyMesh | None, axis: str) -> tuple[AnyMesh, int]:
     return in_use, axis_size(in_use, axis, needed_for="The pipeline")
 
 
-def check_stacked(stage_params: Any, stages: int, axis: str) -> None:
+def check_stacked(stage_params: PyTree, stages: int, axis: str) -> None:
     """Raise ShardingError unless every array is stacked by stage."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(stage_params):
         if leaf.ndim == 0 or leaf.shape[0] != stages:

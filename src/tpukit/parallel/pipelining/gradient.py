@@ -7,7 +7,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from ..mesh.mesh import AnyMesh
+from ...annotations import AnyMesh
 from .forward import (
     PipelineParams,
     StageFn,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -64,7 +65,7 @@ class ShardingAdvice:
         return table
 
 
-def detect_hotspots(load: Any, threshold: float | None = None) -> list[tuple[int, ...]]:
+def detect_hotspots(load: ArrayLike, threshold: float | None = None) -> list[tuple[int, ...]]:
     """Return the index of every device whose load is above `threshold`, in index order.
 
     Args:
@@ -80,7 +81,7 @@ def detect_hotspots(load: Any, threshold: float | None = None) -> list[tuple[int
 
 
 def optimize_sharding(
-    load: Any,
+    load: ArrayLike,
     *,
     axis_names: Sequence[str] = ("data", "model"),
     threshold: float | None = None,
@@ -128,7 +129,7 @@ def optimize_sharding(
     )
 
 
-def _check_load(load: Any) -> np.ndarray:
+def _check_load(load: ArrayLike) -> np.ndarray:
     values = np.asarray(load, dtype=np.float64)
     if not values.size or not np.isfinite(values).all():
         raise ShardingError(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from ...annotations import PyTree
 from ...errors import ShardingError
 from ..experts.moves import reorder_experts
 from ..experts.placement import ExpertPlacement
@@ -14,7 +15,7 @@ from ..sharding.layout import Layout
 from ..sharding.trees import describe_parameters, open_model
 
 
-def reshard(tree: Any, new: Layout | ExpertPlacement | Sharding | Any) -> Any:
+def reshard(tree: PyTree, new: Layout | ExpertPlacement | Sharding | PyTree) -> PyTree:
     """Return the same tree with its arrays where `new` wants them; no value changes.
 
     Args:
@@ -72,7 +73,7 @@ def move(value: Any, sharding: Sharding | None) -> Any:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def _reorder_experts(tree: Any, placement: ExpertPlacement) -> Any:
+def _reorder_experts(tree: PyTree, placement: ExpertPlacement) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     parameters = describe_parameters(tree)
     moved: list[Any] = []

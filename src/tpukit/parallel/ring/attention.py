@@ -12,12 +12,12 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
+from ...annotations import AnyMesh
 from ...errors import ShardingError, TPUValidationError
 from ...kernels.ops.flash_attention.pallas_tpu import KEPT_NAME, NARROWEST, SHORTEST, can_flash
 from ...kernels.registry.dispatch import dispatch
 from ...kernels.registry.op import PALLAS_TPU, XLA
 from ..mesh.manual_axes import axes_to_take, axis_size, divisors, mesh_in_use, whole_key_heads
-from ..mesh.mesh import AnyMesh
 from . import kernel as ring_kernel
 from . import loop as ring_loop
 from . import window as ring_window

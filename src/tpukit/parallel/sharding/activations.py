@@ -12,9 +12,10 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ...annotations import AnyMesh
 from ...errors import ShardingError, did_you_mean
 from ..mesh.axes import BATCH_ROLES, axes_with_role
-from ..mesh.mesh import AnyMesh, axis_sizes
+from ..mesh.mesh import axis_sizes
 from .dimensions import DIMENSIONS
 from .strategy import parse_strategy, strategy_axes
 

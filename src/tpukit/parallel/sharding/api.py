@@ -1,30 +1,32 @@
 """Shard a whole model by the name of a strategy, and get the padding back off it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ..mesh.mesh import AnyMesh
+from ...annotations import AnyMesh
 from ..rebalancing.reshard import reshard
 from .layout import Layout, make_layout
-from .rules import RuleSpec
+from .rules import Rules
 from .shape_spec import spec_for_shape
 from .trees import named_leaves, open_model
 
+Model = TypeVar("Model")
+
 
 def shard_model(
-    model: Any,
+    model: Model,
     mesh: AnyMesh,
     strategy: str | None = "fsdp",
     *,
-    rules: Sequence[tuple[str, RuleSpec]] | Mapping[str, RuleSpec] | None = None,
+    rules: Rules | None = None,
     pad: bool = False,
     stacked: Sequence[str] = (),
     head_counts: Mapping[str, int] | None = None,
-) -> Any:
+) -> Model:
     """Return the same model with its arrays spread over a mesh.
 
     A flax nnx module comes back as an nnx module, linen variables as linen variables, an equinox

@@ -12,11 +12,12 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import RenderableType
 
-from ..mesh.mesh import AnyMesh, axis_sizes
+from ...annotations import AnyMesh, PyTree
+from ..mesh.mesh import axis_sizes
 from .activations import ActivationRules, activation_rules
 from .placing import check_found_work, place
 from .report import LayoutReport, Placement
-from .rules import Rule, RuleSpec, entries_spec, first_match, parse_rules, spec_entries
+from .rules import Rule, Rules, entries_spec, first_match, parse_rules, spec_entries
 from .strategy import ActivationsOnly, Strategy, parse_strategy, strategy_axes
 from .trees import describe_parameters, named_leaves, open_model
 
@@ -39,11 +40,11 @@ class Layout:
 
     mesh: AnyMesh
     strategy: str | None
-    specs: Any
+    specs: PyTree
     report: LayoutReport
 
     @property
-    def shardings(self) -> Any:
+    def shardings(self) -> PyTree:
         """A NamedSharding for each array, in the tree of `specs`."""
         return jax.tree.map(self._named, self.specs)
 
@@ -77,7 +78,7 @@ class Layout:
                 return placement
         return None
 
-    def for_optimizer_state(self, state: Any) -> Any:
+    def for_optimizer_state(self, state: PyTree) -> PyTree:
         """Shardings for any tree that holds things shaped like the parameters.
 
         A leaf whose path ends in a parameter's path is placed like the parameter; one that lacks
@@ -142,11 +143,11 @@ class Layout:
 
 
 def make_layout(
-    tree: Any,
+    tree: PyTree,
     mesh: AnyMesh,
     strategy: str | None = "fsdp",
     *,
-    rules: Sequence[tuple[str, RuleSpec]] | Mapping[str, RuleSpec] | None = None,
+    rules: Rules | None = None,
     pad: bool = False,
     stacked: Sequence[str] = (),
     head_counts: Mapping[str, int] | None = None,

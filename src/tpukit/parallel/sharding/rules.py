@@ -13,6 +13,8 @@ from ..mesh.manual_axes import divisors
 
 # A rule's right side: a PartitionSpec, or axis names, None and tuples of names in a sequence.
 RuleSpec = PartitionSpec | Sequence[Any]
+# Patterns on paths of parameters; the first that matches decides.
+Rules = Sequence[tuple[str, RuleSpec]] | Mapping[str, RuleSpec]
 Entries = tuple[tuple[str, ...], ...]
 
 
@@ -39,7 +41,7 @@ class Rule:
 
 
 def parse_rules(
-    rules: Sequence[tuple[str, RuleSpec]] | Mapping[str, RuleSpec] | None,
+    rules: Rules | None,
     sizes: Mapping[str, int],
 ) -> tuple[Rule, ...]:
     """Check rules against the axes of a mesh.

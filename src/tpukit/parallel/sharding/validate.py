@@ -8,8 +8,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import RenderableType
 from rich.table import Table
 
+from ...annotations import AnyMesh, PyTree
 from ...errors import ShardingError
-from ..mesh.mesh import AnyMesh, axis_sizes
+from ..mesh.mesh import axis_sizes
 from .layout import Layout, make_layout
 from .report import show_spec
 from .rules import check_axes, check_fits, spec_entries
@@ -46,7 +47,9 @@ class ShardingReport:
         return table
 
 
-def validate_sharding(array_or_tree: Any, mesh: AnyMesh, expected: Any = None) -> ShardingReport:
+def validate_sharding(
+    array_or_tree: PyTree, mesh: AnyMesh, expected: PyTree = None
+) -> ShardingReport:
     """Check that arrays live on `mesh`, split as expected.
 
     Two splits that put the same elements on the same devices are the same, however written.

@@ -83,7 +83,7 @@ class OptimalBatchSize(int):
 
 
 def find_optimal_batch_size(
-    model: Any,
+    model: object,
     sequence_length: int,
     target_utilization: float = 0.9,
     available_memory_gb: float | None = None,
@@ -165,7 +165,7 @@ def _search(
 
 
 def _compiler(
-    model: Any,
+    model: object,
     sequence_length: int,
     where: Slice,
     mesh: Mapping[str, int],

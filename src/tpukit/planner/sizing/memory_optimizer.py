@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from rich.table import Table
 
@@ -14,6 +14,8 @@ from ..cost.model_shape import ModelShape, shape_of
 
 Strategy = Literal["none", "normal", "aggressive"]
 GIGABYTE = 1e9
+
+Model = TypeVar("Model")
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class MemoryOptimizer:
         segments = self.policy != "none" and self.every > 1
         return f"{self.policy} every={self.every}" if segments else self.policy
 
-    def optimize(self, model: Any) -> Any:
+    def optimize(self, model: Model) -> Model:
         """The same model, or workload, with this remat.
 
         Args:
@@ -108,12 +110,12 @@ class MemoryOptimizer:
         from ...step.workload import Workload
 
         if isinstance(model, Workload):
-            return model.replace(remat=self.remat)
+            return cast("Model", model.replace(remat=self.remat))
         return checkpoint_layers(model, RematPolicy.parse(self.remat))
 
     def estimate_memory(
         self,
-        model: Any,
+        model: object,
         batch_size: int,
         sequence_length: int,
         *,
@@ -149,7 +151,7 @@ class MemoryOptimizer:
         return MemoryEstimate(split, chips, self.remat)
 
 
-def transformer_shape(model: Any) -> ModelShape:
+def transformer_shape(model: object) -> ModelShape:
     """The shape of a reference transformer, however it is named.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from ...annotations import PyTree
 from ...errors import TPUCheckpointError
 from .agreement import smallest_of_all
 from .comparison import difference
@@ -73,7 +74,7 @@ class TPUCheckpointer:
         """How long `save` and `wait` have kept the caller waiting so far (measured)."""
         return self._blocked_s
 
-    def prepare(self, **items: Any) -> None:
+    def prepare(self, **items: PyTree) -> None:
         """Make ready, in the background, what the first save of such arrays would wait for.
 
         Args:
@@ -86,11 +87,11 @@ class TPUCheckpointer:
         self,
         step: int,
         *,
-        params: Any = None,
-        opt_state: Any = None,
+        params: PyTree = None,
+        opt_state: PyTree = None,
         data: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
-        **items: Any,
+        **items: PyTree,
     ) -> None:
         """Save pytrees of arrays as the checkpoint of `step`.
 
@@ -140,7 +141,7 @@ class TPUCheckpointer:
         self._blocked_s += time.monotonic() - started
 
     def restore(
-        self, step: int | None = None, *, like: Mapping[str, Any] | None = None
+        self, step: int | None = None, *, like: Mapping[str, PyTree] | None = None
     ) -> Checkpoint:
         """Read a checkpoint, after comparing its files with what was written.
 
@@ -265,7 +266,7 @@ class TPUCheckpointer:
         return own
 
     def _read(
-        self, step: int, saved: Mapping[str, list[LeafShape]], like: Mapping[str, Any] | None
+        self, step: int, saved: Mapping[str, list[LeafShape]], like: Mapping[str, PyTree] | None
     ) -> dict[str, Any]:
         folder = self._directory.folder(step)
         if like is None:

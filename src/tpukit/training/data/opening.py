@@ -2,10 +2,10 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ...errors import ConfigError, TPUValidationError, did_you_mean
 from ...runtime.cache_folder import cache_folder
 from .description import DataDescription
 from .examples import vocabulary_overflow
-from .iterated import IteratedData
+from .iterated import BatchIterable, IteratedData
 from .kinds import Kind, kind_of
 from .locations import Location, look_at
 from .manifest import DOCUMENTS, MANIFEST, check_documents, check_shards, read_manifest
@@ -29,6 +29,9 @@ PACKINGS = ("concat", "documents")
 _FILES_AT_ONCE = 16
 
 
+DataSource: TypeAlias = str | Path | np.ndarray | BatchIterable
+
+
 class TokenData(Protocol):
     """Data that a trainer can draw batches from."""
 
@@ -42,7 +45,7 @@ class TokenData(Protocol):
 
 
 def open_data(
-    source: "str | Path | np.ndarray | Iterable[Any] | Callable[[], Any]",
+    source: DataSource,
     *,
     sequence_length: int | None,
     batch_size: int,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from ....errors import TPUKernelError
 
@@ -36,7 +37,7 @@ class BlockMask:
     block_size: int
 
     @classmethod
-    def from_array(cls, blocks: Any, *, block_size: int) -> "BlockMask":
+    def from_array(cls, blocks: ArrayLike, *, block_size: int) -> "BlockMask":
         """From a two-dimensional array of booleans that is known while tracing.
 
         Raises:

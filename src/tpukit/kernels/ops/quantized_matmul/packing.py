@@ -1,9 +1,8 @@
 """Packing values into a `QuantizedWeight` and back, exactly; and rounding a matrix to one."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from ....errors import TPUKernelError
 from ....hardware.formats import FLOAT8_E4M3FN
@@ -110,7 +109,7 @@ def decode_vq(codes: jax.Array, codebook: jax.Array) -> jax.Array:
     return found.swapaxes(1, 2).reshape(-1, codes.shape[2])
 
 
-def dequantize(weight: QuantizedWeight, dtype: Any = jnp.float32) -> jax.Array:
+def dequantize(weight: QuantizedWeight, dtype: DTypeLike = jnp.float32) -> jax.Array:
     """The (K, N) matrix that the weight stands for."""
     values = dequantize_arrays(
         weight.data, weight.scales, weight.codebook, format=weight.format, dtype=dtype
@@ -119,7 +118,7 @@ def dequantize(weight: QuantizedWeight, dtype: Any = jnp.float32) -> jax.Array:
 
 
 def dequantize_arrays(
-    data: jax.Array, scales: jax.Array, codebook: jax.Array | None, *, format: str, dtype: Any
+    data: jax.Array, scales: jax.Array, codebook: jax.Array | None, *, format: str, dtype: DTypeLike
 ) -> jax.Array:
     """`dequantize` of a weight's parts, padding included."""
     if format == "vq":
@@ -173,7 +172,7 @@ def _shape(values: jax.Array) -> tuple[int, int]:
     return values.shape[0], values.shape[1]
 
 
-def _expect(array: jax.Array, dtype: Any, name: str, rank: int) -> None:
+def _expect(array: jax.Array, dtype: DTypeLike, name: str, rank: int) -> None:
     if array.dtype != dtype or array.ndim != rank:
         raise TPUKernelError(
             f"{name} are {array.dtype}{list(array.shape)}; expected {jnp.dtype(dtype).name} with "
