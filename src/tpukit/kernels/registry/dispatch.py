@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
+from ...annotations import PyTree
 from ...errors import TPUKernelError
 from ..partition.split_call import Candidate, split_call
 from ..partition.splits import Pass, Splits
@@ -15,8 +16,8 @@ from .op import KERNELS, PALLAS_TPU, REFERENCE, find_implementation
 
 def dispatch(
     op: str,
-    implementations: Mapping[str, Callable[..., Any]],
-    *arrays: Any,
+    implementations: Mapping[str, Callable[..., PyTree]],
+    *arrays: PyTree,
     implementation: str | None = None,
     on_tpu: str = PALLAS_TPU,
     on_gpu: str = REFERENCE,
@@ -25,7 +26,7 @@ def dispatch(
     pallas_options: Mapping[str, Any] | None = None,
     own_precision: bool = True,
     names: Pass | None = None,
-) -> Any:
+) -> PyTree:
     """Run `op` on `arrays`, by name or as the platform of the lowering wants it.
 
     A program that is exported on a laptop for a TPU holds the TPU kernel. All implementations
@@ -61,7 +62,7 @@ def dispatch(
         function = find_implementation(op, implementations, name)
         keywords = {**shared, **own} if name == PALLAS_TPU else shared
 
-        def call(*arrays: Any, **axes: Any) -> Any:
+        def call(*arrays: PyTree, **axes: Any) -> PyTree:
             if name != PALLAS_TPU or not own_precision:
                 return function(*arrays, **keywords, **axes)
             with jax.default_matmul_precision(None):

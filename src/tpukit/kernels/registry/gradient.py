@@ -7,13 +7,14 @@ from typing import Any
 
 import jax
 
+from ...annotations import PyTree
 from ..partition.split_call import split_as
 from ..partition.splits import Splits
 from .dispatch import dispatch
 from .op import find_implementation
 
-Forward = Callable[..., tuple[Any, Any]]
-Backward = Callable[..., tuple[Any, ...]]
+Forward = Callable[..., tuple[PyTree, PyTree]]
+Backward = Callable[..., tuple[PyTree, ...]]
 
 
 @dataclass(frozen=True)
@@ -30,26 +31,26 @@ class Passes:
 
     forward: Forward
     backward: Backward
-    result: Callable[..., Any] | None = None
+    result: Callable[..., PyTree] | None = None
 
-    def alone(self, *arrays: Any, **options: Any) -> Any:
+    def alone(self, *arrays: PyTree, **options: Any) -> PyTree:
         """The result without residuals."""
         return (self.result or self._without_residuals)(*arrays, **options)
 
-    def _without_residuals(self, *arrays: Any, **options: Any) -> Any:
+    def _without_residuals(self, *arrays: PyTree, **options: Any) -> PyTree:
         return self.forward(*arrays, **options)[0]
 
 
-def recomputed(function: Callable[..., Any], *, constants: int = 0) -> Passes:
+def recomputed(function: Callable[..., PyTree], *, constants: int = 0) -> Passes:
     """Both passes of a plain function: it keeps its arguments and is run again for the gradient.
 
     The last `constants` arguments have no gradient.
     """
 
-    def forward(*arrays: Any, **options: Any) -> tuple[Any, Any]:
+    def forward(*arrays: PyTree, **options: Any) -> tuple[PyTree, PyTree]:
         return function(*arrays, **options), arrays
 
-    def backward(residuals: Any, cotangent: Any, **options: Any) -> tuple[Any, ...]:
+    def backward(residuals: PyTree, cotangent: PyTree, **options: Any) -> tuple[PyTree, ...]:
         variable = len(residuals) - constants
         fixed = residuals[variable:]
         _, pull = jax.vjp(
@@ -63,9 +64,9 @@ def recomputed(function: Callable[..., Any], *, constants: int = 0) -> Passes:
 def with_backward(
     forward: Forward,
     backward: Backward,
-    *arrays: Any,
-    result: Callable[..., Any] | None = None,
-) -> Any:
+    *arrays: PyTree,
+    result: Callable[..., PyTree] | None = None,
+) -> PyTree:
     """The result of `forward`, whose gradient `backward` computes from what `forward` kept.
 
     Args:
@@ -78,12 +79,12 @@ def with_backward(
     """
 
     @jax.custom_vjp
-    def call(*arrays: Any) -> Any:
+    def call(*arrays: PyTree) -> PyTree:
         return forward(*arrays)[0] if result is None else result(*arrays)
 
     kinds = jax.tree.map(jax.typeof, arrays)
 
-    def pull(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
+    def pull(residuals: PyTree, cotangent: PyTree) -> tuple[PyTree, ...]:
         # An optional array that was not given is no argument that wants a gradient.
         pairs = zip(backward(residuals, cotangent), kinds, strict=False)
         return tuple(None if one is None else split_as(one, kind) for one, kind in pairs)
@@ -95,11 +96,11 @@ def with_backward(
 def dispatch_with_gradient(
     op: str,
     passes: Mapping[str, Passes],
-    *arrays: Any,
+    *arrays: PyTree,
     splits: Splits | None = None,
-    keep: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+    keep: Callable[[Any, Any], tuple[PyTree, PyTree]] | None = None,
     **choice: Any,
-) -> Any:
+) -> PyTree:
     """`dispatch` for an op with a gradient: both passes choose, and one set of residuals is kept.
 
     Args:
@@ -115,7 +116,7 @@ def dispatch_with_gradient(
     """
     named = splits or Splits()
 
-    def one(part: str, names: Any) -> Callable[..., Any]:
+    def one(part: str, names: Any) -> Callable[..., PyTree]:
         functions = {name: getattr(both, part) for name, both in passes.items()}
         return partial(dispatch, op, functions, names=names, **choice)
 
@@ -130,7 +131,7 @@ def dispatch_with_gradient(
 
 def with_gradient(
     op: str, passes: Mapping[str, Passes], name: str, splits: Splits | None = None
-) -> Callable[..., Any]:
+) -> Callable[..., PyTree]:
     """One implementation of an op as a function `f(*arrays, **options)` with its gradient.
 
     This is what `Op.implementations` holds: for "pallas_tpu" it takes `blocks` and `interpret`
@@ -138,7 +139,7 @@ def with_gradient(
     """
     both = {name: find_implementation(op, passes, name)}
 
-    def call(*arrays: Any, **options: Any) -> Any:
+    def call(*arrays: PyTree, **options: Any) -> PyTree:
         return dispatch_with_gradient(
             op, both, *arrays, splits=splits, implementation=name, options=options
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from ...annotations import PyTree
 from ...errors import TPUKernelError
 from ...hardware.target import current_target
 from ..blocks.padding import call_padded
@@ -19,8 +20,8 @@ from .gradient import Passes, dispatch_with_gradient, recomputed
 from .op import ON_GPU, PALLAS_TPU, REFERENCE, Blocks, BlockSizes, KernelCase, Op
 from .scores_guard import refuse_all_scores
 
-Function = Callable[..., Any]
-Gradient = Callable[..., tuple[Any, ...]]
+Function = Callable[..., PyTree]
+Gradient = Callable[..., tuple[PyTree, ...]]
 
 
 class TpuKernel:
@@ -81,11 +82,11 @@ class TpuKernel:
 
     def __call__(
         self,
-        *arrays: Any,
+        *arrays: PyTree,
         implementation: str | None = None,
         blocks: Blocks | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> PyTree:
         """Run it on the platform the program is lowered for, or by the name of one.
 
         Raises:
@@ -95,7 +96,7 @@ class TpuKernel:
         if self.precision is not None:
             self.precision.check(current_target())
 
-        def call(*arrays: Any) -> Any:
+        def call(*arrays: PyTree) -> PyTree:
             return self._dispatch(arrays, implementation, blocks, options)
 
         if self.use_efficient_attention:
@@ -106,11 +107,11 @@ class TpuKernel:
 
     def _dispatch(
         self,
-        arrays: tuple[Any, ...],
+        arrays: tuple[PyTree, ...],
         implementation: str | None,
         blocks: Blocks | None,
         options: Mapping[str, Any],
-    ) -> Any:
+    ) -> PyTree:
         choice: dict[str, Any] = {
             "implementation": implementation,
             "on_tpu": PALLAS_TPU if PALLAS_TPU in self._functions else REFERENCE,
@@ -139,7 +140,7 @@ class TpuKernel:
         """A kernel has no derivative of its own: the user's gradient, or the reference's."""
         reference, gradient = recomputed(functions[REFERENCE]), self._gradient
 
-        def backward(residuals: Any, cotangent: Any, **options: Any) -> tuple[Any, ...]:
+        def backward(residuals: PyTree, cotangent: PyTree, **options: Any) -> tuple[PyTree, ...]:
             if gradient is not None:
                 return gradient(residuals, cotangent, **options)
             options.pop("blocks", None)
@@ -154,16 +155,16 @@ class TpuKernel:
             return function
         return functools.partial(call_padded, self._functions[REFERENCE], function)
 
-    def _case(self, arrays: tuple[Any, ...], options: Mapping[str, Any]) -> KernelCase:
+    def _case(self, arrays: tuple[PyTree, ...], options: Mapping[str, Any]) -> KernelCase:
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arrays)]
         return KernelCase("traced", tuple(shapes), options)
 
-    def _choose_blocks(self, arrays: tuple[Any, ...], options: Mapping[str, Any]) -> BlockSizes:
+    def _choose_blocks(self, arrays: tuple[PyTree, ...], options: Mapping[str, Any]) -> BlockSizes:
         assert self._default_blocks is not None
         return choose_blocks(self.name, self._case(arrays, options), self._default_blocks)
 
     def _check_blocks(
-        self, arrays: tuple[Any, ...], options: Mapping[str, Any], blocks: Blocks
+        self, arrays: tuple[PyTree, ...], options: Mapping[str, Any], blocks: Blocks
     ) -> None:
         chip = current_target()
         if chip is not None:
