@@ -59,8 +59,15 @@ ROOMS: dict[str, Room] = {
         ("tests/hardware",),
         0.95,
     ),
-    "optimizer": Room((f"{PACKAGE}/step/optimizer/*.py",), ("tests/step/test_optimizer.py",
-                      "tests/step/test_optimizer_states.py"), 0.95),
+    "optimizer": Room(
+        (f"{PACKAGE}/step/optimizer/*.py",),
+        (
+            "tests/step/test_optimizer.py",
+            "tests/step/test_optimizer_states.py",
+            "tests/training/test_moments.py",
+        ),
+        0.95,
+    ),
     "data": Room((f"{PACKAGE}/hardware/data/*.toml", f"{PACKAGE}/compiler/bundles/data/*.toml"),
                  (*CATALOG, "tests/compiler/bundles"), 0.95),
 }  # fmt: skip
