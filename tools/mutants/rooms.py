@@ -25,7 +25,6 @@ class Room:
 
 
 PACKAGE = "src/tpukit"
-CATALOG = ("tests/hardware", "tests/planner/test_fitted_rates.py")
 ROOMS: dict[str, Room] = {
     "planner": Room(
         (
@@ -39,9 +38,19 @@ ROOMS: dict[str, Room] = {
     ),
     "timeline": Room(
         (
-            *(f"{PACKAGE}/compiler/timeline/{name}.py" for name in (
-                "attention", "engines", "exchange", "kernels", "machine", "network", "simulate",
-                "work")),
+            *(
+                f"{PACKAGE}/compiler/timeline/{name}.py"
+                for name in (
+                    "attention",
+                    "engines",
+                    "exchange",
+                    "kernels",
+                    "machine",
+                    "network",
+                    "simulate",
+                    "work",
+                )
+            ),
             f"{PACKAGE}/compiler/bundles/calibration.py",
             f"{PACKAGE}/compiler/bundles/transfers.py",
             f"{PACKAGE}/compiler/bundles/trace.py",
@@ -68,6 +77,15 @@ ROOMS: dict[str, Room] = {
         ),
         0.95,
     ),
-    "data": Room((f"{PACKAGE}/hardware/data/*.toml", f"{PACKAGE}/compiler/bundles/data/*.toml"),
-                 (*CATALOG, "tests/compiler/bundles"), 0.95),
-}  # fmt: skip
+    "data": Room(
+        (f"{PACKAGE}/hardware/data/*.toml", f"{PACKAGE}/compiler/bundles/data/*.toml"),
+        (
+            "tests/hardware",
+            "tests/benchmarks/test_rates_from_rows.py",
+            "tests/compiler/bundles",
+            "tests/kernels/timing/measured",
+            "tests/planner/test_memory_model.py",
+        ),
+        0.95,
+    ),
+}
