@@ -17,7 +17,7 @@ Outcome = Literal["noticed", "survived", "too slow"]
 LEFT_BEHIND = (".git", ".venv", ".cache", ".pytest_cache", ".ruff_cache", "__pycache__", "build")
 # The real TPU compiler takes minutes; what it alone would notice stands under no test here.
 QUICK = "not slow and not tpu and not libtpu and not browser"
-TESTS_AT_ONCE = 25  # the fastest first; most changes fall by the first few
+FIRST_TESTS = 25  # most changes fall by the first few
 NOTHING_RAN = 5
 
 
@@ -78,9 +78,8 @@ class Copy:
         path.write_text(change.apply(text), "utf-8")
         wanted = list(tests)
         try:
-            for start in range(0, len(wanted), TESTS_AT_ONCE):
-                some = wanted[start : start + TESTS_AT_ONCE]
-                code, _ = self.pytest("-x", *some, timeout_s=timeout_s)
+            for some in (wanted[:FIRST_TESTS], wanted[FIRST_TESTS:]):
+                code, _ = self.pytest("-x", *some, timeout_s=timeout_s) if some else (0, "")
                 if code is None:
                     return "too slow"
                 if code not in (0, NOTHING_RAN):
@@ -103,14 +102,17 @@ class LinesByTest:
 
     tests: dict[str, Ran]
 
-    def that_run(self, change: Change) -> list[str]:
-        """The tests a change could fail, the fastest first."""
+    def in_order(self, change: Change) -> list[str]:
+        """Every test, those that run the changed line first and of those the fastest.
+
+        What is cached runs in the first test that asks for it, so that others may notice too.
+        """
         file = str(change.file)
         last = change.line + change.before.count("\n")
-        found = [
-            (test["seconds"], name)
-            for name, test in self.tests.items()
-            if change.at_import
-            or any(change.line <= line <= last for line in test["lines"].get(file, ()))
-        ]
-        return [name for _, name in sorted(found)]
+
+        def rank(name: str) -> tuple[bool, float]:
+            lines = self.tests[name]["lines"].get(file, ())
+            runs = any(change.line <= line <= last for line in lines)
+            return not runs, self.tests[name]["seconds"]
+
+        return sorted(self.tests, key=rank)
