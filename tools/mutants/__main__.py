@@ -25,7 +25,6 @@ from trials import Copy, LinesByTest
 
 REPOSITORY = Path(__file__).parents[2]
 KEPT = REPOSITORY / ".cache" / "mutants"
-TIMEOUT_S = 300.0
 
 
 def main() -> int:
@@ -95,7 +94,7 @@ def run(copy: Copy, room: Room, changes: list[Change], kept: Kept) -> None:
     lines: LinesByTest | None = None
     for number, change in enumerate(missing, 1):
         lines = lines or copy.lines_by_test(room)
-        outcome = copy.try_change(change, lines.in_order(change), TIMEOUT_S)
+        outcome = copy.try_change(change, lines)
         kept.store(change, outcome)
         print(f"{number}/{len(missing)} {outcome}: {change}", file=sys.stderr, flush=True)
 

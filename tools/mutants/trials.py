@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -19,6 +18,7 @@ LEFT_BEHIND = (".git", ".venv", ".cache", ".pytest_cache", ".ruff_cache", "__pyc
 QUICK = "not slow and not tpu and not libtpu and not browser"
 FIRST_TESTS = 25  # most changes fall by the first few
 NOTHING_RAN = 5
+LEAST_TIMEOUT_S, SLOWER = 120.0, 5  # than the same tests unchanged: it hangs, or this machine does
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,16 @@ class Copy:
             raise RuntimeError(f"the tests fail before anything is changed:\n{said[-2000:]}")
         return LinesByTest(json.loads(to.read_text()))
 
-    def try_change(self, change: Change, tests: Iterable[str], timeout_s: float) -> Outcome:
+    def try_change(self, change: Change, known: "LinesByTest") -> Outcome:
         """Whether one of the tests notices a change; the file is as it was afterwards."""
         path = self.root / change.file
         text = path.read_text("utf-8")
         path.write_text(change.apply(text), "utf-8")
-        wanted = list(tests)
+        wanted = known.in_order(change)
         try:
             for some in (wanted[:FIRST_TESTS], wanted[FIRST_TESTS:]):
+                usual = sum(known.tests[name]["seconds"] for name in some)
+                timeout_s = LEAST_TIMEOUT_S + SLOWER * usual
                 code, _ = self.pytest("-x", *some, timeout_s=timeout_s) if some else (0, "")
                 if code is None:
                     return "too slow"
