@@ -8,7 +8,7 @@ export TPU_SKIP_MDS_QUERY := 1
 export NO_GCE_CHECK := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-slow browser lint format bench clean
+.PHONY: help setup demo test test-slow browser lint format bench mutants clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -47,6 +47,9 @@ format: $(READY) ## rewrite in the house style
 
 bench: $(READY) ## every performance claim, with its target and today's figure
 	@$(BIN)/python benchmarks/run_all.py
+
+mutants: $(READY) ## small changes to the arithmetic, and how many of them the tests notice
+	@$(BIN)/python tools/mutants
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache build dist

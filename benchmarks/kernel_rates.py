@@ -3,7 +3,7 @@
     python benchmarks/kernel_rates.py [--timings FILE] [--shapes N] [--write]
     python benchmarks/kernel_rates.py --errors [--timings FILE] [--limit N] [--write]
 
-Each kernel is compiled and followed as the command does it, which says exactly what it does; three
+Each kernel is compiled and followed as the command does it, which says exactly what it does; two
 constants of a chip say how fast that is done (rate_fitting.py). They are fitted on a few shapes of
 each op and chip; `--errors` says how far they leave the kernels they were not fitted on.
 `--write` puts either into src/tpukit/compiler/bundles/data/calibration.toml.
@@ -75,12 +75,13 @@ def find_errors(timings: Path, limit: int | None) -> str:
     from rate_fitting import error_bands, errors_as_toml
 
     from tpukit.kernels.timing.measured import Timings, read_timings, score_timings
+    from tpukit.kernels.timing.measured.score import newest, sample
 
     read = read_timings(timings)
-    kernels = Timings(read.path, tuple(row for row in read.rows if row.is_pallas), ())
+    programs = {row.program_key for row in sample(newest(read.rows)[0], limit) if row.is_pallas}
+    kernels = tuple(row for row in read.rows if row.program_key in programs)
     score = score_timings(
-        kernels,
-        limit=limit,
+        Timings(read.path, kernels, ()),
         progress=lambda line: print(line, file=sys.stderr, flush=True),
     )
     bands = error_bands(score.unseen)
@@ -88,7 +89,8 @@ def find_errors(timings: Path, limit: int | None) -> str:
         for band in own:
             low, high = 1 - band.below, 1 + band.above
             print(
-                f"{chip} {band.kind}: {band.rows} kernels, median error {band.median:.1%}, "
+                f"{chip}: {', '.join(f'{n} {kind}' for kind, n in band.kinds.items())}, "
+                f"median error {band.median:.1%}, "
                 f"measured {low:.2f} to {high:.2f} of the estimate"
             )
     return errors_as_toml(bands)

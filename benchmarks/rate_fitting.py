@@ -1,16 +1,15 @@
-"""How fast a chip does what a kernel does: three constants, fitted on kernels that were followed.
+"""How fast a chip does what a kernel does: two constants, fitted on kernels that were followed.
 
 A kernel is always judged by constants fitted without its shape.
 """
 
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 
@@ -34,11 +33,8 @@ LARGEST_TILE = 1024 * 2048  # attention in larger tiles takes minutes to compile
 FOLDS = 5
 
 COMPUTE_FACTORS = (0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2)
-HBM_EFFICIENCIES = (0.75, 0.8, 0.85, 0.88, 0.9, 0.95)
 TURN_CYCLES = tuple(range(0, 801, 50))
-# Kernels that wait for products say nothing of HBM: its efficiency leaves the default, which
-# XLA's own ops were measured at, only where that mends the mean error by this much of the way.
-HBM_PULL = 0.05
+TIE_PULL = 1e-6  # of choices that miss by the same, the one nearest to the compiler's own count
 LEAST_ROWS = 5  # for constants, or an error band, of a kind's own
 BAND = 90  # per cent of measured times on the good side of each end of a band
 
@@ -157,18 +153,15 @@ class _Table:
 
     def __init__(self, members: Sequence[Followed]) -> None:
         self._members = members
-        start = calibration_of("default")
-        self._choices = [
-            replace(start, compute_factor=factor, hbm_efficiency=efficiency)
-            for factor, efficiency in product(COMPUTE_FACTORS, HBM_EFFICIENCIES)
-        ]
+        start = replace(calibration_of(members[0].profile.chip.name), turn_cycles=0.0)
+        self._choices = [replace(start, compute_factor=factor) for factor in COMPUTE_FACTORS]
         still = np.array([[one.time_us(choice) for choice in self._choices] for one in members])
         clock_hz = members[0].profile.chip.clock_ghz.require("fitting rates") * 1e9
         turning = np.array([one.turns for one in members]) * 1e6 / clock_hz
         measured = np.array([one.row.measured_us for one in members])
         self._times = still[:, :, None] + turning[:, None, None] * np.array(TURN_CYCLES)
         self._misses = np.abs(np.log(self._times / measured[:, None, None]))
-        self._pull = np.array([_pull(one, start) for one in self._choices])
+        self._pull = TIE_PULL * np.abs(np.log(COMPUTE_FACTORS))
         self._folds = np.array([fold_of(one.row) for one in members])
 
     def fit(self, numbers: Sequence[int]) -> tuple[Calibration, list[ScoredRow]]:
@@ -196,12 +189,6 @@ class _Table:
         return divmod(int(missed.argmin()), len(TURN_CYCLES))
 
 
-def _pull(choice: Calibration, start: Calibration) -> float:
-    """What keeps a choice near the default: for computing next to nothing, it breaks a tie."""
-    away = abs(np.log(choice.hbm_efficiency / start.hbm_efficiency))
-    return HBM_PULL * away + 1e-6 * abs(np.log(choice.compute_factor / start.compute_factor))
-
-
 def by_op(rows: Sequence[ScoredRow]) -> list[GroupScore]:
     """A score for each op of one chip."""
     members: dict[str, list[ScoredRow]] = defaultdict(list)
@@ -215,23 +202,21 @@ def error_bands(rows: Iterable[ScoredRow]) -> dict[str, list[ErrorBand]]:
     chips: dict[str, dict[str, list[ScoredRow]]] = defaultdict(lambda: defaultdict(list))
     for one in rows:
         if one.kind is not None:
-            chips[one.chip]["any"].append(one)
             chips[one.chip][one.kind].append(one)
-    return {
-        chip: [
-            _band(kind, own)
-            for kind, own in sorted(kinds.items())
-            if kind == "any" or len(own) >= LEAST_ROWS
-        ]
-        for chip, kinds in sorted(chips.items())
-    }
+    bands: dict[str, list[ErrorBand]] = {}
+    for chip, kinds in sorted(chips.items()):
+        together = [one for own in kinds.values() for one in own]
+        enough = [own for _, own in sorted(kinds.items()) if LEAST_ROWS <= len(own) < len(together)]
+        bands[chip] = [_band(own) for own in (together, *enough)]
+    return bands
 
 
-def _band(kind: str, rows: Sequence[ScoredRow]) -> ErrorBand:
+def _band(rows: Sequence[ScoredRow]) -> ErrorBand:
     shares = np.array([one.row.measured_us / one.estimate_us for one in rows])
     low, high = np.percentile(shares, [100 - BAND, BAND])
     median = float(np.median([one.error for one in rows]))
-    return ErrorBand(median, max(0.0, 1 - float(low)), max(0.0, float(high) - 1), len(rows), kind)
+    kinds = Counter(sorted(str(one.kind) for one in rows))
+    return ErrorBand(median, max(0.0, 1 - float(low)), max(0.0, float(high) - 1), kinds)
 
 
 def rates_as_toml(fitted: Sequence[Fitted]) -> str:
@@ -253,7 +238,6 @@ def rates_as_toml(fitted: Sequence[Fitted]) -> str:
             lines += [
                 "",
                 f"[{name}]",
-                f"hbm_efficiency = {constants.hbm_efficiency:g}",
                 f"compute_factor = {constants.compute_factor:g}",
                 f"turn_cycles = {constants.turn_cycles:g}",
             ]
@@ -272,10 +256,9 @@ def errors_as_toml(bands: Mapping[str, Sequence[ErrorBand]]) -> str:
                 "",
                 "[[errors]]",
                 f'chip = "{chip}"',
-                f'kind = "{band.kind}"',
+                f"kinds = {{ {', '.join(f'{kind} = {n}' for kind, n in band.kinds.items())} }}",
                 f"median = {band.median:.3f}",
                 f"below = {band.below:.3f}",
                 f"above = {band.above:.3f}",
-                f"rows = {band.rows}",
             ]
     return "\n".join(lines) + "\n"

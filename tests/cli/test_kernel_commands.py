@@ -17,8 +17,8 @@ def made_up(op, case, chip, blocks=None, *, direction="forward", implementation=
     """An estimate that no compiler made: the kernel takes half as long as XLA."""
     seconds = 1e-4 if implementation == "pallas_tpu" else 2e-4
     return KernelEstimate(
-        name=op.name, chip=chip, time_s=seconds, kernel_s=seconds, surrounding_s=0.0,
-        error=ErrorBand(0.1, 0.2, 0.3, 7, "any"), calls={}, times={}, bundle_count=10,
+        name=op.name, chip=chip, kind=op.name, time_s=seconds, kernel_s=seconds, surrounding_s=0.0,
+        error=ErrorBand(0.1, 0.2, 0.3, {"grouped_matmul": 7}), calls={}, times={}, bundle_count=10,
     )  # fmt: skip
 
 

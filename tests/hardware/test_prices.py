@@ -123,6 +123,7 @@ def test_own_rates_fill_gaps_and_replace_list_prices(tmp_path):
         ({"rates": [{"generation": "v6e", "price": 3}]}, "unknown key 'price'"),
         ({"rates": [{"generation": "v6e"}]}, "usd_per_chip_h None"),
         ({"rates": [{"generation": "v6e", "usd_per_chip_h": -1}]}, "expected a positive number"),
+        ({"rates": [{"generation": "v6e", "usd_per_chip_h": 0}]}, "expected a positive number"),
         ({"rates": [{"generation": "v6e", "usd_per_chip_h": True}]}, "expected a positive number"),
         ({"rates": [{"generation": "h100", "usd_per_chip_h": 1}]}, "not a TPU generation"),
     ],

@@ -47,7 +47,7 @@ def test_no_source_is_described_in_vain():
 
 def test_a_generation_has_its_own_values_and_the_default_ones_else():
     assert ChipRates.of("v6e").matrix_efficiency == 0.85
-    assert ChipRates.of("v6e").hbm_efficiency == ChipRates.of("v4").hbm_efficiency == 0.87
+    assert ChipRates.of("v6e").resident_mib == ChipRates.of("v4").resident_mib == 48
     assert ChipRates.of("v4") == ChipRates.of()
 
 

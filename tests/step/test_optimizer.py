@@ -90,6 +90,19 @@ def test_adamw_is_optax_adamw_after_clipping():
     np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [0.3, 5.0])
+def test_clipping_scales_all_gradients_by_their_norm_together(size):
+    """Momentum keeps the size of a gradient, which Adam would take out again."""
+    gradients = {"w": jnp.array([[3.0, 0.0], [0.0, 0.4]]) * size, "v": jnp.array([4.0, 0.3]) * size}
+    params = jax.tree.map(jnp.zeros_like, gradients)
+    spec = OptimizerSpec(name="sgd", weight_decay=0.0, clip_norm=2.0, moment_dtype="float32")
+    optimizer = build_optimizer(spec, 1.0)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in gradients.values()))
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(updates[name], -gradient * min(1.0, 2.0 / norm), rtol=1e-6)
+
+
 def test_a_bad_gradient_changes_nothing():
     params = {"w": jnp.ones((3, 3)), "v": jnp.ones(2)}
     plain = build_optimizer(OptimizerSpec(), 0.1)

@@ -24,7 +24,7 @@ from .hlo import Computation, HloModule, Instruction, Shape
 from .program.request import CompileRequest, compiler_versions, make_request
 
 logger = logging.getLogger(__name__)
-FORMAT = 2  # raise it when what is kept of a run, or how a program is run, changes
+FORMAT = 3  # raise it when what is kept of a run, or how a program is run, changes
 KERNEL_TARGET = "tpu_custom_call"
 TIMEOUT_S = 300.0
 # The call's program, and how much VMEM it may use; the rest is what the schedule adds.

@@ -97,6 +97,19 @@ def test_permutes_that_share_a_link_take_turns():
     assert seconds(net, "collective-permute", line) == pytest.approx(2 * 100e6 / 90e9 + 2e-6)
 
 
+def test_permutes_take_the_shorter_way():
+    net = network("v6e-16")
+    into_one = ((0, 2), (1, 2))  # both come over the link from 1, the first by way of it
+    assert seconds(net, "collective-permute", into_one) == pytest.approx(2 * 100e6 / 90e9 + 2e-6)
+    apart = ((0, 1), (3, 2))
+    assert seconds(net, "collective-permute", apart) == pytest.approx(100e6 / 90e9 + 1e-6)
+    wrapped = network("v6e-256")
+    over_the_edge = ((15, 1), (0, 1))  # 15 goes on to 0
+    assert seconds(wrapped, "collective-permute", over_the_edge) == pytest.approx(
+        2 * 100e6 / 90e9 + 2e-6
+    )
+
+
 @pytest.mark.parametrize("kind", ["all-gather", "all-reduce", "all-to-all"])
 def test_more_bytes_never_take_less_time(kind):
     net = network("v5e-16")
@@ -106,6 +119,7 @@ def test_more_bytes_never_take_less_time(kind):
 
 def test_a_group_of_one_costs_nothing():
     assert seconds(network("v5e-16"), "all-gather", ((3,),)) == 0.0
+    assert seconds(network("v5e-1"), "all-gather", ()) == 0.0
 
 
 def test_a_program_of_another_slice_is_refused():

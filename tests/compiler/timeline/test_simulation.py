@@ -342,3 +342,63 @@ def test_a_slice_of_a_stack_moves_one_layer_however_it_is_wrapped():
     ]
     seconds, _ = run(body, computations=NESTED)
     assert seconds == pytest.approx(2 * 2 * 1024 * 1024 / HBM_RATE + OVERHEAD, rel=1e-3)
+
+
+def test_what_is_computed_from_a_stack_before_it_is_sliced_is_read_whole():
+    computed = NESTED.replace("fusion(%fa), kind=kLoop, calls=%copy_fusion", "negate(%fa)")
+    body = [
+        "%a = bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)} parameter(0)",
+        "%i = s32[]{:T(128)} constant(3)",
+        "ROOT %f = bf16[1,1024,1024]{2,1,0:T(8,128)(2,1)} fusion(%a, %i), kind=kLoop, calls=%fused",
+    ]
+    seconds, _ = run(body, computations=computed)
+    moved = (64 + 1) * 2 * 1024 * 1024
+    assert seconds == pytest.approx(moved / HBM_RATE + OVERHEAD, rel=1e-3)
+
+
+def test_spans_follow_one_another_also_inside_a_loop():
+    head, *rest = LOOP_BODY
+    negation = f"%before = {LARGE} negate(%a)"
+    rest = [line.replace("tuple(%zero, %a)", "tuple(%zero, %before)") for line in rest]
+    _, ledger = run([head, negation, *rest], computations=LOOP)
+    spans = {span.name: span for span in ledger.spans}
+    once = 2 * 2 * 8192 * 8192 / HBM_RATE + OVERHEAD
+    counting = spans["next"].duration_s  # the loop's own number, added up before the negation
+    assert spans["before"].start_s == 0.0
+    assert spans["before"].duration_s == pytest.approx(once)
+    assert spans["loop"].start_s == pytest.approx(once)
+    assert spans["next"].start_s == pytest.approx(once)
+    assert spans["n"].start_s == pytest.approx(once + counting)
+    assert spans["loop"].duration_s == pytest.approx(5 * (once + counting))
+
+
+FUSED_SUM = f"""%add (x: bf16[], y: bf16[]) -> bf16[] {{
+  %x = bf16[]{{:T(256)}} parameter(0)
+  %y = bf16[]{{:T(256)}} parameter(1)
+  ROOT %z = bf16[]{{:T(256)}} add(%x, %y)
+}}
+
+%fused_sum (fa: bf16[8192,8192]) -> bf16[8192,8192] {{
+  %fa = {LARGE} parameter(0)
+  %d = {LARGE} dot(%fa, %fa), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  ROOT %r = {LARGE} all-reduce(%d), channel_id=1, replica_groups=[1,8]<=[8], to_apply=%add
+}}
+
+"""
+
+
+def test_a_sum_fused_with_its_product_counts_both_as_often_as_they_run():
+    fused = f"{LARGE} fusion(%x), kind=kOutput, calls=%fused_sum"
+    loop = LOOP.replace(f"{LARGE} negate(%x)", fused)
+    seconds, ledger = run(LOOP_BODY, computations=FUSED_SUM + loop)
+    flops = 2 * 8192**3
+    assert ledger.flops == 5 * flops
+    product_s = flops / (918e12 * MACHINE.streamed_matrix_efficiency)
+    # Reduced over one axis of 2x4 after the other, then gathered over both at once.
+    size = 2 * 8192 * 8192
+    reduced = size * (1 / 2 + 1 / 2 * 3 / 4) / 90e9
+    sum_s = reduced + size * 7 / 8 / (2 * 90e9) + 2 * (1 + 3) * 1e-6
+    assert ledger.seconds["matrix"] == pytest.approx(5 * product_s)
+    waited = max(sum_s, product_s) - product_s + OVERHEAD
+    assert ledger.seconds["ici"] == pytest.approx(5 * waited)
+    assert seconds == pytest.approx(sum(ledger.seconds.values()))

@@ -3,6 +3,7 @@
 from .calibration import Calibration as Calibration
 from .calibration import ErrorBand as ErrorBand
 from .calibration import calibration_of as calibration_of
+from .calibration import describe_band as describe_band
 from .calibration import error_of as error_of
 from .listing import BundleListing as BundleListing
 from .listing import parse_listing as parse_listing

@@ -46,6 +46,7 @@ class CoreRun:
         compute_cycles: Issuing and waiting for results, transfers not counted.
         busy: Slots (engine cycles for MXU and XLU) by unit.
         waits: Part of the compute cycles spent waiting, by what for.
+        product_cycles: Of all its matrix units together, what their products alone take.
         loop_turns: Turns of its outermost loops: the grid steps, plus those that only fill or
             drain the pipeline.
         transfers: Every transfer and wait, in order.
@@ -55,6 +56,7 @@ class CoreRun:
     compute_cycles: int
     busy: Mapping[str, int]
     waits: Mapping[str, int]
+    product_cycles: int
     loop_turns: int
     transfers: Sequence[Transfer] = field(repr=False)
 
@@ -219,6 +221,9 @@ def run_program(
         compute_cycles=machine.now,
         busy=busy,
         waits=waits,
+        product_cycles=sum(
+            segments[at].stretch.product_cycles * times for at, times in visits.items()
+        ),
         loop_turns=sum(
             times
             for at, times in visits.items()

@@ -25,12 +25,14 @@ class Stretch:
         cycles: From its first bundle to the one after it.
         busy: Slots taken by unit; for MXU and XLU the cycles its engines were taken.
         waits: Cycles waited, by what for.
+        product_cycles: Of all matrix units together, what their products alone take.
     """
 
     issue_cycles: tuple[int, ...]
     cycles: int
     busy: Counter[str]
     waits: Counter[str]
+    product_cycles: int
 
 
 class _Queues:
@@ -102,6 +104,7 @@ def time_stretch(bundles: Sequence[Bundle], core: Core) -> Stretch:
     busy: Counter[str] = Counter()
     waits: Counter[str] = Counter()
     issued: list[int] = []
+    product_cycles = 0
     now = -1
     for bundle in bundles:
         now += 1
@@ -125,6 +128,7 @@ def time_stretch(bundles: Sequence[Bundle], core: Core) -> Stretch:
             beside = reading.kind == "weights" and core.weights_beside_products
             engine_cycles = reading.unit in ("MXU", "XLU") and not beside
             busy[reading.unit] += spacing if engine_cycles else 1
+            product_cycles += spacing if reading.kind == "product" else 0
             if reading.kind == "special":
                 busy["VALU"] += 1  # what feeds the special-function unit takes a vector slot
             if reading.kind in _TAKES_ENGINE:
@@ -135,4 +139,4 @@ def time_stretch(bundles: Sequence[Bundle], core: Core) -> Stretch:
             if one.target:
                 results[one.target] = done
         issued.append(now)
-    return Stretch(tuple(issued), now + 1, busy, waits)
+    return Stretch(tuple(issued), now + 1, busy, waits, product_cycles)

@@ -24,6 +24,7 @@ class CallRates:
         transfer_latency_s: Of one transfer beside its bytes.
         transfer_issue_cycles: What starting one takes on the core.
         compute_factor: Cycles of computing over the compiler's own count of them.
+        product_factor: The least that products can take, over the compiler's count: the peak.
         turn_cycles: Extra cycles of each turn of the outermost loop.
         launch_s: Extra time of each call.
     """
@@ -33,6 +34,7 @@ class CallRates:
     transfer_latency_s: float
     transfer_issue_cycles: float = 0.0
     compute_factor: float = 1.0
+    product_factor: float = 1.0
     turn_cycles: float = 0.0
     launch_s: float = 0.0
 
@@ -117,10 +119,13 @@ class CallTrace:
             + run.loop_turns * rates.turn_cycles
             + rates.launch_s * rates.clock_hz
         )
-        cycles = run.compute_cycles * rates.compute_factor + traffic.stall_cycles + overhead
         slots = core_of(self.chip).slots
-        utilisation = {unit: run.busy.get(unit, 0) / slots[unit] / cycles for unit in UNITS}
+        products = run.product_cycles / slots["MXU"] * rates.product_factor
+        computing = max(run.compute_cycles * rates.compute_factor, products)
         moved = traffic.bytes_in + traffic.bytes_out
+        # What a kernel does not wait for has to be moved all the same.
+        cycles = max(computing + traffic.stall_cycles + overhead, moved / per_cycle)
+        utilisation = {unit: run.busy.get(unit, 0) / slots[unit] / cycles for unit in UNITS}
         utilisation["HBM"] = moved / per_cycle / cycles
         most = max(utilisation, key=lambda unit: utilisation[unit])
         return CallEstimate(

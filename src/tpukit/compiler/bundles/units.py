@@ -25,6 +25,7 @@ _UNIT_OF: tuple[tuple[Unit, re.Pattern[str]], ...] = (
     ("SALU", re.compile(r"[sp]|dma")),
     ("VALU", re.compile(r"v")),
 )
+_PACKED_ROWS = 16  # of bfloat16 numbers in a register of 8 x 128 words
 _ENGINE = re.compile(r"(?:mxu|xlu)\d")
 _RESULT_BUFFER = re.compile(r"mrb\[(\d+)\]")
 _MATRIX_FORMAT = re.compile(r"vmatmul\.(?:mubr\.)?(?:msk\.)?([a-z]+\d+\w*)")
@@ -106,6 +107,11 @@ class Core:
     lane_spacing: int
     special_result: int
     to_scalar_result: int
+
+    def flops_per_cycle(self, mxu_size: float) -> float:
+        """Of bfloat16 products on all matrix units, at the compiler's own pace."""
+        rows = _PACKED_ROWS / self.matrix_spacing["default"]
+        return 2 * rows * mxu_size**2 * self.slots["MXU"]
 
     def engine(self, reading: Reading) -> str:
         """What it takes for that long."""

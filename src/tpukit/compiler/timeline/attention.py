@@ -43,8 +43,9 @@ class SplashTimer:
         share = self.machine.attention_share(head)
         if kind != "fwd":
             share *= self.machine.attention.backward_over_forward
-        alone = flops / (self.machine.peak_flops("bf16") * share)
-        return alone * self.over_measured(kind) * self.machine.op_time_in_a_step
+        at_peak = flops / self.machine.peak_flops("bf16")
+        in_a_step = self.over_measured(kind) * self.machine.op_time_in_a_step / share
+        return at_peak * max(1.0, in_a_step)
 
     def over_measured(self, kind: str) -> float:
         """How much longer the kernel takes than tokamax's, of which the shares were measured."""

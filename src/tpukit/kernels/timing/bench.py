@@ -17,7 +17,7 @@ from ..registry.op import (
     find_implementation,
 )
 from .estimating import KernelEstimate, estimate_kernel
-from .view import format_band, format_time
+from .view import format_time
 
 # Implementations that XLA alone makes: what a user would have without the kernel.
 PLAIN = ("xla", REFERENCE)
@@ -117,7 +117,7 @@ class KernelBench:
             table.add_row(
                 row.implementation,
                 format_time(row.time_s),
-                format_band(found) if found.calls else "",
+                found.band if found.calls else "",
                 "" if speedup is None else f"{speedup:.2f}x",
                 f"{found.cycles:,.0f}" if found.calls else "",
                 f"{found.bound} ({used})" if found.calls else "",

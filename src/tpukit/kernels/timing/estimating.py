@@ -10,6 +10,7 @@ from ...compiler.bundles import (
     CallEstimate,
     ErrorBand,
     calibration_of,
+    describe_band,
     error_of,
 )
 from ...compiler.hlo import Computation, Instruction
@@ -26,10 +27,12 @@ class KernelEstimate:
 
     Attributes:
         name: The function's name.
+        kind: The op class that was asked for; None for a function of no class.
         time_s: Of everything: kernels and the ops around them; None with a `reason`.
         kernel_s: Of the kernels alone.
         surrounding_s: Of everything else, where a kernel does not hide it.
-        error: How far such estimates were from measured times; None when nobody measured.
+        error: How far estimates were from measured times, of the kinds it names; None when nobody
+            measured.
         calls: Each kernel call, by its name in the compiled program.
         times: How often each is called.
         bundle_count: Bundles of the kernels' programs.
@@ -39,6 +42,7 @@ class KernelEstimate:
 
     name: str
     chip: str
+    kind: str | None
     time_s: float | None
     kernel_s: float
     surrounding_s: float
@@ -81,17 +85,27 @@ class KernelEstimate:
 
     @property
     def low_s(self) -> float | None:
-        """Nine in ten measured times were at least this, relative to their estimates."""
-        if self.time_s is None or self.error is None:
-            return None
-        return self.time_s * (1 - self.error.below)
+        """Nine in ten measured times were at least this, relative to their estimates.
+
+        None for a kind of which nobody measured any.
+        """
+        band = self._own_band
+        return None if self.time_s is None or band is None else self.time_s * (1 - band.below)
 
     @property
     def high_s(self) -> float | None:
         """And at most this."""
-        if self.time_s is None or self.error is None:
-            return None
-        return self.time_s * (1 + self.error.above)
+        band = self._own_band
+        return None if self.time_s is None or band is None else self.time_s * (1 + band.above)
+
+    @property
+    def band(self) -> str:
+        """How far it may be off, in words."""
+        return describe_band(self.error, self.kind)
+
+    @property
+    def _own_band(self) -> ErrorBand | None:
+        return self.error if self.error is not None and self.kind in self.error.kinds else None
 
     @cached_property
     def utilisation(self) -> dict[str, float]:
@@ -119,6 +133,7 @@ class KernelEstimate:
             "origin": "model",
             "name": self.name,
             "chip": self.chip,
+            "kind": self.kind,
             "time_s": self.time_s,
             "low_s": self.low_s,
             "high_s": self.high_s,
@@ -214,6 +229,7 @@ def time_profile(
     return KernelEstimate(
         name=profile.compiled.name,
         chip=chip.name,
+        kind=kind,
         time_s=None if reason else prediction.step_time_s,
         kernel_s=sum(call.time_s * times[name] for name, call in called.items()),
         surrounding_s=_predict(profile, others).step_time_s,

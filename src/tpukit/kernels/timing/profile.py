@@ -23,7 +23,7 @@ from ...hardware.target import target_chip
 from ...runtime.progress import Progress, silent
 from .prefetched import PallasCall, find_pallas_calls
 
-FORMAT = 6  # raise it when what is kept of a run, or how a program is run, changes
+FORMAT = 7  # raise it when what is kept of a run, or how a program is run, changes
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,6 @@ def format_time(seconds: float | None) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
-def format_band(estimate: "KernelEstimate") -> str:
-    """How far it may be off, and on how many measured kernels that stands."""
-    error = estimate.error
-    if error is None:
-        return "not known: none measured"
-    kind = "kernels" if error.kind == "any" else error.kind
-    return f"-{error.below:.0%} +{error.above:.0%} ({error.rows} {kind} measured)"
-
-
 def estimate_panel(estimate: "KernelEstimate") -> Any:
     """The time in one line, then the kernels."""
     from rich.console import Group
@@ -32,7 +23,7 @@ def estimate_panel(estimate: "KernelEstimate") -> Any:
     if estimate.reason:
         return Text(f"{head}  ({estimate.reason})")
     head += (
-        f"  [model, {format_band(estimate)}]: kernels {format_time(estimate.kernel_s)}, "
+        f"  [model, {estimate.band}]: kernels {format_time(estimate.kernel_s)}, "
         f"the rest {format_time(estimate.surrounding_s)}"
     )
     table = Table(box=None, pad_edge=False)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ...compiler.bundles import error_of
+from ...compiler.bundles import describe_band, error_of
 from ...compiler.program.request import compiler_versions
 from ...errors import TPUError, TPUKernelError
 from ...hardware import get_chip
@@ -67,8 +67,8 @@ def tune_op(
     chosen = _climb_forward(search, grid, default)
     if gradient and op.differentiable:
         chosen = _climb_backward(search, grid, default, chosen)
-    error = error_of(chip, kind_of(op, "forward"))
-    band = f"-{error.below:.0%} +{error.above:.0%}" if error else "not known: none measured"
+    kind = kind_of(op, "forward")
+    band = describe_band(error_of(chip, kind), kind)
     return TuningResult(
         op=op.name,
         case=case.name,

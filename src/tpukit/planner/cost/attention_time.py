@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import numpy as np
+
 from .model_shape import ModelShape
 from .rates import Rates
 
@@ -25,6 +27,12 @@ def visited_keys(length: int, window: int | None) -> float:
     return block * sum(min(row, back) + 1 for row in range(rows)) / rows
 
 
+def seen_keys(length: int, window: int | None) -> float:
+    """Keys that a query sees, itself among them, in the mean over a sequence."""
+    reach = min(length, window or length)
+    return reach - reach * (reach - 1) / (2 * length)
+
+
 def splash_s(
     shape: ModelShape, rates: Rates, *, length: int, token_share: Numbers
 ) -> tuple[Numbers, Numbers]:
@@ -42,7 +50,29 @@ def splash_s(
     product = 2 * keys * shape.heads * shape.head_dim * token_share
     reached = rates.bf16_flops_per_s * rates.attention_share / rates.op_time_in_a_step
     forward = FORWARD_PRODUCTS * product / reached
-    return forward, BACKWARD_PRODUCTS * product / reached / rates.backward_over_forward
+    backward = BACKWARD_PRODUCTS * product / reached / rates.backward_over_forward
+    return _no_faster_than_the_peak(
+        forward, backward, shape, rates, length=length, token_share=token_share
+    )
+
+
+def _no_faster_than_the_peak(
+    forward: Numbers,
+    backward: Numbers,
+    shape: ModelShape,
+    rates: Rates,
+    *,
+    length: int,
+    token_share: Numbers,
+) -> tuple[Numbers, Numbers]:
+    """Both passes, or what the scores that are seen take at the peak where that is longer."""
+    local = shape.layers - shape.global_layers
+    keys = shape.global_layers * seen_keys(length, None) + local * seen_keys(length, shape.window)
+    product = 2 * keys * shape.heads * shape.head_dim * token_share / rates.bf16_flops_per_s
+    return (
+        np.maximum(forward, FORWARD_PRODUCTS * product),
+        np.maximum(backward, BACKWARD_PRODUCTS * product),
+    )
 
 
 def splash_in_two_s(
@@ -58,8 +88,14 @@ def kernel_s(
 ) -> tuple[Numbers, Numbers]:
     """The attention of our kernels."""
     forward, backward = splash_s(shape, rates, length=length, token_share=token_share)
-    step = rates.step
-    return forward * step.ours_over_splash_forward, backward * step.ours_over_splash_backward
+    return _no_faster_than_the_peak(
+        forward * rates.step.ours_over_splash_forward,
+        backward * rates.step.ours_over_splash_backward,
+        shape,
+        rates,
+        length=length,
+        token_share=token_share,
+    )
 
 
 def joined_s(

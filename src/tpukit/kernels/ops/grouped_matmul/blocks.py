@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from ....hardware import get_chip
+from ....hardware.rates import ChipRates
 from ...blocks.tiling import LANES, round_up
 from ...blocks.vmem import vmem_capacity_bytes
 from ...registry.op import BlockSizes, KernelCase
@@ -23,7 +24,6 @@ WIDE_UNITS = {"v6e": 256, "7x": 256}  # the matrix unit's side; 128 on all other
 # Fewer rows wait for the next weights of the matrix unit, in sides of it: compiled kernels with
 # 256 rows take 1.5 times as long as ones with 512 or 1024 on v6e.
 ROWS_AT_FULL_RATE = 1.5
-HBM_SHARE = 0.87  # of the stated bandwidth, as measured ops reach it
 STEP_S = 2e-7  # one step of the grid, by compiled kernels
 
 
@@ -143,7 +143,8 @@ class _Choice:
         found = get_chip(chip or "v5e")
         peak, memory = found.per_device(found.peak("bf16")), found.per_device(found.hbm_gbps)
         self._flops_per_s = peak.require("the blocks of a kernel") * 1e12
-        self._bytes_per_s = memory.require("the blocks of a kernel") * 1e9 * HBM_SHARE
+        reached = ChipRates.of(found.name).hbm_efficiency
+        self._bytes_per_s = memory.require("the blocks of a kernel") * 1e9 * reached
         self._cores = found.cores_per_device
         self._budget = vmem_capacity_bytes(chip) * 3 // 4
         self._unit = WIDE_UNITS.get(chip or "", LANES)

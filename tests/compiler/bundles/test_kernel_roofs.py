@@ -1,0 +1,113 @@
+"""No kernel is credited with more than the chip can do: its peak, and what a copy reached."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpukit.compiler.bundles import CallTrace, calibration_of, describe_band, error_of
+from tpukit.compiler.bundles.calibration import _tables
+from tpukit.compiler.bundles.machine import GRANULE_BYTES, CoreRun, Transfer
+from tpukit.compiler.bundles.units import core_of
+from tpukit.compiler.timeline.machine import Machine
+from tpukit.hardware import get_chip
+from tpukit.hardware.slice import list_slices
+
+CHIPS = ("v5e", "v5p", "v6e", "7x")
+KINDS = sorted({kind for chip in CHIPS for kind in _tables()[chip].get("kinds", {})})
+CONSTANTS = list(itertools.product(CHIPS, (None, *KINDS)))
+# Rows of a register that one product takes, by the bits of a number.
+ROWS = {"bf16": 16, "int8": 32, "fp8": 32}
+FORMATS = {"bf16": "bf16", "int8": "s8", "fp8": "f8e5m2"}
+
+
+@pytest.mark.parametrize(
+    ("chip", "name"),
+    [
+        *itertools.product(["v5e", "v5p", "v6e"], ["bf16", "int8"]),
+        ("v6e", "fp8"),  # the others have no unit for it
+    ],
+)
+def test_products_at_the_pace_the_compiler_counts_are_the_stated_peak(chip, name):
+    """The data sheet's peak and the compiler's spacing are two sources of one number."""
+    target, core = get_chip(chip), core_of(chip)
+    names = [one for one in core.matrix_spacing if FORMATS[name].startswith(one)]
+    spacing = core.matrix_spacing[max(names, key=len, default="default")]
+    a_cycle = 2 * ROWS[name] / spacing * target.mxu_size.value**2 * core.slots["MXU"]
+    counted = a_cycle * target.clock_ghz.value * 1e9 * target.cores_per_chip
+    assert counted == pytest.approx(target.peak(name).value * 1e12, rel=0.003)
+
+
+def test_tpu7x_states_a_peak_above_its_compilers_clock():
+    rates = calibration_of("7x").rates(get_chip("7x"))
+    assert rates.product_factor == pytest.approx(1.9 / 2.2, rel=0.001)
+
+
+@pytest.mark.parametrize(("chip", "kind"), CONSTANTS)
+def test_kernels_and_ops_move_bytes_at_one_rate_no_faster_than_a_measured_copy(chip, kind):
+    target = get_chip(chip)
+    reached = calibration_of(chip, kind).rates(target).hbm_bytes_per_s
+    op = Machine.of(list_slices(chip)[0], op_time_in_a_step=1.0)
+    assert reached == pytest.approx(1 / op.hbm_s(1.0))
+    stated = target.per_device(target.hbm_gbps).value * 1e9
+    assert reached < stated
+    copied = target.measured.get("hbm_copy_gbps")
+    if copied is not None:
+        assert reached == pytest.approx(copied.value * 1e9 / target.devices_per_chip, rel=0.005)
+
+
+@st.composite
+def runs(draw):
+    """A core that starts transfers, waits for some of them, and multiplies."""
+    cycles = draw(st.integers(1, 10**7))
+    sizes = draw(st.lists(st.integers(1, 10**5), max_size=20))
+    waited = draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
+    transfers = []
+    for number, (granules, is_waited) in enumerate(zip(sizes, waited, strict=True)):
+        at = cycles * number // (len(sizes) + 1)
+        direction = "in" if number % 2 else "out"
+        transfers.append(Transfer(at, number, granules, direction))
+        if is_waited:
+            transfers.append(Transfer(at, number, granules, "wait"))
+    products = draw(st.integers(0, 8 * cycles))
+    return CoreRun(
+        bundles=cycles, compute_cycles=cycles, busy={"MXU": products}, waits={},
+        product_cycles=products, loop_turns=draw(st.integers(0, 100)), transfers=transfers,
+    )  # fmt: skip
+
+
+@given(runs(), st.sampled_from(CONSTANTS))
+def test_no_kernel_exceeds_the_peak_or_a_copy(run, constants):
+    chip, kind = constants
+    target, core = get_chip(chip), core_of(chip)
+    trace = CallTrace("kernel", chip, 1, (run,) * target.cores_per_device)
+    rates = calibration_of(chip, kind).rates(target)
+    found = trace.estimate(rates)
+    moved = sum(one.granules for one in run.transfers if one.direction in ("in", "out"))
+    moved *= GRANULE_BYTES * target.cores_per_device
+    assert moved / found.time_s <= rates.hbm_bytes_per_s * (1 + 1e-9)
+    assert found.utilisation["HBM"] <= 1 + 1e-9
+    per_cycle = 2 * 16 / core.matrix_spacing["default"] * target.mxu_size.value**2
+    flops = per_cycle * run.product_cycles * target.cores_per_device
+    peak = target.per_device(target.peak("bf16")).value * 1e12
+    assert flops / found.time_s <= peak * (1 + 1e-9)
+
+
+class TestBands:
+    def test_a_kind_that_was_measured_enough_has_its_own(self):
+        band = error_of("v6e", "flash_attention")
+        assert list(band.kinds) == ["flash_attention"]
+        assert describe_band(band, "flash_attention").endswith("flash_attention measured)")
+
+    @pytest.mark.parametrize("chip", CHIPS)
+    def test_a_kind_that_nobody_measured_says_so_and_names_those_that_were(self, chip):
+        band = error_of(chip, "rms_norm")
+        said = describe_band(band, "rms_norm")
+        assert said.startswith("not known: no rms_norm measured (")
+        assert all(f"{count} {kind}" in said for kind, count in band.kinds.items())
+        assert sum(band.kinds.values()) == band.rows
+
+    def test_without_any_measured_kernel_nothing_is_known(self):
+        assert error_of("v4", "rms_norm") is None
+        assert describe_band(None, "rms_norm") == "not known: none measured"
