@@ -18,8 +18,8 @@ from ..dump import Dump
 from .facts import ProgramFacts
 from .lowered import Program, lower_program
 
-FORMAT = 1  # raise it when what is kept of a compile, or how, changes
-OWN_OPTIONS = ("xla_dump_to", "xla_dump_hlo_as_text")
+FORMAT = 2  # raise it when what is kept of a compile, or how, changes
+OWN_OPTIONS = ("xla_dump_to", "xla_dump_hlo_as_text", "xla_dump_large_constants")
 
 
 @runtime_checkable

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...hardware import MFU_CONVENTION, MFU_FORMAT, Slice, model_flop_utilization
+from ...hardware import MFU_CONVENTION, MFU_FORMAT, Figure, Slice, model_flop_utilization
 from ...hardware.rates import Accuracy
 from ..bundles import CallTrace
 from ..hlo import HloModule
+from ..program_flops import KernelCounter, program_flops
 from .exchange import waiting_share
 from .kernels import StepKernelTimer
 from .machine import Machine
@@ -54,6 +55,7 @@ class StepPrediction:
         high_s: And at most this long.
         seconds_by_cause: Where the time goes; the parts add up to the step.
         transfer_s: Whole length of asynchronous transfers by kind, hidden or not.
+        hardware_flops: What one device computes, kernels and recomputation included.
         spans: What runs when, for a timeline; a loop's body is shown once.
         caveats: What the model could not see; empty when it saw everything.
     """
@@ -64,7 +66,7 @@ class StepPrediction:
     high_s: float
     seconds_by_cause: dict[str, float]
     transfer_s: dict[str, float]
-    hardware_flops: float
+    hardware_flops: Figure
     spans: tuple[Span, ...] = field(repr=False)
     caveats: tuple[str, ...] = ()
     tokens_per_step: int | None = None
@@ -114,7 +116,7 @@ class StepPrediction:
             "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
             "mfu": self.mfu,
             "mfu_convention": MFU_CONVENTION,
-            "hardware_flops_per_device": self.hardware_flops,
+            "hardware_flops_per_device": self.hardware_flops.to_dict(),
             "top_ops": [op.to_dict() for op in self.top_ops()],
             "caveats": list(self.caveats),
         }
@@ -174,7 +176,10 @@ def predict_step(
     machine = machine or Machine.of(target)
     network = Network(machine, tuple(coordinates), tuple(slice_of_device))
     usual = StepKernelTimer(machine, kernel_traces or {})
-    simulation = Simulation(module, network, kernel_timer=kernel_timer or usual)
+    counter = KernelCounter(module)
+    simulation = Simulation(
+        module, network, kernel_timer=kernel_timer or usual, kernel_counter=counter
+    )
     seconds = simulation.run()
     ledger = simulation.ledger
     waiting = seconds * waiting_share(target.num_slices, per_doubling=machine.wait_per_doubling)
@@ -206,7 +211,7 @@ def predict_step(
         high_s=seconds * (1 + accuracy.band_above),
         seconds_by_cause=dict(ledger.seconds),
         transfer_s=dict(ledger.hidden_s),
-        hardware_flops=ledger.flops,
+        hardware_flops=program_flops(module, counter),
         spans=tuple(ledger.spans),
         caveats=tuple(caveats),
         tokens_per_step=tokens_per_step,
