@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...hardware import MFU_CONVENTION, MFU_FORMAT, Figure, Slice, model_flop_utilization
-from ...hardware.rates import Accuracy
+from ...hardware.scored_steps import ScoredSteps
 from ..bundles import CallTrace
 from ..hlo import HloModule
 from ..program_flops import KernelCounter, program_flops
@@ -51,7 +51,7 @@ class StepPrediction:
 
     Attributes:
         step_time_s: The most likely time.
-        low_s: The step is expected to take at least this long.
+        low_s: Nine of ten steps are expected to take at least this long.
         high_s: And at most this long.
         seconds_by_cause: Where the time goes; the parts add up to the step.
         transfer_s: Whole length of asynchronous transfers by kind, hidden or not.
@@ -111,6 +111,7 @@ class StepPrediction:
             "step_time_s": self.step_time_s,
             "low_s": self.low_s,
             "high_s": self.high_s,
+            "band_coverage": ScoredSteps.shipped().coverage_text,
             "seconds_by_cause": {cause: self.seconds_by_cause.get(cause, 0.0) for cause in CAUSES},
             "transfer_s": self.transfer_s,
             "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
@@ -143,7 +144,8 @@ class StepPrediction:
         for op in self.top_ops(6):
             source = op.op_name.split("/")[-1]
             ops.add_row(op.name, op.cause, f"{op.seconds:.4g}", str(op.times), source)
-        parts: list[Any] = [Text(line + "  [model]", style="bold"), shares, ops]
+        band = Text(f"the band: {ScoredSteps.shipped().coverage_text}", style="dim")
+        parts: list[Any] = [Text(line + "  [model]", style="bold"), band, shares, ops]
         parts += [Text(f"note: {caveat}", style="yellow") for caveat in self.caveats]
         return Group(*parts)
 
@@ -203,12 +205,12 @@ def predict_step(
         )
     if target.num_slices > 1 and machine.dcn_bytes_per_s is None:
         caveats.append("the network between slices has no published rate and counts as nothing.")
-    accuracy = Accuracy.of()
+    band = ScoredSteps.shipped().band
     return StepPrediction(
         slice=target,
         step_time_s=seconds,
-        low_s=seconds * (1 - accuracy.band_below),
-        high_s=seconds * (1 + accuracy.band_above),
+        low_s=seconds * (1 - band.below),
+        high_s=seconds * (1 + band.above),
         seconds_by_cause=dict(ledger.seconds),
         transfer_s=dict(ledger.hidden_s),
         hardware_flops=program_flops(module, counter),
