@@ -1,12 +1,16 @@
 """Predicted against published step times, beside a baseline that compiles nothing.
 
-    python benchmarks/predict.py --results FILE [--only TEXT] [--compile-s 600]
+    python benchmarks/predict.py [--results FILE] [--only TEXT] [--compile-s 600] [--write]
 
 All constants of the model but two come from single ops and public microbenchmarks
 (src/tpukit/hardware/data/rates.toml). Those two, how much faster an op is inside a
-step than alone and how long slices wait for each other, are fitted here on the generations that
-are not scored; a file of runs that they were not chosen on is scored with them as they are shipped.
-The baseline knows each generation's mean MFU over the other rows and nothing else.
+step than alone and how long slices wait for each other, are fitted here on rows that share neither
+source nor generation with the row they score; a file of runs that they were not chosen on is scored
+with them as they are shipped. The baseline knows each generation's mean MFU over the other rows and
+nothing else.
+
+`--write` ships the rows with what was predicted of each (hardware/data/scored_steps.json of the
+package): the band that predictions are printed with is made of them.
 """
 
 import argparse
@@ -15,6 +19,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +30,18 @@ from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 from tpukit import configure_tpu_environment
 from tpukit.compiler import compile_for
 from tpukit.compiler.kernel_traces import trace_kernels
+from tpukit.compiler.program.request import compiler_versions
 from tpukit.compiler.timeline import Machine, StepPrediction, predict_step
 from tpukit.compiler.timeline.exchange import waiting_share
 from tpukit.compiler.timeline.kernels import has_own_model
 from tpukit.errors import TPUError
 from tpukit.hardware.rates import ChipRates
+from tpukit.hardware.scored_steps import ScoredStep, ScoredSteps
 
 OP_TIMES = tuple(round(0.86 + 0.01 * step, 2) for step in range(15))
 COMPILE_S = 600.0  # a row that compiles longer is reported without a prediction
 DEFAULT_RESULTS = Path(__file__).parent / "data" / "published_results.json"
+SHIPPED = Path(__file__).parents[1] / "src" / "tpukit" / "hardware" / "data" / "scored_steps.json"
 
 
 @dataclass(frozen=True)
@@ -164,7 +172,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=DEFAULT_RESULTS)
     parser.add_argument("--only", help="rows whose id contains this")
     parser.add_argument("--compile-s", type=float, default=COMPILE_S, help="limit for each compile")
-    parser.add_argument("--save", type=Path, help="write every row's figures here as JSON")
+    parser.add_argument("--write", action="store_true", help="ship the rows with this package")
     options = parser.parse_args()
     runs: list[PublishedRun] = []
     for row in load_rows(options.results, only=options.only):
@@ -187,65 +195,99 @@ def main() -> None:
         ratio = step / run.step_time_s
         print(f"{run.name:<32} {times}  ratio {ratio:.3f}  ({spent:.0f} s)", flush=True)
     known = {row["id"] for row in load_rows(DEFAULT_RESULTS)}
-    score(scored, runs, refit=any(run.name in known for run in runs))
-    if options.save:
-        rows = [{"id": s.run.name, "published_s": s.run.step_time_s, **s.alone_s} for s in scored]
-        options.save.write_text(json.dumps(rows, indent=1))
+    steps = scored_steps(scored, runs, refit=any(run.name in known for run in runs))
+    score(steps, {one.run.name: one for one in scored})
+    if options.write:
+        SHIPPED.write_text(json.dumps(steps.to_dict(), indent=1) + "\n")
 
 
-def score(scored: list[Scored], runs: list[PublishedRun], *, refit: bool) -> None:
-    """Print errors and rank correlation per generation and over all, beside the baseline.
+def scored_steps(scored: list[Scored], runs: list[PublishedRun], *, refit: bool) -> ScoredSteps:
+    """Every row with its prediction by constants that were fitted without its like.
 
-    With `refit` the constants that whole steps decide are fitted without the generation that is
-    scored.
-
-    Rows whose program does not fit are scored apart: they take no step as they are. So are those
-    with eight-bit products: nothing measured fits the rates of these in a step, and an MFU over the
-    bf16 peak compares them with nothing.
+    Rows whose program does not fit do not count: they take no step as they are. Nor do those with
+    eight-bit products: nothing measured fits the rates of these in a step.
     """
-    narrow = [one for one in scored if one.run.precision != "bf16"]
-    fitting = [one for one in scored if one.fits and one.run.precision == "bf16"]
-    refused = [one for one in scored if not one.fits]
+    counted = [one for one in scored if not left_out(one)]
     runs = [run for run in runs if run.precision == "bf16"]
-    errors: dict[str, float] = {}
-    for name in dict.fromkeys(one.run.slice.chip.name for one in fitting):
-        members = [one for one in fitting if one.run.slice.chip.name == name]
-        others = [one for one in fitting if one.run.slice.chip.name != name]
-        elsewhere = [run for run in runs if run.slice.chip.name != name]
-        fitted = best_fit(others, elsewhere) if others and refit else FROZEN
-        errors.update((one.run.name, one.error(fitted)) for one in members)
-        origin = "as shipped" if fitted is FROZEN else "fitted on the others"
-        print(f"\n{name}: {len(members)} rows, {origin}: {fitted}")
-        show([errors[one.run.name] for one in members], members, fitting)
+    steps: list[ScoredStep] = []
+    for one in scored:
+        own = one.run
+        fitted = FROZEN
+        if refit:
+            others = [other for other in counted if is_apart(other.run, own)]
+            fitted = best_fit(others, [run for run in runs if is_apart(run, own)])
+        steps.append(
+            ScoredStep(
+                name=own.name,
+                source=own.source,
+                chip=own.slice.chip.name,
+                published_s=round(own.step_time_s, 4),
+                predicted_s=round(one.step_s(FROZEN), 4),
+                held_out_s=round(one.step_s(fitted), 4),
+                left_out=left_out(one),
+            )
+        )
+    if refit:
+        print(f"\nconstants that fit all rows best: {best_fit(counted, runs)}")
+    versions = ", ".join(f"{name} {number}" for name, number in compiler_versions().items())
+    return ScoredSteps(f"{date.today()}", versions, tuple(steps))
+
+
+def is_apart(run: PublishedRun, other: PublishedRun) -> bool:
+    """Whether two runs share neither source nor generation."""
+    return run.source != other.source and run.slice.chip != other.slice.chip
+
+
+def left_out(one: Scored) -> str:
+    """Why a row does not count, or ""."""
+    if one.run.precision != "bf16":
+        return "eight-bit products, whose rates nobody measured"
+    return "" if one.fits else "our program does not fit, the published one did"
+
+
+def score(steps: ScoredSteps, scored: dict[str, Scored]) -> None:
+    """Print errors and rank correlation per generation and over all, beside the baseline."""
+    counted = steps.counted
+    runs = [scored[one.name].run for one in counted]
+    for chip in dict.fromkeys(one.chip for one in counted):
+        members = [one for one in counted if one.chip == chip]
+        print(f"\n{chip}: {len(members)} rows")
+        show(members, runs)
         if len(members) > 2:
-            pairs = [
-                (one.run.model_flops / one.step_s(fitted) / one.run.peak_flops, one.run.mfu)
-                for one in members
-            ]
+            pairs = [(mfu(scored[one.name].run, one), scored[one.name].run.mfu) for one in members]
             report(Claim("  rank correlation of MFU", rank_correlation(pairs), "", at_least=0.8))
-    if errors:
-        best = f"; best of all: {best_fit(fitting, runs)}" if refit else ""
-        print(f"\nall generations: {len(fitting)} rows{best}")
-        show(list(errors.values()), fitting, fitting)
-    if narrow:
-        print(f"\neight-bit products, whose rates nobody measured: {len(narrow)} rows")
-        for one in narrow:
-            print(f"  {one.run.name}: error {one.error(FROZEN):.3f}")
-    if refused:
-        print(f"\nour program does not fit, the published one did: {len(refused)} rows")
-        for one in refused:
-            print(f"  {one.run.name}: error {one.error(FROZEN):.3f}")
+    if counted:
+        band = steps.band
+        print(f"\nall generations: {len(counted)} rows")
+        show(list(counted), runs)
+        report(
+            Claim("  band, below", 100 * band.below, "%"),
+            Claim("  band, above", 100 * band.above, "%"),
+            Claim("  rows in a band made without their source", steps.covered, "rows"),
+        )
+        print("  rows by source:")
+        for source, rows in steps.rows_by_source.items():
+            print(f"    {rows:3} {source}")
+    for one in steps.steps:
+        if one.left_out:
+            print(f"  {one.name}: error {one.error:.3f}, left out: {one.left_out}")
 
 
-def show(errors: list[float], members: list[Scored], everyone: list[Scored]) -> None:
+def mfu(run: PublishedRun, step: ScoredStep) -> float:
+    """Of the predicted step."""
+    return run.model_flops / step.held_out_s / run.peak_flops
+
+
+def show(members: list[ScoredStep], runs: list[PublishedRun]) -> None:
     """Errors of some rows, beside the baseline's on the same rows."""
+    errors = [one.error for one in members]
     report(
         Claim("  median error", statistics.median(errors), "", at_most=0.06),
         Claim("  mean error", statistics.mean(errors), "", at_most=0.08),
         Claim("  largest error", max(errors), "", at_most=0.20),
     )
-    runs = [one.run for one in everyone]
-    guesses = [(baseline_s(one.run, runs), one.run) for one in members]
+    names = {one.name for one in members}
+    guesses = [(baseline_s(run, runs), run) for run in runs if run.name in names]
     base = [abs(guess / run.step_time_s - 1) for guess, run in guesses if guess]
     if base:
         report(Claim("  mean error of the baseline", statistics.mean(base), ""))

@@ -42,9 +42,14 @@ class NotExpressible(Exception):
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One row of a results file, ready to be compiled."""
+    """One row of a results file, ready to be compiled.
+
+    Attributes:
+        source: The repository and revision it was published in: a log, or a table of results.
+    """
 
     name: str
+    source: str
     slice: Slice
     workload: Workload
     mesh: dict[str, int]
@@ -107,6 +112,7 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
     seconds = published_step_s(row, examples * sequence, target)
     return PublishedRun(
         name=row["id"],
+        source=row["source"].partition(":")[0],
         slice=target,
         workload=Workload(
             config,

@@ -133,7 +133,7 @@ def test_out_of_memory_without_a_report(request_at_hand, playback):
 
 
 def test_files_cut_short_are_noticed(request_at_hand, playback, trained, tmp_path, monkeypatch):
-    playback(reply={"hlo": "", "flops": None, "code_bytes": 0}, leave_out=("live-range",))
+    playback(reply={"hlo": "", "code_bytes": 0}, leave_out=("live-range",))
     with pytest.raises(XLACompilationError, match=r"live-range.*may be full"):
         run_request(request_at_hand, until="memory")
     cut = tmp_path / "cut"

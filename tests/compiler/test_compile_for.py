@@ -35,8 +35,7 @@ def test_one_device_memory_is_what_the_arrays_need():
     assert compiled.memory.argument_bytes == 2 * (1024 * 2048 + 2048 + 256 * 1024)
     assert compiled.memory.result_bytes >= 2 * 256 * 2048
     assert compiled.memory.fits
-    assert compiled.flops is not None
-    assert compiled.flops >= 2 * 256 * 1024 * 2048
+    assert compiled.flops.value == 2 * 256 * 1024 * 2048
     assert compiled.collectives == {}
     assert compiled.versions["libtpu"]
     assert compiled.usable_bytes is not None

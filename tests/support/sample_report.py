@@ -4,7 +4,7 @@ from tpukit.checker.report.build import roofs_of
 from tpukit.checker.report.schema import SCHEMA
 from tpukit.compiler.memory import Buffer, Finding, MemoryReport, Peak
 from tpukit.compiler.timeline import Span, StepPrediction
-from tpukit.hardware import Slice
+from tpukit.hardware import Figure, Slice
 
 MEMORY = MemoryReport(
     program="tiny",
@@ -46,7 +46,7 @@ PREDICTION = StepPrediction(
     high_s=0.112,
     seconds_by_cause={"matrix": 0.060, "hbm": 0.020, "ici": 0.020},
     transfer_s={"ici": 0.080},
-    hardware_flops=3.2e13,
+    hardware_flops=Figure(3.2e13, "FLOP", "compiler", "the program"),
     spans=SPANS,
     tokens_per_step=16_384,
     model_flops=2.2032e14,

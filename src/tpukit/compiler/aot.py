@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 1800.0
 # An 8B training step was measured at 0.8 GB up to its schedule, 1.2 GB through code generation.
 CHILD_MEMORY_BYTES = 2 * 2**30
+LARGEST_WRITTEN_OUT = 16 * 2**20  # bytes of a lowered program whose constants are listed
 
 
 def compile_for(
@@ -63,7 +64,7 @@ def compile_for(
         dcn_mesh_shape: Factor of each mesh axis that runs across slices, for several slices.
         options: Compiler options for this compile alone, e.g. `{"xla_tpu_...": True}`.
         until: Stop once this is known: "memory" and "schedule" take seconds and answer also for a
-            program that does not fit; "codegen" takes minutes and adds FLOPs and cycles.
+            program that does not fit; "codegen" takes minutes and adds code size and cycles.
         timeout_s: The child is killed after this long.
         progress: Called with each stage as it is reached.
         use_cache: Whether an answer on disk will do, and this one is kept.
@@ -188,7 +189,10 @@ def _compile(
     progress: Progress,
     bundles: bool,
 ) -> CompiledStep:
-    program_path, dump = folder / "program.bin", Dump(folder / "dump")
+    program_path = folder / "program.bin"
+    # A program that carries large arrays of its own would be written out many times its size.
+    small = len(request.program.serialized) <= LARGEST_WRITTEN_OUT
+    dump = Dump(folder / "dump", constants=small)
     dump.folder.mkdir()
     kernels = KernelDump(folder / "kernels")
     program_path.write_bytes(request.program.serialized)
@@ -237,7 +241,6 @@ def _compile(
         compile_s=time.perf_counter() - started,
         versions=compiler_versions(),
         generated_hlo=reply["hlo"] if reply is not None and complete else None,
-        flops=reply["flops"] if reply is not None and complete else None,
         code_bytes=reply["code_bytes"] if reply is not None and complete else None,
         kernel_listings=kernels.listings() if bundles else {},
     )

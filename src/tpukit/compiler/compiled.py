@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..hardware import Slice
+from ..hardware import Figure, Slice
 from .dump import Listings
 from .hlo import HloModule, count_collectives, parse_hlo
 from .memory import MemoryReport, read_memory
@@ -28,7 +28,6 @@ class CompiledStep:
         stage: How far it went: "schedule", or "codegen" for all the way.
         fits: Whether the compiler accepted it.
         compile_s: From the start of the compiler to this answer, when it was made.
-        flops: Per device as the compiler counts them, a loop's body once; None before codegen.
         code_bytes: Of the generated code; None before codegen.
         kernel_listings: The final bundles of each Pallas kernel by the name of its call, when they
             were asked for.
@@ -44,7 +43,6 @@ class CompiledStep:
     compile_s: float
     versions: Mapping[str, str]
     generated_hlo: str | None = field(default=None, repr=False)
-    flops: float | None = None
     code_bytes: int | None = None
     kernel_listings: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     from_cache: bool = False
@@ -81,6 +79,13 @@ class CompiledStep:
             return report
         usable = min(self.limit_bytes, report.usable_bytes or self.limit_bytes)
         return replace(report, usable_bytes=usable)
+
+    @cached_property
+    def flops(self) -> Figure:
+        """What one device computes in one run, loops and Pallas kernels included."""
+        from .program_flops import program_flops
+
+        return program_flops(self.module)
 
     @property
     def collectives(self) -> dict[str, int]:
@@ -156,7 +161,6 @@ class CompiledStep:
             "fits": self.fits,
             "compile_s": self.compile_s,
             "versions": dict(self.versions),
-            "flops": self.flops,
             "code_bytes": self.code_bytes,
         }
         texts = {name: getattr(self.listings, name) for name in _LISTINGS}
@@ -179,7 +183,6 @@ class CompiledStep:
                 compile_s=about["compile_s"],
                 versions=about["versions"],
                 generated_hlo=texts.get("generated_hlo"),
-                flops=about["flops"],
                 code_bytes=about["code_bytes"],
                 kernel_listings={
                     name.removeprefix(_KERNEL): text
@@ -200,7 +203,7 @@ class CompiledStep:
             "fits": self.fits,
             "memory": self.memory.to_dict(),
             "code_bytes": {"value": self.code_bytes, "origin": "compiler"},
-            "flops_per_device": {"value": self.flops, "origin": "compiler"},
+            "flops_per_device": self.flops.to_dict(),
             "collectives": self.collectives,
             "compile_s": {"value": round(self.compile_s, 3), "origin": "measured"},
             "from_cache": self.from_cache,
@@ -214,8 +217,11 @@ class CompiledStep:
         from rich.text import Text
 
         table = Table(box=None, show_header=False, pad_edge=False)
-        if self.flops is not None:
-            table.add_row("FLOPs per device", f"{self.flops:.4g}", "compiler")
+        flops = self.flops
+        if flops.value is None:
+            table.add_row("FLOPs per device", "–", flops.reason)
+        else:
+            table.add_row("FLOPs per device", f"{flops.value:.4g}", flops.origin)
         found = ", ".join(f"{count} {kind}" for kind, count in self.collectives.items())
         table.add_row("collectives", found or "none", "compiler")
         made = "measured, when it was compiled" if self.from_cache else "measured"

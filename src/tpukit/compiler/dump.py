@@ -40,14 +40,24 @@ class Listings:
 
 @dataclass(frozen=True)
 class Dump:
-    """A folder that one compile writes into."""
+    """A folder that one compile writes into.
+
+    Attributes:
+        constants: Whether arrays of constants are written out, such as the tables in which kernels
+            list what they visit.
+    """
 
     folder: Path
+    constants: bool = False
 
     @property
     def options(self) -> dict[str, object]:
         """The compiler options that make it write there."""
-        return {"xla_dump_to": str(self.folder), "xla_dump_hlo_as_text": True}
+        return {
+            "xla_dump_to": str(self.folder),
+            "xla_dump_hlo_as_text": True,
+            "xla_dump_large_constants": self.constants,
+        }
 
     @property
     def devices_path(self) -> Path:

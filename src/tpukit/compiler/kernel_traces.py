@@ -21,11 +21,11 @@ from .aot import compile_many
 from .bundles import CallTrace, trace_call
 from .cache import CompileCache
 from .hlo import Computation, HloModule, Instruction, Shape
+from .hlo.module import KERNEL_TARGET
 from .program.request import CompileRequest, compiler_versions, make_request
 
 logger = logging.getLogger(__name__)
 FORMAT = 3  # raise it when what is kept of a run, or how a program is run, changes
-KERNEL_TARGET = "tpu_custom_call"
 TIMEOUT_S = 300.0
 # The call's program, and how much VMEM it may use; the rest is what the schedule adds.
 _CONFIG = ("custom_call_config", "scoped_memory_configs")
@@ -42,7 +42,7 @@ def kernel_calls(module: HloModule) -> list[tuple[Instruction, Computation]]:
         (instruction, computation)
         for computation in module.computations.values()
         for instruction in computation
-        if instruction.custom_call_target == KERNEL_TARGET
+        if instruction.is_kernel
     ]
 
 

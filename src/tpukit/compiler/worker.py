@@ -47,7 +47,6 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "compile_s": compile_s,
         "hlo": compiled.as_text(),
-        "flops": _positive(compiled.cost_analysis(), "flops"),
         # Its other figures overstate what the compiler tests; the memory report is read instead.
         "code_bytes": memory.generated_code_size_in_bytes,
     }
@@ -77,12 +76,6 @@ def _as_tuples(options: dict[str, Any]) -> dict[str, Any]:
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
     }
-
-
-def _positive(costs: dict[str, float] | None, name: str) -> float | None:
-    """The compiler writes -1 for what it does not know."""
-    value = (costs or {}).get(name, -1.0)
-    return value if value >= 0 else None
 
 
 if __name__ == "__main__":

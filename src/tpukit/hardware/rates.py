@@ -133,12 +133,10 @@ class MemoryRates(_Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(_Section):
-    """How far predicted steps are off."""
+    """How far the planner's arithmetic is off; `scored_steps` has the same of compiled steps."""
 
     section: ClassVar[str] = "accuracy"
 
-    band_below: float
-    band_above: float
     close_steps: float
 
 

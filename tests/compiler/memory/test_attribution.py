@@ -4,8 +4,9 @@ import pytest
 
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.memory.assignment import parse_assignment
-from tpukit.compiler.memory.attribution import Attributor, is_training_step, weight_shapes
+from tpukit.compiler.memory.attribution import Attributor, argument_categories, is_training_step
 from tpukit.compiler.memory.liveness import find_tenancies, parse_live_ranges
+from tpukit.compiler.memory.provenance import Provenance
 from tpukit.compiler.program.facts import ProgramFacts
 
 FORWARD = 'metadata={op_name="jit(step)/jvp()/%s" stack_frame_id=1}'
@@ -23,10 +24,11 @@ ENTRY %main (w: f32[64,512], x: bf16[96,512]) -> f32[64,512] {{
   %again = bf16[512,512]{{1,0:T(8,128)(2,1)}} all-gather(%cast), {BACKWARD % "dot_general"}
   %nameless = bf16[96,32]{{1,0:T(8,128)(2,1)}} custom-call(%x), custom_call_target="Own"
   %grad = f32[512,512]{{1,0:T(8,128)}} fusion(%kept, %again), kind=kLoop, {BACKWARD % "dot_general"}
-  ROOT %out = f32[64,512]{{1,0:T(8,128)}} fusion(%grad), kind=kLoop, {BACKWARD % "add"}
+  %share = f32[64,512]{{1,0:T(8,128)}} reduce-scatter(%grad), {BACKWARD % "dot_general"}
+  ROOT %out = f32[64,512]{{1,0:T(8,128)}} subtract(%w, %share)
 }}
 """
-ORDER = "w x cast whole kept brief copied again nameless grad out".split()  # noqa: SIM905
+ORDER = "w x cast whole kept brief copied again nameless grad share out".split()  # noqa: SIM905
 LIFE = {
     "cast": (2, 7),
     "whole": (3, 4),
@@ -36,6 +38,7 @@ LIFE = {
     "again": (7, 9),
     "nameless": (8, 8),
     "grad": (9, 10),
+    "share": (10, 11),
 }
 EXPECTED = {
     "cast": "weight copies",
@@ -46,6 +49,7 @@ EXPECTED = {
     "again": "weight copies",  # gathered once more for the backward pass
     "nameless": "unattributed",
     "grad": "gradients",
+    "share": "gradients",
 }
 FACTS = ProgramFacts(
     name="step",
@@ -77,7 +81,8 @@ def attributor_and_buffers():
         + "  BufferLiveRange:\n"
         + "".join(f"    {name}{{}}:{start}-{end}\n" for name, (start, end) in LIFE.items())
     )
-    attributor = Attributor(module, schedule, weight_shapes(allocations, FACTS))
+    provenance = Provenance(module, argument_categories(FACTS))
+    attributor = Attributor(module, schedule, provenance)
     return attributor, find_tenancies(allocations[1], schedule)
 
 
@@ -85,11 +90,6 @@ def test_each_temporary_has_its_purpose(attributor_and_buffers):
     attributor, buffers = attributor_and_buffers
     found = {one.values[0].instruction: attributor.category(one, one.end) for one in buffers}
     assert found == EXPECTED
-
-
-def test_weights_are_known_with_their_split(attributor_and_buffers):
-    attributor, _ = attributor_and_buffers
-    assert list(attributor.weights) == [((64, 512), 8)]
 
 
 def test_a_training_step_is_known_by_its_state():

@@ -83,7 +83,8 @@ def test_the_report_prints_and_is_json(trained):
     assert data["memory"]["origin"] == "compiler"
     assert data["memory"]["total_bytes"] == trained.reported_total
     assert data["stage"] == "schedule"
-    assert data["flops_per_device"]["value"] is None
+    # Two products forward, and backward all gradients but that of the batch.
+    assert data["flops_per_device"]["value"] == 5 * 2 * (8192 / 8) * 1024 * 4096
 
 
 def test_stages_and_devices(trained):

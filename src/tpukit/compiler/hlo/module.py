@@ -24,6 +24,7 @@ _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 HOST_THREAD = "host"
+KERNEL_TARGET = "tpu_custom_call"
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class Instruction:
         """What a custom call calls."""
         found = _TARGET.search(self.attributes)
         return found[1] if found else ""
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it calls a Pallas kernel."""
+        return self.opcode == "custom-call" and self.custom_call_target == KERNEL_TARGET
 
     @property
     def estimated_cycles(self) -> int | None:

@@ -1,18 +1,19 @@
-"""What each stretch of memory is for, told from argument names, operation names and shapes.
+"""What each stretch of memory is for, told from argument names, operation names and data.
 
 Nothing is guessed: a buffer that no rule speaks for is called unattributed.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
-from ..hlo import HloModule, Instruction, Shape
+from ..hlo import HloModule, Instruction
+from ..hlo.dataflow import Leaf
 from ..program.facts import ProgramFacts
-from .assignment import Allocation, Value
+from .assignment import Value
 from .liveness import Schedule, Tenancy
+from .provenance import Provenance
 
 # In the order in which a person reads them.
 CATEGORIES: dict[str, str] = {
@@ -22,7 +23,8 @@ CATEGORIES: dict[str, str] = {
     "arguments": "other arguments of the program",
     "gradients": "one for each weight",
     "activations": "kept from the forward pass for the backward pass",
-    "weight copies": "weights gathered from other devices or cast to the computing format",
+    "weight copies": "weights gathered from other devices, cast, or laid out anew",
+    "state copies": "optimizer state, cast or laid out anew",
     "temporaries": "intermediate results",
     "results": "results that reuse no argument",
     "unattributed": "no name tells what it is for",
@@ -34,12 +36,14 @@ _PARAMETERS = re.compile(r"\.params\b|\['params'\]|\.parameters\b")
 _OPTIMIZER = re.compile(r"\.opt_state\b|\['opt_state'\]|\.optimizer_state\b|\.mu\b|\.nu\b")
 _BACKWARD = "transpose("
 _FORWARD = "jvp("
-# A product has the shape of a weight by chance, never because it is one.
-_PRODUCTS = ("dot_general", "conv_general_dilated")
 _COPIES = frozenset({"copy", "copy-start", "copy-done", "bitcast", "convert", "dynamic-slice"})
 _HOPS = 8
 _STACKING = ("dynamic_update_slice",)
 _RESHAPING = ("broadcast_in_dim", "reshape", "squeeze", "while", "transpose")
+_COPIED: dict[frozenset[str], str] = {
+    frozenset(("parameters",)): "weight copies",
+    frozenset(("optimizer state",)): "state copies",
+}
 _PASS_ON = frozenset({"get-tuple-element", "tuple", "bitcast", "while", "parameter", "call"})
 
 
@@ -52,6 +56,15 @@ def argument_category(name: str, *, is_training: bool) -> str:
     return "batch inputs" if is_training and not name.startswith("[0]") else "arguments"
 
 
+def argument_categories(facts: ProgramFacts) -> dict[int, str]:
+    """What each argument of a program is for, by number."""
+    training = is_training_step(facts)
+    return {
+        number: argument_category(name, is_training=training)
+        for number, name in enumerate(facts.argument_names)
+    }
+
+
 def is_training_step(facts: ProgramFacts) -> bool:
     """Whether the first argument is a state that holds weights and what an optimizer keeps."""
     own = [name for name in facts.argument_names if name.startswith("[0]")]
@@ -60,15 +73,11 @@ def is_training_step(facts: ProgramFacts) -> bool:
 
 @dataclass(frozen=True)
 class Attributor:
-    """Names the purpose of temporaries.
-
-    Attributes:
-        weights: Local shapes of the weights, with the number of devices each is split over.
-    """
+    """Names the purpose of temporaries."""
 
     module: HloModule
     schedule: Schedule
-    weights: Sequence[tuple[tuple[int, ...], int]]
+    provenance: Provenance
 
     @cached_property
     def instructions(self) -> Mapping[str, Instruction]:
@@ -82,12 +91,13 @@ class Attributor:
     def speaker(self, tenancy: Tenancy, moment: int) -> Value:
         """The value that says best what a buffer holds at a moment.
 
-        That is the last one computed by then; what a loop merely hands on says nothing.
+        That is the last one computed by then; what a loop merely hands on says nothing, and nor
+        does memory that it has yet to fill: then what it fills it with does.
         """
         computed = [
             value
             for value in tenancy.values
-            if not value.is_phi and self._opcode(value) not in _PASS_ON
+            if not value.is_phi and self._opcode(value) not in _PASS_ON and not self._blank(value)
         ]
         by_then = [one for one in computed if self.schedule.ranges[one.key][0] <= moment]
         named = [one for one in by_then if self.op_name(one)]
@@ -115,14 +125,12 @@ class Attributor:
     def category(self, tenancy: Tenancy, moment: int) -> str:
         """What the buffer is for at a moment."""
         value = self.speaker(tenancy, moment)
-        name, opcode = self.op_name(value), self._opcode(value)
-        if value.shape is not None and self._looks_like_a_weight(value.shape):
-            if opcode.startswith("all-gather"):
-                return "weight copies"
-            if _BACKWARD in name:
-                return "gradients"
-            if not name.endswith(_PRODUCTS):
-                return "weight copies"
+        name, leaf = self.op_name(value), self._leaf(value)
+        made_of = frozenset[str]() if leaf is None else self.provenance.sources(leaf)
+        if made_of in _COPIED:
+            return _COPIED[made_of]
+        if leaf is not None and self.provenance.is_gradient(leaf):
+            return "gradients"
         if not name:
             return "unattributed"
         is_forward = _FORWARD in name and _BACKWARD not in name
@@ -151,37 +159,23 @@ class Attributor:
         found = self.instructions.get(value.instruction)
         return found.opcode if found else ""
 
-    def _looks_like_a_weight(self, shape: Shape) -> bool:
-        """Whether it has the shape of a weight, of one layer of it, or of its gathered whole."""
-        own = sorted(size for size in shape.dims if size > 1)
-        return len(own) > 1 and own in self._weight_shapes  # a vector may be anything
+    def _blank(self, value: Value) -> bool:
+        leaf = self._leaf(value)
+        return leaf is not None and self.provenance.is_blank(leaf)
+
+    def _leaf(self, value: Value) -> Leaf | None:
+        """The array in the program's data that a value of the listing is."""
+        computation = self._home.get(value.instruction)
+        indices = [int(index) for index in value.index.strip("{}").split(",") if index]
+        if computation is None or len(indices) > 1:
+            return None
+        return Leaf(computation, value.instruction, *indices)
 
     @cached_property
-    def _weight_shapes(self) -> list[list[int]]:
-        found: list[list[int]] = []
-        for dims, ways in self.weights:
-            whole = [size for size in dims if size > 1]
-            for local in (whole, whole[1:]):
-                found.append(sorted(local))
-                for index in range(len(local)):
-                    gathered = [*local]
-                    gathered[index] *= ways
-                    found.append(sorted(gathered))
-        return [shape for shape in found if len(shape) > 1 and prod(shape)]
-
-
-def weight_shapes(
-    allocations: Sequence[Allocation], facts: ProgramFacts
-) -> list[tuple[tuple[int, ...], int]]:
-    """Local shape of each weight, and over how many devices it is split."""
-    training = is_training_step(facts)
-    devices = prod(size for _, size in facts.mesh_axes)
-    found: list[tuple[tuple[int, ...], int]] = []
-    for one in allocations:
-        if one.parameter is None or one.parameter >= len(facts.argument_names):
-            continue
-        name = facts.argument_names[one.parameter]
-        shape = one.values[0].shape if one.values else None
-        if shape and argument_category(name, is_training=training) == "parameters":
-            found.append((shape.dims, devices // facts.argument_copies[one.parameter]))
-    return found
+    def _home(self) -> Mapping[str, str]:
+        """The computation that each instruction stands in."""
+        return {
+            instruction.name: computation.name
+            for computation in self.module.computations.values()
+            for instruction in computation
+        }

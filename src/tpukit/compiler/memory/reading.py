@@ -13,12 +13,13 @@ from .assignment import Allocation, Value, move_to_host, parse_assignment, total
 from .attribution import (
     CATEGORIES,
     Attributor,
+    argument_categories,
     argument_category,
     is_training_step,
-    weight_shapes,
 )
 from .findings import find_waste
 from .liveness import Schedule, Tenancy, find_tenancies, heap_use, parse_live_ranges
+from .provenance import Provenance
 from .report import OFFLOADED_COMPUTATION, Buffer, MemoryReport, Peak
 from .sources import SourceTable, parse_sources
 
@@ -52,7 +53,8 @@ def read_memory(
     allocations = move_to_host(parse_assignment(listings.assignment), _host_instructions(module))
     schedule = parse_live_ranges(listings.live_ranges)
     sources = parse_sources(listings.hlo) if source_lines else SourceTable({})
-    attributor = Attributor(module, schedule, weight_shapes(allocations, facts))
+    provenance = Provenance(module, argument_categories(facts))
+    attributor = Attributor(module, schedule, provenance)
     heaps = [_Heap.of(one, schedule) for one in allocations if one.is_temporary]
     hbm_heaps = [heap for heap in heaps if heap.allocation.color == HBM]
     fixed = total_bytes(allocations) - sum(heap.allocation.size_bytes for heap in hbm_heaps)

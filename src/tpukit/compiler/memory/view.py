@@ -24,6 +24,7 @@ _COLORS = {
     "gradients": "magenta",
     "activations": "yellow",
     "weight copies": "green",
+    "state copies": "bright_green",
     "temporaries": "bright_black",
     "results": "bright_cyan",
     "unattributed": "red",

@@ -21,8 +21,8 @@ from .lowered import Program, lower_program
 if TYPE_CHECKING:
     from ...annotations import AnyMesh
 
-FORMAT = 1  # raise it when what is kept of a compile, or how, changes
-OWN_OPTIONS = ("xla_dump_to", "xla_dump_hlo_as_text")
+FORMAT = 2  # raise it when what is kept of a compile, or how, changes
+OWN_OPTIONS = ("xla_dump_to", "xla_dump_hlo_as_text", "xla_dump_large_constants")
 
 
 @runtime_checkable

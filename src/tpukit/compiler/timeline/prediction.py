@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...hardware import MFU_CONVENTION, MFU_FORMAT, Slice, model_flop_utilization
-from ...hardware.rates import Accuracy
+from ...hardware import MFU_CONVENTION, MFU_FORMAT, Figure, Slice, model_flop_utilization
+from ...hardware.scored_steps import ScoredSteps
 from ..bundles import CallTrace
 from ..hlo import HloModule
+from ..program_flops import KernelCounter, program_flops
 from .exchange import waiting_share
 from .kernels import StepKernelTimer
 from .machine import Machine
@@ -50,10 +51,11 @@ class StepPrediction:
 
     Attributes:
         step_time_s: The most likely time.
-        low_s: The step is expected to take at least this long.
+        low_s: Nine of ten steps are expected to take at least this long.
         high_s: And at most this long.
         seconds_by_cause: Where the time goes; the parts add up to the step.
         transfer_s: Whole length of asynchronous transfers by kind, hidden or not.
+        hardware_flops: What one device computes, kernels and recomputation included.
         spans: What runs when, for a timeline; a loop's body is shown once.
         caveats: What the model could not see; empty when it saw everything.
     """
@@ -64,7 +66,7 @@ class StepPrediction:
     high_s: float
     seconds_by_cause: dict[str, float]
     transfer_s: dict[str, float]
-    hardware_flops: float
+    hardware_flops: Figure
     spans: tuple[Span, ...] = field(repr=False)
     caveats: tuple[str, ...] = ()
     tokens_per_step: int | None = None
@@ -109,12 +111,13 @@ class StepPrediction:
             "step_time_s": self.step_time_s,
             "low_s": self.low_s,
             "high_s": self.high_s,
+            "band_coverage": ScoredSteps.shipped().coverage_text,
             "seconds_by_cause": {cause: self.seconds_by_cause.get(cause, 0.0) for cause in CAUSES},
             "transfer_s": self.transfer_s,
             "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
             "mfu": self.mfu,
             "mfu_convention": MFU_CONVENTION,
-            "hardware_flops_per_device": self.hardware_flops,
+            "hardware_flops_per_device": self.hardware_flops.to_dict(),
             "top_ops": [op.to_dict() for op in self.top_ops()],
             "caveats": list(self.caveats),
         }
@@ -141,7 +144,8 @@ class StepPrediction:
         for op in self.top_ops(6):
             source = op.op_name.split("/")[-1]
             ops.add_row(op.name, op.cause, f"{op.seconds:.4g}", str(op.times), source)
-        parts: list[Any] = [Text(line + "  [model]", style="bold"), shares, ops]
+        band = Text(f"the band: {ScoredSteps.shipped().coverage_text}", style="dim")
+        parts: list[Any] = [Text(line + "  [model]", style="bold"), band, shares, ops]
         parts += [Text(f"note: {caveat}", style="yellow") for caveat in self.caveats]
         return Group(*parts)
 
@@ -174,7 +178,10 @@ def predict_step(
     machine = machine or Machine.of(target)
     network = Network(machine, tuple(coordinates), tuple(slice_of_device))
     usual = StepKernelTimer(machine, kernel_traces or {})
-    simulation = Simulation(module, network, kernel_timer=kernel_timer or usual)
+    counter = KernelCounter(module)
+    simulation = Simulation(
+        module, network, kernel_timer=kernel_timer or usual, kernel_counter=counter
+    )
     seconds = simulation.run()
     ledger = simulation.ledger
     waiting = seconds * waiting_share(target.num_slices, per_doubling=machine.wait_per_doubling)
@@ -198,15 +205,15 @@ def predict_step(
         )
     if target.num_slices > 1 and machine.dcn_bytes_per_s is None:
         caveats.append("the network between slices has no published rate and counts as nothing.")
-    accuracy = Accuracy.of()
+    band = ScoredSteps.shipped().band
     return StepPrediction(
         slice=target,
         step_time_s=seconds,
-        low_s=seconds * (1 - accuracy.band_below),
-        high_s=seconds * (1 + accuracy.band_above),
+        low_s=seconds * (1 - band.below),
+        high_s=seconds * (1 + band.above),
         seconds_by_cause=dict(ledger.seconds),
         transfer_s=dict(ledger.hidden_s),
-        hardware_flops=ledger.flops,
+        hardware_flops=program_flops(module, counter),
         spans=tuple(ledger.spans),
         caveats=tuple(caveats),
         tokens_per_step=tokens_per_step,

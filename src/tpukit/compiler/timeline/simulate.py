@@ -17,6 +17,7 @@ from ..hlo import (
 )
 from ..hlo.collectives import kind_of
 from ..hlo.shape import HBM, HOST
+from ..program_flops import KernelCounter
 from .engines import Frame
 from .exchange import Exchange
 from .network import Network
@@ -38,12 +39,18 @@ class Simulation:
     """One run of a program on a machine; `ledger` holds what happened."""
 
     def __init__(
-        self, module: HloModule, network: Network, *, kernel_timer: KernelTimer | None = None
+        self,
+        module: HloModule,
+        network: Network,
+        *,
+        kernel_timer: KernelTimer | None = None,
+        kernel_counter: KernelCounter | None = None,
     ) -> None:
         self.module = module
         self.network = network
         self.machine = network.machine
         self.kernel_timer = kernel_timer
+        self.kernel_counter = kernel_counter or KernelCounter(module)
         self.ledger = Ledger()
         # The first that says an instruction is its own has dealt with it.
         self._handlers = (
@@ -99,7 +106,12 @@ class Simulation:
             return False
 
         def alone(branch: Computation) -> float:
-            trial = Simulation(self.module, self.network, kernel_timer=self.kernel_timer)
+            trial = Simulation(
+                self.module,
+                self.network,
+                kernel_timer=self.kernel_timer,
+                kernel_counter=self.kernel_counter,
+            )
             return trial._computation(branch, times=1, offset=0.0)
 
         for longest in sorted(self.module.called_by(instruction), key=alone)[-1:]:
@@ -226,7 +238,6 @@ class Simulation:
         transfer = self.network.transfer(collective)
         network_s = frame.free_at(transfer.lanes) - frame.now + transfer.seconds
         seconds = max(network_s, product_s) + self.machine.op_overhead_s
-        self.ledger.flops += work.flops * frame.times
         self.ledger.charge("matrix", product_s, frame.times)
         self.ledger.charge("ici", seconds - product_s, frame.times)
         self.ledger.overlap("ici", transfer.seconds, frame.times)
@@ -241,7 +252,7 @@ class Simulation:
     def _kernel(self, instruction: Instruction, frame: Frame) -> bool:
         if instruction.opcode != "custom-call":
             return False
-        if instruction.custom_call_target != "tpu_custom_call":
+        if not instruction.is_kernel:
             return True  # AllocateBuffer, ConcatBitcast and the like move nothing
         timer = self.kernel_timer
         seconds = None if timer is None else timer(instruction, frame.computation)
@@ -249,7 +260,8 @@ class Simulation:
             self.ledger.unknown_kernels.append(instruction.name)
             return True
         self.ledger.charge("kernel", seconds, frame.times)
-        self._span("core", instruction, frame, frame.now, seconds, "kernel")
+        flops = self.kernel_counter(instruction, frame.computation).value or 0.0
+        self._span("core", instruction, frame, frame.now, seconds, "kernel", flops=flops)
         frame.advance(seconds)
         return True
 
@@ -265,7 +277,6 @@ class Simulation:
         if needs[cause] == 0.0:
             return True
         overhead = self.machine.op_overhead_s
-        self.ledger.flops += work.flops * frame.times
         self.ledger.charge(cause, needs[cause], frame.times)
         self.ledger.charge("overhead", overhead, frame.times)
         seconds = needs[cause] + overhead

@@ -83,18 +83,15 @@ class Evidence:
         step = self.step_time_s
         if not step.value or step.origin is None:
             return Figure.missing("TFLOP/s", step.reason or NOT_RUN)
-        flops, counted = (
-            self._model_flops.value,
-            "FLOPs of the model, causal attention counted once",
-        )
-        if flops is None and self.timing is not None:
-            flops, counted = self.timing.flops, "FLOPs of the program as the compiler counts them"
-        elif flops is None and self.prediction is not None and self.target is not None:
-            flops = self.prediction.hardware_flops * self.target.devices
+        flops, counted = self._model_flops, "FLOPs of the model, causal attention counted once"
+        if flops.value is None and self.timing is not None:
+            flops, counted = self.timing.flops, "FLOPs of the program, recomputation included"
+        elif flops.value is None and self.prediction is not None and self.target is not None:
+            flops = self.prediction.hardware_flops.scaled(self.target.devices)
             counted = "FLOPs of the program, recomputation included"
-        if flops is None:
-            return Figure.missing("TFLOP/s", "the compiler counts no FLOPs for this program")
-        return Figure(flops / step.value / 1e12, "TFLOP/s", step.origin, counted)
+        if flops.value is None:
+            return Figure.missing("TFLOP/s", flops.reason)
+        return Figure(flops.value / step.value / 1e12, "TFLOP/s", step.origin, counted)
 
     @property
     def bottlenecks(self) -> Bottlenecks | None:

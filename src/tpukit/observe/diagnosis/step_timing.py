@@ -8,19 +8,25 @@ from dataclasses import dataclass
 
 import jax
 
+from ...hardware import Figure
 from ...parallel.mesh.mesh import create_mesh
 from ...step.workload import Workload
+from .traced_flops import traced_flops
 
 STEPS, WARM_UP_STEPS = 5, 2
 
 
 @dataclass(frozen=True)
 class StepTiming:
-    """A few steps timed on the devices of this process."""
+    """A few steps timed on the devices of this process.
+
+    Attributes:
+        flops: Of the step over all devices, as it was traced.
+    """
 
     step_time_s: float
     compile_s: float
-    flops: float | None
+    flops: Figure
     steps: int
     devices: str
 
@@ -38,7 +44,8 @@ def time_steps(
     batch = work.put_batch(place, work.example_batch())
     state = work.init_on(place, jax.random.key(0))
     started = time.perf_counter()
-    compiled = work.jit_train_step(place).lower(state, batch).compile()
+    traced = work.jit_train_step(place).trace(state, batch)
+    compiled = traced.lower().compile()
     compile_s = time.perf_counter() - started
     taken: list[float] = []
     for _ in range(WARM_UP_STEPS + steps):
@@ -46,12 +53,10 @@ def time_steps(
         state, metrics = compiled(state, batch)
         jax.block_until_ready((state, metrics))
         taken.append(time.perf_counter() - started)
-    costs = compiled.cost_analysis() or {}
-    flops = costs.get("flops", -1.0)
     return StepTiming(
         step_time_s=statistics.median(taken[WARM_UP_STEPS:]),
         compile_s=compile_s,
-        flops=flops * count if flops > 0 else None,  # the compiler counts those of one device
+        flops=traced_flops(traced.jaxpr.jaxpr),
         steps=steps,
         devices=f"{count} x {devices[0].device_kind}",
     )
