@@ -227,6 +227,7 @@ class Simulation:
         network_s = frame.free_at(transfer.lanes) - frame.now + transfer.seconds
         seconds = max(network_s, product_s) + self.machine.op_overhead_s
         self.ledger.flops += work.flops * frame.times
+        self.ledger.formats.update(product.dtype for product in work.products)
         self.ledger.charge("matrix", product_s, frame.times)
         self.ledger.charge("ici", seconds - product_s, frame.times)
         self.ledger.overlap("ici", transfer.seconds, frame.times)
@@ -266,6 +267,7 @@ class Simulation:
             return True
         overhead = self.machine.op_overhead_s
         self.ledger.flops += work.flops * frame.times
+        self.ledger.formats.update(product.dtype for product in work.products)
         self.ledger.charge(cause, needs[cause], frame.times)
         self.ledger.charge("overhead", overhead, frame.times)
         seconds = needs[cause] + overhead

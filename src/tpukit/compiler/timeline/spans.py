@@ -41,6 +41,7 @@ class Ledger:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     hidden_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     flops: float = 0.0
+    formats: set[str] = field(default_factory=set[str])
     unknown_loops: list[str] = field(default_factory=list[str])
     unknown_kernels: list[str] = field(default_factory=list[str])
 
