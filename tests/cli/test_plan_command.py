@@ -42,7 +42,8 @@ def test_json_has_every_figure_with_its_origin(app):
     assert len(data["choices"]) == 2
     first = data["choices"][0]
     assert first["memory_origin"] == "model"
-    assert first["usd"]["origin"] == "datasheet"
+    assert first["usd"]["origin"] == "model"  # a modelled time at a listed price
+    assert first["usd_per_chip_hour"]["origin"] == "third-party"
     assert first["usd"]["date"]
     assert first["preemption_waste"] > 0
     assert data["rejected"][0]["reason"]

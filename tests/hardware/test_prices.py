@@ -33,7 +33,7 @@ def test_list_prices(name, region, tier, usd):
     one = Slice.parse(name)
     quote = BOOK.quote(one, region=region, tier=tier)
     assert quote.value == pytest.approx(usd)
-    assert (quote.origin, quote.date) == ("datasheet", "2026-08-21")
+    assert (quote.origin, quote.date) == ("third-party", "2026-08-21")
     hourly = BOOK.cost_per_hour(one, region=region, tier=tier)
     assert hourly.value == pytest.approx(usd * one.chips)
     assert hourly.unit == "USD/h"

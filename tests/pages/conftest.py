@@ -44,9 +44,7 @@ def plan_page():
 
     def render(text):
         choices = tuple(
-            replace(
-                one, remat=text, precision=text, mesh={text: 8}, job=one.job.replace(model=text)
-            )
+            replace(one, remat=text, mesh={text: 8}, job=one.job.replace(model=text))
             for one in found.choices
         )
         return render_page(

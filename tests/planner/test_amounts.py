@@ -53,6 +53,11 @@ def test_amounts_are_told_as_people_write_them():
 
 
 @given(st.floats(1e-3, 1e15), st.sampled_from(["", "k", "m", "b", "t"]))
-def test_what_python_writes_is_read(number, unit):
-    factor = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[unit]
-    assert parse_tokens(f"{number!r}{unit}") == pytest.approx(number * factor)
+def test_what_python_writes_is_read_or_refused_by_its_range(number, unit):
+    count = number * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[unit]
+    text = f"{number!r}{unit}"
+    if 1 <= count <= 1e17:
+        assert parse_tokens(text) == pytest.approx(count)
+    else:
+        with pytest.raises(ConfigError, match=r"accepted are 1 to 1e\+17"):
+            parse_tokens(text)

@@ -101,7 +101,7 @@ def modelled(model, name, sizes, *, length=8192, variant=OUR_STEP, **how):
         sequence_length=length,
         variant=variant,
     )
-    return [scores.step_time_s[0], scores.memory.total[0]]
+    return [scores.step_time_s[0], scores.memory.total[0], scores.host_share[0]]
 
 
 def arithmetic(name):

@@ -86,7 +86,7 @@ def test_every_slice_its_batch_can_be_split_over_is_asked_about(ask):
         *("v6e-32", "v6e-16", "v6e-8", "v6e-4", "v6e-1")
     ]
     best = found[0]
-    assert best.memory_origin == "compiler"
+    assert best.hbm.origin == "compiler"
     assert best.memory["weights"] == best.memory["optimizer"] == best.memory["temporaries"] == GIB
     assert best.seconds_by_cause["attention"] == 0.2
     steps = best.job.train.steps

@@ -45,7 +45,7 @@ def test_what_the_compiler_confirms_carries_its_figures():
     first = found.best
     assert len(asked) == 2
     assert first.verified.memory_bytes == first.memory_bytes == 12 * GIB
-    assert first.memory_origin == "compiler"
+    assert first.hbm.origin == "compiler"
     assert first.step_time_s == 7.0
     steps = first.job.train.steps
     assert first.days == pytest.approx(steps * 7.0 / 86_400)
@@ -126,7 +126,7 @@ def test_no_compile_starts_when_time_is_up():
     found, asked = answered(searched(), lambda job: compiled(), seconds=0.0)
     assert not asked
     assert "0 s were used up" in found.best.verified.reason
-    assert found.best.memory_origin == "model"
+    assert found.best.hbm.origin == "model"
 
 
 def test_without_libtpu_the_way_out_is_named():

@@ -135,7 +135,7 @@ def test_meshes_fill_their_devices_and_every_job_file_loads(
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=40))
 def test_the_front_is_what_brute_force_finds(points):
     days, money = (np.asarray(column) for column in zip(*points, strict=True))
-    found = {tuple(points[place]) for place in pareto_front(np.ones(len(days), bool), days, money)}
+    found = {tuple(points[place]) for place in pareto_front(days, money)}
     beaten = {
         (d, m) for d, m in points if any(a <= d and b <= m and (a, b) != (d, m) for a, b in points)
     }
@@ -340,12 +340,28 @@ def test_models_by_configuration_file_and_builder(tmp_path, monkeypatch):
         ({"deadline": "soon"}, ConfigError, "write 30d"),
         ({"on": "v9"}, SliceError, "not a TPU generation"),
         ({"on": "v2"}, ConfigError, "v2 cannot be planned for, because its link bandwidth"),
-        ({"max_chips": 0}, ConfigError, "at least one chip"),
-        ({"min_headroom": 1.5}, ConfigError, "from 0 to below 1"),
+        ({"max_chips": 0}, ConfigError, "max_chips is 0; accepted are 1 to"),
+        ({"min_headroom": 1.5}, ConfigError, "accepted are 0 to 0.99 of HBM"),
         ({"precisions": ["int9"]}, ConfigError, "Did you mean 'int8'"),
         ({"precisions": ["fp8"], "on": "v6e"}, ConfigError, "v6e multiplies fp8 faster .* 7x"),
         ({"spot": True, "tier": "on_demand"}, ConfigError, "exclude each other"),
-        ({"sequence_length": 10**9}, ConfigError, "reads up to"),
+        (
+            {"sequence_length": 10**9},
+            ConfigError,
+            "1 to 131,072 tokens, .* llama3.1-8b reads",
+        ),
+        ({"sequence_length": 0}, ConfigError, "sequence is 0; accepted are 1 to"),
+        ({"sequence_length": -5}, ConfigError, "sequence is -5; accepted are 1 to"),
+        ({"sequence_length": 100.5}, ConfigError, "it is a whole number"),
+        ({"tokens": 1e30}, ConfigError, r"1e\+30; accepted are 1 to 1e\+17"),
+        ({"tokens": 0.5}, ConfigError, "accepted are 1 to"),
+        ({"deadline": "1000y"}, ConfigError, "write 30d"),
+        ({"deadline": 1e9}, ConfigError, "accepted are .* to 36,500 days"),
+        ({"budget": 1e20}, ConfigError, "an amount of dollars is 1e\\+20"),
+        ({"max_batch_tokens": 0}, ConfigError, "number of tokens"),
+        ({"verify": -1}, ConfigError, "verify is -1"),
+        ({"verify_seconds": -7.0}, ConfigError, "verify_seconds is -7.0; accepted are 0 to"),
+        ({"verify_seconds": float("nan")}, ConfigError, "verify_seconds is nan"),
         ({"budget": -5}, ConfigError, "amount of dollars"),
         ({"top": 0}, ConfigError, "top is 0"),
         ({"optimizer": "lyon"}, ConfigError, "Did you mean 'lion'"),

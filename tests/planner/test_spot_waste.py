@@ -1,49 +1,97 @@
 """Preemption: the interval is where waste is least, and waste is what a simulated run loses."""
 
-import random
-
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tpukit.errors import ConfigError
 from tpukit.planner.cost.spot import SECONDS_PER_DAY, Preemption
 
 SPOT = Preemption(per_slice_day=4.0, recovery_s=600.0, source="a test")
 
 
-def waste_of(interval_s, save_s):
-    between = SECONDS_PER_DAY / SPOT.per_slice_day
-    return save_s / interval_s + (interval_s / 2 + SPOT.recovery_s) / between
+def simulated_progress(spot, interval_s, save_s, *, lives=400_000):
+    """Share of the time kept, by playing one life of a slice after another.
+
+    A life ends at a random moment; what was saved before it is kept, and a recovery follows.
+    """
+    mean_up = SECONDS_PER_DAY / spot.per_slice_day - spot.recovery_s
+    lifetimes = np.random.default_rng(0).exponential(mean_up, lives)
+    saved = np.floor(lifetimes / (interval_s + save_s)) * interval_s
+    return saved.sum() / (lifetimes + spot.recovery_s).sum()
 
 
+@pytest.mark.parametrize("per_day", [0.5, 4.0, 40.0, 110.0])
 @pytest.mark.parametrize("save_s", [1.0, 10.0, 60.0])
-def test_no_other_interval_wastes_less(save_s):
-    best = float(SPOT.interval_s(save_s, 1))
-    tried = np.geomspace(best / 10, best * 10, 400)
-    least = min(waste_of(interval, save_s) for interval in tried)
-    assert float(SPOT.waste(save_s, 1)) == pytest.approx(waste_of(best, save_s))
-    assert waste_of(best, save_s) <= least * (1 + 1e-6)
+def test_a_simulated_run_keeps_as_much_and_no_other_interval_keeps_more(per_day, save_s):
+    spot = Preemption(per_slice_day=per_day, recovery_s=600.0)
+    best = float(spot.interval_s(save_s, 1))
+    kept = simulated_progress(spot, best, save_s)
+    assert float(spot.progress(save_s, 1)) == pytest.approx(kept, rel=0.02)
+    for other in (best / 3, best * 3):
+        assert simulated_progress(spot, other, save_s) < kept
 
 
-def test_a_simulated_run_loses_as_much():
-    """Exponential preemptions, checkpoints at the interval, whole recoveries."""
-    save_s, useful_s = 20.0, 60 * SECONDS_PER_DAY
-    between = SECONDS_PER_DAY / SPOT.per_slice_day
-    interval = float(SPOT.interval_s(save_s, 1))
-    dice = random.Random(0)
-    clock = kept = 0.0
-    until = dice.expovariate(1 / between)
-    while kept < useful_s:
-        if until >= interval + save_s:
-            until -= interval + save_s
-            clock += interval + save_s
-            kept += interval
-        else:
-            clock += until + SPOT.recovery_s
-            until = dice.expovariate(1 / between)
-    lost = 1 - kept / clock
-    assert float(SPOT.waste(save_s, 1)) == pytest.approx(lost, rel=0.15)
+def test_saves_come_after_whole_steps():
+    step = 10 * float(SPOT.interval_s(5.0, 1))
+    assert float(SPOT.interval_s(5.0, 1, step_s=step)) == step
+    kept = simulated_progress(SPOT, step, 5.0)
+    assert float(SPOT.progress(5.0, 1, step_s=step)) == pytest.approx(kept, rel=0.02)
 
 
-def test_more_slices_are_lost_more_often():
-    assert SPOT.waste(10.0, 8) > SPOT.waste(10.0, 1)
-    assert SPOT.waste(1e9, 1) < 1
+@given(
+    per_day=st.floats(0, 1000),
+    recovery_s=st.floats(0, 10_000),
+    save_s=st.floats(0, 1000),
+    slices=st.integers(1, 64),
+    more=st.floats(1, 4),
+)
+def test_waste_is_a_share_and_never_falls_when_anything_gets_worse(
+    per_day, recovery_s, save_s, slices, more
+):
+    def waste(save_s=save_s, slices=slices, step_s=0.0, **changed):
+        spot = Preemption(**{"per_slice_day": per_day, "recovery_s": recovery_s, **changed})
+        return float(spot.waste(save_s, slices, step_s=step_s))
+
+    usual = waste()
+    assert 0 <= usual <= 1
+    slack = 1e-9
+    assert waste(per_slice_day=min(1440, more * per_day)) >= usual - slack
+    assert waste(recovery_s=more * recovery_s) >= usual - slack
+    assert waste(save_s=more * save_s) >= usual - slack
+    assert waste(slices=2 * slices) >= usual - slack
+    assert waste(step_s=100.0) >= usual - slack
+
+
+def test_what_never_finishes_says_what_would():
+    lost = Preemption(per_slice_day=200.0)
+    assert float(lost.waste(10.0, 1)) == 1.0
+    words = lost.why_never(10.0, 1)
+    assert "200 preemptions a day" in words
+    assert "no checkpoint interval makes progress" in words
+    rate = float(words.partition("would count with ")[2].split()[0])
+    within = float(words.partition("back within ")[2].split()[0])
+    fewer = Preemption(per_slice_day=rate)
+    sooner = Preemption(per_slice_day=200.0, recovery_s=60 * within)
+    for spot in (fewer, sooner):
+        assert float(spot.progress(10.0, 1)) == pytest.approx(0.5, abs=0.02)
+    hopeless = Preemption(per_slice_day=1440.0, recovery_s=10.0).why_never(300.0, 2)
+    assert "no recovery is short enough, each save takes 300 s" in hopeless
+
+
+def test_without_preemptions_nothing_is_wasted():
+    assert float(Preemption(per_slice_day=0.0).waste(100.0, 8)) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given_by_user", "words"),
+    [
+        ({"per_slice_day": -3}, "accepted are 0 to 1,440 of a slice"),
+        ({"per_slice_day": float("nan")}, "preemptions per day is nan"),
+        ({"recovery_s": -1}, "accepted are 0 to 86,400 seconds"),
+    ],
+)
+def test_numbers_have_ranges(given_by_user, words):
+    with pytest.raises(ConfigError, match=words):
+        Preemption(**given_by_user)

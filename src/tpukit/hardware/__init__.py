@@ -13,13 +13,11 @@ from .prices import Rate as Rate
 from .prices import public_prices as public_prices
 from .slice import Slice as Slice
 from .slice import list_slices as list_slices
-from .utilization import MFU_CONVENTION as MFU_CONVENTION
-from .utilization import MFU_FORMAT as MFU_FORMAT
+from .utilization import mfu_convention as mfu_convention
 from .utilization import model_flop_utilization as model_flop_utilization
+from .utilization import peak_of_products as peak_of_products
 
 __all__ = [
-    "MFU_CONVENTION",
-    "MFU_FORMAT",
     "Accelerators",
     "Chip",
     "Figure",
@@ -31,7 +29,9 @@ __all__ = [
     "get_chip",
     "list_chips",
     "list_slices",
+    "mfu_convention",
     "model_flop_utilization",
     "parse_format",
+    "peak_of_products",
     "public_prices",
 ]

@@ -61,6 +61,19 @@ def get_chip(name: str) -> Chip:
     )
 
 
+def dcn_rate(chip: Chip) -> Figure:
+    """What the data-centre network carries for a chip; the slowest published where it is not known.
+
+    No rate would count as an exchange that takes no time.
+    """
+    if chip.dcn_gbps.value is not None:
+        return chip.dcn_gbps
+    known = [one for one in list_chips() if one.dcn_gbps.value is not None]
+    slowest = min(known, key=lambda one: one.dcn_gbps.value or 0.0)
+    bound = f"{chip.name}: {chip.dcn_gbps.reason.rstrip('.')}; {slowest.name}'s, the slowest known"
+    return Figure(slowest.dcn_gbps.value, slowest.dcn_gbps.unit, "model", bound)
+
+
 def spelled(name: str) -> str:
     """One spelling of a name: lower case, with `-` for every separator people use."""
     parts = "".join(char if char.isalnum() else " " for char in name.lower()).split()

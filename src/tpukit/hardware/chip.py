@@ -32,7 +32,8 @@ class Chip:
         ici_link_gbps: One link, one way, as the vendor states it.
         ici_link_effective_gbps: The same as step-time models use it.
         dcn_gbps: Data-centre network, of one chip.
-        pcie_gbps: Host to chip.
+        pcie_gbps: Between host and chip, each way, as transfers reach it.
+        host_ram_bytes: Of a host with `chips_per_host` chips.
         vmem_bytes: Of one core; so are `smem_bytes`, `mxus_per_core`.
         cmem_bytes: Of the chip.
         mxu_size: Edge of the square matrix unit.
@@ -133,6 +134,11 @@ class Chip:
     def per_device(self, figure: Figure) -> Figure:
         """One JAX device's share of a figure of the chip."""
         return figure.scaled(1 / self.devices_per_chip)
+
+    @property
+    def host_ram_per_chip(self) -> Figure:
+        """A chip's share of its host's memory."""
+        return self.host_ram_bytes.scaled(1 / (self.chips_per_host or 1))
 
     def figures(self) -> dict[str, Figure]:
         """Every figure by name, peaks and measurements included."""

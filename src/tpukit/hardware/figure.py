@@ -1,13 +1,27 @@
-"""A number that says where it came from, or why there is none."""
+"""A number that says where it came from, or why there is none.
 
-from collections.abc import Mapping
+Figures multiply, divide and add: what comes of them is as sure as the least sure of them, so that
+no code states the origin of a derived figure.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from ..errors import TPUNotAvailableError, TPUValidationError
 
-Origin = Literal["measured", "compiler", "model", "datasheet"]
-ORIGINS: tuple[str, ...] = get_args(Origin)
+Origin = Literal["datasheet", "measured", "compiler", "third-party", "user", "model"]
+# From the surest to the least sure, each with what it means.
+ORIGINS: dict[str, str] = {
+    "datasheet": "published by the maker of the chip",
+    "measured": "timed on this machine or taken from a published measurement",
+    "compiler": "read from what the TPU compiler wrote for this very program",
+    "third-party": "from a public collection that others keep, such as a list of prices",
+    "user": "given by you",
+    "model": "predicted by tpukit's arithmetic on a step or a schedule",
+}
+_DOUBT = tuple(ORIGINS)
 
 _BINARY_PREFIXES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -19,7 +33,7 @@ class Figure:
     Attributes:
         value: The number, or None when nobody measured or published it.
         unit: What the number counts: "TFLOP/s", "GB/s" (bytes, 10^9), "B", "GHz", "USD/chip-h" …
-        origin: `measured`, `compiler`, `model` or `datasheet`; None only when `value` is.
+        origin: One of `ORIGINS`; None only when `value` is.
         source: Document, program or run the number was taken from.
         date: When the source was read or the run was made, ISO format.
         reason: Why there is no value.
@@ -83,6 +97,48 @@ class Figure:
             scaled = round(scaled)
         return replace(self, value=scaled, unit=unit)
 
+    @classmethod
+    def derived(cls, value: float | None, unit: str, *, inputs: "Iterable[Figure]") -> "Figure":
+        """A figure that was computed from others: its origin is the least sure of theirs.
+
+        Missing, with the reason, where an input is.
+        """
+        used = tuple(inputs)
+        reasons = _joined(figure.reason for figure in used if figure.value is None)
+        if reasons or value is None:
+            return cls.missing(unit, reasons or "it cannot be computed from what is known.")
+        known: list[Origin] = [figure.origin for figure in used if figure.origin is not None]
+        return cls(
+            value,
+            unit,
+            origin=max(known, key=_DOUBT.index),
+            source=_joined(figure.source for figure in used),
+            date=min((figure.date for figure in used if figure.date), default=""),
+            note=_joined(figure.note for figure in used),
+        )
+
+    def __mul__(self, other: "Figure | float") -> "Figure":
+        if not isinstance(other, Figure):
+            return self.scaled(other)
+        product = _both(self.value, other.value, lambda a, b: a * b)
+        return Figure.derived(product, _times(self.unit, other.unit), inputs=(self, other))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: "Figure | float") -> "Figure":
+        if not isinstance(other, Figure):
+            return self.scaled(1 / other)
+        ratio = _both(self.value, other.value, lambda a, b: a / b)
+        return Figure.derived(ratio, _over(self.unit, other.unit), inputs=(self, other))
+
+    def __add__(self, other: "Figure") -> "Figure":
+        if self.unit != other.unit:
+            raise TPUValidationError(
+                f"{self.unit!r} and {other.unit!r} do not add up; bring both to one unit first."
+            )
+        total = _both(self.value, other.value, lambda a, b: a + b)
+        return Figure.derived(total, self.unit, inputs=(self, other))
+
     def require(self, needed_for: str) -> float:
         """The value, or a TPUNotAvailableError that gives the reason there is none."""
         if self.value is None:
@@ -143,3 +199,41 @@ def _plain(value: float) -> str:
     whole_digits = len(str(int(abs(value)))) if abs(value) >= 1 else 0
     text = f"{value:,.{max(0, 4 - whole_digits)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """Different texts, each once."""
+    return "; ".join(dict.fromkeys(filter(None, texts)))
+
+
+def _both(
+    left: float | None, right: float | None, combine: Callable[[float, float], float]
+) -> float | None:
+    return None if left is None or right is None else combine(left, right)
+
+
+def _times(left: str, right: str) -> str:
+    """The unit of a product: "USD/chip-h" times "chip-h" is "USD"."""
+    counts = _powers(left)
+    counts.update(_powers(right))
+    return _unit(counts)
+
+
+def _over(left: str, right: str) -> str:
+    counts = _powers(left)
+    counts.subtract(_powers(right))
+    return _unit(counts)
+
+
+def _powers(unit: str) -> Counter[str]:
+    """How often each part of a unit such as "tokens/s/chip" multiplies; it divides below zero."""
+    above, *below = unit.split("/")
+    powers = Counter({part: 1 for part in above.split("·") if part and part != "1"})
+    powers.subtract(below)
+    return powers
+
+
+def _unit(powers: Counter[str]) -> str:
+    above = [part for part, power in powers.items() for _ in range(power)]
+    below = [part for part, power in powers.items() for _ in range(-power)]
+    return "/".join(["·".join(above) or ("1" if below else ""), *below])

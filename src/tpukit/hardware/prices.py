@@ -17,6 +17,7 @@ from .slice import Slice
 UNIT = "USD/chip-h"
 TIERS = ("on_demand", "spot")
 ANY_REGION = "*"
+MOST_USD = 10_000
 _RATE_KEYS = ("generation", "region", "tier", "usd_per_chip_h")
 
 
@@ -158,7 +159,7 @@ def public_prices() -> PriceBook:
             generation=entry["generation"],
             region=entry["region"],
             tier=tier,
-            price=Figure(entry[tier], UNIT, "datasheet", data["source"], data["date"]),
+            price=Figure(entry[tier], UNIT, "third-party", data["source"], data["date"]),
             min_chips=entry.get("min_chips", 1),
             max_chips=entry.get("max_chips"),
             zones=tuple(entry["zones"]),
@@ -219,13 +220,14 @@ def _own_rate(entry: Any, number: int, source: str, date: str) -> Rate:
             )
     price = fields.get("usd_per_chip_h")
     valid = isinstance(price, (int, float)) and not isinstance(price, bool)
-    if not valid or not 0 < float(cast("float", price)) < math.inf:
+    if not valid or not 0 < float(cast("float", price)) <= MOST_USD:
         raise ConfigError(
-            f"Rate {number} has usd_per_chip_h {price!r}; expected a positive number of dollars."
+            f"Rate {number} has usd_per_chip_h {price!r}; expected a positive number of dollars, "
+            f"{MOST_USD:,} at most."
         )
     return Rate(
         generation=get_chip(str(fields.get("generation", ""))).name,
         region=str(fields.get("region", ANY_REGION)),
         tier=str(fields.get("tier", "on_demand")),
-        price=Figure(float(cast("float", price)), UNIT, "datasheet", source, date),
+        price=Figure(float(cast("float", price)), UNIT, "user", source, date),
     )

@@ -65,7 +65,6 @@ class ChipRates(_Section):
     hop_latency_s: float
     gathers_along_whole_torus: float
     dcn_share: float
-    host_gbps: float
     int8_moment_bytes: float
     rounds_weights_first: float
 
@@ -128,6 +127,7 @@ class MemoryRates(_Section):
     working_model: float
     kept_model: float
     gathered_matrices: float
+    host_headroom: float
     serving_headroom: float
 
 

@@ -1,11 +1,29 @@
 """Model FLOP utilization (MFU): one formula and one convention for every place that shows it."""
 
-# The peak that FLOPs are held against, whatever format products are computed in: with eight-bit
-# products a step may pass 100 %, and stays comparable with the same model in bf16.
-MFU_FORMAT = "bf16"
-MFU_CONVENTION = (
-    f"model FLOPs (causal attention counted once, no recomputation) over {MFU_FORMAT} peak"
-)
+from collections.abc import Iterable
+
+from .chip import Chip
+from .formats import NumberFormat, PeakName, parse_format
+
+
+def peak_of_products(chip: Chip, formats: Iterable[str | NumberFormat] = ()) -> PeakName:
+    """The peak that a step is held against: that of the fastest format its products have.
+
+    A format that the matrix unit widens first is multiplied no faster than bfloat16. With some
+    products in eight bits no step reaches the peak, and none passes it.
+
+    Args:
+        chip: What it runs on.
+        formats: Of its products; bfloat16 where none is given.
+    """
+    own: list[PeakName | None] = [parse_format(one).peak for one in formats if chip.multiplies(one)]
+    known: list[PeakName] = ["bf16", *filter(None, own)]
+    return max(known, key=lambda name: chip.peak_tflops[name].value or 0.0)
+
+
+def mfu_convention(peak: str) -> str:
+    """How FLOPs are counted, and over which peak: one of `peak_of_products`, or "the given"."""
+    return f"model FLOPs (causal attention counted once, no recomputation) over {peak} peak"
 
 
 def model_flop_utilization(
@@ -14,9 +32,9 @@ def model_flop_utilization(
     """Share of the peak that a step's model FLOPs reach; None where either is not known.
 
     Args:
-        model_flops: Of one step over all devices, counted as `MFU_CONVENTION` says.
+        model_flops: Of one step over all devices, counted as `mfu_convention` says.
         step_time_s: How long the step takes.
-        peak_tflops: In `MFU_FORMAT`, of all devices together.
+        peak_tflops: Of `peak_of_products`, of all devices together.
     """
     if model_flops is None or not peak_tflops or step_time_s <= 0:
         return None

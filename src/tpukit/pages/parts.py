@@ -4,15 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..hardware.figure import ORIGINS
 from .markup import Child, Markup, join, slug, tag
 
 Mood = Literal["good", "bad", "unsure"]
-ORIGINS = {
-    "measured": "timed on this machine or taken from a published measurement",
-    "compiler": "read from what the TPU compiler wrote for this very program",
-    "model": "predicted by tpukit's step-time model",
-    "datasheet": "published by the maker of the chip",
-}
 ROWS_OPEN = 12
 
 

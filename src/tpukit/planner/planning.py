@@ -10,14 +10,17 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..hardware import public_prices
+from ..hardware.catalog import dcn_rate
 from ..hardware.figure import format_quantity
 from ..runtime.progress import Progress, silent
 from .answer.amounts import parse_days, parse_tokens, parse_usd
 from .answer.choice import Choice
+from .answer.front import modelled_front, verified_front
 from .answer.rejections import state_bytes
 from .answer.result import PlanResult
 from .cost.money import SPOT, Market
 from .cost.spot import Preemption
+from .ranges import check_count, check_range
 from .search.candidates import GENERATIONS, Space, optimizers_of
 from .search.objectives import Limits, read_objective
 from .search.own_model import OwnModelSearch
@@ -27,7 +30,8 @@ from .search.verification import Verifier
 
 # Llama 3 405B ended with steps of 16 M tokens, the largest public runs report.
 LARGEST_BATCH_TOKENS = 16 * 2**20
-FRONT_SHOWN, UNPRICED_SHOWN = 8, 2
+MOST_CHOICES, LONGEST_VERIFICATION_S = 100, 86_400.0
+UNPRICED_SHOWN = 2
 
 
 def plan(
@@ -91,8 +95,9 @@ def plan(
     """
     if spot and tier not in (None, SPOT):
         raise ConfigError(f"spot and tier='{tier}' exclude each other; give one of them.")
-    if top < 1 or verify < 0:
-        raise ConfigError(f"top is {top} and verify {verify}; at least 1 and 0 are needed.")
+    check_count("top", top, 1, MOST_CHOICES, unit="choices")
+    check_count("verify", int(verify), 0, MOST_CHOICES, unit="choices")
+    check_range("verify_seconds", verify_seconds, 0, LONGEST_VERIFICATION_S, unit="seconds")
     limits = Limits(
         deadline_days=None if deadline is None else parse_days(deadline),
         budget_usd=None if budget is None else parse_usd(budget),
@@ -160,7 +165,7 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
     if not len(order):
         order, shortfall = search.nearest()
     wider: Search | None = None
-    if not len(order):
+    if not len(order) and not search.verdicts.fits.any():
         wider, shortfall = _wider(search)
         order = wider.order() if wider is not None else order
         order = wider.nearest()[0] if wider is not None and not len(order) else order
@@ -168,9 +173,11 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
     if verifier is None:
         indices = list(source.best_of_each_slice(order))[:top]
         choices = [source.choice(index) for index in indices]
+        front = modelled_front(source, order, choices)
     else:
         limits = Limits() if shortfall else search.ask.limits
         choices = verifier.best(source, order, top=top, verify=verify, limits=limits)
+        front = verified_front(source, order, choices, verifier=verifier, limits=limits)
         if not choices and len(order):
             shortfall = "every choice of the model is too slow, too dear or too large when compiled"
             choices = verifier.late
@@ -180,7 +187,7 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
         choices=tuple(choices),
         shortfall=shortfall,
         unpriced=tuple(search.choice(index) for index in indices),
-        front=tuple(search.choice(int(index)) for index in _thinned(search)),
+        front=() if shortfall else tuple(front),
         rejected=search.rejections(),
         disagreements=() if verifier is None else tuple(verifier.notes),
         assumptions=tuple(_assumptions(search, choices)),
@@ -195,15 +202,6 @@ def _ranked_by(search: Search, order: np.ndarray) -> str:
     if search.ask.objective != "cheapest":
         return {"fastest": "days", "fewest-chips": "chips"}[search.ask.objective]
     return "dollars" if search.costs.priced[order].any() else "chip-hours"
-
-
-def _thinned(search: Search) -> list[int]:
-    """A few points of the front, evenly spread."""
-    front = search.front()
-    if len(front) <= FRONT_SHOWN:
-        return [int(index) for index in front]
-    step = (len(front) - 1) / (FRONT_SHOWN - 1)
-    return [int(front[round(step * number)]) for number in range(FRONT_SHOWN)]
 
 
 def _wider(search: Search) -> tuple[Search | None, str]:
@@ -250,11 +248,15 @@ def _assumptions(search: Search, choices: Sequence[Choice]) -> list[str]:
     if ask.market.tier == SPOT:
         p = ask.market.preemption
         stated.append(
-            f"spot: a slice is preempted {p.per_slice_day:.2g} times a day and back after "
+            f"spot: a slice is preempted {p.per_slice_day:,.4g} times a day and back after "
             f"{p.recovery_s / 60:.3g} min ({p.source}); saves at Young/Daly's interval, each "
             "holding the step up while state goes to the host"
         )
     else:
         stated.append("no failures are counted: how often these slices fail is not public")
+    joined = {choice.slice.chip for choice in choices if choice.slice.num_slices > 1}
+    for chip in sorted(joined, key=str):
+        rate = dcn_rate(chip)
+        stated.append(f"between {chip} slices {rate.text} a chip ({rate.origin}): {rate.source}")
     stated.append("gradients, moments and activations as the reference transformer keeps them")
     return stated

@@ -1,30 +1,41 @@
-"""How small a slice can serve a model: weights and KV cache in HBM, decode by the HBM roofline."""
+"""How small a slice can serve a model: weights and KV cache in HBM, speed by the roofs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
-from ..compiler.timeline.machine import Machine
 from ..errors import TPUValidationError, did_you_mean
-from ..hardware import Slice, get_chip, list_chips, list_slices
-from ..hardware.formats import BFLOAT16, spelled_as
-from ..hardware.rates import MemoryRates
+from ..hardware import Figure, Slice, get_chip, list_chips, list_slices
+from ..hardware.formats import spelled_as
 from ..hardware.stored_formats import WEIGHT_FORMATS
 from .cost.model_shape import ModelShape
+from .cost.serving_bytes import cache_bytes, weight_bytes
+from .cost.serving_time import Pass, Server, room_bytes, servers_on
+from .ranges import check_count
 from .search.candidates import named_slice, refuse_unknown_rates, unknown_rate
 from .sizing.memory_optimizer import transformer_shape
 
 USUAL_FORMATS = ("bf16", "int8", "int4", "vq")  # fp8 takes as much as int8
+MOST_SEQUENCES = 2**20
+SOURCE = "roofs of FLOPs, HBM and links (planner/cost/serving_time.py)"
+CAPTION = (
+    "At most, by roofs: a decode step reads every weight once for all sequences of a replica, each "
+    "sequence's cache once,\nmultiplies in bfloat16 and sums activations along tensor twice a "
+    "layer; a prompt is read alone on its replica."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingChoice:
     """The smallest slice of one generation for one weight format, or why there is none.
 
-    `tokens_per_s` counts all sequences of the batch: what HBM allows when each step reads every
-    weight and the whole cache once. Communication and arithmetic are not in it.
+    Attributes:
+        tensor: Devices that hold one copy of the weights together.
+        replicas: Such copies.
+        decode: A step that adds a token to every sequence.
+        prefill: A pass over a prompt of the whole context in every replica.
     """
 
     generation: str
@@ -33,8 +44,32 @@ class ServingChoice:
     chips: int | None
     weight_bytes: float
     cache_bytes: float
-    tokens_per_s: float | None
+    tensor: int | None = None
+    replicas: int | None = None
+    decode: Pass | None = None
+    prefill: Pass | None = None
     reason: str = ""
+
+    @property
+    def decoded(self) -> Figure:
+        """Tokens a second of all sequences together, at most."""
+        return self._rate(self.decode)
+
+    @property
+    def prefilled(self) -> Figure:
+        """Tokens of prompts a second, all replicas at it, at most."""
+        return self._rate(self.prefill)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """`decoded` as a number."""
+        return self.decoded.value
+
+    def _rate(self, one: Pass | None) -> Figure:
+        if one is None:
+            return Figure.missing("tokens/s", self.reason)
+        seconds = Figure(one.seconds, "s", "model", SOURCE)
+        return Figure.derived(one.tokens_per_s, "tokens/s", inputs=(seconds,))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -43,10 +78,15 @@ class ServingChoice:
             "weights": self.weights,
             "slice": self.slice,
             "chips": self.chips,
+            "tensor": self.tensor,
+            "replicas": self.replicas,
             "weight_bytes": self.weight_bytes,
             "cache_bytes": self.cache_bytes,
             "tokens_per_s": self.tokens_per_s,
-            "origin": "model",
+            "origin": self.decoded.origin,
+            "decode": None if self.decode is None else vars(self.decode),
+            "prefill_tokens_per_s": self.prefilled.value,
+            "prefill": None if self.prefill is None else vars(self.prefill),
             "reason": self.reason,
         }
 
@@ -78,14 +118,19 @@ class ServingPlan:
     def __rich__(self) -> Table:
         sequences = "1 sequence" if self.batch == 1 else f"{self.batch:,} sequences"
         title = f"serving {self.model}: {sequences} of {self.context:,} tokens"
-        table = Table("weights", "slice", "GiB weights", "GiB cache", "tokens/s (model)")
-        table.title = title
-        table.caption = "HBM roofline: every weight and the whole cache read once a token"
+        table = Table("weights", "slice", "how", "GiB weights", "GiB cache")
+        for heading in ("decode tokens/s (model)", "bound by", "prefill tokens/s (model)"):
+            table.add_column(heading)
+        table.title, table.caption = title, CAPTION
         for one in self.choices:
-            rate = "–" if one.tokens_per_s is None else f"{one.tokens_per_s:,.0f}"
-            where = one.slice or f"{one.generation}: {one.reason}"
             sizes = (f"{amount / 2**30:.1f}" for amount in (one.weight_bytes, one.cache_bytes))
-            table.add_row(one.weights, where, *sizes, rate)
+            where = one.slice or f"{one.generation}: {one.reason}"
+            how = "" if one.tensor is None else f"{one.replicas} x tensor={one.tensor}"
+            rates = ("–", "", "–")
+            if one.decode is not None and one.prefill is not None:
+                decoded, prefilled = (f"{p.tokens_per_s:,.0f}" for p in (one.decode, one.prefill))
+                rates = (decoded, one.decode.bound_by, prefilled)
+            table.add_row(one.weights, where, how, *sizes, *rates)
         return table
 
 
@@ -111,9 +156,9 @@ def plan_serving(
         TPUValidationError: A format or a size is wrong.
     """
     formats = [_weight_format(name) for name in formats]
-    if batch < 1 or context < 1:
-        raise TPUValidationError(f"batch={batch} and context={context} must both be 1 or more.")
     shape = transformer_shape(model)
+    check_count("batch", batch, 1, MOST_SEQUENCES, unit="sequences")
+    check_count("context", context, 1, shape.max_seq_len, unit=f"tokens of {shape.name}")
     if generations is None:
         generations = [c.name for c in list_chips() if c.rules and not unknown_rate(c)]
     for name in generations:
@@ -137,103 +182,41 @@ def _weight_format(name: str) -> str:
     return found
 
 
-@dataclass(frozen=True)
-class Matrices:
-    """Weights of one kind: `count` matrices that rows of width `rows` are multiplied with."""
-
-    rows: int
-    columns: int
-    count: int
-    of_experts: bool = False
-
-    @property
-    def parameters(self) -> int:
-        """Of all of them."""
-        return self.rows * self.columns * self.count
-
-    def nbytes(self, weights: str) -> int:
-        """Of all of them in a weight format."""
-        return self.count * WEIGHT_FORMATS[weights].nbytes(self.rows, self.columns)
-
-
-def layer_matrices(shape: ModelShape) -> Iterator[Matrices]:
-    """The matrices of all layers, which is what may be kept narrow."""
-    s, width = shape, shape.heads * shape.head_dim
-    yield Matrices(s.d_model, width, s.layers)
-    yield Matrices(s.d_model, s.kv_heads * s.head_dim, 2 * s.layers)
-    yield Matrices(width, s.d_model, s.layers)
-    blocks = s.layers * max(1, s.experts)
-    yield Matrices(s.d_model, s.d_ff, (s.hidden_matrices - 1) * blocks, bool(s.experts))
-    yield Matrices(s.d_ff, s.d_model, blocks, bool(s.experts))
-
-
-def weight_bytes(shape: ModelShape, weights: str) -> int:
-    """Bytes of all weights; tables, norms, biases and routers stay in bfloat16."""
-    matrices = list(layer_matrices(shape))
-    others = shape.parameters - sum(one.parameters for one in matrices)
-    return sum(one.nbytes(weights) for one in matrices) + BFLOAT16.nbytes(others)
-
-
-def cache_bytes(shape: ModelShape, batch: int, context: int) -> float:
-    """Bytes of keys and values of all layers; a local one holds no more than its window."""
-    local = shape.layers - shape.global_layers
-    held = shape.global_layers * context + local * min(context, shape.window or context)
-    return float(BFLOAT16.nbytes(2 * shape.kv_heads * shape.head_dim * held * batch))
-
-
-def read_bytes(shape: ModelShape, weights: str, batch: int, context: int) -> float:
-    """Bytes one decode step reads: of an MoE only the experts that the batch chooses."""
-    whole = weight_bytes(shape, weights) + cache_bytes(shape, batch, context)
-    if not shape.experts:
-        return whole
-    untouched = (1 - shape.experts_per_token / shape.experts) ** batch
-    experts = sum(one.nbytes(weights) for one in layer_matrices(shape) if one.of_experts)
-    return whole - experts * untouched
-
-
 def _chips(on: Slice) -> int:
     return on.chips
+
+
+def _decoded(server: Server) -> float:
+    return server.decode().tokens_per_s
 
 
 def _choose(
     shape: ModelShape, generation: str, weights: str, batch: int, context: int
 ) -> ServingChoice:
     held, cache = weight_bytes(shape, weights), cache_bytes(shape, batch, context)
-    headroom = MemoryRates.of().serving_headroom
-    found: Slice | None = None
-    largest = 0.0
     one = named_slice(generation)
-    for on in sorted(list_slices(generation) if one is None else [one], key=_chips):
-        usable = on.chip.hbm_usable_bytes
-        if usable.value is None:
-            break
-        room = usable.value * on.chips * (1 - headroom)
-        largest = max(largest, room)
-        if held + cache <= room:
-            found = on
-            break
-    if found is None:
-        needed = f"needs {(held + cache) / 2**30:,.0f} GiB"
-        has = "its largest slice has" if one is None else "it has"
-        reason = f"{needed}, {has} room for {largest / 2**30:,.0f}"
-        return ServingChoice(
-            generation=generation,
-            weights=weights,
-            slice=None,
-            chips=None,
-            weight_bytes=held,
-            cache_bytes=cache,
-            tokens_per_s=None,
-            reason=reason,
-        )
-    machine = Machine.of(found)
-    each = read_bytes(shape, weights, batch, context) / found.devices
-    return ServingChoice(
-        generation=generation,
-        weights=weights,
-        slice=str(found),
-        chips=found.chips,
-        weight_bytes=held,
-        cache_bytes=cache,
-        tokens_per_s=batch / machine.hbm_s(each),
-    )
+    slices = sorted(list_slices(generation) if one is None else [one], key=_chips)
+    common: dict[str, Any] = {
+        "generation": generation,
+        "weights": weights,
+        "weight_bytes": held,
+        "cache_bytes": cache,
+    }
+    for on in slices:
+        servers = servers_on(on, shape, weights=weights, batch=batch, context=context)
+        best = max(servers, key=_decoded, default=None)
+        if best is not None:
+            return ServingChoice(
+                **common,
+                slice=str(on),
+                chips=on.chips,
+                tensor=best.tensor,
+                replicas=best.replicas,
+                decode=best.decode(),
+                prefill=best.prefill(),
+            )
+    largest = max(room_bytes(on) * on.devices for on in slices)
+    has = "its largest slice has" if one is None else "it has"
+    needed = f"needs {(held + cache) / 2**30:,.0f} GiB"
+    reason = f"{needed}, {has} room for {largest / 2**30:,.0f}"
+    return ServingChoice(**common, slice=None, chips=None, reason=reason)

@@ -4,8 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SliceError
-from ..hardware import MFU_FORMAT, Chip, Figure, get_chip, model_flop_utilization
+from ..hardware import (
+    Chip,
+    Figure,
+    get_chip,
+    mfu_convention,
+    model_flop_utilization,
+    peak_of_products,
+)
 from ..models.transformer.accounting import count_flops_per_step
+from ..models.transformer.config import operand_format
 from ..step.workload import Workload
 
 
@@ -18,7 +26,8 @@ class Throughput:
         chips: What they are on; as many as devices where nothing else is known.
         tokens_per_step: Over all devices; None when the batch is not made of sequences.
         flops_per_step: Of the model, over all devices; a figure of origin `model`.
-        peak_tflops: Of all devices together, in `MFU_FORMAT`.
+        mfu_peak: The peak that MFU is a share of: by the formats of the products, or "the given".
+        peak_tflops: That peak, of all devices together.
     """
 
     devices: int
@@ -27,6 +36,7 @@ class Throughput:
     tokens_per_step: int | None
     flops_per_step: Figure
     peak_tflops: Figure
+    mfu_peak: str = "bf16"
 
     @classmethod
     def of(
@@ -35,12 +45,13 @@ class Throughput:
         """For a workload on some devices; `peak_tflops` is one device's, given by the user."""
         kind: str = devices[0].device_kind
         chip = _chip(devices[0])
+        formats = () if work.config is None else (operand_format(work.config.matmul),)
+        name = "the given"
         if peak_tflops is not None:
-            peak = Figure(
-                peak_tflops * len(devices), "TFLOP/s", "datasheet", "peak_tflops, given by the user"
-            )
+            peak = Figure(peak_tflops, "TFLOP/s", "user", "peak_tflops").scaled(len(devices))
         elif chip is not None:
-            peak = chip.per_device(chip.peak(MFU_FORMAT)).scaled(len(devices))
+            name = peak_of_products(chip, formats)
+            peak = chip.per_device(chip.peak(name)).scaled(len(devices))
         else:
             peak = Figure.missing(
                 "TFLOP/s", f"no peak is known for '{kind}'; give peak_tflops of one device"
@@ -56,6 +67,7 @@ class Throughput:
                 tokens_per_step=work.tokens_per_step,
             ),
             peak_tflops=peak,
+            mfu_peak=name,
         )
 
     def tokens_per_s_per_chip(self, step_time_s: float) -> float | None:
@@ -65,9 +77,14 @@ class Throughput:
         return self.tokens_per_step / step_time_s / self.chips
 
     def mfu(self, step_time_s: float) -> float | None:
-        """Model FLOPs over peak FLOPs; None where either is not known."""
+        """Model FLOPs over those of `mfu_peak`; None where either is not known."""
         flops, peak = self.flops_per_step.value, self.peak_tflops.value
         return model_flop_utilization(flops, step_time_s, peak)
+
+    @property
+    def mfu_convention(self) -> str:
+        """How the FLOPs of MFU are counted, and over which peak."""
+        return mfu_convention(self.mfu_peak)
 
     @property
     def no_mfu(self) -> str:
@@ -83,6 +100,7 @@ class Throughput:
             "tokens_per_step": self.tokens_per_step,
             "flops_per_step": self.flops_per_step.to_dict(),
             "peak_tflops": self.peak_tflops.to_dict(),
+            "mfu_convention": self.mfu_convention,
         }
 
 

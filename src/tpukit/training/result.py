@@ -1,12 +1,12 @@
 """What training gave back: losses, times, where the checkpoint is and where the time went."""
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.table import Table
 
-from ..hardware import MFU_CONVENTION, Figure
+from ..hardware import Figure
 from ..records.ledger import Goodput
 from ..records.throughput import Throughput
 from .evaluation import Evaluation
@@ -68,12 +68,13 @@ class TrainingResult:
 
     @property
     def mfu(self) -> Figure:
-        """Model FLOP utilization of the median step; its source is `MFU_CONVENTION`."""
+        """Model FLOP utilization of the median step; its source is the convention."""
         step = self.step_time_s
         value = None if step.value is None else self.throughput.mfu(step.value)
         if value is None:
             return Figure.missing("", step.reason or self.throughput.no_mfu)
-        return Figure(value, "", "measured", MFU_CONVENTION)
+        found = Figure.derived(value, "", inputs=(step, self.throughput.peak_tflops))
+        return replace(found, source=self.throughput.mfu_convention)
 
     @property
     def tokens_per_s_per_chip(self) -> Figure:
@@ -82,7 +83,7 @@ class TrainingResult:
         value = None if step.value is None else self.throughput.tokens_per_s_per_chip(step.value)
         if value is None:
             return Figure.missing("tokens/s/chip", step.reason or "a batch is no set of sequences")
-        return Figure(value, "tokens/s/chip", "measured", step.source)
+        return Figure.derived(value, "tokens/s/chip", inputs=(step,))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

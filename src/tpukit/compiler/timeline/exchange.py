@@ -62,9 +62,8 @@ class Exchange:
                 return float(self.sent_bytes)
 
     def seconds(self, machine: Machine) -> float:
-        """Time on an idle network; nothing where its rate is not published."""
-        rate = machine.dcn_bytes_per_s
-        return self.wire_bytes / rate if rate else 0.0
+        """Time on an idle network."""
+        return self.wire_bytes / machine.dcn_bytes_per_s
 
 
 def waiting_share(slices: int, *, per_doubling: float) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...hardware import Figure, Slice
+from ...hardware.catalog import dcn_rate
 from ...hardware.formats import PeakName, parse_format
 from ...hardware.rates import AttentionRates, ChipRates
 from .work import Product
@@ -17,7 +18,7 @@ class Machine:
     hbm_bytes_per_s: float
     vmem_bytes_per_s: float
     ici_bytes_per_s: float
-    dcn_bytes_per_s: float | None
+    dcn_bytes_per_s: float
     host_bytes_per_s: float
     matrix_efficiency: float
     streamed_matrix_efficiency: float
@@ -47,14 +48,14 @@ class Machine:
         together = op_time_in_a_step or rates.op_time_in_a_step
         needed = "the step-time model"
         hbm = chip.per_device(chip.hbm_gbps).require(needed) * 1e9
-        dcn = chip.per_device(chip.dcn_gbps).value
+        dcn = chip.per_device(dcn_rate(chip)).require(needed)
         return cls(
             slice=target,
             hbm_bytes_per_s=hbm,
             vmem_bytes_per_s=hbm * rates.vmem_over_hbm,
             ici_bytes_per_s=chip.ici_link_effective_gbps.require(needed) * 1e9,
-            dcn_bytes_per_s=None if dcn is None else dcn * rates.dcn_share * 1e9,
-            host_bytes_per_s=rates.host_gbps * 1e9,
+            dcn_bytes_per_s=dcn * rates.dcn_share * 1e9,
+            host_bytes_per_s=chip.per_device(chip.pcie_gbps).require(needed) * 1e9,
             matrix_efficiency=rates.matrix_efficiency / together,
             streamed_matrix_efficiency=rates.streamed_matrix_efficiency / together,
             int8_over_bf16=rates.int8_over_bf16,

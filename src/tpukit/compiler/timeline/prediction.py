@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...hardware import MFU_CONVENTION, MFU_FORMAT, Figure, Slice, model_flop_utilization
+from ...hardware import Figure, Slice, mfu_convention, model_flop_utilization, peak_of_products
+from ...hardware.catalog import dcn_rate
+from ...hardware.formats import PeakName
 from ...hardware.scored_steps import ScoredSteps
 from ..bundles import CallTrace
 from ..hlo import HloModule
@@ -58,6 +60,7 @@ class StepPrediction:
         hardware_flops: What one device computes, kernels and recomputation included.
         spans: What runs when, for a timeline; a loop's body is shown once.
         caveats: What the model could not see; empty when it saw everything.
+        product_formats: Of the operands of its products.
     """
 
     slice: Slice
@@ -71,6 +74,7 @@ class StepPrediction:
     caveats: tuple[str, ...] = ()
     tokens_per_step: int | None = None
     model_flops: float | None = None
+    product_formats: frozenset[str] = frozenset()
 
     @property
     def tokens_per_s_per_chip(self) -> float | None:
@@ -81,9 +85,14 @@ class StepPrediction:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP utilization; `MFU_CONVENTION` says how FLOPs are counted."""
-        peak = self.slice.peak_tflops(MFU_FORMAT).value
+        """Model FLOP utilization; `mfu_convention` says how FLOPs are counted."""
+        peak = self.slice.peak_tflops(self.mfu_peak).value
         return model_flop_utilization(self.model_flops, self.step_time_s, peak)
+
+    @property
+    def mfu_peak(self) -> PeakName:
+        """The peak that MFU is a share of."""
+        return peak_of_products(self.slice.chip, self.product_formats)
 
     def top_ops(self, most: int = 10) -> list[OpTime]:
         """The ops that take the most core time, the heaviest first."""
@@ -116,7 +125,7 @@ class StepPrediction:
             "transfer_s": self.transfer_s,
             "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
             "mfu": self.mfu,
-            "mfu_convention": MFU_CONVENTION,
+            "mfu_convention": mfu_convention(self.mfu_peak),
             "hardware_flops_per_device": self.hardware_flops.to_dict(),
             "top_ops": [op.to_dict() for op in self.top_ops()],
             "caveats": list(self.caveats),
@@ -132,7 +141,7 @@ class StepPrediction:
         if self.tokens_per_s_per_chip is not None:
             line += f", {self.tokens_per_s_per_chip:,.0f} tokens/s/chip"
         if self.mfu is not None:
-            line += f", MFU {self.mfu:.1%}"
+            line += f", MFU {self.mfu:.1%} of {self.mfu_peak} peak"
         shares = Table(box=None, show_header=False, pad_edge=False)
         for cause in CAUSES:
             seconds = self.seconds_by_cause.get(cause, 0.0)
@@ -203,8 +212,9 @@ def predict_step(
             f"{len(ledger.unknown_loops)} loops have no constant length "
             f"({ledger.unknown_loops[0]} …) and count as one iteration: the step takes longer."
         )
-    if target.num_slices > 1 and machine.dcn_bytes_per_s is None:
-        caveats.append("the network between slices has no published rate and counts as nothing.")
+    between = dcn_rate(target.chip)
+    if target.num_slices > 1 and between.origin == "model":
+        caveats.append(f"the network between slices counts with {between.text} ({between.source}).")
     band = ScoredSteps.shipped().band
     return StepPrediction(
         slice=target,
@@ -218,4 +228,5 @@ def predict_step(
         caveats=tuple(caveats),
         tokens_per_step=tokens_per_step,
         model_flops=model_flops,
+        product_formats=frozenset(ledger.formats),
     )

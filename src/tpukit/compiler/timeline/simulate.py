@@ -238,6 +238,7 @@ class Simulation:
         transfer = self.network.transfer(collective)
         network_s = frame.free_at(transfer.lanes) - frame.now + transfer.seconds
         seconds = max(network_s, product_s) + self.machine.op_overhead_s
+        self.ledger.formats.update(product.dtype for product in work.products)
         self.ledger.charge("matrix", product_s, frame.times)
         self.ledger.charge("ici", seconds - product_s, frame.times)
         self.ledger.overlap("ici", transfer.seconds, frame.times)
@@ -277,6 +278,7 @@ class Simulation:
         if needs[cause] == 0.0:
             return True
         overhead = self.machine.op_overhead_s
+        self.ledger.formats.update(product.dtype for product in work.products)
         self.ledger.charge(cause, needs[cause], frame.times)
         self.ledger.charge("overhead", overhead, frame.times)
         seconds = needs[cause] + overhead

@@ -40,6 +40,7 @@ class Ledger:
     spans: list[Span] = field(default_factory=list[Span])
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     hidden_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    formats: set[str] = field(default_factory=set[str])
     unknown_loops: list[str] = field(default_factory=list[str])
     unknown_kernels: list[str] = field(default_factory=list[str])
 

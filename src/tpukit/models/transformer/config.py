@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import TPUModelError, did_you_mean
-from ...hardware.formats import FLOAT8_E4M3FN, INT8, NumberFormat, spelled_as
+from ...hardware.formats import BFLOAT16, FLOAT8_E4M3FN, INT8, NumberFormat, spelled_as
 from .accounting import (
     FlopsPerToken,
     ParameterCount,
@@ -26,6 +26,12 @@ OPERANDS: dict[str, NumberFormat] = {
     "int8": INT8,
     "int8_throughout": INT8,
 }
+
+
+def operand_format(matmul: str) -> NumberFormat:
+    """What products round their operands to; bfloat16 stands for all that are as activations."""
+    return OPERANDS.get(matmul, BFLOAT16)
+
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "activation": ("silu", "gelu", "relu"),

@@ -1,12 +1,13 @@
 """The figures of a diagnosed step, each from the best source there is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...compiler import CompiledStep
 from ...compiler.timeline import StepPrediction
-from ...hardware import MFU_FORMAT, Figure, Slice
+from ...hardware import Figure, Slice, peak_of_products
 from ...models.transformer.accounting import count_flops_per_step
+from ...models.transformer.config import operand_format
 from ...step.workload import Workload
 from .bottlenecks import Bottlenecks
 from .step_timing import StepTiming
@@ -75,13 +76,15 @@ class Evidence:
         if self.target is None:
             reason = "no slice was named, and the catalog holds TPUs only"
             return Figure.missing("TFLOP/s", reason)
-        return self.target.peak_tflops(MFU_FORMAT)
+        config = self.work.config
+        formats = () if config is None else (operand_format(config.matmul),)
+        return self.target.peak_tflops(peak_of_products(self.target.chip, formats))
 
     @property
     def achieved_tflops(self) -> Figure:
         """Over all devices, by the best count of FLOPs there is; the source says which."""
         step = self.step_time_s
-        if not step.value or step.origin is None:
+        if not step.value:
             return Figure.missing("TFLOP/s", step.reason or NOT_RUN)
         flops, counted = self._model_flops, "FLOPs of the model, causal attention counted once"
         if flops.value is None and self.timing is not None:
@@ -91,7 +94,8 @@ class Evidence:
             counted = "FLOPs of the program, recomputation included"
         if flops.value is None:
             return Figure.missing("TFLOP/s", flops.reason)
-        return Figure(flops.value / step.value / 1e12, "TFLOP/s", step.origin, counted)
+        found = Figure.derived(flops.value / step.value / 1e12, "TFLOP/s", inputs=(flops, step))
+        return replace(found, source=counted)
 
     @property
     def bottlenecks(self) -> Bottlenecks | None:

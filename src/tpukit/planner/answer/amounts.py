@@ -1,9 +1,11 @@
 """Durations, token counts and dollars as people write them: "30d", "15e12", "1.5T", "$50k"."""
 
+import math
 import re
 from datetime import timedelta
 
 from ...errors import ConfigError
+from ..ranges import check_range
 
 _MINUTE, _HOUR, _WEEK = 1 / 1440, 1 / 24, 7.0
 _DAYS = {
@@ -12,6 +14,8 @@ _DAYS = {
     **dict.fromkeys(("", "d", "day", "days"), 1.0),
     **dict.fromkeys(("w", "week", "weeks"), _WEEK),
 }
+# A thousand times the largest runs there were, a century, and more than all chips cost.
+MOST_TOKENS, LONGEST_DAYS, MOST_DOLLARS = 1e17, 36_500.0, 1e13
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _NUMBER = re.compile(r"(\d+(?:[_,]\d{3})*(?:\.\d*)?(?:e[+-]?\d{1,3})?|\.\d+)\s*([a-z]*)", re.I)
 
@@ -20,11 +24,14 @@ def parse_days(value: object) -> float:
     """Days from "30d", "12h", "2 weeks", a `timedelta`, or a number of days."""
     if isinstance(value, timedelta):
         value = value.total_seconds() / 86_400
-    return _read(value, _DAYS, "a duration", "30d, 12h or 2w")
+    days = _read(value, _DAYS, "a duration", "30d, 12h or 2w")
+    return check_range("a duration", days, _MINUTE, LONGEST_DAYS, unit="days")
 
 
 def days_text(days: float) -> str:
-    """12.5 days, 1 day, 7.3 h, 4,230 days, 12.4 min, 7.7 s."""
+    """12.5 days, 1 day, 7.3 h, 4,230 days, 12.4 min, 7.7 s; "no end" where there is none."""
+    if math.isinf(days):
+        return "no end"
     if days < _MINUTE:
         return f"{days * 86_400:.3g} s"
     if days < _HOUR:
@@ -46,13 +53,15 @@ def count_text(count: float) -> str:
 
 def parse_tokens(value: object) -> float:
     """A count from 15e12, "15T" or "300B"."""
-    return _read(value, _COUNTS, "a number of tokens", "15e12, 15T or 300B")
+    tokens = _read(value, _COUNTS, "a number of tokens", "15e12, 15T or 300B")
+    return check_range("a number of tokens", tokens, 1, MOST_TOKENS)
 
 
 def parse_usd(value: object) -> float:
     """Dollars from 50000, "$50,000" or "50k"."""
     shown = value.strip().removeprefix("$") if isinstance(value, str) else value
-    return _read(shown, _COUNTS, "an amount of dollars", "50000, $50,000 or 50k")
+    dollars = _read(shown, _COUNTS, "an amount of dollars", "50000, $50,000 or 50k")
+    return check_range("an amount of dollars", dollars, 0.01, MOST_DOLLARS)
 
 
 def _read(value: object, units: dict[str, float], what: str, examples: str) -> float:

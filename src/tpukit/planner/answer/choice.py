@@ -4,19 +4,15 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...hardware import MFU_FORMAT, Figure, Slice, model_flop_utilization
-from ...hardware.formats import spelled_as
+from ...hardware import Figure, Slice, model_flop_utilization, peak_of_products
+from ...hardware.formats import PeakName
 from ...job.job import Job
-from ...models.transformer.config import OPERANDS
 from ...step.optimizer.spec import OptimizerSpec
-from ..cost.money import SPOT, Costs, Market
-from ..search.candidates import PRECISIONS
-from ..search.scoring import Scores
-from ..search.subject import Subject
+from ..cost.money import run_s
+from ..cost.spot import SECONDS_PER_DAY, Preemption
 
-# On slices of few chips the compiler cuts products with gathered weights into pieces and adds these
-# up through HBM: llama3.1-8b on v6e-16 takes 4.13 s a step then, and 2.90 s in whole products.
-_WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
+STEP_MODEL = "tpukit's step model"
+MEMORY_MODEL = "tpukit's memory model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +38,19 @@ class Verified:
 class Choice:
     """A slice, a mesh and a batch, with what a whole run on them takes.
 
-    Figures have origin `model` unless `verified` gives the compiler's; `usd` says its source.
+    What is stored was modelled, compiled or quoted; everything else follows from it, so that a
+    compiled step changes every figure that depends on it.
 
     Attributes:
         job: The plan, ready to be written as a job file.
-        memory: Bytes of one device by purpose.
-        waste: Share of the time lost to preemption; 0 unless on spot.
-        checkpoint_interval_s: By Young and Daly, on spot; else None.
+        memory: Bytes of one device by purpose, by the model.
+        modelled_step_s: By the step model.
+        correction: What compiled steps of other slices took over the model's; 1 where this one
+            was compiled, or nothing was.
+        seconds_by_cause: Parts of `modelled_step_s`.
+        model_flops: Of a step over all devices, as MFU counts them; None where nobody counted.
+        preemption: What spot capacity does to the run; None on other tiers.
+        save_s: For which a checkpoint holds a step up.
     """
 
     slice: Slice
@@ -61,50 +63,141 @@ class Choice:
     job: Job = field(repr=False)
     memory: dict[str, float] = field(repr=False)
     usable_bytes: float
-    step_time_s: float
+    modelled_step_s: float
     seconds_by_cause: dict[str, float] = field(repr=False)
     tokens_per_step: int
-    mfu: float | None
-    days: float
-    chip_hours: float
-    usd: Figure
+    model_flops: float | None
     usd_per_chip_hour: Figure
     region: str | None
-    waste: float
-    checkpoint_interval_s: float | None
+    preemption: Preemption | None = None
+    save_s: float = 0.0
+    correction: float = 1.0
     verified: Verified | None = None
 
     @property
-    def memory_bytes(self) -> float:
-        """HBM of one device: the compiler's figure where there is one."""
+    def hbm(self) -> Figure:
+        """Memory of one device: the compiler's figure where there is one."""
         known = self.verified.memory_bytes if self.verified is not None else None
-        return self.memory["total"] if known is None else known
+        if known is not None:
+            return Figure(known, "B", "compiler", "the compiler's memory report")
+        return Figure(self.memory["total"], "B", "model", MEMORY_MODEL)
+
+    @property
+    def step_time(self) -> Figure:
+        """Of one step: that of the compiled schedule where there is one."""
+        known = self.verified.step_time_s if self.verified is not None else None
+        if known:
+            return Figure(known, "s", "model", "timeline of the compiled schedule")
+        times = f" times {self.correction:.3g}, by compiled schedules of other slices"
+        source = STEP_MODEL + (times if self.correction != 1.0 else "")
+        return Figure(self.modelled_step_s * self.correction, "s", "model", source)
+
+    @property
+    def step_time_s(self) -> float:
+        """The same as a number."""
+        return self.step_time.require("a choice")
+
+    @property
+    def memory_bytes(self) -> float:
+        """HBM of one device as a number."""
+        return self.hbm.require("a choice")
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return int(self.job.train.steps or 0)
+
+    @property
+    def waste(self) -> float:
+        """Share of the time lost to preemption; 0 unless on spot."""
+        if self.preemption is None:
+            return 0.0
+        slices = self.slice.num_slices
+        return float(self.preemption.waste(self.save_s, slices, step_s=self.step_time_s))
+
+    @property
+    def checkpoint_interval_s(self) -> float | None:
+        """The interval that wastes least, on spot; else None."""
+        if self.preemption is None or not self.preemption.per_slice_day:
+            return None
+        slices = self.slice.num_slices
+        return float(self.preemption.interval_s(self.save_s, slices, step_s=self.step_time_s))
+
+    @property
+    def run_time(self) -> Figure:
+        """Of the whole run, in days."""
+        times = float(run_s(self.steps, 1.0, self.waste)) / SECONDS_PER_DAY
+        return self.step_time.scaled(times, unit="days")
+
+    @property
+    def days(self) -> float:
+        """The same as a number."""
+        return self.run_time.require("a choice")
+
+    @property
+    def chip_time(self) -> Figure:
+        """What is paid for, in chip-hours."""
+        return self.run_time.scaled(24 * self.slice.chips, unit="chip-h")
+
+    @property
+    def chip_hours(self) -> float:
+        """The same as a number."""
+        return self.chip_time.require("a choice")
+
+    @property
+    def usd(self) -> Figure:
+        """The whole run at `usd_per_chip_hour`; missing where no price is known."""
+        return self.chip_time * self.usd_per_chip_hour
 
     @property
     def tokens_per_s_per_chip(self) -> float:
-        """Throughput."""
+        """Throughput while it runs."""
         return self.tokens_per_step / self.step_time_s / self.slice.chips
 
     @property
-    def memory_origin(self) -> str:
-        """Where `memory_bytes` comes from."""
-        known = self.verified is not None and self.verified.memory_bytes is not None
-        return "compiler" if known else "model"
+    def mfu_peak(self) -> PeakName:
+        """The peak that MFU is a share of, by the format of the products."""
+        return peak_of_products(self.slice.chip, (self.precision,))
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOP utilization, a share of `mfu_peak`."""
+        peak = self.slice.peak_tflops(self.mfu_peak).value
+        return model_flop_utilization(self.model_flops, self.step_time_s, peak)
+
+    @property
+    def most_measured(self) -> Figure:
+        """The best share of that peak that a published step on such chips reached."""
+        chip, peak = self.slice.chip, self.mfu_peak
+        unknown = Figure.missing("", f"nobody published a step in {peak} on {chip.name}")
+        return chip.measured.get(f"step_mfu_{peak}", unknown)
+
+    @property
+    def extrapolates(self) -> bool:
+        """Whether it is to be faster than any published step on such chips."""
+        return self.mfu is not None and self.mfu > (self.most_measured.value or 0.0)
+
+    @property
+    def host_bytes(self) -> float:
+        """Memory of one host that waits for the backward pass or for a checkpoint to be written."""
+        state = self.memory["weights"] + self.memory["optimizer"]
+        return (self.memory["host"] + state) * self.slice.devices_per_host
 
     def with_verified(self, verified: Verified) -> "Choice":
         """The same choice with the compiler's result; time and cost follow its schedule."""
-        if not verified.step_time_s:
-            return replace(self, verified=verified)
-        ratio = verified.step_time_s / self.step_time_s
-        return replace(
-            self,
-            verified=verified,
-            step_time_s=verified.step_time_s,
-            mfu=None if self.mfu is None else self.mfu / ratio,
-            days=self.days * ratio,
-            chip_hours=self.chip_hours * ratio,
-            usd=self.usd.scaled(ratio),
-        )
+        return replace(self, verified=verified)._saving_at_best()
+
+    def corrected(self, ratio: float) -> "Choice":
+        """The same choice with steps as much slower as others were when compiled."""
+        return replace(self, correction=ratio)._saving_at_best()
+
+    def _saving_at_best(self) -> "Choice":
+        """With the steps between checkpoints that the interval comes to."""
+        interval = self.checkpoint_interval_s
+        if interval is None or not math.isfinite(interval):
+            return self
+        every = max(1, round(interval / self.step_time_s))
+        return replace(self, job=self.job.replace({"train.checkpoint_every": every}))
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, with where it comes from."""
@@ -120,15 +213,20 @@ class Choice:
             "moment_dtype": self.optimizer.moment_dtype,
             "job": self.job.to_dict(),
             "memory_bytes": self.memory_bytes,
-            "memory_origin": self.memory_origin,
+            "memory_origin": self.hbm.origin,
             "memory_by_purpose_model": self.memory,
             "usable_bytes": self.usable_bytes,
+            "host_bytes": self.host_bytes,
             "step_time_s": self.step_time_s,
-            "step_origin": "model",
+            "step_origin": self.step_time.origin,
+            "step_source": self.step_time.source,
             "seconds_by_cause_model": self.seconds_by_cause,
             "tokens_per_step": self.tokens_per_step,
             "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
             "mfu": self.mfu,
+            "mfu_peak": self.mfu_peak,
+            "mfu_most_measured": self.most_measured.to_dict(),
+            "extrapolates": self.extrapolates,
             "days": self.days,
             "chip_hours": self.chip_hours,
             "usd": self.usd.to_dict(),
@@ -138,76 +236,3 @@ class Choice:
             "checkpoint_interval_s": self.checkpoint_interval_s,
             "verified": None if self.verified is None else self.verified.to_dict(),
         }
-
-
-def optimizer_settings(optimizer: OptimizerSpec) -> dict[str, Any]:
-    """Keys of a job's `train:` section that ask for the optimizer; none that are as by default."""
-    usual = OptimizerSpec()
-    name = {} if optimizer.name == usual.name else {"optimizer": optimizer.name}
-    dtype = optimizer.moment_dtype
-    return {**name, **({} if dtype == usual.moment_dtype else {"moment_dtype": dtype})}
-
-
-def choice_at(
-    index: int, scores: Scores, costs: Costs, *, subject: Subject, market: Market, tokens: float
-) -> Choice:
-    """The candidate of that index."""
-    candidates = scores.candidates
-    mesh = candidates.meshes[candidates.mesh[index]]
-    on = mesh.slice
-    step_time_s = float(scores.step_time_s[index])
-    tokens_per_step = int(scores.tokens_per_step[index])
-    quote, region = costs.quotes[on]
-    spot = market.tier == SPOT
-    interval: float | None = None
-    if spot:
-        save_s = float(costs.save_s[index])
-        interval = float(market.preemption.interval_s(save_s, on.num_slices))
-    peak = on.peak_tflops(MFU_FORMAT).value
-    precision = PRECISIONS[candidates.precision[index]]
-    optimizer = candidates.optimizers[candidates.optimizer[index]]
-    remat = candidates.remats[candidates.remat[index]]
-    train = {**optimizer_settings(optimizer), "steps": math.ceil(tokens / tokens_per_step)}
-    if interval is not None:
-        train["checkpoint_every"] = max(1, round(interval / step_time_s))
-    changes = dict(subject.changes)
-    if precision != subject.precision:
-        changes["matmul"] = spelled_as(precision, OPERANDS) or "dtype"
-    job = Job(
-        model=subject.name,
-        model_changes=changes,
-        on=str(on),
-        mesh=mesh.joined_sizes,
-        dcn_mesh=mesh.dcn_mesh,
-        batch_size=int(candidates.examples[index]),
-        sequence_length=subject.sequence_length,
-        microbatches=int(candidates.microbatches[index]),
-        remat=remat,
-        options=_WHOLE_PRODUCTS if mesh.sizes.get("tensor", 1) == 1 else {},
-        train=train,
-    )
-    memory = {name: float(value[index]) for name, value in scores.memory.to_dict().items()}
-    chip_hours = float(costs.chip_hours[index])
-    return Choice(
-        slice=on,
-        mesh=mesh.joined_sizes,
-        batch_size=job.examples,
-        microbatches=job.microbatches,
-        remat=remat,
-        precision=precision,
-        optimizer=optimizer,
-        job=job,
-        memory=memory,
-        usable_bytes=float(scores.usable_bytes[index]),
-        step_time_s=step_time_s,
-        seconds_by_cause=scores.step.at(index),
-        tokens_per_step=tokens_per_step,
-        mfu=model_flop_utilization(subject.flops_per_token * tokens_per_step, step_time_s, peak),
-        days=float(costs.days[index]),
-        chip_hours=chip_hours,
-        usd=quote.scaled(chip_hours, unit="USD"),
-        usd_per_chip_hour=quote,
-        region=region,
-        waste=float(costs.waste[index]),
-        checkpoint_interval_s=interval,
-    )

@@ -27,7 +27,9 @@ from .choice import Choice
 from .report import (
     batch_text,
     chips_text,
+    front_words,
     mesh_text,
+    mfu_text,
     money_text,
     price_text,
     remat_text,
@@ -72,16 +74,18 @@ def render_page(result: "PlanResult") -> str:
 
 def _cards(best: Choice) -> list[Markup]:
     used = f"of {bytes_text(best.usable_bytes)} usable on a device"
+    timed = best.run_time.origin or ""
+    paid = best.usd.origin or best.chip_time.origin or ""
     return [
-        card("Cost", money_text(best), f"{chips_text(best)}, {price_text(best)}", "model"),
-        card("Time", days_text(best.days), f"steps of {seconds_text(best.step_time_s)}", "model"),
+        card("Cost", money_text(best), f"{chips_text(best)}, {price_text(best)}", paid),
+        card("Time", days_text(best.days), f"steps of {seconds_text(best.step_time_s)}", timed),
         card(
             "Tokens/s/chip",
             f"{best.tokens_per_s_per_chip:,.0f}",
-            "" if best.mfu is None else f"MFU {best.mfu:.1%}",
-            "model",
+            mfu_text(best).removeprefix(", "),
+            timed,
         ),
-        card("HBM", bytes_text(best.memory_bytes), used, best.memory_origin),
+        card("HBM", bytes_text(best.memory_bytes), used, best.hbm.origin or ""),
     ]
 
 
@@ -95,6 +99,8 @@ def _sections(result: "PlanResult") -> list[Section]:
         rows = [(one.what, one.reason) for one in result.rejected]
         columns = (Column("slices"), Column("why", origin="model"))
         shown.append(section("Left out", table(columns, rows, caption="Slices left out")))
+    if result.extrapolations:
+        shown.append(section("Faster than anyone has published", bullets(result.extrapolations)))
     if result.disagreements:
         shown.append(section("What the compiler says otherwise", bullets(result.disagreements)))
     shown.append(section("Assumed", bullets(result.assumptions)))
@@ -122,7 +128,7 @@ def _choices(title: str, choices: Sequence[Choice], result: "PlanResult") -> Sec
             days_text(choice.days),
             seconds_text(choice.step_time_s),
             f"{choice.tokens_per_s_per_chip:,.0f}",
-            join(bytes_text(choice.memory_bytes), " ", badge(choice.memory_origin)),
+            join(bytes_text(choice.memory_bytes), " ", badge(choice.hbm.origin or "")),
             f"{mesh_text(choice)}, batch {batch_text(choice)}, {remat_text(choice)}",
         )
         for choice in choices
@@ -204,5 +210,5 @@ def _front(result: "PlanResult") -> Section:
     rows: list[Sequence[Child]] = [
         (_slice(one), days_text(one.days), money_text(one), mesh_text(one)) for one in result.front
     ]
-    words = "Nothing is both faster and cheaper than these."
+    words = f"Nothing is both faster and cheaper than these{front_words(result)}."
     return section("Pareto front", table(columns, rows, caption="Fastest first"), intro=words)

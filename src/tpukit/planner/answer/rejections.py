@@ -8,7 +8,8 @@ import numpy as np
 from ...hardware import Slice
 from ...hardware.figure import format_quantity
 from ..cost.money import Costs
-from ..search.objectives import Judgement, Limits
+from ..cost.spot import Preemption
+from ..search.objectives import SAME, Judgement, Limits
 from ..search.scoring import Scores
 from .amounts import days_text
 
@@ -33,9 +34,17 @@ class Rejection:
 
 
 def find_rejections(
-    where: list[Slice], scores: Scores, costs: Costs, verdicts: Judgement, limits: Limits
+    where: list[Slice],
+    scores: Scores,
+    costs: Costs,
+    verdicts: Judgement,
+    limits: Limits,
+    preemption: Preemption,
 ) -> tuple[Rejection, ...]:
-    """Every slice without a candidate that passes, by generation and reason."""
+    """Every slice without a candidate that passes, by generation and reason.
+
+    And those whose fastest layouts were left out because their hosts have not the memory.
+    """
     found: dict[tuple[str, str], list[tuple[float, str, str]]] = {}
     meshes_of = {mesh.slice: [] for mesh in scores.candidates.meshes}
     for number, mesh in enumerate(scores.candidates.meshes):
@@ -50,8 +59,10 @@ def find_rejections(
             [order[edges[mesh] : edges[mesh + 1]] for mesh in meshes] or [order[:0]]
         )
         if verdicts.passed[indices].any():
+            if skipped := _faster_but_for_hosts(indices, scores, costs, verdicts):
+                found.setdefault((on.chip.name, "skipped"), []).append((0.0, str(on), skipped))
             continue
-        kind, distance, words = _why(indices, scores, costs, verdicts, limits)
+        kind, distance, words = _why(indices, scores, costs, verdicts, limits, preemption)
         found.setdefault((on.chip.name, kind), []).append((distance, str(on), words))
     return tuple(
         Rejection(tuple(name for _, name, _ in entries), min(entries)[2])
@@ -60,13 +71,18 @@ def find_rejections(
 
 
 def _why(
-    indices: np.ndarray, scores: Scores, costs: Costs, verdicts: Judgement, limits: Limits
+    indices: np.ndarray,
+    scores: Scores,
+    costs: Costs,
+    verdicts: Judgement,
+    limits: Limits,
+    preemption: Preemption,
 ) -> tuple[str, float, str]:
     """The first limit that none passes: its kind, how far off the nearest is, and both as text."""
     if not len(indices):
         return "batch", 0.0, "one example for each share of the batch is more than a step may have"
-    fits = indices[verdicts.fits[indices]]
-    if not len(fits):
+    on_device = indices[verdicts.fits_device[indices]]
+    if not len(on_device):
         share = scores.memory_share[indices]
         best = indices[np.argmin(share)]
         need = format_quantity(float(scores.memory.total[best]), "B")
@@ -74,9 +90,15 @@ def _why(
         spare = f" with {limits.min_headroom:.0%} to spare" if limits.min_headroom else ""
         words = f"does not fit: the leanest needs {need} of {have} a device{spare} (model)"
         return "memory", float(share.min()), words
-    in_time = fits[verdicts.in_time[fits]]
+    fits = on_device[verdicts.fits_host[on_device]]
+    if not len(fits):
+        return _no_room_on_hosts(on_device, scores)
+    finishes = fits[verdicts.finishes[fits]]
+    if not len(finishes):
+        return "progress", 0.0, why_never(fits, scores, costs, preemption)
+    in_time = finishes[verdicts.in_time[finishes]]
     if not len(in_time):
-        days = float(costs.days[fits].min())
+        days = float(costs.days[finishes].min())
         return (
             "time",
             days,
@@ -87,6 +109,50 @@ def _why(
         return "price", 0.0, "no price is known, so nothing says it is within the budget"
     least = float(np.nanmin(usd))
     return "money", least, f"too dear: at best ${least:,.0f}, ${limits.budget_usd:,.0f} asked"
+
+
+def _no_room_on_hosts(indices: np.ndarray, scores: Scores) -> tuple[str, float, str]:
+    share = scores.host_share[indices]
+    best = indices[np.argmin(share)]
+    words = f"does not fit on its hosts: the leanest puts {_host_text(scores, best)}"
+    return "host", float(share.min()), words
+
+
+def _faster_but_for_hosts(
+    indices: np.ndarray, scores: Scores, costs: Costs, verdicts: Judgement
+) -> str:
+    """Which layout of a slice would be faster if its hosts had more memory; "" when none."""
+    passed = indices[verdicts.passed[indices]]
+    wanted = verdicts.fits_device & ~verdicts.fits_host & verdicts.finishes
+    others = indices[wanted[indices]]
+    if not len(others):
+        return ""
+    best = others[np.argmin(costs.days[others])]
+    gain = 1 - costs.days[best] / costs.days[passed].min()
+    if gain < SAME:
+        return ""
+    remat = scores.candidates.remats[scores.candidates.remat[best]]
+    return f"{remat} would be {gain:.0%} faster and puts {_host_text(scores, best)}"
+
+
+def _host_text(scores: Scores, index: int) -> str:
+    on = scores.candidates.meshes[scores.candidates.mesh[index]].slice
+    room = float(scores.host_room_bytes[index])
+    if np.isnan(room):
+        return f"activations on hosts whose memory is {on.chip.host_ram_bytes.reason}"
+    need, have = (
+        format_quantity(share * room * on.devices_per_host / 1e9, "GB")
+        for share in (float(scores.host_share[index]), 1.0)
+    )
+    return f"{need} on each host, which has room for {have} (model)"
+
+
+def why_never(indices: np.ndarray, scores: Scores, costs: Costs, preemption: Preemption) -> str:
+    """Why none of these candidates makes progress on spot, and what would let the best of them."""
+    best = indices[np.argmin(costs.save_s[indices])]
+    slices = int(scores.candidates.num_slices[best])
+    step_s = float(scores.step_time_s[best])
+    return preemption.why_never(float(costs.save_s[best]), slices, step_s=step_s)
 
 
 def state_bytes(scores: Scores) -> float:

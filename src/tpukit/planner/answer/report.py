@@ -1,5 +1,6 @@
 """A plan for a terminal: the verdict, the choices with where their time goes, what was left out."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from rich.text import Text
 
 from ...checker.report.wording import seconds_text
 from ..cost.step_split import CAUSES
+from ..search.verification import is_compiled
 from .amounts import days_text
 from .choice import Choice
 
@@ -47,7 +49,8 @@ def plan_report(result: "PlanResult") -> Group:
         parts.append(Text("\nNo price is known for these; by chip-hours:", style="bold"))
         parts.append(_choices(result, result.unpriced))
     if len(result.front) > 1:
-        parts += [Text("\nNothing is both faster and cheaper than:", style="bold"), _front(result)]
+        words = f"\nNothing is both faster and cheaper than{front_words(result)}:"
+        parts += [Text(words, style="bold"), _front(result)]
     if result.rejected:
         parts.append(Text("\nLeft out:", style="bold"))
         parts += [
@@ -56,6 +59,9 @@ def plan_report(result: "PlanResult") -> Group:
         ]
         hidden = len(result.rejected) - REJECTED_SHOWN
         parts += [Text(f"  and {hidden} more; --json has all.")] if hidden > 0 else []
+    if result.extrapolations:
+        parts.append(Text("\nFaster than anyone has published:", style="bold"))
+        parts += [Text(f"  {line}", style="yellow") for line in result.extrapolations]
     if result.disagreements:
         parts.append(Text("\nWhat the compiler says otherwise:", style="bold"))
         parts += [Text(f"  {note}", style="yellow") for note in result.disagreements]
@@ -86,7 +92,7 @@ def verdict_words(result: "PlanResult") -> tuple[str, str]:
         f"{best.slice} ({chips_text(best)}), {mesh_text(best)}: "
         f"{days_text(best.days)}, {money_text(best)}, "
         f"{best.tokens_per_s_per_chip:,.0f} tokens/s/chip"
-        f"{'' if best.mfu is None else f', MFU {best.mfu:.1%}'}, {origin}."
+        f"{mfu_text(best)}, {origin}."
     )
     if result.feasible:
         return result.ask.objective.upper(), words
@@ -108,7 +114,7 @@ def _choices(result: "PlanResult", choices: Sequence[Choice]) -> Table:
             f"{choice.slice}\n{chips_text(choice)}",
             f"{mesh_text(choice)}\nbatch {batch_text(choice)}, {remat_text(choice)}",
             Group(Text(seconds_text(choice.step_time_s)), split_bar(choice)),
-            f"{choice.memory_bytes / choice.usable_bytes:.0%}\n{choice.memory_origin}",
+            f"{choice.memory_bytes / choice.usable_bytes:.0%}\n{choice.hbm.origin}",
             f"{days_text(choice.days)}\n",
             f"{money_text(choice)}\n{price_text(choice)}",
         ]
@@ -120,9 +126,21 @@ def _front(result: "PlanResult") -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for choice in result.front:
         table.add_row(
-            f"  {choice.slice}", days_text(choice.days), money_text(choice), mesh_text(choice)
+            f"  {choice.slice}",
+            days_text(choice.days),
+            money_text(choice),
+            mesh_text(choice),
+            "compiled" if is_compiled(choice) else "",
         )
     return table
+
+
+def front_words(result: "PlanResult") -> str:
+    """What the figures of slices that were not compiled rest on, where others were."""
+    ratio = max((one.correction for one in result.front), key=lambda r: abs(r - 1.0))
+    if ratio == 1.0:
+        return ""
+    return f" (not compiled: the model times {ratio:.3g}, by those that were)"
 
 
 def _legend() -> Text:
@@ -140,6 +158,14 @@ def split_bar(choice: Choice) -> Text:
         bar.append("█" * (round(reached) - round(drawn)), style=COLORS[cause])
         drawn = reached
     return bar
+
+
+def mfu_text(choice: Choice) -> str:
+    """The share of peak with the peak it is of, and whether anyone reached as much."""
+    if choice.mfu is None:
+        return ""
+    beyond = " (more than any published step)" if choice.extrapolates else ""
+    return f", MFU {choice.mfu:.1%} of {choice.mfu_peak} peak{beyond}"
 
 
 def mesh_text(choice: Choice) -> str:
@@ -170,6 +196,8 @@ def remat_text(choice: Choice) -> str:
 
 def money_text(choice: Choice) -> str:
     """Dollars, or chip-hours where no price is known."""
+    if math.isinf(choice.days):
+        return "–"
     if choice.usd.value is None:
         hours = choice.chip_hours
         return f"{hours:,.0f} chip-h" if hours >= 100 else f"{hours:.3g} chip-h"

@@ -56,6 +56,20 @@ class PlanResult:
         return self.choices[0] if self.choices else None
 
     @property
+    def extrapolations(self) -> tuple[str, ...]:
+        """Where choices are to be faster than any published step on such chips."""
+        highest: dict[tuple[str, str], Choice] = {}
+        for choice in (*self.choices, *self.unpriced, *self.front):
+            kind = (choice.slice.chip.name, choice.mfu_peak)
+            before = highest.get(kind)
+            if choice.extrapolates and (before is None or (choice.mfu or 0) > (before.mfu or 0)):
+                highest[kind] = choice
+        return tuple(
+            f"{chip}: up to {choice.mfu or 0:.1%} of {peak} peak; {_reached(choice)}"
+            for (chip, peak), choice in highest.items()
+        )
+
+    @property
     def exit_code(self) -> int:
         """What a command ends with: 0, or 3 when nothing meets the limits."""
         return FEASIBLE if self.feasible else INFEASIBLE
@@ -112,6 +126,7 @@ class PlanResult:
             "unpriced": [choice.to_dict() for choice in self.unpriced],
             "pareto_front": [choice.to_dict() for choice in self.front],
             "rejected": [one.to_dict() for one in self.rejected],
+            "extrapolations": list(self.extrapolations),
             "disagreements": list(self.disagreements),
             "assumptions": list(self.assumptions),
             "next_command": self.next_command,
@@ -124,3 +139,8 @@ class PlanResult:
         from .report import plan_report
 
         return plan_report(self)
+
+
+def _reached(choice: Choice) -> str:
+    most = choice.most_measured
+    return most.reason if most.value is None else f"{most.value:.1%} is {most.note}"

@@ -30,6 +30,7 @@ class ModelShape:
     head_dim: int
     d_ff: int
     vocab: int
+    max_seq_len: int
     experts: int
     experts_per_token: int
     hidden_matrices: int
@@ -93,6 +94,7 @@ def shape_of(config: Any) -> ModelShape:
         head_dim=c.head_dim,
         d_ff=c.d_ff,
         vocab=c.vocab_size,
+        max_seq_len=c.max_seq_len,
         experts=c.n_experts,
         experts_per_token=c.experts_per_token,
         hidden_matrices=matrices,

@@ -1,6 +1,5 @@
 """Days, chip-hours and dollars of a whole run, for every candidate."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +10,8 @@ from ..search.scoring import Scores
 from .spot import SECONDS_PER_DAY, Preemption
 
 SPOT = "spot"
+
+Numbers = Any  # a number or an array of them
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ class Market:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of the whole run by candidate; `usd` is NaN where no price is known."""
+    """Of the whole run by candidate; `usd` is NaN where no price is known.
+
+    On spot that leaves no progress `days`, `chip_hours` and `usd` are infinite.
+    """
 
     days: np.ndarray
     chip_hours: np.ndarray
@@ -53,6 +57,11 @@ class Costs:
     waste: np.ndarray
     save_s: np.ndarray
     quotes: dict[Slice, tuple[Figure, str | None]]
+
+    @property
+    def finishes(self) -> np.ndarray:
+        """Whether the run makes progress."""
+        return np.isfinite(self.days)
 
     @property
     def priced(self) -> np.ndarray:
@@ -65,16 +74,14 @@ def cost_of(scores: Scores, market: Market, *, tokens: float) -> Costs:
     candidates = scores.candidates
     where = [mesh.slice for mesh in candidates.meshes]
     quotes = {on: market.quote(on) for on in dict.fromkeys(where)}
-    host = {on: _host_bytes_per_s(on) for on in quotes}
+    host = {on: host_bytes_per_s(on) for on in quotes}
     state: Any = scores.memory.weights + scores.memory.optimizer
     save_s = state / candidates.of_mesh([host[on] for on in where])
+    waste = np.zeros(len(candidates))
     if market.tier == SPOT:
-        waste = np.asarray(market.preemption.waste(save_s, candidates.num_slices))
-    else:
-        waste = np.zeros(len(candidates))
+        waste = market.preemption.waste(save_s, candidates.num_slices, step_s=scores.step_time_s)
     # A run is whole steps.
-    steps = np.ceil(tokens / scores.tokens_per_step)
-    seconds = steps * scores.step_time_s / (1 - waste)
+    seconds = run_s(np.ceil(tokens / scores.tokens_per_step), scores.step_time_s, waste)
     chip_hours = seconds / 3600 * candidates.chips
     prices = [quotes[on][0].value for on in where]
     rate = candidates.of_mesh([np.nan if price is None else price for price in prices])
@@ -88,16 +95,14 @@ def cost_of(scores: Scores, market: Market, *, tokens: float) -> Costs:
     )
 
 
-def _host_bytes_per_s(on: Slice) -> float:
+def run_s(steps: Numbers, step_s: Numbers, waste: Numbers) -> Numbers:
+    """Seconds of a run, of whose time a share is wasted; without end where all of it is."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(steps * step_s, float) / (1.0 - np.asarray(waste))
+
+
+def host_bytes_per_s(on: Slice) -> float:
     """An asynchronous save holds the step up while state goes to the host."""
     from ...compiler.timeline.machine import Machine
 
     return Machine.of(on).host_bytes_per_s
-
-
-def unpriced(quotes: dict[Slice, tuple[Figure, str | None]]) -> Sequence[str]:
-    """The generations without a price, and why."""
-    reasons = {
-        on.chip.name: figure.reason for on, (figure, _) in quotes.items() if figure.value is None
-    }
-    return [f"{name}: {reason.partition(': ')[2]}" for name, reason in reasons.items()]

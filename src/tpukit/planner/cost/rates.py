@@ -98,7 +98,7 @@ class Rates:
                 [_gather_bytes(mesh, machines[mesh.slice]) for mesh in candidates.meshes]
             ),
             int8_moment_bytes=spread(lambda m: m.int8_moment_bytes),
-            dcn_bytes_per_s=spread(lambda m: m.dcn_bytes_per_s or np.inf),
+            dcn_bytes_per_s=spread(lambda m: m.dcn_bytes_per_s),
             waiting_share=spread(lambda m: m.wait_per_doubling) * np.log2(candidates.num_slices),
             host_bytes_per_s=spread(lambda m: m.host_bytes_per_s),
             op_overhead_s=spread(lambda m: m.op_overhead_s),

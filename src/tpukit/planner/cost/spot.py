@@ -1,11 +1,25 @@
-"""What preemption wastes on spot capacity, and how often to save so that it wastes least."""
+"""What preemption wastes on spot capacity, and how often to save so that it wastes least.
 
+A slice is up for a random time, is lost, and comes back after a recovery; what was done since the
+last save is done again. How often that happens is counted by the day on the clock, recoveries
+included, as a record of real jobs counts it: more preemptions than recoveries fit into a day leave
+nothing.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..ranges import check_range
+
 SECONDS_PER_DAY = 86_400.0
+# A run that makes less progress than this is said never to finish: it is no plan at any price.
+LEAST_PROGRESS = 0.01
+MOST_PER_DAY = 1440.0
+_NEWTON_STEPS = 6
+_MOMENT_S, _NEVER = 1e-6, 1e-12  # instead of nothing, in seconds and times a day
 _SOURCE = (
     "skypilot-org/skypilot PR 1500 (2022): 7 spot TPU jobs, 42 recoveries in 3 to 4 days, "
     "8.0 h lost together"
@@ -20,7 +34,7 @@ class Preemption:
     zone and week, so give your own where you have them.
 
     Attributes:
-        per_slice_day: Preemptions of one slice in a day.
+        per_slice_day: Preemptions of one slice in a day on the clock.
         recovery_s: From losing the slice to the first step after it.
         source: Where both come from.
     """
@@ -29,20 +43,72 @@ class Preemption:
     recovery_s: float = 8.0 * 3600 / 42
     source: str = _SOURCE
 
-    def interval_s(self, save_s: Any, num_slices: Any) -> Any:
-        """Young and Daly's interval between two checkpoints, each holding the step up `save_s`."""
-        return np.sqrt(2 * save_s * self._between_s(num_slices))
+    def __post_init__(self) -> None:
+        check_range("preemptions per day", self.per_slice_day, 0, MOST_PER_DAY, unit="of a slice")
+        check_range("recovery", self.recovery_s, 0, SECONDS_PER_DAY, unit="seconds")
 
-    def waste(self, save_s: Any, num_slices: Any) -> Any:
-        """Share of time that makes no progress: saving, redoing half an interval, recovering."""
-        interval = self.interval_s(save_s, num_slices)
-        lost = interval / 2 + self.recovery_s
-        wasted = save_s / np.maximum(interval, 1e-9) + lost / self._between_s(num_slices)
-        return np.minimum(wasted, 0.99)
+    def up_s(self, num_slices: Any) -> Any:
+        """How long slices that work together are up in the mean: one lost stops them all.
 
-    def _between_s(self, num_slices: Any) -> Any:
-        """One slice lost stops them all."""
-        return SECONDS_PER_DAY / (self.per_slice_day * num_slices)
+        Not above zero where recoveries fill the day.
+        """
+        lost = np.maximum(self.per_slice_day * np.asarray(num_slices, float), _NEVER)
+        return SECONDS_PER_DAY / lost - self.recovery_s
+
+    def interval_s(self, save_s: Any, num_slices: Any, *, step_s: Any = 0.0) -> Any:
+        """The interval between two checkpoints that wastes least, at least a step.
+
+        Young's square root, and from there Newton's way to Daly's exact optimum.
+
+        Args:
+            save_s: For which each checkpoint holds the step up.
+            num_slices: That work together.
+            step_s: Of one step; saves come after whole steps.
+        """
+        up = np.maximum(self.up_s(num_slices), _MOMENT_S)
+        delay = np.maximum(save_s, _MOMENT_S) / up
+        share = np.minimum(1.0, np.sqrt(2 * delay))
+        for _ in range(_NEWTON_STEPS):
+            slope = -np.expm1(-(share + delay))
+            share = share - (share - slope) / slope
+        return np.maximum(share * up, step_s)
+
+    def progress(self, save_s: Any, num_slices: Any, *, step_s: Any = 0.0) -> Any:
+        """Share of the time that is kept: neither saving, nor recovering, nor done again.
+
+        While a slice is up for exponentially distributed times, `1 / (exp((interval + save) / up)
+        - 1)` intervals are finished and saved in the mean.
+        """
+        up = self.up_s(num_slices)
+        interval = self.interval_s(save_s, num_slices, step_s=step_s)
+        alive = np.maximum(up, _MOMENT_S)
+        with np.errstate(over="ignore"):
+            kept = interval / np.expm1((interval + np.maximum(save_s, _MOMENT_S)) / alive)
+        return np.where(up > 0, kept / (alive + self.recovery_s), 0.0)
+
+    def waste(self, save_s: Any, num_slices: Any, *, step_s: Any = 0.0) -> Any:
+        """Share of the time that makes no progress; all of it where the run would never finish."""
+        kept = self.progress(save_s, num_slices, step_s=step_s)
+        return np.where(kept < LEAST_PROGRESS, 1.0, 1.0 - kept)
+
+    def why_never(self, save_s: float, num_slices: int, *, step_s: float = 0.0) -> str:
+        """Why a run makes no progress, and with what half of its time would count."""
+
+        def enough(per_day: float, recovery_s: float) -> bool:
+            other = Preemption(per_slice_day=per_day, recovery_s=recovery_s)
+            return float(other.progress(save_s, num_slices, step_s=step_s)) >= 0.5
+
+        rate = _most(lambda per_day: enough(per_day, self.recovery_s), self.per_slice_day)
+        together = f" each of {num_slices} slices" if num_slices > 1 else " a slice"
+        words = (
+            f"never finishes: with {self.per_slice_day:,.4g} preemptions a day of{together} and "
+            f"{self.recovery_s / 60:.3g} min to be back, no checkpoint interval makes progress. "
+            f"Half of the time would count with {rate:.3g} preemptions a day"
+        )
+        if enough(self.per_slice_day, 0.0):
+            recovery = _most(lambda seconds: enough(self.per_slice_day, seconds), self.recovery_s)
+            return f"{words}, or back within {recovery / 60:.2g} min"
+        return f"{words}; no recovery is short enough, each save takes {save_s:.3g} s"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -50,5 +116,14 @@ class Preemption:
             "per_slice_day": self.per_slice_day,
             "recovery_s": self.recovery_s,
             "source": self.source,
-            "interval": "Young/Daly: sqrt(2 x save x time between preemptions)",
+            "interval": "Young/Daly: the one that wastes least",
         }
+
+
+def _most(does: Callable[[float], bool], high: float) -> float:
+    """The largest number up to `high` that still does, by halves."""
+    low = 0.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if does(middle) else (low, middle)
+    return low

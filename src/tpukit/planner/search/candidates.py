@@ -15,6 +15,7 @@ from ...step.optimizer.spec import MOMENT_DTYPES, MomentDtype, OptimizerName, Op
 from ...step.optimizer.states import state_bytes_per_parameter
 from ..cost.model_shape import ModelShape
 from ..cost.torus import AXES
+from ..ranges import check_count
 from .slice_meshes import SliceMesh, meshes_on
 
 # Generations whose ops were measured, so that the step model has constants for them.
@@ -32,8 +33,11 @@ REMATS = (
 PRECISIONS = ("bf16", "int8", "fp8")
 # Of the optimizer's moments, where the format is left open; int8 is for who asks for it.
 USUAL_MOMENTS: tuple[MomentDtype, ...] = ("float32", "bfloat16")
-BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# The most a device is given of one micro-batch: 32 examples of 8192 tokens, or as many tokens in
+# shorter ones.
+LARGEST_BATCH, LARGEST_BATCH_TOKENS = 32, 2**18
 MICROBATCHES = (1, 2, 4, 8)
+MOST_CHIPS = 10**6
 SLICE_COUNTS = (1, 2, 4, 8, 16)
 _COLUMNS = ("mesh", "batch", "microbatches", "remat", "precision", "optimizer")
 
@@ -61,7 +65,7 @@ class Space:
         generations: Names as `get_chip` takes them, or whole slices such as "v6e-64".
         max_chips: The most chips, all slices together.
         multi_slice: Whether several slices may be joined by the data-centre network.
-        batches: Examples a batch way takes in one micro-batch.
+        batches: Examples a batch way takes in one micro-batch; by default `usual_batches`.
         optimizers: The one to train with, by the format of its moments.
     """
 
@@ -69,7 +73,7 @@ class Space:
     max_chips: int | None = None
     multi_slice: bool = True
     pipeline: bool = True
-    batches: Sequence[int] = BATCHES
+    batches: Sequence[int] | None = None
     microbatches: Sequence[int] = MICROBATCHES
     remats: Sequence[str] = REMATS
     precisions: Sequence[str] = ("bf16",)
@@ -88,8 +92,8 @@ class Space:
                         + did_you_mean(name, known)
                     )
             object.__setattr__(self, field, tuple(found for _, found in chosen))
-        if self.max_chips is not None and self.max_chips < 1:
-            raise ConfigError(f"max_chips is {self.max_chips}; a plan needs at least one chip.")
+        if self.max_chips is not None:
+            check_count("max_chips", self.max_chips, 1, MOST_CHIPS)
         chips = {on.chip for on in self.slices()}
         for name in self.precisions:
             if chips and not any(_has_rate(chip, name) for chip in chips):
@@ -164,6 +168,16 @@ def _is_usual(chips: int) -> bool:
 def _has_rate(chip: Chip, precision: str) -> bool:
     """Whether a chip multiplies a precision at a rate of its own; every chip has that of bf16."""
     return precision == "bf16" or chip.multiplies(precision)
+
+
+def usual_batches(sequence_length: int) -> tuple[int, ...]:
+    """Powers of two and three times such, up to as many tokens whatever the length of an example.
+
+    Short examples need more of them to fill a device with the same work.
+    """
+    most = max(LARGEST_BATCH, LARGEST_BATCH_TOKENS // sequence_length)
+    powers = [2**power for power in range(most.bit_length())]
+    return tuple(sorted(size for two in powers for size in (two, 3 * two // 2) if size <= most))
 
 
 @dataclass(frozen=True)
@@ -256,9 +270,10 @@ def enumerate_candidates(
             on, shape, sequence_length, pipeline=space.pipeline, optimizer_bytes=widest
         )
     )
+    batches = space.batches or usual_batches(sequence_length)
     columns = np.meshgrid(
         np.arange(len(meshes)),
-        np.asarray(space.batches if fixed_examples is None else (1,)),
+        np.asarray(batches if fixed_examples is None else (1,)),
         np.asarray(space.microbatches),
         np.asarray([REMATS.index(name) for name in space.remats]),
         np.asarray([PRECISIONS.index(name) for name in space.precisions]),

@@ -7,6 +7,7 @@ import numpy as np
 
 from ...errors import ConfigError, did_you_mean
 from ..cost.money import Costs
+from ..ranges import check_range
 from .scoring import Scores
 
 ObjectiveName = Literal["cheapest", "fastest", "fewest-chips"]
@@ -33,10 +34,7 @@ class Limits:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")
-        if not 0 <= self.min_headroom < 1:
-            raise ConfigError(
-                f"min_headroom is {self.min_headroom}; it is a share of HBM from 0 to below 1."
-            )
+        check_range("min_headroom", self.min_headroom, 0, 0.99, unit="of HBM")
 
 
 def read_objective(name: str | None, limits: Limits) -> ObjectiveName:
@@ -60,14 +58,26 @@ def read_objective(name: str | None, limits: Limits) -> ObjectiveName:
 class Judgement:
     """Which candidates pass each limit, in the order they are tested."""
 
-    fits: np.ndarray
+    fits_device: np.ndarray
+    fits_host: np.ndarray
+    finishes: np.ndarray
     in_time: np.ndarray
     affordable: np.ndarray
 
     @property
     def passed(self) -> np.ndarray:
         """Those that meet all."""
-        return self.fits & self.in_time & self.affordable
+        return self.runs & self.in_time & self.affordable
+
+    @property
+    def fits(self) -> np.ndarray:
+        """Those that the memories of devices and hosts hold."""
+        return self.fits_device & self.fits_host
+
+    @property
+    def runs(self) -> np.ndarray:
+        """Those that can be run to their end, however long and dear."""
+        return self.fits & self.finishes
 
 
 def judge(scores: Scores, costs: Costs, limits: Limits) -> Judgement:
@@ -75,7 +85,9 @@ def judge(scores: Scores, costs: Costs, limits: Limits) -> Judgement:
     everything = np.ones(len(scores.candidates), bool)
     deadline, budget = limits.deadline_days, limits.budget_usd
     return Judgement(
-        fits=scores.memory_share <= 1 - limits.min_headroom,
+        fits_device=scores.memory_share <= 1 - limits.min_headroom,
+        fits_host=scores.host_share <= 1,
+        finishes=costs.finishes,
         in_time=everything if deadline is None else costs.days <= deadline,
         affordable=everything if budget is None else costs.usd <= budget,
     )
@@ -90,8 +102,8 @@ def ranking_keys(
     plainer candidate, then to the one with more free memory.
     """
     candidates = scores.candidates
-    money = _bins(costs.usd if priced else costs.chip_hours)
-    days, chips = _bins(costs.days), candidates.chips
+    money = bins(costs.usd if priced else costs.chip_hours)
+    days, chips = bins(costs.days), candidates.chips
     orders = {
         "cheapest": (money, days, chips),
         "fastest": (days, money, chips),
@@ -119,13 +131,17 @@ def ranked(chosen: np.ndarray, keys: tuple[np.ndarray, ...]) -> np.ndarray:
     return indices[np.lexsort([key[indices] for key in keys][::-1])]
 
 
-def _bins(values: np.ndarray) -> np.ndarray:
+def bins(values: np.ndarray) -> np.ndarray:
+    """Numbers that are equal where values are within one `SAME` of each other."""
     return np.floor(np.log(values) / np.log1p(SAME))
 
 
-def pareto_front(chosen: np.ndarray, days: np.ndarray, money: np.ndarray) -> np.ndarray:
-    """Indices of candidates that no other beats in both time and money, the fastest first."""
-    indices = np.flatnonzero(chosen & ~np.isnan(money))
-    order = indices[np.lexsort((money[indices], days[indices]))]
+def pareto_front(days: np.ndarray, money: np.ndarray) -> np.ndarray:
+    """Positions that no other beats in both time and money, the fastest first.
+
+    Of equals the first stands for all; what has no price is left out.
+    """
+    known = np.flatnonzero(~np.isnan(money))
+    order = known[np.lexsort((money[known], days[known]))]
     best = np.minimum.accumulate(np.concatenate([[np.inf], money[order]]))[:-1]
     return order[money[order] < best]

@@ -8,14 +8,12 @@ from typing import Any
 
 from ...checker.compiling import compile_jobs
 from ...compiler.compiled import CompiledStep
-from ...compiler.timeline.machine import Machine
 from ...errors import TPUError, TPUNotAvailableError
-from ...hardware import Slice
 from ...job.job import Job
 from ...runtime.progress import Progress
-from ..answer.choice import Choice, Verified, optimizer_settings
-from ..cost.money import SPOT
-from ..cost.spot import SECONDS_PER_DAY
+from ..answer.choice import Choice, Verified
+from ..answer.chosen import optimizer_settings
+from ..cost.money import SPOT, host_bytes_per_s
 from ..cost.step_split import CAUSES
 from .objectives import Limits
 from .search import Ask
@@ -117,13 +115,7 @@ class OwnModelSearch:
         spent: dict[str, float] = step.seconds_by_cause
         for name, seconds in spent.items():
             causes[_CAUSES.get(name, name)] += seconds
-        save_s = (purposes["weights"] + purposes["optimizer"]) / _host_rate(on)
-        spot = ask.market.tier == SPOT
-        waste = float(ask.market.preemption.waste(save_s, 1)) if spot else 0.0
-        interval = float(ask.market.preemption.interval_s(save_s, 1)) if spot else None
         steps = math.ceil(ask.tokens / job.tokens_per_step)
-        days = steps * step.step_time_s / (1 - waste) / SECONDS_PER_DAY
-        chip_hours = days * 24 * on.chips
         quote, region = ask.market.quote(on)
         return Choice(
             slice=on,
@@ -136,25 +128,18 @@ class OwnModelSearch:
             job=job.replace({"train.steps": steps}),
             memory={**purposes, "total": float(memory.total_bytes)},
             usable_bytes=float(memory.usable_bytes or 0),
-            step_time_s=step.step_time_s,
+            modelled_step_s=step.step_time_s,
             seconds_by_cause=causes,
             tokens_per_step=job.tokens_per_step,
-            mfu=None,
-            days=days,
-            chip_hours=chip_hours,
-            usd=quote.scaled(chip_hours, unit="USD"),
+            model_flops=None,
             usd_per_chip_hour=quote,
             region=region,
-            waste=waste,
-            checkpoint_interval_s=interval,
+            preemption=ask.market.preemption if ask.market.tier == SPOT else None,
+            save_s=(purposes["weights"] + purposes["optimizer"]) / host_bytes_per_s(on),
             verified=Verified(
                 fits=True,
                 memory_bytes=memory.total_bytes,
                 step_time_s=step.step_time_s,
                 reason=" ".join(step.caveats),
             ),
-        )
-
-
-def _host_rate(on: Slice) -> float:
-    return Machine.of(on).host_bytes_per_s
+        ).corrected(1.0)

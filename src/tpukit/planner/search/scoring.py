@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from ...hardware import Slice
+from ...hardware.rates import MemoryRates
 from ...step.optimizer.states import state_bytes_per_parameter
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes, rounds_first
 from ..cost.model_shape import ModelShape
@@ -19,11 +21,18 @@ _PURPOSES = ("weights", "gradients", "optimizer", "activations", "temporaries", 
 
 @dataclass(frozen=True)
 class Scores:
-    """What the models say of every candidate; arrays of one length."""
+    """What the models say of every candidate; arrays of one length.
+
+    Attributes:
+        usable_bytes: HBM of a device that programs may use.
+        host_room_bytes: A device's share of its host's memory that may be filled; NaN where nobody
+            published how much a host has.
+    """
 
     candidates: Candidates
     memory: MemorySplit
     usable_bytes: np.ndarray
+    host_room_bytes: np.ndarray
     step: StepSplit
     step_time_s: np.ndarray
     tokens_per_step: np.ndarray
@@ -32,6 +41,17 @@ class Scores:
     def memory_share(self) -> np.ndarray:
         """HBM needed over HBM that programs may use."""
         return self.memory.total / self.usable_bytes
+
+    @property
+    def host_share(self) -> np.ndarray:
+        """Of the host's room, what is offloaded and a copy of the state on its way to a checkpoint.
+
+        Where that room is not known, nothing may be offloaded.
+        """
+        offloaded: Any = self.memory.host
+        filled: Any = offloaded + self.memory.weights + self.memory.optimizer
+        unknown = np.where(offloaded > 0, np.inf, 0.0)
+        return np.where(np.isnan(self.host_room_bytes), unknown, filled / self.host_room_bytes)
 
     @property
     def tokens_per_s(self) -> np.ndarray:
@@ -66,10 +86,16 @@ def score(
         candidates=candidates,
         memory=memory,
         usable_bytes=candidates.of_mesh(usable),
+        host_room_bytes=candidates.of_mesh([_host_room(mesh.slice) for mesh in candidates.meshes]),
         step=step,
         step_time_s=step.total,
         tokens_per_step=candidates.examples * sequence_length,
     )
+
+
+def _host_room(on: Slice) -> float:
+    ram = on.chip.per_device(on.chip.host_ram_per_chip).value
+    return np.nan if ram is None else ram * (1 - MemoryRates.of().host_headroom)
 
 
 def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> MemorySplit:

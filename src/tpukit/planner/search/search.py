@@ -10,8 +10,9 @@ import numpy as np
 from ...hardware import Slice
 from ...hardware.rates import Accuracy
 from ..answer.amounts import days_text
-from ..answer.choice import Choice, choice_at
-from ..answer.rejections import Rejection, find_rejections
+from ..answer.choice import Choice
+from ..answer.chosen import choice_at
+from ..answer.rejections import Rejection, find_rejections, why_never
 from ..cost.money import Costs, Market, cost_of
 from ..cost.step_variant import variant_for
 from .candidates import Space, enumerate_candidates
@@ -20,6 +21,7 @@ from .objectives import (
     Judgement,
     Limits,
     ObjectiveName,
+    bins,
     judge,
     pareto_front,
     ranked,
@@ -100,10 +102,16 @@ class Search:
         keys = ranking_keys(self.ask.objective, self.scores, self.costs, priced=False)
         return ranked(self.verdicts.passed & ~self.costs.priced, keys)
 
-    def front(self) -> np.ndarray:
-        """Where nothing is both faster and cheaper."""
+    def front(self, order: np.ndarray) -> list[int]:
+        """Slices than which none is both faster and cheaper, as `best_of_each_slice` has them.
+
+        Days and money within one `SAME` of each other are equal here too, so that the first of an
+        order by either is among them.
+        """
+        firsts = self._first_of_each_slice(order)
         money = self.costs.usd if self.priced else self.costs.chip_hours
-        return pareto_front(self.verdicts.passed, self.costs.days, money)
+        found = pareto_front(bins(self.costs.days[firsts]), bins(money[firsts]))
+        return [self._plainest(order, int(firsts[position])) for position in found]
 
     def choice(self, index: int) -> Choice:
         """One candidate in full."""
@@ -127,16 +135,21 @@ class Search:
 
         Among those as good as the first of its slice it is the plainest.
         """
-        where = self._target_numbers[order]
-        _, firsts = np.unique(where, return_index=True)
-        for first in np.sort(firsts):
-            same = order[where == where[first]]
-            as_good = np.ones(len(same), bool)
-            for key in (self._money, self.costs.days):
-                as_good &= key[same] <= key[order[first]] * (1 + SAME)
-            near = same[as_good]
-            plain = np.lexsort((self.scores.memory_share[near], unusual(self.scores)[near]))
-            yield int(near[plain[0]])
+        for first in self._first_of_each_slice(order):
+            yield self._plainest(order, int(first))
+
+    def _first_of_each_slice(self, order: np.ndarray) -> np.ndarray:
+        _, firsts = np.unique(self._target_numbers[order], return_index=True)
+        return order[np.sort(firsts)]
+
+    def _plainest(self, order: np.ndarray, first: int) -> int:
+        same = order[self._target_numbers[order] == self._target_numbers[first]]
+        as_good = np.ones(len(same), bool)
+        for key in (self._money, self.costs.days):
+            as_good &= key[same] <= key[first] * (1 + SAME)
+        near = same[as_good]
+        plain = np.lexsort((self.scores.memory_share[near], unusual(self.scores)[near]))
+        return int(near[plain[0]])
 
     def rival(self, order: np.ndarray, first: int) -> int | None:
         """The best candidate of the same slice with another mesh, if its modelled time is close."""
@@ -161,21 +174,32 @@ class Search:
 
     def rejections(self) -> tuple[Rejection, ...]:
         """Slices without any candidate that passes."""
-        where = self.ask.space.slices()
-        return find_rejections(where, self.scores, self.costs, self.verdicts, self.ask.limits)
+        ask = self.ask
+        return find_rejections(
+            ask.space.slices(),
+            self.scores,
+            self.costs,
+            self.verdicts,
+            ask.limits,
+            ask.market.preemption,
+        )
 
     def nearest(self) -> tuple[np.ndarray, str]:
         """When nothing passes: what comes nearest, best first, and what had to give."""
         limits, verdicts = self.ask.limits, self.verdicts
         deadline = limits.deadline_days
-        in_reach = verdicts.fits & verdicts.in_time
+        in_reach = verdicts.runs & verdicts.in_time
         if in_reach.any():  # so the budget is what fails
             within = f" within {days_text(deadline)}" if deadline else ""
             words = f"nothing costs ${limits.budget_usd:,.0f} or less{within}"
             return replaced(self, "cheapest").order(passed=in_reach), words
-        if verdicts.fits.any() and deadline:
-            order = replaced(self, "fastest").order(passed=verdicts.fits)
+        if verdicts.runs.any() and deadline:
+            order = replaced(self, "fastest").order(passed=verdicts.runs)
             return order, f"nothing ends within {days_text(deadline)}"
+        if verdicts.fits.any():
+            fits = np.flatnonzero(verdicts.fits)
+            why = why_never(fits, self.scores, self.costs, self.ask.market.preemption)
+            return np.empty(0, int), f"a run on spot {why}"
         return np.empty(0, int), ""
 
 

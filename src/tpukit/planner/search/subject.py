@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import ConfigError, TPUModelError
+from ...errors import TPUModelError
 from ...hardware.formats import BFLOAT16
 from ...job.model_source import load_model
 from ...models.presets import list_presets, presets
 from ...models.transformer.config import OPERANDS, TransformerConfig
 from ..cost.model_shape import ModelShape, shape_of
+from ..ranges import check_count
 
 # As most published runs have it, where the model can read that much.
 USUAL_SEQUENCE_LENGTH = 8192
@@ -72,14 +73,12 @@ def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
         return _own_model(name, found)
     fixed: int | None = None
     if not isinstance(found, TransformerConfig):  # a workload has chosen both already
-        sequence_length = sequence_length or int(found.sequence_length)
+        sequence_length = sequence_length if sequence_length is not None else found.sequence_length
         fixed = int(found.examples)
-    length = sequence_length or min(USUAL_SEQUENCE_LENGTH, config.max_seq_len)
-    if not 0 < length <= config.max_seq_len:
-        raise ConfigError(
-            f"{config.name} reads up to {config.max_seq_len} tokens and a sequence of {length} "
-            "was asked for; shorten the sequence, or change max_seq_len."
-        )
+    if sequence_length is None:
+        sequence_length = min(USUAL_SEQUENCE_LENGTH, config.max_seq_len)
+    unit = f"tokens, which is what {config.name} reads (max_seq_len)"
+    length = check_count("sequence", sequence_length, 1, config.max_seq_len, unit=unit)
     changes: dict[str, Any] = {}
     if name is None:
         name, changes = _as_preset(config)

@@ -1,6 +1,8 @@
 """Verification: the best candidates are compiled, and those refused are replaced by the next."""
 
+import itertools
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ import numpy as np
 from ...checker.compiling import compile_jobs
 from ...compiler.compiled import CompiledStep
 from ...errors import TPUError, TPUNotAvailableError
+from ...hardware import Slice
 from ...hardware.figure import format_quantity
 from ...job.job import Job
 from ...runtime.progress import Progress
@@ -34,6 +37,7 @@ class Verifier:
         seconds: How long it all took.
         notes: Where model and compiler differ.
         late: Choices that fit, and by the compiled schedule miss a limit.
+        dropped: Slices of which the compiler left nothing.
     """
 
     budget_s: float
@@ -42,6 +46,7 @@ class Verifier:
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list[str])
     late: list[Choice] = field(default_factory=list[Choice])
+    dropped: set[Slice] = field(default_factory=set[Slice])
     _started: float = 0.0
     _answers: dict[str, Verified] = field(default_factory=dict[str, Verified])
     _correction: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
@@ -53,7 +58,8 @@ class Verifier:
 
         A candidate the compiler refuses makes room for the next of its slice that the corrected
         model expects to fit, and a slice without one for the next slice. Where another mesh comes
-        close by the model, both are compiled, and the faster is kept.
+        close by the model, both are compiled, and the faster is kept. Choices after the confirmed
+        ones are corrected by what these took over the model: all figures are of one kind.
         """
         self._started = time.perf_counter()
         firsts = list(search.best_of_each_slice(order))
@@ -62,26 +68,38 @@ class Verifier:
         close = [index for index in rivals.values() if index is not None]
         self._compile([search.choice(index).job for index in close])
         confirmed: list[Choice] = []
-        rest: list[Choice] = []
-        for first in firsts:
-            if len(confirmed) + len(rest) == top:
-                break
-            if len(confirmed) == verify:
-                rest.append(search.choice(first))
-                continue
+        further = iter(firsts)
+        for first in further:
             kept = self._confirm(search, order, first)
             if kept is None:
+                self.dropped.add(search.slice(first))
                 continue
             kept = self._faster(search, kept, rivals.get(first))
             broken = broken_limit(kept, limits)
             if broken:
                 self.notes.append(f"{kept.slice}: {broken} by the compiled schedule")
+                self.dropped.add(kept.slice)
                 self.late.append(kept)
-            else:
-                confirmed.append(kept)
+                continue
+            confirmed.append(kept)
+            if len(confirmed) == min(verify, top):
+                break
         self.seconds = time.perf_counter() - self._started
         objective = search.ask.objective
-        return sorted(confirmed, key=lambda choice: sort_key(objective, choice)) + rest
+        confirmed.sort(key=lambda choice: sort_key(objective, choice))
+        rest = (self.corrected(search.choice(first), confirmed) for first in further)
+        passed = (choice for choice in rest if not broken_limit(choice, limits))
+        return [*confirmed, *itertools.islice(passed, top - len(confirmed))]
+
+    @staticmethod
+    def corrected(choice: Choice, confirmed: Sequence[Choice]) -> Choice:
+        """A choice that was not compiled, as much slower as compiled ones are than their model.
+
+        With the upper median of these, none that the model ranks after the compiled ones gets
+        ahead of the best of them.
+        """
+        ratios = [one.step_time_s / one.modelled_step_s for one in confirmed if is_compiled(one)]
+        return choice.corrected(statistics.median_high(ratios)) if ratios else choice
 
     def _confirm(self, search: Search, order: np.ndarray, first: int) -> Choice | None:
         """Try candidates of one slice from `first` on; the first that the compiler confirms."""
@@ -151,6 +169,11 @@ class Verifier:
         self._correction[kind] = ratio if verified.fits else max(ratio, 1.001 / share)
 
 
+def is_compiled(choice: Choice) -> bool:
+    """Whether its step is that of a compiled schedule."""
+    return choice.verified is not None and bool(choice.verified.step_time_s)
+
+
 def _mesh(job: Job) -> str:
     return ",".join(f"{axis}={size}" for axis, size in job.mesh.items())
 
@@ -191,7 +214,9 @@ def sort_key(objective: ObjectiveName, choice: Choice) -> tuple[float, float]:
 
 
 def broken_limit(choice: Choice, limits: Limits) -> str:
-    """The limit that the compiled schedule breaks, as text; "" when none."""
+    """The limit that a choice breaks once its step is known, as text; "" when none."""
+    if choice.waste == 1.0:
+        return "never finishes on spot"
     if limits.deadline_days is not None and choice.days > limits.deadline_days:
         return f"{days_text(choice.days)}, {days_text(limits.deadline_days)} asked,"
     if limits.budget_usd is not None and (choice.usd.value or 0.0) > limits.budget_usd:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from ....hardware.figure import ORIGINS
 from ....pages.markup import Child, Markup, join, tag
 from ....pages.parts import (
-    ORIGINS,
     Column,
     Section,
     absent,

@@ -1,0 +1,189 @@
+"""How fast a slice can serve: the roofs of decoding and of reading prompts.
+
+A slice holds replicas of the model, each split over a `tensor` axis. Products wait for FLOPs or for
+their weights, attention for FLOPs or for the cache, whichever takes longer; what devices exchange
+comes on top. Nothing else is counted: a server schedules, samples and starts ops as well, so that
+these rates are bounds.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...compiler.timeline.machine import Machine
+from ...hardware import Slice
+from ...hardware.formats import BFLOAT16
+from ...hardware.rates import MemoryRates
+from .attention_time import FORWARD_PRODUCTS, visited_keys
+from .model_shape import ModelShape
+from .serving_bytes import cache_bytes, keys_held, weight_bytes, weight_bytes_read
+from .torus import Links, place_axes
+
+ROOFS = ("flops", "hbm", "network")
+FLOPS_PER_WEIGHT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Seconds of one pass of a replica over some tokens, by what they wait for (origin: model).
+
+    Attributes:
+        tokens: Of all replicas together.
+        flops: Seconds that products and attention wait for the matrix unit.
+        hbm: Seconds that they wait for weights and cache.
+        network: Seconds of sums between the devices of a replica.
+    """
+
+    tokens: int
+    flops: float
+    hbm: float
+    network: float
+
+    @property
+    def seconds(self) -> float:
+        """The whole pass."""
+        return self.flops + self.hbm + self.network
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all replicas."""
+        return self.tokens / self.seconds
+
+    @property
+    def bound_by(self) -> str:
+        """What most of it waits for."""
+        return max(ROOFS, key=lambda roof: getattr(self, roof))
+
+
+@dataclass(frozen=True)
+class Server:
+    """A slice that serves a model in replicas of `tensor` devices.
+
+    Attributes:
+        weights: Their format, as `WEIGHT_FORMATS` names it.
+        batch: Sequences served at once, over all replicas.
+        context: Tokens each of them holds.
+    """
+
+    shape: ModelShape
+    slice: Slice
+    weights: str
+    batch: int
+    context: int
+    tensor: int
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the weights."""
+        return self.slice.devices // self.tensor
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of the fullest replica."""
+        return math.ceil(self.batch / self.replicas)
+
+    @property
+    def device_bytes(self) -> float:
+        """Weights and cache on one device."""
+        held = weight_bytes(self.shape, self.weights)
+        return (held + cache_bytes(self.shape, self.sequences, self.context)) / self.tensor
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has room for them."""
+        return self.device_bytes <= room_bytes(self.slice)
+
+    def decode(self) -> Pass:
+        """One more token for every sequence: all weights and each sequence's cache are read."""
+        s, rows = self.shape, self.sequences
+        pairs = keys_held(s, self.context) * rows
+        return self._pass(rows, self.batch, pairs, pairs, self._peak)
+
+    def prefill(self) -> Pass:
+        """A prompt of `context` tokens in every replica."""
+        s = self.shape
+        local = s.layers - s.global_layers
+        seen = s.global_layers * visited_keys(self.context, None)
+        seen += local * visited_keys(self.context, s.window) if local else 0.0
+        reached = self._attention_flops
+        written = keys_held(s, self.context)
+        prompts = self.context * self.replicas
+        return self._pass(self.context, prompts, seen * self.context, written, reached)
+
+    def _pass(
+        self, rows: int, tokens: int, pairs: float, cached: float, attention_flops: float
+    ) -> Pass:
+        """Of `rows` tokens of a replica that meet `pairs` keys and move `cached` of them."""
+        s, split = self.shape, self.tensor
+        products = FLOPS_PER_WEIGHT * s.matmul_parameters * rows / split / self._peak
+        read = weight_bytes_read(s, self.weights, rows) / split / self._hbm
+        per_pair = FORWARD_PRODUCTS * FLOPS_PER_WEIGHT * s.heads * s.head_dim
+        scores = per_pair * pairs / split / attention_flops
+        pair_bytes = BFLOAT16.nbytes(2 * s.kv_heads * s.head_dim)
+        keys = pair_bytes * cached / split / self._hbm
+        waits = ((products, read), (scores, keys))
+        return Pass(
+            tokens=tokens,
+            flops=sum(flops for flops, moved in waits if flops >= moved),
+            hbm=sum(moved for flops, moved in waits if flops < moved),
+            network=self._network(rows),
+        )
+
+    def _network(self, rows: int) -> float:
+        """Two sums of activations in every layer; past the heads of keys one more joins results."""
+        if self.tensor == 1:
+            return 0.0
+        sums = 2 + (self.tensor > self.shape.kv_heads)
+        amount = BFLOAT16.nbytes(rows * self.shape.d_model)
+        machine, links = self._machine, self._links
+        once = amount * links.share / (links.lanes * machine.ici_bytes_per_s)
+        return self.shape.layers * sums * 2 * (once + links.hops * machine.hop_latency_s)
+
+    @property
+    def _machine(self) -> Machine:
+        return Machine.of(self.slice)
+
+    @property
+    def _links(self) -> Links:
+        inside = self.slice.devices // self.slice.num_slices // self.tensor
+        return place_axes(self.slice, {"data": inside, "tensor": self.tensor}).get(
+            "tensor", Links()
+        )
+
+    @property
+    def _peak(self) -> float:
+        """FLOP/s of products: narrow weights are widened, so they are those of bfloat16."""
+        return self._machine.peak_flops("bf16") * self._machine.matrix_efficiency
+
+    @property
+    def _attention_flops(self) -> float:
+        share = self._machine.attention_share(self.shape.head_dim)
+        return self._machine.peak_flops("bf16") * share
+
+    @property
+    def _hbm(self) -> float:
+        """Bytes a second: what streaming ops reach, and no more than a measured copy."""
+        machine, chip = self._machine, self.slice.chip
+        alone = machine.hbm_bytes_per_s * machine.hbm_efficiency * machine.op_time_in_a_step
+        copied = chip.measured.get("hbm_copy_gbps")
+        if copied is None:
+            return alone
+        return min(alone, chip.per_device(copied).require("serving") * 1e9)
+
+
+def room_bytes(on: Slice) -> float:
+    """What weights and cache may take of one device."""
+    usable = on.chip.per_device(on.chip.hbm_usable_bytes).value or 0.0
+    return usable * (1 - MemoryRates.of().serving_headroom)
+
+
+def servers_on(
+    on: Slice, shape: ModelShape, *, weights: str, batch: int, context: int
+) -> Iterator[Server]:
+    """Every split of a slice into replicas that a device has room for."""
+    devices = on.devices // on.num_slices
+    powers = (2**power for power in range(devices.bit_length()))
+    for tensor in sorted({*(size for size in powers if devices % size == 0), devices}):
+        server = Server(shape, on, weights, batch, context, tensor)
+        if server.fits:
+            yield server
