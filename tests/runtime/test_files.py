@@ -22,6 +22,7 @@ from tpukit.runtime.files import (
     write_text,
 )
 
+MAKERS = ("os.replace", "mkstemp", "NamedTemporaryFile", "mkdtemp", "TemporaryDirectory")
 SOURCE = Path(tpukit.__file__).parent
 
 
@@ -75,8 +76,8 @@ def test_it_has_the_rights_of_any_new_file(tmp_path):
 
 def test_the_longest_name_works(tmp_path):
     write_text(tmp_path / ("x" * 255), "")
-    made = folder_beside(tmp_path / ("y" * 255))
-    finish_folder(made, tmp_path / ("y" * 255))
+    with folder_beside(tmp_path / ("y" * 255)) as made:
+        finish_folder(made, tmp_path / ("y" * 255))
     assert {len(path.name) for path in tmp_path.iterdir()} == {255}
 
 
@@ -108,9 +109,9 @@ def test_a_user_is_told_what_is_wrong_with_the_place(tmp_path):
 def test_a_folder_appears_whole_and_replaces_another(tmp_path):
     target = tmp_path / "deep" / "out[1]"
     for content in ("old", "new"):
-        made = folder_beside(target)
-        (made / "file").write_text(content)
-        finish_folder(made, target)
+        with folder_beside(target) as made:
+            (made / "file").write_text(content)
+            finish_folder(made, target)
         assert (target / "file").read_text() == content
     assert list(target.parent.iterdir()) == [target]
 
@@ -125,12 +126,13 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path):
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
-    start("folder_beside(Path(sys.argv[1])); os._exit(1)", tmp_path / "out").wait()
+    start("with folder_beside(Path(sys.argv[1])): os._exit(1)", tmp_path / "out").wait()
     (left,) = tmp_path.iterdir()
-    mine, other = folder_beside(tmp_path / "out"), folder_beside(tmp_path / "out")
-    assert not left.exists()
-    assert mine.is_dir()  # this process is alive, so a second one leaves it alone
-    assert other != mine
+    with folder_beside(tmp_path / "out") as mine, folder_beside(tmp_path / "out") as other:
+        assert not left.exists()
+        assert mine.is_dir()  # this process is alive, so a second one leaves it alone
+        assert other != mine
+    assert not list(tmp_path.iterdir())
 
 
 def test_nobody_else_replaces_files():
@@ -139,6 +141,6 @@ def test_nobody_else_replaces_files():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func)
-                if name.endswith(("os.replace", "mkstemp", "NamedTemporaryFile", "mkdtemp")):
+                if name.endswith(MAKERS):
                     found.append(path.relative_to(SOURCE).as_posix())
     assert set(found) == {"runtime/files.py"}

@@ -1,88 +1,60 @@
-"""The `tpukit` command: global options, the commands, and how errors reach a person."""
+"""The `tpukit` command: how it starts, how Ctrl-C ends it, and how errors reach a person."""
 
 import os
 import sys
-from typing import Annotated
-
-import typer
+from typing import NoReturn
 
 from ..errors import TPUError
-from . import (
-    cache,
-    check,
-    config,
-    data,
-    doctor,
-    export,
-    flags,
-    generate,
-    kernel,
-    plan,
-    report,
-    slices,
-    train,
-)
-from . import compile as compile_command
+from ..runtime.interruption import INTERRUPTED, end_on_ctrl_c, was_interrupted
 
-app = typer.Typer(
-    name="tpukit",
-    help="From a laptop to a TPU pod: plan, check with the real TPU compiler, shard, train, watch.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
+UNEXPECTED = 1
 USER_ERROR = 2
-
-
-@app.callback()
-def options(
-    log_level: Annotated[
-        str, typer.Option(help="debug, info, warning or error.", envvar="TPUKIT_LOG_LEVEL")
-    ] = "warning",
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
-) -> None:
-    """Options that hold for every command."""
-    from ..runtime.logs import setup_logging
-
-    setup_logging(level=log_level, json=log_json)
-
-
-app.command("doctor")(doctor.doctor)
-app.command("slices")(slices.slices)
-app.command("slice")(slices.slice_info)
-app.command("prices")(slices.prices)
-app.command("plan")(plan.plan)
-app.command("check")(check.check)
-app.command("compile")(compile_command.compile_function)
-app.command("train")(train.train)
-app.command("generate")(generate.generate)
-app.command("export")(export.export)
-app.add_typer(data.app, name="data", help="Make tokens of text; look at what a data set holds.")
-app.add_typer(kernel.app, name="kernel", help="Time and tune kernels for chips that are not here.")
-app.add_typer(flags.app, name="flags", help="Check, list, explain and tune XLA and libtpu flags.")
-app.add_typer(cache.app, name="cache", help="Look at the cache of compiled programs, or empty it.")
-app.add_typer(report.app, name="report", help="Compare checks; show one as a page or a trace.")
-app.add_typer(config.app, name="config", help="Show, check and write configurations.")
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    from .. import __version__
-
-    typer.echo(__version__)
 
 
 def run() -> None:
     """Entry point: a user's error is one line on standard error, never a traceback."""
+    end_on_ctrl_c()  # first of all: importing what commands are made of takes a while
+    from .app import app
+
     try:
         app()
-    except TPUError as error:
-        if os.environ.get("TPUKIT_TRACEBACK"):
-            raise
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        sys.exit(USER_ERROR)
+    except SystemExit:
+        if was_interrupted():
+            sys.exit(INTERRUPTED)
+        raise
     except BrokenPipeError:  # `tpukit slices | head` is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except TPUError as error:
+        _say(error, str(error), USER_ERROR)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it ends as one line
+        _say(error, _unexpected(error), UNEXPECTED)
+
+
+def _say(error: Exception, message: str, exit_code: int) -> NoReturn:
+    """End with one line for a person, or with the traceback where it was asked for."""
+    import typer
+
+    if os.environ.get("TPUKIT_TRACEBACK"):
+        raise error
+    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    sys.exit(exit_code)
+
+
+def _unexpected(error: Exception) -> str:
+    """Return what to tell of an error that no command foresees, its traceback kept in a file."""
+    import traceback
+    from datetime import UTC, datetime
+
+    from ..runtime.cache_folder import cache_folder
+    from ..runtime.files import write_text
+
+    what = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    path = cache_folder("errors") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        said = [" ".join(sys.argv), "\n", *traceback.format_exception(error)]
+        write_text(path, "".join(said))
+    except OSError:
+        return f"{what} (TPUKIT_TRACEBACK=1 shows where)."
+    return f"{what} (the details are in {path}; TPUKIT_TRACEBACK=1 shows them here)."

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TPUError, TPUOutOfMemoryError, XLACompilationError
 from ..hardware import Slice
 from ..runtime.child import ChildError, offline_environment, watch_child
+from ..runtime.files import temporary_folder
 from ..runtime.progress import Progress, silent
 from .cache import CompileCache
 from .compiled import CompiledStep
@@ -117,10 +118,10 @@ def run_request(
         if found is not None:
             return _or_raise(found.seen_as(request.program.facts, request.slice), until)
     try:
-        with tempfile.TemporaryDirectory(prefix="tpukit-compile-") as folder:
-            compiled = _compile(request, Path(folder), until, timeout_s, progress, bundles)
+        with temporary_folder("tpukit-compile-") as folder:
+            compiled = _compile(request, folder, until, timeout_s, progress, bundles)
             if dump_to is not None:
-                shutil.copytree(Path(folder) / "dump", dump_to, dirs_exist_ok=True)
+                shutil.copytree(folder / "dump", dump_to, dirs_exist_ok=True)
     except OSError as error:
         raise XLACompilationError(
             f"compiling {request.program.name} needs room for its files, and "

@@ -132,6 +132,9 @@ def _compiled(kernels: Iterable[LoneKernel], device: Slice) -> dict[LoneKernel, 
 
     A kernel whose compile failed is left out, so that it is tried again another time.
     """
+    from ..runtime.environment import configure_tpu_environment
+
+    configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
     lowered: dict[LoneKernel, CompileRequest] = {}
     found: dict[LoneKernel, CallTrace | None] = {}
     for kernel in kernels:

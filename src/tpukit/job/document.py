@@ -27,6 +27,7 @@ NOT_SETTINGS = frozenset(
     PREFIX + name
     for name in (
         "CACHE_DIR",
+        "CHILD_PARENT",
         "CHILD_REPLY",
         "COORDINATOR",
         "HOST_ID",

@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 from typing import Literal
 
-Kept = Literal["compiles", "fetched", "flags", "products", "tokens", "xla"]
-"""What is kept: compiled programs, data fetched for the moment, registries of flags, timed products
-of cuBLAS, tokens made of text, and jax's own compilation cache."""
+Kept = Literal["compiles", "errors", "fetched", "flags", "products", "tokens", "xla"]
+"""What is kept: compiled programs, tracebacks of unexpected errors, data fetched for the moment,
+registries of flags, timed products of cuBLAS, tokens made of text, and jax's own compilation
+cache."""
 
 
 def cache_folder(kept: Kept | None = None) -> Path:

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MissingExtraError, TPUBackendError
-from .files import write_json
+from .files import temporary_folder, write_json
+from .interruption import undone_if_interrupted, whole_or_not_begun
 
 REPLY_VARIABLE = "TPUKIT_CHILD_REPLY"
+PARENT_VARIABLE = "TPUKIT_CHILD_PARENT"
 STDERR_LINES_SHOWN = 8
 POLL_S = 0.1
 ORPHAN_CHECK_S = 1.0
@@ -104,14 +105,21 @@ def watch_child(
     `stop_when` is asked several times a second: what the child has left on disk by then is
     all that is wanted of it. It may also report progress.
     """
-    with tempfile.TemporaryDirectory(prefix="tpukit-child-") as folder:
-        request_path, reply_path = Path(folder) / "request.json", Path(folder) / "reply.json"
-        log_path = Path(folder) / "log.txt"
+    with temporary_folder("tpukit-child-") as folder:
+        request_path, reply_path = folder / "request.json", folder / "reply.json"
+        log_path = folder / "log.txt"
         request_path.write_text(json.dumps(request))
         child_environment = dict(offline_environment() if environment is None else environment)
         child_environment[REPLY_VARIABLE] = str(reply_path)
+        child_environment[PARENT_VARIABLE] = str(os.getpid())
+        # Also after Ctrl-C or an error: libtpu must not stay behind the user's back.
+        until_killed = contextlib.ExitStack()
         # Files, not pipes: a process the child leaves behind could hold a pipe open for ever.
-        with request_path.open("rb") as asked, log_path.open("wb") as chatter:
+        with (
+            request_path.open("rb") as asked,
+            log_path.open("wb") as chatter,
+            whole_or_not_begun(),
+        ):
             process = subprocess.Popen(
                 [sys.executable, "-m", module],
                 stdin=asked,
@@ -120,10 +128,12 @@ def watch_child(
                 env=child_environment,
                 start_new_session=True,  # so that everything it starts can be killed with it
             )
+            until_killed.callback(process.wait)
+            until_killed.callback(_kill_group, process.pid)
+            until_killed.enter_context(undone_if_interrupted(lambda: _kill_group(process.pid)))
         try:
-            code = _wait(process, timeout_s, stop_when)
-            if code is None:
-                return None
+            with until_killed:
+                code = _wait(process, timeout_s, stop_when)
         except subprocess.TimeoutExpired:
             raise ChildError(
                 f"{module} did not answer within {timeout_s:g} s and was killed; "
@@ -131,8 +141,8 @@ def watch_child(
                 kind="timeout",
                 log=log_path.read_text(errors="replace"),
             ) from None
-        finally:  # also after Ctrl-C: libtpu must not stay behind the user's back
-            _kill_group(process)
+        if code is None:
+            return None
         log = log_path.read_text(errors="replace")
         if not reply_path.exists():
             raise ChildError(_death_notice(module, code, log), kind="exit", log=log)
@@ -147,7 +157,9 @@ def watch_child(
 
 def serve_request(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
     """The child's side: read the request, call `answer`, write its reply or its error."""
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    # Not os.getppid(), which is another process where the parent has ended by now.
+    parent = int(os.environ[PARENT_VARIABLE])
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     request = json.loads(sys.stdin.buffer.read())
     reply: dict[str, Any]
     try:
@@ -181,10 +193,9 @@ def _end_with_parent(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _death_notice(module: str, code: int, log: str) -> str:

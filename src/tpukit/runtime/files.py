@@ -6,15 +6,19 @@ import os
 import secrets
 import shutil
 import socket
+import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import TPUValidationError
+from .interruption import undone_if_interrupted
 
 PARTIAL = ".partial"
 """How the name of a file that is being written ends; it starts with a dot."""
+_REMOVALS = 20
 _NAME_KEPT = 80  # letters of the final name in the other one: a name has at most 255
 
 
@@ -31,7 +35,7 @@ def whole_file(path: Path, *, durable: bool = False) -> Generator[IO[bytes]]:
     """
     partial = path.with_name(f".{path.name[:_NAME_KEPT]}.{secrets.token_hex(4)}{PARTIAL}")
     try:
-        with partial.open("xb") as file:
+        with undone_if_interrupted(partial.unlink), partial.open("xb") as file:
             yield file
             if durable:
                 file.flush()
@@ -75,11 +79,22 @@ def write_output(path: Path, content: bytes | str) -> None:
         ) from None
 
 
-def folder_beside(target: Path) -> Path:
+@contextmanager
+def temporary_folder(prefix: str = "", *, inside: Path | None = None) -> Generator[Path]:
+    """Make a folder that is gone after the block, also where Ctrl-C ends the process."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=inside) as made:
+        folder = Path(made)
+        with undone_if_interrupted(lambda: _remove_folder(folder)):
+            yield folder
+
+
+@contextmanager
+def folder_beside(target: Path) -> Generator[Path]:
     """Make an empty folder in which the content of `target` can be made; see `finish_folder`.
 
-    Several processes may make the same one, each in a folder of its own. What one leaves behind
-    when it is killed, the next one on the same machine removes.
+    It is gone after the block, unless it was moved to its place by then. Several processes may
+    make the same one, each in a folder of its own. What one leaves behind when it is killed, the
+    next one on the same machine removes.
     """
     import psutil
 
@@ -91,7 +106,11 @@ def folder_beside(target: Path) -> Path:
             shutil.rmtree(entry, ignore_errors=True)
     made = target.with_name(f"{mark}{os.getpid()}-{secrets.token_hex(4)}")
     made.mkdir()
-    return made
+    try:
+        with undone_if_interrupted(lambda: _remove_folder(made)):
+            yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def finish_folder(made: Path, target: Path) -> None:
@@ -107,6 +126,15 @@ def finish_folder(made: Path, target: Path) -> None:
         old.rename(target)
         raise
     shutil.rmtree(old)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder into which a thread or a child that is being killed may still write."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.02)
 
 
 def _wait_for_disk(folder: Path) -> None:

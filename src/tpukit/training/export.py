@@ -57,16 +57,13 @@ def export_run(source: str | Path, folder: str | Path, *, step: int | None = Non
             f"{target} is there already and is not overwritten; name a new folder, or empty it."
         )
     model = load_trained(source, step=step)
-    made = folder_beside(target)
-    try:
+    with folder_beside(target) as made:
         export_huggingface(model.params, model.config, made)
         if model.tokenizer is not None and (file := _tokenizer_file(model.tokenizer)) is not None:
             shutil.copyfile(file, made / "tokenizer.json")
         for file in made.glob("*.safetensors"):  # written for their owner alone
             shutil.copymode(made / "config.json", file)
         finish_folder(made, target)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     files = sorted(target.iterdir())
     return Export(
         source=model.source,

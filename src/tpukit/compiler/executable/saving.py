@@ -1,13 +1,13 @@
 """Compiled programs on disk: saved here, also for slices nobody has rented, and loaded there."""
 
 import hashlib
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TPUNotAvailableError, TPUValidationError, XLARuntimeError
 from ...hardware import detect_accelerators
 from ...runtime.child import ChildError, run_child
+from ...runtime.files import temporary_folder
 from ...runtime.versions import installed_versions
 from ..aot import DEFAULT_TIMEOUT_S
 from ..dump import Dump
@@ -106,9 +106,9 @@ def _of_this_process(compiled: Any, name: str) -> tuple[ExecutableHeader, bytes]
 def _compile_offline(
     request: CompileRequest, name: str, timeout_s: float
 ) -> tuple[ExecutableHeader, bytes]:
-    with tempfile.TemporaryDirectory(prefix="tpukit-save-") as folder:
-        program_path, code_path = Path(folder) / "program.bin", Path(folder) / "code.bin"
-        dump = Dump(Path(folder) / "dump")
+    with temporary_folder("tpukit-save-") as folder:
+        program_path, code_path = folder / "program.bin", folder / "code.bin"
+        dump = Dump(folder / "dump")
         dump.folder.mkdir()
         program_path.write_bytes(request.program.serialized)
         asked = {**request.for_worker(program_path, dump), "executable": str(code_path)}

@@ -5,12 +5,11 @@ by the parser: it is shown every name with a handful of values, and its complain
 """
 
 import re
-import tempfile
 from collections.abc import Container, Iterable, Mapping
-from pathlib import Path
 
 from ...errors import TPUBackendError
 from ..child import ChildError, offline_environment, run_child
+from ..files import temporary_folder
 from .flag import NEGATIVE, TRIAL_VALUES, WORD, Flag, Parser, infer_type, listed_choices
 
 PROBE = "tpukit.runtime.flags.probe"
@@ -45,10 +44,10 @@ def ask_libtpu(settings: Iterable[tuple[str, str]]) -> tuple[Complaints, set[str
     Returns:
         What it said of each (name, value) that it refused, and the names it does not know.
     """
-    with tempfile.TemporaryDirectory(prefix="tpukit-flags-") as folder:
+    with temporary_folder("tpukit-flags-") as folder:
         text = " ".join(f"--{name}={value}" for name, value in settings)
         if len(text) > LONGEST_VARIABLE:
-            path = Path(folder) / "flags.txt"
+            path = folder / "flags.txt"
             path.write_text(text.replace(" ", "\n"))
             text = f"--flagfile={path}"
         environment = offline_environment({"LIBTPU_INIT_ARGS": text})
@@ -82,8 +81,9 @@ def read_libtpu() -> dict[str, Flag]:
     Raises:
         MissingExtraError: libtpu is not installed.
     """
-    with tempfile.TemporaryDirectory(prefix="tpukit-flags-") as folder:
-        described = run_child(PROBE, {"question": "libtpu", "folder": folder}, timeout_s=TIMEOUT_S)
+    with temporary_folder("tpukit-flags-") as folder:
+        asked = {"question": "libtpu", "folder": str(folder)}
+        described = run_child(PROBE, asked, timeout_s=TIMEOUT_S)
     names = [
         name
         for name in described["names"]

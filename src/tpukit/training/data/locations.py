@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from ...errors import TPUValidationError, did_you_mean
 from ...runtime.cache_folder import cache_folder
+from ...runtime.files import temporary_folder
 from .remote import RemoteFile, list_remote, open_remote_shard, remote_url
 from .shards import TokenShard, open_shard
 
@@ -104,8 +104,8 @@ class RemoteFiles:
         """Fetch them into the cache, and remove them afterwards."""
         cache = cache_folder("fetched")
         cache.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=cache) as folder:
-            paths = [Path(folder) / name for name in names]
+        with temporary_folder(inside=cache) as folder:
+            paths = [folder / name for name in names]
             for path in paths:
                 self._files[path.name].fetch(path)
             yield paths

@@ -2,9 +2,9 @@
 
 import hashlib
 import os
-import shutil
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -56,7 +56,8 @@ class TokenWriter:
         self._digest = hashlib.blake2b(digest_size=16)
         self.num_tokens = 0
         refuse_to_overwrite(output, force=force)
-        self._partial = folder_beside(output)
+        self._stack = ExitStack()
+        self._partial = self._stack.enter_context(folder_beside(output))
 
     @property
     def num_documents(self) -> int:
@@ -71,7 +72,7 @@ class TokenWriter:
     ) -> None:
         if self._file is not None:
             self._file.close()
-        shutil.rmtree(self._partial, ignore_errors=True)
+        self._stack.close()
         if isinstance(error, OSError):
             raise TPUValidationError(
                 f"{self._output} cannot be written ({error.strerror}); nothing was left behind. "

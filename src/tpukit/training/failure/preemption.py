@@ -1,17 +1,24 @@
 """Stop training at a step all processes agree on when any of them is told to stop."""
 
+import contextlib
 import logging
+import math
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import Any
 
 import jax
 
 from ...errors import TPUDistributedError
+from ...runtime.interruption import PATIENCE_S, ctrl_c_ends_process, ending_well
 
 logger = logging.getLogger(__name__)
 _NOTICE = "\n{name}: stopping after this step, and saving it (Ctrl-C twice stops at once)\n"
+_HURRIED = "\nCtrl-C: ending within 2 s, this step saved if that is done by then (SIGTERM waits)\n"
+_Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 
 class PreemptionGuard:
@@ -26,13 +33,15 @@ class PreemptionGuard:
                 break
     ```
 
-    A second Ctrl-C interrupts at once. In a job of several processes jax spreads the notice: a
-    signal to one process stops all of them after the same step. Outside the main thread, where
-    Python delivers no signals, nothing is caught.
+    A second Ctrl-C interrupts at once. A command (`tpukit train`) ends 2 s after the first, with
+    the step saved or not: somebody sits there and waits. In a job of several processes jax spreads
+    the notice: a signal to one process stops all of them after the same step. Outside the main
+    thread, where Python delivers no signals, nothing is caught.
     """
 
     def __init__(self) -> None:
-        self._before: dict[signal.Signals, object] = {}
+        self._before: dict[signal.Signals, _Handler] = {}
+        self._patience = contextlib.ExitStack()
         self._seen: signal.Signals | None = None
         self._stopping = False
 
@@ -65,6 +74,9 @@ class PreemptionGuard:
         caught = [signal.SIGINT] if jax.process_count() > 1 else [signal.SIGINT, signal.SIGTERM]
         for number in caught:
             self._before[number] = signal.signal(number, self._on_signal)
+        # Several processes agree on a step, however long that takes them.
+        patience_s = PATIENCE_S if jax.process_count() == 1 else math.inf
+        self._patience.enter_context(ending_well(patience_s))
         return self
 
     def __exit__(
@@ -74,19 +86,27 @@ class PreemptionGuard:
         trace: TracebackType | None,
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType] - from signal()
+            signal.signal(number, handler)
         self._before.clear()
+        self._patience.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         received = signal.Signals(number)
         if self._seen is signal.SIGINT and received is signal.SIGINT:
-            raise KeyboardInterrupt
+            before = self._before[signal.SIGINT]
+            (before if callable(before) else signal.default_int_handler)(number, frame)
         first, self._seen = self._seen is None, received
         if first:
             # Not through a stream or a log, whose locks the interrupted code may hold.
-            os.write(2, _NOTICE.format(name=received.name).encode())
+            os.write(2, self._notice(received).encode())
         if first and jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)  # so that jax tells the other processes
+
+    def _notice(self, received: signal.Signals) -> str:
+        alone = jax.process_count() == 1
+        if received is signal.SIGINT and alone and ctrl_c_ends_process():
+            return _HURRIED
+        return _NOTICE.format(name=received.name)
 
     def _agreed(self, step: int) -> bool:
         from jax.experimental import multihost_utils

@@ -8,7 +8,6 @@ limit. Here they alternate there, in a process of its own, and XLA is given the 
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import jax
 
 from ...runtime.cache_folder import cache_folder
 from ...runtime.child import ChildError, run_child
-from ...runtime.files import write_json
+from ...runtime.files import temporary_folder, write_json
 from ...runtime.progress import Progress
 from .product import Product, products_in
 from .results_file import SUFFIX
@@ -118,8 +117,8 @@ class ProductTuner:
         self.kept.parent.mkdir(parents=True, exist_ok=True)
         # This process holds most of the memory already; the other one takes what it needs.
         environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        with tempfile.TemporaryDirectory(dir=self.kept.parent) as folder:
-            results = Path(folder) / f"made{SUFFIX}"
+        with temporary_folder(inside=self.kept.parent) as folder:
+            results = folder / f"made{SUFFIX}"
             request = {
                 "products": [product.to_dict() for product in self.products],
                 "results": str(results),

@@ -1,0 +1,69 @@
+"""Every command under its name, and the options that hold for all of them."""
+
+from typing import Annotated
+
+import typer
+
+from . import (
+    cache,
+    check,
+    config,
+    data,
+    doctor,
+    export,
+    flags,
+    generate,
+    kernel,
+    plan,
+    report,
+    slices,
+    train,
+)
+from . import compile as compile_command
+
+app = typer.Typer(
+    name="tpukit",
+    help="From a laptop to a TPU pod: plan, check with the real TPU compiler, shard, train, watch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def options(
+    log_level: Annotated[
+        str, typer.Option(help="debug, info, warning or error.", envvar="TPUKIT_LOG_LEVEL")
+    ] = "warning",
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
+) -> None:
+    """Options that hold for every command."""
+    from ..runtime.logs import setup_logging
+
+    setup_logging(level=log_level, json=log_json)
+
+
+app.command("doctor")(doctor.doctor)
+app.command("slices")(slices.slices)
+app.command("slice")(slices.slice_info)
+app.command("prices")(slices.prices)
+app.command("plan")(plan.plan)
+app.command("check")(check.check)
+app.command("compile")(compile_command.compile_function)
+app.command("train")(train.train)
+app.command("generate")(generate.generate)
+app.command("export")(export.export)
+app.add_typer(data.app, name="data", help="Make tokens of text; look at what a data set holds.")
+app.add_typer(kernel.app, name="kernel", help="Time and tune kernels for chips that are not here.")
+app.add_typer(flags.app, name="flags", help="Check, list, explain and tune XLA and libtpu flags.")
+app.add_typer(cache.app, name="cache", help="Look at the cache of compiled programs, or empty it.")
+app.add_typer(report.app, name="report", help="Compare checks; show one as a page or a trace.")
+app.add_typer(config.app, name="config", help="Show, check and write configurations.")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from .. import __version__
+
+    typer.echo(__version__)

@@ -1,0 +1,141 @@
+"""Ctrl-C for a command: the process ends at once, with its children and half-made files.
+
+Python makes an exception of Ctrl-C and raises it wherever the main thread happens to be. Inside a
+callback of jax it is printed and forgotten, a thread pool waits for its threads before it goes on,
+and a call into C++ hears nothing until it returns. So a command does not unwind. Its handler undoes
+what is registered here, the newest first, and ends the process; where the main thread does not
+come to run the handler in time, a second thread does the same.
+
+A library must not do that to the program that uses it: only `tpukit.cli` calls `end_on_ctrl_c`.
+Without it everything here does nothing, and Ctrl-C is a KeyboardInterrupt as usual.
+"""
+
+import contextlib
+import math
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code of a command that Ctrl-C ended, as shells count it."""
+PATIENCE_S = 1.4
+"""How long a command that ends well may take for it, such as a run that saves its last step."""
+_CHANCE_S = 0.3  # for the main thread to run its handler, before another one does its work
+_LIMIT_S = 1.8  # until the process ends, whatever is left to undo
+_END_OF_BAR = "\x1b[?25h\n"  # a bar hides the cursor, and "^C" stands in its line
+
+# Held while a child is being started, and for good once the process ends: none starts after that.
+_starting_or_ending = threading.Lock()
+_holds = threading.Event()
+_pressed = threading.Event()
+_ending = threading.Event()
+_ender: list[int] = []  # the thread that ends the process
+_undo: list[Callable[[], None]] = []
+_patience_s: list[float] = []
+
+
+def end_on_ctrl_c() -> None:
+    """End this process on Ctrl-C with exit code 130, undoing what is registered by then."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `tpukit … &` in a script, or nohup
+        return
+    arriving, telling = os.pipe()
+    os.set_blocking(telling, False)
+    signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
+    signal.signal(signal.SIGINT, _on_ctrl_c)
+    threading.Thread(target=_watch, args=(arriving,), name="tpukit-ctrl-c", daemon=True).start()
+    _holds.set()
+
+
+def ctrl_c_ends_process() -> bool:
+    """Tell whether `end_on_ctrl_c` holds, as it does in every command."""
+    return _holds.is_set()
+
+
+def was_interrupted() -> bool:
+    """Tell whether Ctrl-C was pressed in a command, which then may only end well."""
+    return _pressed.is_set()
+
+
+@contextmanager
+def undone_if_interrupted(undo: Callable[[], None]) -> Generator[None]:
+    """Call `undo` if Ctrl-C ends the process within the block; it may not take long."""
+    _undo.append(undo)
+    try:
+        yield
+    finally:
+        _undo.remove(undo)
+
+
+@contextmanager
+def whole_or_not_begun() -> Generator[None]:
+    """Let Ctrl-C end the process before this block or after it, never within.
+
+    It is for moments: to start a child and to register that it must be killed.
+    """
+    with _starting_or_ending:
+        yield
+    if _pressed.is_set() and not _patience_s:
+        _end()
+
+
+@contextmanager
+def ending_well(patience_s: float = PATIENCE_S) -> Generator[None]:
+    """Leave the first Ctrl-C to the block's own handler, for so long; the second ends at once."""
+    _patience_s.append(patience_s)
+    try:
+        yield
+    finally:
+        _patience_s.pop()
+
+
+def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
+    _pressed.set()
+    if not _starting_or_ending.locked() or _ending.is_set():
+        _end()
+    # Else a child is being started, and whoever starts it ends the process next.
+
+
+def _watch(arriving: int) -> None:
+    """End the process where the main thread cannot, or does not in the time it has."""
+    _next_ctrl_c(arriving, None)
+    deadline = time.monotonic() + _LIMIT_S
+    _pressed.set()
+    patience_s = _patience_s[-1] if _patience_s else _CHANCE_S
+    _next_ctrl_c(arriving, None if math.isinf(patience_s) else patience_s)
+    # What is undone may take as long as a slow disk does.
+    limit = threading.Timer(max(_CHANCE_S, deadline - time.monotonic()), os._exit, [INTERRUPTED])
+    limit.daemon = True
+    limit.start()
+    _end()
+
+
+def _next_ctrl_c(arriving: int, timeout_s: float | None) -> None:
+    """Wait until Ctrl-C is pressed, or for so long."""
+    while select.select([arriving], [], [], timeout_s)[0]:
+        if os.read(arriving, 1) == bytes([signal.SIGINT]):  # and not another signal
+            return
+
+
+def _end() -> None:
+    """Undo what is registered, say so in one line, and end the process; for its first caller."""
+    if threading.get_ident() in _ender:
+        return  # a second Ctrl-C, while the first is answered
+    if _ending.is_set() or not _starting_or_ending.acquire(timeout=_LIMIT_S):
+        threading.Event().wait()  # another thread is at it
+    _ender.append(threading.get_ident())
+    _ending.set()
+    for undo in reversed(_undo):
+        with contextlib.suppress(Exception):
+            undo()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        # Not through a stream, whose lock the interrupted code may hold.
+        os.write(2, f"{_END_OF_BAR if os.isatty(2) else ''}interrupted\n".encode())
+    os._exit(INTERRUPTED)

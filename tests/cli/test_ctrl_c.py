@@ -1,0 +1,154 @@
+"""Ctrl-C at any moment of every command: exit code 130, one line, no child, no half-made file."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from command_line import every_command
+
+from tpukit.runtime.interruption import INTERRUPTED
+
+PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from tpukit.cli.main import run; run()"
+)
+FUNCTION = "import jax.numpy as jnp\ndef product(x):\n    return jnp.tanh(x @ x).sum()\n"
+# What is typed after each command, and how long that takes at least; a short one is interrupted
+# while it is still being imported.
+TYPED = {
+    "cache clear": ("", 0.3),
+    "cache show": ("", 0.3),
+    "check": ("llama3.2-1b --on v6e-4 --batch-size 16", 25),
+    "compile": ("own.py:product --on v6e-4 --arg f32[512,512]", 6),
+    "config check": ("job.yaml", 0.4),
+    "config show": ("job.yaml", 0.4),
+    "data inspect": ("corpus.jsonl --tokenizer bytes", 5),
+    "data prepare": ("corpus.jsonl -o out --tokenizer bytes", 5),
+    "doctor": ("--deep", 2),
+    "export": ("run exported", 4),
+    "flags check": ("--xla_tpu_rwb_fusion=false --on v6e", 10),
+    "flags explain": ("xla_tpu_rwb_fusion", 8),
+    "flags list": ("--refresh", 15),
+    "flags tune": ("llama3.2-1b --on v6e-4 --batch-size 16", 40),
+    "generate": ("run --prompt abc", 8),
+    "kernel bench": ("flash_attention --on v6e,v5p", 20),
+    "kernel list": ("", 2),
+    "kernel tune": ("gemm --on v6e --dry-run", 20),
+    "plan": ("llama3.1-8b --tokens 1e11 --on v6e,v5p", 40),
+    "prices": ("", 0.4),
+    "report diff": ("report.json report.json", 0.4),
+    "report html": ("report.json", 0.4),
+    "report perfetto": ("report.json", 0.4),
+    "slice": ("v5p-128", 0.4),
+    "slices": ("v6e", 0.4),
+    "train": ("job.yaml --steps 1000000 --run-dir second", 20),
+    "version": ("", 0.2),
+}
+IMPORTED_SOON = ("check", "plan", "train", "data prepare")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("commands")
+    (made / "own.py").write_text(FUNCTION)
+    with (made / "corpus.jsonl").open("w") as corpus:
+        for number in range(400_000):
+            corpus.write(json.dumps({"text": f"line {number} of a text, {number * number}"}) + "\n")
+    (made / "report.json").write_text("{}")
+    (made / "short.jsonl").write_text('{"text": "a text that is short"}\n' * 500)
+    (made / "job.yaml").write_text(
+        "model: {preset: tiny, vocab_size: 257}\nbatch_size: 8\nsequence_length: 64\n"
+        "on: v6e-1\nmesh: fsdp=1\n"
+        "train: {data: short.jsonl, tokenizer: bytes, steps: 2, run_dir: run}\n"
+    )
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    environment = {**os.environ, "XLA_FLAGS": ""}
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, "train", "job.yaml"],
+        cwd=folder,
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
+
+
+def test_no_command_is_forgotten():
+    assert set(TYPED) == set(every_command())
+
+
+def interrupt(command, folder, after_s, seed):
+    """Press Ctrl-C once; return the seconds until the end, or None where it had ended before."""
+    place = folder / f"{command.replace(' ', '-')}-{seed}"
+    (place / "temporary").mkdir(parents=True)
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "",
+        "PRESSED_IN": str(place),
+        "TMPDIR": str(place / "temporary"),
+        "TPUKIT_CACHE_DIR": str(place / "cache"),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *command.split(), *TYPED[command][0].split()],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while process.poll() is None and psutil.Process(process.pid).num_threads() < 2:
+            time.sleep(0.005)  # Python itself is starting, and knows nothing of tpukit yet
+        time.sleep(after_s)
+        if process.poll() is not None:
+            return None
+        os.killpg(process.pid, signal.SIGINT)
+        pressed = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+        took = time.monotonic() - pressed
+    finally:
+        process.kill()
+    about = f"{command} after {after_s:.2f} s: {errors}"
+    if process.returncode == 0:  # it was over, but for the interpreter's own end
+        return None
+    assert process.returncode == INTERRUPTED, about
+    assert "Traceback" not in errors, about
+    assert errors.endswith("interrupted\n"), about
+    assert errors.count("nterrupt") == 1, about
+    assert not list((place / "temporary").iterdir()), about
+    assert not [path for path in folder.glob("*") if ".partial" in path.name], about
+    alive = [one for one in psutil.process_iter() if _pressed_in(one) == str(place)]
+    assert not psutil.wait_procs(alive, timeout=2)[1], about
+    return took
+
+
+def _pressed_in(process):
+    try:
+        return process.environ().get("PRESSED_IN")
+    except psutil.Error:
+        return None
+
+
+@pytest.mark.parametrize("command", IMPORTED_SOON)
+def test_while_it_is_imported(command, folder):
+    interrupt(command, folder, random.Random(command).uniform(0, 1), seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("command", TYPED)
+def test_at_any_moment(command, seed, folder, trained):
+    longest = TYPED[command][1]
+    took = interrupt(command, folder, random.Random(f"{command} {seed}").uniform(0, longest), seed)
+    # The promise itself, so the one place where a test looks at a clock.
+    assert took is None or took < 2
