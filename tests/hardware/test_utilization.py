@@ -4,6 +4,7 @@ import pytest
 
 from tpukit.compiler.timeline import StepPrediction
 from tpukit.hardware import (
+    Figure,
     Slice,
     get_chip,
     mfu_convention,
@@ -34,8 +35,9 @@ def test_a_run_a_prediction_and_a_configuration_agree(name, kind, chip_tflops):
     expected = flops / STEP_S / (target.chips * chip_tflops * 1e12)
 
     run = Throughput.of(work, [Device()] * target.devices)
+    uncounted = Figure.missing("FLOP", "no program")
     prediction = StepPrediction(
-        target, STEP_S, STEP_S, STEP_S, {}, {}, 0.0, (), model_flops=run.flops_per_step.value
+        target, STEP_S, STEP_S, STEP_S, {}, {}, uncounted, (), model_flops=run.flops_per_step.value
     )
     measured = TPUConfig(accelerator_type=str(target)).get_performance_metrics(
         achieved_tflops=flops / STEP_S / 1e12
