@@ -402,3 +402,13 @@ def test_a_sum_fused_with_its_product_counts_both_as_often_as_they_run():
     waited = max(sum_s, product_s) - product_s + OVERHEAD
     assert ledger.seconds["ici"] == pytest.approx(5 * waited)
     assert seconds == pytest.approx(sum(ledger.seconds.values()))
+
+
+def test_a_slice_of_what_lies_in_vmem_costs_hbm_only_what_is_written():
+    body = [
+        f"%a = {IN_VMEM} parameter(0)",
+        "%i = s32[]{:T(128)} constant(0)",
+        "ROOT %s = bf16[2048,4096]{1,0:T(8,128)(2,1)} dynamic-slice(%a, %i, %i)",
+    ]
+    _, ledger = run(body)
+    assert ledger.seconds["hbm"] == pytest.approx(2 * 2048 * 4096 / HBM_RATE)
