@@ -97,8 +97,9 @@ def find_errors(timings: Path, limit: int | None, chips: list[str] | None) -> st
                 f"median error {band.median:.1%}, "
                 f"measured {low:.2f} to {high:.2f} of the estimate"
             )
-    stay = {} if chips is None else {chip: error_bands_of(chip) for chip in CHIPS}
-    return errors_as_toml({**stay, **bands})
+    others = [chip for chip in CHIPS if chips and chip not in chips]
+    stay = {chip: error_bands_of(chip) for chip in others}
+    return errors_as_toml(dict(sorted({**stay, **bands}.items())))
 
 
 if __name__ == "__main__":

@@ -104,6 +104,25 @@ def test_a_trace_is_read_as_it_was_written(run):
     assert (found.name, found.chip, found.bundle_count) == ("kernel", "v6e", 7)
 
 
+def test_a_kernel_takes_as_long_as_its_slowest_core():
+    def run(cycles):
+        return CoreRun(
+            bundles=cycles, compute_cycles=cycles, busy={"MXU": 800}, waits={}, product_cycles=800,
+            loop_turns=0, transfers=(),
+        )  # fmt: skip
+
+    rates = calibration_of("v5p").rates(get_chip("v5p"))
+    both, slow = (
+        CallTrace("kernel", "v5p", 1, cores).estimate(rates)
+        for cores in ((run(10_000), run(50_000)), (run(50_000),))
+    )
+    assert both.cycles == slow.cycles
+    assert both.issued_bundles == 50_000
+    assert both.utilisation["MXU"] == pytest.approx(800 / 4 / slow.cycles)
+    assert both.utilisation["EUP"] == both.utilisation["HBM"] == 0.0
+    assert both.bound == "latency"  # no unit is used half of the time
+
+
 class TestBands:
     def test_a_kind_that_was_measured_enough_has_its_own(self):
         band = error_of("v6e", "flash_attention")

@@ -104,6 +104,8 @@ def test_permutes_take_the_shorter_way():
     assert seconds(net, "collective-permute", into_one) == pytest.approx(2 * 100e6 / 90e9 + 2e-6)
     apart = ((0, 1), (3, 2))
     assert seconds(net, "collective-permute", apart) == pytest.approx(100e6 / 90e9 + 1e-6)
+    from_end_to_end = ((0, 3),)  # the line does not wrap
+    assert seconds(net, "collective-permute", from_end_to_end) == pytest.approx(100e6 / 90e9 + 3e-6)
     wrapped = network("v6e-256")
     over_the_edge = ((15, 1), (0, 1))  # 15 goes on to 0
     assert seconds(wrapped, "collective-permute", over_the_edge) == pytest.approx(
