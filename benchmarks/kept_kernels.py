@@ -22,9 +22,10 @@ from tpukit.errors import TPUError
 
 KEPT = Path(__file__).parents[1] / "tests/kernels/timing/measured/data/compiled_rows.json.gz"
 LIMIT = 2
-MOST_TRANSFERS = 20_000
-# A kernel's own program, which its bundles were made from, is most of a schedule's text.
+MOST_TRANSFERS = 5_000
+# Most of a schedule's text: kernels' own programs, of which bundles were made, and source lines.
 _BODY = re.compile(r'"body":"[^"]*"')
+_SOURCES = re.compile(r"^FileNames\n.*?(?=^(?:%|ENTRY))", re.DOTALL | re.MULTILINE)
 
 
 def main() -> int:
@@ -76,7 +77,7 @@ def facts(row) -> dict | None:
         "measured_us": row.measured_us,
         "published": row.source_date,
         "versions": dict(profile.compiled.versions),
-        "hlo": _BODY.sub('"body":""', profile.compiled.hlo),
+        "hlo": _SOURCES.sub("", _BODY.sub('"body":""', profile.compiled.hlo)),
         "calls": {name: call.to_data() for name, call in profile.calls.items()},
     }
 

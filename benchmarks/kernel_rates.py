@@ -1,7 +1,7 @@
 """The rates that `tpukit kernel bench` ships with: fitted on measured kernels, judged by others.
 
     python benchmarks/kernel_rates.py [--timings FILE] [--shapes N] [--write]
-    python benchmarks/kernel_rates.py --errors [--timings FILE] [--limit N] [--write]
+    python benchmarks/kernel_rates.py --errors [--timings FILE] [--limit N] [--on CHIP] [--write]
 
 Each kernel is compiled and followed as the command does it, which says exactly what it does; two
 constants of a chip say how fast that is done (rate_fitting.py). They are fitted on a few shapes of
@@ -17,6 +17,7 @@ from tpukit import configure_tpu_environment
 from tpukit.errors import TPUError
 
 DEFAULT_TIMINGS = Path(__file__).parent / "data" / "kernel_timings.json.gz"
+CHIPS = ("7x", "v5e", "v5p", "v6e")
 RATES_FILE = Path(__file__).parents[1] / "src/tpukit/compiler/bundles/data/calibration.toml"
 
 
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--shapes", type=int, default=5, help="to fit on, of each op and chip")
     parser.add_argument("--errors", action="store_true", help="of the kernels not fitted on")
     parser.add_argument("--limit", type=int, help="cases of each op and chip for --errors")
+    parser.add_argument("--on", action="append", help="chips for --errors; the others' stay")
     parser.add_argument("--write", action="store_true", help="into calibration.toml")
     options = parser.parse_args()
     configure_tpu_environment()  # or jax would look for a TPU in this process
@@ -34,7 +36,7 @@ def main() -> int:
     head, _, rest = RATES_FILE.read_text().partition(RATES_MARK)
     rates, _, errors = rest.partition(ERRORS_MARK)
     if options.errors:
-        errors = find_errors(options.timings, options.limit)
+        errors = find_errors(options.timings, options.limit, options.on)
     else:
         rates = fit(options.timings, options.shapes)
     if options.write:
@@ -70,10 +72,11 @@ def fit(timings: Path, shapes: int) -> str:
     return rates_as_toml(fitted)
 
 
-def find_errors(timings: Path, limit: int | None) -> str:
+def find_errors(timings: Path, limit: int | None, chips: list[str] | None) -> str:
     """Score the kernels that the rates were not fitted on; the errors as they are kept."""
     from rate_fitting import error_bands, errors_as_toml
 
+    from tpukit.compiler.bundles.calibration import error_bands_of
     from tpukit.kernels.timing.measured import Timings, read_timings, score_timings
     from tpukit.kernels.timing.measured.score import newest, sample
 
@@ -82,6 +85,7 @@ def find_errors(timings: Path, limit: int | None) -> str:
     kernels = tuple(row for row in read.rows if row.program_key in programs)
     score = score_timings(
         Timings(read.path, kernels, ()),
+        chips=chips or (),
         progress=lambda line: print(line, file=sys.stderr, flush=True),
     )
     bands = error_bands(score.unseen)
@@ -93,7 +97,9 @@ def find_errors(timings: Path, limit: int | None) -> str:
                 f"median error {band.median:.1%}, "
                 f"measured {low:.2f} to {high:.2f} of the estimate"
             )
-    return errors_as_toml(bands)
+    others = [chip for chip in CHIPS if chips and chip not in chips]
+    stay = {chip: error_bands_of(chip) for chip in others}
+    return errors_as_toml(dict(sorted({**stay, **bands}.items())))
 
 
 if __name__ == "__main__":

@@ -206,6 +206,8 @@ def error_bands(rows: Iterable[ScoredRow]) -> dict[str, list[ErrorBand]]:
     bands: dict[str, list[ErrorBand]] = {}
     for chip, kinds in sorted(chips.items()):
         together = [one for own in kinds.values() for one in own]
+        if len(together) < LEAST_ROWS:
+            continue
         enough = [own for _, own in sorted(kinds.items()) if LEAST_ROWS <= len(own) < len(together)]
         bands[chip] = [_band(own) for own in (together, *enough)]
     return bands

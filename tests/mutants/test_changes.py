@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-sys.path.insert(0, str(REPOSITORY / "tools" / "mutants"))
+TOOL = REPOSITORY / "tools" / "mutants"
+sys.path.insert(0, str(TOOL))
 
 from changes import changes_of, moved  # noqa: E402
 from rooms import ROOMS  # noqa: E402
@@ -69,3 +70,12 @@ def test_a_number_moves_by_a_tenth_or_by_one(number, after):
 def test_every_room_has_files_and_tests(name):
     assert ROOMS[name].members(REPOSITORY)
     assert all((REPOSITORY / tests).exists() for tests in ROOMS[name].tests)
+
+
+def test_changes_that_are_said_to_be_equivalent_exist_and_are_left_out():
+    for same in tomllib.loads((TOOL / "equivalent.toml").read_text())["same"]:
+        text = (REPOSITORY / same["file"]).read_text()
+        assert same.get("line", same["before"]) in text
+        assert same["why"]
+        made = {(one.before, one.after) for one in changes_of(REPOSITORY, Path(same["file"]))}
+        assert "line" in same or (same["before"], same["after"]) not in made

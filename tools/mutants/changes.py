@@ -4,8 +4,10 @@ import ast
 import copy
 import hashlib
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 OTHER_OPERATOR: dict[type[ast.AST], type[ast.AST]] = {
@@ -61,7 +63,29 @@ def changes_of(root: Path, file: Path) -> list[Change]:
     """All changes of a Python or TOML file."""
     text = (root / file).read_text("utf-8")
     found = _in_toml(file, text) if file.suffix == ".toml" else _in_python(file, text)
-    return list({one.id: one for one in found if one.before != one.after}.values())
+    lines = text.splitlines()
+    return list(
+        {
+            one.id: one
+            for one in found
+            if one.before != one.after and not _is_equivalent(one, lines[one.line - 1])
+        }.values()
+    )
+
+
+def _is_equivalent(change: Change, line: str) -> bool:
+    """Whether the program is known to do the same with a change."""
+    return any(
+        (str(change.file), change.before, change.after)
+        == (one["file"], one["before"], one["after"])
+        and one.get("line", "") in line
+        for one in _equivalent()
+    )
+
+
+@cache
+def _equivalent() -> list[dict[str, str]]:
+    return tomllib.loads((Path(__file__).parent / "equivalent.toml").read_text())["same"]
 
 
 def _in_toml(file: Path, text: str) -> Iterator[Change]:

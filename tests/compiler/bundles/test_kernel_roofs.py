@@ -1,13 +1,14 @@
 """No kernel is credited with more than the chip can do: its peak, and what a copy reached."""
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.compiler.bundles import CallTrace, calibration_of, describe_band, error_of
-from tpukit.compiler.bundles.calibration import _tables
+from tpukit.compiler.bundles.calibration import _tables, error_bands_of
 from tpukit.compiler.bundles.machine import GRANULE_BYTES, CoreRun, Transfer
 from tpukit.compiler.bundles.units import core_of
 from tpukit.compiler.timeline.machine import Machine
@@ -94,6 +95,34 @@ def test_no_kernel_exceeds_the_peak_or_a_copy(run, constants):
     assert flops / found.time_s <= peak * (1 + 1e-9)
 
 
+@given(runs())
+def test_a_trace_is_read_as_it_was_written(run):
+    trace = CallTrace("kernel", "v6e", 7, (run,))
+    found = CallTrace.from_data(json.loads(json.dumps(trace.to_data())))
+    rates = calibration_of("v6e").rates(get_chip("v6e"))
+    assert found.estimate(rates) == trace.estimate(rates)
+    assert (found.name, found.chip, found.bundle_count) == ("kernel", "v6e", 7)
+
+
+def test_a_kernel_takes_as_long_as_its_slowest_core():
+    def run(cycles):
+        return CoreRun(
+            bundles=cycles, compute_cycles=cycles, busy={"MXU": 800}, waits={}, product_cycles=800,
+            loop_turns=0, transfers=(),
+        )  # fmt: skip
+
+    rates = calibration_of("v5p").rates(get_chip("v5p"))
+    both, slow = (
+        CallTrace("kernel", "v5p", 1, cores).estimate(rates)
+        for cores in ((run(10_000), run(50_000)), (run(50_000),))
+    )
+    assert both.cycles == slow.cycles
+    assert both.issued_bundles == 50_000
+    assert both.utilisation["MXU"] == pytest.approx(800 / 4 / slow.cycles)
+    assert both.utilisation["EUP"] == both.utilisation["HBM"] == 0.0
+    assert both.bound == "latency"  # no unit is used half of the time
+
+
 class TestBands:
     def test_a_kind_that_was_measured_enough_has_its_own(self):
         band = error_of("v6e", "flash_attention")
@@ -107,6 +136,7 @@ class TestBands:
         assert said.startswith("not known: no rms_norm measured (")
         assert all(f"{count} {kind}" in said for kind, count in band.kinds.items())
         assert sum(band.kinds.values()) == band.rows
+        assert all(band.kinds.keys() >= one.kinds.keys() for one in error_bands_of(chip))
 
     def test_without_any_measured_kernel_nothing_is_known(self):
         assert error_of("v4", "rms_norm") is None

@@ -1,6 +1,7 @@
 """Collectives on the torus, against the counting argument for each."""
 
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -103,6 +104,8 @@ def test_permutes_take_the_shorter_way():
     assert seconds(net, "collective-permute", into_one) == pytest.approx(2 * 100e6 / 90e9 + 2e-6)
     apart = ((0, 1), (3, 2))
     assert seconds(net, "collective-permute", apart) == pytest.approx(100e6 / 90e9 + 1e-6)
+    from_end_to_end = ((0, 3),)  # the line does not wrap
+    assert seconds(net, "collective-permute", from_end_to_end) == pytest.approx(100e6 / 90e9 + 3e-6)
     wrapped = network("v6e-256")
     over_the_edge = ((15, 1), (0, 1))  # 15 goes on to 0
     assert seconds(wrapped, "collective-permute", over_the_edge) == pytest.approx(
@@ -133,3 +136,36 @@ def test_slices_do_not_share_links():
     neighbours = ((0, 1), (16, 17))  # the same places in two slices
     expected = pytest.approx(100e6 / 90e9 + 1e-6)
     assert seconds(two, "collective-permute", neighbours) == expected
+
+
+def busiest_link(length, *, is_ring):
+    """Parts of an all-to-all over the busiest link, one for each pair, by the shorter way."""
+    links = Counter()
+    for source, target in itertools.permutations(range(length), 2):
+        up, down = (target - source) % length, (source - target) % length
+        upwards = up < down or (up == down and source % 2 == 0) if is_ring else target > source
+        step = 1 if upwards else -1
+        for hop in range(min(up, down) if is_ring else abs(target - source)):
+            links[(source + step * hop) % length, step] += 1
+    return max(links.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "is_ring", "hops"), [("v6e-64", 8, False, 7), ("v6e-256", 16, True, 8)]
+)
+def test_an_exchange_of_everyone_with_everyone_takes_what_its_busiest_link_does(
+    name, length, is_ring, hops
+):
+    net = network(name)
+    row = (tuple(range(length)),)
+    busiest = 100e6 / length * busiest_link(length, is_ring=is_ring) / 90e9
+    assert seconds(net, "all-to-all", row) == pytest.approx(busiest + hops * 1e-6)
+
+
+def test_coordinates_may_have_an_axis_that_the_slice_has_not():
+    flat = network("v6e-256")
+    places = tuple((*place, 0) for place in flat.coordinates)
+    net = Network(flat.machine, places, flat.slices)
+    ring = tuple((i, (i + 1) % 16) for i in range(16))
+    assert seconds(net, "collective-permute", ring) == seconds(flat, "collective-permute", ring)
+    assert seconds(net, "all-gather", everyone(net)) == seconds(flat, "all-gather", everyone(flat))

@@ -401,3 +401,29 @@ def test_a_sum_fused_with_its_product_counts_both_as_often_as_they_run():
     waited = max(sum_s, product_s) - product_s + OVERHEAD
     assert ledger.seconds["ici"] == pytest.approx(5 * waited)
     assert seconds == pytest.approx(sum(ledger.seconds.values()))
+
+
+def test_a_slice_of_what_lies_in_vmem_costs_hbm_only_what_is_written():
+    body = [
+        f"%a = {IN_VMEM} parameter(0)",
+        "%i = s32[]{:T(128)} constant(0)",
+        "ROOT %s = bf16[2048,4096]{1,0:T(8,128)(2,1)} dynamic-slice(%a, %i, %i)",
+    ]
+    _, ledger = run(body)
+    assert ledger.seconds["hbm"] == pytest.approx(2 * 2048 * 4096 / HBM_RATE)
+
+
+def test_collectives_on_the_same_links_wait_for_one_another():
+    second = GATHER.replace("%g =", "%h =").replace("channel_id=1", "channel_id=2")
+    seconds, ledger = run(
+        [
+            "%s = bf16[1024,8192]{1,0:T(8,128)(2,1)} parameter(0)",
+            GATHER,
+            second,
+            f"%d = {LARGE} all-gather-done(%g)",
+            f"ROOT %e = {LARGE} all-gather-done(%h)",
+        ]
+    )
+    assert seconds == pytest.approx(2 * GATHER_S)
+    later = next(span for span in ledger.spans if span.name == "h")
+    assert later.start_s == pytest.approx(GATHER_S)

@@ -90,13 +90,18 @@ def error_of(chip: str, kind: str | None = None) -> ErrorBand | None:
     Where they were not, the band is that of all kinds that were, which its `kinds` name; None when
     nobody measured any.
     """
-    found = [
+    found = error_bands_of(chip)
+    own = [band for band in found if list(band.kinds) == [kind]]
+    return max(own or found, key=lambda band: len(band.kinds), default=None)
+
+
+def error_bands_of(chip: str) -> list[ErrorBand]:
+    """All that is known of a generation: of its kinds together, and of each measured enough."""
+    return [
         ErrorBand(row["median"], row["below"], row["above"], row["kinds"])
         for row in _tables()["errors"]
         if row["chip"] == chip
     ]
-    own = [band for band in found if list(band.kinds) == [kind]]
-    return max(own or found, key=lambda band: len(band.kinds), default=None)
 
 
 def describe_band(band: ErrorBand | None, kind: str | None) -> str:
