@@ -10,7 +10,7 @@ from tpukit.compiler.timeline import Machine
 from tpukit.compiler.timeline.attention import SplashTimer
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
-from tpukit.planner.cost.attention_time import seen_keys
+from tpukit.planner.cost.attention_time import attended_keys
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.cost.step_variant import OUR_STEP, StepVariant
 from tpukit.planner.cost.torus import place_axes
@@ -24,7 +24,7 @@ SLICES = ("v4-16", "v5e-8", "v5p-16", "v6e-8", "tpu7x-2x2x1")
 @given(st.integers(1, 300), st.none() | st.integers(1, 400))
 def test_keys_that_are_seen_are_those_counted_one_by_one(length, window):
     counted = sum(min(place + 1, window or length) for place in range(length)) / length
-    assert seen_keys(length, window) == pytest.approx(counted)
+    assert attended_keys(length, window) == pytest.approx(counted)
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -43,7 +43,9 @@ def test_no_plan_has_attention_above_the_peak(name, model, attention, length):
     found = score(shape_of(config), candidates, sequence_length=length, variant=variant)
     shape = shape_of(config)
     local = shape.layers - shape.global_layers
-    keys = shape.global_layers * seen_keys(length, None) + local * seen_keys(length, shape.window)
+    keys = shape.global_layers * attended_keys(length, None) + local * attended_keys(
+        length, shape.window
+    )
     # Two products forward, five backward, which makes the scores again.
     flops = (2 + 5) * 2 * keys * length * shape.heads * shape.head_dim
     chip = target.chip

@@ -1,5 +1,6 @@
 """`plan`: from a model, tokens, a deadline and a budget to slices, meshes and batches."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -171,7 +172,7 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
         order = wider.nearest()[0] if wider is not None and not len(order) else order
     source = wider or search
     if verifier is None:
-        indices = list(source.best_of_each_slice(order))[:top]
+        indices = itertools.islice(source.best_of_each_slice(order), top)
         choices = [source.choice(index) for index in indices]
         front = modelled_front(source, order, choices)
     else:
@@ -181,7 +182,8 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
         if not choices and len(order):
             shortfall = "every choice of the model is too slow, too dear or too large when compiled"
             choices = verifier.late
-    indices = list(search.best_of_each_slice(search.unpriced_order()))[:UNPRICED_SHOWN]
+    unpriced = search.best_of_each_slice(search.unpriced_order())
+    indices = itertools.islice(unpriced, UNPRICED_SHOWN)
     return PlanResult(
         ask=search.ask,
         choices=tuple(choices),

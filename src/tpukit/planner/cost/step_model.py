@@ -306,8 +306,10 @@ class StepModel:
         once = own * (count - 1) / self.rates.dcn_bytes_per_s
         backward_s = 2 * once / np.where(is_shared, 1, count)
         forward_s = np.where(is_shared, once, 0.0)
+        first = self.shape.layer_parameters * self.candidates.sizes["stage"]
+        open_share = np.minimum(1.0, first / self.shape.parameters)
         waited = sum(
-            np.maximum(self._hidden(moved, work), moved / self.layers)
+            np.maximum(self._hidden(moved, work), moved * open_share)
             for moved, work in ((forward_s, forward), (backward_s, backward))
         )
         return waited * self.candidates.microbatches

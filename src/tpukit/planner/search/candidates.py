@@ -16,7 +16,7 @@ from ...step.optimizer.states import state_bytes_per_parameter
 from ..cost.model_shape import ModelShape
 from ..cost.torus import AXES
 from ..ranges import check_count
-from .slice_meshes import SliceMesh, meshes_on
+from .slice_meshes import CONTEXTS, SliceMesh, meshes_on
 
 # Generations whose ops were measured, so that the step model has constants for them.
 GENERATIONS = ("v5e", "v5p", "v6e", "7x")
@@ -33,9 +33,8 @@ REMATS = (
 PRECISIONS = ("bf16", "int8", "fp8")
 # Of the optimizer's moments, where the format is left open; int8 is for who asks for it.
 USUAL_MOMENTS: tuple[MomentDtype, ...] = ("float32", "bfloat16")
-# The most a device is given of one micro-batch: 32 examples of 8192 tokens, or as many tokens in
-# shorter ones.
-LARGEST_BATCH, LARGEST_BATCH_TOKENS = 32, 2**18
+# The most tokens that a device is given of one micro-batch: 32 examples of 8192, say.
+LARGEST_DEVICE_TOKENS = 2**18
 MICROBATCHES = (1, 2, 4, 8)
 MOST_CHIPS = 10**6
 SLICE_COUNTS = (1, 2, 4, 8, 16)
@@ -173,11 +172,12 @@ def _has_rate(chip: Chip, precision: str) -> bool:
 def usual_batches(sequence_length: int) -> tuple[int, ...]:
     """Powers of two and three times such, up to as many tokens whatever the length of an example.
 
-    Short examples need more of them to fill a device with the same work.
+    Short examples need more of them to fill a device with the same work; long ones may be split
+    along `context`.
     """
-    most = max(LARGEST_BATCH, LARGEST_BATCH_TOKENS // sequence_length)
+    most = max(1, LARGEST_DEVICE_TOKENS * max(CONTEXTS) // sequence_length)
     powers = [2**power for power in range(most.bit_length())]
-    return tuple(sorted(size for two in powers for size in (two, 3 * two // 2) if size <= most))
+    return tuple(sorted(size for two in powers for size in (two, 3 * two) if size <= most))
 
 
 @dataclass(frozen=True)
@@ -297,4 +297,8 @@ def enumerate_candidates(
     tokens = everything.examples * sequence_length
     # A pipeline shorter of micro-batches than of stages mostly waits.
     filled = everything.microbatches >= everything.sizes["stage"]
-    return everything.take(np.flatnonzero((tokens <= max_batch_tokens) & filled))
+    held = everything.batch * sequence_length / everything.sizes["context"]
+    is_small = (held <= LARGEST_DEVICE_TOKENS) | (everything.batch == 1)
+    if space.batches is not None or fixed_examples is not None:
+        is_small = np.ones(len(everything), bool)  # as they were asked for
+    return everything.take(np.flatnonzero((tokens <= max_batch_tokens) & filled & is_small))

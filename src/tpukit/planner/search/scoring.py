@@ -1,11 +1,12 @@
 """Memory and time of every candidate together: one pass of array arithmetic."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ...hardware import Slice
+from ...hardware import Chip
 from ...hardware.rates import MemoryRates
 from ...step.optimizer.states import state_bytes_per_parameter
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes, rounds_first
@@ -75,10 +76,8 @@ def score(
         variant: How the step is written, where it is not as we write it.
     """
     memory = _memory(shape, candidates, sequence_length)
-    usable = [
-        mesh.slice.chip.per_device(mesh.slice.chip.hbm_usable_bytes).require("a plan")
-        for mesh in candidates.meshes
-    ]
+    usable = [_usable_bytes(mesh.slice.chip) for mesh in candidates.meshes]
+    host_room = [_host_room_bytes(mesh.slice.chip) for mesh in candidates.meshes]
     rates = Rates.of(candidates, head_dim=shape.head_dim)
     model = StepModel(shape, candidates, memory, rates, sequence_length, variant)
     step = model.split()
@@ -86,16 +85,26 @@ def score(
         candidates=candidates,
         memory=memory,
         usable_bytes=candidates.of_mesh(usable),
-        host_room_bytes=candidates.of_mesh([_host_room(mesh.slice) for mesh in candidates.meshes]),
+        host_room_bytes=candidates.of_mesh(host_room),
         step=step,
         step_time_s=step.total,
         tokens_per_step=candidates.examples * sequence_length,
     )
 
 
-def _host_room(on: Slice) -> float:
-    ram = on.chip.per_device(on.chip.host_ram_per_chip).value
+@cache
+def _usable_bytes(chip: Chip) -> float:
+    return chip.per_device(chip.hbm_usable_bytes).require("a plan")
+
+
+def _host_room_bytes(chip: Chip) -> float:
+    ram = _host_ram_bytes(chip)
     return np.nan if ram is None else ram * (1 - MemoryRates.of().host_headroom)
+
+
+@cache
+def _host_ram_bytes(chip: Chip) -> float | None:
+    return chip.per_device(chip.host_ram_per_chip).value
 
 
 def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> MemorySplit:

@@ -148,7 +148,7 @@ class Search:
         for key in (self._money, self.costs.days):
             as_good &= key[same] <= key[first] * (1 + SAME)
         near = same[as_good]
-        plain = np.lexsort((self.scores.memory_share[near], unusual(self.scores)[near]))
+        plain = np.lexsort((self._memory_share[near], self._unusual[near]))
         return int(near[plain[0]])
 
     def rival(self, order: np.ndarray, first: int) -> int | None:
@@ -160,6 +160,14 @@ class Search:
             if candidates.meshes[candidates.mesh[index]].joined_sizes != own:
                 return int(index) if self.costs.days[index] <= close else None
         return None
+
+    @cached_property
+    def _unusual(self) -> np.ndarray:
+        return unusual(self.scores)
+
+    @cached_property
+    def _memory_share(self) -> np.ndarray:
+        return self.scores.memory_share
 
     @cached_property
     def _money(self) -> np.ndarray:

@@ -10,8 +10,10 @@ from ..cost.torus import AXES, Links, place_axes
 
 LARGEST_TENSOR = 16
 STAGES = (2, 4, 8)
-# A context axis pays once a single example is more than a device can hold.
-CONTEXT_FROM_TOKENS = 32768
+# A context axis pays once a single example is more than a device can hold. It is split into parts
+# as long as the whole examples of most runs, so that longer examples have every layout of shorter
+# ones.
+LEAST_CONTEXT_TOKENS = 8192
 CONTEXTS = (2, 4, 8, 16)
 
 
@@ -64,7 +66,8 @@ def meshes_on(
     """
     state_bytes = (FLOAT32 + optimizer_bytes) * shape.parameters
     devices = on.devices // on.num_slices
-    contexts = (1, *CONTEXTS) if sequence_length >= CONTEXT_FROM_TOKENS else (1,)
+    longest = sequence_length // LEAST_CONTEXT_TOKENS
+    contexts = (1, *(size for size in CONTEXTS if size <= longest))
     for tensor in _tensor_sizes(shape):
         for expert in _divisors_by_two(shape.experts):
             for context in contexts:
