@@ -17,7 +17,7 @@ import numpy as np
 from claims import Claim, report
 
 from tpukit.kernels import grouped_matmul
-from tpukit.kernels.ops.embedding_rows import rows_of
+from tpukit.kernels.ops.embedding_rows.api import embedding_rows
 
 VOCABULARY = 32768
 EMBEDDINGS = ((32768, 2048), (65536, 1024))  # tokens, width
@@ -64,7 +64,7 @@ def embedding_gradient(look_up: Callable[..., jax.Array]) -> Callable[..., jax.A
 def embedding_claims(rounds: int, calls: int) -> list[Claim]:
     claims: list[Claim] = []
     sides = {
-        "ours": embedding_gradient(rows_of),
+        "ours": embedding_gradient(embedding_rows),
         "XLA": embedding_gradient(lambda table, ids: table[ids]),
     }
     for tokens, width in EMBEDDINGS:
