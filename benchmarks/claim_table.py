@@ -24,7 +24,8 @@ HEAD = """# What is claimed, and how it was found
 Made by `make bench` (or `python benchmarks/claim_table.py`) from `benchmarks/claims.toml`; a test
 holds the documents to it. *model* is a predicted time, *compiler* a figure of the real compiler,
 *measured* one of our runs, *published* a run of somebody else's. *In sample* means that constants,
-or what is counted at all, were chosen with the same rows in view.
+or what is counted at all, were chosen with the same rows in view. `python benchmarks/documents.py`
+prints the figures of the documents that tpukit was asked for by, beside ours.
 
 | figure | of what | compares | | date | command |
 |---|---|---|---|---|---|

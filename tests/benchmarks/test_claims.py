@@ -11,7 +11,7 @@ CLAIMS = stated_claims()
 NAMES = [f"{claim.script.stem}: {claim.what[:40]} {claim.figure}" for claim in CLAIMS]
 # Its figures are those of `tpukit kernel bench`, stated with the bands it prints.
 ELSEWHERE = {"kernel_estimate.py", "kernel_rates.py"}
-WITHOUT_FIGURE = {"input_rate.py", "kernel_bundles.py", "claim_table.py"}
+WITHOUT_FIGURE = {"input_rate.py", "kernel_bundles.py", "claim_table.py", "documents.py"}
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=NAMES)

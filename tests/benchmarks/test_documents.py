@@ -1,4 +1,4 @@
-"""The table of the documents' figures: all of them there, each of ours with an origin or a reason."""
+"""The table of the documents' figures: each of ours has an origin or a reason."""
 
 from documents import rows
 
