@@ -84,7 +84,8 @@ def test_the_gradient_of_the_head_is_summed_in_float32():
     seen = step(cut, chunks=512)(*low)[1][1]
     exact = step(whole)(*high)[1][1]
     assert seen.dtype == jnp.bfloat16
-    np.testing.assert_allclose(seen.astype(jnp.float32), exact, rtol=0.02, atol=1.0)
+    # The products' operands and the sum are rounded to 8 bits once; every entry is in the hundreds.
+    np.testing.assert_allclose(seen.astype(jnp.float32), exact, rtol=2.0**-7)
 
 
 SPLITS = [

@@ -37,9 +37,9 @@ def test_gradients_are_those_of_rounding_by_hand():
     exact = jax.grad(lambda w: jnp.sum(_by_hand(w, x.astype(jnp.float32)) ** 2))(weights)
     for name in weights:
         assert ours[name].dtype == jnp.float32
-        np.testing.assert_allclose(ours[name], plain[name], rtol=0.02, atol=0.02)
+        np.testing.assert_array_equal(ours[name], plain[name])  # the same roundings, elsewhere
         error = jnp.linalg.norm(ours[name] - exact[name]) / jnp.linalg.norm(exact[name])
-        assert error < 0.02
+        assert error < 0.012  # of values with 8 bits, through all layers
     np.testing.assert_array_equal(ours["kernel"], ours["kernel"].astype(BF16))
 
 
