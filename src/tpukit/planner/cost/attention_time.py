@@ -56,7 +56,7 @@ def splash_s(
 
 
 def _least_s(
-    shape: ModelShape, rates: Rates, share_of_peak: float, *, length: int, token_share: Numbers
+    shape: ModelShape, rates: Rates, share_of_peak: Numbers, *, length: int, token_share: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Seconds of forward and backward at a share of the peak, without a score that is masked."""
     local = shape.layers - shape.global_layers
