@@ -3,6 +3,7 @@
 import contextlib
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,22 +93,24 @@ def legal(draw):
     return chip.rules, draw(st.sampled_from(chip.rules.shapes))
 
 
-@given(legal())
+@given(legal().filter(lambda drawn: math.prod(drawn[1]) > 1))
 def test_bisection_is_the_smallest_cut_found_by_counting(rule_and_shape):
-    """Count the links of every straight cut through the middle, edge by edge."""
+    """Count the links between the halves of every straight cut, chip by chip."""
     rules, shape = rule_and_shape
-    if math.prod(shape) > 512 or math.prod(shape) == 1:
-        return
+    places = np.indices(shape)
     cuts = []
     for axis, length in enumerate(shape):
         if length == 1:
             continue
-        half = length // 2
-        chips_of_plane = math.prod(shape) // length
-        pairs = {(at, at + 1) for at in range(length - 1)}
-        if rules.wraps(shape)[axis]:
-            pairs.add((length - 1, 0))
-        cuts.append(chips_of_plane * sum((a < half) != (b < half) for a, b in pairs))
+        in_first_half = places[axis] < length // 2
+        crossing = 0
+        for along, wrapped in enumerate(rules.wraps(shape)):
+            beyond = np.roll(in_first_half, -1, along)  # the half that each chip's next is in
+            differs = in_first_half != beyond
+            if not wrapped:  # the last chip of a line has no next
+                differs = np.delete(differs, -1, along)
+            crossing += int(differs.sum())
+        cuts.append(crossing)
     assert rules.bisection_links(shape) == min(cuts)
 
 

@@ -1,8 +1,11 @@
 """The compiler's word: what it refuses is replaced, what it learns is used, time is kept."""
 
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tpukit.errors import TPUNotAvailableError, XLACompilationError
 from tpukit.planner.planning import _answer, plan
@@ -132,3 +135,62 @@ def test_no_compile_starts_when_time_is_up():
 def test_without_libtpu_the_way_out_is_named():
     with pytest.raises(TPUNotAvailableError, match="extra"):
         answered(searched(), lambda job: TPUNotAvailableError("needs an extra"))
+
+
+@cache
+def weighed(objective, spot):
+    """A search, and what the model says of the steps that its best layouts have."""
+    asked = {"tokens": 1e11, "on": "v6e,v5e", "max_chips": 512, "verify": 0}
+    search = Search.run(plan("llama3.1-8b", objective=objective, spot=spot, **asked).ask)
+    order = search.order()
+    firsts = list(search.best_of_each_slice(order))
+    rivals = [index for index in (search.rival(order, first) for first in firsts[:3]) if index]
+    choices = [search.choice(index) for index in (*firsts, *rivals)]
+    return search, {str(choice.job.to_dict()): choice.modelled_step_s for choice in choices}
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    ratios=st.lists(st.floats(0.6, 1.8), min_size=3, max_size=3),
+    objective=st.sampled_from(["cheapest", "fastest"]),
+    spot=st.booleans(),
+)
+def test_a_verified_plan_has_one_set_of_figures(ratios, objective, spot):
+    search, modelled = weighed(objective, spot)
+    taken = {}
+
+    def judge(job):
+        ratio = taken.setdefault(job.on, ratios[len(taken) % 3])
+        return compiled(step_time_s=ratio * modelled[str(job.to_dict())])
+
+    found, _ = answered(search, judge, top=5, verify=3)
+    confirmed = [choice for choice in found.choices if choice.verified is not None]
+    assert len(confirmed) == 3
+    own = [taken[str(choice.slice)] for choice in confirmed]
+    for choice in (*found.choices, *found.front):
+        compiled_too = choice in confirmed
+        ratio = taken[str(choice.slice)] if compiled_too else sorted(own)[1]
+        assert choice.step_time_s == pytest.approx(ratio * choice.modelled_step_s)
+        assert (choice.verified is not None) == compiled_too
+    by_slice = {choice.slice: choice for choice in found.choices}
+    for one in found.front:
+        assert by_slice.get(one.slice, one) == one, "two figures for one slice"
+        for other in found.front:
+            assert not (other.days < one.days and other.usd.value < one.usd.value)
+    assert found.best in found.front
+    assert found.best in confirmed
+    if spot:
+        every = found.best.job.train.checkpoint_every
+        interval = found.best.checkpoint_interval_s
+        assert every == max(1, round(interval / found.best.step_time_s))
+
+
+def test_a_slice_that_the_compiler_left_nothing_of_is_not_on_the_front():
+    search = searched()
+    first = str(search.slice(next(search.best_of_each_slice(search.order()))))
+
+    def judge(job):
+        return XLACompilationError("no such layout") if job.on == first else compiled()
+
+    found, _ = answered(search, judge)
+    assert first not in {str(one.slice) for one in (*found.choices, *found.front)}

@@ -1,0 +1,78 @@
+"""Figures that more than one part counts with have one home, and published ones their source."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tpukit.compiler.timeline.machine import Machine
+from tpukit.hardware import Slice, get_chip, list_chips
+from tpukit.hardware.catalog import dcn_rate
+from tpukit.planner.planning import plan
+
+PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "data" / "published_results.json"
+
+
+@pytest.mark.parametrize(
+    ("generation", "device_gbps"),
+    # PCI Express 3 with 16 lanes, and 5 on v6e; version 4 for each device of TPU7x.
+    [("v4", 14), ("v5e", 14), ("v5p", 14), ("v6e", 56), ("7x", 28)],
+)
+def test_the_host_link_of_the_catalog_is_the_one_counted_with(generation, device_gbps):
+    chip = get_chip(generation)
+    target = Slice.of(generation, chips=8)
+    assert chip.per_device(chip.pcie_gbps).value == device_gbps
+    assert Machine.of(target).host_bytes_per_s == device_gbps * 1e9
+
+
+def test_hosts_have_the_memory_that_the_vendor_states():
+    assert {
+        chip.name: chip.host_ram_bytes.value / 1e9
+        for chip in list_chips()
+        if chip.host_ram_bytes.value is not None
+    } == {"v5e": 192, "v5p": 448, "v6e": 720, "7x": 960}
+
+
+def test_the_best_published_steps_are_those_of_the_results_file():
+    best: dict[tuple[str, str], float] = {}
+    for row in json.loads(PUBLISHED.read_text())["results"]:
+        share = (row.get("derived") or {}).get("mfu_causal_norm")  # of the bf16 peak
+        if share is None:
+            continue
+        chip = get_chip(row["hardware"]["gen"])
+        peak = (row.get("quantization") or "bf16").split()[0].split("_")[0]
+        share *= chip.peak("bf16").value / chip.peak(peak).value
+        best[chip.name, peak] = max(share, best.get((chip.name, peak), 0.0))
+    stored = {
+        (chip.name, name.removeprefix("step_mfu_")): figure.value
+        for chip in list_chips()
+        for name, figure in chip.measured.items()
+        if name.startswith("step_mfu_")
+    }
+    assert stored.keys() == best.keys()
+    for key, share in best.items():
+        assert stored[key] == pytest.approx(share, abs=1e-4), key
+
+
+@pytest.mark.parametrize("chip", list_chips(), ids=str)
+def test_bytes_between_slices_always_have_a_rate(chip):
+    rate = dcn_rate(chip)
+    assert rate.value > 0
+    if chip.dcn_gbps.value is None:
+        known = [one.dcn_gbps.value for one in list_chips() if one.dcn_gbps.value is not None]
+        assert rate.value == min(known)
+        assert rate.origin == "model"
+        assert "the slowest known" in rate.source
+    else:
+        assert rate is chip.dcn_gbps
+
+
+@pytest.mark.parametrize("generation", ["v3", "v4"])
+def test_slices_that_are_joined_take_longer_and_the_plan_says_by_which_rate(generation):
+    name = {"v3": "v3-512", "v4": "v4-512"}[generation]
+    asked = {"tokens": 1e10, "sequence_length": 2048, "verify": 0}
+    apart = plan("llama3.1-8b", on=name, **asked).best
+    joined = plan("llama3.1-8b", on=f"2x{name}", **asked)
+    assert joined.best.seconds_by_cause["dcn"] > 0
+    assert joined.best.tokens_per_s_per_chip < apart.tokens_per_s_per_chip
+    assert any(f"between {generation} slices" in line for line in joined.assumptions)
