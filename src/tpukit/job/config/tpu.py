@@ -236,7 +236,8 @@ class TPUConfig(
         chips = described.chips if described else self.num_chips
         peak = self.get_total_tflops() if chips and (chip or self.flops_per_chip) else None
         figures = PerformanceMetrics.Builder()
-        figures.add("total_tflops", peak, "datasheet", no_chip if chips else "no num_chips is set")
+        stated = "datasheet" if chip else "user"
+        figures.add("total_tflops", peak, stated, no_chip if chips else "no num_chips is set")
         for name, figure in (
             ("memory_bandwidth_gb_s", chip.hbm_gbps if chip else None),
             ("interconnect_bandwidth_gb_s", _all_links(chip) if chip else None),

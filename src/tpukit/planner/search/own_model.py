@@ -72,7 +72,7 @@ class OwnModelSearch:
 
     def _nearest(self, choice: Choice) -> str:
         limits: Limits = self.ask.limits
-        return f"{choice.slice} takes {broken_limit(choice, limits).rstrip(',')}"
+        return f"{choice.slice}: {broken_limit(choice, limits).rstrip(',')}"
 
     def _jobs(self) -> Iterator[Job]:
         """A job for every slice its batch can be split over, the smallest slices first."""
