@@ -72,7 +72,7 @@ def scored(config, on, length, *, precisions=("bf16",), max_batch_tokens=2.0**24
 
 
 def cheap(function):
-    return settings(max_examples=25, deadline=None)(function)
+    return settings(max_examples=50, deadline=None)(function)
 
 
 @cheap
