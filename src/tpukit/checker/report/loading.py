@@ -23,7 +23,7 @@ def read_report(path: Path) -> Report:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TPUValidationError(f"{path} cannot be read ({error.strerror}); {_MAKE_ONE}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TPUValidationError(f"{path} is not JSON ({error}); {_MAKE_ONE}") from None
     return as_report(data, name=str(path))
 
