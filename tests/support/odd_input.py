@@ -40,8 +40,14 @@ RIGHT = {
     "train": ["job.yaml"],
     "version": [],
 }
-# Each of these starts work of minutes: compiles, training, a search.
-NOT_TYPED = {"plan": ("verify",), "flags list": ("refresh",), "doctor": ("deep",)}
+# The first three start work of minutes.
+# `train --debug` changes jax for the whole process, which here is that of every other test.
+NOT_TYPED = {
+    "plan": ("verify",),
+    "flags list": ("refresh",),
+    "doctor": ("deep",),
+    "train": ("debug",),
+}
 
 NUMBERS = ["0", "-1", "1e30", "nan", "inf", "-inf", "1.5", "", "abc", "9" * 20, "1", "0x10", "٣"]
 PATHS = [
