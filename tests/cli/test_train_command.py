@@ -74,7 +74,7 @@ def test_trains_resumes_and_prints(run, job, tmp_path):
 def test_diverging_has_an_exit_code_of_its_own(run, job, tmp_path):
     result = run(
         *(job, "--run-dir", tmp_path / "bad", "--optimizer", "sgd"),
-        *("--set", "train.learning_rate=1e38", "--set", "train.weight_decay=1", "--steps", 20),
+        *("--set", "train.learning_rate=1e6", "--set", "train.weight_decay=1", "--steps", 20),
     )
     assert result.exit_code == 3, result.output
     assert "diverged: step" in result.output

@@ -134,11 +134,11 @@ def test_bad_rates_are_refused(content, message):
 
 
 def test_unreadable_rates_files_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"'.*none.yaml' cannot be read"):
+    with pytest.raises(ConfigError, match=r"none.yaml cannot be read"):
         BOOK.with_rates(tmp_path / "none.yaml")
     broken = tmp_path / "broken.yaml"
     broken.write_text("rates: [")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is not valid YAML"):
         BOOK.with_rates(broken)
 
 

@@ -1,5 +1,6 @@
 """Every command under its name, and the options that hold for all of them."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -40,6 +41,9 @@ def options(
     """Options that hold for every command."""
     from ..runtime.logs import setup_logging
 
+    for stream in (sys.stdout, sys.stderr):
+        # A file's name need not be text, and a terminal need not know every letter.
+        stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     setup_logging(level=log_level, json=log_json)
 
 

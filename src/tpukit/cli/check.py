@@ -7,6 +7,7 @@ import typer
 
 from . import job_options as options
 from .announcing import Announcer, refusals_as_exit_codes
+from .values import output_file, output_folder
 
 if TYPE_CHECKING:
     from ..checker.result import CheckResult
@@ -32,12 +33,18 @@ def check(
         bool, typer.Option("--memory-only", help="Stop at the verdict on memory.")
     ] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Verify fixes, each by a compile.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML file.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write the report as one HTML file.", callback=output_file),
+    ] = None,
     perfetto: Annotated[
-        Path | None, typer.Option(help="Write the timeline: trace.json or trace.pftrace.")
+        Path | None,
+        typer.Option(help="Write the timeline: trace.json or trace.pftrace.", callback=output_file),
     ] = None,
     no_cache: options.NoCache = False,
-    dump: Annotated[Path | None, typer.Option(help="Keep the compiler's files here.")] = None,
+    dump: Annotated[
+        Path | None, typer.Option(help="Keep the compiler's files here.", callback=output_folder)
+    ] = None,
     timeout: options.Timeout = None,
     json: options.Json = False,
 ) -> None:

@@ -5,6 +5,10 @@ from typing import Annotated
 
 import typer
 
+from ..runtime.ranges import SECONDS
+from . import job_options as options
+from .values import output_file, within
+
 
 def compile_function(
     function: Annotated[str, typer.Argument(help="module:function or path/to/file.py:function.")],
@@ -13,19 +17,25 @@ def compile_function(
         list[str] | None,
         typer.Option(help="An argument, e.g. bf16[8,128]; repeat."),
     ] = None,
-    donate: Annotated[
-        list[int] | None, typer.Option(help="Number of an argument whose memory may be reused.")
+    donate: options.Donate = None,
+    flags: options.Flags = "",
+    hlo: Annotated[
+        Path | None,
+        typer.Option(help="Write the scheduled HLO text here.", callback=output_file),
     ] = None,
-    flags: Annotated[str, typer.Option(help="Compiler options: '--xla_tpu_...=true ...'.")] = "",
-    hlo: Annotated[Path | None, typer.Option(help="Write the scheduled HLO text here.")] = None,
     save: Annotated[
-        Path | None, typer.Option(help="Save the program here, for load_executable on the slice.")
+        Path | None,
+        typer.Option(
+            help="Save the program here, for load_executable on the slice.", callback=output_file
+        ),
     ] = None,
     until: Annotated[
         str, typer.Option(help="memory, schedule (seconds) or codegen (minutes, FLOPs).")
     ] = "codegen",
-    timeout: Annotated[float, typer.Option(help="Seconds until it is killed.")] = 1800,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds until it is killed.", callback=within(SECONDS))
+    ] = 1800,
+    json: options.Json = False,
 ) -> None:
     """Compile a function for one device of a slice with the real TPU compiler; no TPU needed."""
     from ..compiler import make_request, save_executable
@@ -44,11 +54,11 @@ def compile_function(
     if save is not None and (stage != "codegen" or hlo is not None):
         raise ConfigError("--save needs the whole compile: leave out --until and --hlo.")
     arguments = [parse_argument(text) for text in arg or ()]
-    options = as_compiler_options(parse_flags(flags)) if flags else {}
+    compiler_options = as_compiler_options(parse_flags(flags)) if flags else {}
     loaded = load_function(function)
     with working(f"compiling {function} for {target} with the TPU compiler"):
         request = make_request(
-            loaded, target, *arguments, donate_argnums=donate or (), options=options
+            loaded, target, *arguments, donate_argnums=donate or (), options=compiler_options
         )
         if save is not None:
             header = save_executable(request, save, timeout_s=timeout)

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..runtime.ranges import COUNT
+from .values import output_file, output_folder, within
+
 if TYPE_CHECKING:
     from ..runtime.progress import Progress
 
@@ -26,7 +29,10 @@ def prepare(
             help=".txt, .jsonl, ArrayRecord or a Hugging Face data set on disk; gs:// too."
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The folder to make.", callback=output_folder),
+    ],
     tokenizer: Annotated[
         str | None, typer.Option(help="'bytes', or the path of a tokenizer.json.")
     ] = None,
@@ -34,7 +40,9 @@ def prepare(
         str | None, typer.Option(help="The token that ends a document, such as '</s>'.")
     ] = None,
     text_key: TextKey = "text",
-    shard_tokens: Annotated[int, typer.Option(help="Tokens in a file at most.", min=1)] = 1 << 28,
+    shard_tokens: Annotated[
+        int, typer.Option(help="Tokens in a file at most.", callback=within(COUNT))
+    ] = 1 << 28,
     force: Annotated[bool, typer.Option(help="Replace prepared data that are there.")] = False,
     json: Json = False,
 ) -> None:
@@ -65,8 +73,13 @@ def inspect(
     ] = None,
     text_key: TextKey = "text",
     dtype: Annotated[str | None, typer.Option(help="Of .bin files: uint16, uint32, …")] = None,
-    top: Annotated[int, typer.Option(help="Most frequent tokens to list.", min=1)] = 20,
-    html: Annotated[Path | None, typer.Option(help="Write one page with pictures here.")] = None,
+    top: Annotated[
+        int, typer.Option(help="Most frequent tokens to list.", callback=within(COUNT))
+    ] = 20,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write one page with pictures here.", callback=output_file),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Count the tokens of a data set: how many, which, how long documents are."""

@@ -5,11 +5,16 @@ from typing import Annotated
 
 import typer
 
+from ..runtime.ranges import INDEX
 from . import job_options as options
+from .values import output_folder, within
 
 Run = Annotated[str, typer.Argument(help="A run directory, or one of its checkpoints.")]
-Out = Annotated[Path, typer.Argument(help="A new folder.")]
-Step = Annotated[int | None, typer.Option(help="Which checkpoint; the newest by default.")]
+Out = Annotated[Path, typer.Argument(help="A new folder.", callback=output_folder)]
+Step = Annotated[
+    int | None,
+    typer.Option(help="Which checkpoint; the newest by default.", callback=within(INDEX)),
+]
 
 
 def export(run: Run, out: Out, step: Step = None, json: options.Json = False) -> None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..runtime.ranges import Range
 from .flags_tune import tune
+from .values import within
 
 if TYPE_CHECKING:
     from ..runtime.flags import FlagRegistry
@@ -16,6 +18,7 @@ app = typer.Typer(no_args_is_help=True)
 app.command()(tune)
 
 WOULD_STOP_A_JOB = 2
+LEVEL = Range(0, 3)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -71,7 +74,8 @@ def list_flags(
     ] = "",
     where: Annotated[Parser | None, typer.Option(help="Only flags this parser reads.")] = None,
     level: Annotated[
-        int | None, typer.Option(help="What an optimization level sets, 0 to 3.")
+        int | None,
+        typer.Option(help="What an optimization level sets, 0 to 3.", callback=within(LEVEL)),
     ] = None,
     on: Annotated[str | None, typer.Option(help="The generation for --level, such as v6e.")] = None,
     refresh: Annotated[

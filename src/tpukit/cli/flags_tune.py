@@ -4,8 +4,10 @@ from typing import Annotated
 
 import typer
 
+from ..runtime.ranges import COUNT, SECONDS
 from . import job_options as options
 from .announcing import Announcer, refusals_as_exit_codes
+from .values import within
 
 
 def tune(
@@ -24,9 +26,16 @@ def tune(
     arg: options.Arg = None,
     donate: options.Donate = None,
     flags: Annotated[str, typer.Option(help="Options to start from.")] = "",
-    budget: Annotated[int, typer.Option(help="Compiles to spend at most.")] = 24,
-    seconds: Annotated[float | None, typer.Option(help="Time to spend at most.")] = None,
-    beam: Annotated[int, typer.Option(help="Sets of options kept from group to group.")] = 1,
+    budget: Annotated[
+        int, typer.Option(help="Compiles to spend at most.", callback=within(COUNT))
+    ] = 24,
+    seconds: Annotated[
+        float | None, typer.Option(help="Time to spend at most.", callback=within(SECONDS))
+    ] = None,
+    beam: Annotated[
+        int,
+        typer.Option(help="Sets of options kept from group to group.", callback=within(COUNT)),
+    ] = 1,
     no_cache: options.NoCache = False,
     timeout: options.Timeout = None,
     json: options.Json = False,

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import TPUValidationError
+from ..runtime.ranges import COUNT, SEED, SHARE, WEIGHT
 from . import job_options as options
+from .export import Step
+from .values import within
 
 if TYPE_CHECKING:
     from ..models.generation import Generation
@@ -16,12 +19,21 @@ if TYPE_CHECKING:
 Source = Annotated[str, typer.Argument(help="A run directory, a checkpoint, or a HF folder.")]
 Prompt = Annotated[str, typer.Option(help="What to continue.")]
 TokenizerName = Annotated[str | None, typer.Option(help="bytes, or a tokenizer.json.")]
-NewTokens = Annotated[int | None, typer.Option(help="At most; 200, or what the model takes.")]
-Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
-TopK = Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")]
-TopP = Annotated[float | None, typer.Option(help="Draw from this share of the probability.")]
-Seed = Annotated[int, typer.Option(help="The same gives the same text.")]
-Step = Annotated[int | None, typer.Option(help="Which checkpoint; the newest by default.")]
+NewTokens = Annotated[
+    int | None,
+    typer.Option(help="At most; 200, or what the model takes.", callback=within(COUNT)),
+]
+Temperature = Annotated[
+    float, typer.Option(help="0 takes the likeliest token.", callback=within(WEIGHT))
+]
+TopK = Annotated[
+    int | None, typer.Option(help="Draw from so many of the likeliest.", callback=within(COUNT))
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Draw from this share of the probability.", callback=within(SHARE)),
+]
+Seed = Annotated[int, typer.Option(help="The same gives the same text.", callback=within(SEED))]
 
 DEFAULT_NEW_TOKENS = 200
 

@@ -4,30 +4,47 @@ from typing import Annotated, Any
 
 import typer
 
+from ..runtime.ranges import COUNT, INDEX, SECONDS
+from .values import within
+
 Target = Annotated[str, typer.Argument(help="A preset, a job.yaml, or module:function.")]
 On = Annotated[str | None, typer.Option(help="Slice, e.g. v6e-8 or 2xv6e-256.")]
 Batch = Annotated[
-    int | None, typer.Option("--batch-size", "--batch", help="Examples in a step, all devices.")
+    int | None,
+    typer.Option(
+        "--batch-size", "--batch", help="Examples in a step, all devices.", callback=within(COUNT)
+    ),
 ]
 Sequence = Annotated[
-    int | None, typer.Option("--sequence-length", "--sequence", help="Tokens in an example.")
+    int | None,
+    typer.Option(
+        "--sequence-length", "--sequence", help="Tokens in an example.", callback=within(COUNT)
+    ),
 ]
 Mesh = Annotated[str | None, typer.Option(help="fsdp=8,tensor=4; -1 for the rest.")]
 Strategy = Annotated[str | None, typer.Option(help="fsdp, fsdp+megatron, …")]
 Remat = Annotated[str | None, typer.Option(help="none, minimal, full, offload=…")]
 Optimizer = Annotated[str | None, typer.Option(help="adamw, lion, adafactor or sgd.")]
 MomentDtype = Annotated[str | None, typer.Option(help="Of moments: float32, bfloat16, int8.")]
-Microbatches = Annotated[int | None, typer.Option(help="Pieces a step is cut into.")]
+Microbatches = Annotated[
+    int | None, typer.Option(help="Pieces a step is cut into.", callback=within(COUNT))
+]
 Attention = Annotated[str | None, typer.Option(help="Attention of the model.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Any key of the job: train.z_loss=1e-4; repeat.")
 ]
 Arg = Annotated[list[str] | None, typer.Option(help="Of a function: bf16[8,128]; repeat.")]
-Donate = Annotated[list[int] | None, typer.Option(help="Arguments that may be reused.")]
+Donate = Annotated[
+    list[int] | None,
+    typer.Option(help="Number of an argument whose memory may be reused.", callback=within(INDEX)),
+]
 Flags = Annotated[str, typer.Option(help="Compiler options: '--xla_tpu_...=true ...'.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Compile again, keep nothing.")]
 Timeout = Annotated[
-    float | None, typer.Option(help="Seconds until a compile is killed; the job's by default.")
+    float | None,
+    typer.Option(
+        help="Seconds until a compile is killed; the job's by default.", callback=within(SECONDS)
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..runtime.ranges import COUNT, SECONDS
 from .kernel_options import (
     Backward,
     CaseNames,
@@ -23,6 +24,7 @@ from .kernel_options import (
     start,
 )
 from .kernel_score import score_file
+from .values import output_folder, within
 
 app = typer.Typer(no_args_is_help=True)
 OP_ARGUMENT: Any = typer.Argument(
@@ -60,7 +62,9 @@ def bench(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="With --timings: so many cases of each op and generation."),
+        typer.Option(
+            help="With --timings: so many cases of each op and generation.", callback=within(COUNT)
+        ),
     ] = None,
     no_cache: NoCache = False,
     json: Json = False,
@@ -120,14 +124,17 @@ def tune(
         bool, typer.Option("--forward-only", help="Leave the backward pass as it is.")
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(min=0, help="Time to spend on each case and generation.")
+        float | None,
+        typer.Option(help="Time to spend on each case and generation.", callback=within(SECONDS)),
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Time on the TPU here instead of estimating.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for OP/CHIP.json; by default the op's own data."),
+        typer.Option(
+            help="Folder for OP/CHIP.json; by default the op's own data.", callback=output_folder
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     no_cache: NoCache = False,

@@ -18,32 +18,12 @@ def folder_for(op: "Op", out: Path | None) -> Path:
     from ..errors import TPUValidationError
     from ..kernels.blocks.tuned import data_folder
     from ..kernels.registry.registry import builtin_ops
+    from ..runtime.outputs import try_output_folder
 
     if out is None and op.name not in builtin_ops():
         raise TPUValidationError(f"{op.name} has no folder of its own: give --out, or --dry-run.")
-    return _writable(data_folder(op.name) if out is None else out / op.name)
-
-
-def _writable(folder: Path) -> Path:
-    """The folder, made now: tuning takes minutes.
-
-    Raises:
-        TPUValidationError: Nothing can be written there.
-    """
-    import os
-
-    from ..errors import TPUValidationError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TPUValidationError(
-            f"{folder} cannot be made ({error.strerror}); give another --out, or --dry-run."
-        ) from error
-    if not os.access(folder, os.W_OK):
-        raise TPUValidationError(
-            f"{folder} cannot be written to; give another --out, or --dry-run."
-        )
+    folder = data_folder(op.name) if out is None else out / op.name
+    try_output_folder(folder)
     return folder
 
 

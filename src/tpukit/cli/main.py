@@ -27,6 +27,11 @@ def run() -> None:
         sys.exit(0)
     except TPUError as error:
         _say(error, str(error), USER_ERROR)
+    except OSError as error:
+        # A disk, a permission, a name: nobody's fault here, wherever it was met.
+        named = error.filename is not None and error.strerror is not None
+        message = f"{error.filename}: {error.strerror}." if named else _unexpected(error)
+        _say(error, message, USER_ERROR if named else UNEXPECTED)
     except Exception as error:  # noqa: BLE001 - whatever it is, it ends as one line
         _say(error, _unexpected(error), UNEXPECTED)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import job_options as options
+from .values import output_file
 
 if TYPE_CHECKING:
     from ..planner.cost.spot import Preemption
@@ -34,12 +35,17 @@ Top = Annotated[int, typer.Option(help="Choices to show.")]
 Verify = Annotated[bool, typer.Option(help="Let the compiler check the best.")]
 VerifyCount = Annotated[int, typer.Option(help="How many of them.")]
 VerifySeconds = Annotated[float, typer.Option(help="No compile starts after so long.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the best as a job.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Write the best as a job.", callback=output_file),
+]
 Serve = Annotated[bool, typer.Option(help="Size a slice for serving instead of training.")]
 Batch = Annotated[int, typer.Option(help="With --serve: sequences at once.")]
 Context = Annotated[int, typer.Option(help="With --serve: tokens each may hold.")]
 Weights = Annotated[str | None, typer.Option(help="With --serve: bf16, int8, fp8, int4, vq.")]
-Page = Annotated[Path | None, typer.Option(help="Write the answer as one HTML file.")]
+Page = Annotated[
+    Path | None, typer.Option(help="Write the answer as one HTML file.", callback=output_file)
+]
 
 
 def plan(

@@ -6,11 +6,14 @@ from typing import Annotated
 import typer
 
 from .output import show
+from .values import output_file
 
 app = typer.Typer(no_args_is_help=True)
 
 ReportFile = Annotated[Path, typer.Argument(help="What `tpukit check … --json` printed.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to write.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Where to write.", callback=output_file)
+]
 
 
 @app.command("diff")

@@ -9,19 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..runtime.ranges import COUNT, INDEX, SCALE, SEED
 from . import job_options as options
+from .values import output_folder, within
 
 if TYPE_CHECKING:
     from ..job.job import Job
 
 Data = Annotated[str | None, typer.Option(help="Tokens, text, a folder of them, or gs://…")]
-Steps = Annotated[int | None, typer.Option(help="Steps of the whole run.")]
-RunDir = Annotated[Path | None, typer.Option(help="The run's folder; the same again resumes.")]
+Steps = Annotated[int | None, typer.Option(help="Steps of the whole run.", callback=within(COUNT))]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(help="The run's folder; the same again resumes.", callback=output_folder),
+]
 EvalData = Annotated[str | None, typer.Option(help="Data for the evaluation loss.")]
 Tokenizer = Annotated[str | None, typer.Option(help="For text: bytes, or a tokenizer.json.")]
-LearningRate = Annotated[float | None, typer.Option(help="At its highest.")]
-CheckpointEvery = Annotated[int | None, typer.Option(help="Steps; 0 for no checkpoints.")]
-Seed = Annotated[int | None, typer.Option(help="Of parameters, data order, dropout.")]
+LearningRate = Annotated[float | None, typer.Option(help="At its highest.", callback=within(SCALE))]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="Steps; 0 for no checkpoints.", callback=within(INDEX))
+]
+Seed = Annotated[
+    int | None, typer.Option(help="Of parameters, data order, dropout.", callback=within(SEED))
+]
 Debug = Annotated[bool, typer.Option(help="No jit, stop at the first NaN or Inf.")]
 
 

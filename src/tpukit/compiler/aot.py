@@ -161,8 +161,11 @@ def compile_many(
         except TPUError as error:
             return error
 
-    with ThreadPoolExecutor(workers or room_for_workers()) as pool:
+    pool = ThreadPoolExecutor(workers or room_for_workers())
+    try:
         return list(pool.map(one, requests))
+    finally:  # whoever interrupts this does not wait for those that have not begun
+        pool.shutdown(cancel_futures=True)
 
 
 def load_compiled(

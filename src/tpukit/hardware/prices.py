@@ -183,8 +183,13 @@ def read_rates(rates: Mapping[str, Any] | str | Path) -> tuple[Rate, ...]:
 
         try:
             content = yaml.safe_load(Path(rates).read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"The rates file {str(rates)!r} cannot be read: {error}") from error
+        except OSError as error:
+            raise ConfigError(
+                f"The rates file {rates} cannot be read: {error.strerror}."
+            ) from error
+        except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+            why = " ".join(str(error).split())
+            raise ConfigError(f"The rates file {rates} is not valid YAML: {why}") from error
         where = Path(rates).name
     else:
         content, where = rates, "a mapping"

@@ -23,7 +23,7 @@ from .document import Document, Origin
 from .fingerprint import package_versions, source_fingerprint
 from .mesh_text import read_mesh
 from .model_source import is_own_model, load_model, model_fingerprint
-from .sections import CompileSettings, LaunchSettings, Limits, ObserveSettings, PositiveInt
+from .sections import CompileSettings, Count, LaunchSettings, Limits, ObserveSettings
 from .settings import as_config_error
 from .train import PROGRAM_FIELDS, TrainingSettings
 from .yaml_text import write_yaml
@@ -59,13 +59,13 @@ class Job(Limits):
     mesh: Annotated[Mapping[str, int], BeforeValidator(read_mesh)] = Field(
         default_factory=lambda: {"fsdp": -1}, description="size of each axis; -1: all that is left"
     )
-    dcn_mesh: tuple[PositiveInt, ...] | None = Field(
+    dcn_mesh: tuple[Count, ...] | None = Field(
         default=None, description="factor of each mesh axis that runs across slices"
     )
-    batch_size: PositiveInt | None = Field(
+    batch_size: Count | None = Field(
         default=None, description="examples in a step over all devices; None: one a device"
     )
-    sequence_length: PositiveInt | None = Field(
+    sequence_length: Count | None = Field(
         default=None, description="tokens in an example; None: 2048, or the model's longest"
     )
     strategy: str | None = Field(
@@ -74,12 +74,12 @@ class Job(Limits):
     remat: str | None = Field(
         default=None, description="what the backward pass recomputes; None: full, or as built"
     )
-    microbatches: PositiveInt = Field(default=1, description="pieces a step is cut into")
+    microbatches: Count = Field(default=1, description="pieces a step is cut into")
     attention: str = Field(default="auto", description="auto, flash, splash, xla, ring, cudnn")
     pipeline_schedule: Literal["1f1b", "gpipe"] = Field(
         default="1f1b", description="of pipeline stages: 1f1b or gpipe"
     )
-    loss_chunks: int | Literal["auto"] | None = Field(
+    loss_chunks: Count | Literal["auto"] | None = Field(
         default="auto", description="pieces the loss is cut into; see Workload"
     )
     options: Mapping[str, Any] = Field(

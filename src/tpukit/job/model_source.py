@@ -33,11 +33,12 @@ def load_model(name: str, changes: Mapping[str, Any]) -> Any:
                 f"'{name}' builds its own model, so {', '.join(changes)} cannot be changed here; "
                 "give the builder other defaults."
             )
-        from ..compiler.program.entry import load_function
+        from ..compiler.program.entry import errors_of, load_function
 
         build = load_function(name)
         _refuse_arguments(name, build)
-        return build()
+        with errors_of(name):
+            return build()
     if is_huggingface(name):
         import dataclasses
 

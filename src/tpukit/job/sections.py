@@ -7,17 +7,53 @@ classes flat. Each field's description is what `tpukit config show` prints besid
 from enum import StrEnum
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+)
 
 from ..hardware.formats import spelled_as
+from ..runtime.ranges import (
+    COUNT,
+    FLOPS,
+    INDEX,
+    PART,
+    SCALE,
+    SECONDS,
+    SEED,
+    SHARE,
+    WEIGHT,
+    Range,
+)
 from .quantities import format_bytes, parse_bytes
 
 Bytes = Annotated[
     int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes, when_used="always")
 ]
-Fraction = Annotated[float, Field(gt=0, le=1)]
-PositiveInt = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+def _within(accepted: Range) -> AfterValidator:
+    def check(number: float) -> float:
+        if number not in accepted:
+            raise ValueError(f"it must be {accepted}")
+        return number
+
+    return AfterValidator(check)
+
+
+Count = Annotated[int, _within(COUNT)]
+Index = Annotated[int, _within(INDEX)]
+Seed = Annotated[int, _within(SEED)]
+Share = Annotated[float, _within(SHARE)]
+Part = Annotated[float, _within(PART)]
+Seconds = Annotated[float, _within(SECONDS)]
+Scale = Annotated[float, _within(SCALE)]
+Weight = Annotated[float, _within(WEIGHT)]
+Flops = Annotated[float, _within(FLOPS)]
 
 
 def any_spelling(*allowed: str) -> BeforeValidator:
@@ -56,7 +92,7 @@ class Section(BaseModel):
 class ScalingConfig(Section):
     """When a device counts as a hot spot."""
 
-    load_threshold: Fraction = Field(
+    load_threshold: Share = Field(
         default=0.8, description="load above which a device is a hot spot"
     )
 
@@ -67,27 +103,21 @@ class Limits(Section):
     memory_per_chip: Bytes | None = Field(
         default=None, description="HBM to use per chip, e.g. 32GB; None: all the compiler may use"
     )
-    memory_fraction: Fraction = Field(default=1.0, description="share of usable HBM to plan for")
+    memory_fraction: Share = Field(default=1.0, description="share of usable HBM to plan for")
 
 
 class Hardware(Section):
     """Which chips, how many, in which shape."""
 
     tpu_version: str | None = Field(default=None, description="generation: v2 … v6e, 7x")
-    num_chips: PositiveInt | None = Field(
-        default=None, description="chips in one slice (not cores)"
-    )
+    num_chips: Count | None = Field(default=None, description="chips in one slice (not cores)")
     topology: str | None = Field(default=None, description="shape of the slice in chips, e.g. 8x8")
-    num_slices: PositiveInt = Field(
-        default=1, description="slices joined over the data-centre network"
-    )
+    num_slices: Count = Field(default=1, description="slices joined over the data-centre network")
     accelerator_type: str | None = Field(
         default=None, description="API name of the slice, e.g. v3-8"
     )
-    flops_per_chip: PositiveFloat | None = Field(
-        default=None, description="bf16 peak of a chip in FLOP/s"
-    )
-    mesh_shape: tuple[PositiveInt, ...] | None = Field(
+    flops_per_chip: Flops | None = Field(default=None, description="bf16 peak of a chip in FLOP/s")
+    mesh_shape: tuple[Count, ...] | None = Field(
         default=None, description="devices along each axis"
     )
 
@@ -120,10 +150,10 @@ class Compilation(Section):
     enable_async_collective: bool = Field(
         default=True, description="flags of the level's asynchronous collectives"
     )
-    compilation_timeout_seconds: PositiveFloat = Field(
+    compilation_timeout_seconds: Seconds = Field(
         default=1800, description="an offline compile is killed after this long"
     )
-    cache_max_size: PositiveInt | None = Field(
+    cache_max_size: Count | None = Field(
         default=None, description="offline compiles kept on disk; None: as many as 2 GiB hold"
     )
 
@@ -154,7 +184,7 @@ class Memory(Section):
         default=False, description="recompute activations in backward"
     )
     gradient_checkpointing: bool = Field(default=False, description="keep only layer inputs")
-    batch_size_per_chip: PositiveInt | None = Field(
+    batch_size_per_chip: Count | None = Field(
         default=None, description="sequences per chip and step"
     )
 
@@ -171,11 +201,9 @@ class ObserveSettings(Section):
     scaling_config: ScalingConfig = Field(
         default_factory=ScalingConfig, description="hot-spot threshold"
     )
-    monitoring_interval_seconds: PositiveFloat = Field(
-        default=1.0, description="between two readings"
-    )
-    monitoring_duration_seconds: PositiveFloat = Field(default=60.0, description="of one watch")
-    allocation_history_retention_seconds: PositiveFloat = Field(
+    monitoring_interval_seconds: Seconds = Field(default=1.0, description="between two readings")
+    monitoring_duration_seconds: Seconds = Field(default=60.0, description="of one watch")
+    allocation_history_retention_seconds: Seconds = Field(
         default=3600.0, description="how long allocations are remembered"
     )
     enable_strict_validation: bool = Field(

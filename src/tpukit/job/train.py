@@ -13,11 +13,19 @@ from ..step.optimizer.spec import (
     OptimizerSpec,
 )
 from .precision import ParamDtype, Precision
-from .sections import Fraction, PositiveFloat, PositiveInt, Section, any_spelling
+from .sections import (
+    Count,
+    Index,
+    Part,
+    Scale,
+    Seconds,
+    Section,
+    Seed,
+    Share,
+    Weight,
+    any_spelling,
+)
 from .settings import Settings
-
-NonNegativeInt = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
 
 
 def _as_tuple(value: Any) -> Any:
@@ -38,29 +46,27 @@ class DataFields(Section):
         default="concat", description="one stream of tokens, or documents kept apart"
     )
     shuffle: bool = Field(default=True, description="a new order each epoch, from the seed")
-    epochs: PositiveInt | None = Field(default=None, description="stop after so many; None: never")
-    num_workers: PositiveInt = Field(default=4, description="threads that read tokens")
-    prefetch: PositiveInt = Field(default=6, description="reads of tokens ahead of the step")
+    epochs: Count | None = Field(default=None, description="stop after so many; None: never")
+    num_workers: Count = Field(default=4, description="threads that read tokens")
+    prefetch: Count = Field(default=6, description="reads of tokens ahead of the step")
 
 
 class Optimization(Section):
     """How it is learnt."""
 
     optimizer: OptimizerName = Field(default="adamw", description="adamw, lion, adafactor or sgd")
-    learning_rate: PositiveFloat = Field(
-        default=DEFAULT_LEARNING_RATE, description="at its highest"
-    )
+    learning_rate: Scale = Field(default=DEFAULT_LEARNING_RATE, description="at its highest")
     schedule: ScheduleName = Field(default="cosine", description="constant, cosine, linear, wsd")
-    warmup_steps: NonNegativeInt = Field(default=0, description="steps of rising learning rate")
-    final_lr_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+    warmup_steps: Index = Field(default=0, description="steps of rising learning rate")
+    final_lr_fraction: Part = Field(
         default=0.1, description="of the highest rate, at the last step"
     )
-    decay_fraction: Fraction = Field(default=0.2, description="of all steps, for schedule wsd")
+    decay_fraction: Share = Field(default=0.2, description="of all steps, for schedule wsd")
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="first moment")
     beta2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.95, description="second moment")
-    weight_decay: NonNegativeFloat = Field(default=0.1, description="decoupled")
+    weight_decay: Weight = Field(default=0.1, description="decoupled")
     no_decay: Words = Field(default=NO_DECAY, description="paths of parameters that do not decay")
-    clip_norm: PositiveFloat | None = Field(default=1.0, description="of all gradients together")
+    clip_norm: Scale | None = Field(default=1.0, description="of all gradients together")
     moment_dtype: Annotated[MomentDtype, any_spelling(*get_args(MomentDtype))] = Field(
         default="float32", description="of the first moment; int8: of both, in blocks"
     )
@@ -70,7 +76,7 @@ class Optimization(Section):
     param_dtype: Annotated[ParamDtype, any_spelling(*get_args(ParamDtype))] | None = Field(
         default=None, description="format of the parameters that are updated; None: the model's"
     )
-    z_loss: NonNegativeFloat = Field(default=0.0, description="weight of log²(softmax normaliser)")
+    z_loss: Weight = Field(default=0.0, description="weight of log²(softmax normaliser)")
 
 
 # Settings of the optimizer: without effect where a model brings its own.
@@ -86,17 +92,17 @@ STEPS_IF_UNKNOWN = 10_000
 class Reliability(Section):
     """What happens when something goes wrong."""
 
-    checkpoint_every: NonNegativeInt = Field(default=500, description="steps; 0: no checkpoints")
+    checkpoint_every: Index = Field(default=500, description="steps; 0: no checkpoints")
     checkpoint_dir: str | None = Field(default=None, description="run_dir/checkpoints by default")
-    keep_checkpoints: PositiveInt = Field(default=3, description="the newest ones")
+    keep_checkpoints: Count = Field(default=3, description="the newest ones")
     async_checkpointing: bool = Field(default=True, description="write while training goes on")
     on_bad_loss: Literal["stop", "rollback", "skip", "ignore"] = Field(
         default="stop", description="when the loss is not finite or jumps"
     )
-    spike_factor: PositiveFloat | None = Field(
+    spike_factor: Scale | None = Field(
         default=None, description="robust deviations above the recent loss; None: only NaN"
     )
-    hang_timeout_s: PositiveFloat | None = Field(
+    hang_timeout_s: Seconds | None = Field(
         default=None, description="end the process when no step completes for so long"
     )
     on_recompile: Literal["refuse", "allow"] = Field(
@@ -108,11 +114,11 @@ class Reporting(Section):
     """Where to look."""
 
     run_dir: str | None = Field(default=None, description="runs/MODEL-TIME by default")
-    log_every: PositiveInt = Field(default=1, description="steps between two lines of metrics")
-    eval_every: NonNegativeInt = Field(default=0, description="steps; 0: only at the end")
-    eval_batches: PositiveInt = Field(default=16, description="batches of an evaluation")
+    log_every: Count = Field(default=1, description="steps between two lines of metrics")
+    eval_every: Index = Field(default=0, description="steps; 0: only at the end")
+    eval_batches: Count = Field(default=16, description="batches of an evaluation")
     hooks: Words = Field(default=(), description="tensorboard, wandb, profile")
-    peak_tflops: PositiveFloat | None = Field(
+    peak_tflops: Scale | None = Field(
         default=None, description="of one device, for MFU where the catalog knows none"
     )
 
@@ -125,8 +131,8 @@ class TrainingSettings(Reporting, Reliability, Optimization, DataFields, Setting
         'cosine'
     """
 
-    steps: PositiveInt | None = Field(default=None, description="of the whole run, from step 0")
-    seed: NonNegativeInt = Field(default=0, description="of parameters, data order and dropout")
+    steps: Count | None = Field(default=None, description="of the whole run, from step 0")
+    seed: Seed = Field(default=0, description="of parameters, data order and dropout")
     tune_products: bool = Field(
         default=False, description="on one NVIDIA GPU: time cuBLAS under load first, once a model"
     )

@@ -1,5 +1,6 @@
 """A trained model, from wherever it lies: a run, its checkpoints, a Hugging Face folder."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def load_trained(source: str | Path, *, step: int | None = None) -> TrainedModel
         TPUCheckpointError: There is no good checkpoint.
     """
     path = Path(source).expanduser()
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists() minds a name that is too long
         siblings = [entry.name for entry in path.parent.glob("*")]
         raise TPUValidationError(
             f"{path} is not there; give a run directory or a Hugging Face folder."

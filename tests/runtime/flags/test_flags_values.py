@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import FlagError
+from tpukit.hardware import list_chips
 from tpukit.runtime.flags.flag import (
     COUNT,
     DURATION,
@@ -17,6 +18,7 @@ from tpukit.runtime.flags.flag import (
     infer_type,
     listed_choices,
 )
+from tpukit.runtime.flags.published import published_ranges
 
 
 def flag(type_, *, choices=(), parsers=("libtpu",)):
@@ -84,8 +86,8 @@ def test_values_are_written_as_the_parser_wants(kind, value, written):
     [
         ("bool", "maybe", "xla_x takes true or false, not 'maybe'"),
         ("bool", 7, "takes true or false, not 7"),
-        ("int32", 2**31, "a whole number from -2147483648 to 2147483647"),
-        ("uint32", -1, "a whole number from 0 to 4294967295"),
+        ("int32", 2**31, "a whole number from -2,147,483,648 to 2,147,483,647"),
+        ("uint32", -1, "a whole number from 0 to 4,294,967,295"),
         ("int64", "5.0", "takes a whole number"),
         ("int64", True, "takes a whole number"),
         ("float", "fast", "takes a number, not 'fast'"),
@@ -139,3 +141,32 @@ def test_only_a_flag_error_comes_out_and_rendering_is_stable(kind, value):
 def test_round_trips_through_its_dictionary():
     one = Flag("xla_x", ("xla",), "enum", default="a", choices=("a", "b"), compile_option=True)
     assert Flag.from_dict(one.to_dict()) == one
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("xla_tpu_scoped_vmem_limit_kib", (-5, -2, 196_609), (-1, 0, 98_304)),
+        ("xla_jf_spmd_threshold_for_windowed_einsum_mib", (-5,), (-1, 0, 1_000_000)),
+        ("xla_tpu_rwb_something", (2**63,), (-5, 5)),  # its name says nothing about its meaning
+    ],
+)
+def test_amounts_are_not_negative(name, wrong, right):
+    amount = Flag(name, ("libtpu",), "int64")
+    for value in wrong:
+        with pytest.raises(FlagError, match=f"{name} takes a whole number from"):
+            amount.render(value)
+    assert [amount.render(value) for value in right] == [str(value) for value in right]
+
+
+def test_a_share_has_its_published_range():
+    share = Flag("xla_tpu_msa_inefficient_use_to_copy_ratio", ("libtpu",), "float")
+    assert share.render(0.5) == "0.5"
+    for value in (-0.1, 1.1, "inf"):
+        with pytest.raises(FlagError, match="a number from 0 to 1"):
+            share.render(value)
+
+
+def test_no_chip_has_more_vmem_than_a_limit_may_say():
+    most = max(chip.vmem_bytes.value or 0 for chip in list_chips())
+    assert published_ranges()["xla_tpu_scoped_vmem_limit_kib"].high == most / 1024

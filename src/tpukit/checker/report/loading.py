@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import TypeAdapter, ValidationError
+
 from ...compiler.timeline import Span
 from ...errors import TPUValidationError
 from .schema import SCHEMA, Report
@@ -23,7 +25,7 @@ def read_report(path: Path) -> Report:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TPUValidationError(f"{path} cannot be read ({error.strerror}); {_MAKE_ONE}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TPUValidationError(f"{path} is not JSON ({error}); {_MAKE_ONE}") from None
     return as_report(data, name=str(path))
 
@@ -38,6 +40,14 @@ def as_report(data: object, *, name: str = "the report") -> Report:
             f"{name} has the format {found['schema']!r} and this tpukit reads {SCHEMA!r}; "
             "run the check again with the version that reads it."
         )
+    try:
+        TypeAdapter(Report).validate_python(found)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise TPUValidationError(
+            f"{name} is damaged: {where} is {problem['input']!r:.60}; {_MAKE_ONE}"
+        ) from None
     return cast("Report", dict(found))
 
 

@@ -4,7 +4,9 @@
 missing. A part that is missing for a reason says so in the `no_…` key beside it.
 """
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
+
+from typing_extensions import TypedDict  # typing's own cannot be checked before Python 3.12
 
 SCHEMA = "tpukit.report/1"
 """Raise the number when a key changes its meaning; a new key is no such change."""

@@ -4,12 +4,14 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...errors import TPUValidationError, did_you_mean
+from ...errors import TPUError, TPUModelError, TPUValidationError, did_you_mean
 from ...hardware import parse_format
 
 _SHAPE = re.compile(r"\s*([a-z][a-z0-9_]*)\s*\[([0-9,\s]*)\]\s*", re.IGNORECASE)
@@ -56,7 +58,8 @@ def _load_module(name: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        return importlib.import_module(name)
+        with errors_of(name):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and name.startswith(error.name):
             raise TPUValidationError(
@@ -77,5 +80,30 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise TPUValidationError(f"{str(path)!r} cannot be imported as Python.")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with errors_of(str(path)):
+        spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def errors_of(name: str) -> Generator[None]:
+    """Tell what somebody's own code raised, and where, as a user's error.
+
+    Raises:
+        TPUModelError: With the line of their code; tpukit's own errors pass.
+    """
+    try:
+        yield
+    except (TPUError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # anyone's code may raise anything here
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+        frames = traceback.extract_tb(error.__traceback__)
+        where = (
+            ""
+            if isinstance(error, SyntaxError)
+            else f" in line {frames[-1].lineno} of {frames[-1].filename}"
+        )
+        raise TPUModelError(
+            f"{name} raised {said}{where}; TPUKIT_TRACEBACK=1 shows the whole way there."
+        ) from error

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
 from ...errors import FlagError
+from ..ranges import Range
+from .published import published_ranges
 
 Parser = Literal["libtpu", "xla"]
 FlagType = Literal[
@@ -23,11 +25,14 @@ TRIAL_VALUES = (WORD, YES, COUNT, NEGATIVE, WIDE, FRACTION, DURATION)
 _TRUE = frozenset({"true", "t", "yes", "y", "1"})
 _FALSE = frozenset({"false", "f", "no", "n", "0"})
 _RANGES = {
-    "int32": (-(2**31), 2**31 - 1),
-    "int64": (-(2**63), 2**63 - 1),
-    "uint32": (0, 2**32 - 1),
-    "uint64": (0, 2**64 - 1),
+    "int32": Range(-(2**31), 2**31 - 1),
+    "int64": Range(-(2**63), 2**63 - 1),
+    "uint32": Range(0, 2**32 - 1),
+    "uint64": Range(0, 2**64 - 1),
 }
+# No amount is negative, but for the -1 that leaves it to the compiler.
+_AMOUNT = re.compile(r"_(kib|mib|gib|kb|mb|gb|bytes|percent)$")
+_SMALLEST_AMOUNT = -1
 _DURATION = re.compile(r"[+-]?(inf|0|(\d+(\.\d*)?|\.\d+)(ns|us|ms|s|m|h)"
                        r"((\d+(\.\d*)?|\.\d+)(ns|us|ms|s|m|h))*)")  # fmt: skip
 
@@ -99,11 +104,22 @@ class Flag:
             return "true or false"
         if self.type == "enum":
             return "one of " + ", ".join(self.choices)
-        if self.type in _RANGES:
-            low, high = _RANGES[self.type]
-            return f"a whole number from {low} to {high}"
+        accepted = self.accepted
+        if accepted is not None:
+            return f"a {'' if self.type == 'float' else 'whole '}number {accepted}"
         words = {"float": "a number", "duration": "a duration such as 10s or 1m30s"}
         return words.get(self.type, "text")
+
+    @property
+    def accepted(self) -> Range | None:
+        """The numbers it takes; None where any will do, or it takes none."""
+        published = published_ranges().get(self.name)
+        if published is not None or self.type not in _RANGES:
+            return published
+        held = _RANGES[self.type]
+        if _AMOUNT.search(self.name):
+            return Range(max(held.low, _SMALLEST_AMOUNT), held.high)
+        return held
 
     def to_dict(self) -> dict[str, Any]:
         """For machines: every field, and the variable it goes to."""
@@ -123,13 +139,15 @@ class Flag:
         if self.type == "enum":
             same = [choice for choice in self.choices if choice.lower() == lowered]
             return text if text in same else same[0] if same else None
+        accepted = self.accepted
         if self.type in _RANGES:
-            low, high = _RANGES[self.type]
             number = _whole_number(text)
-            return str(number) if number is not None and low <= number <= high else None
+            return str(number) if number is not None and number in (accepted or ()) else None
         if self.type == "float":
             number = _number(text)
-            return None if number is None or math.isnan(number) else text
+            if number is None or math.isnan(number):
+                return None
+            return text if accepted is None or number in accepted else None
         if self.type == "duration":
             return text if _DURATION.fullmatch(text) else None
         return text

@@ -7,6 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal, get_args
 
+from ..ranges import Range
+
 Group = Literal["fusion", "async_collective", "megacore", "latency_hiding"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 
@@ -76,6 +78,12 @@ def exclusive_flags() -> tuple[ExclusiveFlags, ...]:
 def published_descriptions() -> Mapping[str, str]:
     """What flags do, by name, as far as the compiler's guide says."""
     return _read("descriptions.toml")["descriptions"]
+
+
+@cache
+def published_ranges() -> Mapping[str, Range]:
+    """Which numbers flags take, by name, as far as anybody says."""
+    return {name: Range(*ends) for name, ends in _read("descriptions.toml")["ranges"].items()}
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -160,4 +160,9 @@ class CheckpointDirectory:
             check_bucket(self.path)
             self._reached = True
         forget_listings(self.path)
-        return [path.name for path in self.path.iterdir()] if self.path.exists() else []
+        try:
+            return [path.name for path in self.path.iterdir()] if self.path.exists() else []
+        except PermissionError as error:
+            raise TPUCheckpointError(
+                f"{self.path} cannot be read ({error.strerror}); check who owns it."
+            ) from error

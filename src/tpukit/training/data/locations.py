@@ -1,6 +1,7 @@
 """Where data lie: a local file or folder, or one in a bucket, looked at in the same way."""
 
 import hashlib
+import os
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -132,13 +133,18 @@ def look_at(path: str | Path) -> Location:
             )
         return place
     local = Path(path).expanduser()
-    if not local.exists():
+    if not os.path.exists(local):  # Path.exists() minds a name that is too long
         siblings = [entry.name for entry in local.parent.iterdir()] if local.parent.is_dir() else []
         raise TPUValidationError(
             f"there is no data at {local}; give a file or a folder."
             + did_you_mean(local.name, siblings)
         )
-    place = LocalFiles(local)
+    if not local.is_dir() and not local.is_file():
+        raise TPUValidationError(f"{local} is a device; give a file or a folder.")
+    try:
+        place = LocalFiles(local)
+    except OSError as error:
+        raise TPUValidationError(f"{local} cannot be read ({error.strerror}).") from error
     if not place.names:
         raise TPUValidationError(f"the folder {local} is empty; give one that holds data.")
     return place

@@ -74,6 +74,9 @@ class TokenWriter:
             self._file.close()
         self._stack.close()
         if isinstance(error, OSError):
+            named = str(error.filename or self._partial)
+            if not named.startswith(str(self._partial)):
+                raise TPUValidationError(f"{named} cannot be read ({error.strerror}).") from error
             raise TPUValidationError(
                 f"{self._output} cannot be written ({error.strerror}); nothing was left behind. "
                 "Choose another place, or make room."

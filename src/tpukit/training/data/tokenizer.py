@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,8 +99,9 @@ def load_tokenizer(tokenizer: "str | Path | Tokenizer", *, end: str | None = Non
     if str(tokenizer) == "bytes":
         return ByteTokenizer()
     path = Path(tokenizer).expanduser()
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
+    # os.path, because methods of Path mind a name that is too long.
+    file = path / "tokenizer.json" if os.path.isdir(path) else path
+    if not os.path.isfile(file):
         raise _unknown(str(tokenizer), path)
     return _from_file(file, end)
 
@@ -120,7 +122,9 @@ def _from_file(file: Path, end: str | None) -> HuggingFaceTokenizer:
     try:
         content = file.read_text("utf-8")
         json.loads(content)
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{file} is no tokenizer.json ({error}); a SentencePiece .model must be converted "
             "first, with transformers' AutoTokenizer.save_pretrained."

@@ -1,0 +1,65 @@
+"""Which numbers make sense: one list for job files, Python arguments and the command line."""
+
+import math
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `low` to `high`; infinity and what is no number are in none.
+
+    Attributes:
+        low: The smallest, or what every number is above where `above` is set.
+        high: The largest.
+        above: Whether `low` itself is left out.
+    """
+
+    low: float
+    high: float
+    above: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        if (isinstance(number, float) and not math.isfinite(number)) or number > self.high:
+            return False
+        return number > self.low if self.above else number >= self.low
+
+    def check(self, name: str, number: float) -> None:
+        """Refuse a number outside.
+
+        Raises:
+            ConfigError: With what was seen and what is accepted.
+        """
+        if number not in self:
+            raise ConfigError(f"{name} is {number}; it must be {self}.")
+
+    def __str__(self) -> str:
+        if self.above:
+            return f"above {_written(self.low)} and at most {_written(self.high)}"
+        return f"from {_written(self.low)} to {_written(self.high)}"
+
+
+COUNT = Range(1, 2**31 - 1)
+"""Of steps, examples, tokens, devices: what arrays are indexed by."""
+INDEX = Range(0, 2**31 - 1)
+"""Of a step, an argument; and a count that may be none."""
+SEED = Range(0, 2**32 - 1)
+"""What a random key holds; a longer one would give the numbers of a shorter one."""
+SHARE = Range(0, 1, above=True)
+"""Of a whole, and not nothing."""
+PART = Range(0, 1)
+"""Of a whole."""
+SECONDS = Range(0, 365 * 24 * 3600, above=True)
+"""To wait, at most a year."""
+SCALE = Range(0, 1e6, above=True)
+"""A rate, a norm or a factor."""
+WEIGHT = Range(0, 1000)
+"""Of a term that is added, which may be none."""
+FLOPS = Range(0, 1e18, above=True)
+"""Of a chip in a second."""
+
+
+def _written(number: float) -> str:
+    whole = isinstance(number, int) or (number.is_integer() and abs(number) < 1e12)
+    return f"{int(number):,}" if whole else f"{number:g}"
