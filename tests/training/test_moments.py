@@ -125,17 +125,20 @@ def test_a_stack_is_updated_like_its_layers(stages):
 @pytest.mark.xdist_group("libtpu")
 def test_a_compiled_step_holds_as_much_less_as_the_state_does():
     config = get_preset("llama3.2-1b", n_layers=8, vocab_size=8192)
-    totals = {}
+    totals, states = {}, {}
     for dtype in ("float32", "int8"):
         optimizer = build_optimizer(OptimizerSpec(moment_dtype=dtype), 1e-3)
         work = Workload(config, batch_size=1, sequence_length=512, optimizer=optimizer)
         compiled = compile_for(work, "v6e-1", mesh={"fsdp": 1}, until="memory")
         totals[dtype] = compiled.memory.total_bytes
+        purposes = compiled.memory.purposes
+        states[dtype] = purposes["optimizer state"] + purposes["padding"]  # of scales, mostly
     shapes = config.parameter_shapes().values()
     kept = {
         dtype: sum(state_bytes(OptimizerSpec(moment_dtype=dtype), shape) for shape in shapes)
         for dtype in totals
     }
+    assert states == pytest.approx(kept, rel=1e-4)
     saved = kept["float32"] - kept["int8"]
     assert totals["float32"] - totals["int8"] == pytest.approx(saved, rel=0.1)
 
