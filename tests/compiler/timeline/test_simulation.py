@@ -156,6 +156,9 @@ def test_the_host_link_carries_both_ways_at_once():
     one_way = 2 * 8192 * 8192 / MACHINE.host_bytes_per_s
     assert seconds == pytest.approx(one_way)
     assert ledger.seconds["host"] == pytest.approx(one_way)
+    lengths = {span.name: span.duration_s for span in ledger.spans if span.track == "host"}
+    assert lengths == {"o": pytest.approx(one_way), "i": pytest.approx(one_way)}
+    assert ledger.hidden_s["host"] == pytest.approx(2 * one_way)  # the whole length of both
 
 
 LOOP = f"""%body (p: (s32[], {LARGE})) -> (s32[], {LARGE}) {{
