@@ -1,6 +1,6 @@
 """Keep what the compiler made of measured programs, so that the suite scores them without it.
 
-    python benchmarks/kept_kernels.py [--timings FILE] [--limit N]
+    python benchmarks/kept_kernels.py [--timings FILE] [--limit N] [--write]
 
 The schedule of every program and the transfers and cycles of its kernels are facts: no rate is in
 them. `tests/kernels/timing/measured/test_published_scores.py` times them by the rates in use, so
@@ -32,13 +32,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--timings", type=Path, default=DEFAULT_TIMINGS, help="measured rows")
     parser.add_argument("--limit", type=int, default=LIMIT, help="cases of each op that XLA makes")
+    parser.add_argument("--write", action="store_true", help=f"into {KEPT.name} of the suite")
     options = parser.parse_args()
     configure_tpu_environment()  # or jax would look for a TPU in this process
     kept = [found for row in chosen(options.timings, options.limit) if (found := facts(row))]
-    KEPT.parent.mkdir(exist_ok=True)
     text = json.dumps(kept, separators=(",", ":"))
-    KEPT.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
-    print(f"{len(kept)} rows, {KEPT.stat().st_size / 1e3:.0f} kB")
+    packed = gzip.compress(text.encode(), compresslevel=9, mtime=0)
+    print(f"{len(kept)} rows, {len(packed) / 1e3:.0f} kB")
+    if options.write:
+        KEPT.parent.mkdir(exist_ok=True)
+        KEPT.write_bytes(packed)
     return 0
 
 
