@@ -98,7 +98,7 @@ def test_what_a_job_leaves_out_follows_from_its_mesh():
     ("change", "message"),
     [
         ({"bacth_size": 8}, r"sets 'bacth_size'.*Did you mean 'batch_size'"),
-        ({"batch_size": 0}, r"batch_size=0 is not valid: it must be from 1 to 2,147,483,647"),
+        ({"batch_size": 0}, r"batch_size=0 is not valid: accepted are 1 to 2,147,483,647"),
         ({"batch_size": "many"}, r"batch_size='many' is not valid"),
         ({"optimizer": "adamw"}, r"Did you mean 'train.optimizer'"),
         ({"train": {"optimizer": "adamv"}}, r"Did you mean 'adamw'"),

@@ -107,8 +107,8 @@ reserved: false
         ({"tpu_version": "v6e", "num_chips": 64, "mesh_shape": (8, 9)}, "v6e-64 has 64"),
         ({"accelerator_type": "v3-8", "tpu_version": "v6e", "num_chips": 4}, "drop one"),
         ({"tpu_version": "v9"}, "known are v2"),
-        ({"num_chips": 0}, "must be from 1 to"),
-        ({"memory_fraction": 1.5}, "must be above 0 and at most 1"),
+        ({"num_chips": 0}, "accepted are 1 to"),
+        ({"memory_fraction": 1.5}, "accepted are above 0 to 1"),
     ],
 )
 def test_wrong_values_are_refused_with_the_way_out(values, message):

@@ -30,8 +30,8 @@ def test_odd_numbers_are_in_none(accepted, number):
 
 
 def test_a_refusal_says_what_was_seen_and_what_is_accepted():
-    with pytest.raises(ConfigError, match=r"--batch is 0; it must be from 1 to 2,147,483,647\."):
+    with pytest.raises(ConfigError, match=r"--batch is 0; accepted are 1 to 2,147,483,647\."):
         COUNT.check("--batch", 0)
-    with pytest.raises(ConfigError, match=r"is nan; it must be above 0 and at most 1\."):
+    with pytest.raises(ConfigError, match=r"is nan; accepted are above 0 to 1\."):
         SHARE.check("top_p", math.nan)
     SEED.check("--seed", 0)

@@ -39,7 +39,7 @@ Bytes = Annotated[
 def _within(accepted: Range) -> AfterValidator:
     def check(number: float) -> float:
         if number not in accepted:
-            raise ValueError(f"it must be {accepted}")
+            raise ValueError(f"accepted are {accepted}")
         return number
 
     return AfterValidator(check)

@@ -14,6 +14,7 @@ from ..hardware import public_prices
 from ..hardware.catalog import dcn_rate
 from ..hardware.figure import format_quantity
 from ..runtime.progress import Progress, silent
+from ..runtime.ranges import Range
 from .answer.amounts import parse_days, parse_tokens, parse_usd
 from .answer.choice import Choice
 from .answer.front import modelled_front, verified_front
@@ -21,7 +22,6 @@ from .answer.rejections import state_bytes
 from .answer.result import PlanResult
 from .cost.money import SPOT, Market
 from .cost.spot import Preemption
-from .ranges import check_count, check_range
 from .search.candidates import GENERATIONS, Space, optimizers_of
 from .search.objectives import Limits, read_objective
 from .search.own_model import OwnModelSearch
@@ -96,9 +96,9 @@ def plan(
     """
     if spot and tier not in (None, SPOT):
         raise ConfigError(f"spot and tier='{tier}' exclude each other; give one of them.")
-    check_count("top", top, 1, MOST_CHOICES, unit="choices")
-    check_count("verify", int(verify), 0, MOST_CHOICES, unit="choices")
-    check_range("verify_seconds", verify_seconds, 0, LONGEST_VERIFICATION_S, unit="seconds")
+    Range(1, MOST_CHOICES).check_whole("top", top, unit="choices")
+    Range(0, MOST_CHOICES).check_whole("verify", int(verify), unit="choices")
+    Range(0, LONGEST_VERIFICATION_S).check("verify_seconds", verify_seconds, unit="seconds")
     limits = Limits(
         deadline_days=None if deadline is None else parse_days(deadline),
         budget_usd=None if budget is None else parse_usd(budget),

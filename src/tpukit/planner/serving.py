@@ -10,10 +10,10 @@ from ..errors import TPUValidationError, did_you_mean
 from ..hardware import Figure, Slice, get_chip, list_chips, list_slices
 from ..hardware.formats import spelled_as
 from ..hardware.stored_formats import WEIGHT_FORMATS
+from ..runtime.ranges import Range
 from .cost.model_shape import ModelShape
 from .cost.serving_bytes import cache_bytes, weight_bytes
 from .cost.serving_time import Pass, Server, room_bytes, servers_on
-from .ranges import check_count
 from .search.candidates import named_slice, refuse_unknown_rates, unknown_rate
 from .sizing.memory_optimizer import transformer_shape
 
@@ -157,8 +157,8 @@ def plan_serving(
     """
     formats = [_weight_format(name) for name in formats]
     shape = transformer_shape(model)
-    check_count("batch", batch, 1, MOST_SEQUENCES, unit="sequences")
-    check_count("context", context, 1, shape.max_seq_len, unit=f"tokens of {shape.name}")
+    Range(1, MOST_SEQUENCES).check_whole("batch", batch, unit="sequences")
+    Range(1, shape.max_seq_len).check_whole("context", context, unit=f"tokens of {shape.name}")
     if generations is None:
         generations = [c.name for c in list_chips() if c.rules and not unknown_rate(c)]
     for name in generations:

@@ -25,19 +25,30 @@ class Range:
             return False
         return number > self.low if self.above else number >= self.low
 
-    def check(self, name: str, number: float) -> None:
-        """Refuse a number outside.
+    def check(self, name: str, value: object, *, unit: str = "") -> float:
+        """Return the value, where it is a number of this range.
 
         Raises:
-            ConfigError: With what was seen and what is accepted.
+            ConfigError: It is not, with what was seen and what is accepted.
         """
-        if number not in self:
-            raise ConfigError(f"{name} is {number}; it must be {self}.")
+        if isinstance(value, int | float) and not isinstance(value, bool) and value in self:
+            return value
+        words = f" {unit}" if unit else ""
+        raise ConfigError(f"{name} is {value!r}; accepted are {self}{words}.")
+
+    def check_whole(self, name: str, value: object, *, unit: str = "") -> int:
+        """Return the value, where it is a whole number of this range.
+
+        Raises:
+            ConfigError: It is not, with what was seen and what is accepted.
+        """
+        number = self.check(name, value, unit=unit)
+        if number != int(number):
+            raise ConfigError(f"{name} is {value!r}; it is a whole number.")
+        return int(number)
 
     def __str__(self) -> str:
-        if self.above:
-            return f"above {_written(self.low)} and at most {_written(self.high)}"
-        return f"from {_written(self.low)} to {_written(self.high)}"
+        return f"{'above ' if self.above else ''}{_written(self.low)} to {_written(self.high)}"
 
 
 COUNT = Range(1, 2**31 - 1)
@@ -62,4 +73,4 @@ FLOPS = Range(0, 1e18, above=True)
 
 def _written(number: float) -> str:
     whole = isinstance(number, int) or (number.is_integer() and abs(number) < 1e12)
-    return f"{int(number):,}" if whole else f"{number:g}"
+    return f"{int(number):,}" if whole else f"{number:.3g}"

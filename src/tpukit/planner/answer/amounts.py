@@ -5,7 +5,7 @@ import re
 from datetime import timedelta
 
 from ...errors import ConfigError
-from ..ranges import check_range
+from ...runtime.ranges import Range
 
 _MINUTE, _HOUR, _WEEK = 1 / 1440, 1 / 24, 7.0
 _DAYS = {
@@ -25,7 +25,7 @@ def parse_days(value: object) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds() / 86_400
     days = _read(value, _DAYS, "a duration", "30d, 12h or 2w")
-    return check_range("a duration", days, _MINUTE, LONGEST_DAYS, unit="days")
+    return Range(_MINUTE, LONGEST_DAYS).check("a duration", days, unit="days")
 
 
 def days_text(days: float) -> str:
@@ -54,14 +54,14 @@ def count_text(count: float) -> str:
 def parse_tokens(value: object) -> float:
     """A count from 15e12, "15T" or "300B"."""
     tokens = _read(value, _COUNTS, "a number of tokens", "15e12, 15T or 300B")
-    return check_range("a number of tokens", tokens, 1, MOST_TOKENS)
+    return Range(1, MOST_TOKENS).check("a number of tokens", tokens)
 
 
 def parse_usd(value: object) -> float:
     """Dollars from 50000, "$50,000" or "50k"."""
     shown = value.strip().removeprefix("$") if isinstance(value, str) else value
     dollars = _read(shown, _COUNTS, "an amount of dollars", "50000, $50,000 or 50k")
-    return check_range("an amount of dollars", dollars, 0.01, MOST_DOLLARS)
+    return Range(0.01, MOST_DOLLARS).check("an amount of dollars", dollars)
 
 
 def _read(value: object, units: dict[str, float], what: str, examples: str) -> float:

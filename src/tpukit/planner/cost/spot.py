@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ranges import check_range
+from ...runtime.ranges import Range
 
 SECONDS_PER_DAY = 86_400.0
 # A run that makes less progress than this is said never to finish: it is no plan at any price.
@@ -44,8 +44,8 @@ class Preemption:
     source: str = _SOURCE
 
     def __post_init__(self) -> None:
-        check_range("preemptions per day", self.per_slice_day, 0, MOST_PER_DAY, unit="of a slice")
-        check_range("recovery", self.recovery_s, 0, SECONDS_PER_DAY, unit="seconds")
+        Range(0, MOST_PER_DAY).check("preemptions per day", self.per_slice_day, unit="of a slice")
+        Range(0, SECONDS_PER_DAY).check("recovery", self.recovery_s, unit="seconds")
 
     def up_s(self, num_slices: Any) -> Any:
         """How long slices that work together are up in the mean: one lost stops them all.

@@ -11,11 +11,11 @@ import numpy as np
 from ...errors import ConfigError, did_you_mean
 from ...hardware import Chip, Slice, get_chip, list_chips, list_slices
 from ...hardware.formats import spelled_as
+from ...runtime.ranges import Range
 from ...step.optimizer.spec import MOMENT_DTYPES, MomentDtype, OptimizerName, OptimizerSpec
 from ...step.optimizer.states import state_bytes_per_parameter
 from ..cost.model_shape import ModelShape
 from ..cost.torus import AXES
-from ..ranges import check_count
 from .slice_meshes import CONTEXTS, SliceMesh, meshes_on
 
 # Generations whose ops were measured, so that the step model has constants for them.
@@ -92,7 +92,7 @@ class Space:
                     )
             object.__setattr__(self, field, tuple(found for _, found in chosen))
         if self.max_chips is not None:
-            check_count("max_chips", self.max_chips, 1, MOST_CHIPS)
+            Range(1, MOST_CHIPS).check_whole("max_chips", self.max_chips)
         chips = {on.chip for on in self.slices()}
         for name in self.precisions:
             if chips and not any(_has_rate(chip, name) for chip in chips):

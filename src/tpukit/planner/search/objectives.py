@@ -6,8 +6,8 @@ from typing import Literal, cast, get_args
 import numpy as np
 
 from ...errors import ConfigError, did_you_mean
+from ...runtime.ranges import Range
 from ..cost.money import Costs
-from ..ranges import check_range
 from .scoring import Scores
 
 ObjectiveName = Literal["cheapest", "fastest", "fewest-chips"]
@@ -34,7 +34,7 @@ class Limits:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")
-        check_range("min_headroom", self.min_headroom, 0, 0.99, unit="of HBM")
+        Range(0, 0.99).check("min_headroom", self.min_headroom, unit="of HBM")
 
 
 def read_objective(name: str | None, limits: Limits) -> ObjectiveName:

@@ -8,8 +8,8 @@ from ...hardware.formats import BFLOAT16
 from ...job.model_source import load_model
 from ...models.presets import list_presets, presets
 from ...models.transformer.config import OPERANDS, TransformerConfig
+from ...runtime.ranges import Range
 from ..cost.model_shape import ModelShape, shape_of
-from ..ranges import check_count
 
 # As most published runs have it, where the model can read that much.
 USUAL_SEQUENCE_LENGTH = 8192
@@ -78,7 +78,7 @@ def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
     if sequence_length is None:
         sequence_length = min(USUAL_SEQUENCE_LENGTH, config.max_seq_len)
     unit = f"tokens, which is what {config.name} reads (max_seq_len)"
-    length = check_count("sequence", sequence_length, 1, config.max_seq_len, unit=unit)
+    length = Range(1, config.max_seq_len).check_whole("sequence", sequence_length, unit=unit)
     changes: dict[str, Any] = {}
     if name is None:
         name, changes = _as_preset(config)

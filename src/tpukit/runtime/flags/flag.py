@@ -106,7 +106,7 @@ class Flag:
             return "one of " + ", ".join(self.choices)
         accepted = self.accepted
         if accepted is not None:
-            return f"a {'' if self.type == 'float' else 'whole '}number {accepted}"
+            return f"a {'' if self.type == 'float' else 'whole '}number from {accepted}"
         words = {"float": "a number", "duration": "a duration such as 10s or 1m30s"}
         return words.get(self.type, "text")
 
