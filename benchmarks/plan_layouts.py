@@ -3,9 +3,10 @@
     python benchmarks/plan_layouts.py [--only TEXT] [--seconds N] [--again]
 
 Every published (model, slice) row is planned anew on the same slice, with no more tokens a step and
-products of the same format. Both layouts are compiled with the published flags (where they have a
-tensor axis also with whole products, and the faster counts), the planner's also with those of its
-own job, and the timeline of each schedule says its tokens a second. The published
+products of the same format. Both layouts are compiled with the published flags, the planner's also
+with those of its own job, and the timeline of each schedule says its tokens a second. A published
+layout with a tensor axis is compiled with whole products too, as for predict.py, and the faster
+counts; the planner's counts as its job is written. The published
 one has the attention it was run with, the planner's job ours. What was found is kept in
 data/plan_layouts.json, row by row: rows that are there are not compiled again.
 
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from claims import Claim, report
-from published_recipes import NO_COLLECTIVE_MATMUL
 from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 
 from tpukit import Workload, configure_tpu_environment
@@ -68,19 +68,12 @@ def compiled(
     return found
 
 
-def faster(
-    run: PublishedRun,
-    work: Workload,
-    mesh: dict[str, int],
-    dcn: tuple[int, ...] | None,
-    seconds: float,
-    own_options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """A layout with products cut into permutes or whole, whichever is faster."""
-    choices: list[Mapping[str, Any]] = [own_options or {}]
-    if mesh.get("tensor", 1) > 1:
-        choices.append({**choices[0], **NO_COLLECTIVE_MATMUL})
-    tried = [compiled(run, work, mesh, dcn, seconds, options) for options in choices]
+def published_layout(run: PublishedRun, work: Workload, seconds: float) -> dict[str, Any]:
+    """The published layout with the faster of the options it may have been run with."""
+    tried = [
+        compiled(run, work, run.mesh, run.dcn_mesh_shape, seconds, options)
+        for options in run.option_sets
+    ]
     return max(tried, key=lambda one: (one["fits"], one["tokens_per_s_per_chip"]))
 
 
@@ -92,7 +85,7 @@ def compare(run: PublishedRun, seconds: float) -> dict[str, Any]:
     matmul = spelled_as(run.precision, OPERANDS) or "dtype"
     config = run.workload.config.replace(matmul=matmul)
     work = run.workload.replace(model=config)
-    published = faster(run, work, run.mesh, run.dcn_mesh_shape, seconds)
+    published = published_layout(run, work, seconds)
     if not published["fits"]:
         return {"published": published, "left_out": "the published layout does not fit here"}
     # A first pick that is slower is looked at as `plan` does by default, which compiles a rival.
@@ -116,7 +109,7 @@ def compare(run: PublishedRun, seconds: float) -> dict[str, Any]:
         job = best.job
         # The published optimizer, so that only layouts are compared.
         step = build_step(job).work.replace(optimizer=run.workload.optimizer)
-        own = faster(run, step, job.mesh_sizes, job.dcn_mesh, seconds, job.options)
+        own = compiled(run, step, job.mesh_sizes, job.dcn_mesh, seconds, job.options)
         if own["fits"]:
             found = {"published": published, "own": own}
             if (gain(found) or 0.0) >= 0:

@@ -18,6 +18,8 @@ class _Unknown(Exception):
 def traced_flops(jaxpr: Any) -> Figure:
     """FLOPs of one run over all devices; missing, with the reason, where a part is not shown.
 
+    A product whose result is never read counts too; a compiler would leave it out.
+
     Args:
         jaxpr: What `jax.jit(f).trace(...).jaxpr.jaxpr` gives.
     """
