@@ -120,7 +120,7 @@ def test_a_failed_export_leaves_nothing(run, trained, tmp_path):
         (["{run}/.."], TPUValidationError, "neither a run .* nor a Hugging Face folder"),
         (["{run}", "--prompt", "a", "--step", "7"], TPUCheckpointError, "Complete ones: 30, 60"),
         (["{run}", "--tokenizer", "nothing.json"], ConfigError, "no tokenizer file"),
-        (["{run}", "--temperature", "-1"], TPUValidationError, "temperature is -1.0; it must be"),
+        (["{run}", "--temperature", "-1"], TPUValidationError, "is -1.0; accepted are 0 to 1,000"),
         (["{run}", "--prompt", "a", "--max-new-tokens", "999"], TPUModelError, "more than the 128"),
     ],
 )
