@@ -27,9 +27,10 @@ os.environ.update(
 def logging_as_it_was():
     """A command sets up logging for its process, which here is that of every other test too."""
     logger = logging.getLogger("tpukit")
-    before = logger.propagate
+    before = logger.propagate, logger.level, [*logger.handlers]
     yield
-    logger.propagate = before
+    logger.propagate, level, logger.handlers = before
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from ..step.workload import Workload
 from .batches import BatchSource
 from .data.opening import TokenData
 from .debugging import is_debugging, only_nans_inside
+from .platform_options import compiler_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,8 @@ class Evaluator:
         """Compile ahead of the first evaluation."""
         if self._compiled is None and not is_debugging():
             state, batch = self._work.abstract_args(self._mesh)
-            self._compiled = self._step.lower(state.params, state.model_state, batch).compile()
+            lowered = self._step.lower(state.params, state.model_state, batch)
+            self._compiled = lowered.compile(compiler_options=compiler_options())
 
     def run(self, state: TrainState, *, step: int) -> Evaluation:
         """The loss of `state`.

@@ -19,7 +19,7 @@ from ..errors import TPUValidationError
 from ..runtime.cache_folder import cache_folder
 from ..step.workload import Workload
 from .debugging import is_debugging, only_nans_inside, refuse_infs
-from .gpu import compiler_options
+from .platform_options import compiler_options
 
 logger = logging.getLogger(__name__)
 CACHE_HIT = "/jax/compilation_cache/cache_hits"

@@ -19,7 +19,7 @@ from jax.experimental.layout import Format, Layout
 
 from ...hardware import parse_format
 from ...runtime.child import serve_request
-from ..gpu import compiler_options
+from ..platform_options import compiler_options
 from .product import Matrix, Product, chosen_algorithm, products_in
 from .results_file import blocks_of, key_of, with_algorithm
 

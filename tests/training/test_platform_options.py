@@ -1,0 +1,36 @@
+"""What a step and its compile do differently on a GPU and on a CPU, decided without a GPU."""
+
+import jax
+import pytest
+
+from tpukit.job import Job, build_step
+from tpukit.step import workload
+from tpukit.training import platform_options
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_layers_are_unrolled_on_one_gpu_alone(monkeypatch, here):
+    monkeypatch.setattr(platform_options, "on_one_gpu", lambda: here)
+    monkeypatch.setattr(workload, "on_one_gpu", lambda: here)
+    job = Job(model="tiny", batch_size=2, sequence_length=16)
+    assert build_step(job).work.execution.scan_layers is not here
+    found = platform_options.compiler_options()
+    assert (found == platform_options.GPU_OPTIONS) is here
+    asked = build_step(job.replace(parts={"scan_layers": True})).work
+    assert asked.execution.scan_layers
+
+
+OPTIONS = [platform_options.GPU_OPTIONS, platform_options.SHARED_CPU_OPTIONS]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["gpu", "cpu"])
+def test_the_options_are_ones_that_jax_knows(options):
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    assert lowered.compile(compiler_options=options)(1.0) == 2.0
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_devices_that_share_a_cpu_keep_the_order_of_collectives(monkeypatch, devices):
+    monkeypatch.setattr(jax, "local_device_count", lambda: devices)
+    shared = platform_options.SHARED_CPU_OPTIONS if devices > 1 else None
+    assert platform_options.compiler_options() == shared
