@@ -71,7 +71,7 @@ class LoneKernel:
         return f"{hashlib.sha256(text.encode()).hexdigest()[:40]}-kernel"
 
     def request(self, target: Slice) -> CompileRequest:
-        """Its compile for one device of a slice."""
+        """The compile of a kernel for one device of a slice."""
         import jax
 
         from .program.entry import parse_argument

@@ -19,7 +19,7 @@ def canonical_name(chip: Chip, shape: Shape, *, num_slices: int = 1) -> str:
 
 
 def no_topology(chip: Chip) -> SliceError:
-    """For a chip nobody has published a slice of."""
+    """The error for a chip nobody has published a slice of."""
     return SliceError(
         f"No slice of {chip.title} can be named: no topology of it is public and the offline "
         "compiler does not know it. `get_chip` gives the figures there are."
@@ -27,12 +27,12 @@ def no_topology(chip: Chip) -> SliceError:
 
 
 def no_such_count(chip: Chip, chips: int) -> SliceError:
-    """For a number of chips in which no slice comes."""
+    """The error for a number of chips in which no slice comes."""
     return SliceError(f"No {chip.name} slice has {_count(chips)}." + _nearest(chip, chips))
 
 
 def odd_cores(chip: Chip, count: int) -> SliceError:
-    """For a core count that is no whole number of chips."""
+    """The error for a core count that is no whole number of chips."""
     return SliceError(
         f"'{chip.slice_prefix}-{count}': the number in a {chip.name} name counts TensorCores, "
         f"{chip.cores_per_chip} a chip." + _nearest(chip, count // chip.cores_per_chip)
@@ -40,7 +40,7 @@ def odd_cores(chip: Chip, count: int) -> SliceError:
 
 
 def no_such_shape(chip: Chip, shape: Shape, *, chips: int | None = None) -> SliceError:
-    """For a shape that is not to be had, or not with that many chips."""
+    """The error for a shape that is not to be had, or not with that many chips."""
     rules = _rules(chip)
     held = math.prod(shape)
     wanted = held if chips is None else chips
@@ -58,7 +58,7 @@ def no_such_shape(chip: Chip, shape: Shape, *, chips: int | None = None) -> Slic
 
 
 def ambiguous_count(chip: Chip, count: int) -> SliceError:
-    """For a number that people read in two ways, with both readings spelled out."""
+    """The error for a number that people read in two ways, with both spelled out."""
     rules = _rules(chip)
     readings = dict.fromkeys((count // chip.devices_per_chip, count))
     legal = [chips for chips in readings if chips in rules.by_chips]

@@ -78,7 +78,7 @@ class ScoredSteps:
 
     @property
     def counted(self) -> tuple[ScoredStep, ...]:
-        """Those the score is made of."""
+        """The steps the score is made of."""
         return tuple(one for one in self.steps if not one.left_out)
 
     @cached_property

@@ -122,7 +122,7 @@ class Slice:
 
     @property
     def wraps(self) -> tuple[bool, ...]:
-        """For each axis of the topology, whether its ends are linked into a ring."""
+        """Whether the ends of each axis of the topology are linked into a ring."""
         return rules_of(self.chip).wraps(self.topology)
 
     @property

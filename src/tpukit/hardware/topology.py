@@ -85,7 +85,7 @@ class TopologyRules:
         return sorted(nearest)
 
     def wraps(self, shape: Shape) -> tuple[bool, ...]:
-        """For each axis, whether its ends are linked into a ring."""
+        """Whether the ends of each axis are linked into a ring."""
         if self.cube:
             whole_cubes = all(length % self.cube == 0 for length in shape)
             return (whole_cubes,) * len(shape)

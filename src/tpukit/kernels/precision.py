@@ -60,7 +60,7 @@ class PrecisionConfig:
 
     @property
     def jax_precision(self) -> jax.lax.Precision:
-        """For `jnp.dot(precision=)`."""
+        """The value for `jnp.dot(precision=)`."""
         return jax.lax.Precision(self.matmul_precision)
 
     def check(self, chip: str | None) -> None:

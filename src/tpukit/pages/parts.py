@@ -20,7 +20,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """Its name in an address."""
+        """The name in an address."""
         return slug(self.title)
 
     @property

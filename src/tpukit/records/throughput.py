@@ -42,7 +42,7 @@ class Throughput:
     def of(
         cls, work: Workload, devices: list[Any], *, peak_tflops: float | None = None
     ) -> "Throughput":
-        """For a workload on some devices; `peak_tflops` is one device's, given by the user."""
+        """Make it for a workload on devices; `peak_tflops` is one device's, given by the user."""
         kind: str = devices[0].device_kind
         chip = _chip(devices[0])
         formats = () if work.config is None else (operand_format(work.config.matmul),)

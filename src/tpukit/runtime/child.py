@@ -100,7 +100,7 @@ def watch_child(
     environment: Mapping[str, str] | None = None,
     stop_when: Callable[[], bool] | None = None,
 ) -> dict[str, Any] | None:
-    """Like `run_child`, but stop the child, and return None, once `stop_when` is true.
+    """Run a child like `run_child`, but stop it, and return None, once `stop_when` is true.
 
     `stop_when` is asked several times a second: what the child has left on disk by then is
     all that is wanted of it. It may also report progress.

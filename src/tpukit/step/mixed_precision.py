@@ -30,7 +30,7 @@ class NarrowAdapter:
 
     @property
     def initialised(self) -> bool:
-        """As the model's own."""
+        """True when the model's own arrays exist already."""
         return self.inner.initialised
 
     def init(self, rng: jax.Array) -> Variables:

@@ -78,7 +78,7 @@ class TrainingResult:
 
     @property
     def tokens_per_s_per_chip(self) -> Figure:
-        """Of the median step."""
+        """Tokens a second and chip in the median step."""
         step = self.step_time_s
         value = None if step.value is None else self.throughput.tokens_per_s_per_chip(step.value)
         if value is None:

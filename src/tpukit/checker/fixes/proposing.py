@@ -50,7 +50,7 @@ def propose_fixes(shape: JobShape, report: MemoryReport) -> FixList:
 
 
 def rank(fixes: list[Fix]) -> FixList:
-    """Those that fit first, by effort; then the unknown; then by how near they come."""
+    """Fixes in order: those that fit, by effort; then the unknown; then by how near they come."""
 
     def order(fix: Fix) -> tuple[int, int, int]:
         size = fix.verified_bytes if fix.verified_bytes is not None else fix.estimate_bytes

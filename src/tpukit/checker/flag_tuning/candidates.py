@@ -49,7 +49,7 @@ class CandidateGroup:
     candidates: tuple[Candidate, ...]
 
     def candidates_for(self, generation: str) -> tuple[Candidate, ...]:
-        """Those of one TPU generation."""
+        """The candidates of one TPU generation."""
         return tuple(
             one
             for one in self.candidates

@@ -40,7 +40,7 @@ class FlagTrial:
 
     @property
     def title(self) -> str:
-        """Its candidates in one line."""
+        """The candidates in one line."""
         return ", ".join(self.names) or "as given"
 
     @property

@@ -138,19 +138,19 @@ def choose(predicate: Any, yes: Any, no: Any) -> Any:
 
 
 def both(a: Any, b: Any) -> Any:
-    """And of predicates."""
+    """The conjunction of predicates."""
     if a is False or b is False:
         return False
     return UNKNOWN if a is UNKNOWN or b is UNKNOWN else True
 
 
 def negate(a: Any) -> Any:
-    """Not of a predicate."""
+    """The negation of a predicate."""
     return UNKNOWN if a is UNKNOWN else not a
 
 
 def either(a: Any, b: Any) -> Any:
-    """Or of predicates."""
+    """The disjunction of predicates."""
     return negate(both(negate(a), negate(b)))
 
 

@@ -109,7 +109,7 @@ class Core:
     to_scalar_result: int
 
     def flops_per_cycle(self, mxu_size: float) -> float:
-        """Of bfloat16 products on all matrix units, at the compiler's own pace."""
+        """The rate of bfloat16 products on all matrix units, at the compiler's own pace."""
         rows = _PACKED_ROWS / self.matrix_spacing["default"]
         return 2 * rows * mxu_size**2 * self.slots["MXU"]
 

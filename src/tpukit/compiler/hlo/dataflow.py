@@ -43,7 +43,7 @@ class Dataflow:
 
     @cached_property
     def callers(self) -> dict[str, list[tuple[Instruction, Computation]]]:
-        """Who calls each computation, and from where."""
+        """The callers of each computation, and from where."""
         found: defaultdict[str, list[tuple[Instruction, Computation]]] = defaultdict(list)
         for computation in self.module.computations.values():
             for instruction in computation:

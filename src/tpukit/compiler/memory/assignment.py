@@ -36,7 +36,7 @@ class Value:
 
     @property
     def key(self) -> str:
-        """Its name in the list of live ranges."""
+        """The name in the list of live ranges."""
         return self.instruction + self.index
 
     @cached_property

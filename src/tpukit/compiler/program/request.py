@@ -34,7 +34,7 @@ class StepSource(Protocol):
         ...
 
     def abstract_args(self, mesh: "AnyMesh") -> tuple[Any, ...]:
-        """Its arguments as shapes with shardings."""
+        """The step's arguments as shapes with shardings."""
         ...
 
 

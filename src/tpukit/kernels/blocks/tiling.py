@@ -41,7 +41,7 @@ class Padding:
 
     @property
     def added_fraction(self) -> float:
-        """Of the padded array, the part that is padding."""
+        """The share of the padded array that is padding."""
         padded = math.prod(self.padded_shape)
         return 1 - math.prod(self.shape) / padded if padded else 0.0
 

@@ -42,7 +42,7 @@ class TunedEntry:
     tried: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As the data file stores it."""
+        """The entry as the data file stores it."""
         return dataclasses.asdict(self)
 
 

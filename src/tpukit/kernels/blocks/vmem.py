@@ -100,7 +100,7 @@ def check_vmem(op: Op, case: KernelCase, blocks: Blocks, chip: str | None) -> Vm
 
 
 def largest_that_fits(op: Op, case: KernelCase, chip: str | None) -> Blocks | None:
-    """Of the op's block space the blocks that take most of the VMEM without exceeding it."""
+    """The blocks of an op's space that take most of the VMEM without exceeding it."""
     capacity = vmem_capacity_bytes(chip)
     space: Iterable[Blocks] = op.block_space(case, chip or "v5e")
     fitting = [blocks for blocks in space if op.vmem_bytes(case, blocks) <= capacity]

@@ -52,17 +52,17 @@ class Splits:
 
     @property
     def alone(self) -> "Pass":
-        """From the arguments to the result."""
+        """The pass from the arguments to the result."""
         return Pass(self, self.arguments, self.result)
 
     @property
     def forward(self) -> "Pass":
-        """From the arguments to the result and the residuals."""
+        """The pass from the arguments to the result and the residuals."""
         return Pass(self, self.arguments, (self.result, self.residuals))
 
     @property
     def backward(self) -> "Pass":
-        """From the residuals and the result's cotangent to the gradients of the arguments."""
+        """The pass from the residuals and the result's cotangent to the arguments' gradients."""
         return Pass(self, (self.residuals, self.result), self.arguments)
 
 
@@ -186,7 +186,7 @@ def add_up_shared(x: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 def ways_of(axes: Axes, sizes: Mapping[str, int]) -> int:
-    """Into how many pieces these axes split a dimension."""
+    """The number of pieces these axes split a dimension into."""
     return math.prod(sizes[axis] for axis in axes)
 
 

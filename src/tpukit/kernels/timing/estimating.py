@@ -55,7 +55,7 @@ class KernelEstimate:
 
     @property
     def cycles(self) -> float:
-        """Of the kernels, on the core that ends last."""
+        """Cycles of the kernels, on the core that ends last."""
         return self._sum(lambda call: call.cycles)
 
     @property
@@ -94,7 +94,7 @@ class KernelEstimate:
 
     @property
     def high_s(self) -> float | None:
-        """And at most this."""
+        """The other end of the band: nine in ten measured times were at most this."""
         band = self._own_band
         return None if self.time_s is None or band is None else self.time_s * (1 + band.above)
 

@@ -79,7 +79,7 @@ def automatic_attention(
     batch_axes: tuple[str, ...] = (),
     head_axes: tuple[str, ...] = (),
 ) -> jax.Array:
-    """On TPU our flash kernel, on GPU cuDNN's, elsewhere all scores, or blocks when it is long.
+    """Choose our flash kernel on TPU, cuDNN's on GPU, elsewhere all scores, or blocks of many.
 
     The platform is the one the program is lowered for, so a program made on a laptop for a TPU
     holds the kernel. `mesh`, `batch_axes` and `head_axes` are those of `flash_attention`;

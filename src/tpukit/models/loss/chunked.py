@@ -77,7 +77,7 @@ class TokenSplit(NamedTuple):
         return axes_of(PartitionSpec((*self.sharding.spec, None, None, None)[dimension]))
 
     def ways(self, dimension: int) -> int:
-        """Into how many pieces a dimension of the logits is split."""
+        """The number of pieces a dimension of the logits is split into."""
         if self.sharding is None:
             return 1
         sizes = axis_sizes(self.sharding.mesh)
@@ -102,7 +102,7 @@ def count_chunks(
     itemsize: int,
     split: TokenSplit,
 ) -> int:
-    """Into how many chunks a device's tokens are cut; 1 is not at all."""
+    """The number of chunks a device's tokens are cut into; 1 is not at all."""
     if wanted != "auto":
         return wanted or 1
     batch, length, vocab = (size // split.ways(place) for place, size in enumerate(logits))

@@ -234,7 +234,7 @@ class TransformerConfig:
 
     @property
     def layer_period(self) -> int:
-        """After this many layers the pattern of local and global layers repeats."""
+        """The number of layers after which the pattern of local and global ones repeats."""
         return self.global_every or 1
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:

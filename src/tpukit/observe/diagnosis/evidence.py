@@ -72,7 +72,7 @@ class Evidence:
 
     @property
     def peak_tflops(self) -> Figure:
-        """Of the whole slice."""
+        """The peak of the whole slice."""
         if self.target is None:
             reason = "no slice was named, and the catalog holds TPUs only"
             return Figure.missing("TFLOP/s", reason)
@@ -82,7 +82,7 @@ class Evidence:
 
     @property
     def achieved_tflops(self) -> Figure:
-        """Over all devices, by the best count of FLOPs there is; the source says which."""
+        """TFLOP/s over all devices, by the best count of FLOPs there is; the source says which."""
         step = self.step_time_s
         if not step.value:
             return Figure.missing("TFLOP/s", step.reason or NOT_RUN)

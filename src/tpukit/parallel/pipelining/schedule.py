@@ -93,7 +93,7 @@ class PipelineSchedule:
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """For every stage, the most micro-batches that have gone forward and not yet back."""
+        """The most micro-batches that have gone forward and not yet back, for every stage."""
         held = [0] * self.stages
         most = [0] * self.stages
         for slot in self.table:

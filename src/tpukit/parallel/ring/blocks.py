@@ -73,7 +73,7 @@ class Softmax(NamedTuple):
 
     @classmethod
     def empty(cls, q: Array) -> "Softmax":
-        """Before the first key, in float32 or better."""
+        """The sums before the first key, in float32 or better."""
         values = jnp.zeros_like(q, dtype=jnp.promote_types(q.dtype, jnp.float32))
         total = jnp.moveaxis(values[..., 0], -3, -1)
         return cls(values, jnp.full_like(total, HIDDEN), total)

@@ -84,7 +84,7 @@ class Choice:
 
     @property
     def step_time(self) -> Figure:
-        """Of one step: that of the compiled schedule where there is one."""
+        """Seconds of one step, by the compiled schedule where there is one."""
         known = self.verified.step_time_s if self.verified is not None else None
         if known:
             return Figure(known, "s", "model", "timeline of the compiled schedule")
@@ -104,7 +104,7 @@ class Choice:
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """Steps of the whole run."""
         return int(self.job.train.steps or 0)
 
     @property
@@ -125,7 +125,7 @@ class Choice:
 
     @property
     def run_time(self) -> Figure:
-        """Of the whole run, in days."""
+        """Days of the whole run."""
         times = float(run_s(self.steps, 1.0, self.waste)) / SECONDS_PER_DAY
         return self.step_time.scaled(times, unit="days")
 

@@ -46,7 +46,7 @@ class Market:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of the whole run by candidate; `usd` is NaN where no price is known.
+    """Money and time of the whole run by candidate; `usd` is NaN where no price is known.
 
     On spot that leaves no progress `days`, `chip_hours` and `usd` are infinite.
     """

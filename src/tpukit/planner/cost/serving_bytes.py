@@ -19,11 +19,11 @@ class Matrices:
 
     @property
     def parameters(self) -> int:
-        """Of all of them."""
+        """Parameters of all of them."""
         return self.rows * self.columns * self.count
 
     def nbytes(self, weights: str) -> int:
-        """Of all of them in a weight format."""
+        """Bytes of all of them in a weight format."""
         return self.count * WEIGHT_FORMATS[weights].nbytes(self.rows, self.columns)
 
 

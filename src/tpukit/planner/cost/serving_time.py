@@ -46,7 +46,7 @@ class Pass:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all replicas."""
+        """Tokens a second of all replicas."""
         return self.tokens / self.seconds
 
     @property

@@ -30,11 +30,11 @@ class StepVariant:
 
     @property
     def attention_timer(self) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-        """Of attention's two passes, in seconds."""
+        """Seconds of attention's two passes."""
         return _ATTENTION[self.attention]
 
     def other_flops_per_token(self, shape: ModelShape) -> float:
-        """Of products beside those with weights of layers and head; a program may make more.
+        """FLOPs of products beside those with weights of layers and head; a program may make more.
 
         A lookup by a one-hot matrix is a product, and so is its gradient.
         """

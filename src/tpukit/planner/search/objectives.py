@@ -66,17 +66,17 @@ class Judgement:
 
     @property
     def passed(self) -> np.ndarray:
-        """Those that meet all."""
+        """The candidates that meet all."""
         return self.runs & self.in_time & self.affordable
 
     @property
     def fits(self) -> np.ndarray:
-        """Those that the memories of devices and hosts hold."""
+        """The candidates that the memories of devices and hosts hold."""
         return self.fits_device & self.fits_host
 
     @property
     def runs(self) -> np.ndarray:
-        """Those that can be run to their end, however long and dear."""
+        """The candidates that can be run to their end, however long and dear."""
         return self.fits & self.finishes
 
 

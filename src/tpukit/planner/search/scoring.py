@@ -45,7 +45,7 @@ class Scores:
 
     @property
     def host_share(self) -> np.ndarray:
-        """Of the host's room, what is offloaded and a copy of the state on its way to a checkpoint.
+        """Share of the host's room that offloading and a state on its way to a checkpoint take.
 
         Where that room is not known, nothing may be offloaded.
         """
@@ -56,7 +56,7 @@ class Scores:
 
     @property
     def tokens_per_s(self) -> np.ndarray:
-        """Of all chips together."""
+        """Tokens a second of all chips together."""
         return self.tokens_per_step / self.step_time_s
 
 

@@ -37,25 +37,25 @@ class Subject:
 
     @property
     def config(self) -> TransformerConfig:
-        """Its dimensions, where they are needed."""
+        """The model's dimensions, where they are needed."""
         if self.known is None:
             raise TPUModelError(f"{self.name} says no dimensions; only the compiler can judge it.")
         return self.known
 
     @property
     def precision(self) -> str:
-        """Of its products, as its builder chose it."""
+        """The format of its products, as its builder chose it."""
         matmul = "dtype" if self.known is None else self.known.matmul
         return str(OPERANDS.get(matmul, BFLOAT16).peak)
 
     @property
     def shape(self) -> ModelShape:
-        """Its dimensions as numbers."""
+        """The model's dimensions as numbers."""
         return shape_of(self.config)
 
     @property
     def flops_per_token(self) -> float:
-        """Of a training step, nothing recomputed."""
+        """FLOPs of a training step per token, nothing recomputed."""
         return self.config.flops_per_token(self.sequence_length).total
 
 

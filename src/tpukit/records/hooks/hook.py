@@ -16,7 +16,7 @@ class RunEnd(Protocol):
 
 
 class TrainingHook(Protocol):
-    """Sees what a run does; called on process 0 only, between steps, so it must not wait."""
+    """Observer of a run; called on process 0 only, between steps, so it must not wait."""
 
     def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
         """The run is about to take its first step; `identity` says which, and how it learns."""

@@ -29,7 +29,7 @@ class FlagExplanation:
         return self.used_by[0].reason if self.used_by else NO_DESCRIPTION
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """Every field as plain data."""
         return {
             **self.flag.to_dict(),
             "known_to": self.known_to,

@@ -122,7 +122,7 @@ class Flag:
         return held
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines: every field, and the variable it goes to."""
+        """Every field as plain data, and the variable it goes to."""
         return {**asdict(self), "variable": self.variable}
 
     @classmethod

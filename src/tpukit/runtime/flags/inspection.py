@@ -52,7 +52,7 @@ class FlagReport:
         return {one.name: one.value for one in self.verdicts if one.problem is None}
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """Every field as plain data."""
         return {
             "ok": self.ok,
             "flags": [asdict(one) for one in self.verdicts],

@@ -16,7 +16,7 @@ class FlagListing:
     known_to: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """Every field as plain data."""
         return {"known_to": self.known_to, "flags": [flag.to_dict() for flag in self.flags]}
 
     def __rich__(self) -> Any:
@@ -42,7 +42,7 @@ class BundleListing:
     skipped: tuple[SkippedFlag, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """Every field as plain data."""
         return {
             "level": self.level,
             "generation": self.generation,

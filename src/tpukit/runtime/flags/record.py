@@ -47,7 +47,7 @@ class FlagRecord:
     notes: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """Every field as plain data."""
         return {
             "applied": [asdict(flag) for flag in self.applied],
             "variables": dict(self.variables),

@@ -144,7 +144,7 @@ class FlagRegistry(Mapping[str, Flag]):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines and for the file on disk."""
+        """Every flag as plain data, for machines and for the file on disk."""
         return {
             "jaxlib": self.jaxlib_version,
             "libtpu": self.libtpu_version,

@@ -33,7 +33,7 @@ class IteratedData:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Its name in messages."""
         return f"a {type(self.source).__name__}"
 
     def describe(self) -> DataDescription:

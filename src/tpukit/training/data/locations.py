@@ -19,7 +19,7 @@ class Location(Protocol):
 
     @property
     def path(self) -> str:
-        """As it was named."""
+        """The path as it was named."""
         ...
 
     @property
@@ -71,11 +71,11 @@ class LocalFiles:
 
     @contextmanager
     def local(self, names: Sequence[str]) -> Generator[list[Path]]:
-        """They are local already."""
+        """Nothing to do: they are local already."""
         yield [self._folder / name for name in names]
 
     def version(self, names: Sequence[str]) -> str:
-        """From path, size and time of change."""
+        """A version made of path, size and time of change."""
         stats = [(self._folder / name).resolve() for name in names]
         return _key(f"{file};{file.stat().st_size};{file.stat().st_mtime_ns}" for file in stats)
 
@@ -112,7 +112,7 @@ class RemoteFiles:
             yield paths
 
     def version(self, names: Sequence[str]) -> str:
-        """From address, size and what the bucket says about the content."""
+        """A version made of address, size and what the bucket says about the content."""
         files = [self._files[name] for name in names]
         return _key(f"{file.url};{file.size_bytes};{file.version}" for file in files)
 

@@ -38,12 +38,12 @@ class Manifest:
 
     @property
     def checksum(self) -> str:
-        """Of all tokens, from those of the shards."""
+        """The checksum of all tokens, from those of the shards."""
         parts = [f"{entry.num_tokens};{entry.blake2b};" for entry in self.shards]
         return hashlib.blake2b("".join(parts).encode(), digest_size=16).hexdigest()
 
     def to_json(self) -> str:
-        """As it is written."""
+        """The manifest as it is written."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
 
 

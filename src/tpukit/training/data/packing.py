@@ -39,7 +39,7 @@ class Packing:
         return float(self.lengths.sum()) / (self.num_rows * self.row_length)
 
     def pieces_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each piece of these rows: its row (counted from 0 in `rows`), start and length."""
+        """The pieces of these rows: each one's row (counted from 0 in `rows`), start, length."""
         first, last = self.row_offsets[rows], self.row_offsets[rows + 1]
         counts = last - first
         owner = np.repeat(np.arange(len(rows)), counts)

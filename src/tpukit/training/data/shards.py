@@ -24,12 +24,12 @@ class TokenShard(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Its name in messages."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As stored."""
+        """The format of the tokens as stored."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class ArrayShard:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As stored."""
+        """The format of the tokens as stored."""
         return self.tokens.dtype
 
     @property

@@ -25,7 +25,7 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages and manifests."""
+        """Its name in messages and manifests."""
         ...
 
     @property

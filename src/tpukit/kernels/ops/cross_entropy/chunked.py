@@ -50,7 +50,7 @@ ONE_DEVICE = OneDevice()
 
 
 def chunk_count(tokens: int, vocab: int, itemsize: int) -> int:
-    """Into how many chunks one device's tokens are cut; 1 is not at all."""
+    """The number of chunks one device's tokens are cut into; 1 is not at all."""
     fewest = math.ceil(tokens * vocab * itemsize / LOGITS_BYTES)
     most = max(1, tokens // MIN_TOKENS)
     if fewest >= most:

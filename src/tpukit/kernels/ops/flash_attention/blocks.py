@@ -96,7 +96,7 @@ def bucket(case: KernelCase) -> str:
 
 
 def vmem_bytes(case: KernelCase, blocks: FlashBlocks) -> int:
-    """Of the larger of the two kernels; the backward one cuts its keys to what fits."""
+    """VMEM of the larger of the two kernels; the backward one cuts its keys to what fits."""
     problem = problem_of(case)
     rope = bool(case.options.get("rope"))
     return max(forward_bytes(problem, blocks, rope=rope), backward_bytes(problem, blocks, keys=0))

@@ -119,7 +119,7 @@ class Problem:
 
     @property
     def padded_width(self) -> int:
-        """Of one head as kernels see it: whole lanes."""
+        """The width of one head in kernels: whole lanes."""
         return round_up(self.width, LANES)
 
     @property
@@ -129,7 +129,7 @@ class Problem:
 
     @property
     def precision(self) -> Any:
-        """Of the products: float32 arrays are not to be rounded to bfloat16 on the way."""
+        """The precision of products: float32 arrays are not to be rounded to bfloat16."""
         return jax.lax.Precision.HIGHEST if self.dtype == jnp.float32 else None
 
 

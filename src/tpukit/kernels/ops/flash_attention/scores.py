@@ -131,7 +131,7 @@ def lane_tables(rope: RopeTables, tokens: int) -> tuple[jax.Array, jax.Array]:
 def sparse_table(
     visibility: Visibility, *, outer: int, steps: int, inner_per_step: int, by_keys: bool
 ) -> np.ndarray:
-    """For each (outer block, step) of a block mask the inner blocks to compute, flat.
+    """The inner blocks to compute for each (outer block, step) of a block mask, flat.
 
     An entry is the number of whole blocks, the number of all blocks, then their numbers inside
     the step, whole ones first; `outer` counts blocks of queries, or of keys if `by_keys`.

@@ -38,7 +38,7 @@ class BlockMask:
 
     @classmethod
     def from_array(cls, blocks: ArrayLike, *, block_size: int) -> "BlockMask":
-        """From a two-dimensional array of booleans that is known while tracing.
+        """Make it from a two-dimensional array of booleans that is known while tracing.
 
         Raises:
             TPUKernelError: The array is traced or not two-dimensional, or the size no

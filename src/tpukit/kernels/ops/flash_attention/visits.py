@@ -14,7 +14,7 @@ from .visibility import Position, Visibility, ceil_div, maximum, minimum
 
 
 def visit_listed(table: Any, entry: Position, held_first: Position, update: Any) -> None:
-    """Those of a block mask's table, whole ones first."""
+    """Visit the blocks of a block mask's table, whole ones first."""
     whole, listed = table[entry], table[entry + 1]
 
     def one(number: Position, carry: None, *, edge: bool) -> None:
@@ -27,7 +27,7 @@ def visit_listed(table: Any, entry: Position, held_first: Position, update: Any)
 def visit_visible(
     problem: Problem, blocks: FlashBlocks, row: Position, step: Position, per_held: int, update: Any
 ) -> None:
-    """Those that some query attends to, from the first key on; the ones on the diagonal last."""
+    """Visit the blocks that some query attends to, from the first key on, the diagonal last."""
     visibility, rows, compute = problem.visibility, blocks.block_q, blocks.block_kv_compute
     held = visibility.keys_of(row, rows, block=blocks.block_kv)
     held_first = (held.first + step) * per_held

@@ -47,7 +47,7 @@ def fitted(blocks: GatedBlocks, rows: int, width: int, hidden: int) -> GatedBloc
 
 
 def vmem_bytes(case: KernelCase, blocks: GatedBlocks) -> int:
-    """Of the backward pass, which takes more: one further block read and three written."""
+    """VMEM of the backward pass, which takes more: one further block read and three written."""
     sizes = fitted(blocks, *sizes_of(case))
     item = jnp.dtype(case.arguments[0].dtype).itemsize
     inputs = sizes.block_rows * sizes.block_width + 2 * sizes.block_width * sizes.block_hidden

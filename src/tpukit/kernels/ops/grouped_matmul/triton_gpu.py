@@ -24,7 +24,7 @@ _NEIGHBOURS = 8
 
 @dataclass(frozen=True)
 class Tiles:
-    """Of a program: rows and columns of its result, how much of the sum a step reads."""
+    """The tile of a program: rows and columns of its result, how much of the sum a step reads."""
 
     rows: int
     columns: int

@@ -69,7 +69,7 @@ def block_space(case: KernelCase, chip: str) -> list[RowBlocks]:
 
 
 def vmem_bytes(case: KernelCase, blocks: RowBlocks) -> int:
-    """Of the backward pass, which takes more: three windows, and the sums over rows.
+    """VMEM of the backward pass, which takes more: three windows, and the sums over rows.
 
     A second array like the first is added to it, and has a fourth window in both passes.
     """

@@ -75,7 +75,7 @@ def score_timings(
 
 
 def newest(rows: Iterable[MeasuredRow]) -> tuple[list[MeasuredRow], list[LeftOut]]:
-    """Of rows that measured one program at different times, the newest; and those left out.
+    """The newest of rows that measured one program at different times, and those left out.
 
     What is compiled here is made by one compiler, today's; the newest row is nearest to it.
     """
