@@ -19,6 +19,7 @@ from .collective import collective_matmul
 from .modes import EIGHT_BITS, Mode, check_chip, resolve_mode
 from .pallas_tpu import OP_NAME, product
 from .reference import reference_product, xla_product
+from .tile import Interpret
 
 Strategy: TypeAlias = Literal["auto", "xla", "pallas", "collective"]
 PRODUCTS = {PALLAS_TPU: product, XLA: xla_product, REFERENCE: reference_product}
@@ -116,7 +117,7 @@ def matmul(
     implementation: str | None = None,
     on_tpu: str | None = None,
     blocks: GemmBlocks | None = None,
-    interpret: Any = False,
+    interpret: Interpret = False,
 ) -> jax.Array:
     """The product of (M, K) and (K, N) in one mode, with its gradient.
 

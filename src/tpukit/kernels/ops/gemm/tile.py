@@ -5,9 +5,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
-# False, True (the plain interpreter) or `pltpu.InterpretParams` (the one that finds races).
-Interpret: TypeAlias = Any
+# True is the plain interpreter; the parameters are of the one that finds races.
+Interpret: TypeAlias = bool | pltpu.InterpretParams
 
 
 def tile_dot(a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)) -> jax.Array:

@@ -1,6 +1,6 @@
 """`moe_gating`: which experts a token goes to, with which weight, and how even that is."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from ....errors import TPUKernelError
 from ...partition.splits import Splits
 from ...registry.dispatch import dispatch
 from ...registry.op import PALLAS_TPU, REFERENCE
+from ..gemm.tile import Interpret
 from .blocks import GatingBlocks
 from .pallas_tpu import OP_NAME, select_pallas
 from .reference import Selection, select_reference
@@ -58,7 +59,7 @@ def moe_gating(
     capacity_factor: float | None = None,
     implementation: str | None = None,
     blocks: GatingBlocks | None = None,
-    interpret: Any = False,
+    interpret: Interpret = False,
 ) -> Gating:
     """Choose the `k` best experts of every token, in float32.
 
