@@ -34,12 +34,12 @@ def shape_of(row: MeasuredRow, argument: str) -> jax.ShapeDtypeStruct:
     """
     for table, what in ((row.shapes, "shape"), (row.dtypes, "dtype")):
         if argument not in table:
-            raise TPUKernelError(f"the row does not say the {what} of {argument}")
+            raise TPUKernelError(f"the row does not say the {what} of {argument!r}")
     try:
         dtype = jnp.dtype(row.dtypes[argument])
     except (TypeError, ValueError, SyntaxError) as error:
         raise TPUKernelError(
-            f"{row.dtypes[argument]!r}, the dtype of {argument}, is none that jax has"
+            f"{row.dtypes[argument]!r}, the dtype of {argument!r}, is none that jax has"
         ) from error
     return jax.ShapeDtypeStruct(row.shapes[argument], dtype)
 

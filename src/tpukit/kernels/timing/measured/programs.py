@@ -34,7 +34,7 @@ def program_of(row: MeasuredRow) -> Program:
         raise TPUKernelError(f"it ran on {row.num_devices} devices; only one is followed")
     if row.on_host_clock:
         raise TPUKernelError(
-            f"its time may count the host's dispatch (timed by {row.timing_method})"
+            f"its time may count the host's dispatch (timed by {row.timing_method!r})"
         )
     try:
         program = _write(row)

@@ -102,7 +102,7 @@ def tokamax_program(row: MeasuredRow) -> Program:
     names = list(row.shapes)
     for name in names:
         if name.partition(".")[0] not in parameters:
-            raise TPUKernelError(f"{name} is no argument of tokamax's {row.op}")
+            raise TPUKernelError(f"{name!r} is no argument of tokamax's {row.op}")
     arguments: list[Any] = [shape_of(row, name) for name in names]
     if row.mask_kind not in (None, "none", "causal", "bool_mask"):
         raise TPUKernelError(f"its mask is of kind {row.mask_kind!r}, which is not understood")
@@ -159,7 +159,9 @@ def _keywords(row: MeasuredRow, parameters: list[str]) -> dict[str, Any]:
     arrays = {name.partition(".")[0] for name in row.shapes} | {"config", "mask", "group_sizes"}
     for name, value in row.static_args.items():
         if value and name not in parameters and name not in _ALWAYS:
-            raise TPUKernelError(f"this tokamax's {row.op} has no argument {name} (it is {value})")
+            raise TPUKernelError(
+                f"this tokamax's {row.op} has no argument {name!r} (it is {value!r})"
+            )
     return {name: _keyword(row, name) for name in parameters if name not in arrays}
 
 
@@ -179,7 +181,7 @@ def _keyword(row: MeasuredRow, name: str) -> Any:
     except (AttributeError, KeyError, TypeError, IndexError) as error:
         raise TPUKernelError(f"{name} {value!r} is none that is known here") from error
     if isinstance(value, (list, dict)):
-        raise TPUKernelError(f"{name} is given as {value!r}, which is not understood")
+        raise TPUKernelError(f"{name!r} is given as {value!r}, which is not understood")
     return value
 
 
@@ -235,7 +237,7 @@ def _config(row: MeasuredRow, operation: Any) -> Any:
     known = {field.name for field in fields(operation.config_cls)}
     for name, value in row.config.items():
         if value and name not in known:
-            raise TPUKernelError(f"this tokamax's {row.op} has no block size {name}")
+            raise TPUKernelError(f"this tokamax's {row.op} has no block size {name!r}")
     sizes: dict[str, Any] = {key: value for key, value in row.config.items() if key in known}
     if row.op == "ragged_dot":
         sizes |= _named_tiles(row)
