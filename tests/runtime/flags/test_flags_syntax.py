@@ -73,6 +73,7 @@ def test_what_is_written_reads_back(flags):
 
 
 @settings(deadline=None)
+@example("='", {"a": "\t"})
 @given(st.text() | flag_like, st.dictionaries(names, values, max_size=3))
 def test_setting_wins_over_whatever_was_there(existing, flags):
     merged = merge_flags(existing, flags)

@@ -70,7 +70,12 @@ def merge_flags(existing: str, values: Mapping[str, str], *, without: Container[
                 continue
         kept.append(token)
     added = format_flags(values)
-    return " ".join([*kept, added] if added else kept)
+    if not added:
+        return " ".join(kept)
+    behind = " ".join([*kept, added])
+    # A quote that was never closed would end at one of ours: such words go behind.
+    is_open = _tokens(behind, strict=False)[: len(kept)] != kept
+    return " ".join([added, *kept]) if is_open else behind
 
 
 def read_values(text: str) -> dict[str, str]:
