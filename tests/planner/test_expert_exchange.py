@@ -1,11 +1,10 @@
 """What routing rows to experts costs: every link's load counted pair by pair."""
 
 import dataclasses
-import itertools
-from collections import Counter
 
 import numpy as np
 import pytest
+from link_loads import busiest_link
 
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
@@ -24,18 +23,6 @@ def ici_s(config, name, sizes, remat):
     zero, one = np.asarray([0]), np.asarray([1])
     candidates = Candidates((mesh,), zero, one, one, zero, zero, zero, remats=(remat,))
     return score(shape_of(config), candidates, sequence_length=TOKENS).step.ici[0]
-
-
-def busiest_link(length, *, is_ring):
-    """Parts of an all-to-all over the busiest link, one for each pair, by the shorter way."""
-    links = Counter()
-    for source, target in itertools.permutations(range(length), 2):
-        up, down = (target - source) % length, (source - target) % length
-        upwards = up < down or (up == down and source % 2 == 0) if is_ring else target > source
-        step = 1 if upwards else -1
-        for hop in range(min(up, down) if is_ring else abs(target - source)):
-            links[(source + step * hop) % length, step] += 1
-    return max(links.values())
 
 
 @pytest.mark.parametrize(

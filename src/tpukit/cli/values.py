@@ -5,19 +5,19 @@ and every path of the command line has one; a test looks that none is forgotten.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
 from ..runtime.ranges import Range
 
-Check = Callable[[typer.CallbackParam, Any], Any]
+Value = TypeVar("Value")  # what typer parsed: one value, several, or none
 
 
-def within(accepted: Range) -> Check:
+def within(accepted: Range) -> Callable[[typer.CallbackParam, Value], Value]:
     """Take numbers of this range, and nothing else."""
 
-    def check(param: typer.CallbackParam, value: Any) -> Any:
+    def check(param: typer.CallbackParam, value: Value) -> Value:
         for number in _each(value):
             accepted.check(_named(param), number)
         return value
@@ -25,7 +25,7 @@ def within(accepted: Range) -> Check:
     return check
 
 
-def output_file(param: typer.CallbackParam, value: Any) -> Any:
+def output_file(param: typer.CallbackParam, value: Value) -> Value:
     """Take a path at which a file can be written, tried now: the work may take hours."""
     from ..runtime.outputs import try_output_file
 
@@ -34,7 +34,7 @@ def output_file(param: typer.CallbackParam, value: Any) -> Any:
     return value
 
 
-def output_folder(param: typer.CallbackParam, value: Any) -> Any:
+def output_folder(param: typer.CallbackParam, value: Value) -> Value:
     """Take a path at which a folder can be made or filled, tried now."""
     from ..runtime.outputs import try_output_folder
 
@@ -43,7 +43,7 @@ def output_folder(param: typer.CallbackParam, value: Any) -> Any:
     return value
 
 
-def _each(value: Any) -> Iterable[Any]:
+def _each(value: object) -> Iterable[Any]:
     if value is None:
         return ()
     return value if isinstance(value, list | tuple) else (value,)

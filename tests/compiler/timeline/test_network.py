@@ -1,9 +1,9 @@
 """Collectives on the torus, against the counting argument for each."""
 
 import itertools
-from collections import Counter
 
 import pytest
+from link_loads import busiest_link
 
 from tpukit.compiler.hlo import Collective
 from tpukit.compiler.timeline import Machine, Network
@@ -136,18 +136,6 @@ def test_slices_do_not_share_links():
     neighbours = ((0, 1), (16, 17))  # the same places in two slices
     expected = pytest.approx(100e6 / 90e9 + 1e-6)
     assert seconds(two, "collective-permute", neighbours) == expected
-
-
-def busiest_link(length, *, is_ring):
-    """Parts of an all-to-all over the busiest link, one for each pair, by the shorter way."""
-    links = Counter()
-    for source, target in itertools.permutations(range(length), 2):
-        up, down = (target - source) % length, (source - target) % length
-        upwards = up < down or (up == down and source % 2 == 0) if is_ring else target > source
-        step = 1 if upwards else -1
-        for hop in range(min(up, down) if is_ring else abs(target - source)):
-            links[(source + step * hop) % length, step] += 1
-    return max(links.values())
 
 
 @pytest.mark.parametrize(

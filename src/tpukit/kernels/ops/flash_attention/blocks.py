@@ -104,11 +104,8 @@ def vmem_bytes(case: KernelCase, blocks: FlashBlocks) -> int:
 
 def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) -> int:
     """VMEM of the forward kernel: windows twice, scratch once, and two blocks of scores."""
-    blocks, width, item = (
-        blocks.cut_to(problem.visibility),
-        problem.padded_width,
-        problem.dtype.itemsize,
-    )
+    blocks = blocks.cut_to(problem.visibility)
+    width, item = problem.padded_width, problem.dtype.itemsize
     rows, held = blocks.block_q, blocks.block_kv
     windows = 2 * (2 * rows * width * item + 2 * held * width * item + SUBLANES * rows * 4)
     scratch = rows * width * (item + 4) + 3 * rows * LANES * 4
@@ -126,11 +123,8 @@ def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) 
 
 def backward_bytes(problem: Problem, blocks: FlashBlocks, *, keys: int) -> int:
     """VMEM of the backward kernel when it sums the gradients of that many keys at a time."""
-    blocks, width, item = (
-        blocks.cut_to(problem.visibility),
-        problem.padded_width,
-        problem.dtype.itemsize,
-    )
+    blocks = blocks.cut_to(problem.visibility)
+    width, item = problem.padded_width, problem.dtype.itemsize
     held, columns = blocks.backward_q, blocks.backward_kv
     windows = 2 * (4 * held * width * item + 4 * columns * width * item + SUBLANES * held * 4)
     scratch = held * width * (item + 4) + SUBLANES * held * 4 + columns * LANES * 4

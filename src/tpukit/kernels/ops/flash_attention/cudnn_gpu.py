@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ....errors import TPUKernelError
 from ..rope.tables import RopeTables
 from .problem import SegmentIds
-from .reference import turn_heads
+from .reference import rotate_heads
 from .visibility import BlockMask
 
 WIDEST_HEAD = 256
@@ -76,7 +76,7 @@ def cudnn_attention(
             "None to let it choose."
         )
     if rope is not None:
-        q, k = (turn_heads(x, rope) for x in (q, k))
+        q, k = (rotate_heads(x, rope) for x in (q, k))
     call: Any = jax.nn.dot_product_attention
     return call(
         q,

@@ -23,7 +23,7 @@ from .blocks import (
 )
 from .forward import attend
 from .problem import LANES, FlashBlocks, Problem, Residuals, SegmentIds
-from .reference import turn_heads
+from .reference import rotate_heads
 from .visibility import BlockMask, Visibility
 
 # What a remat policy calls the result and its sums: kept, the backward pass need not run the
@@ -95,12 +95,12 @@ def backward(
     case = case_of(q, k, v, rope, dense_mask, options)
     chosen, problem = _blocks_for(case, blocks), problem_of(case)
     if rope is not None:
-        q, k = (turn_heads(x, rope) for x in (q, k))
+        q, k = (rotate_heads(x, rope) for x in (q, k))
     dq, dk, dv = _pull_back_in_parts(
         (q, k, v, out, lse, cotangent), segment_ids, dense_mask, problem, chosen, interpret
     )
     if rope is not None:
-        dq, dk = (turn_heads(x, rope, back=True) for x in (dq, dk))
+        dq, dk = (rotate_heads(x, rope, back=True) for x in (dq, dk))
     return dq, dk, dv, None, None, None
 
 

@@ -33,7 +33,7 @@ def attention(
     wide = jnp.promote_types(q.dtype, jnp.float32)
     queries, keys, values = (x.astype(wide) for x in (q, k, v))
     if rope is not None:
-        queries, keys = (turn_heads(x, rope) for x in (queries, keys))
+        queries, keys = (rotate_heads(x, rope) for x in (queries, keys))
     keys, values = (jnp.repeat(x, problem.group, axis=2) for x in (keys, values))
     scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys, precision="highest") * problem.scale
     if soft_cap is not None:
@@ -49,7 +49,7 @@ def attention(
     return out.astype(q.dtype)
 
 
-def turn_heads(x: jax.Array, rope: RopeTables, *, back: bool = False) -> jax.Array:
+def rotate_heads(x: jax.Array, rope: RopeTables, *, back: bool = False) -> jax.Array:
     """RoPE on x (B, S, H, D) by tables that may be longer than S, or its opposite."""
     cos, sin = (table[..., : x.shape[1], :] for table in rope)
     return rotate(x, cos, -sin if back else sin)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ..rope.tables import RopeTables
 from .blocks import make_problem
 from .problem import Problem, Residuals, SegmentIds, pad_tokens
-from .reference import turn_heads
+from .reference import rotate_heads
 from .visibility import ceil_div
 
 # Above the first length the whole score matrix outweighs the arrays; then so many rows at a time.
@@ -28,7 +28,7 @@ def forward(
     """The result, and the same residuals as the kernel's."""
     problem = make_problem(q, k, **options)
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    queries, keys = (q, k) if rope is None else (turn_heads(x, rope) for x in (q, k))
+    queries, keys = (q, k) if rope is None else (rotate_heads(x, rope) for x in (q, k))
 
     def rows(row: jax.Array, part: jax.Array, ids: Any) -> tuple[jax.Array, jax.Array]:
         scores, visible, _ = _scores(part, keys, row, ids, segment_ids, mask, problem)
@@ -59,7 +59,7 @@ def backward(
     q, k, v, segment_ids, rope, dense_mask, out, lse = residuals
     problem = make_problem(q, k, **options)
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    queries, keys = (q, k) if rope is None else (turn_heads(x, rope) for x in (q, k))
+    queries, keys = (q, k) if rope is None else (rotate_heads(x, rope) for x in (q, k))
     batch, length, _, width = q.shape
     group, count = problem.group, _row_count(length)
     mask = _pad_mask(dense_mask, count)
@@ -91,7 +91,7 @@ def backward(
     )
     dq, dk = _join(dq, length).astype(q.dtype), dk.astype(k.dtype)
     if rope is not None:
-        dq, dk = (turn_heads(x, rope, back=True) for x in (dq, dk))
+        dq, dk = (rotate_heads(x, rope, back=True) for x in (dq, dk))
     return dq, dk, dv.astype(v.dtype), None, None, None
 
 
