@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import torch
 from flax import linen, nnx
 
 from tpukit.errors import TPUModelError
@@ -213,11 +214,9 @@ Transformed.__module__ = "haiku._src.transform"
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (derived_from("torch.nn.modules.module", "Module")(), "Net belongs to PyTorch"),
-        (derived_from("torch.nn.modules.module", "Module"), "the class Net belongs to PyTorch"),
         (derived_from("keras.src.models.model", "Model")(), "Net belongs to Keras"),
         (Transformed(len, len), r"Transformed belongs to Haiku.*init\(rng\)"),
-        (derived_from("transformers.modeling", "Net")(), "import_huggingface"),
+        (torch.nn.Linear, "the class Linear is not a model that is known; pass an instance"),
         (Module(2, 2), "Module is not a model that is known"),
         (linen.Dense, "the class Dense is not a model that is known; pass an instance"),
         (functools.partial(Module, 2), "partial is not a model that is known"),
@@ -247,6 +246,7 @@ def make_module(width, rngs):
         (functools.partial(make_module, 4), "flax nnx function"),
         (functools.partial(nnx.Linear, 16, 4), "flax nnx function"),
         (jax.jit(make_module), "flax nnx function"),
+        (torch.nn.Linear(2, 2), "PyTorch"),
         ((len, len), "functions"),
         ([len, len], "functions"),
     ],

@@ -1,5 +1,6 @@
 """Mixed precision for somebody's own model: wide masters, narrow compute, a wide loss."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 
 from ..errors import TPUModelError
 from ..hardware.formats import spelled_as
-from ..models.adapters import Applied, ModelAdapter, TransformerAdapter, Variables
+from ..models.adapters import Applied, ModelAdapter, TransformerAdapter, Variables, head_counts_of
 from ..models.execution import Execution
 from ..models.loss.loss import Batch
 
@@ -32,6 +33,11 @@ class NarrowAdapter:
     def initialised(self) -> bool:
         """True when the model's own arrays exist already."""
         return self.inner.initialised
+
+    @property
+    def head_counts(self) -> Mapping[str, int] | None:
+        """Heads of the model, where it says them."""
+        return head_counts_of(self.inner)
 
     def init(self, rng: jax.Array) -> Variables:
         """Make the model's own variables, in the format of masters."""

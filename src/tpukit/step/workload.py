@@ -16,7 +16,7 @@ from rich.table import Table
 from ..annotations import AnyMesh
 from ..errors import TPUModelError
 from ..hardware.target import on_one_gpu
-from ..models.adapters import ModelAdapter, TransformerAdapter, adapt
+from ..models.adapters import ModelAdapter, TransformerAdapter, adapt, head_counts_of
 from ..models.attention.choice import AttentionFunction
 from ..models.execution import Execution
 from ..models.loss.chunked import LossChunks, check_loss_chunks, loss_chunks_text
@@ -231,8 +231,7 @@ class Workload:
     def layout(self, mesh: AnyMesh) -> Layout:
         """Where every parameter lives on `mesh`."""
         if mesh not in self._layouts:
-            c = self.config
-            heads = None if c is None else {"heads": c.n_heads, "kv_heads": c.n_kv_heads}
+            heads = head_counts_of(self.adapter)
             self._layouts[mesh] = make_layout(
                 self._param_shapes, mesh, self.strategy, rules=self.rules, head_counts=heads
             )

@@ -4,6 +4,7 @@ from .protocol import Applied as Applied
 from .protocol import ModelAdapter as ModelAdapter
 from .protocol import ModelInputs as ModelInputs
 from .protocol import Variables as Variables
+from .protocol import head_counts_of as head_counts_of
 from .registry import adapt as adapt
 from .registry import register_adapter as register_adapter
 from .registry import unregister_adapter as unregister_adapter
@@ -16,6 +17,7 @@ __all__ = [
     "TransformerAdapter",
     "Variables",
     "adapt",
+    "head_counts_of",
     "register_adapter",
     "unregister_adapter",
 ]

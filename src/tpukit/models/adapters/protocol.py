@@ -80,3 +80,11 @@ class ModelAdapter(Protocol):
     ) -> Applied:
         """Run the model on a batch."""
         ...
+
+
+def head_counts_of(adapter: ModelAdapter) -> Mapping[str, int] | None:
+    """Return how many "heads" and "kv_heads" a model has, where its adapter has `head_counts`.
+
+    Layouts need it for models that merge heads and head size into one dimension.
+    """
+    return getattr(adapter, "head_counts", None)

@@ -14,6 +14,7 @@ from .flax_nnx import FLAX_NNX, FLAX_NNX_FUNCTION
 from .functions import FUNCTIONS
 from .kind import Build, Checkpoint, ModelKind, Recognises
 from .protocol import ModelAdapter, ModelInputs
+from .torch_module import TORCH
 from .transformer import REFERENCE_TRANSFORMER
 
 # Functions come last: a function says nothing of what it makes.
@@ -22,13 +23,12 @@ BUILT_IN = (
     FLAX_NNX,
     FLAX_LINEN,
     EQUINOX,
+    TORCH,
     FUNCTIONS,
     FLAX_NNX_FUNCTION,
 )
 # Frameworks people bring that have no adapter here, by package, and what to do instead.
 _WITHOUT_ADAPTER = {
-    "torch": ("PyTorch", ""),
-    "transformers": ("Hugging Face", "read its weights with tpukit.import_huggingface; "),
     "keras": ("Keras", ""),
     "tensorflow": ("TensorFlow", ""),
     "haiku": (

@@ -27,6 +27,11 @@ class TransformerAdapter:
     config: TransformerConfig
     initialised: bool = False
 
+    @property
+    def head_counts(self) -> dict[str, int]:
+        """Heads of queries, and of keys and values."""
+        return {"heads": self.config.n_heads, "kv_heads": self.config.n_kv_heads}
+
     def init(self, rng: jax.Array) -> Variables:
         """New parameters."""
         model = Transformer(self.config, rngs=nnx.Rngs(params=rng))

@@ -1,0 +1,70 @@
+"""What stops a module from becoming one program, said with the line of the user's own code."""
+
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ....errors import TPUError, TPUModelError
+
+# Frames inside these packages are not where a person would look.
+_NOT_THEIRS = ("torch", "torchax", "jax", "tpukit", "flax", "optax")
+
+
+@contextmanager
+def explained(module: Any) -> Generator[None]:
+    """Turn what jax and torchax say into what the user can change.
+
+    Raises:
+        TPUModelError: The module branches on values, has shapes that depend on them, uses an
+            operation that has no lowering, or mixes in a tensor that is not part of it.
+    """
+    name = type(module).__name__
+    try:
+        yield
+    except TPUError:
+        raise
+    except Exception as error:
+        said = _said(error)
+        if said is None:
+            raise
+        raise TPUModelError(f"{name} {said}{_where(error)}.") from error
+
+
+def _said(error: Exception) -> str | None:
+    text = str(error)
+    if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+        return (
+            "selects by a boolean mask, so a shape depends on values, and a TPU program has fixed "
+            "shapes: use torch.where, or a fixed number of indices"
+        )
+    if isinstance(
+        error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError
+    ):
+        return (
+            "branches on the value of a tensor, which is not known when the program is compiled: "
+            "use torch.where, or decide by shapes or settings"
+        )
+    if type(error).__name__ == "OperatorNotFound":
+        operation = text.removeprefix("Operator with name ").removesuffix(" has no lowering")
+        return f"uses {operation}, which has no lowering to jax; replace it by others"
+    if isinstance(error, AssertionError) and "mixed math" in text:
+        return (
+            "mixes a tensor that is neither its input nor its own state into its result: register "
+            "it with register_buffer, or pass it in"
+        )
+    return None
+
+
+def _where(error: BaseException) -> str:
+    """Return the innermost line of the user's own code, "" where there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        parts = Path(frame.filename).parts
+        packages = parts[parts.index("site-packages") + 1 :] if "site-packages" in parts else ()
+        theirs = packages[:1] not in [(one,) for one in _NOT_THEIRS] and "tpukit" not in parts
+        if theirs and not frame.filename.startswith("<") and "contextlib" not in parts[-1]:
+            return f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
+    return ""
