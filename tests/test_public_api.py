@@ -40,7 +40,7 @@ def test_type_checkers_see_the_same_names(package):
 def test_rooms_export_what_they_list():
     for room in (
         *("hardware", "compiler", "kernels", "parallel", "models", "step", "job"),
-        *("records", "training", "observe"),
+        *("records", "training", "observe", "torch"),
     ):
         module = getattr(__import__(f"tpukit.{room}"), room)
         for name in module.__all__:

@@ -13,7 +13,7 @@ from typing import Any
 # Public names by the module they live in, e.g. {".mesh.mesh": ("create_mesh",)}.
 Homes = Mapping[str, Sequence[str]]
 LAZY_PACKAGES = (
-    *("", ".parallel", ".models", ".step", ".job", ".records", ".training", ".observe"),
+    *("", ".parallel", ".models", ".step", ".job", ".records", ".training", ".observe", ".torch"),
 )
 
 

@@ -1,0 +1,23 @@
+"""PyTorch on TPUs: prepare, compile, check, train and save an `nn.Module` (document 002)."""
+
+from ..lazy import lazy_names
+
+HOMES = {
+    ".config": (
+        "KernelPyTorchConfig",
+        "TorchTPUConfig",
+    ),
+    "..job.sections": ("TPUVersion",),
+    "..job.config": ("TPUConfig",),
+    "..errors": (
+        "TPUBackendError",
+        "TPUDistributedError",
+        "TPUMemoryError",
+        "TPUNotAvailableError",
+        "TPUOutOfMemoryError",
+        "TPUValidationError",
+        "XLACompilationError",
+    ),
+}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

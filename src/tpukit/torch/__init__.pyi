@@ -1,0 +1,27 @@
+# Written by `make format` from the list in __init__.py.
+
+from ..errors import TPUBackendError as TPUBackendError
+from ..errors import TPUDistributedError as TPUDistributedError
+from ..errors import TPUMemoryError as TPUMemoryError
+from ..errors import TPUNotAvailableError as TPUNotAvailableError
+from ..errors import TPUOutOfMemoryError as TPUOutOfMemoryError
+from ..errors import TPUValidationError as TPUValidationError
+from ..errors import XLACompilationError as XLACompilationError
+from ..job.config import TPUConfig as TPUConfig
+from ..job.sections import TPUVersion as TPUVersion
+from .config import KernelPyTorchConfig as KernelPyTorchConfig
+from .config import TorchTPUConfig as TorchTPUConfig
+
+__all__ = [
+    "KernelPyTorchConfig",
+    "TPUBackendError",
+    "TPUConfig",
+    "TPUDistributedError",
+    "TPUMemoryError",
+    "TPUNotAvailableError",
+    "TPUOutOfMemoryError",
+    "TPUValidationError",
+    "TPUVersion",
+    "TorchTPUConfig",
+    "XLACompilationError",
+]
