@@ -7,6 +7,13 @@ HOMES = {
         "KernelPyTorchConfig",
         "TorchTPUConfig",
     ),
+    ".devices": (
+        "FoundDevice",
+        "TorchTPU",
+        "XLADeviceManager",
+        "detect_torch_tpu",
+        "find_device",
+    ),
     "..job.sections": ("TPUVersion",),
     "..job.config": ("TPUConfig",),
     "..errors": (

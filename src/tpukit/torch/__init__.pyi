@@ -11,8 +11,14 @@ from ..job.config import TPUConfig as TPUConfig
 from ..job.sections import TPUVersion as TPUVersion
 from .config import KernelPyTorchConfig as KernelPyTorchConfig
 from .config import TorchTPUConfig as TorchTPUConfig
+from .devices import FoundDevice as FoundDevice
+from .devices import TorchTPU as TorchTPU
+from .devices import XLADeviceManager as XLADeviceManager
+from .devices import detect_torch_tpu as detect_torch_tpu
+from .devices import find_device as find_device
 
 __all__ = [
+    "FoundDevice",
     "KernelPyTorchConfig",
     "TPUBackendError",
     "TPUConfig",
@@ -22,6 +28,10 @@ __all__ = [
     "TPUOutOfMemoryError",
     "TPUValidationError",
     "TPUVersion",
+    "TorchTPU",
     "TorchTPUConfig",
     "XLACompilationError",
+    "XLADeviceManager",
+    "detect_torch_tpu",
+    "find_device",
 ]
