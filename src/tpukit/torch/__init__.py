@@ -3,6 +3,8 @@
 from ..lazy import lazy_names
 
 HOMES = {
+    ".backend": ("TPUBackend",),
+    ".train_step": ("FusedStep",),
     ".config": (
         "KernelPyTorchConfig",
         "TorchTPUConfig",

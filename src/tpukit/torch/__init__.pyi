@@ -9,6 +9,7 @@ from ..errors import TPUValidationError as TPUValidationError
 from ..errors import XLACompilationError as XLACompilationError
 from ..job.config import TPUConfig as TPUConfig
 from ..job.sections import TPUVersion as TPUVersion
+from .backend import TPUBackend as TPUBackend
 from .config import KernelPyTorchConfig as KernelPyTorchConfig
 from .config import TorchTPUConfig as TorchTPUConfig
 from .devices import FoundDevice as FoundDevice
@@ -16,10 +17,13 @@ from .devices import TorchTPU as TorchTPU
 from .devices import XLADeviceManager as XLADeviceManager
 from .devices import detect_torch_tpu as detect_torch_tpu
 from .devices import find_device as find_device
+from .train_step import FusedStep as FusedStep
 
 __all__ = [
     "FoundDevice",
+    "FusedStep",
     "KernelPyTorchConfig",
+    "TPUBackend",
     "TPUBackendError",
     "TPUConfig",
     "TPUDistributedError",

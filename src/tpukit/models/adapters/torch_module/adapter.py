@@ -21,7 +21,7 @@ from .environment import require_torch, running
 from .layers import CheckpointedLayers
 from .placement import PlacedActivations, count_heads
 from .refusals import explained
-from .state import ModuleState
+from .state import ModuleState, attributes_restored
 
 # (module, tensors of the batch by name) -> outputs, or a loss.
 Forward = Callable[[Any, Mapping[str, Any]], Any]
@@ -88,18 +88,11 @@ class TorchAdapter:
         self, variables: Variables, batch: Batch, *, rng: jax.Array, execution: Execution
     ) -> Applied:
         """Run the module; buffers that it wrote to are its new state."""
-        module = self.model.module
-        with running(rng) as environment, explained(module):
-            tensors = environment.j2t_iso({**variables.params, **variables.model_state})
-            held = {name_in(path): one for path, one in self.state.whole(tensors).items()}
-            with CheckpointedLayers(module, execution.remat), PlacedActivations(module):
-                outputs = _call(module, self._forward, held, environment.j2t_iso(dict(batch)))
-            changed = {path: held[name_in(path)] for path in variables.model_state}
-            outputs, changed = environment.t2j_iso((plain_outputs(outputs), changed))
-        state = {
-            name: new.astype(variables.model_state[name].dtype) for name, new in changed.items()
-        }
-        return Applied(outputs, state)
+        model = TorchModel(self.model.module, self._forward)
+        outputs, state = run_module(
+            model, self.state, variables, batch, rng=rng, remat=execution.remat
+        )
+        return Applied(plain_outputs(outputs), state)
 
     @cached_property
     def _forward(self) -> Forward:
@@ -115,6 +108,66 @@ class TorchAdapter:
             return module(*others, **keywords)
 
         return by_inputs
+
+
+def run_module(
+    model: TorchModel,
+    state: ModuleState,
+    variables: Variables,
+    batch: Mapping[str, Any],
+    *,
+    rng: jax.Array,
+    remat: RematPolicy,
+) -> tuple[Any, dict[str, jax.Array]]:
+    """Run a module on other values than its own: a pure function.
+
+    Returns:
+        What its forward gave, with arrays for tensors, and the state that it carries on.
+
+    Raises:
+        TPUModelError: The module cannot be one program; the message names the line.
+    """
+    module, forward = model.module, model.forward
+    if forward is None:
+        raise TPUModelError("run_module() needs to know how the module is called.")
+    with running(rng) as environment, explained(module):
+        tensors = environment.j2t_iso({**variables.params, **variables.model_state})
+        held = {name_in(path): one for path, one in state.whole(tensors).items()}
+        with (
+            attributes_restored(module),
+            CheckpointedLayers(module, remat),
+            PlacedActivations(module),
+        ):
+            given = environment.j2t_iso(dict(batch))
+            outputs = _call(module, forward, held, given)
+            _refuse_writes(module, batch, given, variables, held)
+        changed = {path: held[name_in(path)] for path in variables.model_state}
+        outputs, changed = environment.t2j_iso((outputs, changed))
+    carried = {path: new.astype(variables.model_state[path].dtype) for path, new in changed.items()}
+    return outputs, carried
+
+
+def _refuse_writes(
+    module: Any,
+    batch: Mapping[str, Any],
+    given: Mapping[str, Any],
+    variables: Variables,
+    held: Mapping[str, Any],
+) -> None:
+    """Refuse a forward that writes to what comes in: nobody outside would see it."""
+    before, after = jax.tree.leaves(dict(batch)), jax.tree.leaves(dict(given))
+    kind = type(module).__name__
+    if any(one is not tensor.jax() for one, tensor in zip(before, after, strict=True)):
+        raise TPUModelError(
+            f"{kind} writes into its input in place, which its caller would not see here; write "
+            "into a copy: x = x.clone()."
+        )
+    for path, array in variables.params.items():
+        if held[name_in(path)].jax() is not array:
+            raise TPUModelError(
+                f"{kind} writes into its parameter {path.replace('/', '.')} in its forward; keep "
+                "what changes there in a buffer."
+            )
 
 
 def name_in(path: str) -> str:

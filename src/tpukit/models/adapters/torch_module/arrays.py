@@ -50,7 +50,7 @@ def to_tensor(array: jax.Array, *, dtype: Any = None) -> Any:
 
     if array.size == 0 or array.dtype == jnp.bool_ or not array.is_fully_addressable:
         found = torch.from_numpy(np.array(array))
-    elif len(array.sharding.device_set) > 1 or array.devices().pop().platform == "tpu":
+    elif len(array.sharding.device_set) > 1 or next(iter(array.devices())).platform == "tpu":
         found = _from_host(np.asarray(array))
     else:
         found = torch.from_dlpack(array)

@@ -30,6 +30,13 @@ def require_torch(needed_for: str) -> Any:
     return torch
 
 
+def torch_trees() -> Any:
+    """Return torch's module for nested containers, which knows Hugging Face's outputs too."""
+    from torch.utils import _pytree  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]  torch has no other
+
+    return _pytree
+
+
 def torch_tpu_is_installed() -> bool:
     """Whether Google's own torch backend for TPUs is here; it needs a TPU to do anything."""
     return find_spec("torch_tpu") is not None
@@ -86,7 +93,7 @@ def _lift_constants(environment: Any) -> None:
         plain = not isinstance(tensor, torchax_types) and not tensor.is_meta
         return environment.j2t_iso(to_array(tensor)) if plain else tensor
 
-    from torch.utils import _pytree as trees  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]  what torchax itself uses
+    trees = torch_trees()
     from torchax.tensor import Tensor, View
 
     torchax_types = (Tensor, View)

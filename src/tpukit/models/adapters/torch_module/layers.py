@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from ...remat.policy import RematPolicy
-from .environment import environment
+from .environment import environment, torch_trees
 from .randomness import next_key
 
 
@@ -61,7 +61,8 @@ def _has_inner(layer: Any) -> bool:
 def _checkpointed(layer: Any, forward: Callable[..., Any], remat: RematPolicy) -> Any:
     def run(*arguments: Any, **options: Any) -> Any:
         import torch
-        from torch.utils import _pytree as trees  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]  it knows Hugging Face's outputs
+
+        trees = torch_trees()
 
         here = environment()
         leaves, tree = trees.tree_flatten((arguments, options))

@@ -1,6 +1,7 @@
 """What a module owns: parameters that train, and all other tensors that its forward reads."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,31 @@ class ModuleState:
         """The tensors under all of their names."""
         shared = {alias: tensors[name] for alias, name in self.aliases.items() if name in tensors}
         return {**tensors, **shared}
+
+
+@contextmanager
+def attributes_restored(module: Any) -> Generator[None]:
+    """Give every module inside the attributes back that it has now.
+
+    A forward may leave tensors on the module (`self.last = x`; an LSTM keeps a list of its
+    weights). While it is traced those are placeholders, which must not outlive the trace.
+    """
+    kept = [
+        (inner, dict(vars(inner)), [(one, list(one)) for one in _lists(inner)])
+        for inner in module.modules()
+    ]
+    try:
+        yield
+    finally:
+        for inner, attributes, lists in kept:
+            vars(inner).clear()
+            vars(inner).update(attributes)
+            for one, members in lists:
+                one[:] = members
+
+
+def _lists(module: Any) -> list[list[Any]]:
+    return [one for one in vars(module).values() if isinstance(one, list)]  # pyright: ignore[reportUnknownVariableType]  anything
 
 
 def path_of(name: str) -> str:

@@ -1,0 +1,176 @@
+"""Where torch and jax meet: one call of a module as one program, with a gradient torch knows.
+
+Tensors stay torch's own on the outside, so an ordinary loop needs nothing else: autograd calls the
+program's own backward, any torch optimizer moves the parameters, and the next call sees them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..models.adapters.protocol import Variables
+from ..models.adapters.torch_module.adapter import TorchModel, run_module
+from ..models.adapters.torch_module.arrays import to_array, to_tensor
+from ..models.adapters.torch_module.environment import torch_trees
+from ..models.adapters.torch_module.state import ModuleState
+from ..models.remat.policy import RematPolicy
+
+# Leaves of a result that are the same in every call; anything else that is no tensor is dropped.
+_PLAIN = (bool, int, float, complex, str)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The arguments of a program.
+
+    Attributes:
+        params: What is trained, by path.
+        carried: What else the module reads, by path.
+        moving: Inputs whose gradient is asked for.
+        fixed: All other inputs.
+        key: For its random numbers.
+    """
+
+    params: dict[str, jax.Array]
+    carried: dict[str, jax.Array]
+    moving: list[jax.Array]
+    fixed: list[jax.Array]
+    key: jax.Array
+
+    def as_tuple(self) -> tuple[Any, ...]:
+        """Return them in the order in which programs take them."""
+        return self.params, self.carried, self.moving, self.fixed, self.key
+
+
+class Program:
+    """A module's forward and backward for arguments of one shape, each traced once.
+
+    Args:
+        module: An `nn.Module`.
+        state: Its tensors by path.
+        rebuild: Makes the arguments of the call from its tensors.
+        asked: For each of those tensors, whether its gradient is asked for.
+        remat: What the backward pass computes again.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        state: ModuleState,
+        rebuild: Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
+        asked: tuple[bool, ...],
+        remat: RematPolicy,
+    ) -> None:
+        self._module, self._state, self._rebuild = module, state, rebuild
+        self._asked, self._remat = asked, remat
+        self._restore: Callable[[list[Any], list[Any]], Any] | None = None
+        self.forward = jax.jit(self._run)
+        self.forward_with_gradient = jax.jit(self._run_with_gradient)
+        self.backward: Any = jax.jit(lambda pull_back, cotangents: pull_back(cotangents))
+
+    def outputs(self, floats: list[Any], others: list[Any]) -> Any:
+        """Return results in the structure that the module gave them."""
+        assert self._restore is not None, "a program that has run knows its outputs"
+        return self._restore(floats, others)
+
+    def _run(
+        self, params: Any, carried: Any, moving: list[Any], fixed: list[Any], key: jax.Array
+    ) -> tuple[list[jax.Array], tuple[list[jax.Array], Any]]:
+        inputs = iter(moving), iter(fixed)
+        tensors = [next(inputs[0] if asked else inputs[1]) for asked in self._asked]
+        outputs, changed = run_module(
+            TorchModel(self._module, self._call),
+            self._state,
+            Variables(params, carried),
+            {"tensors": tensors},
+            rng=key,
+            remat=self._remat,
+        )
+        floats, others, self._restore = _taken_apart(outputs)
+        return floats, (others, changed)
+
+    def _run_with_gradient(
+        self, params: Any, carried: Any, moving: list[Any], fixed: list[Any], key: jax.Array
+    ) -> Any:
+        def differentiated(params: Any, moving: list[Any]) -> Any:
+            return self._run(params, carried, moving, fixed, key)
+
+        return jax.vjp(differentiated, params, moving, has_aux=True)
+
+    def _call(self, module: Any, batch: Any) -> Any:
+        arguments, options = self._rebuild(batch["tensors"])
+        return module(*arguments, **options)
+
+
+def call_with_gradient(program: Program, arrays: Arrays, tensors: list[Any]) -> Any:
+    """Run a program so that torch's autograd can go back through it.
+
+    Args:
+        program: What to run.
+        arrays: Its arguments.
+        tensors: The torch tensors behind its parameters and moving inputs, in their order.
+
+    Returns:
+        Outputs of floating point, the others, and the state that the module carries on.
+    """
+    rest: list[Any] = []
+    floats = _border().apply(program, arrays, rest, *tensors)
+    others, changed = rest
+    return list(floats), others, changed
+
+
+@cache
+def _border() -> Any:
+    """Return the `torch.autograd.Function` of all programs, made when torch is first needed."""
+    import torch
+
+    class Border(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, program: Program, arrays: Arrays, rest: list[Any], *_: Any) -> Any:
+            floats, ctx.pull_back, found = program.forward_with_gradient(*arrays.as_tuple())
+            ctx.program, ctx.formats = program, [(one.shape, one.dtype) for one in floats]
+            ctx.paths = [*arrays.params]  # jax gives a dict's entries back in another order
+            rest[:] = found
+            return tuple(map(to_tensor, floats))
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            cotangents = [
+                jnp.zeros(shape, dtype) if one is None else to_array(one, copy=False).astype(dtype)
+                for one, (shape, dtype) in zip(gradients, ctx.formats, strict=True)
+            ]
+            params, moving = ctx.program.backward(ctx.pull_back, cotangents)
+            found = jax.block_until_ready([*(params[path] for path in ctx.paths), *moving])
+            return (None, None, None, *map(to_tensor, found))
+
+    return Border
+
+
+def _taken_apart(outputs: Any) -> tuple[list[jax.Array], list[jax.Array], Any]:
+    """Return the arrays of floating point of a result, its other arrays, and the way back."""
+    trees = torch_trees()
+
+    leaves, tree = trees.tree_flatten(outputs)
+    is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
+    is_float = [
+        array and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        for leaf, array in zip(leaves, is_array, strict=True)
+    ]
+    # A cache of keys and values, say, is an object of its own that holds no results for a caller.
+    constants = [leaf if isinstance(leaf, _PLAIN) else None for leaf in leaves]
+
+    def restore(floats: list[Any], others: list[Any]) -> Any:
+        moving, fixed = iter(floats), iter(others)
+        filled = [
+            next(moving) if floating else next(fixed) if array else constant
+            for floating, array, constant in zip(is_float, is_array, constants, strict=True)
+        ]
+        return trees.tree_unflatten(filled, tree)
+
+    floats = [leaf for leaf, one in zip(leaves, is_float, strict=True) if one]
+    arrays = zip(leaves, is_array, is_float, strict=True)
+    return floats, [leaf for leaf, array, one in arrays if array and not one], restore

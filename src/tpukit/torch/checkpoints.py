@@ -1,0 +1,245 @@
+"""A module and its optimizer on disk: one safetensors file, or an Orbax folder; never a pickle."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import TPUCheckpointError
+from ..models.adapters.torch_module.arrays import to_array, to_tensor
+from ..runtime.files import whole_file
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+_MODEL, _SLOT = "model.", "optimizer."
+_DESCRIPTION = "tpukit.json"  # beside the arrays in a folder; in the header of a file
+# A zip archive and a pickle of protocol 2 or later: what torch.save writes.
+_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".pkl")
+
+
+def save(
+    module: Any,
+    path: str | Path,
+    *,
+    optimizer: Any = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a module's state, and its optimizer's where one is given.
+
+    Args:
+        module: Any `nn.Module`; a prepared one is written with its newest values.
+        path: A file for safetensors; a path without a suffix becomes an Orbax folder.
+        optimizer: A torch optimizer.
+        metadata: Plain data of the user's own to keep with it.
+
+    Raises:
+        TPUCheckpointError: It cannot be written there.
+    """
+    place = Path(path)
+    tensors = {f"{_MODEL}{name}": one for name, one in module.state_dict().items()}
+    description: dict[str, Any] = {
+        "format": FORMAT,
+        "model": type(module).__name__,
+        "metadata": dict(metadata or {}),
+    }
+    if optimizer is not None:
+        slots, groups = _optimizer_parts(optimizer)
+        tensors |= slots
+        description["optimizer"] = {"class": type(optimizer).__name__, "groups": groups}
+    try:
+        text = json.dumps(description)
+    except TypeError as error:
+        raise TPUCheckpointError(
+            f"metadata holds something that is no plain data ({error}); keep numbers and text."
+        ) from None
+    if place.suffix in _PICKLE_SUFFIXES:
+        logger.warning("%s is written as safetensors, not as a pickle, under that name", place.name)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.suffix:
+            _write_file(place, tensors, text)
+        else:
+            _write_folder(place, tensors, text)
+    except OSError as error:
+        raise TPUCheckpointError(
+            f"{place} cannot be written ({error.strerror}); choose another place."
+        ) from None
+    logger.info("save model=%s tensors=%d path=%s", description["model"], len(tensors), place)
+    return place
+
+
+def load(module: Any, path: str | Path, *, optimizer: Any = None) -> dict[str, Any]:
+    """Read what `save` wrote into a module, and into an optimizer where one is given.
+
+    Returns:
+        The user's own metadata.
+
+    Raises:
+        TPUCheckpointError: There is no such file, it is a pickle or of another model, or it holds
+            no optimizer although one is to be read. The module is as it was then.
+    """
+    place = Path(path)
+    if place.is_dir():
+        tensors, description = _read_folder(place)
+    else:
+        tensors, description = _read_file(place)
+    own = {
+        name.removeprefix(_MODEL): one for name, one in tensors.items() if name.startswith(_MODEL)
+    }
+    _check(module, own, place)
+    if optimizer is not None:
+        state = _optimizer_state(tensors, description, place)
+        try:
+            optimizer.load_state_dict(state)
+        except (ValueError, KeyError) as error:
+            raise TPUCheckpointError(
+                f"{place} holds the state of another optimizer ({error}); make the optimizer from "
+                "the same groups of parameters."
+            ) from None
+    module.load_state_dict(own)
+    logger.info("load model=%s tensors=%d path=%s", type(module).__name__, len(own), place)
+    return description["metadata"]
+
+
+def _optimizer_parts(optimizer: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return an optimizer's tensors by name, and its groups as plain data."""
+    import torch
+
+    state = optimizer.state_dict()
+    slots: dict[str, Any] = {}
+    for index, own in state["state"].items():
+        for slot, value in own.items():
+            if value is not None:
+                slots[f"{_SLOT}{index}.{slot}"] = torch.as_tensor(value)
+    groups = [
+        {
+            key: value.tolist() if isinstance(value, torch.Tensor) else value
+            for key, value in g.items()
+        }
+        for g in state["param_groups"]
+    ]
+    return slots, groups
+
+
+def _optimizer_state(
+    tensors: Mapping[str, Any], description: Mapping[str, Any], place: Path
+) -> dict[str, Any]:
+    if "optimizer" not in description:
+        raise TPUCheckpointError(
+            f"{place} holds no optimizer; load it with load_optimizer=False, or save with "
+            "save_optimizer=True, optimizer=optimizer."
+        )
+    state: dict[int, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(_SLOT):
+            index, slot = name.removeprefix(_SLOT).split(".", 1)
+            state.setdefault(int(index), {})[slot] = tensor
+    groups = [
+        {key: tuple(one) if key == "betas" else one for key, one in group.items()}  # pyright: ignore[reportUnknownArgumentType]  plain data
+        for group in description["optimizer"]["groups"]
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def _check(module: Any, found: Mapping[str, Any], place: Path) -> None:
+    """Refuse tensors that are not this module's, before anything is changed."""
+    wanted = module.state_dict()
+    missing, unknown = [*(wanted.keys() - found)], [*(found.keys() - wanted)]
+    for words, names in (("lacks", missing), ("holds", unknown)):
+        if names:
+            some = ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
+            raise TPUCheckpointError(
+                f"{place} {words} {some}, unlike this {type(module).__name__}; build the model "
+                "with the settings it was saved with."
+            )
+    for name, tensor in wanted.items():
+        if tuple(tensor.shape) != tuple(found[name].shape):
+            raise TPUCheckpointError(
+                f"{place} has {name} as {list(found[name].shape)} and this model as "
+                f"{list(tensor.shape)}; build the model with the settings it was saved with."
+            )
+
+
+def _write_file(place: Path, tensors: Mapping[str, Any], text: str) -> None:
+    from safetensors.torch import save as serialise
+
+    # The format refuses tensors that share memory, which tied weights do.
+    apart = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
+    with whole_file(place, durable=True) as file:
+        file.write(serialise(apart, {"tpukit": text}))
+
+
+def _read_file(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with place.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise TPUCheckpointError(f"{place} cannot be read ({error.strerror}).") from None
+    if start.startswith(_PICKLES):
+        raise TPUCheckpointError(
+            f"{place} is a pickle, which can run any code when it is read; convert it where you "
+            "trust it: safetensors.torch.save_file(torch.load(path, weights_only=True), …)."
+        )
+    try:
+        with safe_open(place, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a dict
+            header = (opened.metadata() or {}).get("tpukit")
+    except SafetensorError as error:
+        raise TPUCheckpointError(f"{place} is no safetensors file ({error}).") from None
+    if header is None:  # weights alone, from anywhere
+        plain = {f"{_MODEL}{name}": one for name, one in tensors.items()}
+        return plain, {"metadata": {}}
+    return tensors, json.loads(header)
+
+
+def _write_folder(place: Path, tensors: Mapping[str, Any], text: str) -> None:
+    from etils import epath
+
+    from ..training.checkpoint.named_arrays import arrays_of, describe_tree
+    from ..training.checkpoint.orbax_arrays import OrbaxArrays
+
+    arrays = {name: to_array(one) for name, one in tensors.items()}
+    shapes = [one.to_dict() for one in describe_tree(arrays, item="arrays")]
+    writer = OrbaxArrays()
+    try:
+        writer.start_save(epath.Path(place), {"arrays": arrays_of(arrays, item="arrays")})
+        writer.wait()
+    finally:
+        writer.close()
+    formats = {name: str(one.dtype).removeprefix("torch.") for name, one in tensors.items()}
+    (place / _DESCRIPTION).write_text(
+        json.dumps({"description": json.loads(text), "shapes": shapes, "formats": formats})
+    )
+
+
+def _read_folder(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    import jax.numpy as jnp
+    import torch
+    from etils import epath
+
+    from ..training.checkpoint.named_arrays import LeafShape
+    from ..training.checkpoint.orbax_arrays import OrbaxArrays
+
+    try:
+        kept = json.loads((place / _DESCRIPTION).read_text())
+    except (OSError, ValueError) as error:
+        raise TPUCheckpointError(
+            f"{place} is no folder that save_model wrote: its {_DESCRIPTION} cannot be read "
+            f"({error})."
+        ) from None
+    shapes = [LeafShape.from_dict(one) for one in kept["shapes"]]
+    reader = OrbaxArrays()
+    try:
+        found = reader.load(epath.Path(place), {"arrays": shapes}, {"arrays": {}})["arrays"]
+    finally:
+        reader.close()
+    tensors = {
+        name: to_tensor(jnp.asarray(one), dtype=getattr(torch, kept["formats"][name]))
+        for name, one in found.items()
+    }
+    return tensors, kept["description"]

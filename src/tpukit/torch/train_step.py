@@ -1,0 +1,266 @@
+"""The fused step: forward, loss, backward and optimizer of a module as one program."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from ..errors import TPUModelError, TPUValidationError
+from ..models.adapters.torch_module.adapter import TorchModel
+from ..models.adapters.torch_module.arrays import to_array, to_tensor
+from ..models.adapters.torch_module.environment import torch_trees
+from ..models.adapters.torch_module.state import ModuleState
+from ..models.remat.policy import RematSpec
+from ..step.placement import strategy_for
+from ..step.train_state import TrainState
+from ..step.workload import Workload
+from ..training.platform_options import compiler_options
+from .optimizers import MappedOptimizer, map_optimizer
+from .prepared import link_of
+
+logger = logging.getLogger(__name__)
+
+# (outputs of the module, targets) -> a scalar loss, in torch.
+TorchLoss = Callable[[Any, Any], Any]
+
+
+class StepLoss:
+    """The loss of a fused step; reading it waits for the step.
+
+    `float(loss)`, `loss.item()`, formatting and `loss.detach()` work as on a tensor.
+    """
+
+    def __init__(self, array: jax.Array) -> None:
+        self.array = array
+
+    def item(self) -> float:
+        """Return the number."""
+        return float(self.array)
+
+    __float__ = item
+
+    def detach(self) -> Any:
+        """Return a torch tensor of its own."""
+        return to_tensor(self.array).clone()
+
+    def backward(self) -> None:
+        """Refuse: the step has gone back already.
+
+        Raises:
+            TPUValidationError: Always.
+        """
+        raise TPUValidationError(
+            "a fused step includes the backward pass and the optimizer's step; leave out "
+            "loss.backward() and optimizer.step()."
+        )
+
+    def __format__(self, how: str) -> str:
+        return format(self.item(), how)
+
+    def __repr__(self) -> str:
+        return f"StepLoss({self.item():.6g})"
+
+
+class FusedStep:
+    """One training step of a prepared module, compiled once for each shape of a batch.
+
+    Parameters, buffers and optimizer state stay on the device between steps. Reading the module
+    (`parameters()`, `state_dict()`, an attribute) brings them back; so does `sync()`, which also
+    fills the torch optimizer's own state.
+
+    Example:
+        >>> step = backend.train_step(model, nn.functional.cross_entropy, optimizer)
+        >>> loss = step(inputs, targets)
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        loss: TorchLoss | None,
+        optimizer: Any,
+        *,
+        mesh: Mesh,
+        strategy: str | None = None,
+        remat: RematSpec = None,
+        compute_dtype: str | None = None,
+        seed: int = 0,
+        started: Callable[[jax.Array], None] = lambda loss: None,
+    ) -> None:
+        link = link_of(module)
+        if link is None:
+            raise TPUValidationError(
+                f"{type(module).__name__} is not prepared; call backend.prepare_model(model) first."
+            )
+        self.mesh, self.traces, self._started = mesh, 0, started
+        self._module, self._loss, self._link = module, loss, link
+        self._optimizer: MappedOptimizer = map_optimizer(optimizer, module)
+        self._options: dict[str, Any] = {
+            "optimizer": self._optimizer.transformation,
+            "strategy": strategy or strategy_for(mesh.axis_names),
+            "remat": remat,
+            "compute_dtype": compute_dtype,
+            "grad_norm": False,
+            "seed": seed,
+        }
+        self._state: TrainState | None = None
+        self._rates = np.zeros(0, np.float32)
+        self._compiled: dict[Any, tuple[Workload, Any]] = {}
+
+    def __call__(self, inputs: Any, targets: Any = None) -> StepLoss:
+        """Make one step.
+
+        Args:
+            inputs: A tensor, a tuple of positional arguments, or a dict of keywords.
+            targets: What the loss compares the outputs with, a tensor or a tree of them; None
+                where the model's own output is, or has, the loss.
+        """
+        arrays, structure = _flat((inputs, targets))
+        key = (structure, tuple((name, one.shape, str(one.dtype)) for name, one in arrays.items()))
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(arrays, structure)
+        work, compiled = self._compiled[key]
+        state = self._state if self._state is not None else self._start(work)
+        rates = self._optimizer.learning_rates()
+        if not np.array_equal(rates, self._rates):
+            place = state.opt_state.learning_rates.sharding
+            moved = state.opt_state._replace(learning_rates=jax.device_put(rates, place))
+            state = replace(state, opt_state=moved)
+            self._rates = np.asarray(rates)
+        self._state, metrics = compiled(state, work.put_batch(self.mesh, arrays))
+        self._link.newer = self._bring
+        self._started(metrics["loss"])
+        return StepLoss(metrics["loss"])
+
+    def sync(self) -> None:
+        """Bring parameters, buffers and the optimizer's state into torch's own objects."""
+        self._link.pull()
+
+    @property
+    def work(self) -> Workload | None:
+        """The step as everything else here sees it; None before the first batch."""
+        found = list(self._compiled.values())
+        return found[-1][0] if found else None
+
+    def _compile(self, arrays: Mapping[str, Any], structure: Any) -> tuple[Workload, Any]:
+        """Trace and compile the step for one shape of batch."""
+        self._explain(arrays)
+        shapes = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in arrays.items()}
+        model = TorchModel(self._module, self._forward(structure))
+        work = Workload(model, batch=shapes, **self._options)
+        jitted = work.jit_train_step(self.mesh)
+        lowered = jitted.lower(*work.abstract_args(self.mesh))
+        self.traces += 1
+        return work, lowered.compile(compiler_options=compiler_options())
+
+    def _explain(self, arrays: Mapping[str, Any]) -> None:
+        """Say which shape made another compile necessary."""
+        now = {name: (tuple(one.shape), str(one.dtype)) for name, one in arrays.items()}
+        if self._compiled:
+            _, shapes = [*self._compiled][-1]
+            before = {name: (tuple(shape), dtype) for name, shape, dtype in shapes}
+            changed = [
+                f"{name} from {before.get(name)} to {one}"
+                for name, one in now.items()
+                if before.get(name) != one
+            ]
+            logger.warning("recompile step: %s", "; ".join(changed) or "another structure")
+        else:
+            logger.info("compile step: %s", now)
+
+    def _forward(self, structure: Any) -> Callable[[Any, Mapping[str, Any]], Any]:
+        loss = self._loss
+
+        def forward(module: Any, batch: Mapping[str, Any]) -> Any:
+            inputs, targets = structure.rebuild(batch)
+            if isinstance(inputs, Mapping):
+                outputs = module(**inputs)
+            else:
+                outputs = module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+            if loss is not None:
+                return loss(outputs, targets)
+            value = getattr(outputs, "loss", outputs)
+            if getattr(value, "ndim", None) != 0:
+                raise TPUModelError(
+                    f"{type(module).__name__} gives no scalar loss by itself; pass loss_fn="
+                    "(outputs, targets) -> loss, or give a Hugging Face model its labels."
+                )
+            return value
+
+        return forward
+
+    def _start(self, work: Workload) -> TrainState:
+        self._link.pull()
+        fresh = work.init_on(self.mesh, jax.random.key(0))
+        place = work.shardings(self.mesh).state.opt_state
+        opt_state = jax.device_put(self._optimizer.load(fresh.opt_state), place)
+        self._rates = np.asarray(self._optimizer.learning_rates())
+        return replace(fresh, opt_state=opt_state)
+
+    def _bring(self) -> None:
+        """Write the device's values into the module and the optimizer."""
+        import torch
+
+        state = self._state
+        if state is None:
+            return
+        own = ModuleState.of(self._module)
+        with torch.no_grad():
+            for path, array in state.params.items():
+                own.trained[path].copy_(to_tensor(array))
+            for path, array in state.model_state.items():
+                if not isinstance(own.carried[path], torch.nn.Parameter):
+                    own.carried[path].copy_(to_tensor(array))
+        self._optimizer.store(state.opt_state)
+        # The module is the truth from here on: whoever changes it now changes the next step.
+        self._state = None
+
+
+class _Structure:
+    """How a batch's tensors, by name, become inputs and targets again; equal if shaped alike."""
+
+    def __init__(self, tree: Any, leaves: list[Any]) -> None:
+        import torch
+
+        self._tree = tree
+        self._leaves = [None if isinstance(one, torch.Tensor) else one for one in leaves]
+        self._is_tensor = [isinstance(one, torch.Tensor) for one in leaves]
+        self._key = (str(tree), repr(self._leaves), tuple(self._is_tensor))
+
+    def rebuild(self, batch: Mapping[str, Any]) -> Any:
+        trees = torch_trees()
+
+        filled = [
+            batch[_name(index)] if yes else one
+            for index, (yes, one) in enumerate(zip(self._is_tensor, self._leaves, strict=True))
+        ]
+        return trees.tree_unflatten(filled, self._tree)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Structure) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _flat(batch: Any) -> tuple[dict[str, jax.Array], _Structure]:
+    import torch
+
+    trees = torch_trees()
+
+    leaves, tree = trees.tree_flatten(batch)
+    arrays = {
+        _name(index): to_array(one, copy=False)
+        for index, one in enumerate(leaves)
+        if isinstance(one, torch.Tensor)
+    }
+    if not arrays:
+        raise TPUValidationError("a step needs tensors; this batch holds none.")
+    return arrays, _Structure(tree, leaves)
+
+
+def _name(index: int) -> str:
+    return f"tensor {index}"
