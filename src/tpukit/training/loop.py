@@ -19,8 +19,8 @@ from ..records.ledger import Ledger
 from ..records.metrics import MetricsFile
 from ..records.progress import ProgressView
 from ..records.throughput import Throughput
-from ..step.optimizer.schedule import LearningRate
-from ..step.train_state import TrainState
+from ..step.optimizer.spec import LearningRate
+from ..step.parts import TrainState
 from .batches import BatchSource
 from .evaluation import Evaluation, Evaluator
 from .failure import Decision, HangWatchdog, LossGuard, PreemptionGuard

@@ -16,7 +16,7 @@ from ..job.train import Optimization, TrainingSettings
 from ..parallel.mesh.axes import count_batch_ways
 from ..parallel.mesh.mesh import axis_sizes
 from ..records.throughput import Throughput
-from ..step.optimizer.schedule import LearningRate
+from ..step.optimizer.spec import LearningRate
 from ..step.workload import Workload
 from .batches import data_share, look_ahead
 from .data import TokenData, open_data

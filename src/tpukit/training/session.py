@@ -15,7 +15,7 @@ from ..records.hooks import TrainingHook
 from ..records.ledger import Ledger
 from ..records.metrics import MetricsFile
 from ..records.progress import ProgressView
-from ..step.train_state import TrainState
+from ..step.parts import TrainState
 from .batches import BatchSource
 from .checkpoint import TPUCheckpointer
 from .debugging import compile_log, is_debugging

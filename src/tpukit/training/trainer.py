@@ -24,7 +24,7 @@ from ..records.ledger import Ledger
 from ..records.progress import NoProgress, ProgressView, make_progress
 from ..records.throughput import count_chips
 from ..runtime.jax_state import jax_state
-from ..step.train_state import TrainState
+from ..step.parts import TrainState
 from ..step.workload import Workload
 from .arguments import job_of_arguments
 from .data.opening import DataSource

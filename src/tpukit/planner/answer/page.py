@@ -21,7 +21,7 @@ from ...pages.parts import (
     section,
     table,
 )
-from ..cost.step_split import CAUSES
+from ..cost.step_variant import CAUSES
 from .amounts import count_text, days_text
 from .choice import Choice
 from .report import (
