@@ -8,7 +8,6 @@ from ..runtime.versions import installed_versions
 _ROOMS_OF_PROGRAMS = ("kernels", "models", "parallel", "step", "job")
 _OTHER_FILES = (
     "compiler/program/lowered.py",
-    "compiler/program/facts.py",
     "runtime/device_grid.py",
     "hardware/target.py",
 )

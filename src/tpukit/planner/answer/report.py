@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...checker.report.wording import seconds_text
+from ...hardware.figure import seconds_text
 from ..cost.step_variant import CAUSES
 from ..search.verification import is_compiled
 from .amounts import days_text

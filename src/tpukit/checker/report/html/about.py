@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ....hardware.figure import ORIGINS
+from ....hardware.figure import ORIGINS, bytes_text, seconds_text
 from ....pages.markup import Child, Markup, join, tag
 from ....pages.parts import (
     Column,
@@ -17,7 +17,6 @@ from ....pages.parts import (
     table,
 )
 from ..schema import Report
-from ..wording import bytes_text, seconds_text
 
 # Kept on one line by spaces that do not break.
 _COMPILED = {True: "✓\u00a0fits", False: "✗\u00a0too\u00a0large", None: "not\u00a0compiled"}

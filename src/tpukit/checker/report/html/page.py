@@ -8,8 +8,7 @@ from ....compiler.timeline import Span
 from ....pages.frame import Page, asset
 from ....pages.parts import Section
 from ....runtime.files import write_output
-from ..loading import as_report, spans_of
-from ..schema import Report
+from ..schema import Report, as_report, spans_of
 from .about import about_section, next_section
 from .headline import report_headline
 from .memory import memory_section
