@@ -18,7 +18,7 @@ from ..step.workload import Workload
 from .batches import BatchSource
 from .data.opening import TokenData
 from .debugging import is_debugging, only_nans_inside
-from .platform_options import compiler_options
+from .recompile import compiler_options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,12 @@ from ..records.throughput import Throughput
 from ..step.optimizer.spec import LearningRate
 from ..step.parts import TrainState
 from .batches import BatchSource
+from .debugging import explained
 from .evaluation import Evaluation, Evaluator
 from .failure import Decision, HangWatchdog, LossGuard, PreemptionGuard
 from .recompile import StepProgram
 from .result import Stopped
 from .run_directory import RunDirectory
-from .runtime_errors import explained
 from .state_keeper import StateKeeper
 
 
