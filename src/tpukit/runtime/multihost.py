@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import ConfigError, TPUDistributedError
 from . import rendezvous
 from .address import Address, listen
-from .jax_state import jax_state
+from .environment import jax_state
 from .versions import NOT_INSTALLED, installed_version
 
 logger = logging.getLogger(__name__)

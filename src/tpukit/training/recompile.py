@@ -18,7 +18,7 @@ import jax
 from ..annotations import AnyMesh
 from ..errors import TPUValidationError
 from ..hardware.target import on_one_gpu
-from ..runtime.cache_folder import cache_folder
+from ..runtime.files import cache_folder
 from ..step.workload import Workload
 from .debugging import is_debugging, only_nans_inside, refuse_infs
 

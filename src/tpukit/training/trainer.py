@@ -16,14 +16,13 @@ from ..job.config import TPUConfig
 from ..job.job import Job
 from ..job.train import TrainingSettings
 from ..job.view import settings_without_effect
-from ..parallel.mesh.here import fit_mesh, mesh_here
-from ..parallel.mesh.mesh import axis_sizes
-from ..parallel.mesh.names import MeshShape, name_axes
+from ..parallel.mesh.axes import MeshShape, name_axes
+from ..parallel.mesh.mesh import axis_sizes, fit_mesh, mesh_here
 from ..records.hooks import TrainingHook, make_hooks
 from ..records.ledger import Ledger
 from ..records.progress import NoProgress, ProgressView, make_progress
 from ..records.throughput import count_chips
-from ..runtime.jax_state import jax_state
+from ..runtime.environment import jax_state
 from ..step.parts import TrainState
 from ..step.workload import Workload
 from .arguments import job_of_arguments

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from ...errors import ConfigError, TPUValidationError, did_you_mean
-from ...runtime.cache_folder import cache_folder
+from ...runtime.files import cache_folder
 from .examples import vocabulary_overflow
 from .iterated import BatchIterable, IteratedData
 from .kinds import Kind, kind_of

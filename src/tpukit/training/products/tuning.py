@@ -14,9 +14,8 @@ from typing import Any
 
 import jax
 
-from ...runtime.cache_folder import cache_folder
 from ...runtime.child import ChildError, run_child
-from ...runtime.files import temporary_folder, write_json
+from ...runtime.files import cache_folder, temporary_folder, write_json
 from ...runtime.progress import Progress
 from .product import SUFFIX, Product, products_in
 
