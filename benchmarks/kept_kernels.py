@@ -48,7 +48,7 @@ def main() -> int:
 def chosen(timings: Path, limit: int):
     """The kernels that rates were fitted on, and some programs of XLA's."""
     from tpukit.kernels.timing.measured import read_timings
-    from tpukit.kernels.timing.measured.in_view import rows_in_view
+    from tpukit.kernels.timing.measured.rows import rows_in_view
     from tpukit.kernels.timing.measured.score import newest, sample
 
     rows = read_timings(timings).rows

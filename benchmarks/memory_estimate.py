@@ -18,7 +18,7 @@ from tpukit.errors import TPUError
 from tpukit.planner.cost.memory_model import MeshRoles, estimate_memory_bytes, rounds_first
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.step import OptimizerSpec, build_optimizer
-from tpukit.step.optimizer.states import state_bytes_per_parameter
+from tpukit.step.optimizer.spec import state_bytes_per_parameter
 
 ADAMW, INT8_MOMENTS = OptimizerSpec(), OptimizerSpec(moment_dtype="int8")
 LION = OptimizerSpec(name="lion", moment_dtype="bfloat16")

@@ -32,8 +32,8 @@ from tpukit.compiler import compile_for
 from tpukit.compiler.kernel_traces import trace_kernels
 from tpukit.compiler.program.request import compiler_versions
 from tpukit.compiler.timeline import Machine, StepPrediction, predict_step
-from tpukit.compiler.timeline.exchange import waiting_share
 from tpukit.compiler.timeline.kernels import has_own_model
+from tpukit.compiler.timeline.network import waiting_share
 from tpukit.errors import TPUError
 from tpukit.hardware.rates import ChipRates
 from tpukit.hardware.scored_steps import ScoredStep, ScoredSteps

@@ -8,11 +8,9 @@ from published_rows import PublishedRun
 
 from tpukit.compiler.bundles import CallTrace
 from tpukit.compiler.timeline import Machine
-from tpukit.compiler.timeline.attention import SplashTimer
-from tpukit.compiler.timeline.kernels import StepKernelTimer
+from tpukit.compiler.timeline.kernels import SplashTimer, StepKernelTimer
 from tpukit.planner.cost.model_shape import ModelShape
-from tpukit.planner.cost.rounding import ROUNDED_BYTES, Rounding
-from tpukit.planner.cost.step_variant import StepVariant
+from tpukit.planner.cost.step_variant import ROUNDED_BYTES, Rounding, StepVariant
 
 # MaxText's int8 (AQT's config_v3 with jax.uniform): six operands for three products, gradients with
 # a float32 of noise each, written and read.

@@ -44,8 +44,7 @@ HOMES = {
     ".runtime.multihost": ("MultiHostConfig",),
     ".step": ("Workload",),
     ".training": ("TPUCheckpointer", "TPUTrainer", "TrainingResult", "open_data"),
-    ".training.export": ("export_run",),
-    ".training.trained_model": ("load_trained",),
+    ".training.trained_model": ("export_run", "load_trained"),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

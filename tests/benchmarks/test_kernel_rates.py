@@ -9,7 +9,7 @@ from kernel_estimate import DEFAULT_TIMINGS
 from tpukit.hardware import get_chip
 from tpukit.hardware.rates import ChipRates
 from tpukit.kernels.timing.measured import MeasuredRow, read_timings
-from tpukit.kernels.timing.measured.in_view import rows_in_view
+from tpukit.kernels.timing.measured.rows import rows_in_view
 
 HBM = ChipRates.of("v6e").hbm_efficiency
 

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tpukit.checker.fixes import verifying
+from tpukit.checker.fixes import proposing
 from tpukit.checker.report import read_report
 from tpukit.cli import cache, check, job_options
 from tpukit.compiler import CompileCache
@@ -105,7 +105,7 @@ def test_what_does_not_fit_exits_3_with_fixes(app, own_cache, monkeypatch):
 
     monkeypatch.setattr(checking, "compile_job", too_big)
     monkeypatch.setattr(
-        verifying, "known_compile", lambda job: _Compiled(replace(_report(fits=True)))
+        proposing, "known_compile", lambda job: _Compiled(replace(_report(fits=True)))
     )
     result = CliRunner().invoke(app, ["check", *SMALL, "--fix", "--json"])
     assert result.exit_code == 3, result.output

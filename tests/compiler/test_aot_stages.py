@@ -17,7 +17,7 @@ import pytest
 
 from tpukit.compiler import compile_for, compile_many, lower_program, make_request
 from tpukit.compiler.aot import run_request
-from tpukit.compiler.stages import parse_until
+from tpukit.compiler.compiled import parse_until
 from tpukit.errors import (
     FlagError,
     MeshError,
@@ -226,7 +226,7 @@ def test_a_workload_brings_its_step_and_its_arguments():
 def test_facts_survive_json():
     import json
 
-    from tpukit.compiler.program.facts import ProgramFacts
+    from tpukit.compiler.program.lowered import ProgramFacts
 
     facts = lower_program(jnp.sin, X).facts
     assert ProgramFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts

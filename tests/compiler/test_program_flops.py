@@ -14,8 +14,8 @@ from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.mosaic import kernel_flops
 from tpukit.compiler.program_flops import program_flops
 from tpukit.kernels import flash_attention
-from tpukit.models.attention.splash import splash_attention
-from tpukit.observe.diagnosis.traced_flops import traced_flops
+from tpukit.models.attention.tpu_kernels import splash_attention
+from tpukit.observe.diagnosis.step_timing import traced_flops
 from tpukit.parallel import abstract_mesh
 
 # A loop of four turns that hands a table of constants to a kernel, which nothing else knows.

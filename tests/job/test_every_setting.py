@@ -8,8 +8,8 @@ from tpukit.errors import ConfigError
 from tpukit.job import Job, TPUConfig, build_step
 from tpukit.job.compiler_flags import flags_of
 from tpukit.job.config.spelling import config_of, spell_as_job
-from tpukit.job.effects import WITHOUT_EFFECT, settings_without_effect
 from tpukit.job.sections import SECTIONS
+from tpukit.job.view import WITHOUT_EFFECT, settings_without_effect
 from tpukit.training import TPUTrainer
 
 BASE = {"tpu_version": "v6e", "num_chips": 8}

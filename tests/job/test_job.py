@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tpukit.checker.fixes import JobShape
 from tpukit.errors import ConfigError, MeshError, SliceError, TPUModelError, TPUValidationError
 from tpukit.job import Job, build_step
-from tpukit.job.mesh_text import parse_mesh
 from tpukit.job.model_source import refuse_unknown_model
+from tpukit.job.value_text import parse_mesh
 from tpukit.models import get_preset
 from tpukit.models.huggingface.config import config_to_huggingface
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.job.config import TPUConfig
 from tpukit.job.document import NOT_SETTINGS, PREFIX, parse_assignments
-from tpukit.job.quantities import format_bytes, parse_bytes
+from tpukit.job.value_text import format_bytes, parse_bytes
 from tpukit.job.view import SettingsView
 
 

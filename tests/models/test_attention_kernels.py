@@ -9,8 +9,11 @@ import pytest
 from tpukit.errors import TPUModelError
 from tpukit.models import get_preset
 from tpukit.models.attention.choice import automatic_attention, dot_attention
-from tpukit.models.attention.flash import flash_attention
-from tpukit.models.attention.splash import splash_attention, splash_attention_in_two
+from tpukit.models.attention.tpu_kernels import (
+    flash_attention,
+    splash_attention,
+    splash_attention_in_two,
+)
 from tpukit.models.remat.policy import RematPolicy
 from tpukit.parallel import abstract_mesh, create_mesh
 from tpukit.step import Workload

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tpukit.models.transformer.config import RopeScaling
-from tpukit.models.transformer.rope import apply_rope, rope_frequencies
+from tpukit.models.transformer.layers import apply_rope, rope_frequencies
 
 
 def test_scores_depend_only_on_the_distance():

@@ -7,8 +7,7 @@ import pytest
 
 from tpukit import Workload, compile_for, get_preset
 from tpukit.models.remat.policy import RematPolicy
-from tpukit.models.transformer.layer_stack import run_layers
-from tpukit.models.transformer.rounded_stack import round_in_use
+from tpukit.models.transformer.layer_stack import round_in_use, run_layers
 
 LAYERS, WIDTH = 4, 64
 BF16 = jnp.dtype("bfloat16")

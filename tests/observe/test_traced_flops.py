@@ -6,7 +6,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
-from tpukit.observe.diagnosis.traced_flops import traced_flops
+from tpukit.observe.diagnosis.step_timing import traced_flops
 from tpukit.parallel import create_mesh
 
 SQUARE = jnp.zeros((16, 16))

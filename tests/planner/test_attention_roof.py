@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.timeline import Machine
-from tpukit.compiler.timeline.attention import SplashTimer
+from tpukit.compiler.timeline.kernels import SplashTimer
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
 from tpukit.planner.cost.attention_time import attended_keys

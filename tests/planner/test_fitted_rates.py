@@ -8,7 +8,7 @@ import pytest
 
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.timeline import Machine, predict_step
-from tpukit.compiler.timeline.attention import SplashTimer
+from tpukit.compiler.timeline.kernels import SplashTimer
 from tpukit.hardware import Slice, rates
 from tpukit.hardware.rates import SECTIONS, rates_file
 from tpukit.models import get_preset

@@ -13,7 +13,7 @@ from tpukit.planner.cost.memory_model import MeshRoles, estimate_memory_bytes
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.search.candidates import REMATS
 from tpukit.step import OptimizerSpec, Workload, build_optimizer
-from tpukit.step.optimizer.states import state_bytes_per_parameter
+from tpukit.step.optimizer.spec import state_bytes_per_parameter
 
 MODELS = ("llama3.2-1b", "llama3.1-8b", "gpt3-175b", "mixtral-8x7b", "tiny", "tiny-moe")
 # Totals of the compiler's buffer assignment (benchmarks/memory_estimate.py, libtpu 0.0.42.1).

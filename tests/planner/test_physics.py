@@ -16,10 +16,9 @@ from tpukit.hardware.catalog import dcn_rate
 from tpukit.models import TransformerConfig
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.cost.money import SPOT, Market, cost_of
-from tpukit.planner.cost.serving_bytes import cache_bytes, weight_bytes
-from tpukit.planner.cost.serving_time import Server, servers_on
+from tpukit.planner.cost.serving_model import Server, cache_bytes, servers_on, weight_bytes
 from tpukit.planner.cost.spot import Preemption
-from tpukit.planner.cost.step_split import CAUSES
+from tpukit.planner.cost.step_variant import CAUSES
 from tpukit.planner.planning import plan
 from tpukit.planner.search.candidates import PRECISIONS, Space, enumerate_candidates
 from tpukit.planner.search.objectives import Limits, judge

@@ -12,7 +12,7 @@ from tpukit.hardware import Slice, get_chip, list_slices
 from tpukit.kernels import quantize_weight
 from tpukit.models import get_preset
 from tpukit.planner.cost.model_shape import shape_of
-from tpukit.planner.cost.serving_bytes import cache_bytes, weight_bytes, weight_bytes_read
+from tpukit.planner.cost.serving_model import cache_bytes, weight_bytes, weight_bytes_read
 from tpukit.planner.serving import plan_serving
 from tpukit.step import Workload
 

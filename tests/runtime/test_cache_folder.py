@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import tpukit
-from tpukit.runtime.cache_folder import Kept, cache_folder
+from tpukit.runtime.files import Kept, cache_folder
 
 SOURCE = Path(tpukit.__file__).parent
 
@@ -30,4 +30,4 @@ def test_every_folder_of_the_list_is_in_use_and_nobody_reads_the_variables_again
     used = re.findall(r'cache_folder\("(\w+)"\)', "".join(sources.values()))
     assert sorted(set(used)) == sorted(get_args(Kept))
     readers = [path.name for path, text in sources.items() if "XDG_CACHE_HOME" in text]
-    assert readers == ["cache_folder.py"]
+    assert readers == ["files.py"]

@@ -8,8 +8,8 @@ import pytest
 
 from tpukit.errors import TPUModelError
 from tpukit.parallel.mesh.mesh import create_mesh
-from tpukit.step.evaluation import jit_eval_step
 from tpukit.step.workload import Workload
+from tpukit.training.evaluation import jit_eval_step
 
 
 def squared_normaliser(logits):

@@ -7,9 +7,9 @@ import pytest
 from tpukit.models.loss.loss import next_token_loss
 from tpukit.models.presets import get_preset
 from tpukit.parallel.mesh.mesh import create_mesh
-from tpukit.step.evaluation import jit_eval_step
-from tpukit.step.token_order import in_ring_order
+from tpukit.step.placement import in_ring_order
 from tpukit.step.workload import Workload
+from tpukit.training.evaluation import jit_eval_step
 
 TINY = get_preset("tiny", n_layers=2, d_model=32, d_ff=64, head_dim=8, vocab_size=64)
 

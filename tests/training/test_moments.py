@@ -16,7 +16,7 @@ from tpukit.models import get_preset
 from tpukit.parallel import abstract_mesh, activation_rules
 from tpukit.step import OptimizerSpec, build_optimizer
 from tpukit.step.optimizer.moments import decode, encode, scale_by_int8_adam
-from tpukit.step.optimizer.states import state_bytes
+from tpukit.step.optimizer.spec import state_bytes
 from tpukit.step.workload import Workload
 from tpukit.training import TPUCheckpointer
 

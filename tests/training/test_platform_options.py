@@ -5,22 +5,22 @@ import pytest
 
 from tpukit.job import Job, build_step
 from tpukit.step import workload
-from tpukit.training import platform_options
+from tpukit.training import recompile
 
 
 @pytest.mark.parametrize("here", [True, False])
 def test_layers_are_unrolled_on_one_gpu_alone(monkeypatch, here):
-    monkeypatch.setattr(platform_options, "on_one_gpu", lambda: here)
+    monkeypatch.setattr(recompile, "on_one_gpu", lambda: here)
     monkeypatch.setattr(workload, "on_one_gpu", lambda: here)
     job = Job(model="tiny", batch_size=2, sequence_length=16)
     assert build_step(job).work.execution.scan_layers is not here
-    found = platform_options.compiler_options()
-    assert (found == platform_options.GPU_OPTIONS) is here
+    found = recompile.compiler_options()
+    assert (found == recompile.GPU_OPTIONS) is here
     asked = build_step(job.replace(parts={"scan_layers": True})).work
     assert asked.execution.scan_layers
 
 
-OPTIONS = [platform_options.GPU_OPTIONS, platform_options.SHARED_CPU_OPTIONS]
+OPTIONS = [recompile.GPU_OPTIONS, recompile.SHARED_CPU_OPTIONS]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["gpu", "cpu"])
@@ -32,5 +32,5 @@ def test_the_options_are_ones_that_jax_knows(options):
 @pytest.mark.parametrize("devices", [1, 8])
 def test_devices_that_share_a_cpu_keep_the_order_of_collectives(monkeypatch, devices):
     monkeypatch.setattr(jax, "local_device_count", lambda: devices)
-    shared = platform_options.SHARED_CPU_OPTIONS if devices > 1 else None
-    assert platform_options.compiler_options() == shared
+    shared = recompile.SHARED_CPU_OPTIONS if devices > 1 else None
+    assert recompile.compiler_options() == shared

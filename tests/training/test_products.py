@@ -15,8 +15,14 @@ from tpukit.job.train import TrainingSettings
 from tpukit.step import Workload
 from tpukit.training import TPUTrainer
 from tpukit.training.products import ProductTuner
-from tpukit.training.products.product import Matrix, Product, products_in
-from tpukit.training.products.results_file import blocks_of, key_of, with_algorithm
+from tpukit.training.products.product import (
+    Matrix,
+    Product,
+    blocks_of,
+    key_of,
+    products_in,
+    with_algorithm,
+)
 from tpukit.training.recompile import StepProgram
 
 CONFIG = (

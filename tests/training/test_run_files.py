@@ -19,9 +19,8 @@ from tpukit.errors import ConfigError, MeshError, MissingExtraError, TPUValidati
 from tpukit.hardware import get_chip
 from tpukit.job import TrainingSettings
 from tpukit.job.yaml_text import read_yaml
-from tpukit.parallel.mesh.here import fit_mesh, mesh_here
-from tpukit.parallel.mesh.mesh import create_mesh
-from tpukit.parallel.mesh.names import name_axes
+from tpukit.parallel.mesh.axes import name_axes
+from tpukit.parallel.mesh.mesh import create_mesh, fit_mesh, mesh_here
 from tpukit.records import WandbHook, read_metrics
 from tpukit.records.ledger import Ledger
 from tpukit.records.metrics import MetricsFile

@@ -231,11 +231,11 @@ def test_waiting_for_slow_data_is_an_input_stall(table_trainer, tokens):
 
 
 def test_the_prediction_of_an_earlier_check_is_shown(table_trainer, monkeypatch):
-    from tpukit.training import predicted
+    from tpukit.training import preparation
 
     plan = Job(model="tiny", on="v6e-8", batch_size=8, sequence_length=16)
-    assert "not checked yet" in predicted.predicted_step(plan).reason
-    assert "names no slice" in predicted.predicted_step(plan.replace(on=None)).reason
+    assert "not checked yet" in preparation.predicted_step(plan).reason
+    assert "names no slice" in preparation.predicted_step(plan.replace(on=None)).reason
 
     class Compiled:
         fits = True
@@ -243,11 +243,11 @@ def test_the_prediction_of_an_earlier_check_is_shown(table_trainer, monkeypatch)
         def predict(self, **_):
             return types.SimpleNamespace(step_time_s=0.25)
 
-    monkeypatch.setattr(predicted, "known_compile", lambda job: Compiled())
-    found = predicted.predicted_step(plan)
+    monkeypatch.setattr(preparation, "known_compile", lambda job: Compiled())
+    found = preparation.predicted_step(plan)
     assert (found.value, found.origin) == (0.25, "model")
     Compiled.fits = False
-    assert "does not fit" in predicted.predicted_step(plan).reason
+    assert "does not fit" in preparation.predicted_step(plan).reason
 
 
 def linen_model():

@@ -41,13 +41,11 @@ ROOMS: dict[str, Room] = {
             *(
                 f"{PACKAGE}/compiler/timeline/{name}.py"
                 for name in (
-                    "attention",
-                    "engines",
-                    "exchange",
                     "kernels",
                     "machine",
                     "network",
                     "simulate",
+                    "simulation_state",
                     "work",
                 )
             ),

@@ -16,7 +16,7 @@ from ..job.reading import read_job
 from ..runtime.progress import Progress, silent
 from .compiling import compile_job
 from .fixes import is_thin
-from .fixes.verifying import find_fixes
+from .fixes.proposing import find_fixes
 from .result import CheckResult
 
 NOT_ASKED_FOR = "not asked for"

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..compiler.aot import compile_many, load_compiled, run_request
 from ..compiler.cache import JOB_LINK, CompileCache
 from ..compiler.compiled import CompiledStep
-from ..compiler.program.facts import ProgramFacts
+from ..compiler.program.lowered import ProgramFacts
 from ..compiler.program.request import CompileRequest, make_request
 from ..errors import TPUError
 from ..job.compiler_flags import compiler_options

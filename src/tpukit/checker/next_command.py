@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ..job.mesh_text import write_mesh
+from ..job.value_text import write_mesh
 from ..job.yaml_text import write_yaml
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import job_options as options
-from .announcing import Announcer, refusals_as_exit_codes
+from .output import Announcer, refusals_as_exit_codes
 from .values import output_file, output_folder
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def check(
     from ..checker.check import check as check_job
     from ..checker.check import check_request
     from ..compiler.memory.view import verdict_line
-    from .function_target import lower_function
+    from .job_options import lower_function
     from .output import show
 
     asked = options.changes(

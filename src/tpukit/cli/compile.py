@@ -40,8 +40,8 @@ def compile_function(
     """Compile a function for one device of a slice with the real TPU compiler; no TPU needed."""
     from ..compiler import make_request, save_executable
     from ..compiler.aot import run_request
+    from ..compiler.compiled import parse_until
     from ..compiler.program.entry import load_function, parse_argument
-    from ..compiler.stages import parse_until
     from ..errors import ConfigError
     from ..hardware import Slice
     from ..runtime.environment import configure_tpu_environment

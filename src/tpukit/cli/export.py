@@ -23,6 +23,6 @@ def export(run: Run, out: Out, step: Step = None, json: options.Json = False) ->
     from .output import show
 
     configure_tpu_environment()
-    from ..training.export import export_run
+    from ..training.trained_model import export_run
 
     show(export_run(run, out, step=step), json=json)

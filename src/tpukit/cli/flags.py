@@ -86,7 +86,7 @@ def list_flags(
     """List flags of the installed libtpu and jaxlib, or those of an optimization level."""
     from ..hardware import get_chip
     from ..runtime.flags.bundles import HIGHEST_LEVEL, select
-    from ..runtime.flags.listing import BundleListing, FlagListing
+    from ..runtime.flags.record import BundleListing, FlagListing
     from .output import show
 
     if level is None and on is None:

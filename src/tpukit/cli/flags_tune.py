@@ -6,7 +6,7 @@ import typer
 
 from ..runtime.ranges import COUNT, SECONDS
 from . import job_options as options
-from .announcing import Announcer, refusals_as_exit_codes
+from .output import Announcer, refusals_as_exit_codes
 from .values import within
 
 
@@ -47,7 +47,7 @@ def tune(
     from ..checker.compiling import lower_job
     from ..checker.flag_tuning.search import tune_flags
     from ..compiler.aot import DEFAULT_TIMEOUT_S
-    from .function_target import lower_function
+    from .job_options import lower_function
     from .output import show
 
     asked = options.changes(

@@ -1,5 +1,6 @@
 """`tpukit kernel`: list ops, time them for chips nobody has here, and choose their blocks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,13 +24,13 @@ from .kernel_options import (
     read_values,
     start,
 )
-from .kernel_score import score_file
 from .values import output_folder, within
 
 app = typer.Typer(no_args_is_help=True)
 OP_ARGUMENT: Any = typer.Argument(
     help="An op, as `tpukit kernel list` names it, or one of yours: file.py:name."
 )
+NOTHING_SCORED = 4
 
 
 @app.command("list")
@@ -176,3 +177,37 @@ def tune(
                     result.save(folder)
                 results.append(result)
     show(Tunings(tuple(results), folder), json=json)
+
+
+def score_file(
+    path: Path,
+    *,
+    only: Sequence[str] | None,
+    on: str | None,
+    limit: int | None,
+    use_cache: bool,
+    json: bool,
+) -> None:
+    """Score estimates against a file of measured kernels; exit 4 where no row has an estimate.
+
+    Raises:
+        TPUValidationError: The file cannot be read, or has no such rows.
+        SliceError: `on` names no generation.
+    """
+    from ..kernels.timing.measured import read_timings, score_timings
+    from .output import show
+
+    timings = read_timings(path)
+    chips = chosen_chips(on) if on is not None else ()
+    with counted(None) as progress:
+        score = score_timings(
+            timings,
+            ops=only or (),
+            chips=chips,
+            limit=limit,
+            progress=progress,
+            use_cache=use_cache,
+        )
+    show(score, json=json)
+    if not score.scored:
+        raise typer.Exit(NOTHING_SCORED)

@@ -18,7 +18,7 @@ def folder_for(op: "Op", out: Path | None) -> Path:
     from ..errors import TPUValidationError
     from ..kernels.blocks.tuned import data_folder
     from ..kernels.registry.registry import builtin_ops
-    from ..runtime.outputs import try_output_folder
+    from ..runtime.files import try_output_folder
 
     if out is None and op.name not in builtin_ops():
         raise TPUValidationError(f"{op.name} has no folder of its own: give --out, or --dry-run.")

@@ -51,8 +51,7 @@ def _unexpected(error: Exception) -> str:
     import traceback
     from datetime import UTC, datetime
 
-    from ..runtime.cache_folder import cache_folder
-    from ..runtime.files import write_text
+    from ..runtime.files import cache_folder, write_text
 
     what = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     path = cache_folder("errors") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.txt"

@@ -86,8 +86,7 @@ def plan(
     from ..planner.planning import LARGEST_BATCH_TOKENS
     from ..planner.planning import plan as find_plan
     from ..planner.search.candidates import GENERATIONS
-    from .announcing import Announcer
-    from .output import show
+    from .output import Announcer, show
 
     if serve:
         show(_serving(model, batch, context, weights, on), json=json)

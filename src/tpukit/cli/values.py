@@ -27,7 +27,7 @@ def within(accepted: Range) -> Callable[[typer.CallbackParam, Value], Value]:
 
 def output_file(param: typer.CallbackParam, value: Value) -> Value:
     """Take a path at which a file can be written, tried now: the work may take hours."""
-    from ..runtime.outputs import try_output_file
+    from ..runtime.files import try_output_file
 
     for path in _each(value):
         try_output_file(path)
@@ -36,7 +36,7 @@ def output_file(param: typer.CallbackParam, value: Value) -> Value:
 
 def output_folder(param: typer.CallbackParam, value: Value) -> Value:
     """Take a path at which a folder can be made or filled, tried now."""
-    from ..runtime.outputs import try_output_folder
+    from ..runtime.files import try_output_folder
 
     for path in _each(value):
         try_output_folder(path)

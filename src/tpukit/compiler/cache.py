@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TPUCacheError
-from ..runtime.cache_folder import cache_folder
-from ..runtime.files import PARTIAL, whole_file
+from ..runtime.files import PARTIAL, cache_folder, whole_file
 
 logger = logging.getLogger(__name__)
 DEFAULT_LIMIT_BYTES = 2 * 2**30

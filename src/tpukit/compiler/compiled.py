@@ -4,20 +4,39 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from ..errors import TPUValidationError, did_you_mean
 from ..hardware import Figure, Slice
 from .dump import Listings
 from .hlo import HloModule, count_collectives, parse_hlo
 from .memory import MemoryReport, read_memory
-from .program.facts import ProgramFacts
-from .stages import Stage
+from .program.lowered import ProgramFacts
 
 if TYPE_CHECKING:
     from .timeline import StepPrediction
 
 _KERNEL = "kernel/"
 _LISTINGS = ("hlo", "assignment", "live_ranges", "devices")
+# trace and lower run in the caller's process; the others in the child that holds libtpu.
+Stage = Literal["trace", "lower", "compile", "memory", "schedule", "codegen"]
+Until = Literal["memory", "schedule", "codegen"]
+STAGES: tuple[Stage, ...] = ("trace", "lower", "compile", "memory", "schedule", "codegen")
+
+
+def parse_until(text: str) -> Until:
+    """The stage a user named as the last one wanted.
+
+    Raises:
+        TPUValidationError: There is none of that name.
+    """
+    known: tuple[str, ...] = get_args(Until)
+    if text not in known:
+        raise TPUValidationError(
+            f"a compile cannot stop after {text!r}; use {', '.join(known)}."
+            + did_you_mean(text, known)
+        )
+    return cast(Until, text)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ ORIGINS: dict[str, str] = {
 _DOUBT = tuple(ORIGINS)
 
 _BINARY_PREFIXES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SECONDS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "µs", 1e6), (1e-9, "ns", 1e9))
+_FLOPS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,27 @@ def format_quantity(value: float, unit: str) -> str:
             power += 1
         return f"{_plain(value)} {_BINARY_PREFIXES[power]}"
     return f"{_plain(value)} {unit}".rstrip()
+
+
+def seconds_text(seconds: float) -> str:
+    """1.202 s, 26.5 ms, 412 µs."""
+    for least, unit, factor in _SECONDS:
+        if abs(seconds) >= least * 0.9995:
+            return f"{seconds * factor:.4g} {unit}"
+    return "0 s" if not seconds else f"{seconds:.2g} s"
+
+
+def bytes_text(amount: float) -> str:
+    """21.3 GiB."""
+    return format_quantity(amount, "B")
+
+
+def flops_text(amount: float) -> str:
+    """3.299 TFLOP."""
+    for least, unit in _FLOPS:
+        if amount >= least:
+            return f"{amount / least:.4g} {unit}"
+    return f"{amount:.4g} FLOP"
 
 
 def _plain(value: float) -> str:

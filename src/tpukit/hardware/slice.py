@@ -9,8 +9,14 @@ from .catalog import get_chip
 from .chip import Chip
 from .figure import Figure
 from .formats import PEAKS
-from .naming import chips_named, read_name
-from .refusals import canonical_name, no_such_count, no_such_shape, no_topology
+from .naming import (
+    canonical_name,
+    chips_named,
+    no_such_count,
+    no_such_shape,
+    no_topology,
+    read_name,
+)
 from .topology import Shape, TopologyRules, format_shape, parse_shape
 
 

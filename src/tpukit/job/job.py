@@ -20,12 +20,17 @@ from ..errors import ConfigError
 from ..hardware import Slice
 from ..runtime.files import write_output
 from .document import Document, Origin
-from .fingerprint import package_versions, source_fingerprint
-from .mesh_text import read_mesh
-from .model_source import is_own_model, load_model, model_fingerprint
+from .model_source import (
+    is_own_model,
+    load_model,
+    model_fingerprint,
+    package_versions,
+    source_fingerprint,
+)
 from .sections import CompileSettings, Count, LaunchSettings, Limits, ObserveSettings
 from .settings import as_config_error
 from .train import PROGRAM_FIELDS, TrainingSettings
+from .value_text import read_mesh
 from .yaml_text import write_yaml
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""The model a plan names: a preset, a Hugging Face config.json, or somebody's own builder."""
+"""The model a job names, and the sources that decide which program the job becomes.
+
+A model is a preset, a Hugging Face config.json, or what somebody's own builder returns.
+"""
 
 import hashlib
 import json
@@ -7,6 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, TPUModelError, TPUValidationError, did_you_mean
+from ..runtime.versions import installed_versions
+
+# The source of this package that decides which program a job becomes.
+_ROOMS_OF_PROGRAMS = ("kernels", "models", "parallel", "step", "job")
+_OTHER_FILES = (
+    "compiler/program/lowered.py",
+    "runtime/device_grid.py",
+    "hardware/target.py",
+)
+_PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "numpy")
 
 
 def is_own_model(name: str) -> bool:
@@ -65,6 +78,25 @@ def model_fingerprint(name: str) -> str | None:
     else:
         return None
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def source_fingerprint() -> str:
+    """A hash of the source that decides which program a plan becomes."""
+    root = Path(__file__).parents[1]
+    files = [root / name for name in _OTHER_FILES]
+    for room in _ROOMS_OF_PROGRAMS:
+        for kind in ("*.py", "*.toml", "*.json"):
+            files += (root / room).rglob(kind)
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(str(path.relative_to(root)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def package_versions() -> dict[str, str]:
+    """The installed version of each package a program depends on."""
+    return installed_versions(*_PACKAGES)
 
 
 def refuse_unknown_model(name: str) -> None:

@@ -29,7 +29,7 @@ from ..runtime.ranges import (
     WEIGHT,
     Range,
 )
-from .quantities import format_bytes, parse_bytes
+from .value_text import format_bytes, parse_bytes
 
 Bytes = Annotated[
     int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes, when_used="always")

@@ -8,7 +8,7 @@ import jax
 
 from ..models.presets import get_preset
 from ..step.optimizer.optimizer import build_optimizer
-from ..step.optimizer.schedule import LearningRate
+from ..step.optimizer.spec import LearningRate
 from ..step.placement import strategy_for
 from ..step.workload import Workload
 from .job import Job

@@ -4,13 +4,14 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from ..step.optimizer.schedule import LearningRate, ScheduleName
 from ..step.optimizer.spec import (
     DEFAULT_LEARNING_RATE,
     NO_DECAY,
+    LearningRate,
     MomentDtype,
     OptimizerName,
     OptimizerSpec,
+    ScheduleName,
 )
 from .precision import ParamDtype, Precision
 from .sections import (

@@ -1,15 +1,30 @@
-"""Settings as `tpukit config show` prints them: every one, its value, its origin, its meaning."""
+"""Settings as `tpukit config show` prints them: values, origins, meanings, and which do nothing."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .effects import WITHOUT_EFFECT
 from .sections import SECTIONS, Limits, section_of
 
 if TYPE_CHECKING:
     from .job import Job
     from .settings import Settings
+
+# Settings that nothing reads yet, and why: whoever sets one is told.
+_NO_MONITOR = "no monitor runs beside a job in this version"
+_NO_LAUNCH = "nothing asks a cloud for chips in this version"
+WITHOUT_EFFECT = {
+    "observe.monitoring_interval_seconds": _NO_MONITOR,
+    "observe.monitoring_duration_seconds": _NO_MONITOR,
+    "observe.allocation_history_retention_seconds": _NO_MONITOR,
+    "launch.project": _NO_LAUNCH,
+    "launch.zone": _NO_LAUNCH,
+    "launch.network": _NO_LAUNCH,
+    "launch.software_version": _NO_LAUNCH,
+    "launch.enable_ip_alias": _NO_LAUNCH,
+    "launch.reserved": _NO_LAUNCH,
+    "launch.credentials_file": _NO_LAUNCH,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,3 +124,13 @@ def _settings_of(job: "Job") -> Iterable[Setting]:
                 origin=str(job.origin_of(path)),
                 meaning=WITHOUT_EFFECT.get(path, field.description or ""),
             )
+
+
+def settings_without_effect(job: "Job") -> list[str]:
+    """Return a sentence for each setting that was given and does nothing."""
+    found: list[str] = []
+    for path, why in WITHOUT_EFFECT.items():
+        section, _, name = path.partition(".")
+        if name in getattr(job, section).model_fields_set:
+            found.append(f"{path} has no effect: {why}")
+    return found

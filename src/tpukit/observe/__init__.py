@@ -3,7 +3,7 @@
 from ..lazy import lazy_names
 
 HOMES = {
-    ".diagnosis.bottlenecks": ("Bottlenecks",),
+    ".diagnosis.evidence": ("Bottlenecks",),
     ".diagnosis.input_rate": (
         "InputRate",
         "measure_input",

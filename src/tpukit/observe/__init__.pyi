@@ -1,6 +1,6 @@
 # Written by `make format` from the list in __init__.py.
 
-from .diagnosis.bottlenecks import Bottlenecks as Bottlenecks
+from .diagnosis.evidence import Bottlenecks as Bottlenecks
 from .diagnosis.input_rate import InputRate as InputRate
 from .diagnosis.input_rate import measure_input as measure_input
 from .diagnosis.issues import PerformanceIssue as PerformanceIssue

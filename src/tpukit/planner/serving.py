@@ -12,14 +12,13 @@ from ..hardware.formats import spelled_as
 from ..hardware.stored_formats import WEIGHT_FORMATS
 from ..runtime.ranges import Range
 from .cost.model_shape import ModelShape
-from .cost.serving_bytes import cache_bytes, weight_bytes
-from .cost.serving_time import Pass, Server, room_bytes, servers_on
+from .cost.serving_model import Pass, Server, cache_bytes, room_bytes, servers_on, weight_bytes
 from .search.candidates import named_slice, refuse_unknown_rates, unknown_rate
 from .sizing.memory_optimizer import transformer_shape
 
 USUAL_FORMATS = ("bf16", "int8", "int4", "vq")  # fp8 takes as much as int8
 MOST_SEQUENCES = 2**20
-SOURCE = "roofs of FLOPs, HBM and links (planner/cost/serving_time.py)"
+SOURCE = "roofs of FLOPs, HBM and links (planner/cost/serving_model.py)"
 CAPTION = (
     "At most, by roofs: a decode step reads every weight once for all sequences of a replica, each "
     "sequence's cache once,\nmultiplies in bfloat16 and sums activations along tensor twice a "

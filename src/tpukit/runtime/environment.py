@@ -1,13 +1,13 @@
 """Set the variables that are right for the machine before jax starts, and say what was done."""
 
 import os
+import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import ConfigError, did_you_mean
 from ..hardware.detect import Accelerators, detect_accelerators
-from .jax_state import JaxState, jax_state
 from .versions import is_any_installed
 
 Platform = Literal["tpu", "gpu", "cpu"]
@@ -21,6 +21,7 @@ _PLATFORM_OF_JAX_NAME: Mapping[str, Platform] = {
     "gpu": "gpu",
     "cpu": "cpu",
 }
+JaxState = Literal["absent", "imported", "initialised"]
 
 
 @dataclass(frozen=True)
@@ -196,3 +197,11 @@ def _platform_here(here: Accelerators) -> tuple[Platform, tuple[str, ...]]:
             "jax's CUDA plugin is not installed: pip install 'jax[cuda13]'",
         )
     return here.kind, here.evidence
+
+
+def jax_state() -> JaxState:
+    """Whether jax is absent, imported, or has opened its devices (then variables are settled)."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is None:
+        return "absent"
+    return "initialised" if bridge.backends_are_initialized() else "imported"

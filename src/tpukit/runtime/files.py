@@ -1,4 +1,9 @@
-"""Files and folders that are whole or not there: made beside their place, then moved onto it."""
+"""Files and folders that are whole or not there: made beside their place, then moved onto it.
+
+Outputs that a user named are tried before the work that fills them starts. Trying is the only way
+to know: permissions, a read-only disk and a full one answer differently for each user and file
+system. What can always be made again lies in one cache folder.
+"""
 
 import contextlib
 import json
@@ -11,7 +16,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from ..errors import TPUValidationError
 from .interruption import undone_if_interrupted
@@ -20,6 +25,10 @@ PARTIAL = ".partial"
 """How the name of a file that is being written ends; it starts with a dot."""
 _REMOVALS = 20
 _NAME_KEPT = 80  # letters of the final name in the other one: a name has at most 255
+Kept = Literal["compiles", "errors", "fetched", "flags", "products", "tokens", "xla"]
+"""What is kept: compiled programs, tracebacks of unexpected errors, data fetched for the moment,
+registries of flags, timed products of cuBLAS, tokens made of text, and jax's own compilation
+cache."""
 
 
 @contextmanager
@@ -144,3 +153,67 @@ def _wait_for_disk(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def cache_folder(kept: Kept | None = None) -> Path:
+    """The folder of one kind of thing, or the one above all; it need not exist.
+
+    `TPUKIT_CACHE_DIR`, else `$XDG_CACHE_HOME/tpukit`, else `~/.cache/tpukit`.
+    """
+    if chosen := os.environ.get("TPUKIT_CACHE_DIR"):
+        root = Path(chosen).expanduser()
+    else:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tpukit"
+    return root if kept is None else root / kept
+
+
+def try_output_file(path: Path) -> None:
+    """Refuse a path at which no file can be written; nothing is left there.
+
+    Raises:
+        TPUValidationError: It is a folder, its folder is not there, or nothing can be written.
+    """
+    with _refused(path):
+        if path.is_dir():
+            raise TPUValidationError(f"{path} is a folder, and a file is written; name one in it.")
+        if not path.parent.exists():
+            raise TPUValidationError(
+                f"{path} cannot be written, because there is no folder {path.parent}; make it "
+                "first, or choose another place."
+            )
+        _write_trial(path.parent, path.name)
+
+
+def try_output_folder(path: Path) -> None:
+    """Refuse a path at which no folder can be made or filled; nothing is left there.
+
+    Raises:
+        TPUValidationError: It is a file or below one, or nothing can be written there.
+    """
+    with _refused(path):
+        there = next(one for one in (path, *path.absolute().parents) if one.exists())
+        if not there.is_dir():
+            raise TPUValidationError(
+                f"{path} cannot be a folder, because {there} is a file; choose another place."
+            )
+        _write_trial(there, path.name)
+
+
+def _write_trial(folder: Path, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        (folder / name).lstat()  # refuses a name that is too long
+    trial = folder / f".{secrets.token_hex(4)}{PARTIAL}"
+    try:
+        trial.write_bytes(b"a full disk makes files, and refuses what is in them")
+    finally:
+        trial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _refused(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TPUValidationError(
+            f"{path} cannot be written ({error.strerror}); choose another place."
+        ) from None

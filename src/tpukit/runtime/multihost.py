@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import ConfigError, TPUDistributedError
 from . import rendezvous
 from .address import Address, listen
-from .jax_state import jax_state
+from .environment import jax_state
 from .versions import NOT_INSTALLED, installed_version
 
 logger = logging.getLogger(__name__)
@@ -271,3 +271,15 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ConfigError(f"{name} is {text!r}; it must be a whole number.")
     return int(text)
+
+
+def smallest_of_all(value: int) -> int:
+    """The smallest of what the processes say; every process must ask."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    if jax.process_count() == 1:
+        return value
+    said = multihost_utils.process_allgather(np.asarray(value, np.int32))
+    return int(np.min(said))

@@ -4,9 +4,8 @@ from ..lazy import lazy_names
 
 HOMES = {
     ".optimizer.optimizer": ("build_optimizer",),
-    ".optimizer.spec": ("OptimizerSpec",),
-    ".optimizer.schedule": ("LearningRate",),
-    ".train_state": ("TrainState",),
+    ".optimizer.spec": ("LearningRate", "OptimizerSpec"),
+    ".parts": ("TrainState",),
     ".workload": (
         "StepShardings",
         "Workload",

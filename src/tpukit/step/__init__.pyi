@@ -1,9 +1,9 @@
 # Written by `make format` from the list in __init__.py.
 
 from .optimizer.optimizer import build_optimizer as build_optimizer
-from .optimizer.schedule import LearningRate as LearningRate
+from .optimizer.spec import LearningRate as LearningRate
 from .optimizer.spec import OptimizerSpec as OptimizerSpec
-from .train_state import TrainState as TrainState
+from .parts import TrainState as TrainState
 from .workload import StepShardings as StepShardings
 from .workload import Workload as Workload
 

@@ -1,16 +1,35 @@
-"""What the ways of computing a step have in common: settings, result, cutting, weighing."""
+"""What every way of computing a step takes and gives: state, settings, a batch, the result."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..annotations import AnyMesh
+from ..annotations import AnyMesh, PyTree
 from ..models.adapters import ModelAdapter
 from ..models.execution import Execution
 from ..models.loss.loss import Batch, LossFunction, WeightedLoss, default_loss
 from ..parallel.experts.routing import RouterStats
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """The state between two steps.
+
+    Attributes:
+        step: How many steps were taken, an int32 scalar.
+        params: The trained parameters.
+        opt_state: The optimizer's state, laid out like the parameters.
+        model_state: What the model carries without training it (batch statistics); often {}.
+    """
+
+    step: PyTree
+    params: PyTree
+    opt_state: PyTree
+    model_state: PyTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +76,19 @@ def weighted_loss(
     if isinstance(value, WeightedLoss):
         return value
     return WeightedLoss(value, jnp.ones((), value.dtype))
+
+
+def random_batch(
+    shapes: Mapping[str, jax.ShapeDtypeStruct], *, below: int, seed: int
+) -> dict[str, jax.Array]:
+    """Whole numbers from 0 to `below`, others normally distributed."""
+    batch: dict[str, jax.Array] = {}
+    for index, (name, shape) in enumerate(shapes.items()):
+        rng = jax.random.fold_in(jax.random.key(seed), index)
+        whole = jnp.issubdtype(shape.dtype, jnp.integer)
+        batch[name] = (
+            jax.random.randint(rng, shape.shape, 0, below, shape.dtype)
+            if whole
+            else jax.random.normal(rng, shape.shape, shape.dtype)
+        )
+    return batch

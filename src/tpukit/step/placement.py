@@ -6,22 +6,28 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..annotations import AnyMesh
 from ..errors import ShardingError
 from ..models.attention.choice import automatic_attention
-from ..models.attention.flash import flash_attention
-from ..models.attention.splash import splash_attention, splash_attention_in_two
+from ..models.attention.tpu_kernels import (
+    flash_attention,
+    splash_attention,
+    splash_attention_in_two,
+)
 from ..models.execution import Execution
+from ..models.loss.loss import Batch
 from ..models.transformer.config import TransformerConfig
 from ..parallel.mesh.axes import Role, role_of
 from ..parallel.mesh.mesh import axis_sizes
 from ..parallel.ring.attention import ring_attention
-from ..parallel.sharding.activations import ActivationRules
+from ..parallel.ring.order import RingLayout, pieces_a_shard, to_zigzag, zigzag_order
+from ..parallel.ring.window import reaches_one_piece
+from ..parallel.sharding.activations import ActivationRules, constrain
 from ..parallel.sharding.layout import Layout
 from ..parallel.sharding.strategy import parse_strategy, strategy_axes
-from .token_order import ring_layout_for
 
 _STRATEGY_OF_ROLE: dict[Role, str] = {
     "fsdp": "fsdp",
@@ -139,3 +145,34 @@ def _names(entry: object) -> tuple[str, ...]:
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else tuple(entry)  # pyright: ignore[reportArgumentType]  a spec entry is a name or names
+
+
+def ring_layout_for(
+    config: TransformerConfig | None, *, shards: int, sequence_length: int | None
+) -> RingLayout:
+    """The order that suits a model; one's own model or loss may depend on the usual one."""
+    if config is None or sequence_length is None or shards == 1:
+        return "contiguous"
+    piece, rest = divmod(sequence_length, shards * pieces_a_shard("zigzag"))
+    # Pieces of zigzag are half as long, and a kernel's window reaches into one of them only.
+    far = config.sliding_window is not None and not reaches_one_piece(config.sliding_window, piece)
+    return "contiguous" if rest or far else "zigzag"
+
+
+def in_ring_order(batch: Batch, shards: int) -> Batch:
+    """The batch with every sequence in zigzag order, and the positions its tokens had.
+
+    Under a causal mask the last device of a ring would work twice as much as the average, and the
+    others wait. In zigzag order all work alike, and a loss over tokens does not depend on it.
+    """
+    if shards == 1:
+        return batch
+    tokens = batch["inputs"]
+    examples, length = tokens.shape[:2]
+    positions = jnp.broadcast_to(jnp.asarray(zigzag_order(length, shards)), (examples, length))
+
+    def ordered(x: jax.Array) -> jax.Array:
+        is_sequence = x.ndim > 1 and x.shape[1] == length
+        return constrain(to_zigzag(x, shards), "batch", "sequence") if is_sequence else x
+
+    return {"positions": positions, **{name: ordered(x) for name, x in batch.items()}}

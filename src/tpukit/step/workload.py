@@ -25,14 +25,11 @@ from ..models.remat.policy import RematPolicy, RematSpec
 from ..models.transformer.config import TransformerConfig
 from ..parallel.sharding.layout import Layout, make_layout
 from ..parallel.sharding.rules import Rules
-from .example_batch import random_batch
 from .mixed_precision import narrowed
 from .optimizer.optimizer import build_optimizer
 from .optimizer.spec import DEFAULT_LEARNING_RATE, OptimizerSpec
-from .parts import StepSettings
-from .placement import batch_shardings, execution_on
-from .token_order import in_ring_order
-from .train_state import TrainState
+from .parts import StepSettings, TrainState, random_batch
+from .placement import batch_shardings, execution_on, in_ring_order
 from .update import updated_state
 
 # Compile time grows with unrolled layers; see `Workload.scan_layers`.

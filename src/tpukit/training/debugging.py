@@ -1,8 +1,9 @@
-"""What training does in debugging mode: no jit, and every value checked.
+"""What goes wrong inside a step: jax's errors explained, and debugging mode, which checks values.
 
-jax checks each operation's result for NaN. Its own check for Inf cannot be used on a whole step:
-`jnp.max` begins with -inf, and so does every softmax. So Inf is looked for in what a step leaves
-behind, by name; one that spoils anything on the way there has become a NaN.
+In debugging mode there is no jit, and jax checks each operation's result for NaN. Its own check for
+Inf cannot be used on a whole step: `jnp.max` begins with -inf, and so does every softmax. So Inf is
+looked for in what a step leaves behind, by name; one that spoils anything on the way there has
+become a NaN.
 """
 
 import logging
@@ -16,7 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..errors import TPUDistributedError, TPUOutOfMemoryError, XLARuntimeError
 from ..parallel.sharding.trees import join_path
+
+_PEER_LOST = ("Gloo", "Connection closed by peer", "Connection reset by peer", "coordination")
 
 
 def is_debugging() -> bool:
@@ -71,3 +75,37 @@ def compile_log(path: Path) -> Generator[None]:
     finally:
         logger.propagate, logger.handlers[:] = before
         handler.close()
+
+
+@contextmanager
+def explained(what: str) -> Generator[None]:
+    """Turn jax's errors inside the block into tpukit's.
+
+    Raises:
+        TPUOutOfMemoryError: The devices have not enough memory.
+        TPUDistributedError: Another process is gone.
+        XLARuntimeError: A NaN or Inf was found (debugging mode), or the program failed.
+    """
+    try:
+        yield
+    except FloatingPointError as error:
+        first = str(error).strip().splitlines()[0]
+        place = place_of(error)
+        at = "" if place is None else f", at {place}"
+        raise XLARuntimeError(
+            f"{what}: {first}{at}. Without enable_debugging_mode() the run would go on to a NaN "
+            "loss."
+        ) from error
+    except jax.errors.JaxRuntimeError as error:
+        first = str(error).strip().splitlines()[0]
+        if "RESOURCE_EXHAUSTED" in first:
+            raise TPUOutOfMemoryError(
+                f"{what} does not fit: {first}. Use a smaller batch, more microbatches or "
+                "remat='full'; `tpukit check` says what takes the memory."
+            ) from error
+        if any(sign in first for sign in _PEER_LOST):
+            raise TPUDistributedError(
+                f"{what}: another process is gone ({first}). Start all of them again; training "
+                "goes on from the newest checkpoint."
+            ) from error
+        raise XLARuntimeError(f"{what} failed: {first}") from error

@@ -6,15 +6,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
+from ..annotations import AnyMesh
 from ..errors import TPUValidationError
-from ..step.evaluation import jit_eval_step
-from ..step.train_state import TrainState
+from ..models.adapters import Variables
+from ..models.loss.loss import Batch, WeightedLoss
+from ..step.parts import TrainState, weighted_loss
+from ..step.placement import in_ring_order
 from ..step.workload import Workload
 from .batches import BatchSource
 from .data.opening import TokenData
 from .debugging import is_debugging, only_nans_inside
-from .platform_options import compiler_options
+from .recompile import compiler_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,33 @@ class Evaluation:
             f"loss {self.loss:.4f}{perplexity} at step {self.step} "
             f"({self.batches} batches, {self.seconds:.1f} s, measured)"
         )
+
+
+def jit_eval_step(work: Workload, mesh: AnyMesh) -> Any:
+    """(params, model_state, batch) -> the sum of losses and its weight, compiled for `mesh`.
+
+    No z-loss and no router penalty: those are for training. Layers that a pipeline spreads over
+    stages are used one after the other, each gathered when its turn comes.
+    """
+    shardings, layout = work.shardings(mesh), work.layout(mesh)
+    execution = work.execution_on(mesh).replace(z_loss=0.0)
+
+    def loss(params: Any, model_state: Any, batch: Batch) -> WeightedLoss:
+        with layout.activation_rules():
+            batch = in_ring_order(batch, execution.zigzag)
+            applied = work.adapter.apply(
+                Variables(params, model_state),
+                batch,
+                rng=jax.random.key(work.seed),
+                execution=execution,
+            )
+            return weighted_loss(work.loss, applied.outputs, batch)
+
+    return jax.jit(
+        loss,
+        in_shardings=(shardings.state.params, shardings.state.model_state, shardings.batch),
+        out_shardings=NamedSharding(mesh, PartitionSpec()),
+    )
 
 
 class Evaluator:

@@ -19,15 +19,15 @@ from ..records.ledger import Ledger
 from ..records.metrics import MetricsFile
 from ..records.progress import ProgressView
 from ..records.throughput import Throughput
-from ..step.optimizer.schedule import LearningRate
-from ..step.train_state import TrainState
+from ..step.optimizer.spec import LearningRate
+from ..step.parts import TrainState
 from .batches import BatchSource
+from .debugging import explained
 from .evaluation import Evaluation, Evaluator
 from .failure import Decision, HangWatchdog, LossGuard, PreemptionGuard
 from .recompile import StepProgram
 from .result import Stopped
 from .run_directory import RunDirectory
-from .runtime_errors import explained
 from .state_keeper import StateKeeper
 
 

@@ -1,4 +1,7 @@
-"""From what the user said to what a loop needs: devices, batch, data and workload, all checked."""
+"""From what the user said to what a loop needs: devices, batch, data and workload, all checked.
+
+What an earlier `tpukit check` of the same job predicted is looked up; nothing is compiled.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +12,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..errors import ConfigError
+from ..checker.compiling import known_compile
+from ..errors import ConfigError, TPUError
+from ..hardware import Figure
 from ..job.job import Job
 from ..job.step import build_step
 from ..job.train import Optimization, TrainingSettings
 from ..parallel.mesh.axes import count_batch_ways
 from ..parallel.mesh.mesh import axis_sizes
 from ..records.throughput import Throughput
-from ..step.optimizer.schedule import LearningRate
+from ..step.optimizer.spec import LearningRate
 from ..step.workload import Workload
 from .batches import data_share, look_ahead
 from .data import TokenData, open_data
@@ -163,3 +168,26 @@ def _length(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> int | None:
     if inputs is None or inputs.ndim != 2 or not np.issubdtype(inputs.dtype, np.integer):
         return None
     return inputs.shape[1]
+
+
+def predicted_step(job: Job) -> Figure:
+    """Return the seconds of a step by the last check of the same job, or why there are none."""
+    if job.on is None:
+        return Figure.missing("s", "the job names no slice")
+    if not isinstance(job.model, str) or job.parts:
+        return Figure.missing("s", "the model was given in Python, so no check can be found again")
+    compiled = known_compile(job)
+    if compiled is None:
+        return Figure.missing("s", f"not checked yet: tpukit check … --on {job.on}")
+    if not compiled.fits:
+        return Figure.missing("s", f"the check says that it does not fit on {job.on}")
+    try:
+        prediction = compiled.predict(
+            tokens_per_step=job.tokens_per_step,
+            model_flops=job.model_flops,
+            compile_kernels=False,  # the check did; training does not wait for a compiler
+        )
+    except TPUError as error:
+        return Figure.missing("s", str(error))
+    source = f"timeline of an offline compile for {job.on}"
+    return Figure(prediction.step_time_s, "s", "model", source)

@@ -1,4 +1,4 @@
-"""A run's own folder: what it is, its metrics, its log, its checkpoints; never another run's."""
+"""A run's own folder: what it is, its metrics, log, checkpoints and arrays; never another run's."""
 
 import json
 import logging
@@ -10,12 +10,14 @@ from typing import Any
 import jax
 
 from ..errors import TPUValidationError
+from ..hardware.figure import format_quantity
 from ..runtime.files import write_text
 from ..runtime.logs import ROOT, TextFormatter
-from .checkpoint.agreement import smallest_of_all
+from ..runtime.multihost import smallest_of_all
 
 IDENTITY = "run.json"
 FORMAT = 1
+PLACEMENT = "placement.txt"
 
 
 class RunDirectory:
@@ -199,3 +201,21 @@ def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
         else:
             flat[f"{before}{key}"] = value
     return flat
+
+
+def write_placement(state: Any, folder: Path) -> Path:
+    """Write one line an array: path, shape, split over the mesh, devices, bytes on each."""
+    lines: list[str] = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        shard = leaf.addressable_shards[0].data
+        shape = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        split = getattr(leaf.sharding, "spec", leaf.sharding)
+        kind = getattr(leaf.sharding, "memory_kind", None) or "device"
+        size = format_quantity(shard.nbytes, "B")
+        count = len(leaf.sharding.device_set)
+        lines.append(
+            f"{jax.tree_util.keystr(path)}  {shape}  {split}  {count} devices, {size} each, {kind}"
+        )
+    target = folder / PLACEMENT
+    write_text(target, "\n".join(lines) + "\n")
+    return target

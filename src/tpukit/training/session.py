@@ -15,20 +15,18 @@ from ..records.hooks import TrainingHook
 from ..records.ledger import Ledger
 from ..records.metrics import MetricsFile
 from ..records.progress import ProgressView
-from ..step.train_state import TrainState
+from ..step.parts import TrainState
 from .batches import BatchSource
 from .checkpoint import TPUCheckpointer
-from .debugging import compile_log, is_debugging
+from .debugging import compile_log, explained, is_debugging
 from .evaluation import Evaluator
 from .failure import HangWatchdog, LossGuard, PreemptionGuard
 from .loop import LoopParts, LoopSettings, TrainingLoop
-from .placement_log import write_placement
 from .preparation import Prepared
 from .products import tuned_options
 from .recompile import StepProgram, enable_compilation_cache
 from .result import TrainingResult
-from .run_directory import RunDirectory, name_for
-from .runtime_errors import explained
+from .run_directory import RunDirectory, name_for, write_placement
 from .state_keeper import StateKeeper
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..step.train_state import TrainState
+from ..step.parts import TrainState
 from ..step.workload import Workload
 from .checkpoint import TPUCheckpointer
 

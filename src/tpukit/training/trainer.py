@@ -13,23 +13,21 @@ from ..errors import ConfigError, TPUModelError
 from ..hardware.target import current_target
 from ..job.compiler_flags import compiler_options
 from ..job.config import TPUConfig
-from ..job.effects import settings_without_effect
 from ..job.job import Job
 from ..job.train import TrainingSettings
-from ..parallel.mesh.here import fit_mesh, mesh_here
-from ..parallel.mesh.mesh import axis_sizes
-from ..parallel.mesh.names import MeshShape, name_axes
+from ..job.view import settings_without_effect
+from ..parallel.mesh.axes import MeshShape, name_axes
+from ..parallel.mesh.mesh import axis_sizes, fit_mesh, mesh_here
 from ..records.hooks import TrainingHook, make_hooks
 from ..records.ledger import Ledger
 from ..records.progress import NoProgress, ProgressView, make_progress
 from ..records.throughput import count_chips
-from ..runtime.jax_state import jax_state
-from ..step.train_state import TrainState
+from ..runtime.environment import jax_state
+from ..step.parts import TrainState
 from ..step.workload import Workload
 from .arguments import job_of_arguments
 from .data.opening import DataSource
-from .predicted import predicted_step
-from .preparation import prepare
+from .preparation import predicted_step, prepare
 from .result import TrainingResult
 from .session import Session
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from tpukit.checker.report.build import live_memory
 from tpukit.checker.report.collectives import collective_rows
-from tpukit.checker.report.live import live_memory
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.memory.liveness import Schedule
 from tpukit.compiler.timeline import Machine, Network, Simulation, Span

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpukit.checker.report.folding import FoldedAxis, find_loops, later_turns
-from tpukit.checker.report.lanes import NESTING_TRACKS, split_into_lanes
+from tpukit.checker.report.lanes import (
+    NESTING_TRACKS,
+    FoldedAxis,
+    find_loops,
+    later_turns,
+    split_into_lanes,
+)
 from tpukit.compiler.timeline import Span
 
 SPAN = st.builds(

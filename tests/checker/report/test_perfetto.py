@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.checker.report import RecordedStep, write_perfetto
-from tpukit.checker.report.perfetto.wire import number, varint
+from tpukit.checker.report.perfetto import number, varint
 from tpukit.errors import TPUValidationError
 
 MEMORY = [[0.0, 100.0], [0.010, 300.0], [0.010, 200.0], [0.090, 100.0]]

@@ -7,7 +7,7 @@ from tpukit.compiler.memory.assignment import parse_assignment
 from tpukit.compiler.memory.attribution import Attributor, argument_categories, is_training_step
 from tpukit.compiler.memory.liveness import find_tenancies, parse_live_ranges
 from tpukit.compiler.memory.provenance import Provenance
-from tpukit.compiler.program.facts import ProgramFacts
+from tpukit.compiler.program.lowered import ProgramFacts
 
 FORWARD = 'metadata={op_name="jit(step)/jvp()/%s" stack_frame_id=1}'
 BACKWARD = 'metadata={op_name="jit(step)/transpose(jvp())/%s" stack_frame_id=1}'

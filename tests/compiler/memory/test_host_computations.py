@@ -12,7 +12,7 @@ from tpukit.compiler.dump import Listings
 from tpukit.compiler.memory import read_memory
 from tpukit.compiler.memory.assignment import parse_assignment, total_bytes
 from tpukit.compiler.memory.report import OFFLOADED_COMPUTATION
-from tpukit.compiler.program.facts import ProgramFacts
+from tpukit.compiler.program.lowered import ProgramFacts
 from tpukit.hardware import Slice
 
 DATA = Path(__file__).parent / "data"

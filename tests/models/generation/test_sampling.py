@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.models.generation import Sampling
-from tpukit.models.generation.sampling import keep_likeliest
+from tpukit.models.generation.decoding import keep_likeliest
 
 LOGITS = np.log(np.asarray([0.4, 0.3, 0.15, 0.1, 0.05]))
 

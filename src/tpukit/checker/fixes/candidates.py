@@ -7,8 +7,7 @@ from ...compiler.memory import MemoryReport
 from ...hardware import list_slices, parse_format
 from ...hardware.target import target_chip
 from ...job.job import Job
-from ...step.optimizer.spec import OptimizerSpec
-from ...step.optimizer.states import state_bytes_per_parameter
+from ...step.optimizer.spec import OptimizerSpec, state_bytes_per_parameter
 from .fix import Fix
 
 MOST_PIECES = 16

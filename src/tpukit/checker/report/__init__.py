@@ -5,11 +5,11 @@ from .diff import Change as Change
 from .diff import ReportDiff as ReportDiff
 from .diff import diff_reports as diff_reports
 from .html import write_html as write_html
-from .loading import RecordedStep as RecordedStep
-from .loading import read_report as read_report
 from .perfetto import write_perfetto as write_perfetto
 from .schema import SCHEMA as SCHEMA
+from .schema import RecordedStep as RecordedStep
 from .schema import Report as Report
+from .schema import read_report as read_report
 
 __all__ = [
     "SCHEMA",

@@ -1,13 +1,12 @@
 """From the objects of a check to a report of plain data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ...compiler.memory.liveness import parse_live_ranges
-from ...compiler.timeline import Machine, Network
+from ...compiler.memory.liveness import Schedule, parse_live_ranges
+from ...compiler.timeline import Machine, Network, Span
 from ...hardware import Slice
 from .collectives import collective_rows
-from .live import live_memory
 from .schema import SCHEMA, ChipData, FigureData, Report
 
 if TYPE_CHECKING:
@@ -69,3 +68,25 @@ def roofs_of(target: Slice) -> ChipData:
         "peak_bf16_tflops": cast("FigureData", chip.per_device(chip.peak("bf16")).to_dict()),
         "hbm_gbps": cast("FigureData", chip.per_device(chip.hbm_gbps).to_dict()),
     }
+
+
+def live_memory(
+    curve: Sequence[tuple[int, int]], schedule: Schedule, spans: Sequence[Span]
+) -> list[list[float]]:
+    """(seconds, bytes) for each point of a memory curve; a loop's body is in its first iteration.
+
+    Args:
+        curve: Position in the schedule and bytes.
+        schedule: The order that the positions count in.
+        spans: When what stands in that order runs.
+    """
+    starts = {span.name: span.start_s for span in spans if span.track == "core"}
+    clock: list[float] = []
+    now = 0.0
+    for name in schedule.instructions:
+        # A loop's own entry may stand behind its body; time does not run backwards.
+        now = max(now, starts.get(name, now))
+        clock.append(now)
+    if not clock:
+        return []
+    return [[clock[min(position, len(clock) - 1)], float(amount)] for position, amount in curve]

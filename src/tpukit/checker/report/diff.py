@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from ...hardware.figure import bytes_text, seconds_text
 from .schema import SCHEMA, Report
-from .wording import bytes_text, seconds_text
 
 Unit = Literal["", "B", "s", "share", "count"]
 SECTIONS = (*("verdict", "program", "memory", "time", "communication", "options", "versions"),)

@@ -1,8 +1,13 @@
-"""Rows for spans: on one row they follow or enclose each other, they never cross."""
+"""Spans as rows: on one row they follow or enclose each other, and a loop is drawn once.
 
+A simulation shows a loop's body in its first iteration and leaves the others empty. Folding takes
+the empty stretches out of the axis, so that a layer can be seen beside what runs once a step.
+"""
+
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ...compiler.timeline import Span
 
@@ -86,3 +91,104 @@ def _rows(spans: list[tuple[int, int, Span]], *, nest: bool) -> list[list[tuple[
             rows.append([entry])
             open_until.append([end])
     return rows
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of the program.
+
+    Attributes:
+        iterations: How often its body runs each time the loop does.
+        iteration_s: Length of one iteration.
+    """
+
+    span: Span
+    iterations: int
+
+    @property
+    def iteration_s(self) -> float:
+        """Length of one iteration."""
+        return self.span.duration_s / self.iterations
+
+    @property
+    def end_s(self) -> float:
+        """When the last iteration ends."""
+        return self.span.start_s + self.span.duration_s
+
+
+def find_loops(spans: Sequence[Span]) -> list[Loop]:
+    """Every loop of the core's track with its number of iterations, in order of time."""
+    core = sorted(
+        (span for span in spans if span.track == "core"),
+        key=lambda span: (span.start_s, -span.duration_s),
+    )
+    starts = [span.start_s for span in core]
+    loops: list[Loop] = []
+    for span in core:
+        if span.cause != "loop":
+            continue
+        first = bisect_right(starts, span.start_s - span.duration_s * 1e-9)
+        last = bisect_right(starts, span.start_s + span.duration_s * (1 - 1e-9))
+        inside = [one.times for one in core[first:last] if one.times > span.times]
+        # What lies deeper runs more often still, so the least is the body's own.
+        loops.append(Loop(span, min(inside) // span.times if inside else 1))
+    return loops
+
+
+@dataclass(frozen=True)
+class FoldedAxis:
+    """A time axis without the iterations of loops after the first.
+
+    Attributes:
+        cuts: Stretches taken out, in order and apart: (start, end).
+    """
+
+    cuts: tuple[tuple[float, float], ...]
+    _starts: tuple[float, ...] = field(repr=False, default=())
+    _removed: tuple[float, ...] = field(repr=False, default=())
+
+    @classmethod
+    def of(cls, loops: Sequence[Loop]) -> "FoldedAxis":
+        """The axis that shows each of `loops` once."""
+        wanted = sorted(
+            (loop.span.start_s + loop.iteration_s, loop.end_s)
+            for loop in loops
+            if loop.iterations > 1
+        )
+        cuts: list[tuple[float, float]] = []
+        for start, end in wanted:
+            if cuts and start < cuts[-1][1]:
+                cuts[-1] = (cuts[-1][0], max(cuts[-1][1], end))
+            else:
+                cuts.append((start, end))
+        removed = [0.0]
+        for start, end in cuts:
+            removed.append(removed[-1] + end - start)
+        return cls(tuple(cuts), tuple(start for start, _ in cuts), tuple(removed))
+
+    def place(self, seconds: float) -> float:
+        """Where a moment lies on the folded axis."""
+        count = bisect_right(self._starts, seconds)
+        if not count:
+            return seconds
+        start, end = self.cuts[count - 1]
+        return min(seconds, start) - self._removed[count - 1] + max(0.0, seconds - end)
+
+
+def later_turns(loops: Sequence[Loop]) -> list[Span]:
+    """A span for the iterations of each loop that a simulation leaves empty."""
+    nanosecond = 1e-9  # apart from the first iteration, so that rounding never lets them cross
+    return [
+        replace(
+            loop.span,
+            name=_more(loop.iterations - 1, loop.span.name),
+            start_s=loop.span.start_s + loop.iteration_s + nanosecond,
+            duration_s=max(0.0, loop.span.duration_s - loop.iteration_s - nanosecond),
+        )
+        for loop in loops
+        if loop.iterations > 1
+    ]
+
+
+def _more(count: int, name: str) -> str:
+    return f"{count} more iteration{'s' * (count > 1)} of {name}"

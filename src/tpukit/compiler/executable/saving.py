@@ -9,10 +9,9 @@ from ...hardware import detect_accelerators
 from ...runtime.child import ChildError, run_child
 from ...runtime.files import temporary_folder
 from ...runtime.versions import installed_versions
-from ..aot import DEFAULT_TIMEOUT_S
+from ..aot import DEFAULT_TIMEOUT_S, explain_failure
 from ..dump import Dump
 from ..program.request import CompileRequest, compiler_versions
-from ..refusal import explain_failure
 from .file import ExecutableHeader, read_executable, write_executable
 from .loaded_step import LoadedStep
 from .slots import describe_program, host_features, place_of

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from ..hlo import HloModule, Instruction
 from ..hlo.dataflow import Leaf
-from ..program.facts import ProgramFacts
+from ..program.lowered import ProgramFacts
 from .assignment import Value
 from .liveness import Schedule, Tenancy
 from .provenance import Provenance

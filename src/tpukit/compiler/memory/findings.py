@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import prod
 
 from ..hlo.shape import HBM
-from ..program.facts import ProgramFacts
+from ..program.lowered import ProgramFacts
 from .assignment import Allocation
 from .report import Finding
 

@@ -8,7 +8,7 @@ from ...hardware import Slice
 from ..dump import Listings
 from ..hlo import HloModule, Shape, parse_hlo
 from ..hlo.shape import HBM, HOST
-from ..program.facts import ProgramFacts
+from ..program.lowered import ProgramFacts
 from .assignment import Allocation, Value, move_to_host, parse_assignment, total_bytes
 from .attribution import (
     CATEGORIES,

@@ -1,15 +1,14 @@
-"""A jax function lowered for TPU in a portable form, made without touching a device."""
+"""A jax function lowered for TPU without touching a device, and what to remember of it."""
 
 import hashlib
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import MeshError, TPUModelError
 from ...runtime.progress import Progress, silent
-from .facts import ProgramFacts
 
 # Source locations, which change with every edit of the caller and never change the program. They
 # nest once: loc("scatter-add:"(#loc118)).
@@ -19,6 +18,45 @@ _LOCATION = re.compile(rf"^#loc.*(?:\n|$)| loc\((?:{_INSIDE}|\({_INSIDE}*\))*\)"
 # jax.export vouches only for calls that later versions will read too. Ours is read at once, by
 # the same version, so these are safe.
 _SAME_VERSION_READS_IT = ("ragged_all_to_all",)
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    """Names, layout and identity of a program; needs no jax to read.
+
+    Attributes:
+        argument_names: A readable name for each flat argument, e.g. `[0]['layers']['w']`.
+        argument_copies: On how many devices the same piece of each flat argument lies.
+        donated: Flat arguments whose memory the result may reuse.
+        mesh_axes: Name and size of each mesh axis, empty for one device.
+        fingerprint: A hash of what the compiler is given, whatever line of source it came from.
+        source_fingerprint: A hash that changes with those lines too.
+    """
+
+    name: str
+    argument_names: tuple[str, ...]
+    argument_copies: tuple[int, ...]
+    donated: tuple[int, ...]
+    mesh_axes: tuple[tuple[str, int], ...]
+    fingerprint: str
+    source_fingerprint: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `from_dict` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ProgramFacts":
+        """Read what `to_dict` wrote, or the same after a trip through JSON."""
+        return cls(
+            name=data["name"],
+            argument_names=tuple(data["argument_names"]),
+            argument_copies=tuple(data["argument_copies"]),
+            donated=tuple(data["donated"]),
+            mesh_axes=tuple((name, size) for name, size in data["mesh_axes"]),
+            fingerprint=data["fingerprint"],
+            source_fingerprint=data["source_fingerprint"],
+        )
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from ...hardware.target import target_chip
 from ...runtime.progress import Progress, silent
 from ...runtime.versions import NOT_INSTALLED, installed_versions
 from ..dump import Dump
-from .facts import ProgramFacts
-from .lowered import Program, lower_program
+from .lowered import Program, ProgramFacts, lower_program
 
 if TYPE_CHECKING:
     from ...annotations import AnyMesh

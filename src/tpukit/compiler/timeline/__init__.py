@@ -7,8 +7,8 @@ from .prediction import StepPrediction as StepPrediction
 from .prediction import predict_step as predict_step
 from .simulate import KernelTimer as KernelTimer
 from .simulate import Simulation as Simulation
-from .spans import CAUSES as CAUSES
-from .spans import Span as Span
+from .simulation_state import CAUSES as CAUSES
+from .simulation_state import Span as Span
 
 __all__ = [
     "CAUSES",

@@ -11,12 +11,11 @@ from ...hardware.scored_steps import ScoredSteps
 from ..bundles import CallTrace
 from ..hlo import HloModule
 from ..program_flops import KernelCounter, program_flops
-from .exchange import waiting_share
 from .kernels import StepKernelTimer
 from .machine import Machine
-from .network import Coordinate, Network
+from .network import Coordinate, Network, waiting_share
 from .simulate import KernelTimer, Simulation
-from .spans import CAUSES, Span
+from .simulation_state import CAUSES, Span
 
 _MEANING = {
     "matrix": "bound by the matrix unit",

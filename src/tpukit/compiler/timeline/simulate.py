@@ -18,10 +18,8 @@ from ..hlo import (
 from ..hlo.collectives import kind_of
 from ..hlo.shape import HBM, HOST
 from ..program_flops import KernelCounter
-from .engines import Frame
-from .exchange import Exchange
-from .network import Network
-from .spans import Ledger, Span
+from .network import Exchange, Network
+from .simulation_state import Frame, Ledger, Span
 from .work import FREE, Work, work_of
 
 _STAND_FOR_OPERAND = ("get-tuple-element", "bitcast")

@@ -57,7 +57,7 @@ def spell_as_job(config: TPUConfig) -> Iterable[Spelled]:
     if chips and config.slice is not None:
         yield Spelled("on", str(config.slice), chips)
     if config.mesh_shape is not None:
-        from ...parallel.mesh.names import name_axes
+        from ...parallel.mesh.axes import name_axes
 
         yield Spelled("mesh", name_axes(config.mesh_shape), ("mesh_shape",))
     if config.batch_size_per_chip is not None and config.slice is not None:

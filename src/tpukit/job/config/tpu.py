@@ -10,7 +10,7 @@ from pydantic import model_validator
 from ...errors import ConfigError, TPUValidationError
 from ...hardware import Chip, Figure, Slice, get_chip, list_chips, model_flop_utilization
 from ...hardware.formats import parse_format
-from ...parallel.sharding.shape_spec import spec_for_shape
+from ...parallel.mesh.axes import spec_for_shape
 from ...runtime.debugging import DebugMode, enable_debugging_mode
 from ..document import Document, Origin, unknown_key
 from ..sections import (

@@ -10,7 +10,7 @@ import jax
 from ...annotations import PyTree
 from ...errors import TPUKernelError
 from ...hardware.target import current_target
-from ..blocks.padding import call_padded
+from ..blocks.tiling import call_padded
 from ..blocks.tuned import choose_blocks
 from ..blocks.vmem import check_vmem
 from ..partition.splits import Splits

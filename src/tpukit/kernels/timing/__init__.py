@@ -9,9 +9,9 @@ from .bench import KernelBench as KernelBench
 from .bench import bench_op as bench_op
 from .bench import default_implementations as default_implementations
 from .bench import estimate as estimate
-from .bundle_count import count_bundles as count_bundles
 from .estimating import KernelEstimate as KernelEstimate
 from .estimating import estimate_kernel as estimate_kernel
 from .estimating import time_profile as time_profile
 from .profile import KernelProfile as KernelProfile
+from .profile import count_bundles as count_bundles
 from .profile import profile_kernel as profile_kernel

@@ -1,7 +1,9 @@
-"""A function with Pallas kernels, compiled for one chip and run through: all but the rates."""
+"""Pallas kernels compiled for one chip: run through but for the rates, or counted in bundles."""
 
 import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,20 +12,22 @@ import jax
 import numpy as np
 
 from ...compiler.aot import DEFAULT_TIMEOUT_S, run_request
-from ...compiler.bundles import CallTrace, trace_call, words_of
+from ...compiler.bundles import CallTrace, parse_listing, trace_call, words_of
 from ...compiler.cache import CompileCache
 from ...compiler.compiled import CompiledStep
 from ...compiler.hlo import Computation, Instruction
 from ...compiler.kernel_traces import kernel_calls, one_device_slice
 from ...compiler.program.request import make_request
 from ...compiler.timeline.kernels import RaggedDotTimer
-from ...errors import TPUOutOfMemoryError, XLACompilationError
+from ...errors import TPUKernelError, TPUOutOfMemoryError, XLACompilationError
 from ...hardware import Chip, get_chip
 from ...hardware.target import target_chip
 from ...runtime.progress import Progress, silent
+from ..registry.op import Direction, KernelCase, Op
 from .prefetched import PallasCall, find_pallas_calls
 
 FORMAT = 7  # raise it when what is kept of a run, or how a program is run, changes
+_NUMBERED = re.compile(r"\.\d+$")
 
 
 @dataclass(frozen=True)
@@ -156,3 +160,28 @@ def _trace(
     if cache is not None:
         cache.store_json(key, trace.to_data())
     return trace
+
+
+def count_bundles(
+    op: Op, case: KernelCase, chip: str, *, direction: Direction = "forward", use_cache: bool = True
+) -> dict[str, int]:
+    """Compile a case of an op for a generation; bundles of each kernel, by the kernel's name.
+
+    Raises:
+        TPUKernelError: The compiled program holds no kernel.
+        XLACompilationError: The compiler refused it.
+    """
+    target = get_chip(chip)
+    with target_chip(target.name):
+        function = op.bind(case, direction=direction)
+        request = make_request(function, one_device_slice(target), *case.arguments)
+        compiled = run_request(request, use_cache=use_cache, bundles=True)
+    counts: Counter[str] = Counter()
+    for name, text in compiled.kernel_listings.items():
+        counts[_NUMBERED.sub("", name)] += len(parse_listing(text).bundles)
+    if not counts:
+        raise TPUKernelError(
+            f"{op.name} {case.name} compiled for {target.name} without a kernel; "
+            "its blocks may have made it fall back to XLA."
+        )
+    return dict(sorted(counts.items()))

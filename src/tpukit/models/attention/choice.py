@@ -11,8 +11,7 @@ from ...errors import TPUModelError, did_you_mean
 from ...hardware.target import current_target
 from ...kernels.ops.flash_attention.pallas_tpu import can_flash
 from ...parallel.ring.attention import ring_attention
-from .flash import flash_attention
-from .splash import splash_attention, splash_attention_in_two
+from .tpu_kernels import flash_attention, splash_attention, splash_attention_in_two
 
 # Above this length the full score matrix outweighs every other activation of a layer.
 LONGEST_UNBLOCKED = 2048

@@ -1,6 +1,6 @@
 """Sampling from the reference transformers, with a cache of keys and values."""
 
+from .decoding import Sampling as Sampling
 from .generator import Generator as Generator
 from .generator import generate as generate
 from .result import Generation as Generation
-from .sampling import Sampling as Sampling

@@ -15,9 +15,8 @@ from ...annotations import PyTree
 from ...errors import TPUModelError, TPUValidationError
 from ..presets import get_preset
 from ..transformer.config import TransformerConfig
-from .decoding import DecodingState, begin_rows, extend_rows
+from .decoding import DecodingState, Sampling, begin_rows, extend_rows
 from .result import Ending, Generation
-from .sampling import Sampling
 
 Prompts: TypeAlias = Iterable[ArrayLike | Sequence[int]]  # rows of token numbers
 

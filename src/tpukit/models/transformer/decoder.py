@@ -19,8 +19,7 @@ from ...parallel.sharding.activations import constrain
 from ..attention.choice import get_attention
 from ..execution import Execution
 from .config import TransformerConfig
-from .layers import Linear, Norm, side_by_side
-from .rope import apply_rope, rope_frequencies
+from .layers import Linear, Norm, apply_rope, rope_frequencies, side_by_side
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,

@@ -1,9 +1,14 @@
-"""Norm, linear and embedding layers that store parameters in one dtype and compute in another."""
+"""Norm, linear and embedding layers that store parameters in one dtype and compute in another.
+
+Rotary positions have no parameters: XLA fuses them into their neighbours under any mesh.
+"""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from ...hardware.target import on_one_gpu
@@ -11,9 +16,12 @@ from ...kernels.ops.embedding_rows.api import embedding_rows
 from ...kernels.ops.layer_norm.reference import layer_norm
 from ...kernels.ops.residual_norm.api import residual_norm
 from ...kernels.ops.rms_norm.reference import rms_norm
+from ...kernels.ops.rope import frequencies as stretched
+from ...kernels.ops.rope import reference
+from ...kernels.ops.rope.tables import tables_at
 from ...parallel.sharding.activations import constrain
 from ..products.matmul_format import product_in
-from .config import TransformerConfig
+from .config import RopeScaling, TransformerConfig
 
 EMBEDDING_STDDEV = 0.02
 
@@ -117,3 +125,17 @@ class Embedding(nnx.Module):
     def head(self) -> jax.Array:
         """The table transposed, (width, rows): times it, activations give logits."""
         return self.embedding[...].astype(self.dtype).T
+
+
+def rope_frequencies(
+    head_dim: int, *, theta: float, scaling: RopeScaling | None = None
+) -> np.ndarray:
+    """Radians per position for each of the `head_dim / 2` channel pairs."""
+    known = None if scaling is None else stretched.RopeScaling(**asdict(scaling))
+    return stretched.rope_frequencies(head_dim, theta=theta, scaling=known)
+
+
+def apply_rope(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
+    """Turn channel pairs (i, i + head_dim / 2) of x (B, S, H, D) by their position's angle."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return reference.rope(x, *tables_at(positions, frequencies, dtype=wide))

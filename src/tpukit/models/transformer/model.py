@@ -13,9 +13,8 @@ from ...parallel.sharding.activations import constrain
 from ..execution import Execution
 from .config import TransformerConfig
 from .decoder import DecoderLayer, LayerContext
-from .layer_stack import run_layers
+from .layer_stack import round_in_use, run_layers
 from .layers import Embedding, Linear, Norm
-from .rounded_stack import round_in_use
 
 
 @jax.tree_util.register_dataclass

@@ -1,4 +1,4 @@
-"""The figures of a diagnosed step, each from the best source there is."""
+"""The figures of a diagnosed step, each from the best source there is, and what bounds it."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,8 +9,39 @@ from ...hardware import Figure, Slice, peak_of_products
 from ...models.transformer.accounting import count_flops_per_step
 from ...models.transformer.config import operand_format
 from ...step.workload import Workload
-from .bottlenecks import Bottlenecks
 from .step_timing import StepTiming
+
+# What bounds a step, by the causes that a timeline tells apart.
+CAUSES_BY_KIND = {
+    "compute": ("matrix", "kernel", "vector"),
+    "memory": ("hbm",),
+    "communication": ("ici", "dcn"),
+    "host": ("host",),
+    "overhead": ("overhead",),
+}
+
+
+@dataclass(frozen=True)
+class Bottlenecks:
+    """Shares of a predicted step by what bounds it; they add up to one. Origin `model`."""
+
+    compute: float
+    memory: float
+    communication: float
+    host: float
+    overhead: float
+
+    @classmethod
+    def of(cls, prediction: StepPrediction) -> "Bottlenecks":
+        """The shares of a predicted step."""
+        whole = sum(prediction.seconds_by_cause.values()) or 1.0
+        return cls(
+            **{
+                kind: sum(prediction.seconds_by_cause.get(cause, 0.0) for cause in causes) / whole
+                for kind, causes in CAUSES_BY_KIND.items()
+            }
+        )
+
 
 NOT_RUN = "no step was run"
 NOT_COMPILED = "no slice was named to compile for"

@@ -7,7 +7,7 @@ from typing import Any
 from ...compiler.compiled import CompiledStep
 from ...hardware import Figure
 from ...hardware.figure import format_quantity
-from .bottlenecks import Bottlenecks
+from .evidence import Bottlenecks
 from .input_rate import InputRate
 
 # From these shares of a step on, something is worth a word.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...hardware import Figure
-from .bottlenecks import CAUSES_BY_KIND, Bottlenecks
+from .evidence import CAUSES_BY_KIND, Bottlenecks
 from .input_rate import InputRate
 from .issues import PerformanceIssue
 

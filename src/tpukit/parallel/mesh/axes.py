@@ -1,4 +1,7 @@
-"""What each mesh axis name means: one table that every strategy reads."""
+"""What each mesh axis name means, names for axes given as numbers, and a shape's default split.
+
+One table of names is read by every strategy; nothing here needs jax.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -37,6 +40,10 @@ ROLE_OF_AXIS: dict[str, Role] = {
 # Every example of a batch is whole on one coordinate of these axes. An expert axis is one of
 # them outside the expert layers, where all-to-all trades examples for experts.
 BATCH_ROLES: tuple[Role, ...] = ("replica", "data", "fsdp", "expert")
+# What each axis of a mesh that was given as numbers alone is for.
+_NAMES = {1: ("fsdp",), 2: ("fsdp", "tensor"), 3: ("data", "fsdp", "tensor")}
+
+MeshShape = Sequence[int] | Mapping[str, int]
 
 
 def role_of(axis: str) -> Role:
@@ -91,3 +98,39 @@ def check_axis_names(axis_names: Sequence[object]) -> tuple[str, ...]:
             )
         names.append(name)
     return tuple(names)
+
+
+def name_axes(shape: MeshShape | None) -> dict[str, int]:
+    """Return sizes by axis name; numbers alone are fsdp, fsdp x tensor, or data x fsdp x tensor.
+
+    Raises:
+        MeshError: There are more numbers than names.
+    """
+    if shape is None:
+        return {"fsdp": -1}
+    if isinstance(shape, Mapping):
+        return {str(name): int(size) for name, size in shape.items()}
+    if len(shape) not in _NAMES:
+        raise MeshError(
+            f"mesh_shape={tuple(shape)} has {len(shape)} axes and no names; give them names: "
+            "mesh_shape={'data': 2, 'fsdp': 4, …}."
+        )
+    return dict(zip(_NAMES[len(shape)], shape, strict=True))
+
+
+def spec_for_shape(
+    shape: Sequence[int], axis_names: Sequence[str] = ("data", "model")
+) -> tuple[str | None, ...]:
+    """Return the mesh axis for each dimension: the first axis on the first, the second on the last.
+
+    A vector takes the first axis, a scalar none; with one axis name only the first dimension is
+    split. `PartitionSpec(*spec_for_shape(shape))` is what jax takes.
+    """
+    names = tuple(axis_names)
+    rank = len(shape)
+    entries: list[str | None] = [None] * rank
+    if rank and names:
+        entries[0] = names[0]
+    if rank > 1 and len(names) > 1:
+        entries[-1] = names[1]
+    return tuple(entries)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from ...annotations import AnyMesh
+from ..mesh.axes import spec_for_shape
 from ..rebalancing.reshard import reshard
 from .layout import Layout, make_layout
 from .rules import Rules
-from .shape_spec import spec_for_shape
 from .trees import named_leaves, open_model
 
 Model = TypeVar("Model")

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from ...annotations import AnyMesh, PyTree
 from ...errors import ShardingError
+from ..mesh.axes import spec_for_shape
 from ..mesh.mesh import axis_sizes
 from .layout import Layout, make_layout
 from .report import show_spec
 from .rules import check_axes, check_fits, spec_entries
-from .shape_spec import spec_for_shape
 from .trees import Leaf, named_leaves, open_model
 
 LINES_SHOWN = 12

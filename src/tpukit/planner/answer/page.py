@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...checker.report.wording import bytes_text, seconds_text
+from ...hardware.figure import bytes_text, seconds_text
 from ...pages.charts import Mark, Piece, stacked_bar
 from ...pages.frame import Page
 from ...pages.markup import Child, Markup, join, tag
@@ -21,7 +21,7 @@ from ...pages.parts import (
     section,
     table,
 )
-from ..cost.step_split import CAUSES
+from ..cost.step_variant import CAUSES
 from .amounts import count_text, days_text
 from .choice import Choice
 from .report import (

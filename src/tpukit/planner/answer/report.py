@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...checker.report.wording import seconds_text
-from ..cost.step_split import CAUSES
+from ...hardware.figure import seconds_text
+from ..cost.step_variant import CAUSES
 from ..search.verification import is_compiled
 from .amounts import days_text
 from .choice import Choice

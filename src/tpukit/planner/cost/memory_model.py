@@ -16,8 +16,7 @@ import numpy as np
 
 from ...hardware import formats
 from ...hardware.rates import ChipRates, MemoryRates
-from ...step.optimizer.spec import OptimizerSpec
-from ...step.optimizer.states import state_bytes_per_parameter
+from ...step.optimizer.spec import OptimizerSpec, state_bytes_per_parameter
 from .kept import ATTENTION, GATE, SPLIT_BY_TENSOR, UP, kept_by, kept_channels
 from .model_shape import ModelShape
 

@@ -21,9 +21,7 @@ from .kept import OUT, Kept, kept_by
 from .memory_model import MemorySplit
 from .model_shape import ModelShape
 from .rates import Rates
-from .rounding import OUR_INT8, Rounding
-from .step_split import StepSplit
-from .step_variant import OUR_STEP, StepVariant
+from .step_variant import OUR_INT8, OUR_STEP, Rounding, StepSplit, StepVariant
 
 LANES = 128
 BFLOAT16, FLOAT32 = formats.BFLOAT16.itemsize, formats.FLOAT32.itemsize  # bytes of a value

@@ -12,8 +12,13 @@ from ...errors import ConfigError, did_you_mean
 from ...hardware import Chip, Slice, get_chip, list_chips, list_slices
 from ...hardware.formats import spelled_as
 from ...runtime.ranges import Range
-from ...step.optimizer.spec import MOMENT_DTYPES, MomentDtype, OptimizerName, OptimizerSpec
-from ...step.optimizer.states import state_bytes_per_parameter
+from ...step.optimizer.spec import (
+    MOMENT_DTYPES,
+    MomentDtype,
+    OptimizerName,
+    OptimizerSpec,
+    state_bytes_per_parameter,
+)
 from ..cost.model_shape import ModelShape
 from ..cost.torus import AXES
 from .slice_meshes import CONTEXTS, SliceMesh, meshes_on

@@ -12,11 +12,10 @@ from ...errors import TPUError, TPUNotAvailableError
 from ...job.job import Job
 from ...runtime.progress import Progress
 from ..answer.choice import Choice, Verified
-from ..answer.chosen import optimizer_settings
 from ..cost.money import SPOT, host_bytes_per_s
-from ..cost.step_split import CAUSES
+from ..cost.step_variant import CAUSES
 from .objectives import Limits
-from .search import Ask
+from .search import Ask, optimizer_settings
 from .verification import Compile, broken_limit, sort_key
 
 AT_ONCE = 2  # compiles side by side before the clock is looked at again

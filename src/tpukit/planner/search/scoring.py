@@ -8,13 +8,12 @@ import numpy as np
 
 from ...hardware import Chip
 from ...hardware.rates import MemoryRates
-from ...step.optimizer.states import state_bytes_per_parameter
+from ...step.optimizer.spec import state_bytes_per_parameter
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes, rounds_first
 from ..cost.model_shape import ModelShape
 from ..cost.rates import Rates
 from ..cost.step_model import StepModel
-from ..cost.step_split import StepSplit
-from ..cost.step_variant import OUR_STEP, StepVariant
+from ..cost.step_variant import OUR_STEP, StepSplit, StepVariant
 from .candidates import Candidates
 
 _PURPOSES = ("weights", "gradients", "optimizer", "activations", "temporaries", "host")

@@ -7,8 +7,12 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from rich.table import Table
 
 from ...errors import ConfigError, TPUModelError, did_you_mean
-from ...step.optimizer.spec import MomentDtype, OptimizerName, OptimizerSpec
-from ...step.optimizer.states import state_bytes_per_parameter
+from ...step.optimizer.spec import (
+    MomentDtype,
+    OptimizerName,
+    OptimizerSpec,
+    state_bytes_per_parameter,
+)
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes
 from ..cost.model_shape import ModelShape, shape_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from ..cache_folder import cache_folder
+from ..files import cache_folder
 from .finding import Check, Finding, Site
 
 GIB = 1024**3

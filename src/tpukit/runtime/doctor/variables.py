@@ -7,9 +7,8 @@ from ...errors import FlagError, SliceError
 from ...hardware import Slice
 from ..child import ChildError
 from ..flags import FlagRegistry, parse_flags
-from ..flags.cache import registry_path
 from ..flags.flag import VARIABLES
-from ..flags.registry import TPU_FAMILIES
+from ..flags.registry import TPU_FAMILIES, registry_path
 from ..multihost import EXEMPTIONS, PROXY_VARIABLES
 from .finding import Check, Finding, Site
 

@@ -1,6 +1,10 @@
-"""The flags of the installed libtpu and jaxlib: look one up, search them, find the nearest name."""
+"""The flags of the installed libtpu and jaxlib: look one up, search them, find the nearest name.
+
+They are kept on disk, one file for each pair of versions.
+"""
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -9,13 +13,15 @@ from types import MappingProxyType
 from typing import Any
 
 from ...errors import FlagError, MissingExtraError
+from ..files import cache_folder, write_json
 from ..versions import NOT_INSTALLED, installed_version
-from . import cache, reading
+from . import reading
 from .flag import Flag, Parser
 
 # Families that only libtpu has; what says so when libtpu is not there to be asked.
 TPU_FAMILIES = ("xla_tpu_", "xla_jf_", "xla_sc_", "xla_msa_", "megascale_", "deepsea_", "tpu_")
 _KEPT_SHARED_PREFIX = 5
+FORMAT = 2  # raise it when what is read, or how it is written, changes
 
 
 class FlagRegistry(Mapping[str, Flag]):
@@ -43,7 +49,7 @@ class FlagRegistry(Mapping[str, Flag]):
         """
         jaxlib_version = installed_version("jaxlib") or NOT_INSTALLED
         libtpu_version = installed_version("libtpu")
-        path = cache.registry_path(jaxlib_version, libtpu_version)
+        path = registry_path(jaxlib_version, libtpu_version)
         if not refresh:
             known = _from_file(path)
             if known is not None:
@@ -54,7 +60,7 @@ class FlagRegistry(Mapping[str, Flag]):
             jaxlib_version=jaxlib_version,
             libtpu_version=libtpu_version,
         )
-        cache.store(path, registry.to_dict())
+        _store(path, registry.to_dict())
         _LOADED[path] = registry
         return registry
 
@@ -62,7 +68,7 @@ class FlagRegistry(Mapping[str, Flag]):
     def is_cached() -> bool:
         """Whether `installed` will answer from disk, at once."""
         jaxlib_version = installed_version("jaxlib") or NOT_INSTALLED
-        path = cache.registry_path(jaxlib_version, installed_version("libtpu"))
+        path = registry_path(jaxlib_version, installed_version("libtpu"))
         return _from_file(path) is not None
 
     def __getitem__(self, name: str) -> Flag:
@@ -166,7 +172,7 @@ _LOADED: dict[Path, FlagRegistry] = {}  # parsed once a process; the file decide
 def _from_file(path: Path) -> FlagRegistry | None:
     if path in _LOADED:
         return _LOADED[path]
-    data = cache.load(path)
+    data = _load(path)
     if data is None:
         return None
     try:
@@ -190,3 +196,28 @@ def _same_word(one: str, other: str) -> bool:
         return True
     shortest = min(len(one), len(other))
     return shortest >= _KEPT_SHARED_PREFIX and (one.startswith(other) or other.startswith(one))
+
+
+def registry_path(jaxlib_version: str, libtpu_version: str | None) -> Path:
+    """The file that holds the registry of this pair."""
+    name = f"jaxlib-{jaxlib_version}_libtpu-{libtpu_version or NOT_INSTALLED}_v{FORMAT}.json"
+    return cache_folder("flags") / name
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    """What the file holds, or None when it is missing or damaged: then it is read anew."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None  # pyright: ignore[reportUnknownVariableType]
+
+
+def _store(path: Path, data: Mapping[str, Any]) -> bool:
+    """Write the file whole or not at all; False when the folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, dict(data))
+    except OSError:
+        return False
+    return True

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, MutableMapping
 
 from ...errors import FlagError
-from ..jax_state import jax_state
+from ..environment import jax_state
 from . import reading
 from .flag import VARIABLES, Flag
 from .published import exclusive_flags

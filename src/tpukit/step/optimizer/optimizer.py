@@ -10,9 +10,7 @@ import optax
 
 from ...parallel.sharding.trees import join_path
 from .moments import scale_by_int8_adam
-from .schedule import LearningRate
-from .spec import NO_DECAY, OptimizerSpec
-from .states import SMALLEST_FACTORED
+from .spec import NO_DECAY, SMALLEST_FACTORED, LearningRate, OptimizerSpec
 
 
 def build_optimizer(

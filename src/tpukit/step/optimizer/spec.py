@@ -1,9 +1,13 @@
-"""What an optimizer is asked to be, as plain data: reading a job needs no jax."""
+"""An optimizer as plain data: its settings, learning rates and bytes of state, without jax."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from ...errors import ConfigError, did_you_mean
+from ...hardware.formats import FLOAT32
+from ...hardware.stored_formats import MOMENT_FORMATS
 
 OptimizerName = Literal["adamw", "lion", "adafactor", "sgd"]
 MomentDtype = Literal["float32", "bfloat16", "int8"]
@@ -13,6 +17,13 @@ DEFAULT_LEARNING_RATE = 3e-4
 # Weights that a decay would only pull away from what they are for: the scale of a norm is 1, not
 # 0, and a rare token's embedding would shrink for want of gradients.
 NO_DECAY: tuple[str, ...] = ("norm", "bias", "scale", "embed")
+ScheduleName = Literal["constant", "cosine", "linear", "wsd"]
+SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
+# Adafactor keeps rows and columns of the second moment where two dimensions have so many entries.
+SMALLEST_FACTORED = 128
+_A_MATRIX = (1024, 1024)
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,3 +76,100 @@ class OptimizerSpec:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {**asdict(self), "no_decay": list(self.no_decay)}
+
+
+def state_bytes(spec: OptimizerSpec, shape: Shape, *, param_bytes: int = FLOAT32.itemsize) -> int:
+    """Bytes that `build_optimizer(spec)` keeps for one parameter, counters of steps left out.
+
+    Args:
+        spec: The optimizer.
+        shape: Of the whole parameter, stacked layers included.
+        param_bytes: Of one of its numbers, which second moments are as wide as.
+    """
+    if spec.name == "adafactor":
+        return _factored_size(shape) * param_bytes
+    size, last = math.prod(shape), shape[-1] if shape else 1
+    first, second = (one.nbytes(last, size // last) for one in MOMENT_FORMATS[spec.moment_dtype])
+    if spec.moment_dtype == "int8":
+        return first + second
+    return first + (size * param_bytes if spec.name == "adamw" else 0)
+
+
+def state_bytes_per_parameter(
+    spec: OptimizerSpec,
+    shapes: Iterable[Shape] = (_A_MATRIX,),
+    *,
+    param_bytes: int = FLOAT32.itemsize,
+) -> float:
+    """The mean over the numbers of parameters of these shapes; by default of one matrix."""
+    known = list(shapes)
+    kept = sum(state_bytes(spec, shape, param_bytes=param_bytes) for shape in known)
+    return kept / sum(math.prod(shape) for shape in known)
+
+
+def _factored_size(shape: Shape) -> int:
+    """Numbers adafactor keeps; optax fills what it does not use with one number each."""
+    size = math.prod(shape)
+    *_, second, largest = (0, 0, *sorted(shape))
+    if second < SMALLEST_FACTORED:
+        return size + 2
+    return size // largest + size // second + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """A schedule that an optimizer traces and that the host can ask too, by the same formula.
+
+    Step 0 is the first update. During warm-up step i gets `peak * (i + 1) / warmup_steps`, so the
+    first update is not wasted on a rate of zero. Then `constant` stays at the peak, `cosine` and
+    `linear` fall to `final_fraction` of it at the last step, and `wsd` (warmup-stable-decay)
+    stays until the last `decay_fraction` of all steps and falls in a straight line there.
+    """
+
+    peak: float
+    schedule: ScheduleName = "cosine"
+    total_steps: int
+    warmup_steps: int = 0
+    final_fraction: float = 0.1
+    decay_fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(
+                f"schedule '{self.schedule}' is not known; use {', '.join(SCHEDULES)}."
+                + did_you_mean(self.schedule, SCHEDULES)
+            )
+        if self.warmup_steps > self.total_steps:
+            raise ConfigError(
+                f"warmup_steps={self.warmup_steps} is longer than the {self.total_steps} steps of "
+                "the run; shorten it."
+            )
+
+    def __call__(self, step: Any) -> Any:
+        """The rate of update number `step`, counted from 0; traced or a plain number."""
+        xp: Any = _library_of(step)
+        start = self.warmup_steps
+        if self.schedule == "wsd":
+            start = max(start, self.total_steps - round(self.decay_fraction * self.total_steps))
+        length = max(1, self.total_steps - start)
+        done = xp.clip((step - start) / length, 0.0, 1.0)
+        if self.schedule == "constant":
+            share = xp.ones_like(done)
+        elif self.schedule == "cosine":
+            share = 0.5 * (1 + xp.cos(math.pi * done))
+        else:
+            share = 1 - done
+        falling = self.final_fraction + (1 - self.final_fraction) * share
+        warming = (step + 1) / max(1, self.warmup_steps)
+        return self.peak * xp.where(step < self.warmup_steps, warming, falling)
+
+
+def _library_of(step: Any) -> Any:
+    """jax.numpy for a traced step, numpy for a plain one; settings are read without either."""
+    import numpy as np
+
+    if isinstance(step, int | float | np.ndarray | np.generic):
+        return np
+    import jax.numpy as jnp
+
+    return jnp

@@ -12,11 +12,18 @@ import jax
 
 from ...annotations import PyTree
 from ...errors import TPUCheckpointError
-from .agreement import smallest_of_all
-from .comparison import difference
+from ...runtime.multihost import smallest_of_all
 from .directory import CheckpointDirectory
 from .host_memory import HostMemory
-from .named_arrays import LeafShape, arrays_of, describe_tree, nested, shardings_of, tree_like
+from .named_arrays import (
+    LeafShape,
+    arrays_of,
+    describe_tree,
+    difference,
+    nested,
+    shardings_of,
+    tree_like,
+)
 from .orbax_arrays import OrbaxArrays
 from .record import Record, plain_json
 from .result import Checkpoint, Verification

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from ...errors import TPUCheckpointError
-from .agreement import smallest_of_all
+from ...runtime.multihost import smallest_of_all
 from .directory import CheckpointDirectory
 from .files import digests
 from .orbax_arrays import OrbaxArrays

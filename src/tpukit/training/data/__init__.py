@@ -1,6 +1,5 @@
 """Training data: files, buckets, text or iterables as batches, in an order that can be resumed."""
 
-from .description import DataDescription as DataDescription
 from .inspection import Inspection as Inspection
 from .inspection import inspect_data as inspect_data
 from .opening import TokenData as TokenData
@@ -8,6 +7,7 @@ from .opening import open_data as open_data
 from .opening import open_tokens as open_tokens
 from .prepare import Prepared as Prepared
 from .prepare import prepare_tokens as prepare_tokens
+from .stream import DataDescription as DataDescription
 from .stream import DataStream as DataStream
 from .token_store import TokenStore as TokenStore
 from .tokenizer import ByteTokenizer as ByteTokenizer

@@ -8,8 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from ...errors import TPUValidationError
-from .description import DataDescription
-from .stream import Batch, Stopwatch, check_same
+from .stream import Batch, DataDescription, Stopwatch, check_same
 
 BatchIterable = Iterable[Any] | Callable[[], Iterator[Any]]
 

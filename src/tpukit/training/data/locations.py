@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...errors import TPUValidationError, did_you_mean
-from ...runtime.cache_folder import cache_folder
-from ...runtime.files import temporary_folder
+from ...runtime.files import cache_folder, temporary_folder
 from .remote import RemoteFile, list_remote, open_remote_shard, remote_url
 from .shards import TokenShard, open_shard
 

@@ -10,8 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from ...errors import ConfigError, TPUValidationError, did_you_mean
-from ...runtime.cache_folder import cache_folder
-from .description import DataDescription
+from ...runtime.files import cache_folder
 from .examples import vocabulary_overflow
 from .iterated import BatchIterable, IteratedData
 from .kinds import Kind, kind_of
@@ -21,7 +20,7 @@ from .prepare import prepare_tokens
 from .read_ahead import NUM_WORKERS, PREFETCH
 from .shards import ArrayShard, TokenShard, check_token_dtype
 from .stored import StoredData
-from .stream import DataStream
+from .stream import DataDescription, DataStream
 from .token_store import TokenStore
 from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
 

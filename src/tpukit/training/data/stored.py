@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import TPUValidationError
-from .description import DataDescription
 from .examples import ConcatenatedExamples, DocumentExamples, Examples
 from .permutation import permute
 from .read_ahead import NUM_WORKERS, PREFETCH, ReadAhead
-from .stream import Batch, Stopwatch, check_same
+from .stream import Batch, DataDescription, Stopwatch, check_same
 from .token_store import TokenStore
 
 ORDER = 1  # raise it when the same settings come to give another order

@@ -1,4 +1,9 @@
-"""The matrix products that a compiled step leaves to cuBLAS, read from the step's text."""
+"""The matrix products that a step leaves to cuBLAS, as XLA writes them down.
+
+They stand in the text of a compiled step, and in the file of autotuning results that
+`xla_gpu_dump_autotune_results_to` writes and `xla_gpu_load_autotune_results_from` reads: blocks,
+each a key that XLA makes of an instruction and what was best for it.
+"""
 
 import math
 import re
@@ -19,6 +24,10 @@ _DIMENSIONS = re.compile(
 )
 _CHOSEN = re.compile(r'"selected_algorithm":"(\d+)"')
 NARROW = ("bf16", "f16")  # XLA's names
+# XLA writes its results as text only where the file's name ends so.
+SUFFIX = ".textproto"
+_GEMM = re.compile(r"gemm \{([^{}]*)\}")
+_ALGORITHM = re.compile(r"\s*\balgorithm: \d+")
 
 
 @dataclass(frozen=True)
@@ -84,3 +93,30 @@ def chosen_algorithm(text: str) -> int | None:
     """Which algorithm XLA took in a program of one product."""
     chosen = _CHOSEN.search(text)
     return None if chosen is None else int(chosen[1])
+
+
+def blocks_of(text: str) -> list[str]:
+    """The results in the file, one text each."""
+    blocks, depth, start = [], 0, 0
+    for place, letter in enumerate(text):
+        if letter == "{":
+            depth += 1
+        elif letter == "}":
+            depth -= 1
+            if depth == 0:
+                blocks.append(text[start : place + 1].strip())
+                start = place + 1
+    return blocks
+
+
+def key_of(block: str) -> str | None:
+    """What is the same whatever algorithm was chosen; None where it is not about cuBLAS."""
+    return _GEMM.sub("gemm {}", block) if _GEMM.search(block) else None
+
+
+def with_algorithm(block: str, algorithm: int) -> str:
+    """The block with another choice in it."""
+    return _GEMM.sub(
+        lambda gemm: f"gemm {{{_ALGORITHM.sub('', gemm[1]).rstrip()} algorithm: {algorithm} }}",
+        block,
+    )

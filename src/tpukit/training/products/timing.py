@@ -19,9 +19,16 @@ from jax.experimental.layout import Format, Layout
 
 from ...hardware import parse_format
 from ...runtime.child import serve_request
-from ..platform_options import compiler_options
-from .product import Matrix, Product, chosen_algorithm, products_in
-from .results_file import blocks_of, key_of, with_algorithm
+from ..recompile import compiler_options
+from .product import (
+    Matrix,
+    Product,
+    blocks_of,
+    chosen_algorithm,
+    key_of,
+    products_in,
+    with_algorithm,
+)
 
 SECONDS = 0.15  # of one measurement: the power limit is felt after 20 ms
 WARM_SECONDS = 0.5

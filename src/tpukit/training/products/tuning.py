@@ -14,12 +14,10 @@ from typing import Any
 
 import jax
 
-from ...runtime.cache_folder import cache_folder
 from ...runtime.child import ChildError, run_child
-from ...runtime.files import temporary_folder, write_json
+from ...runtime.files import cache_folder, temporary_folder, write_json
 from ...runtime.progress import Progress
-from .product import Product, products_in
-from .results_file import SUFFIX
+from .product import SUFFIX, Product, products_in
 
 SMALLEST_SHARE = 0.01  # of all products' work: less is not worth timing
 TIMEOUT_S = 600.0

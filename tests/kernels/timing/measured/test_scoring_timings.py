@@ -10,8 +10,8 @@ from scipy.stats import spearmanr
 from tpukit.errors import TPUValidationError, XLACompilationError
 from tpukit.kernels.timing import ErrorBand, KernelEstimate
 from tpukit.kernels.timing.measured import MeasuredRow, read_timings, score, score_timings
-from tpukit.kernels.timing.measured.in_view import rows_in_view
 from tpukit.kernels.timing.measured.report import GroupScore, ScoredRow
+from tpukit.kernels.timing.measured.rows import rows_in_view
 from tpukit.kernels.timing.measured.score import newest, sample
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from ....hardware.figure import bytes_text, seconds_text
 from ....pages.markup import Markup, join
 from ....pages.parts import Mood, badge, card, headline
 from ..schema import Report
-from ..wording import bytes_text, seconds_text
 
 BOUND_BY = {
     "matrix": "the matrix unit",

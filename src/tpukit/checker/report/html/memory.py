@@ -5,6 +5,7 @@ from typing import Any
 
 from ....compiler.memory.attribution import CATEGORIES
 from ....compiler.memory.view import host_memory_text, readable_path
+from ....hardware.figure import bytes_text
 from ....pages.charts import Mark, Piece, coordinate, stacked_bar
 from ....pages.markup import Child, Markup, join, slug, tag
 from ....pages.parts import (
@@ -19,8 +20,7 @@ from ....pages.parts import (
     warning,
 )
 from ..schema import Report
-from ..wording import bytes_text
-from .op_cell import op_cell
+from .time import op_cell
 
 _APART = 0.15  # of the bar: two marks nearer than this would be written over each other
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 900, 260, 72, 18, 34

@@ -5,11 +5,11 @@ from math import ceil, floor, log10, sqrt
 
 from ....compiler.memory.reading import short_op_name
 from ....compiler.timeline import Span
+from ....hardware.figure import seconds_text
 from ....pages.charts import coordinate
 from ....pages.markup import Markup, tag
 from ....pages.parts import Section, absent, badge, section
 from ..schema import Report
-from ..wording import seconds_text
 
 OPS_DRAWN = 200
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 400, 70, 34, 34, 52

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ....compiler.memory.reading import short_op_name
+from ....hardware.figure import bytes_text, flops_text, seconds_text
 from ....pages.charts import Mark, Piece, stacked_bar
 from ....pages.markup import Child, Markup, join, tag
 from ....pages.parts import (
@@ -10,6 +11,7 @@ from ....pages.parts import (
     Section,
     absent,
     badge,
+    code,
     colored,
     long_table,
     section,
@@ -17,9 +19,7 @@ from ....pages.parts import (
     warning,
 )
 from ..schema import Report
-from ..wording import bytes_text, flops_text, seconds_text
 from .headline import BOUND_BY
-from .op_cell import op_cell
 
 _SHOWN_SHARE = 0.0005
 _MEANING = {
@@ -156,4 +156,18 @@ def communication_section(report: Report) -> Section:
             rest="more, less waited for",
         ),
         intro=join(words, badge("model")),
+    )
+
+
+def op_cell(name: str, where: str, source: str | None = None) -> Markup:
+    """Make the cell; parts that are not known are left out."""
+    # A path may break behind its slashes rather than anywhere.
+    *folders, last = where.split("/")
+    path = join([(folder, "/", tag("wbr")) for folder in folders], last)
+    return tag(
+        "div",
+        code(name) if name else "",
+        tag("div", path, class_="path") if where else "",
+        tag("div", source, class_="source") if source else "",
+        class_="op",
     )

@@ -6,12 +6,20 @@ from typing import Any
 
 from ....compiler.memory.reading import short_op_name
 from ....compiler.timeline import Span
+from ....hardware.figure import seconds_text
 from ....pages.charts import coordinate
 from ....pages.markup import Markup, join, tag
 from ....pages.parts import Section, absent, badge, legend, section
-from ..folding import FoldedAxis, Loop, find_loops
-from ..lanes import NESTING_TRACKS, Lane, nanoseconds, split_into_lanes, track_title
-from ..wording import seconds_text
+from ..lanes import (
+    NESTING_TRACKS,
+    FoldedAxis,
+    Lane,
+    Loop,
+    find_loops,
+    nanoseconds,
+    split_into_lanes,
+    track_title,
+)
 from .headline import BOUND_BY
 
 SPANS_KEPT = 12_000

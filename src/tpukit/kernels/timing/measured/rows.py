@@ -1,12 +1,14 @@
-"""A file of measured kernel times: a JSON list of rows, each checked on its own."""
+"""A file of measured kernel times: rows, each checked on its own, and which were fitted on."""
 
 import gzip
 import json
+import tomllib
 import zlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -31,6 +33,12 @@ Size = Annotated[NonNegativeInt, Strict()]
 # Sources write nothing as null or leave it out.
 _Named = BeforeValidator(lambda value: {} if value is None else value)
 Settings = Annotated[dict[str, JsonValue], _Named]
+Constants = Literal["kernels", "ops"]
+# The file beside each set of constants that names the rows it was fitted on.
+_FILES: dict[Constants, tuple[str, str]] = {
+    "kernels": ("tpukit.compiler.bundles", "calibration.toml"),
+    "ops": ("tpukit.compiler.timeline", "fitted_on.toml"),
+}
 
 
 class GroupSizes(BaseModel):
@@ -196,3 +204,11 @@ def _first_of(error: ValidationError) -> str:
 
 def _key(parts: list[Any]) -> str:
     return json.dumps(parts, sort_keys=True)
+
+
+@cache
+def rows_in_view(constants: Constants) -> frozenset[str]:
+    """The ids of the rows that the rates of Pallas kernels, or of XLA's ops, were chosen by."""
+    package, name = _FILES[constants]
+    table = tomllib.loads((files(package) / "data" / name).read_text())
+    return frozenset(table["fitted_on"]["rows"])

@@ -10,10 +10,9 @@ from ....errors import TPUError, TPUValidationError, did_you_mean
 from ....runtime.progress import Counted, Progress, silent
 from ..estimating import time_profile
 from ..profile import profile_kernel
-from .in_view import rows_in_view
 from .programs import program_of
 from .report import ScoredRow, TimingsScore
-from .rows import LeftOut, MeasuredRow, Timings
+from .rows import LeftOut, MeasuredRow, Timings, rows_in_view
 
 ROW_TIMEOUT_S = 900.0
 # Two threads that import tokamax at once would wait for each other's half of it.

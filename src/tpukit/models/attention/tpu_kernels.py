@@ -1,0 +1,208 @@
+"""Attention on TPU through a kernel, tpukit's own or jax's splash, of which each device runs one.
+
+On a mesh a kernel sees the examples and heads of its own device. Splash keeps blocks of scores that
+never leave VMEM.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jax.sharding import PartitionSpec
+
+from ...annotations import AnyMesh
+from ...errors import TPUModelError
+from ...kernels.ops.flash_attention.differentiation import implementation
+from ...kernels.ops.flash_attention.pallas_tpu import KEPT_NAME, NARROWEST, SHORTEST, can_flash
+from ...kernels.ops.flash_attention.problem import SegmentIds
+from ...kernels.registry.op import PALLAS_TPU
+from ...parallel.mesh.manual_axes import axes_to_take, whole_key_heads
+
+# Block sizes of the published Trillium recipes; shorter sequences take what divides them.
+LARGEST_BLOCK = 2048
+SMALLEST_BLOCK = 128
+HALF_LANES = 64  # heads of 64 compile and run; nothing smaller was tried
+
+
+class LocalAttention(Protocol):
+    """A kernel that knows nothing of meshes."""
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        segment_ids: jax.Array | None,
+        *,
+        window: int | None,
+        interpret: bool,
+    ) -> jax.Array:
+        """Causal attention of q (B, S, H, D) over k, v (B, S, KV, D)."""
+        ...
+
+
+@dataclass(frozen=True)
+class KernelAttention:
+    """A kernel as an `AttentionFunction` that can be told how its arrays are spread.
+
+    Attributes:
+        attend: The kernel.
+        refuse: Raises TPUModelError for queries that the kernel is not made for.
+    """
+
+    attend: LocalAttention
+    refuse: Callable[[jax.Array], None]
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        window: int | None = None,
+        segment_ids: jax.Array | None = None,
+        mesh: AnyMesh | None = None,
+        batch_axes: tuple[str, ...] = (),
+        head_axes: tuple[str, ...] = (),
+        interpret: bool = False,
+    ) -> jax.Array:
+        """Causal attention of q (B, S, H, D) over k, v (B, S, KV, D).
+
+        Args:
+            q: Queries.
+            k: Keys; H must be a multiple of KV.
+            v: Values.
+            window: How many keys back a query sees, itself included.
+            segment_ids: (B, S) numbers that keep packed documents apart.
+            mesh: The mesh the arrays are spread over; None for one device.
+            batch_axes: Mesh axes that split the batch.
+            head_axes: Mesh axes that split the heads.
+            interpret: Run the kernel's meaning without a TPU, slowly.
+
+        Raises:
+            TPUModelError: The kernel is not made for such queries.
+        """
+        self.refuse(q)
+        if mesh is not None:
+            k, v = whole_key_heads(q, k, v, mesh=mesh, axes=head_axes)
+
+        def local(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> jax.Array:
+            return self.attend(q, k, v, ids[0] if ids else None, window=window, interpret=interpret)
+
+        arguments = (q, k, v) if segment_ids is None else (q, k, v, segment_ids)
+        if mesh is None or not (batch_axes or head_axes):
+            return local(*arguments)
+        spread = PartitionSpec(batch_axes or None, None, head_axes or None, None)
+        rows = PartitionSpec(batch_axes or None, None)
+        specs = (spread,) * 3 if segment_ids is None else (spread,) * 3 + (rows,)
+        # Inside a pipeline stage the stage axis is taken already: the kernel takes the others.
+        around, free = axes_to_take(mesh)
+        call: Any = jax.shard_map(
+            local, mesh=around, in_specs=specs, out_specs=spread, axis_names=free, check_vma=False
+        )
+        return call(*arguments)
+
+
+def _refuse_flash(q: jax.Array) -> None:
+    if not can_flash(q):
+        raise TPUModelError(
+            f"flash attention takes float32 or bfloat16, {SHORTEST} tokens or more and heads of "
+            f"{NARROWEST} or more, and the queries are {q.dtype.name} {q.shape}; change them, or "
+            "use attention='xla'."
+        )
+
+
+def _flash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array | None,
+    *,
+    window: int | None,
+    interpret: bool,
+) -> jax.Array:
+    ids = None if segment_ids is None else segment_ids.astype(jnp.int32)
+    pair = None if ids is None else SegmentIds(ids, ids)
+    kernel = implementation(PALLAS_TPU)
+    return kernel(q, k, v, pair, causal=True, window=window, interpret=interpret)
+
+
+flash_attention = KernelAttention(_flash, _refuse_flash)
+
+
+def can_splash(q: jax.Array) -> bool:
+    """Whether the kernel's blocks fit queries of this shape."""
+    return q.shape[1] % SMALLEST_BLOCK == 0 and q.shape[-1] % HALF_LANES == 0
+
+
+def _refuse_splash(q: jax.Array) -> None:
+    if not can_splash(q):
+        raise TPUModelError(
+            f"splash attention works on multiples of {SMALLEST_BLOCK} tokens and heads of "
+            f"multiples of {HALF_LANES}, and the queries are {q.shape}; change the shape, or use "
+            "attention='xla'."
+        )
+
+
+def _splash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array | None,
+    *,
+    window: int | None,
+    interpret: bool,
+    fused_backward: bool = True,
+) -> jax.Array:
+    heads, kv_heads = q.shape[2], k.shape[2]
+    kernel = _splash_kernel(q.shape[1], heads // kv_heads, window, interpret, fused_backward)
+    by_head = [x.transpose(0, 2, 1, 3) for x in (q * q.shape[-1] ** -0.5, k, v)]
+    batch, _, length, width = by_head[0].shape
+    grouped = by_head[0].reshape(batch, kv_heads, heads // kv_heads, length, width)
+    ids = None if segment_ids is None else splash.SegmentIds(segment_ids, segment_ids)
+    over_heads: Any = jax.vmap(kernel, in_axes=(0, 0, 0, None))
+    over_batch: Any = jax.vmap(over_heads, in_axes=(0, 0, 0, None if ids is None else 0))
+    out = over_batch(grouped, by_head[1], by_head[2], ids)
+    return out.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
+
+
+@lru_cache(maxsize=64)
+def _splash_kernel(
+    length: int, queries_per_key: int, window: int | None, interpret: bool, fused_backward: bool
+) -> Any:
+    """The kernel of one key head: its queries share keys, which are read once."""
+    block = math.gcd(length, LARGEST_BLOCK)
+    if window is None:
+        mask: Any = splash.CausalMask((length, length))
+    else:
+        mask = splash.LocalMask((length, length), window_size=(window - 1, 0), offset=0)
+    sizes = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=block,
+        block_q_dq=None if fused_backward else block,
+        block_kv_dq=None if fused_backward else block,
+        use_fused_bwd_kernel=fused_backward,
+    )
+    masks = splash.MultiHeadMask([mask] * queries_per_key)
+    with jax.ensure_compile_time_eval():
+        return splash.make_splash_mqa_single_device(
+            masks,
+            block_sizes=sizes,
+            interpret=interpret,
+            residual_checkpoint_name=KEPT_NAME,
+        )
+
+
+splash_attention = KernelAttention(_splash, _refuse_splash)
+# Scores are computed twice in the backward pass, for queries and for keys, as recipes without
+# `sa_use_fused_bwd_kernel` do; nothing is added up outside VMEM then.
+splash_attention_in_two = KernelAttention(partial(_splash, fused_backward=False), _refuse_splash)

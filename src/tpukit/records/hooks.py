@@ -1,0 +1,165 @@
+"""Hooks: three methods that see a run start, every record it writes, and its end."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import ConfigError, MissingExtraError, did_you_mean
+
+SKIPPED, TRACED = 2, 3  # records: the first steps still warm up, and traces are large
+FOLDER = "profile"
+
+
+class RunEnd(Protocol):
+    """How a run ended, as plain data."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Losses, times and where they came from."""
+        ...
+
+
+class TrainingHook(Protocol):
+    """Observer of a run; called on process 0 only, between steps, so it must not wait."""
+
+    def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
+        """The run is about to take its first step; `identity` says which, and how it learns."""
+        ...
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        """A record was written to metrics.jsonl; `record["step"]` is its step."""
+        ...
+
+    def on_end(self, result: "RunEnd | None") -> None:
+        """The run has ended; None when by an error."""
+        ...
+
+
+class ProfileHook:
+    """Traces three steps of a run into `profile/` of its folder."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._seen = 0
+        self._tracing = False
+
+    def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
+        """Remember where to write."""
+        self._folder, self._seen = run_dir / FOLDER, 0
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        """Start the trace after the first steps, and stop it a few later."""
+        import jax
+
+        self._seen += 1
+        if self._seen == SKIPPED and self._folder is not None:
+            jax.profiler.start_trace(str(self._folder))
+            self._tracing = True
+        elif self._tracing and self._seen >= SKIPPED + TRACED:
+            self._stop()
+
+    def on_end(self, result: RunEnd | None) -> None:
+        """Stop, where the run ended before."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._tracing:
+            import jax
+
+            jax.profiler.stop_trace()
+            self._tracing = False
+
+
+class TensorBoardHook:
+    """Writes every number of every record; look at it with `tensorboard --logdir RUN_DIR`.
+
+    Args:
+        log_dir: Where to; `tensorboard/` in the run directory by default.
+    """
+
+    def __init__(self, log_dir: str | Path | None = None) -> None:
+        try:
+            import tensorboardX
+        except ImportError:
+            raise MissingExtraError(
+                "tensorboard", needed_for="the TensorBoard hook", module="tensorboardX"
+            ) from None
+        self._module: Any = tensorboardX
+        self._log_dir = log_dir
+        self._writer: Any = None
+
+    def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
+        """Open the event file."""
+        folder = Path(self._log_dir) if self._log_dir else run_dir / "tensorboard"
+        self._writer = self._module.SummaryWriter(str(folder))
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        """Add the record's numbers."""
+        for name, value in record.items():
+            if isinstance(value, float) and name != "time":
+                self._writer.add_scalar(name, value, record["step"], walltime=record.get("time"))
+
+    def on_end(self, result: RunEnd | None) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandbHook:
+    """Logs every record; `WANDB_MODE=offline` keeps it on this machine.
+
+    Args:
+        project: The project it belongs to; wandb's own settings decide when left out.
+    """
+
+    def __init__(self, project: str | None = None) -> None:
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]  an extra
+        except ImportError:
+            raise MissingExtraError(
+                "wandb", needed_for="the Weights & Biases hook", module="wandb"
+            ) from None
+        self._module: Any = wandb
+        self._project = project
+        self._run: Any = None
+
+    def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
+        """Start a run, or go on with the one of this folder."""
+        self._run = self._module.init(
+            project=self._project,
+            name=run_dir.name,
+            id=run_dir.name,
+            resume="allow",
+            dir=str(run_dir),
+            config=dict(identity),
+            allow_val_change=True,  # a run may go on with another learning rate
+        )
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        """Log the record at its step."""
+        self._run.log(dict(record), step=record["step"])
+
+    def on_end(self, result: RunEnd | None) -> None:
+        """Finish the run, as failed when there is no result."""
+        if self._run is not None:
+            self._run.finish(exit_code=0 if result is not None else 1)
+
+
+def make_hooks(wanted: Iterable[str | TrainingHook]) -> list[TrainingHook]:
+    """The hooks that are wanted, those called by their names made.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    known = {"tensorboard": TensorBoardHook, "wandb": WandbHook, "profile": ProfileHook}
+    hooks: list[TrainingHook] = []
+    for name in wanted:
+        if not isinstance(name, str):
+            hooks.append(name)
+            continue
+        if name not in known:
+            raise ConfigError(
+                f"no hook is called '{name}'; there are {', '.join(known)}."
+                + did_you_mean(name, known)
+            )
+        hooks.append(known[name]())
+    return hooks
