@@ -15,10 +15,10 @@ from ..models.adapters.torch_module.arrays import to_array, to_tensor
 from ..models.adapters.torch_module.environment import torch_trees
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import RematSpec
+from ..step.parts import TrainState
 from ..step.placement import strategy_for
-from ..step.train_state import TrainState
 from ..step.workload import Workload
-from ..training.platform_options import compiler_options
+from ..training.recompile import compiler_options
 from .optimizers import MappedOptimizer, map_optimizer
 from .prepared import link_of
 
