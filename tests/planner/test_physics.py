@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tpukit.hardware import Slice, public_prices
 from tpukit.hardware.catalog import dcn_rate
-from tpukit.models import TransformerConfig
+from tpukit.models import TransformerConfig, get_preset
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.cost.money import SPOT, Market, cost_of
 from tpukit.planner.cost.serving_model import Server, cache_bytes, servers_on, weight_bytes
@@ -214,6 +214,13 @@ def test_more_chips_never_need_more_memory_each(config, generation, length):
 
 
 @settings(max_examples=12, deadline=None)
+@example(
+    config=get_preset("llama3.2-1b", n_layers=24),
+    on="v5e-4",
+    objective="fewest-chips",
+    spot=False,
+    tokens=1e14,
+)
 @given(
     config=models(),
     on=st.sampled_from(SLICES),

@@ -45,6 +45,7 @@ class Choice:
         job: The plan, ready to be written as a job file.
         memory: Bytes of one device by purpose, by the model.
         modelled_step_s: By the step model.
+        steps: Of the whole run; its job leaves them out where they are more than a run can count.
         correction: What compiled steps of other slices took over the model's; 1 where this one
             was compiled, or nothing was.
         seconds_by_cause: Parts of `modelled_step_s`.
@@ -65,6 +66,7 @@ class Choice:
     usable_bytes: float
     modelled_step_s: float
     seconds_by_cause: dict[str, float] = field(repr=False)
+    steps: int
     tokens_per_step: int
     model_flops: float | None
     usd_per_chip_hour: Figure
@@ -101,11 +103,6 @@ class Choice:
     def memory_bytes(self) -> float:
         """HBM of one device as a number."""
         return self.hbm.require("a choice")
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole run."""
-        return int(self.job.train.steps or 0)
 
     @property
     def waste(self) -> float:

@@ -11,6 +11,7 @@ from ...compiler.compiled import CompiledStep
 from ...errors import TPUError, TPUNotAvailableError
 from ...job.job import Job
 from ...runtime.progress import Progress
+from ...runtime.ranges import COUNT
 from ..answer.choice import Choice, Verified
 from ..cost.money import SPOT, host_bytes_per_s
 from ..cost.step_variant import CAUSES
@@ -124,11 +125,12 @@ class OwnModelSearch:
             remat=job.remat or "",
             precision="bf16",
             optimizer=ask.space.optimizers[0],
-            job=job.replace({"train.steps": steps}),
+            job=job.replace({"train.steps": steps} if steps in COUNT else {}),
             memory={**purposes, "total": float(memory.total_bytes)},
             usable_bytes=float(memory.usable_bytes or 0),
             modelled_step_s=step.step_time_s,
             seconds_by_cause=causes,
+            steps=steps,
             tokens_per_step=job.tokens_per_step,
             model_flops=None,
             usd_per_chip_hour=quote,

@@ -14,6 +14,7 @@ from ...hardware.formats import spelled_as
 from ...hardware.rates import Accuracy
 from ...job.job import Job
 from ...models.transformer.config import OPERANDS
+from ...runtime.ranges import COUNT
 from ...step.optimizer.spec import OptimizerSpec
 from ..answer.amounts import days_text
 from ..answer.choice import Choice
@@ -241,6 +242,7 @@ def choice_at(
     mesh = candidates.meshes[candidates.mesh[index]]
     on = mesh.slice
     tokens_per_step = int(scores.tokens_per_step[index])
+    steps = math.ceil(tokens / tokens_per_step)
     quote, region = costs.quotes[on]
     precision = PRECISIONS[candidates.precision[index]]
     optimizer = candidates.optimizers[candidates.optimizer[index]]
@@ -259,7 +261,7 @@ def choice_at(
         microbatches=int(candidates.microbatches[index]),
         remat=remat,
         options=_WHOLE_PRODUCTS if mesh.sizes.get("tensor", 1) == 1 else {},
-        train={**optimizer_settings(optimizer), "steps": math.ceil(tokens / tokens_per_step)},
+        train={**optimizer_settings(optimizer), **({"steps": steps} if steps in COUNT else {})},
     )
     return Choice(
         slice=on,
@@ -274,6 +276,7 @@ def choice_at(
         usable_bytes=float(scores.usable_bytes[index]),
         modelled_step_s=float(scores.step_time_s[index]),
         seconds_by_cause=scores.step.at(index),
+        steps=steps,
         tokens_per_step=tokens_per_step,
         model_flops=subject.flops_per_token * tokens_per_step,
         usd_per_chip_hour=quote,
