@@ -58,11 +58,12 @@ def environment() -> Any:
     os.environ.setdefault("ENABLE_RUNTIME_UPTIME_TELEMETRY", "0")
     import torchax
 
-    from .lowerings import install
+    from . import lowerings, vocabulary
 
     environment = torchax.default_env()
     _lift_constants(environment)
-    install(environment)
+    lowerings.install(environment)
+    vocabulary.install(environment)
     return environment
 
 
@@ -72,11 +73,13 @@ def running(key: jax.Array) -> Generator[Any]:
     here = environment()
     import torch
 
+    from .vocabulary import make_mode
+
     with warnings.catch_warnings():
         # torch's whole numbers have 64 bits and jax's 32: narrowed on the way in, once, by us.
         warnings.filterwarnings("ignore", message="Explicitly requested dtype.*(int64|float64)")
         # Tensors that a forward makes for itself, without a word about devices, belong here too.
-        with here, here.override_property(prng=key), torch.device("jax"):
+        with here, here.override_property(prng=key), torch.device("jax"), make_mode(here):
             yield here
 
 
