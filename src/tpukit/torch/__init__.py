@@ -16,6 +16,12 @@ HOMES = {
         "detect_torch_tpu",
         "find_device",
     ),
+    ".compiling.compiled_model": ("CompiledModel",),
+    ".compiling.compiler": ("XLACompiler",),
+    ".lru": (
+        "CacheStats",
+        "LRUCache",
+    ),
     "..job.sections": ("TPUVersion",),
     "..job.config": ("TPUConfig",),
     "..errors": (

@@ -10,6 +10,8 @@ from ..errors import XLACompilationError as XLACompilationError
 from ..job.config import TPUConfig as TPUConfig
 from ..job.sections import TPUVersion as TPUVersion
 from .backend import TPUBackend as TPUBackend
+from .compiling.compiled_model import CompiledModel as CompiledModel
+from .compiling.compiler import XLACompiler as XLACompiler
 from .config import KernelPyTorchConfig as KernelPyTorchConfig
 from .config import TorchTPUConfig as TorchTPUConfig
 from .devices import FoundDevice as FoundDevice
@@ -17,12 +19,17 @@ from .devices import TorchTPU as TorchTPU
 from .devices import XLADeviceManager as XLADeviceManager
 from .devices import detect_torch_tpu as detect_torch_tpu
 from .devices import find_device as find_device
+from .lru import CacheStats as CacheStats
+from .lru import LRUCache as LRUCache
 from .train_step import FusedStep as FusedStep
 
 __all__ = [
+    "CacheStats",
+    "CompiledModel",
     "FoundDevice",
     "FusedStep",
     "KernelPyTorchConfig",
+    "LRUCache",
     "TPUBackend",
     "TPUBackendError",
     "TPUConfig",
@@ -35,6 +42,7 @@ __all__ = [
     "TorchTPU",
     "TorchTPUConfig",
     "XLACompilationError",
+    "XLACompiler",
     "XLADeviceManager",
     "detect_torch_tpu",
     "find_device",
