@@ -42,9 +42,7 @@ class TestCompilerErrorPaths:
             XLACompiler().compile_model(model, torch.ones(2))
 
     def test_inputs_that_the_forward_does_not_take(self):
-        with pytest.raises(
-            TPUValidationError, match="missing a required argument: 'input'"
-        ):
+        with pytest.raises(TPUValidationError, match="missing a required argument: 'input'"):
             XLACompiler().compile_model(nn.Linear(2, 2), {"imput": torch.ones(2)})
 
     def test_too_many_inputs(self):
