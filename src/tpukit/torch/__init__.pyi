@@ -3,6 +3,7 @@
 from ..errors import TPUBackendError as TPUBackendError
 from ..errors import TPUDistributedError as TPUDistributedError
 from ..errors import TPUMemoryError as TPUMemoryError
+from ..errors import TPUMemoryPoolError as TPUMemoryPoolError
 from ..errors import TPUNotAvailableError as TPUNotAvailableError
 from ..errors import TPUOutOfMemoryError as TPUOutOfMemoryError
 from ..errors import TPUValidationError as TPUValidationError
@@ -21,20 +22,27 @@ from .devices import detect_torch_tpu as detect_torch_tpu
 from .devices import find_device as find_device
 from .lru import CacheStats as CacheStats
 from .lru import LRUCache as LRUCache
+from .memory.ledger import AllocationRecord as AllocationRecord
+from .memory.manager import TPUMemoryManager as TPUMemoryManager
+from .memory.stats import MemoryStats as MemoryStats
 from .train_step import FusedStep as FusedStep
 
 __all__ = [
+    "AllocationRecord",
     "CacheStats",
     "CompiledModel",
     "FoundDevice",
     "FusedStep",
     "KernelPyTorchConfig",
     "LRUCache",
+    "MemoryStats",
     "TPUBackend",
     "TPUBackendError",
     "TPUConfig",
     "TPUDistributedError",
     "TPUMemoryError",
+    "TPUMemoryManager",
+    "TPUMemoryPoolError",
     "TPUNotAvailableError",
     "TPUOutOfMemoryError",
     "TPUValidationError",
