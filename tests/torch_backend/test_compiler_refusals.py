@@ -38,7 +38,7 @@ class TestCompilerErrorPaths:
 
     @pytest.mark.parametrize("model", [nn.Linear, torch.ones(2), lambda x: x, None])
     def test_what_is_no_module(self, model):
-        with pytest.raises(TPUValidationError, match=r"is no torch\.nn\.Module"):
+        with pytest.raises(TPUValidationError, match="compile_model (takes|got)"):
             XLACompiler().compile_model(model, torch.ones(2))
 
     def test_inputs_that_the_forward_does_not_take(self):

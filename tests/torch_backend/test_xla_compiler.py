@@ -310,3 +310,31 @@ def test_compile_for_takes_what_the_loss_alone_needs():
         "wanted": (8, 4),
     }
     np.testing.assert_equal(job.model.state_shapes().params["0/weight"].shape, (16, 8))
+
+
+def test_a_prepared_model_compiles_and_shows_what_fused_steps_left(compiler):
+    from tpukit.torch import TPUBackend
+
+    backend = TPUBackend(KernelPyTorchConfig())
+    model = backend.prepare_model(mlp())
+    x, y = torch.randn(8, 8), torch.randint(0, 4, (8,))
+    compiled = compiler.compile_model(model, x)
+    close(compiled(x), model(x))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    step = backend.train_step(model, nn.functional.cross_entropy, optimizer)
+    step(x, y)
+    after = compiled(x)
+    close(after, model(x))
+    compiled(torch.randn(4, 8))
+    (change,) = compiler.get_compilation_stats()["recompilations"]
+    assert change["reason"] == "input changed from float32[8,8] to float32[4,8]"
+
+
+def test_whole_numbers_come_back_as_torch_counts_them(compiler):
+    class Largest(nn.Module):
+        def forward(self, x):
+            return x.argmax(-1)
+
+    out = compiler.compile_model(Largest())(torch.eye(3))
+    assert out.dtype == torch.int64
+    assert out.tolist() == [0, 1, 2]

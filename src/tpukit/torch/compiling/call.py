@@ -10,7 +10,9 @@ import numpy as np
 
 from ...errors import TPUValidationError
 from ...models.adapters.torch_module.arrays import dtype_of
+from ...models.adapters.torch_module.environment import torch_trees
 from ...training.recompile import ArgumentChange
+from ..prepared import link_of
 
 _LOSE_DIGITS = {"torch.float64", "torch.complex128"}
 
@@ -40,7 +42,7 @@ class CallKind:
 
     def arguments(self, tensors: Sequence[Any]) -> dict[str, Any]:
         """The arguments of the module's forward by name, with these tensors in their places."""
-        from torch.utils import _pytree as trees  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]  it knows Hugging Face's classes
+        trees = torch_trees()
 
         rest = iter(tensors)
         filled = [leaf.value if isinstance(leaf, Setting) else next(rest) for leaf in self.leaves]
@@ -48,7 +50,7 @@ class CallKind:
 
     def describe(self) -> dict[str, str]:
         """Each argument in words: `input` is `float32[8,64]`, `use_cache` is `False`."""
-        from torch.utils import _pytree as trees  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]  as above
+        trees = torch_trees()
 
         named = trees.tree_unflatten(list(self.leaves), self.tree)
         paths: Any = trees.tree_flatten_with_path(named)[0]
@@ -99,7 +101,7 @@ class CallReader:
     def __init__(self, module: Any) -> None:
         self._name = type(module).__name__
         self._parts = list(module.modules())
-        self._signature = inspect.signature(module.forward)
+        self._signature = forward_signature(module)
         # A cache of keys and values holds tensors where no program can return them.
         self._spares_cache = "use_cache" in self._signature.parameters
 
@@ -110,7 +112,7 @@ class CallReader:
             TPUValidationError: The module's forward takes no such arguments, or one of them is
                 neither a tensor nor anything that could tell two programs apart.
         """
-        from torch.utils import _pytree as trees  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]  as above
+        trees = torch_trees()
 
         if self._spares_cache:
             options = {"use_cache": False, **options}
@@ -152,6 +154,14 @@ class CallReader:
                 "plain value; pass tensors, numbers, texts, and lists or dicts of them."
             ) from None
         return Setting(type(leaf), leaf)
+
+
+def forward_signature(module: Any) -> inspect.Signature:
+    """Return what a module's own forward takes; a prepared one takes anything, for its own."""
+    prepared = link_of(module) is not None
+    forward = type(module).__bases__[1].forward if prepared else type(module).forward
+    # A forward that somebody put on the instance goes before that of the class.
+    return inspect.signature(vars(module).get("forward") or forward.__get__(module))
 
 
 def find_changes(old: CallKind, new: CallKind) -> list[ArgumentChange]:

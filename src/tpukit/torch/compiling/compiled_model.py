@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...errors import TPUValidationError
 from ...models.adapters.torch_module.arrays import to_array
 from .building import ForwardProgram
 from .call import Call, CallKind, CallReader, as_arguments
@@ -89,18 +88,3 @@ def _draw_seed() -> int:
     import torch
 
     return int(torch.randint(2**31 - 1, ()))
-
-
-def refuse_no_module(model: object) -> None:
-    """Refuse what is no module.
-
-    Raises:
-        TPUValidationError: It is none.
-    """
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise TPUValidationError(
-            f"a {type(model).__name__} is no torch.nn.Module; pass the module itself, not its "
-            "output or its class."
-        )

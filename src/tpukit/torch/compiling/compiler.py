@@ -11,16 +11,17 @@ import jax
 
 from ...checker.check import check
 from ...checker.result import CheckResult
-from ...errors import TPUValidationError, XLACompilationError
+from ...errors import XLACompilationError
 from ...hardware import Slice
 from ...job.compiler_flags import compiler_options
 from ...models.adapters.torch_module.environment import environment
 from ...training.recompile import ArgumentChange, enable_compilation_cache
 from ..config import tpu_settings
 from ..lru import Departure, LRUCache
+from ..validation import check_is_module, report
 from .building import ForwardProgram, build_program, seed_shape
 from .call import Call, find_changes
-from .compiled_model import CompiledModel, refuse_no_module
+from .compiled_model import CompiledModel
 from .forward import ForwardFunction
 from .offline import TorchLoss, job_for
 from .structure import module_structure
@@ -94,7 +95,7 @@ class XLACompiler:
             TPUModelError: The module cannot be one program.
             XLACompilationError: The compiler refused it, or the time was up.
         """
-        refuse_no_module(model)
+        check_is_module(model, what="compile_model")
         environment()  # what is missing for torch is said here, not in the first call
         structure = module_structure(model)
 
@@ -148,7 +149,7 @@ class XLACompiler:
             TPUModelError: Nothing trains with these settings.
             XLACompilationError: The compiler refused the step, or ran out of time.
         """
-        refuse_no_module(model)
+        check_is_module(model, what="compile_for")
         environment()
         job = job_for(self.settings, on, model, sample_inputs, loss=loss, changes=changes)
         result = check(job, memory_only=memory_only, fix=fix, use_cache=use_cache)
@@ -231,8 +232,8 @@ class XLACompiler:
         found = [tuple(find_changes(kind, call.kind)) for kind in earlier]
         changes = min(reversed(found), key=len)
         self._warn(
-            f"{compiled.name} is compiled again because {explain(changes)}",
-            "give every call the same shapes (drop or pad the last batch)",
+            f"{compiled.name} is compiled again because {explain(changes)}; give every call the "
+            "same shapes (drop or pad the last batch)."
         )
         return changes
 
@@ -240,17 +241,13 @@ class XLACompiler:
         wide = [*call.narrowed(), *compiled.state.narrowed]
         if wide:
             self._warn(
-                f"{compiled.name} computes in 32 bits, and {', '.join(wide[:3])} has 64",
-                "cast it with .float() where that is meant",
+                f"{compiled.name} computes in 32 bits, and {', '.join(wide[:3])} has 64; cast it "
+                "with .float() where that is meant."
             )
 
-    def _warn(self, seen: str, way_out: str) -> None:
+    def _warn(self, note: str) -> None:
         """Warn, or under strict validation refuse."""
-        if self.settings.enable_strict_validation:
-            raise TPUValidationError(
-                f"{seen}; {way_out}, or set enable_strict_validation=False to go on all the same."
-            )
-        logger.warning("%s; %s.", seen, way_out)
+        report([note], strict=self.settings.enable_strict_validation)
 
 
 def explain(changes: tuple[ArgumentChange, ...]) -> str:

@@ -10,6 +10,7 @@ from ...errors import TPUModelError
 from ...models.adapters.protocol import ModelInputs, Variables
 from ...models.adapters.torch_module.adapter import TorchAdapter, TorchModel
 from ...models.adapters.torch_module.arrays import to_tensor
+from ...models.adapters.torch_module.environment import torch_trees
 from ...models.execution import Execution
 from .call import CallKind, CallReader
 
@@ -27,10 +28,10 @@ class Result:
 
     def outputs(self, arrays: Sequence[jax.Array]) -> Any:
         """The outputs as the module gives them, with tensors of torch's own."""
-        from torch.utils import _pytree as trees  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]  it knows Hugging Face's outputs
+        trees = torch_trees()
 
         rest = iter(arrays)
-        filled = [to_tensor(next(rest)) if leaf is _TENSOR else leaf for leaf in self.leaves]
+        filled = [_as_torch(next(rest)) if leaf is _TENSOR else leaf for leaf in self.leaves]
         return trees.tree_unflatten(filled, self.tree)
 
 
@@ -71,7 +72,7 @@ class ForwardFunction:
 
     def _forward(self, module: Any, batch: Mapping[str, Any]) -> list[Any]:
         import torch
-        from torch.utils import _pytree as trees  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]  as above
+        trees = torch_trees()
 
         outputs = self._reader.call(module, self.kind.arguments(list(batch.values())))
         leaves, tree = trees.tree_flatten(outputs)
@@ -86,6 +87,14 @@ class ForwardFunction:
         marked = (_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
         self.result = Result(tree, tuple(marked))
         return tensors
+
+
+def _as_torch(array: jax.Array) -> Any:
+    """Return an array as torch would have it: it counts in 64 bits, and jax in 32."""
+    import torch
+
+    tensor = to_tensor(array)
+    return tensor.long() if tensor.dtype == torch.int32 else tensor
 
 
 def is_needed(jaxpr: Any, argument: int) -> bool:

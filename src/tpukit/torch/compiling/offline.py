@@ -19,7 +19,7 @@ from ...models.adapters.torch_module.arrays import shape_of
 from ...models.execution import Execution
 from ...step.workload import Workload
 from ..config import TorchTPUConfig
-from .call import as_arguments
+from .call import as_arguments, forward_signature
 
 # (outputs of the module, tensors of the batch by name) -> a scalar, in torch.
 TorchLoss = Callable[[Any, Mapping[str, Any]], Any]
@@ -76,7 +76,7 @@ class _Sample:
         import torch
 
         arguments, named = as_arguments(sample_inputs)
-        signature = inspect.signature(model.forward)
+        signature = forward_signature(model)
         known = signature.parameters
         own = {name: one for name, one in named.items() if name in known}
         try:

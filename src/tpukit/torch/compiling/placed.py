@@ -8,6 +8,7 @@ import jax
 from ...errors import TPUModelError
 from ...models.adapters.torch_module.arrays import to_array, to_tensor
 from ...models.adapters.torch_module.state import ModuleState
+from ..prepared import link_of
 
 
 class PlacedState:
@@ -47,6 +48,9 @@ class PlacedState:
 
     def arrays(self) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """Parameters that train, and all else, each by its path."""
+        link = link_of(self._module)
+        if link is not None:
+            link.pull()  # what fused steps left on the device
         for path, (owner, name) in self._homes.items():
             tensor = getattr(owner, name)
             if tensor is not self._tensors[path]:

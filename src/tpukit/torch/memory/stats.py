@@ -85,7 +85,7 @@ class MemoryStats:
 
 def device_memory() -> Figure:
     """Return what jax has in use on its first device, where it is known."""
-    from ...runtime.jax_state import jax_state
+    from ...runtime.environment import jax_state
 
     # Asking would open the devices of a process that may never need them.
     if jax_state() != "initialised":
