@@ -1,5 +1,6 @@
 """What the compiler refuses, and what it says then."""
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -38,7 +39,7 @@ class TestCompilerErrorPaths:
 
     @pytest.mark.parametrize("model", [nn.Linear, torch.ones(2), lambda x: x, None])
     def test_what_is_no_module(self, model):
-        with pytest.raises(TPUValidationError, match="compile_model (takes|got)"):
+        with pytest.raises(TPUValidationError, match=r"compile_model (takes|got)"):
             XLACompiler().compile_model(model, torch.ones(2))
 
     def test_inputs_that_the_forward_does_not_take(self):
@@ -97,6 +98,8 @@ class TestCompilerErrorPaths:
             match=r"Sequential took longer than 0.01 s and was stopped; raise .*timeout_seconds",
         ):
             compiler.compile_model(nn.Sequential(*layers), torch.ones(3, 8))
+        running = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
+        assert not [one for one in running if "tpukit.torch.compiling.worker" in one]
         assert compiler.get_compilation_stats()["compilation_cache"]["size"] == 0
 
     def test_strict_validation_makes_an_error_of_another_shape(self):

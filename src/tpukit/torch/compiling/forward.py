@@ -72,6 +72,7 @@ class ForwardFunction:
 
     def _forward(self, module: Any, batch: Mapping[str, Any]) -> list[Any]:
         import torch
+
         trees = torch_trees()
 
         outputs = self._reader.call(module, self.kind.arguments(list(batch.values())))
