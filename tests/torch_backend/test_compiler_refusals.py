@@ -144,3 +144,12 @@ class TestCompilerErrorPaths:
     def test_a_slice_that_does_not_exist(self):
         with pytest.raises(TPUValidationError, match="No v6e slice has 7 chips"):
             XLACompiler().compile_for("v6e-7", nn.Linear(2, 2), torch.ones(4, 2))
+
+    def test_where_no_child_can_compile_the_waiting_ends_and_the_error_says_so(self, monkeypatch):
+        """As on a TPU or GPU, which belongs to this process; here the CPU plays one."""
+        from tpukit.torch.compiling import building
+
+        monkeypatch.setattr(building, "_choose", lambda operations, timeout_s: "thread")
+        compiler = XLACompiler(KernelPyTorchConfig(compilation_timeout_seconds=1e-4))
+        with pytest.raises(XLACompilationError, match=r"0\.0001 s and is not waited for.*cannot"):
+            compiler.compile_model(nn.Sequential(nn.Linear(9, 9), nn.Dropout()), torch.ones(5, 9))
