@@ -15,6 +15,7 @@ HOMES = {
         "StepTiming",
         "time_steps",
     ),
+    ".memory_watch": ("watch",),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

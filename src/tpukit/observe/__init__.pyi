@@ -8,6 +8,7 @@ from .diagnosis.performance import diagnose_performance as diagnose_performance
 from .diagnosis.result import PerformanceDiagnosis as PerformanceDiagnosis
 from .diagnosis.step_timing import StepTiming as StepTiming
 from .diagnosis.step_timing import time_steps as time_steps
+from .memory_watch import watch as watch
 
 __all__ = [
     "Bottlenecks",
@@ -18,4 +19,5 @@ __all__ = [
     "diagnose_performance",
     "measure_input",
     "time_steps",
+    "watch",
 ]

@@ -3,6 +3,7 @@
 from ..errors import TPUBackendError as TPUBackendError
 from ..errors import TPUDistributedError as TPUDistributedError
 from ..errors import TPUMemoryError as TPUMemoryError
+from ..errors import TPUMemoryPoolError as TPUMemoryPoolError
 from ..errors import TPUNotAvailableError as TPUNotAvailableError
 from ..errors import TPUOutOfMemoryError as TPUOutOfMemoryError
 from ..errors import TPUValidationError as TPUValidationError
@@ -10,6 +11,8 @@ from ..errors import XLACompilationError as XLACompilationError
 from ..job.config import TPUConfig as TPUConfig
 from ..job.sections import TPUVersion as TPUVersion
 from .backend import TPUBackend as TPUBackend
+from .compiling.compiled_model import CompiledModel as CompiledModel
+from .compiling.compiler import XLACompiler as XLACompiler
 from .config import KernelPyTorchConfig as KernelPyTorchConfig
 from .config import TorchTPUConfig as TorchTPUConfig
 from .devices import FoundDevice as FoundDevice
@@ -17,17 +20,29 @@ from .devices import TorchTPU as TorchTPU
 from .devices import XLADeviceManager as XLADeviceManager
 from .devices import detect_torch_tpu as detect_torch_tpu
 from .devices import find_device as find_device
+from .lru import CacheStats as CacheStats
+from .lru import LRUCache as LRUCache
+from .memory.ledger import AllocationRecord as AllocationRecord
+from .memory.manager import TPUMemoryManager as TPUMemoryManager
+from .memory.stats import MemoryStats as MemoryStats
 from .train_step import FusedStep as FusedStep
 
 __all__ = [
+    "AllocationRecord",
+    "CacheStats",
+    "CompiledModel",
     "FoundDevice",
     "FusedStep",
     "KernelPyTorchConfig",
+    "LRUCache",
+    "MemoryStats",
     "TPUBackend",
     "TPUBackendError",
     "TPUConfig",
     "TPUDistributedError",
     "TPUMemoryError",
+    "TPUMemoryManager",
+    "TPUMemoryPoolError",
     "TPUNotAvailableError",
     "TPUOutOfMemoryError",
     "TPUValidationError",
@@ -35,6 +50,7 @@ __all__ = [
     "TorchTPU",
     "TorchTPUConfig",
     "XLACompilationError",
+    "XLACompiler",
     "XLADeviceManager",
     "detect_torch_tpu",
     "find_device",

@@ -189,7 +189,7 @@ class StepProgram:
     @contextmanager
     def _compiling(self) -> Generator[None]:
         began = time.perf_counter()
-        with _counting_cache_hits() as hits:
+        with counting_cache_hits() as hits:
             yield
         self.compile_s += time.perf_counter() - began
         self.from_cache = bool(hits)
@@ -203,7 +203,8 @@ def _signature(batch: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _counting_cache_hits() -> Generator[list[str]]:
+def counting_cache_hits() -> Generator[list[str]]:
+    """Collect, while it is open, each program that jax finds in its cache on disk."""
     hits: list[str] = []
 
     def note(event: str, **_: Any) -> None:

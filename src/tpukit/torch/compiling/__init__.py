@@ -1,0 +1,1 @@
+"""A module's forward as a compiled program: kept, explained when compiled again, and stoppable."""

@@ -1,0 +1,1 @@
+"""Memory for torch tensors within a chip's limits: counted, pooled, watched."""
