@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ..errors import TPUOptimizationError
@@ -63,9 +64,9 @@ class MappedOptimizer:
     transformation: optax.GradientTransformation
     tensors: dict[str, Any]
 
-    def learning_rates(self) -> jax.Array:
-        """Return what every group's learning rate is now."""
-        return jnp.asarray([float(g["lr"]) for g in self.optimizer.param_groups], jnp.float32)
+    def learning_rates(self) -> np.ndarray:
+        """Return what every group's learning rate is now; on the host, where torch has them."""
+        return np.asarray([float(g["lr"]) for g in self.optimizer.param_groups], np.float32)
 
     def load(self, state: TorchOptimizerState) -> TorchOptimizerState:
         """Return a state with what the torch optimizer has gathered in earlier steps."""
@@ -81,7 +82,7 @@ class MappedOptimizer:
         }
         steps = [float(one[STEP]) for one in known.values() if STEP in one]
         step = jnp.asarray(max(steps, default=float(bool(known))), jnp.int32)
-        return TorchOptimizerState(step, self.learning_rates(), slots)
+        return TorchOptimizerState(step, jnp.asarray(self.learning_rates()), slots)
 
     def store(self, state: TorchOptimizerState) -> None:
         """Write what the arrays hold into the torch optimizer, as if it had made the steps."""

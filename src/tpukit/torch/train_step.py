@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -108,7 +108,7 @@ class FusedStep:
         }
         self._state: TrainState | None = None
         self._rates = np.zeros(0, np.float32)
-        self._compiled: dict[Any, tuple[Workload, Any]] = {}
+        self._compiled: dict[Any, _Compiled] = {}
 
     def __call__(self, inputs: Any, targets: Any = None) -> StepLoss:
         """Make one step.
@@ -122,15 +122,15 @@ class FusedStep:
         key = (structure, tuple((name, one.shape, str(one.dtype)) for name, one in arrays.items()))
         if key not in self._compiled:
             self._compiled[key] = self._compile(arrays, structure)
-        work, compiled = self._compiled[key]
-        state = self._state if self._state is not None else self._start(work)
+        compiled = self._compiled[key]
+        state = self._state if self._state is not None else self._start(compiled.work)
         rates = self._optimizer.learning_rates()
         if not np.array_equal(rates, self._rates):
             place = state.opt_state.learning_rates.sharding
             moved = state.opt_state._replace(learning_rates=jax.device_put(rates, place))
             state = replace(state, opt_state=moved)
-            self._rates = np.asarray(rates)
-        self._state, metrics = compiled(state, work.put_batch(self.mesh, arrays))
+            self._rates = rates
+        self._state, metrics = compiled.step(state, compiled.placed(arrays))
         self._link.newer = self._bring
         self._started(metrics["loss"])
         return StepLoss(metrics["loss"])
@@ -143,9 +143,9 @@ class FusedStep:
     def work(self) -> Workload | None:
         """The step as everything else here sees it; None before the first batch."""
         found = list(self._compiled.values())
-        return found[-1][0] if found else None
+        return found[-1].work if found else None
 
-    def _compile(self, arrays: Mapping[str, Any], structure: Any) -> tuple[Workload, Any]:
+    def _compile(self, arrays: Mapping[str, Any], structure: Any) -> "_Compiled":
         """Trace and compile the step for one shape of batch."""
         self._explain(arrays)
         shapes = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in arrays.items()}
@@ -154,7 +154,8 @@ class FusedStep:
         jitted = work.jit_train_step(self.mesh)
         lowered = jitted.lower(*work.abstract_args(self.mesh))
         self.traces += 1
-        return work, lowered.compile(compiler_options=compiler_options())
+        program = lowered.compile(compiler_options=compiler_options())
+        return _Compiled(work, program, work.shardings(self.mesh).batch)
 
     def _explain(self, arrays: Mapping[str, Any]) -> None:
         """Say which shape made another compile necessary."""
@@ -197,7 +198,7 @@ class FusedStep:
         fresh = work.init_on(self.mesh, jax.random.key(0))
         place = work.shardings(self.mesh).state.opt_state
         opt_state = jax.device_put(self._optimizer.load(fresh.opt_state), place)
-        self._rates = np.asarray(self._optimizer.learning_rates())
+        self._rates = self._optimizer.learning_rates()
         return replace(fresh, opt_state=opt_state)
 
     def _bring(self) -> None:
@@ -217,6 +218,21 @@ class FusedStep:
         self._optimizer.store(state.opt_state)
         # The module is the truth from here on: whoever changes it now changes the next step.
         self._state = None
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """The step for one shape of batch, and where its batch lies."""
+
+    work: Workload
+    step: Any
+    shardings: dict[str, Any]
+
+    def placed(self, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Move a batch that every process holds whole to its shards."""
+        if jax.process_count() > 1:
+            return self.work.put_batch(next(iter(self.shardings.values())).mesh, arrays)
+        return jax.device_put(dict(arrays), self.shardings)
 
 
 class _Structure:

@@ -64,13 +64,13 @@ class TorchAdapter:
         return self.state.has_values
 
     def init(self, rng: jax.Array) -> Variables:
-        """Copy the module's own values; of a module without any, only shapes can be had.
+        """Copy the module's own values; while it is traced for shapes, nothing is copied.
 
         Raises:
             TPUModelError: Values of a module on the meta device are asked for.
         """
-        parts = (self.state.trained, self.state.carried)
-        if self.initialised:
+        if not isinstance(rng, Tracer) and self.initialised:
+            parts = (self.state.trained, self.state.carried)
             params, rest = ({name: to_array(one) for name, one in p.items()} for p in parts)
             return Variables(params, rest)
         if not isinstance(rng, Tracer):
