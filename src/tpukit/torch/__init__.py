@@ -25,6 +25,11 @@ HOMES = {
     ".memory.ledger": ("AllocationRecord",),
     ".memory.manager": ("TPUMemoryManager",),
     ".memory.stats": ("MemoryStats",),
+    ".distributed": ("XLADistributedTraining",),
+    ".integration": (
+        "XLAOptimizations",
+        "create_xla_integration",
+    ),
     "..job.sections": ("TPUVersion",),
     "..job.config": ("TPUConfig",),
     "..errors": (

@@ -20,6 +20,9 @@ from .devices import TorchTPU as TorchTPU
 from .devices import XLADeviceManager as XLADeviceManager
 from .devices import detect_torch_tpu as detect_torch_tpu
 from .devices import find_device as find_device
+from .distributed import XLADistributedTraining as XLADistributedTraining
+from .integration import XLAOptimizations as XLAOptimizations
+from .integration import create_xla_integration as create_xla_integration
 from .lru import CacheStats as CacheStats
 from .lru import LRUCache as LRUCache
 from .memory.ledger import AllocationRecord as AllocationRecord
@@ -52,6 +55,9 @@ __all__ = [
     "XLACompilationError",
     "XLACompiler",
     "XLADeviceManager",
+    "XLADistributedTraining",
+    "XLAOptimizations",
+    "create_xla_integration",
     "detect_torch_tpu",
     "find_device",
 ]
