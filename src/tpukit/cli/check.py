@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def check(
-    target: options.Target,
+    target: options.MaybeTarget = None,
+    torch: options.Torch = None,
     on: options.On = None,
     batch: options.Batch = None,
     sequence: options.Sequence = None,
@@ -50,6 +51,8 @@ def check(
 ) -> None:
     """Check a job against the real TPU compiler: exit 0 fits, 3 does not fit, 4 could not tell."""
     say = Announcer()
+    with refusals_as_exit_codes():
+        target = options.torch_or_target(target, torch)
     say(f"checking {target}" + (f" on {on}" if on else ""))
     from dataclasses import replace
 
