@@ -42,6 +42,13 @@ def check(
         Path | None,
         typer.Option(help="Write the timeline: trace.json or trace.pftrace.", callback=output_file),
     ] = None,
+    handover: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a PyTorch model: write plan and script for torch_tpu here.",
+            callback=output_folder,
+        ),
+    ] = None,
     no_cache: options.NoCache = False,
     dump: Annotated[
         Path | None, typer.Option(help="Keep the compiler's files here.", callback=output_folder)
@@ -94,6 +101,12 @@ def check(
         else:
             result = check_job(target, fix=fix, **how, **asked)
     _write(result, html, perfetto, say)
+    if handover is not None:
+        from ..torch.handover import write_handover
+
+        with refusals_as_exit_codes():
+            written = write_handover(result, handover)
+        say(f"wrote {written.plan} and {written.script}")
     if json:
         show(result, json=True)
     else:

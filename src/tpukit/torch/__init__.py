@@ -26,6 +26,10 @@ HOMES = {
     ".memory.manager": ("TPUMemoryManager",),
     ".memory.stats": ("MemoryStats",),
     ".distributed": ("XLADistributedTraining",),
+    ".handover": (
+        "Handover",
+        "write_handover",
+    ),
     ".integration": (
         "XLAOptimizations",
         "create_xla_integration",
