@@ -148,7 +148,7 @@ def test_what_is_no_module_is_refused(folder, function, said):
 
 def test_another_source_is_another_job(folder):
     before = model_fingerprint(named("module"))
-    assert before == model_fingerprint("builders.py:module")
+    assert torch.__version__ in before
     (folder / "builders.py").write_text(BUILDERS + "\n")
     assert model_fingerprint(named("module")) != before
 

@@ -79,8 +79,10 @@ def model_fingerprint(name: str) -> str | None:
     if is_own_model(name):
         import importlib.util
 
-        named = name.removeprefix(PREFIX) if is_torch_source(name) else name
-        module = named.rpartition(":")[0]
+        if is_torch_source(name):  # what it is made of comes from these as well
+            versions = installed_versions("torch", "torchax", "transformers")
+            return f"{model_fingerprint(name.removeprefix(PREFIX))} {versions}"
+        module = name.rpartition(":")[0]
         spec = None if module.endswith(".py") else importlib.util.find_spec(module)
         path = Path(module) if spec is None else Path(spec.origin or "")
     elif is_huggingface(name):

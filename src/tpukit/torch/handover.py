@@ -18,9 +18,8 @@ from ..job.step import build_step
 from ..job.torch_source import PREFIX, is_torch_source
 from ..models.adapters.torch_module.state import ModuleState, path_of
 from ..parallel.sharding.rules import spec_entries
-from ..runtime.files import write_output
+from ..runtime.files import try_output_folder, write_output
 from ..runtime.flags import set_xla_flags
-from ..runtime.outputs import try_output_folder
 from ..runtime.versions import installed_versions
 from ..step.workload import Workload
 

@@ -67,7 +67,8 @@ class OwnModelSearch:
         if passed:
             return passed, ""
         if not found:
-            return [], "no slice that its batch can be split over holds it"
+            nobody = "no slice that its batch can be split over holds it"
+            return [], f"{nobody}; {self.notes[0]}" if self.notes else nobody
         return found, f"every slice that holds it breaks a limit: {self._nearest(found[0])}"
 
     def _nearest(self, choice: Choice) -> str:
