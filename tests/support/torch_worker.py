@@ -6,7 +6,7 @@ Usage: torch_worker.py NUM_PROCESSES RANK ADDRESS
 import json
 import sys
 
-from tpukit.errors import TPUDistributedError
+from tpukit.errors import TPUDistributedError, TPUValidationError
 from tpukit.runtime.multihost import MultiHostConfig
 
 LEARNING_RATE = 0.1
@@ -84,6 +84,8 @@ def gradients(distributed):
     import torch.nn.functional as functional
     from torch import nn
 
+    from tpukit.parallel import create_mesh
+
     model, batches = model_and_batches()
     inputs, targets = (one.chunk(distributed.world_size)[distributed.rank] for one in batches[0])
     if distributed.rank:
@@ -108,6 +110,18 @@ def gradients(distributed):
             (functional.cross_entropy(wrapped(first[0]), first[1]) / 2).backward()
         (functional.cross_entropy(wrapped(second[0]), second[1]) / 2).backward()
         answer[accumulate] = grads()
+    fresh, _ = model_and_batches()
+    mesh = create_mesh(
+        mesh_shape=(2,), axis_names=("fsdp",), devices=distributed.device_manager.local_devices
+    )
+    split = distributed.wrap_model(fresh, mesh=mesh, strategy="fsdp")
+    functional.cross_entropy(split(inputs), targets).backward()
+    found = [one.grad.reshape(-1).tolist() for one in split.parameters()]
+    answer["split"] = [number for one in found for number in one]
+    try:
+        distributed.wrap_model(fresh, mesh=create_mesh(mesh_shape=(4,), axis_names=("fsdp",)))
+    except TPUValidationError as error:
+        answer["refused"] = str(error)
     parts = distributed.wrap_model(nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(3)))
     parts.module[distributed.rank](torch.ones(1, 1)).sum().backward()
     answer["unused"] = [None if p.grad is None else p.grad.item() for p in parts.parameters()]

@@ -1,6 +1,7 @@
 """Collectives between real processes on loopback and between the devices of one."""
 
 import contextlib
+import copy
 import json
 import os
 import random
@@ -12,11 +13,13 @@ from pathlib import Path
 import jax
 import pytest
 import torch
+from jax.sharding import NamedSharding
 from torch import nn
 from torch_worker import LEARNING_RATE, model_and_batches, numbers
 
 from tpukit.errors import TPUDistributedError, TPUValidationError
 from tpukit.job.compiler_flags import flags_of
+from tpukit.parallel import create_mesh
 from tpukit.torch import (
     KernelPyTorchConfig,
     XLADeviceManager,
@@ -107,8 +110,9 @@ def test_gradients_are_those_of_the_joined_batch(answers):
     nn.functional.cross_entropy(model(batches[0][0]), batches[0][1]).backward()
     joined = torch.cat([one.grad.reshape(-1) for one in model.parameters()])
     assert first["names"] == [*model.state_dict()]
-    for way in ("whole", "synchronised", "local"):
+    for way in ("whole", "synchronised", "local", "split"):
         torch.testing.assert_close(torch.tensor(first[way]), joined, atol=1e-6, rtol=1e-5)
+    assert "devices of other processes" in first["refused"]
     assert first["unused"] == [0.5, 0.5, None]
 
 
@@ -165,6 +169,7 @@ def test_one_process_gives_tensors_back(alone):
         (lambda d: d.broadcast([torch.ones(2)] * 8), "takes a tensor, not a list"),
         (lambda d: d.broadcast(torch.ones(2), source=1), "numbered 0 to 0"),
         (lambda d: d.wrap_model(lambda x: x), "takes an nn.Module, not a function"),
+        (lambda d: d.wrap_model(nn.Linear(2, 2), strategy="fsdp"), "there is none; give mesh="),
         (lambda d: XLADistributedTraining(d.device_manager, timeout_s=0), "some seconds"),
     ],
 )
@@ -201,3 +206,46 @@ def test_flags_are_those_of_the_level_and_set_only_for_a_tpu():
     assert report.platform == "cpu"
     assert not environment.get("LIBTPU_INIT_ARGS")
     assert create_xla_integration(KernelPyTorchConfig(xla_optimization_level=0))[2].flags == {}
+
+
+@pytest.mark.parametrize(
+    ("axes", "strategy", "share"),
+    [
+        ({"fsdp": 8}, None, (2, 64)),
+        ({"fsdp": 8}, "data", (16, 64)),
+        ({"fsdp": 4, "tensor": 2}, "fsdp", (4, 64)),
+    ],
+)
+def test_a_mesh_splits_a_model_and_gives_whole_gradients(alone, axes, strategy, share):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    eager = copy.deepcopy(model)
+    mesh = create_mesh(mesh_shape=tuple(axes.values()), axis_names=tuple(axes))
+    wrapped = alone.wrap_model(model, mesh=mesh, strategy=strategy)
+    data, target = torch.randn(8, 16), torch.randint(0, 16, (8,))
+    losses = []
+    shares = set()
+
+    def look(gradient):
+        # What the backward pass needs is held since the forward: the second weight, say.
+        held = [one for one in jax.live_arrays() if one.shape == (16, 64)]
+        shares.update(one.sharding.shard_shape(one.shape) for one in held if is_on(one, mesh))
+
+    for one in (wrapped, eager):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(one(data), target)
+            if one is wrapped:
+                loss.register_hook(look)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[:2] == pytest.approx(losses[2:], rel=1e-5)
+    for ours, theirs in zip(wrapped.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+    assert shares == {share}
+
+
+def is_on(array, mesh):
+    return isinstance(array.sharding, NamedSharding) and array.sharding.mesh == mesh

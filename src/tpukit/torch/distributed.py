@@ -12,6 +12,7 @@ from .devices import XLADeviceManager
 
 if TYPE_CHECKING:
     import torch
+    from jax.sharding import Mesh
 
 DEFAULT_TIMEOUT_S = 300.0
 
@@ -144,14 +145,25 @@ class XLADistributedTraining:
         """
         self._agree("barrier", [])
 
-    def wrap_model(self, model: "torch.nn.Module") -> "torch.nn.Module":
+    def wrap_model(
+        self,
+        model: "torch.nn.Module",
+        mesh: "Mesh | None" = None,
+        strategy: str | None = None,
+    ) -> "torch.nn.Module":
         """Return the model with gradients that are averaged over processes by each `backward()`.
 
-        All processes start from the values of process 0. In a job of one process the model comes
-        back as it is.
+        All processes start from the values of process 0. In a job of one process and without a
+        mesh the model comes back as it is.
+
+        Args:
+            model: Any module, prepared or not.
+            mesh: Of this process's devices, over which each call is split; None leaves the model
+                where it runs.
+            strategy: How: "data", "fsdp", "fsdp+megatron", …; by the names of the axes by default.
 
         Raises:
-            TPUValidationError: It is not an nn.Module.
+            TPUValidationError: It is not an nn.Module, or the mesh is not of this process.
             TPUDistributedError: The model of another process has other parameters.
         """
         import torch
@@ -159,6 +171,15 @@ class XLADistributedTraining:
         if not isinstance(model, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]  users pass anything
             raise TPUValidationError(
                 f"wrap_model takes an nn.Module, not a {type(model).__name__}."
+            )
+        if mesh is not None:
+            from .sharded import shard_module
+
+            model = shard_module(model, mesh, strategy)
+        elif strategy is not None:
+            raise TPUValidationError(
+                f"strategy={strategy!r} says how to split over a mesh, and there is none; give "
+                "mesh=, for example create_mesh(mesh_shape=(8,), axis_names=('fsdp',))."
             )
         return AveragedGradients(model, self) if self.is_distributed else model
 
