@@ -13,8 +13,10 @@ import pytest
 import torch
 from jax.sharding import PartitionSpec
 from torch import nn
+from typer.testing import CliRunner
 
 from tpukit import Job
+from tpukit.cli.app import app
 from tpukit.errors import ConfigError, TPUModelError, TPUValidationError
 from tpukit.torch import write_handover
 from tpukit.torch.handover import dtensor_placements, handover_plan
@@ -198,3 +200,14 @@ def test_what_cannot_be_handed_over_is_refused(builder, tmp_path):
         write_handover(Job(model="tiny", **SHAPE), tmp_path)
     with pytest.raises(TPUValidationError, match="no pipeline stages"):
         write_handover(job_of(builder, mesh="stage=2,fsdp=4"), tmp_path)
+
+
+def test_the_command_refuses_before_it_compiles(tmp_path):
+    for typed, said in (
+        (["tiny"], "hand-over is for PyTorch"),
+        (["f.py:f", "--arg", "f32[2]"], "bare"),
+    ):
+        words = ["check", *typed, "--on", "v6e-4", "--handover", str(tmp_path / "handover")]
+        ran = CliRunner().invoke(app, words)
+        assert said in str(ran.exception)
+        assert "compile" not in ran.stderr

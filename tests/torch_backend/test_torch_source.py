@@ -1,6 +1,7 @@
 """`torch:module:function`: builders of PyTorch modules in jobs, checks, plans and the command."""
 
 import logging
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from tpukit import Job
+from tpukit.checker.next_command import next_command
 from tpukit.cli.app import app
 from tpukit.errors import TPUModelError
 from tpukit.job.model_source import load_model, model_fingerprint
@@ -173,3 +175,13 @@ def test_the_command_refuses_in_one_line(folder, typed, said):
     ran = CliRunner().invoke(app, ["check", "--on", "v6e-8", *typed])
     assert ran.exit_code != 0
     assert said in str(ran.exception)
+
+
+def test_a_module_that_does_not_fit_is_told_of_remat():
+    compiled = SimpleNamespace(fits=False)
+    result = SimpleNamespace(
+        target="torch:my.py:build", asked={"on": "v6e-1"}, job=None, fixes=None, compiled=compiled
+    )
+    assert next_command(result) == "tpukit check torch:my.py:build --on v6e-1 --remat full"
+    result.asked["remat"] = "full"
+    assert next_command(result).endswith("--html report.html")

@@ -94,6 +94,8 @@ def check(
         "verdict": None if json else lambda memory: Console().print(verdict_line(memory)),
     }
     with refusals_as_exit_codes():
+        if handover is not None:
+            _refuse_handover(target, asked, is_function=bool(arg))
         if arg:
             request = lower_function(target, asked, arg, donate, progress=say)
             found = check_request(request, **how)
@@ -112,6 +114,17 @@ def check(
     else:
         Console().print(result.details())
     raise typer.Exit(result.exit_code)
+
+
+def _refuse_handover(target: str, asked: dict[str, Any], *, is_function: bool) -> None:
+    """Refuse what cannot be handed over now, before minutes of work."""
+    from ..checker.check import as_job
+    from ..errors import ConfigError
+    from ..torch.handover import handover_plan
+
+    if is_function:
+        raise ConfigError("--handover is for a job's model, and --arg checks a bare function.")
+    handover_plan(as_job(target, asked))
 
 
 def _write(result: "CheckResult", html: Path | None, perfetto: Path | None, say: Announcer) -> None:

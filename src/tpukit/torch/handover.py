@@ -12,12 +12,14 @@ from jax.sharding import PartitionSpec
 from ..checker.result import CheckResult
 from ..compiler.program.request import as_abstract_mesh
 from ..errors import ConfigError, TPUModelError, TPUValidationError
+from ..hardware.target import target_chip
 from ..job.compiler_flags import flags_of
 from ..job.job import Job
 from ..job.step import build_step
 from ..job.torch_source import PREFIX, is_torch_source
 from ..models.adapters.torch_module.state import ModuleState, path_of
 from ..parallel.sharding.rules import spec_entries
+from ..runtime.environment import configure_tpu_environment
 from ..runtime.files import try_output_folder, write_output
 from ..runtime.flags import set_xla_flags
 from ..runtime.versions import installed_versions
@@ -89,7 +91,9 @@ def handover_plan(job: Job, *, beside: Path = Path()) -> dict[str, Any]:
         raise TPUValidationError(
             "DTensor has no pipeline stages; check a mesh of data, fsdp and tensor axes."
         )
-    step = build_step(job, values=False)
+    configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
+    with target_chip(job.slice.chip.name):  # as the check builds it
+        step = build_step(job, values=False)
     work, sizes = step.work, job.mesh_sizes
     module = _module_of(work)
     mesh = as_abstract_mesh(sizes, job.slice)
