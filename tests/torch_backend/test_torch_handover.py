@@ -202,12 +202,12 @@ def test_what_cannot_be_handed_over_is_refused(builder, tmp_path):
         write_handover(job_of(builder, mesh="stage=2,fsdp=4"), tmp_path)
 
 
-def test_the_command_refuses_before_it_compiles(tmp_path):
-    for typed, said in (
-        (["tiny"], "hand-over is for PyTorch"),
-        (["f.py:f", "--arg", "f32[2]"], "bare"),
-    ):
-        words = ["check", *typed, "--on", "v6e-4", "--handover", str(tmp_path / "handover")]
-        ran = CliRunner().invoke(app, words)
-        assert said in str(ran.exception)
-        assert "compile" not in ran.stderr
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [(["tiny"], "hand-over is for PyTorch"), (["f.py:f", "--arg", "f32[2]"], "a bare function")],
+)
+def test_the_command_refuses_before_it_compiles(tmp_path, typed, said):
+    words = ["check", *typed, "--on", "v6e-4", "--handover", str(tmp_path / "handover")]
+    ran = CliRunner().invoke(app, words)
+    assert said in str(ran.exception)
+    assert "compile" not in ran.stderr
