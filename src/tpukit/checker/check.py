@@ -20,6 +20,10 @@ from .fixes.proposing import find_fixes
 from .result import CheckResult
 
 NOT_ASKED_FOR = "not asked for"
+NO_FIXES = (
+    "fixes are known for the reference transformers only; for your own model try remat full, a "
+    "smaller batch, or a mesh that splits more"
+)
 
 
 def check(
@@ -75,6 +79,8 @@ def check(
             compiled, tokens_per_step=whole.tokens_per_step, model_flops=whole.model_flops
         )
     fixes = None
+    if fix and whole.model_flops is None:
+        progress(NO_FIXES)
     if whole.model_flops is not None and (fix or is_thin(memory)):
         fixes = find_fixes(
             whole, memory, prove=fix, timeout_s=timeout_s, use_cache=use_cache, progress=progress

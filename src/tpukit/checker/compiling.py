@@ -91,7 +91,9 @@ def lower_job(job: Job, *, progress: Progress = silent, remember: bool = True) -
     from ..job.step import build_step
 
     with target_chip(job.slice.chip.name):  # which formats have a unit depends on it
-        step = build_step(job)
+        step = build_step(job, values=False)
+    for note in step.notes:
+        progress(note)
     options = {
         **compiler_options(job.compile, generation=job.slice.chip.name),
         **job.options,

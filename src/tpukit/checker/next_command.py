@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from ..job.torch_source import is_torch_source
 from ..job.value_text import write_mesh
 from ..job.yaml_text import write_yaml
 
@@ -49,6 +50,8 @@ def next_command(result: "CheckResult") -> str:
         hoped = next((fix for fix in fixes if fix.promising), None)
         if hoped is not None:
             return command("check", target, {**asked, **hoped.changes})
+        if is_torch_source(target) and "remat" not in asked:  # it keeps every activation
+            return command("check", target, {**asked, "remat": "full"})
         return command("check", target, asked, "--html", "report.html")
     if result.prediction is None and not result.memory_only:
         return command("check", target, asked, "--html", "report.html")

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def check(
-    target: options.Target,
+    target: options.MaybeTarget = None,
+    torch: options.Torch = None,
     on: options.On = None,
     batch: options.Batch = None,
     sequence: options.Sequence = None,
@@ -41,6 +42,13 @@ def check(
         Path | None,
         typer.Option(help="Write the timeline: trace.json or trace.pftrace.", callback=output_file),
     ] = None,
+    handover: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a PyTorch model: write plan and script for torch_tpu here.",
+            callback=output_folder,
+        ),
+    ] = None,
     no_cache: options.NoCache = False,
     dump: Annotated[
         Path | None, typer.Option(help="Keep the compiler's files here.", callback=output_folder)
@@ -50,6 +58,8 @@ def check(
 ) -> None:
     """Check a job against the real TPU compiler: exit 0 fits, 3 does not fit, 4 could not tell."""
     say = Announcer()
+    with refusals_as_exit_codes():
+        target = options.torch_or_target(target, torch)
     say(f"checking {target}" + (f" on {on}" if on else ""))
     from dataclasses import replace
 
@@ -84,6 +94,8 @@ def check(
         "verdict": None if json else lambda memory: Console().print(verdict_line(memory)),
     }
     with refusals_as_exit_codes():
+        if handover is not None:
+            _refuse_handover(target, asked, is_function=bool(arg))
         if arg:
             request = lower_function(target, asked, arg, donate, progress=say)
             found = check_request(request, **how)
@@ -91,11 +103,28 @@ def check(
         else:
             result = check_job(target, fix=fix, **how, **asked)
     _write(result, html, perfetto, say)
+    if handover is not None:
+        from ..torch.handover import write_handover
+
+        with refusals_as_exit_codes():
+            written = write_handover(result, handover)
+        say(f"wrote {written.plan} and {written.script}")
     if json:
         show(result, json=True)
     else:
         Console().print(result.details())
     raise typer.Exit(result.exit_code)
+
+
+def _refuse_handover(target: str, asked: dict[str, Any], *, is_function: bool) -> None:
+    """Refuse what cannot be handed over now, before minutes of work."""
+    from ..checker.check import as_job
+    from ..errors import ConfigError
+    from ..torch.handover import handover_plan
+
+    if is_function:
+        raise ConfigError("--handover is for a job's model, and --arg checks a bare function.")
+    handover_plan(as_job(target, asked))
 
 
 def _write(result: "CheckResult", html: Path | None, perfetto: Path | None, say: Announcer) -> None:

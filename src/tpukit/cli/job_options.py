@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from ..runtime.progress import Progress
 
 Target = Annotated[str, typer.Argument(help="A preset, a job.yaml, or module:function.")]
+MaybeTarget = Annotated[
+    str | None, typer.Argument(help="A preset, a job.yaml, or module:function.", metavar="TARGET")
+]
+Torch = Annotated[
+    str | None,
+    typer.Option(
+        "--torch", help="Instead of TARGET: module:function that builds a PyTorch module."
+    ),
+]
 On = Annotated[str | None, typer.Option(help="Slice, e.g. v6e-8 or 2xv6e-256.")]
 Batch = Annotated[
     int | None,
@@ -51,6 +60,24 @@ Timeout = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def torch_or_target(target: str | None, torch: str | None) -> str:
+    """Return what to check: the one of the two that was given.
+
+    Raises:
+        ConfigError: Both were given, or neither.
+    """
+    from ..errors import ConfigError
+    from ..job.torch_source import PREFIX
+
+    if (target is None) == (torch is None):
+        seen = "both a TARGET and --torch" if target is not None else "nothing"
+        raise ConfigError(
+            f"{seen} to check; give a preset, a job.yaml or module:function, or "
+            "--torch module:function for a builder of a PyTorch module."
+        )
+    return target if target is not None else f"{PREFIX}{torch}"
 
 
 def changes(assignments: list[str] | None, **typed: Any) -> dict[str, Any]:

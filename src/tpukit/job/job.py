@@ -265,7 +265,10 @@ class Job(Limits):
             return self.sequence_length
         if self._is_built:
             return self._built("sequence_length") or 1
-        longest = getattr(self._loaded, "max_seq_len", DEFAULT_SEQUENCE_LENGTH)
+        longest = getattr(self._loaded, "max_seq_len", None)
+        if longest is None:  # a Hugging Face model of torch says it so
+            config = getattr(self._loaded, "config", None)
+            longest = getattr(config, "max_position_embeddings", DEFAULT_SEQUENCE_LENGTH)
         return min(DEFAULT_SEQUENCE_LENGTH, longest)
 
     @property
@@ -318,7 +321,8 @@ class Job(Limits):
     @cached_property
     def _loaded(self) -> Any:
         named = isinstance(self.model, str)
-        return load_model(self.model, self.model_changes) if named else self.model
+        # Only sizes are read from it.
+        return load_model(self.model, self.model_changes, values=False) if named else self.model
 
     @property
     def _is_built(self) -> bool:

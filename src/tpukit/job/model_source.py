@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import ConfigError, TPUModelError, TPUValidationError, did_you_mean
 from ..runtime.versions import installed_versions
+from .torch_source import PREFIX, build_torch_model, is_torch_source
 
 # The source of this package that decides which program a job becomes.
 _ROOMS_OF_PROGRAMS = ("kernels", "models", "parallel", "step", "job")
@@ -32,8 +33,13 @@ def is_huggingface(name: str) -> bool:
     return name.endswith(".json") or "/" in name
 
 
-def load_model(name: str, changes: Mapping[str, Any]) -> Any:
+def load_model(name: str, changes: Mapping[str, Any], *, values: bool = True) -> Any:
     """What `Workload` takes as its model, or the `Workload` that a builder returned.
+
+    Args:
+        name: A preset, a Hugging Face config.json, "module:function", "torch:module:function".
+        changes: Fields of the preset to change.
+        values: Whether a PyTorch model needs its values; for a check its shapes are enough.
 
     Raises:
         TPUValidationError: Nothing goes by that name.
@@ -48,9 +54,12 @@ def load_model(name: str, changes: Mapping[str, Any]) -> Any:
             )
         from ..compiler.program.entry import errors_of, load_function
 
-        build = load_function(name)
-        _refuse_arguments(name, build)
-        with errors_of(name):
+        where = name.removeprefix(PREFIX) if is_torch_source(name) else name
+        build = load_function(where)
+        _refuse_arguments(where, build)
+        with errors_of(where):
+            if is_torch_source(name):
+                return build_torch_model(where, build, values=values)
             return build()
     if is_huggingface(name):
         import dataclasses
@@ -70,6 +79,9 @@ def model_fingerprint(name: str) -> str | None:
     if is_own_model(name):
         import importlib.util
 
+        if is_torch_source(name):  # what it is made of comes from these as well
+            versions = installed_versions("torch", "torchax", "transformers")
+            return f"{model_fingerprint(name.removeprefix(PREFIX))} {versions}"
         module = name.rpartition(":")[0]
         spec = None if module.endswith(".py") else importlib.util.find_spec(module)
         path = Path(module) if spec is None else Path(spec.origin or "")

@@ -14,6 +14,7 @@ from ..step.workload import Workload
 from .job import Job
 from .model_source import load_model
 from .precision import in_precision
+from .torch_source import MEAN_LOSS, mean_of_first_output
 from .train import OPTIMIZER_FIELDS
 
 # Keys of a job that are arguments of `Workload` under the same name.
@@ -36,10 +37,14 @@ class JobStep:
     notes: tuple[str, ...]
 
 
-def build_step(job: Job) -> JobStep:
+def build_step(job: Job, *, values: bool = True) -> JobStep:
     """Build the training step that a job describes.
 
     A `Workload` that a builder returned keeps what it says, unless the job states otherwise.
+
+    Args:
+        job: What to build.
+        values: Whether it will run; to compile it, the shapes of a PyTorch model are enough.
 
     Raises:
         TPUModelError: Nothing trains with these settings.
@@ -47,7 +52,7 @@ def build_step(job: Job) -> JobStep:
     """
     model: Any = job.model
     if isinstance(model, str):
-        model = load_model(model, job.model_changes)
+        model = load_model(model, job.model_changes, values=values)
         model = get_preset(model) if isinstance(model, str) else model
     formats = in_precision(model, job.train.precision, job.train.param_dtype)
     notes = [] if formats.note is None else [formats.note]
@@ -69,6 +74,8 @@ def build_step(job: Job) -> JobStep:
         work = Workload(formats.model, **{**_shape(job), **arguments})
     if job.train.packing == "documents" and "segment_ids" not in work.batch_shapes():
         work = work.replace(batch=_with_segments(work.batch_shapes()))
+    if work.loss is mean_of_first_output:
+        notes.append(MEAN_LOSS)
     return JobStep(work=work, learning_rate=rate, notes=tuple(notes))
 
 

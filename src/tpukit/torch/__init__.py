@@ -25,6 +25,15 @@ HOMES = {
     ".memory.ledger": ("AllocationRecord",),
     ".memory.manager": ("TPUMemoryManager",),
     ".memory.stats": ("MemoryStats",),
+    ".distributed": ("XLADistributedTraining",),
+    ".handover": (
+        "Handover",
+        "write_handover",
+    ),
+    ".integration": (
+        "XLAOptimizations",
+        "create_xla_integration",
+    ),
     "..job.sections": ("TPUVersion",),
     "..job.config": ("TPUConfig",),
     "..errors": (

@@ -20,6 +20,11 @@ from .devices import TorchTPU as TorchTPU
 from .devices import XLADeviceManager as XLADeviceManager
 from .devices import detect_torch_tpu as detect_torch_tpu
 from .devices import find_device as find_device
+from .distributed import XLADistributedTraining as XLADistributedTraining
+from .handover import Handover as Handover
+from .handover import write_handover as write_handover
+from .integration import XLAOptimizations as XLAOptimizations
+from .integration import create_xla_integration as create_xla_integration
 from .lru import CacheStats as CacheStats
 from .lru import LRUCache as LRUCache
 from .memory.ledger import AllocationRecord as AllocationRecord
@@ -33,6 +38,7 @@ __all__ = [
     "CompiledModel",
     "FoundDevice",
     "FusedStep",
+    "Handover",
     "KernelPyTorchConfig",
     "LRUCache",
     "MemoryStats",
@@ -52,6 +58,10 @@ __all__ = [
     "XLACompilationError",
     "XLACompiler",
     "XLADeviceManager",
+    "XLADistributedTraining",
+    "XLAOptimizations",
+    "create_xla_integration",
     "detect_torch_tpu",
     "find_device",
+    "write_handover",
 ]

@@ -42,7 +42,7 @@ class JobShape:
         from ...job.step import build_step
 
         with target_chip(job.slice.chip.name):
-            work = build_step(job).work
+            work = build_step(job, values=False).work
         config = work.config
         assert config is not None  # fixes are for reference transformers
         tokens = job.tokens_per_step // job.batch_ways // job.microbatches

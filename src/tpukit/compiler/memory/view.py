@@ -149,7 +149,9 @@ def _buffers(report: MemoryReport) -> Table:
     for one in shown:
         padding = f"{one.padding_bytes / one.size_bytes:.0%}" if one.padding_bytes else ""
         purpose = one.purpose + (" (host)" if one.space == "host" else "")
-        what = readable_path(one.name.split("/")[-1]) + (f" {one.source}" if one.source else "")
+        # Of an op only the last word; keys of an argument may have slashes of their own.
+        named = one.name if "['" in one.name else one.name.split("/")[-1]
+        what = readable_path(named) + (f" {one.source}" if one.source else "")
         row = [format_quantity(one.size_bytes, "B"), purpose, one.shape, padding, what]
         table.add_row(*(Text(cell) for cell in (row if padded else row[:3] + row[4:])))
     return table

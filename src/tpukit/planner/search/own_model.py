@@ -67,7 +67,8 @@ class OwnModelSearch:
         if passed:
             return passed, ""
         if not found:
-            return [], "no slice that its batch can be split over holds it"
+            nobody = "no slice that its batch can be split over holds it"
+            return [], f"{nobody}; {self.notes[0]}" if self.notes else nobody
         return found, f"every slice that holds it breaks a limit: {self._nearest(found[0])}"
 
     def _nearest(self, choice: Choice) -> str:
@@ -77,9 +78,9 @@ class OwnModelSearch:
     def _jobs(self) -> Iterator[Job]:
         """A job for every slice its batch can be split over, the smallest slices first."""
         subject, optimizer = self.ask.subject, self.ask.space.optimizers[0]
-        examples = subject.fixed_examples or 1
         where = [one for one in self.ask.space.slices() if one.num_slices == 1]
         for on in sorted(where, key=lambda one: one.chips):
+            examples = subject.fixed_examples or on.devices  # one a device, where nobody said
             if examples % on.devices == 0:
                 yield Job(
                     model=subject.name,

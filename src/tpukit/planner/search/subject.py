@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import TPUModelError
+from ...frameworks import is_instance_of
 from ...hardware.formats import BFLOAT16
+from ...job.job import DEFAULT_SEQUENCE_LENGTH
 from ...job.model_source import load_model
 from ...models.presets import list_presets, presets
 from ...models.transformer.config import OPERANDS, TransformerConfig
@@ -67,10 +69,10 @@ def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
         ConfigError: The sequence is longer than the model reads.
     """
     name: str | None = model if isinstance(model, str) else None
-    found: Any = model if name is None else load_model(name, {})
+    found: Any = model if name is None else load_model(name, {}, values=False)
     config = found if isinstance(found, TransformerConfig) else getattr(found, "config", None)
     if not isinstance(config, TransformerConfig):
-        return _own_model(name, found)
+        return _own_model(name, found, sequence_length)
     fixed: int | None = None
     if not isinstance(found, TransformerConfig):  # a workload has chosen both already
         sequence_length = sequence_length if sequence_length is not None else found.sequence_length
@@ -85,13 +87,16 @@ def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
     return Subject(name, changes, config, length, fixed)
 
 
-def _own_model(name: str | None, found: Any) -> Subject:
+def _own_model(name: str | None, found: Any, sequence_length: int | None) -> Subject:
     """A user's own model: a workload, and a name by which a plan can find it again."""
+    if name is not None and is_instance_of(found, "torch.nn"):
+        return Subject(name, {}, None, sequence_length or DEFAULT_SEQUENCE_LENGTH)
     if name is None or not hasattr(found, "jit_train_step"):
         raise TPUModelError(
             f"{name or type(found).__name__} says no dimensions, and planning is arithmetic on "
             "the dimensions of a transformer; give a preset, a config.json, a TransformerConfig, "
-            "or 'module:function' that returns a Workload, which the compiler is asked about."
+            "or 'module:function' that returns a Workload or a PyTorch module, about which the "
+            "compiler is asked."
         )
     return Subject(
         name,

@@ -10,6 +10,8 @@ from ...remat.policy import RematPolicy
 from .environment import environment, torch_trees
 from .randomness import next_key
 
+_PLAIN = (bool, int, float, complex, str)
+
 
 class CheckpointedLayers:
     """While it is open, every layer of a module's lists is one checkpointed segment.
@@ -83,14 +85,21 @@ def _checkpointed(layer: Any, forward: Callable[..., Any], remat: RematPolicy) -
             with here.override_property(prng=key):
                 result = forward(*inner_arguments, **inner_options)
             flat, result_tree = trees.tree_flatten(result)
-            shape_of_result[:] = [result_tree]
+            is_array = [isinstance(one, torch.Tensor) for one in flat]
+            # A cache of keys and values holds arrays of the segment, which must not escape it.
+            others = [one if isinstance(one, _PLAIN) else None for one in flat]
+            shape_of_result[:] = [result_tree, is_array, others]
             written = {name: one._elem for name, one in buffers.items()}
-            return here.t2j_iso(flat), written
+            kept = [one for one, yes in zip(flat, is_array, strict=True) if yes]
+            return here.t2j_iso(kept), written
 
         held = {name: one._elem for name, one in buffers.items()}
         flat, written = remat.wrap(segment)(next_key(), held, here.t2j_iso(tensors))
         for name, value in written.items():
             buffers[name]._elem = value
-        return trees.tree_unflatten(here.j2t_iso(flat), shape_of_result[0])
+        result_tree, is_array, others = shape_of_result
+        arrays = iter(here.j2t_iso(flat))
+        whole = [next(arrays) if yes else one for one, yes in zip(others, is_array, strict=True)]
+        return trees.tree_unflatten(whole, result_tree)
 
     return run
