@@ -22,6 +22,7 @@ from .verification import Compile, broken_limit, sort_key
 AT_ONCE = 2  # compiles side by side before the clock is looked at again
 _PURPOSES = {"parameters": "weights", "optimizer state": "optimizer"}
 _KEPT = ("weights", "gradients", "optimizer", "activations")
+_REFUSED = "the compiler refused it"
 _CAUSES = {"kernel": "attention", "vector": "hbm", "overhead": "hbm"}
 
 
@@ -67,8 +68,8 @@ class OwnModelSearch:
         if passed:
             return passed, ""
         if not found:
-            nobody = "no slice that its batch can be split over holds it"
-            return [], f"{nobody}; {self.notes[0]}" if self.notes else nobody
+            refused = next((note for note in self.notes if _REFUSED in note), "")
+            return [], refused or "no slice that its batch can be split over holds it"
         return found, f"every slice that holds it breaks a limit: {self._nearest(found[0])}"
 
     def _nearest(self, choice: Choice) -> str:
@@ -96,7 +97,7 @@ class OwnModelSearch:
         if isinstance(answer, TPUNotAvailableError):
             raise answer
         if isinstance(answer, TPUError):
-            self.notes.append(f"{job.on}: the compiler refused it: {answer}")
+            self.notes.append(f"{job.on}: {_REFUSED}: {answer}")
             return []
         memory = answer.memory
         usable = float(memory.usable_bytes or math.inf)
