@@ -11,11 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Var
 
 from ..models.adapters.protocol import Variables
 from ..models.adapters.torch_module.adapter import TorchModel, run_module
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
 from ..models.adapters.torch_module.environment import torch_trees
+from ..models.adapters.torch_module.refusals import explained
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import RematPolicy
 
@@ -65,12 +67,30 @@ class Program:
         asked: tuple[bool, ...],
         remat: RematPolicy,
     ) -> None:
-        self._module, self._state, self._rebuild = module, state, rebuild
+        self.module, self._state, self._rebuild = module, state, rebuild
         self._asked, self._remat = asked, remat
         self._restore: Callable[[list[Any], list[Any]], Any] | None = None
         self.forward = jax.jit(self._run)
         self.forward_with_gradient = jax.jit(self._run_with_gradient)
         self.backward: Any = jax.jit(lambda pull_back, cotangents: pull_back(cotangents))
+        self._reached: dict[tuple[bool, ...], list[bool]] = {}
+
+    def reached(
+        self, pull_back: Any, cotangents: list[jax.Array], given: tuple[bool, ...]
+    ) -> list[bool]:
+        """Return for each parameter and moving input whether its gradient depends on a given one.
+
+        Of all others torch has none rather than zeros, and an optimizer leaves them alone.
+        """
+        if given not in self._reached:
+            jaxpr = self.backward.trace(pull_back, cotangents).jaxpr.jaxpr
+            starts = jaxpr.invars[len(jaxpr.invars) - len(given) :]
+            known = {one for one, yes in zip(starts, given, strict=True) if yes}
+            for equation in jaxpr.eqns:
+                if any(isinstance(one, Var) and one in known for one in equation.invars):
+                    known.update(equation.outvars)
+            self._reached[given] = [isinstance(one, Var) and one in known for one in jaxpr.outvars]
+        return self._reached[given]
 
     def outputs(self, floats: list[Any], others: list[Any]) -> Any:
         """Return results in the structure that the module gave them."""
@@ -83,7 +103,7 @@ class Program:
         inputs = iter(moving), iter(fixed)
         tensors = [next(inputs[0] if asked else inputs[1]) for asked in self._asked]
         outputs, changed = run_module(
-            TorchModel(self._module, self._call),
+            TorchModel(self.module, self._call),
             self._state,
             Variables(params, carried),
             {"tensors": tensors},
@@ -131,6 +151,7 @@ def _border() -> Any:
     class Border(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, program: Program, arrays: Arrays, rest: list[Any], *_: Any) -> Any:
+            ctx.set_materialize_grads(False)
             floats, ctx.pull_back, found = program.forward_with_gradient(*arrays.as_tuple())
             ctx.program, ctx.formats = program, [(one.shape, one.dtype) for one in floats]
             ctx.paths = [*arrays.params]  # jax gives a dict's entries back in another order
@@ -143,9 +164,16 @@ def _border() -> Any:
                 jnp.zeros(shape, dtype) if one is None else to_array(one, copy=False).astype(dtype)
                 for one, (shape, dtype) in zip(gradients, ctx.formats, strict=True)
             ]
-            params, moving = ctx.program.backward(ctx.pull_back, cotangents)
-            found = jax.block_until_ready([*(params[path] for path in ctx.paths), *moving])
-            return (None, None, None, *map(to_tensor, found))
+            given = tuple(one is not None for one in gradients)
+            with explained(ctx.program.module):
+                found = ctx.program.backward(ctx.pull_back, cotangents)
+                reached = ctx.program.reached(ctx.pull_back, cotangents, given)
+            leaves, tree = jax.tree.flatten(jax.block_until_ready(found))
+            tensors = [
+                to_tensor(one) if yes else None for one, yes in zip(leaves, reached, strict=True)
+            ]
+            params, moving = jax.tree.unflatten(tree, tensors)
+            return (None, None, None, *(params[path] for path in ctx.paths), *moving)
 
     return Border
 

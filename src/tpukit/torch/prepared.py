@@ -175,12 +175,17 @@ class _Prepared:
         # While a program is traced, the module's own code runs.
         if link is None or environment().enabled:
             return super().forward(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]  of the user's class
+        refusal: TPUModelError | None = None
         if not link.stays_eager:
             try:
                 return link.call(arguments, options)
             except TPUModelError as error:
-                link.give_up(error)
-        return super().forward(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]  of the user's class
+                refusal = error
+        # A call that is simply wrong fails here too, in torch's own words, and decides nothing.
+        outputs = super().forward(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]  of the user's class
+        if refusal is not None:
+            link.give_up(refusal)
+        return outputs
 
     def __getattr__(self, name: str) -> Any:
         link = vars(self).get(_LINK)

@@ -46,7 +46,9 @@ def notes_on(module: Any) -> list[str]:
         if isinstance(inner, nn.Embedding) and inner.sparse:
             notes.append(f"{own}: sparse gradients become dense ones.")
         if isinstance(inner, nn.Embedding) and inner.max_norm is not None:
-            notes.append(f"{own}: max_norm writes to the table in its forward; it has no effect.")
+            notes.append(
+                f"{own}: max_norm writes to the table in its forward; it runs in plain torch."
+            )
         if isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
             notes.append(
                 f"{own}: {type(inner).__name__} splits by itself; pass the module inside it, and a "

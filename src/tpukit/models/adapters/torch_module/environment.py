@@ -58,12 +58,13 @@ def environment() -> Any:
     os.environ.setdefault("ENABLE_RUNTIME_UPTIME_TELEMETRY", "0")
     import torchax
 
-    from . import lowerings, vocabulary
+    from . import lowerings
+    from .vocabulary import let_modes_see_flatten
 
     environment = torchax.default_env()
     _lift_constants(environment)
     lowerings.install(environment)
-    vocabulary.install(environment)
+    let_modes_see_flatten()
     return environment
 
 

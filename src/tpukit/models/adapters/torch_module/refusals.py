@@ -20,7 +20,8 @@ def explained(module: Any) -> Generator[None]:
 
     Raises:
         TPUModelError: The module branches on values, has shapes that depend on them, uses an
-            operation that has no lowering, or mixes in a tensor that is not part of it.
+            operation that has no lowering or no gradient, mixes in a tensor that is not part of
+            it, or fails while it is traced.
     """
     name = type(module).__name__
     try:
@@ -28,9 +29,7 @@ def explained(module: Any) -> Generator[None]:
     except TPUError:
         raise
     except Exception as error:
-        said = _said(error)
-        if said is None:
-            raise
+        said = _said(error) or f"cannot be traced: {type(error).__name__}: {_first_line(error)}"
         raise TPUModelError(f"{name} {said}{_where(error)}.") from error
 
 
@@ -57,6 +56,10 @@ def _said(error: Exception) -> str | None:
             "it with register_buffer, or pass it in"
         )
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".")
 
 
 def _where(error: BaseException) -> str:

@@ -1,21 +1,16 @@
-"""The two ends of a language model, where a vocabulary makes arrays large.
+"""The loss of a vocabulary, from the factors of its logits.
 
-Looking rows up has a gradient kernel on a GPU, and on a mesh the table is gathered, not the
-activations. A loss of logits that come straight from a product is computed from the two factors, a
-piece of the tokens at a time, so that the logits need never exist whole; nobody has to write
+A loss of logits that come straight from a product is computed from the two factors, a piece of the
+tokens at a time, so that the logits need never exist whole; nobody has to write
 `linear_cross_entropy` for that.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from ....hardware.target import on_one_gpu
 from ....kernels.ops.cross_entropy.api import cross_entropy
-from ....kernels.ops.embedding_rows.api import embedding_rows
-from ....parallel.sharding.activations import constrain
 
 # Below this many columns whole logits are small, and pieces of them only cost time.
 LEAST_VOCABULARY = 4096
@@ -23,46 +18,16 @@ LEAST_VOCABULARY = 4096
 _KEEPS_LOGITS = ("float", "to", "view", "reshape", "flatten", "contiguous")
 
 
-def install(environment: Any) -> None:
-    """Give an environment our lookup, and let modes see how logits are flattened."""
+def let_modes_see_flatten() -> None:
+    """Send a method of torchax's tensors through torch's own function, which a mode gets to see."""
     import torch
-    import torch.nn.functional as functional
     from torchax.tensor import Tensor
-
-    def embedding(
-        input: Any,
-        weight: Any,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-    ) -> Any:
-        if max_norm is not None or scale_grad_by_freq:
-            raise NotImplementedError(
-                "an embedding with max_norm or scale_grad_by_freq has no lowering; leave them out."
-            )
-        ids, table = environment.t2j_iso((input, weight))
-        return environment.j2t_iso(look_up(table, ids, padding_idx))
-
-    environment.override_op_definition(functional.embedding, embedding)
 
     def flatten(tensor: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
         return torch.flatten(tensor, start_dim, end_dim)
 
-    # torchax flattens in a method of its own, which no mode gets to see.
     kind: Any = Tensor
     kind.flatten = flatten
-
-
-def look_up(table: jax.Array, ids: jax.Array, padding: int | None) -> jax.Array:
-    """Return the rows of `ids`; the row called `padding` learns nothing, as in torch."""
-    if padding is not None:
-        row = padding % table.shape[0]
-        fixed = (jnp.arange(table.shape[0]) == row)[:, None]
-        table = jnp.where(fixed, jax.lax.stop_gradient(table), table)
-    table = constrain(table, "vocab", None)
-    return embedding_rows(table, ids) if on_one_gpu() else table[ids]
 
 
 @dataclass(frozen=True)
