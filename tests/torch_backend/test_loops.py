@@ -13,6 +13,7 @@ from tpukit.errors import TPUModelError, TPUOptimizationError, TPUValidationErro
 from tpukit.torch import KernelPyTorchConfig, TPUBackend
 
 STEPS, CLOSE = 20, 1e-4
+SLOW = ("qwen", "bert", "vit", "resnet")  # each compiles for seconds
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def relative(found, expected):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "qwen" else n for n in CASES]
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
 )
 def test_twenty_steps_of_either_loop_match_eager_torch(backend, name):
     case = CASES[name]

@@ -135,7 +135,12 @@ def eager_losses(builder, plan, script):
     ("changes", "sizes"),
     [
         pytest.param({"remat": "full"}, {"fsdp": 2}, id="fsdp"),
-        pytest.param({"mesh": "fsdp=4,tensor=2"}, {"fsdp": 1, "tensor": 2}, id="tensor"),
+        pytest.param(
+            {"mesh": "fsdp=4,tensor=2"},
+            {"fsdp": 1, "tensor": 2},
+            id="tensor",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_script_trains_by_the_plan(builder, tmp_path, changes, sizes):

@@ -95,7 +95,9 @@ def eager_losses(model, name):
     return losses
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if "qwen" in n else n for n in EVERY]
+)
 def test_it_trains_as_in_eager_torch(builders, tmp_path, name):
     settings = {
         "optimizer": "sgd",

@@ -5,9 +5,10 @@ program's own backward, any torch optimizer moves the parameters, and the next c
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,22 @@ class Arrays:
         return self.params, self.carried, self.moving, self.fixed, self.key
 
 
+class Placement(Protocol):
+    """Where a program's arguments lie; without one, all is on one device."""
+
+    def rules(self) -> AbstractContextManager[Any]:
+        """Return what is open while the program is traced."""
+        ...
+
+    def arguments(self, arrays: Arrays) -> tuple[Any, ...]:
+        """Return a program's arguments, in its order, on their shards."""
+        ...
+
+    def by_batch(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        """Return arrays split by their first dimension."""
+        ...
+
+
 class Program:
     """A module's forward and backward for arguments of one shape, each traced once.
 
@@ -57,6 +74,7 @@ class Program:
         rebuild: Makes the arguments of the call from its tensors.
         asked: For each of those tensors, whether its gradient is asked for.
         remat: What the backward pass computes again.
+        placement: On a mesh, where everything lies.
     """
 
     def __init__(
@@ -66,14 +84,36 @@ class Program:
         rebuild: Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
         asked: tuple[bool, ...],
         remat: RematPolicy,
+        placement: Placement | None = None,
     ) -> None:
         self.module, self._state, self._rebuild = module, state, rebuild
-        self._asked, self._remat = asked, remat
+        self._asked, self._remat, self._placement = asked, remat, placement
         self._restore: Callable[[list[Any], list[Any]], Any] | None = None
-        self.forward = jax.jit(self._run)
-        self.forward_with_gradient = jax.jit(self._run_with_gradient)
-        self.backward: Any = jax.jit(lambda pull_back, cotangents: pull_back(cotangents))
+        self._forward = jax.jit(self._run)
+        self._forward_with_gradient = jax.jit(self._run_with_gradient)
+        self._backward: Any = jax.jit(lambda pull_back, cotangents: pull_back(cotangents))
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
+
+    def forward(self, arrays: Arrays) -> Any:
+        """Run; floats, and a pair of other results and the state that is carried on."""
+        return self._placed(self._forward, arrays)
+
+    def forward_with_gradient(self, arrays: Arrays) -> Any:
+        """Run, and return the backward pass too, as a tree of what it needs."""
+        return self._placed(self._forward_with_gradient, arrays)
+
+    def backward(self, pull_back: Any, cotangents: list[jax.Array]) -> Any:
+        """Return gradients of the parameters and of the moving inputs."""
+        return self._backward(pull_back, self._split(cotangents))
+
+    def _placed(self, run: Callable[..., Any], arrays: Arrays) -> Any:
+        if self._placement is None:
+            return run(*arrays.as_tuple())
+        with self._placement.rules():
+            return run(*self._placement.arguments(arrays))
+
+    def _split(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        return arrays if self._placement is None else self._placement.by_batch(arrays)
 
     def reached(
         self, pull_back: Any, cotangents: list[jax.Array], given: tuple[bool, ...]
@@ -83,7 +123,7 @@ class Program:
         Of all others torch has none rather than zeros, and an optimizer leaves them alone.
         """
         if given not in self._reached:
-            jaxpr = self.backward.trace(pull_back, cotangents).jaxpr.jaxpr
+            jaxpr = self._backward.trace(pull_back, self._split(cotangents)).jaxpr.jaxpr
             starts = jaxpr.invars[len(jaxpr.invars) - len(given) :]
             known = {one for one, yes in zip(starts, given, strict=True) if yes}
             for equation in jaxpr.eqns:
@@ -152,7 +192,7 @@ def _border() -> Any:
         @staticmethod
         def forward(ctx: Any, program: Program, arrays: Arrays, rest: list[Any], *_: Any) -> Any:
             ctx.set_materialize_grads(False)
-            floats, ctx.pull_back, found = program.forward_with_gradient(*arrays.as_tuple())
+            floats, ctx.pull_back, found = program.forward_with_gradient(arrays)
             ctx.program, ctx.formats = program, [(one.shape, one.dtype) for one in floats]
             ctx.paths = [*arrays.params]  # jax gives a dict's entries back in another order
             rest[:] = found

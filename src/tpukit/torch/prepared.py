@@ -11,7 +11,7 @@ from ..models.adapters.torch_module.arrays import to_array, to_tensor
 from ..models.adapters.torch_module.environment import environment, torch_trees
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import NO_REMAT, RematPolicy
-from .border import Arrays, Program, call_with_gradient
+from .border import Arrays, Placement, Program, call_with_gradient
 from .lru import LRUCache
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class Link:
         strict: bool = False,
     ) -> None:
         self.module, self.remat, self.strict = module, remat, strict
+        self.placement: Placement | None = None  # on one device, unless somebody splits it
         self.stays_eager = ""  # why the module cannot be a program, once that is known
         self.programs: LRUCache[Any, Program] = LRUCache(max_size=programs)
         self.newer: Any = None  # a function that brings the device's values, while there are any
@@ -97,7 +98,7 @@ class Link:
                 ]
                 return trees.tree_unflatten(filled, tree)
 
-            program = Program(self.module, state, rebuild, asked, self.remat)
+            program = Program(self.module, state, rebuild, asked, self.remat, self.placement)
             self.programs.put(key, program)
         given = [to_array(one, copy=False) for one in tensors]
         self._calls += 1
@@ -113,7 +114,7 @@ class Link:
             behind = [*state.trained.values(), *moving]
             floats, others, changed = call_with_gradient(program, arrays, behind)
         else:
-            found, (others, changed) = program.forward(*arrays.as_tuple())
+            found, (others, changed) = program.forward(arrays)
             floats = [to_tensor(one) for one in jax.block_until_ready(found)]
         self._carry_on(state, changed)
         return program.outputs(floats, [_whole_numbers(one) for one in others])

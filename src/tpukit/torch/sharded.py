@@ -1,6 +1,6 @@
 """A module's programs on a mesh: parameters split by a strategy, the batch over its devices."""
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -14,8 +14,7 @@ from ..parallel.mesh.axes import count_batch_ways
 from ..parallel.mesh.mesh import axis_sizes
 from ..parallel.sharding.layout import Layout, make_layout
 from ..step.placement import strategy_for
-from .border import Program
-from .lru import LRUCache
+from .border import Arrays
 from .prepared import link_of, prepare
 
 
@@ -48,45 +47,35 @@ def shard_module(module: Any, mesh: Mesh, strategy: str | None = None) -> Any:
     )
     link = link_of(prepare(module))
     assert link is not None, "a prepared module has a link"
-    link.programs = PlacedPrograms(mesh, layout)
+    link.placement = MeshPlacement(mesh, layout)
+    link.programs.clear()
     return module
 
 
-class PlacedPrograms(LRUCache[Any, Program]):
-    """The programs of one module, each placed on a mesh as it is kept."""
+class MeshPlacement:
+    """Parameters where a layout puts them, inputs split over the devices that share a batch."""
 
     def __init__(self, mesh: Mesh, layout: Layout) -> None:
-        super().__init__()
         self.layout = layout
         self._mesh = mesh
         self._ways = count_batch_ways(axis_sizes(mesh))
 
-    def put(self, key: Any, value: Program) -> None:
-        """Keep a program, with its arguments moved to their shards before each call."""
-        value.forward = self._placed(value.forward)
-        value.forward_with_gradient = self._placed(value.forward_with_gradient)
-        backward = value.backward
-        value.backward = lambda pull_back, cotangents: backward(
-            pull_back, self._by_batch(cotangents)
-        )
-        super().put(key, value)
+    def rules(self) -> AbstractContextManager[Any]:
+        """Place activations by the layout's strategy."""
+        return self.layout.activation_rules()
 
-    def _placed(self, run: Callable[..., Any]) -> Any:
+    def arguments(self, arrays: Arrays) -> tuple[Any, ...]:
+        """Return a program's arguments, in its order, on their shards."""
         everywhere = NamedSharding(self._mesh, PartitionSpec())
+        return (
+            jax.device_put(arrays.params, self.layout.shardings),
+            jax.device_put(arrays.carried, everywhere),
+            self.by_batch(arrays.moving),
+            self.by_batch(arrays.fixed),
+            jax.device_put(arrays.key, everywhere),
+        )
 
-        def on_mesh(params: Any, carried: Any, moving: Any, fixed: Any, key: jax.Array) -> Any:
-            with self.layout.activation_rules():
-                return run(
-                    jax.device_put(params, self.layout.shardings),
-                    jax.device_put(carried, everywhere),
-                    self._by_batch(moving),
-                    self._by_batch(fixed),
-                    jax.device_put(key, everywhere),
-                )
-
-        return on_mesh
-
-    def _by_batch(self, arrays: list[jax.Array]) -> list[jax.Array]:
+    def by_batch(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """Split arrays by their first dimension, where the devices share it evenly."""
         axes = self.layout.batch_spec[:1]
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from ...errors import TPUError, TPUModelError, XLACompilationError
+from ...errors import TPUModelError, XLACompilationError
 from ...runtime.child import ChildError, watch_child
 from ...runtime.files import temporary_folder
 from ...training.recompile import counting_cache_hits, enable_compilation_cache, options_here
@@ -107,14 +107,9 @@ def _trace(
 ) -> tuple[Any, Result]:
     try:
         traced = jitted.trace(*arguments)
-    except TPUError:
-        raise
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError) as error:
+    except TPUModelError as error:
         given = ", ".join(f"{path} {words}" for path, words in function.kind.describe().items())
-        first = next((line for line in str(error).splitlines() if line.strip()), "no message")
-        raise TPUModelError(
-            f"{name} cannot run on {given}: {type(error).__name__}: {first}"
-        ) from error
+        raise TPUModelError(f"{error} It was called with {given}.") from error
     result = function.result
     if result is None:  # jax traces a new function at least once
         raise TPUModelError(f"{name} was not traced: its forward never ran.")

@@ -11,7 +11,17 @@ import jax
 from ....errors import TPUError, TPUModelError
 
 # Frames inside these packages are not where a person would look.
-_NOT_THEIRS = ("torch", "torchax", "jax", "tpukit", "flax", "optax")
+_NOT_THEIRS = (
+    "torch",
+    "torchax",
+    "jax",
+    "jaxlib",
+    "tpukit",
+    "flax",
+    "optax",
+    "opt_einsum",
+    "numpy",
+)
 
 
 @contextmanager
