@@ -7,11 +7,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "mutants"))
 
-import outcomes as kept  # noqa: E402
-from changes import Change  # noqa: E402
-from lines_by_test import LinesByTest  # noqa: E402
-from rooms import Room  # noqa: E402
-from trials import Trial  # noqa: E402
+import outcomes as kept
+from changes import Change
+from lines_by_test import LinesByTest
+from rooms import Room
+from trials import Trial
 
 FILE = Path("src/a.py")
 KNOWN = LinesByTest(

@@ -41,7 +41,8 @@ def main() -> int:
             Copy.of(REPOSITORY, Path(folder) / str(number)) for number in range(asked.workers)
         ]
         for name, changes in chosen.items():
-            outcomes = Outcomes(REPOSITORY, ROOMS[name], KEPT / f"{name}.json")
+            # Of the copy: the tree may be edited while this runs.
+            outcomes = Outcomes(copies[0].root, ROOMS[name], KEPT / f"{name}.json")
             run(copies, ROOMS[name], changes, outcomes)
             reached = show(name, changes, outcomes) and reached
     return 0 if reached else 1
