@@ -134,7 +134,7 @@ def _in_python(file: Path, text: str) -> Iterator[Change]:
 def _visited(node: ast.AST, in_function: bool) -> Iterator[tuple[ast.expr, bool]]:
     """Every expression that computes something; annotations, texts and errors do not.
 
-    Nor does `strict=True` of a zip, which is an error for lists that never differ in length.
+    Nor do `strict` of a zip, which is an error, and `repr` of a field.
     """
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params"):
@@ -143,7 +143,7 @@ def _visited(node: ast.AST, in_function: bool) -> Iterator[tuple[ast.expr, bool]
         for child in value if isinstance(value, list) else (value,):
             if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr | ast.Raise):
                 continue
-            if isinstance(child, ast.keyword) and child.arg == "strict":
+            if isinstance(child, ast.keyword) and child.arg in ("strict", "repr"):
                 continue
             if isinstance(child, ast.expr):
                 yield child, inside

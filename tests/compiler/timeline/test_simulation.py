@@ -6,6 +6,7 @@ import pytest
 
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.timeline import Machine, Network, Simulation, predict_step
+from tpukit.compiler.timeline.simulation_state import Engine, Frame
 from tpukit.hardware import Slice
 
 SLICE = Slice.parse("v6e-8")
@@ -13,6 +14,7 @@ MACHINE = Machine.of(SLICE)
 COORDINATES = tuple(itertools.product(range(2), range(4)))
 HBM_RATE = 1638e9 * MACHINE.hbm_efficiency
 OVERHEAD = MACHINE.op_overhead_s
+SMALLEST = "HloModule f\n\nENTRY %main (a: f32[]) -> f32[] {\n  ROOT %a = f32[] parameter(0)\n}\n"
 LARGE = "bf16[8192,8192]{1,0:T(8,128)(2,1)}"
 IN_VMEM = "bf16[4096,4096]{1,0:T(8,128)(2,1)S(1)}"
 
@@ -287,7 +289,13 @@ SHARD_BYTES = 2 * 1024 * 8192
 
 @pytest.mark.parametrize(
     ("kind", "received", "times"),
-    [("ALL_REDUCE", SHARD, 2 * 3 / 4), ("ALL_GATHER", WHOLE, 3), ("", SHARD, 1)],
+    [
+        ("ALL_REDUCE", SHARD, 2 * 3 / 4),
+        ("ALL_GATHER", WHOLE, 3),
+        ("REDUCE_SCATTER", SHARD, 3 / 4),
+        ("ALL_TO_ALL", SHARD, 3 / 4),
+        ("", SHARD, 1),
+    ],
 )
 def test_an_exchange_between_slices_takes_the_bytes_no_algorithm_can_save(kind, received, times):
     seconds, ledger = run(exchange(kind, sent=SHARD, received=received))
@@ -617,3 +625,48 @@ def test_a_fusion_that_carries_nothing_is_an_op_like_any_other():
     carrier = f"{LARGE} fusion(%a, %a), kind=kLoop, calls=%async_collective_fusion.1"
     seconds, _ = run([f"%a = {LARGE} parameter(0)", f"ROOT %c = {carrier}"], computations=CUT)
     assert seconds == pytest.approx(NEGATE_S)
+
+
+def test_an_engine_drains_its_queue_in_order():
+    engine = Engine(bytes_per_s=2.0)
+    engine.queue += [("a", 6.0), ("b", 4.0), ("c", 2.0)]
+    assert [engine.seconds_until(name) for name in ("a", "b", "c", "gone")] == [3, 5, 6, 0]
+    engine.drain(1.0)
+    assert engine.queue == [("a", 4.0), ("b", 4.0), ("c", 2.0)]
+    engine.drain(3.0)  # all of the first, and two bytes of the next
+    assert engine.queue == [("b", 2.0), ("c", 2.0)]
+    engine.drain(1.0)  # exactly the next
+    assert engine.queue == [("c", 2.0)]
+    engine.drain(10.0)
+    assert engine.queue == []
+
+
+def test_a_lane_is_free_when_what_was_sent_last_has_passed():
+    frame = Frame(MACHINE, parse_hlo(SMALLEST).entry, 1, 0.0)
+    assert frame.occupy("ici", "a", frozenset(("x+", "y+")), 3.0) == 0.0
+    frame.advance(1.0)
+    assert frame.occupy("ici", "b", frozenset(("y+", "z+")), 2.0) == 3.0
+    assert frame.free_at(frozenset(("x+",))) == 3.0
+    assert frame.free_at(frozenset(("z+",))) == 5.0
+    assert frame.free_at(frozenset(("z-",))) == 1.0  # now
+    assert frame.finish("a") == ("ici", 2.0)
+    frame.advance(6.0)
+    assert frame.finish("b") == ("ici", 0.0)  # long over
+    assert frame.free_at(frozenset(("x+",))) == 7.0
+
+
+@pytest.mark.parametrize(("target", "source", "waits_for"), [("S(5)", "", 2), ("", "S(5)", 1)])
+def test_what_is_sent_waits_for_what_goes_to_the_host_and_not_for_what_comes(
+    target, source, waits_for
+):
+    shapes = [f"bf16[1024,8192]{{1,0:T(8,128)(2,1){space}}}" for space in (target, source)]
+    _, ledger = run(
+        [
+            f"%x = {SHARD} parameter(0)",
+            f"%c = ({shapes[0]}, {shapes[1]}, u32[]{{:S(2)}}) copy-start(%x)",
+            "%t = token[] after-all()",
+            PLAIN_SEND,
+            "ROOT %sd = token[] send-done(%m)",
+        ]
+    )
+    assert ledger.seconds["host"] == pytest.approx(waits_for * SHARD_BYTES / 56e9)
