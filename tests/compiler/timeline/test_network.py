@@ -109,6 +109,12 @@ def test_permutes_take_the_shorter_way():
     from_end_to_end = ((0, 3),)  # the line does not wrap
     assert seconds(net, "collective-permute", from_end_to_end) == pytest.approx(100e6 / 90e9 + 3e-6)
     wrapped = network("v6e-256")
+    for target, hops in ((6, 6), (8, 8), (10, 6)):
+        assert seconds(wrapped, "collective-permute", ((0, target),)) == pytest.approx(
+            100e6 / 90e9 + hops * 1e-6
+        )
+    half_way = ((0, 8), (7, 8))  # as far either way: up, and so over the link from 7
+    assert seconds(wrapped, "collective-permute", half_way) == pytest.approx(2e8 / 90e9 + 8e-6)
     over_the_edge = ((15, 1), (0, 1))  # 15 goes on to 0
     assert seconds(wrapped, "collective-permute", over_the_edge) == pytest.approx(
         2 * 100e6 / 90e9 + 2e-6
