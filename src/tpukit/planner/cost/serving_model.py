@@ -239,7 +239,7 @@ class Server:
 
 def room_bytes(on: Slice) -> float:
     """What weights and cache may take of one device."""
-    usable = on.chip.per_device(on.chip.hbm_usable_bytes).value or 0.0
+    usable = on.chip.per_device(on.chip.hbm_usable_bytes).require("serving")
     return usable * (1 - MemoryRates.of().serving_headroom)
 
 

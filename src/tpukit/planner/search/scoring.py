@@ -53,11 +53,6 @@ class Scores:
         unknown = np.where(offloaded > 0, np.inf, 0.0)
         return np.where(np.isnan(self.host_room_bytes), unknown, filled / self.host_room_bytes)
 
-    @property
-    def tokens_per_s(self) -> np.ndarray:
-        """Tokens a second of all chips together."""
-        return self.tokens_per_step / self.step_time_s
-
 
 def score(
     shape: ModelShape,
