@@ -188,6 +188,7 @@ def test_it_shows_itself_with_its_origin():
     assert "decode" in shown
     assert "reads every weight once for all sequences" in " ".join(shown.split())
     assert "v6e-1" in shown
+    assert "1 x tensor=1" in " ".join(shown.split())
     assert {choice["origin"] for choice in plan.to_dict()["choices"]} == {"model"}
     assert plan.to_dict()["choices"][0]["slice"] == "v6e-1"
 

@@ -67,7 +67,7 @@ def test_waste_is_a_share_and_never_falls_when_anything_gets_worse(
 def test_what_never_finishes_says_what_would():
     lost = Preemption(per_slice_day=200.0)
     assert float(lost.waste(10.0, 1)) == 1.0
-    words = lost.why_never(10.0, 1)
+    words = lost.why_never(10.0, 1, step_s=0.0)
     assert "200 preemptions a day" in words
     assert "no checkpoint interval makes progress" in words
     rate = float(words.partition("would count with ")[2].split()[0])
@@ -76,7 +76,7 @@ def test_what_never_finishes_says_what_would():
     sooner = Preemption(per_slice_day=200.0, recovery_s=60 * within)
     for spot in (fewer, sooner):
         assert float(spot.progress(10.0, 1)) == pytest.approx(0.5, abs=0.02)
-    hopeless = Preemption(per_slice_day=1440.0, recovery_s=10.0).why_never(300.0, 2)
+    hopeless = Preemption(per_slice_day=1440.0, recovery_s=10.0).why_never(300.0, 2, step_s=0.0)
     assert "no recovery is short enough, each save takes 300 s" in hopeless
 
 
@@ -134,5 +134,15 @@ def test_no_interval_near_the_best_is_better(save_s):
 def test_several_slices_are_lost_as_often_as_all_of_them():
     four = Preemption(per_slice_day=1.0, recovery_s=600.0)
     assert float(four.waste(10.0, 4)) == pytest.approx(float(SPOT.waste(10.0, 1)))
-    assert "each of 2 slices" in Preemption(per_slice_day=300.0).why_never(1.0, 2)
-    assert "of a slice and" in Preemption(per_slice_day=300.0).why_never(1.0, 1)
+    assert "each of 2 slices" in Preemption(per_slice_day=300.0).why_never(1.0, 2, step_s=0.0)
+    assert "of a slice and" in Preemption(per_slice_day=300.0).why_never(1.0, 1, step_s=0.0)
+
+
+def test_a_save_of_no_time_counts_as_a_microsecond_and_no_preemption_as_one_in_1e12_days():
+    often = Preemption(per_slice_day=1440.0, recovery_s=0.0)  # up for a minute
+    young = (2 * 1e-6 * 60.0) ** 0.5
+    assert float(often.interval_s(0.0, 1)) == pytest.approx(young, rel=1e-3)
+    # Half of an interval is done again, and as much is spent on saves.
+    assert float(often.progress(0.0, 1)) == pytest.approx(1 - young / 60, abs=1e-6)
+    assert float(often.waste(0.0, 1)) == pytest.approx(young / 60, rel=1e-3)
+    assert Preemption(per_slice_day=0.0).up_s(1) == pytest.approx(SECONDS_PER_DAY * 1e12)
