@@ -15,7 +15,7 @@ from tpukit.hardware.stored_formats import MOMENT_FORMATS
 from tpukit.models import get_preset
 from tpukit.parallel import abstract_mesh, activation_rules
 from tpukit.step import OptimizerSpec, build_optimizer
-from tpukit.step.optimizer.moments import decode, encode, scale_by_int8_adam
+from tpukit.step.optimizer.moments import _thresholds, decode, encode, scale_by_int8_adam
 from tpukit.step.optimizer.spec import state_bytes
 from tpukit.step.workload import Workload
 from tpukit.training import TPUCheckpointer
@@ -208,3 +208,25 @@ def test_moments_lie_where_their_parameters_do(runs):
 def test_other_optimizers_refuse():
     with pytest.raises(ConfigError, match="'int8' is for adamw, and the optimizer is lion"):
         OptimizerSpec(name="lion", moment_dtype="int8")
+
+
+def test_thresholds_are_fractions_of_two_irrational_steps():
+    """They are part of the format of a checkpoint: a run goes on as if it had not stopped."""
+    golden, root = 0.6180339887, 0.4142135624  # fractions of the golden ratio and of the root of 2
+
+    def at(step):
+        return np.asarray(_thresholds((1, 4), jnp.asarray(step)))
+
+    columns = [0, root, 2 * root, 3 * root % 1]
+    np.testing.assert_allclose(at(0), columns, atol=1e-6)
+    np.testing.assert_allclose(at(1), [(golden + one) % 1 for one in columns], atol=1e-6)
+    np.testing.assert_allclose(at(4095)[0], 4095 * golden % 1, atol=1e-3)  # of float32
+    np.testing.assert_array_equal(at(4096), at(0))
+
+
+@pytest.mark.parametrize("count", [34, 89, 233])
+def test_the_thresholds_of_an_element_are_spread_as_evenly_as_can_be(count):
+    """After a Fibonacci number of steps no gap is much longer than the shortest."""
+    found = np.sort(jax.vmap(lambda step: _thresholds((1, 1), step))(jnp.arange(count))[:, 0])
+    gaps = np.diff([*found, found[0] + 1])
+    assert gaps.max() / gaps.min() == pytest.approx(1.618, abs=0.03)
