@@ -261,6 +261,13 @@ def test_a_short_prompt_waits_for_its_weights():
     assert found.flops == 0.0
 
 
+def test_two_devices_sum_over_the_link_between_them():
+    once = 4096 * 2 / 2 / 90e9 + 1e-6
+    found = served("llama3.1-8b", "v6e-4", tensor=2).decode().network
+    assert found == pytest.approx(32 * 2 * 2 * once)
+    assert served("llama3.1-8b", "v6e-4", tensor=1).decode().network == 0
+
+
 def test_past_the_heads_of_keys_one_more_sum_joins_results():
     within, past = (served("llama3.1-8b", "v6e-16", tensor=n).decode().network for n in (8, 16))
     # 8 of 4x4 chips: two links, 1 + 3 hops; all: two links, 3 + 3 hops.

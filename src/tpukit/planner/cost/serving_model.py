@@ -197,8 +197,6 @@ class Server:
 
     def _network(self, rows: int) -> float:
         """Two sums of activations in every layer; past the heads of keys one more joins results."""
-        if self.tensor == 1:
-            return 0.0
         sums = 2 + (self.tensor > self.shape.kv_heads)
         amount = BFLOAT16.nbytes(rows * self.shape.d_model)
         machine, links = self._machine, self._links
