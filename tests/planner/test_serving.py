@@ -12,6 +12,7 @@ from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.hardware import Slice, get_chip, list_slices
 from tpukit.kernels import quantize_weight
 from tpukit.models import get_preset
+from tpukit.planner.cost import serving_model
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.cost.serving_model import (
     Server,
@@ -190,7 +191,13 @@ def test_it_shows_itself_with_its_origin():
     assert "v6e-1" in shown
     assert "1 x tensor=1" in " ".join(shown.split())
     assert {choice["origin"] for choice in plan.to_dict()["choices"]} == {"model"}
-    assert plan.to_dict()["choices"][0]["slice"] == "v6e-1"
+    first = plan.to_dict()["choices"][0]
+    assert first["slice"] == "v6e-1"
+    for name in ("decode", "prefill"):
+        assert first[name] == vars(getattr(plan.choices[0], name))
+    nowhere = plan_serving("llama3.1-8b", batch=2**20, context=2**17, generations=["v6e"])
+    assert nowhere.to_dict()["choices"][0]["decode"] is None
+    assert nowhere.to_dict()["choices"][0]["prefill"] is None
 
 
 def test_wrong_asks_are_refused():
@@ -307,6 +314,14 @@ def test_nine_tenths_of_a_device_hold_weights_and_cache():
     full = served("llama3.1-70b", "v6e-4", tensor=4)
     assert not full.fits
     assert served("llama3.1-70b", "v6e-8", tensor=8).fits
+
+
+def test_what_fills_a_device_to_the_last_byte_fits(monkeypatch):
+    server = served("llama3.1-8b", "v6e-4", tensor=4)
+    for more, fits in ((0, True), (-1, False)):
+        room = server.device_bytes + more
+        monkeypatch.setattr(serving_model, "room_bytes", lambda on, room=room: room)
+        assert server.fits == fits
 
 
 def test_without_a_measured_copy_serving_streams_as_ops_do():

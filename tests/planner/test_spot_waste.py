@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError
-from tpukit.planner.cost.spot import SECONDS_PER_DAY, Preemption
+from tpukit.planner.cost.spot import SECONDS_PER_DAY, Preemption, _most
 
 SPOT = Preemption(per_slice_day=4.0, recovery_s=600.0, source="a test")
 
@@ -146,3 +146,8 @@ def test_a_save_of_no_time_counts_as_a_microsecond_and_no_preemption_as_one_in_1
     assert float(often.progress(0.0, 1)) == pytest.approx(1 - young / 60, abs=1e-6)
     assert float(often.waste(0.0, 1)) == pytest.approx(young / 60, rel=1e-3)
     assert Preemption(per_slice_day=0.0).up_s(1) == pytest.approx(SECONDS_PER_DAY * 1e12)
+
+
+@pytest.mark.parametrize("most", [0.0, 0.03, 5.0, 8.0])
+def test_the_most_that_does_is_found_by_halves(most):
+    assert _most(lambda number: number <= most, 8.0) == pytest.approx(most, abs=1e-9)

@@ -49,17 +49,21 @@ def main() -> int:
 
 
 def sample(rooms: list[str], size: int, seed: int) -> dict[str, list[Change]]:
-    """A seeded sample, as many of each room as its share of all changes."""
+    """A seeded sample, as many of each room as its share of all changes.
+
+    The first ones of a seeded order: a smaller sample is part of a larger one, and outcomes serve
+    both.
+    """
     every = {
         name: [one for file in ROOMS[name].members(REPOSITORY)
                for one in changes_of(REPOSITORY, file)]
         for name in rooms
     }  # fmt: skip
     total = sum(map(len, every.values()))
+    for name, changes in every.items():
+        random.Random(f"{seed} {name}").shuffle(changes)
     return {
-        name: random.Random(f"{seed} {name}").sample(
-            changes, min(len(changes), max(1, round(size * len(changes) / total)))
-        )
+        name: changes[: max(1, round(size * len(changes) / total))]
         for name, changes in every.items()
     }
 

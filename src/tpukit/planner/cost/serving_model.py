@@ -209,10 +209,7 @@ class Server:
 
     @property
     def _links(self) -> Links:
-        inside = self.slice.devices // self.slice.num_slices // self.tensor
-        return place_axes(self.slice, {"data": inside, "tensor": self.tensor}).get(
-            "tensor", Links()
-        )
+        return place_axes(self.slice, {"tensor": self.tensor}).get("tensor", Links())
 
     @property
     def _peak(self) -> float:
