@@ -90,6 +90,8 @@ def test_neighbours_permute_over_one_link_each():
     assert (up, down) == ({"y+"}, {"y-"})
     swap = ((0, 1), (1, 0))  # as many up as down
     assert net.transfer(Collective("collective-permute", swap, 1, "c")).lanes == {"y+"}
+    mostly_down = ((0, 1), (3, 2), (6, 5))
+    assert net.transfer(Collective("collective-permute", mostly_down, 1, "c")).lanes == {"y-"}
     across = tuple((16 * i, 16 * ((i + 1) % 16)) for i in range(16))
     assert net.transfer(Collective("collective-permute", across, 1, "c")).lanes == {"x+"}
 

@@ -6,7 +6,7 @@ import pytest
 
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.timeline import Machine, Network, Simulation, predict_step
-from tpukit.compiler.timeline.simulation_state import Engine, Frame
+from tpukit.compiler.timeline.simulation_state import Engine, Frame, Span
 from tpukit.hardware import Slice
 
 SLICE = Slice.parse("v6e-8")
@@ -621,6 +621,20 @@ def test_a_collective_cut_into_fusions_runs_beside_those_that_carry_it(carriers)
     assert ledger.hidden_s["ici"] == pytest.approx(GATHER_S)
 
 
+def test_a_done_waits_for_its_own_collective_and_no_other():
+    two = CUT.replace("%done_fusion (da: bf16[8192,8192])", "%done_fusion (da: x, db: x)")
+    two = two.replace(f"  %da = {LARGE} parameter(0)\n", f"  %da = {LARGE} parameter(0)\n"
+                      f"  %db = {LARGE} parameter(1)\n")  # fmt: skip
+    start = f"{LARGE} fusion(%s), kind=kCustom, calls=%start_fusion"
+    body = [
+        f"%s = {SHARD} parameter(0)",
+        f"%c = {start}",
+        f"%e = {start}",  # on the same links, and so later
+        f"ROOT %d = {LARGE} fusion(%c, %e), kind=kCustom, calls=%done_fusion",
+    ]
+    assert run(body, computations=two)[0] == pytest.approx(GATHER_S)
+
+
 def test_a_fusion_that_carries_nothing_is_an_op_like_any_other():
     carrier = f"{LARGE} fusion(%a, %a), kind=kLoop, calls=%async_collective_fusion.1"
     seconds, _ = run([f"%a = {LARGE} parameter(0)", f"ROOT %c = {carrier}"], computations=CUT)
@@ -670,3 +684,28 @@ def test_what_is_sent_waits_for_what_goes_to_the_host_and_not_for_what_comes(
         ]
     )
     assert ledger.seconds["host"] == pytest.approx(waits_for * SHARD_BYTES / 56e9)
+
+
+def test_a_lone_collective_is_charged_to_the_network_alone():
+    alone = f"ROOT %r = {LARGE} all-reduce(%a), channel_id=1, replica_groups=[1,8]<=[8], "
+    _, ledger = run([f"%a = {LARGE} parameter(0)", alone + "to_apply=%add"], computations=FUSED_SUM)
+    assert set(ledger.seconds) == {"ici"}
+    assert [span.cause for span in ledger.spans] == ["ici"]
+
+
+@pytest.mark.parametrize(("summed", "cause"), [(LARGE, "ici"), (SHARD, "matrix")])
+def test_a_fused_sum_is_bound_by_what_takes_longer(summed, cause):
+    fused = FUSED_SUM.replace(f"%r = {LARGE}", f"%r = {summed}")
+    body = [
+        f"%a = {LARGE} parameter(0)",
+        f"ROOT %f = {summed} fusion(%a), kind=kOutput, calls=%fused_sum",
+    ]
+    _, ledger = run(body, computations=fused)
+    assert [span.cause for span in ledger.spans] == [cause]
+
+
+def test_a_span_has_moved_and_multiplied_nothing_unless_it_says_so():
+    assert Span("core", "a", 0.5, 1.5, "hbm").to_dict() == {
+        "track": "core", "name": "a", "start_s": 0.5, "duration_s": 1.5, "cause": "hbm",
+        "op_name": "", "flops": 0.0, "bytes": 0.0, "times": 1,
+    }  # fmt: skip
