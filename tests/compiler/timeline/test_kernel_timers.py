@@ -212,6 +212,18 @@ def test_grouped_products_have_a_model_of_their_own(name):
     assert not has_own_model(other(stated, name="my_grouped_matmul_like")[0])
 
 
+def test_a_token_is_no_operand_of_a_product():
+    stated = '{"custom_call_config":{"cost_estimate":{"flops":"1e12"}}}'
+    text = (
+        f"{HEAD}  %a = bf16[1024,1024]{{1,0}} parameter(0)\n  %t = token[] after-all()\n"
+        "  ROOT %k = bf16[1024,1024]{1,0} custom-call(%a, %t), "
+        f'custom_call_target="tpu_custom_call", backend_config={stated}\n}}\n'
+    )
+    entry = parse_hlo(text).entry
+    timer = StatedCostTimer(machine())
+    assert timer(entry.by_name["k"], entry) == timer(*other(stated))
+
+
 def test_a_kernel_that_states_nothing_has_no_time():
     assert StatedCostTimer(machine())(*other('{"custom_call_config":{}}')) is None
     assert StepKernelTimer(machine())(*other("{}")) is None
