@@ -15,6 +15,7 @@ from tpukit.hardware.stored_formats import MOMENT_FORMATS
 from tpukit.models import get_preset
 from tpukit.parallel import abstract_mesh, activation_rules
 from tpukit.step import OptimizerSpec, build_optimizer
+from tpukit.step.optimizer import moments
 from tpukit.step.optimizer.moments import _thresholds, decode, encode, scale_by_int8_adam
 from tpukit.step.optimizer.spec import state_bytes
 from tpukit.step.workload import Workload
@@ -230,3 +231,13 @@ def test_the_thresholds_of_an_element_are_spread_as_evenly_as_can_be(count):
     found = np.sort(jax.vmap(lambda step: _thresholds((1, 1), step))(jnp.arange(count))[:, 0])
     gaps = np.diff([*found, found[0] + 1])
     assert gaps.max() / gaps.min() == pytest.approx(1.618, abs=0.03)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize(("shape", "is_stack"), [((4, 6, 300), True), ((6, 300), False)])
+def test_only_stacks_are_updated_in_a_loop_and_not_on_a_gpu(monkeypatch, shape, is_stack, on_gpu):
+    monkeypatch.setattr(moments, "on_one_gpu", lambda: on_gpu)
+    optimizer, gradient = scale_by_int8_adam(), jnp.ones(shape)
+    program = jax.make_jaxpr(optimizer.update)(gradient, optimizer.init(gradient))
+    loops = {"while", "scan"} & {equation.primitive.name for equation in program.eqns}
+    assert bool(loops) == (is_stack and not on_gpu)
