@@ -62,6 +62,10 @@ def test_small_second_moments_do_not_become_zero():
     assert float(found[0]) == pytest.approx(1)
     assert np.all(np.asarray(found) > 0)
     assert float(found[2]) < 1e-8
+    codes, _ = encode(values, UINT8, step=STEP)
+    assert [int(codes[0]), int(codes[3])] == [255, 1]  # the largest, and the smallest there is
+    signed, _ = encode(values, INT8, step=STEP)
+    assert [int(signed[0]), int(signed[3])] == [127, 0]
     nothing = decode(*encode(jnp.zeros(5), UINT8, step=STEP))
     np.testing.assert_array_equal(nothing, np.zeros(5))
 
