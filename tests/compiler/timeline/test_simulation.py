@@ -709,3 +709,10 @@ def test_a_span_has_moved_and_multiplied_nothing_unless_it_says_so():
         "track": "core", "name": "a", "start_s": 0.5, "duration_s": 1.5, "cause": "hbm",
         "op_name": "", "flops": 0.0, "bytes": 0.0, "times": 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_copy_of_two_numbers_is_a_copy(count):
+    copy = f"%c = (f32[{count}]{{0:S(1)}}, f32[{count}]{{0}}, u32[]{{:S(2)}}) copy-start(%a)"
+    _, ledger = run([f"%a = f32[{count}]{{0}} parameter(0)", copy])
+    assert [(span.name, span.bytes) for span in ledger.spans] == [("c", 4 * count)]
