@@ -691,6 +691,12 @@ def test_a_lone_collective_is_charged_to_the_network_alone():
     _, ledger = run([f"%a = {LARGE} parameter(0)", alone + "to_apply=%add"], computations=FUSED_SUM)
     assert set(ledger.seconds) == {"ici"}
     assert [span.cause for span in ledger.spans] == ["ici"]
+    of_one = alone.replace("[1,8]", "[8,1]")  # which has nobody to wait for
+    seconds, ledger = run(
+        [f"%a = {LARGE} parameter(0)", of_one + "to_apply=%add"], computations=FUSED_SUM
+    )
+    assert seconds == pytest.approx(OVERHEAD)
+    assert [span.cause for span in ledger.spans] == ["ici"]
 
 
 @pytest.mark.parametrize(("summed", "cause"), [(LARGE, "ici"), (SHARD, "matrix")])
