@@ -136,8 +136,8 @@ def test_among_equals_the_plainer_wins_and_then_the_emptier():
 def test_values_a_per_cent_apart_are_in_different_bins():
     apart = 1.01 ** np.arange(1, 50) * 1.005
     assert np.diff(bins(apart)).tolist() == [1] * 48
-    close = bins(np.asarray([1.0001, 1.0099]))
-    assert close[0] == close[1]
+    close = bins(np.asarray([1.0, 1.0001, 1.0099]))
+    assert close[0] == close[1] == close[2]
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,10 @@ def test_an_unlimited_machine_takes_no_time():
     assert set(split().values()) == {0.0}
 
 
+def test_without_tokens_or_state_nothing_moves():
+    assert split(batch=0, hbm_bytes_per_s=1.0)["hbm"] == 0.0
+
+
 class TestProducts:
     def matrix(self, sizes=None, **options):
         return split(sizes, bf16_flops_per_s=1.0, attention_share=np.inf, **options)["matrix"]
