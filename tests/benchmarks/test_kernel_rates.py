@@ -1,5 +1,7 @@
+import re
 import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -110,3 +112,68 @@ def test_the_shipped_rates_stand_on_the_rows_the_script_would_choose():
     chosen = {row.id for row in rates.spread(read_timings(DEFAULT_TIMINGS).rows, 5)}
     assert rows_in_view("kernels") == chosen
     assert len(chosen) == 40
+
+
+TABLES = tomllib.loads(
+    (Path(rates.__file__).parents[1] / "src/tpukit/compiler/bundles/data/calibration.toml")
+    .read_text("utf-8")
+)  # fmt: skip
+CHIPS = ("7x", "v5e", "v5p", "v6e")
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_the_shipped_constants_are_of_those_that_are_tried(chip):
+    """Nobody has touched them up by hand."""
+    fitted = TABLES[chip]
+    for constants in (fitted, *fitted["kinds"].values()):
+        assert constants["compute_factor"] in rates.COMPUTE_FACTORS
+        assert constants["turn_cycles"] in rates.TURN_CYCLES
+    if len(fitted["kinds"]) == 1:  # then all rows are of that kind
+        assert [{**fitted, "kinds": {}}] == [
+            {**own, "kinds": {}} for own in fitted["kinds"].values()
+        ]
+
+
+DOCUMENT = (Path(rates.__file__).parents[1] / "docs" / "kernels.md").read_text("utf-8")
+KINDS = {
+    "attention_fwd": "flash_attention",
+    "attention_bwd": "flash_attention_backward",
+    "linear_softmax_cross_entropy_fwd": "cross_entropy",
+    "linear_softmax_cross_entropy_bwd": "cross_entropy_backward",
+    "ragged_dot": "grouped_matmul",
+}
+
+
+def documented():
+    """Kernels not in view and their median error, by chip and kind, of the table in the docs."""
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\w+) \| (\d+) \((\d+)\) \| [\d.]+ %, ([\d.]+) % \|",
+        DOCUMENT,
+        re.MULTILINE,
+    )
+    return {
+        (chip, KINDS[op]): (int(all_rows) - int(in_view), float(error) / 100)
+        for op, chip, all_rows, in_view, error in rows
+    }
+
+
+def test_the_shipped_bands_are_of_the_kernels_that_the_documents_count():
+    whole, kinds = {}, {}
+    for row in TABLES["errors"]:
+        if row["chip"] not in whole:
+            whole[row["chip"]] = row["kinds"]
+        else:
+            ((kind, count),) = row["kinds"].items()
+            kinds[row["chip"], kind] = row
+            assert whole[row["chip"]][kind] == count
+    made_of = re.search(r"The bands were made of (\d+) kernels that were not in view", DOCUMENT)
+    assert sum(sum(counts.values()) for counts in whole.values()) == int(made_of[1])
+    # Where the table has the same kernels, it has the same median.
+    same = 0
+    for (chip, kind), (count, error) in documented().items():
+        if whole[chip][kind] == count and (chip, kind) in kinds:
+            assert kinds[chip, kind]["median"] == pytest.approx(error, abs=0.0005)
+            same += 1
+    assert same == 4
+    for row in TABLES["errors"]:
+        assert row["median"] <= max(row["below"], row["above"])  # of nine in ten

@@ -79,7 +79,7 @@ def test_structure_is_consistent(chip):
     assert chip.hbm_usable_bytes.value <= chip.hbm_bytes.value
     assert chip.cores_per_chip == chip.cores_per_device * chip.devices_per_chip
     assert chip.ici_links_per_chip == 2 * chip.torus_dims
-    assert chip.rules.max_chips <= chip.pod_chips
+    assert max(chip.rules.by_chips) <= chip.pod_chips
     assert math.prod(chip.rules.host_bounds) == chip.chips_per_host
     assert chip.needs_gke == (chip.api_prefix is None)
     assert isinstance(chip.hbm_usable_bytes.value, int)

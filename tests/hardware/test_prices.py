@@ -154,3 +154,17 @@ def test_unreadable_rates_files_are_refused(tmp_path):
 def test_any_rates_are_read_or_refused(content):
     with pytest.raises((ConfigError, SliceError)):
         BOOK.with_rates({"rates": content})
+
+
+def test_a_chip_hour_costs_ten_thousand_dollars_at_most():
+    def priced(usd):
+        book = public_prices().with_rates(
+            {"rates": [{"generation": "v6e", "tier": "on_demand", "usd_per_chip_h": usd}]}
+        )
+        return book.quote(Slice.parse("v6e-8")).value
+
+    assert priced(10_000) == 10_000
+    with pytest.raises(ConfigError, match=r"usd_per_chip_h 10000\.5; expected a positive"):
+        priced(10_000.5)
+    with pytest.raises(ConfigError, match="usd_per_chip_h 0;"):
+        priced(0)

@@ -42,3 +42,21 @@ def test_parts_add_up_one_by_one(stored, length, lines):
     assert stored.nbytes(length, lines) == -(-bits // 8)
     exact = Fraction(8 * stored.nbytes(length, lines), length * lines)
     assert stored.bits_per_value(length, lines) == float(exact)
+
+
+def test_small_and_empty_arrays_by_hand():
+    assert WEIGHT_FORMATS["bf16"].nbytes(3) == 3 * 2  # one line, and nothing filled up
+    assert WEIGHT_FORMATS["bf16"].bits_per_value(3) == 16
+    assert WEIGHT_FORMATS["int8"].nbytes(3, 5) == 5 * (128 + 4)  # up to whole lanes, and a scale
+    assert WEIGHT_FORMATS["int8"].nbytes(0, 5) == 0
+    assert WEIGHT_FORMATS["int4"].nbytes(129) == 256 // 2 + 2 * 4
+    assert WEIGHT_FORMATS["vq"].nbytes(128) == 128 // 4 + 4 + 128 * 4  # with its codebook
+
+
+def test_moments_share_a_scale_in_blocks_of_256():
+    """As the eight-bit optimizers of bitsandbytes do."""
+    for moment in MOMENT_FORMATS["int8"]:
+        assert moment.nbytes(7 * 256) == 7 * (256 + 4)
+        assert moment.nbytes(7 * 256 + 1) == 7 * (256 + 4) + 1 + 4
+    first, second = MOMENT_FORMATS["bfloat16"]
+    assert (first.nbytes(9, 2), second.nbytes(9, 2)) == (36, 72)

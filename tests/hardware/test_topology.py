@@ -60,6 +60,13 @@ def test_sizes_of_v5p_are_the_types_the_api_lists():
     assert {one.chips for one in list_slices("v5p")} == expected
 
 
+@pytest.mark.parametrize("name", ["v4", "v5p", "7x"])
+def test_the_longest_axis_has_256_chips(name):
+    rules = get_chip(name).rules
+    assert rules.is_legal((4, 4, 256))
+    assert max(max(shape) for shape in rules.shapes) == 256
+
+
 @pytest.mark.parametrize(
     ("name", "wraps"),
     [

@@ -215,3 +215,80 @@ def test_planner_and_timeline_count_attention_with_the_same_share(generation, he
     reached = flops / (machine.peak_flops("bf16") * seconds / machine.op_time_in_a_step)
     array = Rates.of(candidate(name, {"fsdp": 8}), head_dim=head_dim).attention_share
     assert array[0] == pytest.approx(reached)
+
+
+def rates_on(name, sizes, *, precision="bf16", head_dim=128):
+    return Rates.of(candidate(name, sizes, precision=precision), head_dim=head_dim)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "time", "gradient_time"),
+    [
+        ("v6e-8", "bf16", 1, 1),
+        (
+            "v6e-8",
+            "int8",
+            918 / 1836 / 0.72,
+            918 / 1836 / 0.72,
+        ),  # .72 of the peak that bf16 reaches
+        ("v5e-8", "int8", 197 / 393, 1),  # gradients of weights gain nothing
+        ("tpu7x-2x2x1", "fp8", 1 / 2, 1 / 2),
+    ],
+)
+def test_narrow_products_take_as_much_less_as_their_peak_is_higher(
+    name, precision, time, gradient_time
+):
+    found = rates_on(name, {"fsdp": 8}, precision=precision)
+    assert found.narrow_time[0] == pytest.approx(time, rel=1e-9)
+    assert found.narrow_gradient_time[0] == pytest.approx(gradient_time, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "times"),
+    [
+        ("v5p-128", {"fsdp": 64}, 2),  # the compiler makes sums of every gather
+        ("v5p-128", {"fsdp": 32, "tensor": 2}, 1),
+        ("v5p-8", {"fsdp": 4}, 1),  # 2x2x1 is flat
+        ("v6e-64", {"fsdp": 64}, 1),
+    ],
+)
+def test_gathers_along_a_whole_torus_move_more(name, sizes, times):
+    assert rates_on(name, sizes).gather_bytes[0] == times
+
+
+def test_links_of_an_axis_by_hand():
+    axes = rates_on("v6e-256", {"fsdp": 256}).axes  # 16x16, two rings
+    fsdp = axes["fsdp"]
+    assert fsdp.bytes_per_s[0] == 4 * 90e9
+    assert fsdp.share[0] == 255 / 256
+    assert fsdp.latency_s[0] == pytest.approx(16e-6)
+    assert fsdp.all_to_all[0] == pytest.approx(16 / 8 / 90e9)
+    unused = axes["tensor"]
+    assert (unused.share[0], unused.latency_s[0], unused.all_to_all[0]) == (0, 0, 0)
+    once = fsdp.gather_s(np.asarray([360e9]))[0]
+    assert once == pytest.approx(255 / 256 + 16e-6)
+    assert fsdp.reduce_s(np.asarray([360e9]))[0] == pytest.approx(2 * once)
+    assert fsdp.gather_s(np.asarray([360e9]), times=3.0)[0] == pytest.approx(3 * once)
+    line = rates_on("v6e-8", {"fsdp": 2, "tensor": 4}).axes["tensor"]  # 2x4, no ring
+    assert line.bytes_per_s[0] == 90e9
+    assert line.latency_s[0] == pytest.approx(3e-6)
+    assert line.all_to_all[0] == pytest.approx(4 / 4 / 90e9)
+
+
+def test_slices_wait_for_the_slowest_with_every_doubling():
+    one, eight = (rates_on(name, {"fsdp": 8}).waiting_share[0] for name in ("v6e-8", "8xv6e-8"))
+    assert one == 0
+    assert eight == pytest.approx(3 * 0.026)
+
+
+def test_rates_are_those_of_the_device_in_a_step():
+    found = rates_on("v6e-8", {"fsdp": 8})
+    assert found.bf16_flops_per_s[0] == 918e12
+    assert found.matrix_share[0] == pytest.approx(0.85 / 0.95)
+    assert found.streamed_share[0] == pytest.approx(0.72 / 0.95)
+    assert found.hbm_bytes_per_s[0] == pytest.approx(1638e9 * 0.83 / 0.95)
+    assert found.resident_bytes[0] == 48 * 2**20
+    half = rates_on("tpu7x-2x2x1", {"fsdp": 8})  # a device is half a chip
+    assert half.bf16_flops_per_s[0] == 2307e12 / 2
+    assert half.hbm_bytes_per_s[0] == pytest.approx(7380e9 / 2 * 0.87 / 0.95)
+    assert half.host_bytes_per_s[0] == pytest.approx(56e9 / 2)

@@ -72,3 +72,37 @@ def test_only_the_kernels_own_result_spares_running_it_again():
 def test_a_policy_that_says_no_names_is_refused():
     with pytest.raises(ConfigError, match="'dots' cannot be weighed without compiling"):
         kept_by("dots")
+
+
+SMALL = {"n_layers": 4, "d_model": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 128}
+SMALL |= {"d_ff": 1024, "vocab_size": 512}
+EXPERTS = {"n_experts": 8, "experts_per_token": 2}
+
+
+@pytest.mark.parametrize(
+    ("remat", "changes", "attention", "hidden"),
+    [
+        # Of 256 channels: to 512 of queries, 256 of keys and of values, and from 512 back.
+        ("full", {}, 256 * (512 + 256 + 256 + 512), 2 * 256 * 1024),
+        ("none", {}, 0, 0),
+        ("minimal", {}, 0, 0),
+        ("save=qkv_proj", {}, 256 * 512, 2 * 256 * 1024),
+        ("save=query_proj,out_proj", {}, 256 * (256 + 256), 2 * 256 * 1024),
+        ("offload=qkv_proj save=mlpwi", {}, 256 * 512, 0),
+        # A norm reads what comes before its name is given.
+        ("save=qkv_proj", {"qk_norm": True}, 256 * (512 + 256 + 512), 2 * 256 * 1024),
+        ("save=out_proj,mlpwo,mlpwi", {"post_norms": True}, 256 * 1536, 256 * 1024),
+        ("full", {"post_norms": True}, 256 * 1536, 3 * 256 * 1024),
+        # Side by side, what attention gives is only added.
+        ("full", {"parallel_block": True}, 256 * 1024, 2 * 256 * 1024),
+        ("full", {"parallel_block": True, "post_norms": True}, 256 * 1536, 3 * 256 * 1024),
+        ("full", {"gated_mlp": False}, 256 * 1536, 256 * 1024),
+        # Two experts a token, whose last product the router weighs.
+        ("full", EXPERTS, 256 * 1536, 3 * 256 * 2048),
+        ("save=mlpwi", EXPERTS, 256 * 1536, 256 * 2048),
+        ("minimal", EXPERTS, 0, 3 * 256 * 2048),
+    ],
+)
+def test_weights_that_a_token_meets_again_by_hand(remat, changes, attention, hidden):
+    shape = shape_of(get_preset("tiny", **SMALL, **changes))
+    assert kept_by(remat).recomputed_weights(shape) == (attention, hidden)

@@ -1,5 +1,7 @@
 """The memory model: exact where it counts, falling where a step is split, one value or many."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -120,3 +122,202 @@ def test_microbatches_trade_activations_for_a_sum_of_gradients():
 def test_the_loss_is_cut_as_the_kernel_cuts_it():
     assert memory_model.LOGITS_BYTES == chunked.LOGITS_BYTES
     assert memory_model.MIN_CHUNK_TOKENS == chunked.MIN_TOKENS
+
+
+# A model whose layers and tables can be counted at a glance: see test_step_by_hand.py.
+SMALL = get_preset(
+    "tiny", n_layers=4, d_model=256, n_heads=4, n_kv_heads=2, head_dim=128, d_ff=1024,
+    vocab_size=512, max_seq_len=4096,
+)  # fmt: skip
+LAYERS, TABLE = 4 * (786_432 + 393_216 + 512) + 256, 256 * 512
+EXPERTS = {"n_experts": 8, "experts_per_token": 2}
+TOKENS = 1024
+
+
+def by_hand(mesh=None, *, model=None, batch=2, **options):
+    return estimate_memory_bytes(
+        shape_of(replace(SMALL, **(model or {}))),
+        MeshRoles(**(mesh or {})),
+        per_device_batch=batch,
+        sequence_length=512,
+        **options,
+    )
+
+
+def test_a_mesh_multiplies_its_axes():
+    mesh = MeshRoles(data=2, fsdp=3, tensor=5, expert=7, context=11, stage=13)
+    assert mesh.devices == 2 * 3 * 5 * 7 * 11 * 13
+    assert mesh.batch_ways == 2 * 3 * 7
+
+
+@pytest.mark.parametrize(
+    ("mesh", "parameters"),
+    [
+        ({}, LAYERS + 2 * TABLE),
+        ({"data": 4, "context": 2}, LAYERS + 2 * TABLE),
+        ({"fsdp": 2, "tensor": 4, "stage": 2}, (LAYERS + 2 * TABLE) / 16),
+    ],
+)
+def test_state_is_split_along_fsdp_tensor_and_stage(mesh, parameters):
+    found = by_hand(mesh, optimizer_bytes=6, param_bytes=2)
+    assert (found.weights, found.optimizer) == (2 * parameters, 6 * parameters)
+    assert by_hand(mesh).weights == 4 * parameters
+    assert by_hand(mesh).optimizer == 8 * parameters  # two moments in float32
+
+
+def test_experts_are_split_once_more():
+    found = by_hand({"fsdp": 2, "expert": 4}, model=EXPERTS)
+    others = 4 * (393_216 + 512 + 8 * 256) + 256 + 2 * TABLE
+    assert found.weights == 4 * (others / 2 + 4 * 8 * 786_432 / 8)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "a_token"),
+    [
+        # Bytes of one token in one layer. The input of a layer has 256 channels.
+        ({}, {"remat": "full"}, 2 * 256),
+        ({}, {"remat": "full", "compute_bytes": 4}, 4 * 256),
+        # What attention gives has 512, and one float32 for each of four heads.
+        ({}, {"remat": "save=attention"}, 2 * (256 + 512) + 4 * 4),
+        ({"tensor": 2}, {"remat": "save=attention"}, 2 * (256 + 512 / 2) + 4 * 4 / 2),
+        # Queries, keys and values; what joins them; gate and up.
+        ({}, {"remat": "minimal"}, 2 * (256 + 512 + 2 * 256 + 256 + 2 * 1024)),
+        ({"tensor": 2}, {"remat": "minimal"}, 2 * (256 + 512 / 2 + 256 + 256 + 1024)),
+        ({}, {"remat": "minimal", "model": {"gated_mlp": False}}, 2 * (256 + 1024 + 256 + 1024)),
+        # The policy does not know the products of experts.
+        ({}, {"remat": "minimal", "model": EXPERTS}, 2 * (256 + 512 + 2 * 256 + 256)),
+        ({}, {"remat": "save=mlpwi,mlpwo", "model": EXPERTS}, 2 * (256 + 2 * 2048 + 256)),
+        # Six heads twice and three wide channels twice, and the stream eleven times.
+        ({}, {"remat": "none"}, 2 * (2 * 6 * 128 + 2 * 3 * 1024 + 11 * 256)),
+        ({"tensor": 2}, {"remat": "none"}, 2 * (6 * 128 + 3 * 1024 + 11 * 256)),
+        # Heads of 64 are padded to lanes of 128, heads of 256 are not cut.
+        ({}, {"remat": "none", "model": {"head_dim": 64}}, 2 * (12 * 128 + 6144 + 11 * 256)),
+        ({}, {"remat": "none", "model": {"head_dim": 256}}, 2 * (12 * 256 + 6144 + 11 * 256)),
+    ],
+)
+def test_what_a_policy_keeps_of_every_token(mesh, options, a_token):
+    assert by_hand(mesh, **options).activations == 4 * TOKENS * a_token
+    assert by_hand({**mesh, "context": 2}, **options).activations == 4 * TOKENS * a_token / 2
+    assert by_hand(mesh, **options).host == 0
+
+
+def test_what_is_offloaded_waits_on_the_host():
+    found = by_hand(remat="offload=decoder_layer_input,attention")
+    assert (found.activations, found.host) == (0, 4 * TOKENS * (2 * (256 + 512) + 4 * 4))
+    both = by_hand(remat="save=out_proj offload=attention")
+    assert both.activations == 4 * TOKENS * 2 * (256 + 256)
+    assert both.host == 4 * TOKENS * (2 * 512 + 4 * 4)
+
+
+@pytest.mark.parametrize(("stages", "in_flight"), [(1, 1), (2, 3), (4, 7)])
+def test_a_pipeline_holds_what_is_on_its_way(stages, in_flight):
+    for remat, where in (("full", "activations"), ("offload=decoder_layer_input", "host")):
+        found = by_hand({"stage": stages}, remat=remat)
+        assert getattr(found, where) == 4 / stages * in_flight * TOKENS * 2 * 256
+
+
+# One token of a layer at work: 4.5 hidden channels, 4 of all heads, 6 of the stream, of 2 bytes.
+WORK = 2 * (4.5 * 1024 + 4 * 512 + 6 * 256)
+LOGITS = TOKENS * 512 * 2
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "gradients", "temporaries"),
+    [
+        # Gradients of layers and of the head in bfloat16; a copy of all weights of layers, a layer
+        # at work, and the gradient of the logits.
+        ({}, {}, 2 * (LAYERS + TABLE), 2 * LAYERS + TOKENS * WORK + LOGITS),
+        ({}, {"whole_copy": False}, 2 * (LAYERS + TABLE), TOKENS * WORK + LOGITS),
+        (
+            {},
+            {"eight_bits": True},
+            2 * (LAYERS + TABLE),
+            2 * LAYERS + TOKENS * (WORK + 1024 + 256) + LOGITS,
+        ),
+        (
+            {},
+            {"remat_every": 2},
+            2 * (LAYERS + TABLE),
+            2 * LAYERS + TOKENS * 2 * WORK + LOGITS,
+        ),
+        # Split over two, which gather two matrices of 256 x 1024.
+        (
+            {"fsdp": 2},
+            {},
+            LAYERS + TABLE,
+            LAYERS + TOKENS * WORK + LOGITS + 2 * 2 * 256 * 1024,
+        ),
+        (
+            {"fsdp": 2, "tensor": 2},
+            {"eight_bits": True},
+            (LAYERS + TABLE) / 2,
+            LAYERS / 2
+            + TOKENS * (2 * (2.25 * 1024 + 2 * 512 + 6 * 256) + 512 + 256)
+            + LOGITS / 2
+            + 2 * 256 * 1024,
+        ),
+        ({"stage": 2}, {"microbatches": 1}, LAYERS + TABLE, LAYERS + TOKENS * WORK + LOGITS),
+        # Two micro-batches add their gradients up in float32, and the table stays gathered.
+        (
+            {},
+            {"microbatches": 2},
+            2 * (LAYERS + TABLE) + 4 * (LAYERS + 2 * TABLE),
+            2 * LAYERS + (TOKENS * WORK + LOGITS) / 2 + 2 * TABLE,
+        ),
+        # Those of a pipeline need not.
+        (
+            {"stage": 2},
+            {"microbatches": 2},
+            LAYERS + TABLE,
+            LAYERS + (TOKENS * WORK + LOGITS) / 2,
+        ),
+    ],
+)
+def test_a_layers_backward_pass_by_hand(mesh, options, gradients, temporaries):
+    found = by_hand(mesh, **options)
+    assert found.gradients == gradients
+    assert found.temporaries == temporaries
+    parts = found.weights + found.gradients + found.optimizer + found.activations
+    assert found.total == found.to_dict()["total"] == parts + found.temporaries
+
+
+def test_experts_are_gathered_together_and_rounded_where_they_are_used():
+    found = by_hand({"fsdp": 2, "expert": 2}, model=EXPERTS)
+    others = 4 * (393_216 + 512 + 8 * 256) + 256
+    work = 2 * (4.5 * 2048 + 4 * 512 + 6 * 256)
+    # Of four experts three matrices and a gradient.
+    gathered = 4 * 4 * 2 * 256 * 1024
+    assert found.temporaries == 2 * others / 2 + TOKENS * work + LOGITS + gathered
+    assert found.gradients == 2 * (others / 2 + 4 * 8 * 786_432 / 4 + TABLE / 2)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_loss_that_is_cut_holds_logits_and_their_gradient(tied):
+    # 8,192 tokens of 128 KiB logits, of which 512 MiB at once; a tied head is transposed.
+    model = {"vocab_size": 65_536, "tied_embeddings": tied}
+    found = by_hand(model=model, batch=16, whole_copy=False)
+    assert found.gradients == 2**29
+    assert found.temporaries == 2**29 + 2 * 65_536 * 256 * (2 if tied else 1)
+
+
+def test_the_gradient_of_a_wide_head_is_added_up_in_float32():
+    # At least 2,048 tokens at once: 1 GiB of logits, and a head of 2,048 x 262,144.
+    model = {"vocab_size": 2**18, "d_model": 2048}
+    found = by_hand(model=model, batch=16, whole_copy=False)
+    assert found.gradients == 4 * 2048 * 2**18
+    assert found.temporaries == 2**30 + 2 * 2048 * 2**18
+    halves = by_hand({"tensor": 2}, model=model, batch=16, whole_copy=False)
+    assert halves.gradients == 2 * 2048 * 2**18
+    assert halves.temporaries == 2**29 + 2048 * 2**18
+    # Whole logits have a gradient of their own size.
+    whole = by_hand(model=model, batch=4, whole_copy=False)
+    assert whole.gradients == 2**30
+    assert whole.temporaries == 2**30 + 2 * 2048 * 2**18
+
+
+def test_layers_work_while_the_gradient_of_whole_logits_waits():
+    model = {"vocab_size": 65_536, "d_ff": 2**15}
+    few, many = (by_hand(model=model, batch=batch, whole_copy=False) for batch in (8, 64))
+    work = 2 * (4.5 * 2**15 + 4 * 512 + 6 * 256)
+    assert few.temporaries == 8 * 512 * work + 2**29
+    assert many.temporaries == 64 * 512 * work  # of which 512 MiB of logits are long gone

@@ -7,12 +7,21 @@ import jax
 import pytest
 from rich.console import Console
 
+from tpukit.compiler.timeline.machine import Machine
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.hardware import Slice, get_chip, list_slices
 from tpukit.kernels import quantize_weight
 from tpukit.models import get_preset
+from tpukit.planner.cost import serving_model
 from tpukit.planner.cost.model_shape import shape_of
-from tpukit.planner.cost.serving_model import cache_bytes, weight_bytes, weight_bytes_read
+from tpukit.planner.cost.serving_model import (
+    Server,
+    cache_bytes,
+    room_bytes,
+    servers_on,
+    weight_bytes,
+    weight_bytes_read,
+)
 from tpukit.planner.serving import plan_serving
 from tpukit.step import Workload
 
@@ -180,8 +189,15 @@ def test_it_shows_itself_with_its_origin():
     assert "decode" in shown
     assert "reads every weight once for all sequences" in " ".join(shown.split())
     assert "v6e-1" in shown
+    assert "1 x tensor=1" in " ".join(shown.split())
     assert {choice["origin"] for choice in plan.to_dict()["choices"]} == {"model"}
-    assert plan.to_dict()["choices"][0]["slice"] == "v6e-1"
+    first = plan.to_dict()["choices"][0]
+    assert first["slice"] == "v6e-1"
+    for name in ("decode", "prefill"):
+        assert first[name] == vars(getattr(plan.choices[0], name))
+    nowhere = plan_serving("llama3.1-8b", batch=2**20, context=2**17, generations=["v6e"])
+    assert nowhere.to_dict()["choices"][0]["decode"] is None
+    assert nowhere.to_dict()["choices"][0]["prefill"] is None
 
 
 def test_wrong_asks_are_refused():
@@ -200,3 +216,141 @@ def test_a_slice_by_name_serves_or_says_what_it_lacks():
     assert small.slice is None
     assert small.reason == "needs 134 GiB, it has room for 112"
     assert (large.slice, large.chips) == ("v6e-16", 16)
+
+
+def served(model, on, *, tensor, weights="bf16", batch=1, context=4096):
+    return Server(shape(model), Slice.parse(on), weights, batch, context, tensor)
+
+
+WEIGHTS_8B = 32 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336) + 128_256 * 4096
+REACHED = 918e12 * 0.85 / 0.95  # of v6e's peak by products in a step
+
+
+def test_a_prompt_by_hand():
+    server = served("llama3.1-8b", "v6e-8", tensor=8)
+    found = server.prefill()
+    products = 2 * WEIGHTS_8B * 4096 / 8 / REACHED
+    # In two blocks of 2,048 a query meets 3,072 keys in the mean; two products with each.
+    pairs = 32 * 3072 * 4096
+    reached = 918e12 * Machine.of(server.slice).attention_share(128)
+    scores = 2 * 2 * 32 * 128 * pairs / 8 / reached
+    assert found.flops == pytest.approx(products + scores)
+    assert found.hbm == 0.0
+    # 2x4 chips, no ring: two links a chip of 90 GB/s, 1 + 3 hops; two sums in each of 32 layers.
+    once = 4096 * 4096 * 2 * 7 / 8 / (2 * 90e9) + 4e-6
+    assert found.network == pytest.approx(32 * 2 * 2 * once)
+    assert found.tokens == 4096
+    assert found.seconds == pytest.approx(found.flops + found.hbm + found.network)
+    assert found.network > found.flops
+    assert found.bound_by == "network"
+    assert served("llama3.1-8b", "v6e-8", tensor=2).prefill().tokens == 4 * 4096
+
+
+def test_a_prompt_of_local_layers_meets_the_blocks_of_their_window():
+    found = served("gemma3-12b", "v6e-1", tensor=1, context=8192).prefill()
+    model = shape("gemma3-12b")  # 8 of 48 layers see all; 40 the block of their 1,024 and one more
+    pairs = (8 * 5120 + 40 * 3584) * 8192
+    reached = 918e12 * Machine.of(Slice.parse("v6e-1")).attention_share(256)
+    products = 2 * model.matmul_parameters * 8192 / REACHED
+    assert found.flops == pytest.approx(products + 2 * 2 * 16 * 256 * pairs / reached)
+    assert found.network == 0.0
+
+
+def test_a_short_prompt_waits_for_its_weights():
+    found = served("llama3.1-8b", "v6e-1", tensor=1, context=16).prefill()
+    copied = 1359.6e9  # as fast as a copy was measured
+    read = 2 * (WEIGHTS_8B + 65 * 4096)  # with two norms a layer and a last one
+    scores = 2 * 2 * 32 * 128 * 32 * 16 * 16
+    written = 2 * 2 * 8 * 128 * 32 * 16 / copied
+    reached = 918e12 * Machine.of(Slice.parse("v6e-1")).attention_share(128)
+    assert written > scores / reached
+    assert found.hbm == pytest.approx(read / copied + written, rel=1e-3)
+    assert found.flops == 0.0
+
+
+def test_two_devices_sum_over_the_link_between_them():
+    once = 4096 * 2 / 2 / 90e9 + 1e-6
+    found = served("llama3.1-8b", "v6e-4", tensor=2).decode().network
+    assert found == pytest.approx(32 * 2 * 2 * once)
+    assert served("llama3.1-8b", "v6e-4", tensor=1).decode().network == 0
+
+
+def test_past_the_heads_of_keys_one_more_sum_joins_results():
+    within, past = (served("llama3.1-8b", "v6e-16", tensor=n).decode().network for n in (8, 16))
+    # 8 of 4x4 chips: two links, 1 + 3 hops; all: two links, 3 + 3 hops.
+    once = [4096 * 2 * 7 / 8 / 180e9 + 4e-6, 4096 * 2 * 15 / 16 / 180e9 + 6e-6]
+    assert within == pytest.approx(32 * 2 * 2 * once[0])
+    assert past == pytest.approx(32 * 3 * 2 * once[1])
+
+
+def test_the_fullest_replica_is_waited_for():
+    nine = served("llama3.1-8b", "v6e-8", tensor=1, batch=9)
+    assert (nine.replicas, nine.sequences) == (8, 2)
+    assert nine.decode().tokens == 9
+    assert (
+        nine.decode().seconds == served("llama3.1-8b", "v6e-1", tensor=1, batch=2).decode().seconds
+    )
+    held = weight_bytes(nine.shape, "bf16") + cache_bytes(nine.shape, 2, 4096)
+    assert nine.device_bytes == held
+    halves = served("llama3.1-8b", "v6e-8", tensor=2, batch=9)
+    held = weight_bytes(nine.shape, "bf16") + cache_bytes(nine.shape, 3, 4096)
+    assert halves.device_bytes == held / 2
+
+
+def test_a_slice_is_split_into_powers_of_two_and_as_a_whole():
+    def splits(on):
+        ask = {"weights": "int4", "batch": 1, "context": 16}
+        return [one.tensor for one in servers_on(Slice.parse(on), shape("tiny"), **ask)]
+
+    assert splits("v6e-8") == [1, 2, 4, 8]
+    assert splits("2xv6e-8") == [1, 2, 4, 8]  # replicas do not span slices
+    assert splits("v5p:4x4x12") == [1, 2, 4, 8, 16, 32, 64, 192]
+
+
+def test_nine_tenths_of_a_device_hold_weights_and_cache():
+    assert room_bytes(Slice.parse("v6e-8")) == pytest.approx(0.9 * 31.25 * 2**30)
+    # 94.75 GiB of a device, which is half of a TPU7x.
+    assert room_bytes(Slice.parse("tpu7x-2x2x1")) == pytest.approx(0.9 * 94.75 * 2**30)
+    full = served("llama3.1-70b", "v6e-4", tensor=4)
+    assert not full.fits
+    assert served("llama3.1-70b", "v6e-8", tensor=8).fits
+
+
+def test_what_fills_a_device_to_the_last_byte_fits(monkeypatch):
+    server = served("llama3.1-8b", "v6e-4", tensor=4)
+    for more, fits in ((0, True), (-1, False)):
+        room = server.device_bytes + more
+        monkeypatch.setattr(serving_model, "room_bytes", lambda on, room=room: room)
+        assert server.fits == fits
+
+
+@pytest.mark.parametrize(
+    ("on", "stated", "copied"),
+    [("v6e-1", 1638e9 * 0.83, 1359.6e9), ("tpu7x-1x1x1", 7380e9 / 2 * 0.87, 6420.96e9 / 2)],
+)
+def test_serving_reads_no_faster_than_ops_and_no_faster_than_a_copy(on, stated, copied):
+    """By tpu-recipes a copy reached the same within a thousandth; the slower of both counts."""
+    found = served("llama3.1-8b", on, tensor=1).decode()
+    read = 2 * (WEIGHTS_8B + 65 * 4096) + 2 * 2 * 8 * 128 * 32 * 4096
+    assert read / found.hbm <= min(stated, copied) * (1 + 1e-9)
+    assert read / found.hbm == pytest.approx(stated, rel=1e-3)
+
+
+def test_without_a_measured_copy_serving_streams_as_ops_do():
+    found = served("llama3.1-8b", "v5p-8", tensor=1).decode()
+    read = 2 * (WEIGHTS_8B + 65 * 4096) + 2 * 2 * 8 * 128 * 32 * 4096
+    assert found.hbm == pytest.approx(read / (2765e9 * 0.87), rel=1e-6)
+
+
+def test_the_smallest_is_the_fastest_of_those_with_the_fewest_chips():
+    plan = plan_serving("llama3.1-8b", formats=["bf16", "int4"], generations=["v6e-1", "v6e-4"])
+    assert {one.chips for one in plan.choices} == {1, 4}
+    assert plan.smallest.chips == 1
+    assert plan.smallest.weights == "int4"
+
+
+def test_as_many_sequences_as_are_accepted_are_asked_for():
+    with pytest.raises(ConfigError, match="batch is 1048577; accepted are 1 to 1,048,576"):
+        plan_serving("tiny", batch=2**20 + 1)
+    usual = plan_serving("llama3.1-8b", generations=["v6e-1"])
+    assert (usual.batch, usual.context) == (1, 8192)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError
-from tpukit.planner.cost.spot import SECONDS_PER_DAY, Preemption
+from tpukit.planner.cost.spot import SECONDS_PER_DAY, Preemption, _most
 
 SPOT = Preemption(per_slice_day=4.0, recovery_s=600.0, source="a test")
 
@@ -67,7 +67,7 @@ def test_waste_is_a_share_and_never_falls_when_anything_gets_worse(
 def test_what_never_finishes_says_what_would():
     lost = Preemption(per_slice_day=200.0)
     assert float(lost.waste(10.0, 1)) == 1.0
-    words = lost.why_never(10.0, 1)
+    words = lost.why_never(10.0, 1, step_s=0.0)
     assert "200 preemptions a day" in words
     assert "no checkpoint interval makes progress" in words
     rate = float(words.partition("would count with ")[2].split()[0])
@@ -76,7 +76,7 @@ def test_what_never_finishes_says_what_would():
     sooner = Preemption(per_slice_day=200.0, recovery_s=60 * within)
     for spot in (fewer, sooner):
         assert float(spot.progress(10.0, 1)) == pytest.approx(0.5, abs=0.02)
-    hopeless = Preemption(per_slice_day=1440.0, recovery_s=10.0).why_never(300.0, 2)
+    hopeless = Preemption(per_slice_day=1440.0, recovery_s=10.0).why_never(300.0, 2, step_s=0.0)
     assert "no recovery is short enough, each save takes 300 s" in hopeless
 
 
@@ -95,3 +95,59 @@ def test_without_preemptions_nothing_is_wasted():
 def test_numbers_have_ranges(given_by_user, words):
     with pytest.raises(ConfigError, match=words):
         Preemption(**given_by_user)
+
+
+def test_usual_preemptions_are_those_of_the_record():
+    usual = Preemption()  # seven jobs, 42 recoveries in three to four days, 8.0 h lost together
+    assert 7 * 3.5 * usual.per_slice_day == pytest.approx(42)
+    assert 42 * usual.recovery_s == pytest.approx(8.0 * 3600)
+
+
+def test_recoveries_that_fill_the_day_leave_nothing():
+    full = Preemption(per_slice_day=144.0, recovery_s=600.0)
+    assert full.up_s(1) == 0.0
+    assert float(full.progress(0.0, 1)) == 0.0
+    assert Preemption(per_slice_day=72.0, recovery_s=600.0).up_s(2) == 0.0
+    assert Preemption(per_slice_day=36.0, recovery_s=600.0).up_s(2) == 600.0
+
+
+@pytest.mark.parametrize(("per_day", "never"), [(142.5, False), (142.6, True)])
+def test_less_than_a_hundredth_of_the_time_is_no_progress(per_day, never):
+    spot = Preemption(per_slice_day=per_day, recovery_s=600.0)
+    kept = (SECONDS_PER_DAY / per_day - 600.0) * per_day / SECONDS_PER_DAY
+    assert (kept < 0.01) == never
+    assert float(spot.waste(0.0, 1)) == pytest.approx(1.0 if never else 1 - kept, abs=1e-4)
+
+
+@pytest.mark.parametrize("save_s", [0.5, 30.0, 400.0])
+def test_no_interval_near_the_best_is_better(save_s):
+    up = SECONDS_PER_DAY / 4 - 600.0
+    best = float(SPOT.interval_s(save_s, 1))
+
+    def kept(interval):
+        return interval / np.expm1((interval + save_s) / up)
+
+    assert all(kept(best) > kept(best * near) for near in (0.999, 1.001))
+    assert float(SPOT.progress(save_s, 1)) == pytest.approx(kept(best) / (up + 600.0), rel=1e-9)
+
+
+def test_several_slices_are_lost_as_often_as_all_of_them():
+    four = Preemption(per_slice_day=1.0, recovery_s=600.0)
+    assert float(four.waste(10.0, 4)) == pytest.approx(float(SPOT.waste(10.0, 1)))
+    assert "each of 2 slices" in Preemption(per_slice_day=300.0).why_never(1.0, 2, step_s=0.0)
+    assert "of a slice and" in Preemption(per_slice_day=300.0).why_never(1.0, 1, step_s=0.0)
+
+
+def test_a_save_of_no_time_counts_as_a_microsecond_and_no_preemption_as_one_in_1e12_days():
+    often = Preemption(per_slice_day=1440.0, recovery_s=0.0)  # up for a minute
+    young = (2 * 1e-6 * 60.0) ** 0.5
+    assert float(often.interval_s(0.0, 1)) == pytest.approx(young, rel=1e-3)
+    # Half of an interval is done again, and as much is spent on saves.
+    assert float(often.progress(0.0, 1)) == pytest.approx(1 - young / 60, abs=1e-6)
+    assert float(often.waste(0.0, 1)) == pytest.approx(young / 60, rel=1e-3)
+    assert Preemption(per_slice_day=0.0).up_s(1) == pytest.approx(SECONDS_PER_DAY * 1e12)
+
+
+@pytest.mark.parametrize("most", [0.0, 0.03, 5.0, 8.0])
+def test_the_most_that_does_is_found_by_halves(most):
+    assert _most(lambda number: number <= most, 8.0) == pytest.approx(most, abs=1e-9)

@@ -11,7 +11,7 @@ from tpukit.compiler.hlo import Collective
 from tpukit.compiler.timeline.machine import Machine
 from tpukit.compiler.timeline.network import Network
 from tpukit.hardware import Slice
-from tpukit.planner.cost.torus import AXES, Links, place_axes
+from tpukit.planner.cost.torus import AXES, Links, _take, place_axes
 
 SLICES = ("v5e-16", "v5e-256", "v6e-64", "v6e-256", "v5p-128", "v5p-32")
 
@@ -77,3 +77,25 @@ def test_the_chips_of_all_axes_multiply_to_the_slice(name, cuts):
     sizes["fsdp"] = left
     links = place_axes(target, sizes)
     assert math.prod(link.chips for link in links.values()) == target.chips
+
+
+@pytest.mark.parametrize(
+    ("topology", "sizes"),
+    [
+        ((16, 16), (16, 2, 8)),
+        ((16, 16), (4, 64)),
+        ((2, 4), (2, 4)),
+        ((4, 4, 8), (8, 2, 8)),
+        ((4, 4, 8), (4, 2, 16)),
+        ((2, 2, 4), (16,)),
+    ],
+)
+def test_no_chip_is_given_to_two_axes(topology, sizes):
+    free = dict(enumerate(topology))
+    for size in sizes:
+        before = math.prod(free.values())
+        taken = _take(free, size)
+        assert math.prod(taken.values()) == size
+        assert min(taken.values()) > 1
+        assert math.prod(free.values()) == before // size
+    assert set(free.values()) == {1}

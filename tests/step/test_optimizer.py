@@ -1,5 +1,7 @@
 """Schedules equal optax's, masks spare what must not decay, moments take the format asked for."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from tpukit.errors import ConfigError
 from tpukit.step import LearningRate, OptimizerSpec, build_optimizer
 from tpukit.step.optimizer.moments import scale_by_int8_adam
 from tpukit.step.optimizer.optimizer import decay_mask
-from tpukit.step.optimizer.spec import OPTIMIZERS
+from tpukit.step.optimizer.spec import DEFAULT_LEARNING_RATE, OPTIMIZERS
 from tpukit.step.workload import Workload
 
 
@@ -157,3 +159,75 @@ def test_refusals():
         LearningRate(peak=1.0, schedule="cosin", total_steps=10)
     with pytest.raises(ConfigError, match="warmup_steps=20 is longer than the 10 steps"):
         LearningRate(peak=1.0, total_steps=10, warmup_steps=20)
+
+
+@pytest.mark.parametrize(
+    ("spec", "truth"),
+    [
+        (
+            OptimizerSpec(name="lion", beta1=0.8, beta2=0.9, weight_decay=0.0, clip_norm=None),
+            optax.lion(0.01, b1=0.8, b2=0.9, weight_decay=0.0),
+        ),
+        (
+            OptimizerSpec(name="sgd", beta1=0.8, weight_decay=0.0, clip_norm=None),
+            optax.sgd(0.01, momentum=0.8),
+        ),
+        (
+            OptimizerSpec(name="adafactor", weight_decay=0.0, clip_norm=None),
+            optax.adafactor(0.01, multiply_by_parameter_scale=False),
+        ),
+        (
+            OptimizerSpec(beta1=0.7, beta2=0.8, eps=0.1, weight_decay=0.0, clip_norm=None),
+            optax.adam(0.01, b1=0.7, b2=0.8, eps=0.1),
+        ),
+    ],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_each_optimizer_is_that_of_optax(spec, truth):
+    """Gradients grow, so that Adafactor clips its updates; rows of 128 are what it factors."""
+    ours = build_optimizer(spec, 0.01)
+    params = {"w": jnp.ones((128, 130)), "v": jnp.ones((4, 127, 3))}
+    states = [ours.init(params), truth.init(params)]
+    for step in range(4):
+        keys = jax.random.split(jax.random.key(step), 2)
+        gradients = {
+            name: 10.0**step * jax.random.normal(key, params[name].shape)
+            for name, key in zip(params, keys, strict=True)
+        }
+        found, states[0] = ours.update(gradients, states[0], params)
+        expected, states[1] = truth.update(gradients, states[1], params)
+        for name in params:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_settings_reach_adam_whatever_its_moments(dtype):
+    """The first update, before any moment was rounded: gradient / (|gradient| + eps)."""
+    spec = OptimizerSpec(eps=0.5, weight_decay=0.2, clip_norm=None, moment_dtype=dtype)
+    optimizer = build_optimizer(spec, 0.1)
+    params = {"w": jnp.full((2, 2), 3.0)}
+    updates, _ = optimizer.update({"w": jnp.full((2, 2), 1.5)}, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["w"], -0.1 * (1.5 / (1.5 + 0.5) + 0.2 * 3.0), rtol=1e-5)
+
+
+def test_usual_settings_are_those_of_llama_and_of_optax():
+    usual = OptimizerSpec()  # LLaMA (arXiv 2302.13971), section 2.3
+    assert (usual.beta1, usual.beta2, usual.weight_decay, usual.clip_norm) == (0.9, 0.95, 0.1, 1.0)
+    assert LearningRate(peak=1.0, total_steps=10).final_fraction == 0.1
+    assert usual.eps == inspect.signature(optax.adamw).parameters["eps"].default
+    assert not usual.skip_nonfinite
+    ours, theirs = (
+        {name: one.default for name, one in inspect.signature(made).parameters.items()}
+        for made in (scale_by_int8_adam, optax.scale_by_adam)
+    )
+    assert ours == {name: theirs[name] for name in ours}
+    assert DEFAULT_LEARNING_RATE == 3e-4  # the largest of the same paper, of its 6.7B and 13B
+
+
+def test_a_schedule_has_no_warm_up_and_a_fifth_of_decay_unless_asked():
+    rate = LearningRate(peak=1.0, schedule="wsd", total_steps=50)
+    assert [float(rate(step)) for step in (0, 39, 40)] == [1.0, 1.0, 1.0]
+    assert float(rate(41)) == pytest.approx(1 - 0.9 / 10)
+    assert float(rate(50)) == pytest.approx(0.1)
+    one = LearningRate(peak=2.0, schedule="linear", total_steps=1, warmup_steps=1)
+    assert [float(one(step)) for step in (0, 1, 2)] == pytest.approx([2.0, 2.0, 0.2])

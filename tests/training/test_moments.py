@@ -15,7 +15,8 @@ from tpukit.hardware.stored_formats import MOMENT_FORMATS
 from tpukit.models import get_preset
 from tpukit.parallel import abstract_mesh, activation_rules
 from tpukit.step import OptimizerSpec, build_optimizer
-from tpukit.step.optimizer.moments import decode, encode, scale_by_int8_adam
+from tpukit.step.optimizer import moments
+from tpukit.step.optimizer.moments import _thresholds, decode, encode, scale_by_int8_adam
 from tpukit.step.optimizer.spec import state_bytes
 from tpukit.step.workload import Workload
 from tpukit.training import TPUCheckpointer
@@ -61,6 +62,10 @@ def test_small_second_moments_do_not_become_zero():
     assert float(found[0]) == pytest.approx(1)
     assert np.all(np.asarray(found) > 0)
     assert float(found[2]) < 1e-8
+    codes, _ = encode(values, UINT8, step=STEP)
+    assert [int(codes[0]), int(codes[3])] == [255, 1]  # the largest, and the smallest there is
+    signed, _ = encode(values, INT8, step=STEP)
+    assert [int(signed[0]), int(signed[3])] == [127, 0]
     nothing = decode(*encode(jnp.zeros(5), UINT8, step=STEP))
     np.testing.assert_array_equal(nothing, np.zeros(5))
 
@@ -208,3 +213,35 @@ def test_moments_lie_where_their_parameters_do(runs):
 def test_other_optimizers_refuse():
     with pytest.raises(ConfigError, match="'int8' is for adamw, and the optimizer is lion"):
         OptimizerSpec(name="lion", moment_dtype="int8")
+
+
+def test_thresholds_are_fractions_of_two_irrational_steps():
+    """They are part of the format of a checkpoint: a run goes on as if it had not stopped."""
+    golden, root = 0.6180339887, 0.4142135624  # fractions of the golden ratio and of the root of 2
+
+    def at(step):
+        return np.asarray(_thresholds((1, 4), jnp.asarray(step)))
+
+    columns = [0, root, 2 * root, 3 * root % 1]
+    np.testing.assert_allclose(at(0), columns, atol=1e-6)
+    np.testing.assert_allclose(at(1), [(golden + one) % 1 for one in columns], atol=1e-6)
+    np.testing.assert_allclose(at(4095)[0], 4095 * golden % 1, atol=1e-3)  # of float32
+    np.testing.assert_array_equal(at(4096), at(0))
+
+
+@pytest.mark.parametrize("count", [34, 89, 233])
+def test_the_thresholds_of_an_element_are_spread_as_evenly_as_can_be(count):
+    """After a Fibonacci number of steps no gap is much longer than the shortest."""
+    found = np.sort(jax.vmap(lambda step: _thresholds((1, 1), step))(jnp.arange(count))[:, 0])
+    gaps = np.diff([*found, found[0] + 1])
+    assert gaps.max() / gaps.min() == pytest.approx(1.618, abs=0.03)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize(("shape", "is_stack"), [((4, 6, 300), True), ((6, 300), False)])
+def test_only_stacks_are_updated_in_a_loop_and_not_on_a_gpu(monkeypatch, shape, is_stack, on_gpu):
+    monkeypatch.setattr(moments, "on_one_gpu", lambda: on_gpu)
+    optimizer, gradient = scale_by_int8_adam(), jnp.ones(shape)
+    program = jax.make_jaxpr(optimizer.update)(gradient, optimizer.init(gradient))
+    loops = {"while", "scan"} & {equation.primitive.name for equation in program.eqns}
+    assert bool(loops) == (is_stack and not on_gpu)

@@ -132,13 +132,18 @@ def _in_python(file: Path, text: str) -> Iterator[Change]:
 
 
 def _visited(node: ast.AST, in_function: bool) -> Iterator[tuple[ast.expr, bool]]:
-    """Every expression that computes something; annotations, texts and errors do not."""
+    """Every expression that computes something; annotations, texts and errors do not.
+
+    Nor do `strict` of a zip, which is an error, and `repr` of a field.
+    """
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params"):
             continue
         inside = in_function or (name == "body" and isinstance(node, ast.FunctionDef | ast.Lambda))
         for child in value if isinstance(value, list) else (value,):
             if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr | ast.Raise):
+                continue
+            if isinstance(child, ast.keyword) and child.arg in ("strict", "repr"):
                 continue
             if isinstance(child, ast.expr):
                 yield child, inside

@@ -86,6 +86,7 @@ ROOMS: dict[str, Room] = {
         (f"{PACKAGE}/hardware/data/*.toml", f"{PACKAGE}/compiler/bundles/data/*.toml"),
         (
             "tests/hardware",
+            "tests/benchmarks/test_kernel_rates.py",
             "tests/benchmarks/test_rates_from_rows.py",
             "tests/compiler/bundles",
             "tests/kernels/timing/measured",

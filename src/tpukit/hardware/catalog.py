@@ -10,7 +10,7 @@ from ..errors import SliceError, did_you_mean
 from .chip import Chip
 from .figure import Figure, find_source
 from .formats import PEAKS, parse_format
-from .topology import TopologyRules, parse_shape
+from .topology import CubeRules, TopologyRules, parse_shape
 
 GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "7x", "8i")
 GIB = 2**30
@@ -144,12 +144,11 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
 
 def _rules_from(topology: Mapping[str, Any]) -> TopologyRules:
     x, y, z = topology["host_bounds"]
+    cubes = topology.get("cubes")
     return TopologyRules(
         dims=topology["dims"],
         listed_shapes=tuple(parse_shape(shape) for shape in topology["listed_shapes"]),
-        cube=topology.get("cube"),
-        max_chips=topology["max_chips"],
-        max_axis=topology["max_axis"],
+        cubes=CubeRules(**cubes) if cubes else None,
         wrap_length=topology.get("wrap_length"),
         host_bounds=(x, y, z),
         single_host_shapes=tuple(parse_shape(shape) for shape in topology["single_host_shapes"]),

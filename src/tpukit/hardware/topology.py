@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations_with_replacement
 
 from ..errors import SliceError
 
@@ -28,15 +29,37 @@ def format_shape(shape: Shape) -> str:
 
 
 @dataclass(frozen=True)
+class CubeRules:
+    """Slices made of whole cubes.
+
+    Attributes:
+        edge: Chips along each side of a cube.
+        max_chips: The most chips of one slice.
+        max_axis: The longest axis a slice may have.
+    """
+
+    edge: int
+    max_chips: int
+    max_axis: int
+
+    def shapes(self) -> set[Shape]:
+        """Every shape, its shortest axis first."""
+        lengths = range(self.edge, self.max_axis + 1, self.edge)
+        return {
+            (a, b, c)
+            for a, b, c in combinations_with_replacement(lengths, 3)
+            if a * b * c <= self.max_chips
+        }
+
+
+@dataclass(frozen=True)
 class TopologyRules:
     """The shapes one generation can be had in.
 
     Attributes:
         dims: Axes of the torus, 2 or 3.
         listed_shapes: Shapes offered by name; for 3D generations those below one whole cube.
-        cube: Edge of the cube from which larger 3D shapes are made, or None.
-        max_chips: The most chips of one slice.
-        max_axis: The longest axis a slice may have.
+        cubes: What larger 3D shapes are made of, or None.
         wrap_length: A 2D axis this long is closed to a ring. 3D slices of whole cubes wrap
             on every axis and smaller ones on none.
         host_bounds: Chips of one host on each axis (always three numbers, as libtpu wants them).
@@ -45,9 +68,7 @@ class TopologyRules:
 
     dims: int
     listed_shapes: tuple[Shape, ...]
-    cube: int | None
-    max_chips: int
-    max_axis: int
+    cubes: CubeRules | None
     wrap_length: int | None
     host_bounds: tuple[int, int, int]
     single_host_shapes: tuple[Shape, ...]
@@ -56,14 +77,8 @@ class TopologyRules:
     def shapes(self) -> tuple[Shape, ...]:
         """Every legal shape, smallest first; of one size, the most cubic first."""
         shapes = set(self.listed_shapes)
-        if self.cube:
-            lengths = range(self.cube, self.max_axis + 1, self.cube)
-            for a in lengths:
-                for b in lengths:
-                    if b < a or a * b * b > self.max_chips:
-                        continue
-                    longest = min(self.max_axis, self.max_chips // (a * b))
-                    shapes.update((a, b, c) for c in range(b, longest + 1, self.cube))
+        if self.cubes:
+            shapes |= self.cubes.shapes()
         return tuple(sorted(shapes, key=lambda s: (math.prod(s), sum(s), s)))
 
     @cached_property
@@ -86,8 +101,8 @@ class TopologyRules:
 
     def wraps(self, shape: Shape) -> tuple[bool, ...]:
         """Whether the ends of each axis are linked into a ring."""
-        if self.cube:
-            whole_cubes = all(length % self.cube == 0 for length in shape)
+        if self.cubes:
+            whole_cubes = all(length % self.cubes.edge == 0 for length in shape)
             return (whole_cubes,) * len(shape)
         return tuple(length == self.wrap_length for length in shape)
 

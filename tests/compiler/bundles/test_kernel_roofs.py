@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tpukit.compiler.bundles import CallTrace, calibration_of, describe_band, error_of
 from tpukit.compiler.bundles.calibration import _tables, error_bands_of
 from tpukit.compiler.bundles.machine import GRANULE_BYTES, CoreRun, Transfer
+from tpukit.compiler.bundles.trace import CallRates
 from tpukit.compiler.bundles.units import core_of
 from tpukit.compiler.timeline.machine import Machine
 from tpukit.hardware import get_chip
@@ -121,6 +123,64 @@ def test_a_kernel_takes_as_long_as_its_slowest_core():
     assert both.utilisation["MXU"] == pytest.approx(800 / 4 / slow.cycles)
     assert both.utilisation["EUP"] == both.utilisation["HBM"] == 0.0
     assert both.bound == "latency"  # no unit is used half of the time
+
+
+RATES = CallRates(
+    clock_hz=1e9,
+    hbm_bytes_per_s=64e9,  # two granules a cycle
+    transfer_latency_s=100e-9,
+    transfer_issue_cycles=7,
+    compute_factor=2,
+    product_factor=1.5,
+    turn_cycles=10,
+    launch_s=1e-6,
+)
+
+
+def core_run(*transfers, products=2_000, turns=3):
+    return CoreRun(
+        bundles=900, compute_cycles=1_000, busy={"MXU": products, "VALU": 400}, waits={},
+        product_cycles=products, loop_turns=turns, transfers=transfers,
+    )  # fmt: skip
+
+
+FETCH = (Transfer(0, 1, 50, "in"), Transfer(10, 1, 50, "wait"))
+UNWAITED = (Transfer(0, 1, 10_000, "out"),)
+
+
+@pytest.mark.parametrize(
+    ("cores", "cycles", "stalled", "overhead", "moved"),
+    [
+        # The core computes 2,000 cycles, starts for 7, turns for 30 and is launched for 1,000. Both
+        # cores fetch 50 granules, one a cycle each, there at 150; the wait comes at 20 + 7.
+        ((core_run(*FETCH), core_run(*FETCH)), 3_160, 123, 1_037, 3_200),
+        # The other fetches nothing, so that this one has both granules of a cycle: there at 125.
+        ((core_run(*FETCH), core_run()), 3_135, 98, 1_037, 1_600),
+        # 8,000 cycles of products on four units, half as long again as counted: 3,000, not 2,000.
+        ((core_run(products=8_000),), 4_030, 0, 1_030, 0),
+        # What nobody waits for is moved all the same, two granules a cycle.
+        ((core_run(*UNWAITED),), 5_000, 0, 1_037, 320_000),
+    ],
+)
+def test_a_call_takes_what_is_counted_by_hand(cores, cycles, stalled, overhead, moved):
+    found = CallTrace("kernel", "v5p", 1, cores).estimate(RATES)
+    assert found.cycles == pytest.approx(cycles)
+    assert found.time_s == pytest.approx(cycles * 1e-9)
+    assert found.stall_cycles == pytest.approx(stalled)
+    assert found.overhead_cycles == pytest.approx(overhead)
+    assert found.hbm_bytes == moved
+    assert found.utilisation["VALU"] == pytest.approx(400 / 4 / cycles)
+    own = sum(one.granules for one in cores[0].transfers if one.direction != "wait")
+    sharing = sum(bool(core.transfers) for core in cores) or 1
+    assert found.utilisation["HBM"] == pytest.approx(own * sharing / 2 / cycles)
+
+
+@pytest.mark.parametrize(("products", "bound"), [(2_000, "MXU"), (1_999, "latency")])
+def test_a_unit_bounds_a_kernel_from_half_of_its_time_on(products, bound):
+    plain = replace(RATES, compute_factor=1, product_factor=1, launch_s=0.0)
+    run = core_run(products=products, turns=0)  # 1,000 cycles and nothing beside them
+    found = CallTrace("kernel", "v5p", 1, (run,)).estimate(plain)
+    assert (found.cycles, found.bound) == (1_000, bound)
 
 
 class TestBands:

@@ -56,6 +56,22 @@ def test_a_block_cut_at_the_edge_is_made_up_by_the_core():
     assert found.bytes_in == 30 * 32
 
 
+def test_starting_a_transfer_takes_time_and_computing_may_take_longer_than_counted():
+    rates = TransferRates(bytes_per_cycle=64.0, latency_cycles=100.0, issue_cycles=7.0)
+    order = [
+        Transfer(0, 1, 50, "in"),  # 25 cycles: there at 125
+        Transfer(10, 2, 20, "local"),  # begun at 37, within VMEM: there at 137
+        Transfer(10, 1, 50, "wait"),  # at 44, for 81
+        Transfer(10, 2, 20, "wait"),  # at 125, for 12
+        Transfer(100, 3, 40, "out"),  # at 407, when the way is free: there at 527
+        Transfer(130, 3, 40, "wait"),  # at 504, for 23
+    ]
+    found = replay(order, rates, compute_factor=3.0)
+    assert found.stall_cycles == pytest.approx(81 + 12 + 23)
+    assert found.issue_cycles == 21.0
+    assert (found.bytes_in, found.bytes_out) == (1600, 1280)
+
+
 @given(st.lists(st.tuples(st.integers(1, 500), st.integers(0, 400)), min_size=1, max_size=20))
 def test_stalls_are_bounded_by_the_transfers_alone(steps):
     order, cycle = [], 0

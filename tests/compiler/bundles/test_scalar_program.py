@@ -71,6 +71,11 @@ def test_two_cores_share_the_grid():
     assert trace.hbm_bytes == 2 * 4 * BLOCK_BYTES + 2 * 16 * 32
 
 
+def test_a_kernel_that_does_not_ask_for_its_core_runs_on_one():
+    text = (DATA / "looped_v6e.txt").read_text()
+    assert len(trace_call("looped", text, "v6e", tables={0: (1, 2, 3, 4)}).cores) == 1
+
+
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e", "7x"])
 def test_a_loop_of_unknown_length_is_refused(chip):
     with pytest.raises(XLACompilationError, match="pass the integers it prefetches"):

@@ -5,9 +5,12 @@ import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as info
 
+from tpukit.compiler.bundles import CallTrace, calibration_of
+from tpukit.compiler.bundles.machine import CoreRun
 from tpukit.compiler.hlo import Shape, parse_hlo
 from tpukit.compiler.timeline.kernels import (
     RaggedDotTimer,
+    SplashTimer,
     StatedCostTimer,
     StepKernelTimer,
     _visited_share,
@@ -62,15 +65,85 @@ def test_a_sum_in_parts_loads_the_weights_at_every_visit():
     assert parts - whole == pytest.approx(model.hbm_s(weights * (visits / GROUPS - 1)), rel=1e-6)
 
 
-def splash(name):
-    heads = "bf16[8,4096,128]{2,1,0}"
+HEADS, QUERIES, KEYS, SIZE = 8, 4096, 2048, 128
+OF_QUERIES = f"bf16[{HEADS},{QUERIES},{SIZE}]{{2,1,0}}"
+OF_KEYS = f"bf16[{HEADS},{KEYS},{SIZE}]{{2,1,0}}"
+
+
+def splash(name, *, grid=None, results=(OF_QUERIES,)):
+    """A splash kernel of queries, keys and values, behind a table of its grid."""
+    tables = f"  %grid = s8[1,{grid[0]},{grid[1]}]{{2,1,0}} parameter(3)\n" if grid else ""
     text = (
-        f"{HEAD}  %q = {heads} parameter(0)\n  %k = {heads} parameter(1)\n"
-        f"  ROOT %{name}.1 = {heads} custom-call(%q, %k), "
-        'custom_call_target="tpu_custom_call"\n}\n'
+        f"{HEAD}{tables}  %q = {OF_QUERIES} parameter(0)\n"
+        f"  %k = {OF_KEYS} parameter(1)\n  %v = {OF_KEYS} parameter(2)\n"
+        f"  ROOT %{name}.1 = ({', '.join(results)}) custom-call({'%grid, ' if grid else ''}"
+        '%q, %k, %v), custom_call_target="tpu_custom_call"\n}\n'
     )
     entry = parse_hlo(text).entry
     return entry.by_name[f"{name}.1"], entry
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "results", "products", "visited"),
+    [
+        ("splash_mha_fwd", None, (OF_QUERIES,), 2, 1 / 2),  # scores, and their sum over values
+        ("splash_mqa_fwd", (4, 4), (OF_QUERIES,), 2, 10 / 16),  # the blocks below the diagonal
+        ("splash_mha_dq", (4, 4), (OF_QUERIES,), 3, 10 / 16),
+        ("splash_mha_dkv", (4, 4), (OF_KEYS, OF_KEYS), 4, 10 / 16),
+        # A fused kernel writes dq beside dk and dv, once for each block of keys.
+        ("splash_mha_dkv", (4, 4), (OF_QUERIES, OF_KEYS, OF_KEYS), 5, 10 / 16),
+        ("splash_mha_dkv", (4, 4), (OF_QUERIES, OF_QUERIES), 4, 10 / 16),  # dk and dv alone
+        # A third result of another size is no dq.
+        ("splash_mha_dkv", (4, 4), (OF_KEYS, OF_KEYS, "f32[8,128]{1,0}"), 4, 10 / 16),
+        # A window: each of 8 blocks of 512 queries sees two of the four blocks of keys ...
+        ("splash_mha_fwd", (8, 2), (OF_QUERIES,), 2, 2 / 4),
+        # ... and each of 4 blocks of 512 keys is seen by two of the eight blocks of queries.
+        ("splash_mha_dkv", (2, 4), (OF_KEYS, OF_KEYS), 4, 2 / 8),
+    ],
+)
+def test_splash_takes_its_products_at_the_share_measured(name, grid, results, products, visited):
+    model = machine()
+    flops = products * 2 * HEADS * QUERIES * KEYS * SIZE * visited
+    share, slower = model.attention_share(SIZE), model.attention.jax_over_tokamax_forward
+    if not name.endswith("fwd"):
+        share *= model.attention.backward_over_forward
+        slower = model.attention.jax_over_tokamax_backward
+    kernel, parent = splash(name, grid=grid, results=results)
+    assert slower > share  # no kernel is at its peak
+    assert StepKernelTimer(model)(kernel, parent) == pytest.approx(flops * slower / share / 918e12)
+    assert has_own_model(kernel)
+
+
+def test_no_splash_kernel_exceeds_the_peak():
+    quick = Machine.of(Slice.parse("v6e-1"), op_time_in_a_step=0.01)
+    flops = 2 * 2 * HEADS * QUERIES * KEYS * SIZE / 2
+    assert SplashTimer(quick)(*splash("splash_mha_fwd")) == pytest.approx(flops / 918e12)
+
+
+def test_what_ragged_products_note_down_takes_as_long_as_an_op():
+    model = machine()
+    text = (
+        f"{HEAD}  ROOT %k = s32[64]{{0}} custom-call(), custom_call_target="
+        '"tpu_custom_call", metadata={op_name="f/ragged-dot-metadata"}\n}\n'
+    )
+    entry = parse_hlo(text).entry
+    kernel = entry.by_name["k"]
+    assert RaggedDotTimer(model)(kernel, entry) == model.op_overhead_s
+    assert has_own_model(kernel)
+    assert has_own_model(ragged(f"256,{K},{N}")[0])
+
+
+def test_a_kernel_that_was_followed_takes_its_bundles_time():
+    model = Machine.of(Slice.parse("v6e-1"), op_time_in_a_step=0.5)
+    run = CoreRun(
+        bundles=7, compute_cycles=1_750_000, busy={}, waits={}, product_cycles=0, loop_turns=0,
+        transfers=(),
+    )  # fmt: skip
+    traces = {"k": CallTrace("k", "v6e", 7, (run,))}
+    kernel, parent = other("{}")
+    # A millisecond at 1.75 GHz, of which 0.7 are measured, and 1.3 us of the launch.
+    alone = 0.7e-3 + calibration_of("v6e").launch_s
+    assert StepKernelTimer(model, traces)(kernel, parent) == pytest.approx(alone / 2)
 
 
 def test_a_model_of_ones_own_is_asked_first():
@@ -103,6 +176,10 @@ def test_a_kernel_is_held_to_the_costs_it_states():
     timer = StepKernelTimer(model)
     assert timer(*other(stated)) == pytest.approx(model.hbm_s(1.64e6) + model.op_overhead_s)
     assert timer.by_stated_cost == ["k"]
+    only_bytes = '{"custom_call_config":{"cost_estimate":{"bytes_accessed":"1640000"}}}'
+    assert timer(*other(only_bytes)) == timer(*other(stated))
+    nothing = '{"custom_call_config":{"cost_estimate":{"transcendentals":"9"}}}'
+    assert timer(*other(nothing)) is None
 
 
 @pytest.mark.parametrize(
@@ -133,6 +210,18 @@ def test_grouped_products_have_a_model_of_their_own(name):
     assert not timer.by_stated_cost
     assert has_own_model(kernel)
     assert not has_own_model(other(stated, name="my_grouped_matmul_like")[0])
+
+
+def test_a_token_is_no_operand_of_a_product():
+    stated = '{"custom_call_config":{"cost_estimate":{"flops":"1e12"}}}'
+    text = (
+        f"{HEAD}  %a = bf16[1024,1024]{{1,0}} parameter(0)\n  %t = token[] after-all()\n"
+        "  ROOT %k = bf16[1024,1024]{1,0} custom-call(%a, %t), "
+        f'custom_call_target="tpu_custom_call", backend_config={stated}\n}}\n'
+    )
+    entry = parse_hlo(text).entry
+    timer = StatedCostTimer(machine())
+    assert timer(entry.by_name["k"], entry) == timer(*other(stated))
 
 
 def test_a_kernel_that_states_nothing_has_no_time():

@@ -88,6 +88,10 @@ def test_neighbours_permute_over_one_link_each():
     up = net.transfer(Collective("collective-permute", ring, 1, "c")).lanes
     down = net.transfer(Collective("collective-permute", back, 1, "c")).lanes
     assert (up, down) == ({"y+"}, {"y-"})
+    swap = ((0, 1), (1, 0))  # as many up as down
+    assert net.transfer(Collective("collective-permute", swap, 1, "c")).lanes == {"y+"}
+    mostly_down = ((0, 1), (3, 2), (6, 5))
+    assert net.transfer(Collective("collective-permute", mostly_down, 1, "c")).lanes == {"y-"}
     across = tuple((16 * i, 16 * ((i + 1) % 16)) for i in range(16))
     assert net.transfer(Collective("collective-permute", across, 1, "c")).lanes == {"x+"}
 
@@ -107,6 +111,12 @@ def test_permutes_take_the_shorter_way():
     from_end_to_end = ((0, 3),)  # the line does not wrap
     assert seconds(net, "collective-permute", from_end_to_end) == pytest.approx(100e6 / 90e9 + 3e-6)
     wrapped = network("v6e-256")
+    for target, hops in ((6, 6), (8, 8), (10, 6)):
+        assert seconds(wrapped, "collective-permute", ((0, target),)) == pytest.approx(
+            100e6 / 90e9 + hops * 1e-6
+        )
+    half_way = ((0, 8), (7, 8))  # as far either way: up, and so over the link from 7
+    assert seconds(wrapped, "collective-permute", half_way) == pytest.approx(2e8 / 90e9 + 8e-6)
     over_the_edge = ((15, 1), (0, 1))  # 15 goes on to 0
     assert seconds(wrapped, "collective-permute", over_the_edge) == pytest.approx(
         2 * 100e6 / 90e9 + 2e-6
@@ -123,6 +133,34 @@ def test_more_bytes_never_take_less_time(kind):
 def test_a_group_of_one_costs_nothing():
     assert seconds(network("v5e-16"), "all-gather", ((3,),)) == 0.0
     assert seconds(network("v5e-1"), "all-gather", ()) == 0.0
+
+
+def test_two_neighbours_share_over_the_link_between_them():
+    net = network("v6e-16")
+    pair = ((0, 1),)
+    assert seconds(net, "all-gather", pair) == pytest.approx(50e6 / 90e9 + 1e-6)
+    assert seconds(net, "all-reduce", pair) == pytest.approx(2 * 50e6 / 90e9 + 2e-6)
+
+
+def test_the_devices_of_one_chip_need_no_link():
+    transfer = network("tpu7x-2x2x1").transfer(Collective("all-gather", ((0, 1),), 10**9, "c"))
+    assert (transfer.seconds, transfer.lanes, transfer.track) == (1e-6, frozenset(), "ici")
+
+
+def test_half_a_ring_is_no_ring():
+    net = network("v6e-256")
+    half = (tuple(range(8)),)  # of the 16 along y: 7 links one after the other
+    assert seconds(net, "all-gather", half) == pytest.approx(100e6 * 7 / 8 / 90e9 + 7e-6)
+
+
+def test_permutes_between_the_devices_of_two_chips_share_the_link():
+    net = network("tpu7x-2x2x1")  # two devices a chip, each with half of the link
+    link = net.machine.slice.chip.ici_link_effective_gbps.value * 1e9
+    for pairs, load in ((((0, 2),), 1), (((0, 2), (1, 3)), 1), (((0, 2), (1, 3), (0, 3)), 2)):
+        expected = load * 100e6 / link + 1e-6
+        assert seconds(net, "collective-permute", pairs) == pytest.approx(expected)
+    within = ((0, 1), (1, 0))
+    assert seconds(net, "collective-permute", within) == 0.0
 
 
 def test_a_program_of_another_slice_is_refused():

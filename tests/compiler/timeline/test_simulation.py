@@ -6,6 +6,7 @@ import pytest
 
 from tpukit.compiler.hlo import parse_hlo
 from tpukit.compiler.timeline import Machine, Network, Simulation, predict_step
+from tpukit.compiler.timeline.simulation_state import Engine, Frame, Span
 from tpukit.hardware import Slice
 
 SLICE = Slice.parse("v6e-8")
@@ -13,6 +14,7 @@ MACHINE = Machine.of(SLICE)
 COORDINATES = tuple(itertools.product(range(2), range(4)))
 HBM_RATE = 1638e9 * MACHINE.hbm_efficiency
 OVERHEAD = MACHINE.op_overhead_s
+SMALLEST = "HloModule f\n\nENTRY %main (a: f32[]) -> f32[] {\n  ROOT %a = f32[] parameter(0)\n}\n"
 LARGE = "bf16[8192,8192]{1,0:T(8,128)(2,1)}"
 IN_VMEM = "bf16[4096,4096]{1,0:T(8,128)(2,1)S(1)}"
 
@@ -287,7 +289,13 @@ SHARD_BYTES = 2 * 1024 * 8192
 
 @pytest.mark.parametrize(
     ("kind", "received", "times"),
-    [("ALL_REDUCE", SHARD, 2 * 3 / 4), ("ALL_GATHER", WHOLE, 3), ("", SHARD, 1)],
+    [
+        ("ALL_REDUCE", SHARD, 2 * 3 / 4),
+        ("ALL_GATHER", WHOLE, 3),
+        ("REDUCE_SCATTER", SHARD, 3 / 4),
+        ("ALL_TO_ALL", SHARD, 3 / 4),
+        ("", SHARD, 1),
+    ],
 )
 def test_an_exchange_between_slices_takes_the_bytes_no_algorithm_can_save(kind, received, times):
     seconds, ledger = run(exchange(kind, sent=SHARD, received=received))
@@ -430,3 +438,287 @@ def test_collectives_on_the_same_links_wait_for_one_another():
     assert seconds == pytest.approx(2 * GATHER_S)
     later = next(span for span in ledger.spans if span.name == "h")
     assert later.start_s == pytest.approx(GATHER_S)
+
+
+def looped(*lines):
+    """The loop above with other lines in its body, the last of which is %n."""
+    return LOOP.replace(f"  %n = {LARGE} negate(%x)\n", "".join(f"  {line}\n" for line in lines))
+
+
+NEGATE_S = 2 * 2 * 8192 * 8192 / HBM_RATE + OVERHEAD
+TO_VMEM = f"%c = ({IN_VMEM}, bf16[4096,4096]{{1,0:T(8,128)(2,1)}}, u32[]{{:S(2)}}) copy-start(%x)"
+TO_HOST = (
+    "%o = (bf16[8192,8192]{1,0:T(8,128)(2,1)S(5)}, bf16[8192,8192]{1,0:T(8,128)(2,1)}, "
+    "u32[]{:S(2)}) copy-start(%x)"
+)
+PLAIN_SEND = f"%m = ({SHARD}, u32[]{{:S(2)}}, token[]) send(%x, %t), is_host_transfer=true"
+
+
+def test_what_runs_beside_the_core_is_counted_as_often_as_it_runs():
+    beside = [
+        GATHER.replace("(%s)", "(%x)"),
+        TO_VMEM,
+        TO_HOST,
+        "%t = token[] after-all()",
+        PLAIN_SEND,
+        f"%n = {LARGE} negate(%x)",
+    ]
+    _, ledger = run(LOOP_BODY, computations=looped(*beside))
+    once = {
+        "ici": GATHER_S,
+        "hbm": 2 * 4096 * 4096 / HBM_RATE,
+        "host": 2 * 8192 * 8192 / MACHINE.host_bytes_per_s,
+        "dcn": SHARD_BYTES / MACHINE.dcn_bytes_per_s,
+    }
+    assert ledger.hidden_s == {name: pytest.approx(5 * length) for name, length in once.items()}
+    assert {span.name: span.times for span in ledger.spans if span.track != "core"} == {
+        "g": 5, "c": 5, "o": 5, "m": 5,
+    }  # fmt: skip
+
+
+def test_a_span_says_what_was_moved_and_multiplied():
+    copied = "bf16[4096,4096]{1,0:T(8,128)(2,1)}"
+    _, ledger = run(
+        [
+            f"%x = {LARGE} parameter(0)",
+            f"%v = {IN_VMEM} parameter(1)",
+            "%t = token[] after-all()",
+            f"%n = {LARGE} negate(%x)",
+            GATHER.replace("(%s)", "(%x)"),
+            TO_VMEM,
+            f"%h = ({copied}, {copied}, u32[]{{:S(2)}}) copy-start(%x)",
+            PLAIN_SEND,
+            f"%r = {SHARD} all-reduce(%x), channel_id=2, replica_groups=[1,8]<=[8], to_apply=%add",
+            f"ROOT %d = {IN_VMEM} dot(%v, %v), lhs_contracting_dims={{1}}, "
+            "rhs_contracting_dims={0}",
+        ],
+        computations=FUSED_SUM,
+    )
+    half = 2 * 4096 * 4096
+    assert [(span.track, span.name, span.flops, span.bytes) for span in ledger.spans] == [
+        ("core", "n", 0, 2 * 2 * 8192 * 8192),
+        ("ici xy", "g", 0, 2 * 8192 * 8192),
+        ("hbm", "c", 0, half),
+        ("hbm", "h", 0, 2 * half),  # within HBM it is read and written
+        ("dcn", "m", 0, SHARD_BYTES),
+        ("core", "r", 0, SHARD_BYTES),
+        ("core", "d", 2 * 4096**3, 0),  # what lies in VMEM moves no byte of HBM
+    ]
+    starts = {span.name: span.start_s for span in ledger.spans}
+    assert starts["n"] == 0.0
+    for later in ("g", "c", "h", "m", "r"):
+        assert starts[later] == pytest.approx(NEGATE_S)
+    gathered = next(span for span in ledger.spans if span.name == "g")
+    summed = next(span for span in ledger.spans if span.name == "r")
+    assert gathered.duration_s == pytest.approx(GATHER_S)
+    # 2x4: reduced over one axis after the other, gathered over both, once the links are free.
+    size = SHARD_BYTES
+    alone = size * (1 / 2 + 1 / 2 * 3 / 4 + 7 / 8 / 2) / 90e9 + 2 * (1 + 3) * 1e-6
+    assert summed.duration_s == pytest.approx(GATHER_S + alone + OVERHEAD)
+    assert ledger.seconds["ici"] == pytest.approx(summed.duration_s)
+    assert ledger.hidden_s["ici"] == pytest.approx(GATHER_S + alone)
+
+
+def test_a_branch_starts_where_the_program_has_come_to():
+    computations = (
+        f"%twice (p: bf16[8192,8192]) -> bf16[8192,8192] {{\n  %p = {LARGE} parameter(0)\n"
+        f"  %m = {LARGE} negate(%p)\n  ROOT %o = {LARGE} negate(%m)\n}}\n\n"
+    )
+    inside = looped(
+        f"%first = {LARGE} negate(%x)",
+        "%which = s32[]{:T(128)} constant(0)",
+        f"%n = {LARGE} conditional(%which, %first), branch_computations={{%twice}}",
+    )
+    head, *rest = LOOP_BODY
+    before = f"%before = {LARGE} negate(%a)"
+    _, ledger = run([head, before, *rest], computations=computations + inside)
+    spans = {span.name: span for span in ledger.spans}
+    counting = spans["next"].duration_s
+    assert spans["first"].start_s == pytest.approx(NEGATE_S + counting)
+    assert spans["m"].start_s == pytest.approx(2 * NEGATE_S + counting)
+    assert spans["o"].start_s == pytest.approx(3 * NEGATE_S + counting)
+    assert spans["o"].times == 5
+
+
+def test_what_only_touches_vmem_runs_at_the_rate_of_vmem():
+    seconds, ledger = run([f"%v = {IN_VMEM} parameter(0)", f"ROOT %n = {IN_VMEM} negate(%v)"])
+    vmem_s = 2 * 2 * 4096 * 4096 / (1638e9 * 20)  # twenty times the rate of HBM (scaling book)
+    assert seconds == pytest.approx(vmem_s + OVERHEAD)
+    assert ledger.seconds == {"vector": pytest.approx(vmem_s), "overhead": pytest.approx(OVERHEAD)}
+
+
+def test_a_kernel_counts_as_often_as_it_runs():
+    kernel = (
+        f'%n = {LARGE} custom-call(%x), custom_call_target="tpu_custom_call", '
+        'metadata={op_name="jit(f)/my_kernel"}'
+    )
+    buffer = f'%b = {LARGE} custom-call(), custom_call_target="AllocateBuffer"'
+    seconds, ledger = run(
+        LOOP_BODY, computations=looped(buffer, kernel), kernel_timer=lambda kernel, parent: 0.25
+    )
+    assert ledger.seconds["kernel"] == 5 * 0.25
+    assert seconds == pytest.approx(sum(ledger.seconds.values()))
+    span = next(span for span in ledger.spans if span.name == "n")
+    assert (span.duration_s, span.flops, span.bytes, span.times) == (0.25, 0, 0, 5)
+
+
+def test_a_loop_of_unknown_length_runs_once_and_one_of_none_not_at_all():
+    unknown = LOOP.replace("constant(5)", "get-tuple-element(%q), index=0")
+    seconds, ledger = run(LOOP_BODY, computations=unknown)
+    assert ledger.unknown_loops == ["loop"]
+    assert ledger.seconds["hbm"] == pytest.approx(NEGATE_S - OVERHEAD, rel=1e-3)
+    seconds, ledger = run(LOOP_BODY, computations=LOOP.replace("constant(5)", "constant(0)"))
+    assert (seconds, ledger.spans, ledger.unknown_loops) == (0.0, [], [])
+
+
+def test_a_called_computation_runs_once_and_is_no_loop():
+    called = f"%f (p: bf16[8192,8192]) -> bf16[8192,8192] {{\n  %p = {LARGE} parameter(0)\n"
+    called += f"  ROOT %n = {LARGE} negate(%p)\n}}\n"
+    body = [f"%a = {LARGE} parameter(0)", f"ROOT %y = {LARGE} call(%a), to_apply=%f"]
+    seconds, ledger = run(body, computations=called)
+    assert seconds == pytest.approx(NEGATE_S)
+    assert [(span.name, span.cause, span.times) for span in ledger.spans] == [("n", "hbm", 1)]
+
+
+CUT = f"""%start_fusion (sa: bf16[1024,8192]) -> (bf16[1024,8192], bf16[8192,8192]) {{
+  %sa = {SHARD} parameter(0)
+  %mark = ({SHARD}, {LARGE}) custom-call(%sa), custom_call_target="AsyncCollectiveStart"
+  ROOT %gg = {LARGE} all-gather(%sa), channel_id=1, replica_groups=[1,8]<=[8], dimensions={{0}}
+}}
+
+%async_collective_fusion.1 (ca: bf16[8192,8192], cb: bf16[8192,8192]) -> bf16[8192,8192] {{
+  %ca = {LARGE} parameter(0)
+  %cb = {LARGE} parameter(1)
+  ROOT %cn = {LARGE} negate(%cb)
+}}
+
+%done_fusion (da: bf16[8192,8192]) -> bf16[8192,8192] {{
+  %da = {LARGE} parameter(0)
+  ROOT %end = {LARGE} custom-call(%da), custom_call_target="AsyncCollectiveDone"
+}}
+
+"""
+
+
+@pytest.mark.parametrize("carriers", [0, 1, 8])
+def test_a_collective_cut_into_fusions_runs_beside_those_that_carry_it(carriers):
+    carried = [
+        f"%c{i + 1} = {LARGE} fusion(%c{i}, %a), kind=kLoop, calls=%async_collective_fusion.1"
+        for i in range(carriers)
+    ]
+    seconds, ledger = run(
+        [
+            f"%s = {SHARD} parameter(0)",
+            f"%a = {LARGE} parameter(1)",
+            f"%c0 = {LARGE} fusion(%s), kind=kCustom, calls=%start_fusion",
+            *carried,
+            f"ROOT %d = {LARGE} fusion(%c{carriers}), kind=kCustom, calls=%done_fusion",
+        ],
+        computations=CUT,
+    )
+    assert seconds == pytest.approx(max(GATHER_S, carriers * NEGATE_S))
+    assert ledger.seconds["ici"] == pytest.approx(max(0.0, GATHER_S - carriers * NEGATE_S))
+    assert ledger.hidden_s["ici"] == pytest.approx(GATHER_S)
+
+
+def test_a_done_waits_for_its_own_collective_and_no_other():
+    two = CUT.replace("%done_fusion (da: bf16[8192,8192])", "%done_fusion (da: x, db: x)")
+    two = two.replace(f"  %da = {LARGE} parameter(0)\n", f"  %da = {LARGE} parameter(0)\n"
+                      f"  %db = {LARGE} parameter(1)\n")  # fmt: skip
+    start = f"{LARGE} fusion(%s), kind=kCustom, calls=%start_fusion"
+    body = [
+        f"%s = {SHARD} parameter(0)",
+        f"%c = {start}",
+        f"%e = {start}",  # on the same links, and so later
+        f"ROOT %d = {LARGE} fusion(%c, %e), kind=kCustom, calls=%done_fusion",
+    ]
+    assert run(body, computations=two)[0] == pytest.approx(GATHER_S)
+
+
+def test_a_fusion_that_carries_nothing_is_an_op_like_any_other():
+    carrier = f"{LARGE} fusion(%a, %a), kind=kLoop, calls=%async_collective_fusion.1"
+    seconds, _ = run([f"%a = {LARGE} parameter(0)", f"ROOT %c = {carrier}"], computations=CUT)
+    assert seconds == pytest.approx(NEGATE_S)
+
+
+def test_an_engine_drains_its_queue_in_order():
+    engine = Engine(bytes_per_s=2.0)
+    engine.queue += [("a", 6.0), ("b", 4.0), ("c", 2.0)]
+    assert [engine.seconds_until(name) for name in ("a", "b", "c", "gone")] == [3, 5, 6, 0]
+    engine.drain(1.0)
+    assert engine.queue == [("a", 4.0), ("b", 4.0), ("c", 2.0)]
+    engine.drain(3.0)  # all of the first, and two bytes of the next
+    assert engine.queue == [("b", 2.0), ("c", 2.0)]
+    engine.drain(1.0)  # exactly the next
+    assert engine.queue == [("c", 2.0)]
+    engine.drain(10.0)
+    assert engine.queue == []
+
+
+def test_a_lane_is_free_when_what_was_sent_last_has_passed():
+    frame = Frame(MACHINE, parse_hlo(SMALLEST).entry, 1, 0.0)
+    assert frame.occupy("ici", "a", frozenset(("x+", "y+")), 3.0) == 0.0
+    frame.advance(1.0)
+    assert frame.occupy("ici", "b", frozenset(("y+", "z+")), 2.0) == 3.0
+    assert frame.free_at(frozenset(("x+",))) == 3.0
+    assert frame.free_at(frozenset(("z+",))) == 5.0
+    assert frame.free_at(frozenset(("z-",))) == 1.0  # now
+    assert frame.finish("a") == ("ici", 2.0)
+    frame.advance(6.0)
+    assert frame.finish("b") == ("ici", 0.0)  # long over
+    assert frame.free_at(frozenset(("x+",))) == 7.0
+
+
+@pytest.mark.parametrize(("target", "source", "waits_for"), [("S(5)", "", 2), ("", "S(5)", 1)])
+def test_what_is_sent_waits_for_what_goes_to_the_host_and_not_for_what_comes(
+    target, source, waits_for
+):
+    shapes = [f"bf16[1024,8192]{{1,0:T(8,128)(2,1){space}}}" for space in (target, source)]
+    _, ledger = run(
+        [
+            f"%x = {SHARD} parameter(0)",
+            f"%c = ({shapes[0]}, {shapes[1]}, u32[]{{:S(2)}}) copy-start(%x)",
+            "%t = token[] after-all()",
+            PLAIN_SEND,
+            "ROOT %sd = token[] send-done(%m)",
+        ]
+    )
+    assert ledger.seconds["host"] == pytest.approx(waits_for * SHARD_BYTES / 56e9)
+
+
+def test_a_lone_collective_is_charged_to_the_network_alone():
+    alone = f"ROOT %r = {LARGE} all-reduce(%a), channel_id=1, replica_groups=[1,8]<=[8], "
+    _, ledger = run([f"%a = {LARGE} parameter(0)", alone + "to_apply=%add"], computations=FUSED_SUM)
+    assert set(ledger.seconds) == {"ici"}
+    assert [span.cause for span in ledger.spans] == ["ici"]
+    of_one = alone.replace("[1,8]", "[8,1]")  # which has nobody to wait for
+    seconds, ledger = run(
+        [f"%a = {LARGE} parameter(0)", of_one + "to_apply=%add"], computations=FUSED_SUM
+    )
+    assert seconds == pytest.approx(OVERHEAD)
+    assert [span.cause for span in ledger.spans] == ["ici"]
+
+
+@pytest.mark.parametrize(("summed", "cause"), [(LARGE, "ici"), (SHARD, "matrix")])
+def test_a_fused_sum_is_bound_by_what_takes_longer(summed, cause):
+    fused = FUSED_SUM.replace(f"%r = {LARGE}", f"%r = {summed}")
+    body = [
+        f"%a = {LARGE} parameter(0)",
+        f"ROOT %f = {summed} fusion(%a), kind=kOutput, calls=%fused_sum",
+    ]
+    _, ledger = run(body, computations=fused)
+    assert [span.cause for span in ledger.spans] == [cause]
+
+
+def test_a_span_has_moved_and_multiplied_nothing_unless_it_says_so():
+    assert Span("core", "a", 0.5, 1.5, "hbm").to_dict() == {
+        "track": "core", "name": "a", "start_s": 0.5, "duration_s": 1.5, "cause": "hbm",
+        "op_name": "", "flops": 0.0, "bytes": 0.0, "times": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_copy_of_two_numbers_is_a_copy(count):
+    copy = f"%c = (f32[{count}]{{0:S(1)}}, f32[{count}]{{0}}, u32[]{{:S(2)}}) copy-start(%a)"
+    _, ledger = run([f"%a = f32[{count}]{{0}} parameter(0)", copy])
+    assert [(span.name, span.bytes) for span in ledger.spans] == [("c", 4 * count)]

@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import XLACompilationError
 from ...hardware import get_chip
 from .listing import parse_listing
-from .machine import DEFAULT_STEP_LIMIT, CoreRun, Transfer, run_program
+from .machine import DEFAULT_STEP_LIMIT, GRANULE_BYTES, CoreRun, Transfer, run_program
 from .transfers import TransferRates, replay
 from .units import UNITS, core_of
 
@@ -32,11 +32,11 @@ class CallRates:
     clock_hz: float
     hbm_bytes_per_s: float
     transfer_latency_s: float
-    transfer_issue_cycles: float = 0.0
-    compute_factor: float = 1.0
-    product_factor: float = 1.0
-    turn_cycles: float = 0.0
-    launch_s: float = 0.0
+    transfer_issue_cycles: float
+    compute_factor: float
+    product_factor: float
+    turn_cycles: float
+    launch_s: float
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class CallTrace:
     def hbm_bytes(self) -> int:
         """Moved by all cores, both ways."""
         return sum(
-            one.granules * 32
+            one.granules * GRANULE_BYTES
             for core in self.cores
             for one in core.transfers
             if one.direction in ("in", "out")

@@ -112,12 +112,7 @@ class Network:
 
     def _is_ring(self, axis: int, extent: int) -> bool:
         target = self.machine.slice
-        return (
-            extent > 2
-            and axis < len(target.topology)
-            and target.wraps[axis]
-            and extent == target.topology[axis]
-        )
+        return target.wraps[axis] and extent == target.topology[axis]
 
     def _permute(self, collective: Collective) -> Transfer:
         load, hops, axes = self._route(collective.groups)
@@ -153,10 +148,9 @@ class Network:
     def _path(self, start: Coordinate, end: Coordinate) -> Iterator[tuple[Coordinate, Coordinate]]:
         here = list(start)
         target = self.machine.slice
-        for axis in range(len(here)):
-            size = target.topology[axis] if axis < len(target.topology) else 1
+        sides = zip(target.topology, target.wraps, strict=True)
+        for axis, (size, wraps) in enumerate(sides):
             distance = end[axis] - here[axis]
-            wraps = axis < len(target.wraps) and target.wraps[axis]
             if wraps and abs(distance) > size / 2:
                 distance -= size if distance > 0 else -size
             step = 1 if distance > 0 else -1
@@ -198,7 +192,7 @@ class Exchange:
             name=rendezvous[1] if rendezvous else instruction.name,
             kind=kind[1] if kind else "",
             slices=len(slices[1].split(",")) if slices else 2,
-            sent_bytes=max((shape.bytes for shape in instruction.shapes), default=0),
+            sent_bytes=max(shape.bytes for shape in instruction.shapes),
         )
 
     @property

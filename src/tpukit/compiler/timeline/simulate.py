@@ -59,7 +59,6 @@ class Simulation:
             self._cut_collective,
             self._collective,
             self._kernel,
-            self._op,
         )
 
     def run(self) -> float:
@@ -73,7 +72,8 @@ class Simulation:
                 if instruction.opcode in _STAND_FOR_OPERAND:
                     frame.alias[instruction.name] = instruction.operands[0]
                 continue
-            any(handle(instruction, frame) for handle in self._handlers)
+            if not any(handle(instruction, frame) for handle in self._handlers):
+                self._op(instruction, frame)
         return frame.now
 
     def _loop(self, instruction: Instruction, frame: Frame) -> bool:
@@ -264,7 +264,7 @@ class Simulation:
         frame.advance(seconds)
         return True
 
-    def _op(self, instruction: Instruction, frame: Frame) -> bool:
+    def _op(self, instruction: Instruction, frame: Frame) -> None:
         """Anything else: bound by whichever of its needs takes longest."""
         work = work_of(instruction, frame.computation, self.module)
         needs = {
@@ -274,7 +274,7 @@ class Simulation:
         }
         cause = max(needs, key=lambda need: needs[need])
         if needs[cause] == 0.0:
-            return True
+            return
         overhead = self.machine.op_overhead_s
         self.ledger.formats.update(product.dtype for product in work.products)
         self.ledger.charge(cause, needs[cause], frame.times)
@@ -285,7 +285,6 @@ class Simulation:
             flops=work.flops, moved=work.hbm_bytes,
         )  # fmt: skip
         frame.advance(seconds, hbm_s=needs["hbm"])
-        return True
 
     def _span(
         self,

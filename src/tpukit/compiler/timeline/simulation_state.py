@@ -47,7 +47,7 @@ class Frame:
         times: How often it runs in a step, loops around it included.
         offset: When its first run starts.
         lanes: When each lane of the network is free again.
-        pending: What was started and not awaited: its engine or network, and when it finishes.
+        pending: What was started and not awaited: its engine, or its network and when it finishes.
         alias: Names that stand for a started op, seen through tuples and updates.
     """
 
@@ -57,7 +57,9 @@ class Frame:
     offset: float
     now: float = 0.0
     lanes: dict[str, float] = field(default_factory=dict[str, float])
-    pending: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
+    pending: dict[str, tuple[str, float | None]] = field(
+        default_factory=dict[str, tuple[str, float | None]]
+    )
     alias: dict[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
@@ -78,7 +80,7 @@ class Frame:
     def enqueue(self, engine: str, name: str, amount: float) -> float:
         """Start a copy of `amount` bytes; returns its length on an idle engine."""
         self.engines[engine].queue.append((name, amount))
-        self.pending[name] = (engine, 0.0)
+        self.pending[name] = (engine, None)
         return amount / self.engines[engine].bytes_per_s
 
     def occupy(self, network: str, name: str, lanes: frozenset[str], seconds: float) -> float:
@@ -95,9 +97,9 @@ class Frame:
     def finish(self, name: str) -> tuple[str, float]:
         """What `name` was waited for on, and how long from now; it is no longer pending."""
         waited_on, finish = self.pending.pop(name)
-        engine = self.engines.get(waited_on)
-        wait = finish - self.now if engine is None else engine.seconds_until(name)
-        return waited_on, max(0.0, wait)
+        if finish is None:
+            return waited_on, self.engines[waited_on].seconds_until(name)
+        return waited_on, max(0.0, finish - self.now)
 
     def source(self, name: str) -> str:
         """The started op a name stands for."""

@@ -77,14 +77,14 @@ def _product(instruction: Instruction, computation: Computation) -> Product | No
     if not flops:
         return None
     operands = [computation.by_name[name].shapes[0] for name in instruction.operands[:2]]
-    widest = max(operands, key=lambda shape: shape.bytes / max(1, shape.elements))
+    widest = max(operands, key=lambda shape: shape.bytes / shape.elements)
     return Product(flops, widest.dtype, min(shape.bytes for shape in operands))
 
 
 def _fusion_traffic(computation: Computation, module: HloModule) -> dict[str, float]:
     bytes_by_space = {HBM: 0.0, VMEM: 0.0, HOST: 0.0}
     for parameter in computation.parameters.values():
-        for shape in parameter.shapes[:1] if len(parameter.shapes) == 1 else parameter.shapes:
+        for shape in parameter.shapes:
             touched = _touched_bytes(parameter, shape, computation, module)
             _add(bytes_by_space, shape, touched)
     for written, shape in _results(computation, module):
@@ -145,7 +145,7 @@ def _results(computation: Computation, module: HloModule) -> list[tuple[float, S
 def _written_bytes(
     value: Instruction, shape: Shape, computation: Computation, module: HloModule
 ) -> float:
-    while value.opcode in ("bitcast", "reshape") and value.operands:
+    while value.opcode in ("bitcast", "reshape"):
         value = computation.by_name[value.operands[0]]
     if value.opcode == "dynamic-update-slice":
         return float(computation.by_name[value.operands[1]].shapes[0].padded_bytes)

@@ -127,7 +127,7 @@ def estimate_memory_bytes(
     segments = shape.layers / mesh.stage / remat_every
     kept, offloaded = _kept_bytes(shape, mesh, tokens, remat, compute_bytes)
     # A pipeline holds the inputs of the micro-batches that are on their way.
-    in_flight = np.where(np.asarray(mesh.stage) > 1, 2 * np.asarray(mesh.stage) - 1, 1)
+    in_flight = 2 * mesh.stage - 1
     # Micro-batches one after the other add their gradients up; those of a pipeline need not.
     one_by_one = (np.asarray(microbatches) > 1) & (np.asarray(mesh.stage) == 1)
     summed = np.where(one_by_one, own * param_bytes, 0.0)

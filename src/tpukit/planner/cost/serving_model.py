@@ -197,8 +197,6 @@ class Server:
 
     def _network(self, rows: int) -> float:
         """Two sums of activations in every layer; past the heads of keys one more joins results."""
-        if self.tensor == 1:
-            return 0.0
         sums = 2 + (self.tensor > self.shape.kv_heads)
         amount = BFLOAT16.nbytes(rows * self.shape.d_model)
         machine, links = self._machine, self._links
@@ -211,10 +209,7 @@ class Server:
 
     @property
     def _links(self) -> Links:
-        inside = self.slice.devices // self.slice.num_slices // self.tensor
-        return place_axes(self.slice, {"data": inside, "tensor": self.tensor}).get(
-            "tensor", Links()
-        )
+        return place_axes(self.slice, {"tensor": self.tensor}).get("tensor", Links())
 
     @property
     def _peak(self) -> float:
@@ -239,7 +234,7 @@ class Server:
 
 def room_bytes(on: Slice) -> float:
     """What weights and cache may take of one device."""
-    usable = on.chip.per_device(on.chip.hbm_usable_bytes).value or 0.0
+    usable = on.chip.per_device(on.chip.hbm_usable_bytes).require("serving")
     return usable * (1 - MemoryRates.of().serving_headroom)
 
 

@@ -91,7 +91,7 @@ class Preemption:
         kept = self.progress(save_s, num_slices, step_s=step_s)
         return np.where(kept < LEAST_PROGRESS, 1.0, 1.0 - kept)
 
-    def why_never(self, save_s: float, num_slices: int, *, step_s: float = 0.0) -> str:
+    def why_never(self, save_s: float, num_slices: int, *, step_s: float) -> str:
         """Why a run makes no progress, and with what half of its time would count."""
 
         def enough(per_day: float, recovery_s: float) -> bool:

@@ -235,18 +235,17 @@ class StepModel:
     def _layer_bytes(self) -> np.ndarray:
         """Bytes of the layers' weights one device multiplies with, gathered."""
         s, sizes = self.shape, self.candidates.sizes
-        outside = s.vocab * s.d_model * (1 if s.tied else 2)
-        shared = (s.other_parameters - outside) / sizes["tensor"]
+        shared = (s.other_parameters - s.outside_parameters) / sizes["tensor"]
         experts = s.expert_parameters / (sizes["tensor"] * sizes["expert"])
         return (shared + experts) / sizes["stage"] * BFLOAT16
 
     def _weights_moved(self) -> np.ndarray:
         """Seconds to gather weights for both passes and to scatter their gradients."""
         s, sizes = self.shape, self.candidates.sizes
-        head = s.vocab * s.d_model / sizes["tensor"] * BFLOAT16 * (1 if s.tied else 2)
+        tables = s.outside_parameters / sizes["tensor"] * BFLOAT16
         # Two of three times they are as wide as they are multiplied.
         narrow = (self.candidates.precision > 0) & (s.experts == 0)
-        amount = (self._layer_bytes() * np.where(narrow, 2 / 3, 1.0) + head) / self.layers
+        amount = (self._layer_bytes() * np.where(narrow, 2 / 3, 1.0) + tables) / self.layers
         times = 3 * self.rates.gather_bytes * self.layers
         return self.rates.axes["fsdp"].gather_s(amount, times=times)
 
@@ -268,7 +267,7 @@ class StepModel:
         """Seconds of activations that are exchanged, passed round or handed on."""
         s, sizes, axes = self.shape, self.candidates.sizes, self.rates.axes
         rows = self.tokens * s.d_model * BFLOAT16
-        routed = rows * max(1, s.experts_per_token) * s.expert_rows
+        routed = rows * s.experts_per_token * s.expert_rows
         expert = routed * axes["expert"].all_to_all * (4 + 2 * self._runs_again) * self.layers
         keys = self.tokens * 2 * s.kv_heads * s.head_dim * BFLOAT16
         # In a ring gradients of keys travel with them, in float32; windows need no ring.

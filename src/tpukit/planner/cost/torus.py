@@ -70,8 +70,7 @@ def _links(on: Slice, extents: Mapping[int, int]) -> Links:
     if not extents:
         return Links()
     rings = {
-        axis: extent > 2 and on.wraps[axis] and extent == on.topology[axis]
-        for axis, extent in extents.items()
+        axis: on.wraps[axis] and extent == on.topology[axis] for axis, extent in extents.items()
     }
     lanes = {axis: 2.0 if ring else 1.0 for axis, ring in rings.items()}
     return Links(

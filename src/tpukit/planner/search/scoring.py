@@ -53,11 +53,6 @@ class Scores:
         unknown = np.where(offloaded > 0, np.inf, 0.0)
         return np.where(np.isnan(self.host_room_bytes), unknown, filled / self.host_room_bytes)
 
-    @property
-    def tokens_per_s(self) -> np.ndarray:
-        """Tokens a second of all chips together."""
-        return self.tokens_per_step / self.step_time_s
-
 
 def score(
     shape: ModelShape,
@@ -116,14 +111,11 @@ def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> 
     for index, remat in enumerate(candidates.remats):
         chosen = np.flatnonzero(candidates.remat == index)
         some = candidates.take(chosen)
-        sizes, sharing = some.sizes, some.slices_sharing
-        joined = {
-            "data": sizes["data"] * (some.num_slices // sharing),
-            "fsdp": sizes["fsdp"] * sharing,
-        }
+        # Slices that hold a copy each need what one of them needs.
+        held_by = some.sizes["fsdp"] * some.slices_sharing
         split = estimate_memory_bytes(
             shape,
-            MeshRoles(**{**sizes, **joined}),
+            MeshRoles(**{**some.sizes, "fsdp": held_by}),
             per_device_batch=some.batch * some.microbatches,
             sequence_length=sequence_length,
             remat=remat,

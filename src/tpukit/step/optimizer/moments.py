@@ -96,7 +96,7 @@ def _layer_by_layer(
 
     Cut into blocks, a whole stack would exist several times over.
     """
-    layers = stacks[0].shape[0]
+    layers = len(stacks[0])
     stages = math.gcd(layers, _stages())
     cut = tuple(stack.reshape(stages, layers // stages, *stack.shape[1:]) for stack in stacks)
 
@@ -151,7 +151,7 @@ def _codes(
     low, high = _fourth_power(lower / top), _fourth_power((lower + 1) / top)
     codes = lower + is_rounded_up(shares, low, high, _thresholds(blocks.shape, step))
     signed = jnp.where(blocks < 0, -codes, codes)
-    return signed.astype(format.name), scales[..., 0]
+    return signed.astype(format.name), scales.squeeze(-1)
 
 
 def _values(codes: jax.Array, scales: jax.Array) -> jax.Array:
