@@ -4,6 +4,7 @@ Tensors stay torch's own on the outside, so an ordinary loop needs nothing else:
 program's own backward, any torch optimizer moves the parameters, and the next call sees them.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -57,6 +58,7 @@ class Program:
         rebuild: Makes the arguments of the call from its tensors.
         asked: For each of those tensors, whether its gradient is asked for.
         remat: What the backward pass computes again.
+        donate: Whether a call without gradients may reuse the memory of its inputs.
     """
 
     def __init__(
@@ -66,11 +68,13 @@ class Program:
         rebuild: Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
         asked: tuple[bool, ...],
         remat: RematPolicy,
+        *,
+        donate: bool = False,
     ) -> None:
         self.module, self._state, self._rebuild = module, state, rebuild
         self._asked, self._remat = asked, remat
         self._restore: Callable[[list[Any], list[Any]], Any] | None = None
-        self.forward = jax.jit(self._run)
+        self.forward = jax.jit(self._run, donate_argnums=3 if donate else ())
         self.forward_with_gradient = jax.jit(self._run_with_gradient)
         self.backward: Any = jax.jit(lambda pull_back, cotangents: pull_back(cotangents))
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
@@ -91,6 +95,13 @@ class Program:
                     known.update(equation.outvars)
             self._reached[given] = [isinstance(one, Var) and one in known for one in jaxpr.outvars]
         return self._reached[given]
+
+    def run(self, arrays: Arrays) -> Any:
+        """Run the forward without a gradient."""
+        with warnings.catch_warnings():
+            # An input whose shape no result has cannot be reused, and that is all it says.
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            return self.forward(*arrays.as_tuple())
 
     def outputs(self, floats: list[Any], others: list[Any]) -> Any:
         """Return results in the structure that the module gave them."""

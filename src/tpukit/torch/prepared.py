@@ -33,8 +33,9 @@ class Link:
         remat: RematPolicy = NO_REMAT,
         programs: int | None = None,
         strict: bool = False,
+        donate: bool = False,
     ) -> None:
-        self.module, self.remat, self.strict = module, remat, strict
+        self.module, self.remat, self.strict, self.donate = module, remat, strict, donate
         self.stays_eager = ""  # why the module cannot be a program, once that is known
         self.programs: LRUCache[Any, Program] = LRUCache(max_size=programs)
         self.newer: Any = None  # a function that brings the device's values, while there are any
@@ -97,9 +98,10 @@ class Link:
                 ]
                 return trees.tree_unflatten(filled, tree)
 
-            program = Program(self.module, state, rebuild, asked, self.remat)
+            program = Program(self.module, state, rebuild, asked, self.remat, donate=self.donate)
             self.programs.put(key, program)
-        given = [to_array(one, copy=False) for one in tensors]
+        # What is donated must not be torch's own memory.
+        given = [to_array(one, copy=self.donate and not wanted) for one in tensors]
         self._calls += 1
         arrays = Arrays(
             params={path: to_array(one, copy=False) for path, one in state.trained.items()},
@@ -113,7 +115,7 @@ class Link:
             behind = [*state.trained.values(), *moving]
             floats, others, changed = call_with_gradient(program, arrays, behind)
         else:
-            found, (others, changed) = program.forward(*arrays.as_tuple())
+            found, (others, changed) = program.run(arrays)
             floats = [to_tensor(one) for one in jax.block_until_ready(found)]
         self._carry_on(state, changed)
         return program.outputs(floats, [_whole_numbers(one) for one in others])
