@@ -52,3 +52,13 @@ def test_an_equinox_model_trains_and_resumes(tmp_path):
     assert "resumed from 20" in output
     losses = [float(line.split("loss ")[1]) for line in output.splitlines()]
     assert losses[1] < losses[0] < 5
+
+
+@pytest.mark.slow
+def test_a_torch_model_trains_is_optimised_saved_and_loaded(tmp_path):
+    output = run("torch_integration.py", "--steps", 30, "--out", tmp_path)
+    assert figure(output, "fused step      step 30, loss") < 4.5
+    for level in ("conservative", "balanced", "aggressive"):
+        assert figure(output, f"{level:<15} differs by") < 0.05
+    assert "the same outputs" in output
+    assert "tpukit check --torch" in output

@@ -5,6 +5,7 @@ from ..lazy import lazy_names
 HOMES = {
     ".backend": ("TPUBackend",),
     ".train_step": ("FusedStep",),
+    ".optimization.optimizer": ("OptimizationResult", "TPUOptimizer"),
     ".config": (
         "KernelPyTorchConfig",
         "TorchTPUConfig",
@@ -42,6 +43,7 @@ HOMES = {
         "TPUMemoryError",
         "TPUMemoryPoolError",
         "TPUNotAvailableError",
+        "TPUOptimizationError",
         "TPUOutOfMemoryError",
         "TPUValidationError",
         "XLACompilationError",

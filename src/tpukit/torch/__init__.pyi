@@ -5,6 +5,7 @@ from ..errors import TPUDistributedError as TPUDistributedError
 from ..errors import TPUMemoryError as TPUMemoryError
 from ..errors import TPUMemoryPoolError as TPUMemoryPoolError
 from ..errors import TPUNotAvailableError as TPUNotAvailableError
+from ..errors import TPUOptimizationError as TPUOptimizationError
 from ..errors import TPUOutOfMemoryError as TPUOutOfMemoryError
 from ..errors import TPUValidationError as TPUValidationError
 from ..errors import XLACompilationError as XLACompilationError
@@ -30,6 +31,8 @@ from .lru import LRUCache as LRUCache
 from .memory.ledger import AllocationRecord as AllocationRecord
 from .memory.manager import TPUMemoryManager as TPUMemoryManager
 from .memory.stats import MemoryStats as MemoryStats
+from .optimization.optimizer import OptimizationResult as OptimizationResult
+from .optimization.optimizer import TPUOptimizer as TPUOptimizer
 from .train_step import FusedStep as FusedStep
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "KernelPyTorchConfig",
     "LRUCache",
     "MemoryStats",
+    "OptimizationResult",
     "TPUBackend",
     "TPUBackendError",
     "TPUConfig",
@@ -50,6 +54,8 @@ __all__ = [
     "TPUMemoryManager",
     "TPUMemoryPoolError",
     "TPUNotAvailableError",
+    "TPUOptimizationError",
+    "TPUOptimizer",
     "TPUOutOfMemoryError",
     "TPUValidationError",
     "TPUVersion",

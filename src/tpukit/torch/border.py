@@ -4,6 +4,7 @@ Tensors stay torch's own on the outside, so an ordinary loop needs nothing else:
 program's own backward, any torch optimizer moves the parameters, and the next call sees them.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class Program:
         asked: For each of those tensors, whether its gradient is asked for.
         remat: What the backward pass computes again.
         placement: On a mesh, where everything lies.
+        donate: Whether a call without gradients may reuse the memory of its inputs.
     """
 
     def __init__(
@@ -84,19 +86,24 @@ class Program:
         rebuild: Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
         asked: tuple[bool, ...],
         remat: RematPolicy,
+        *,
         placement: Placement | None = None,
+        donate: bool = False,
     ) -> None:
         self.module, self._state, self._rebuild = module, state, rebuild
         self._asked, self._remat, self._placement = asked, remat, placement
         self._restore: Callable[[list[Any], list[Any]], Any] | None = None
-        self._forward = jax.jit(self._run)
+        self._forward = jax.jit(self._run, donate_argnums=3 if donate else ())
         self._forward_with_gradient = jax.jit(self._run_with_gradient)
         self._backward: Any = jax.jit(lambda pull_back, cotangents: pull_back(cotangents))
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
 
     def forward(self, arrays: Arrays) -> Any:
         """Run; floats, and a pair of other results and the state that is carried on."""
-        return self._placed(self._forward, arrays)
+        with warnings.catch_warnings():
+            # An input whose shape no result has cannot be reused, and that is all it says.
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            return self._placed(self._forward, arrays)
 
     def forward_with_gradient(self, arrays: Arrays) -> Any:
         """Run, and return the backward pass too, as a tree of what it needs."""

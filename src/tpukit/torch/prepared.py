@@ -33,8 +33,9 @@ class Link:
         remat: RematPolicy = NO_REMAT,
         programs: int | None = None,
         strict: bool = False,
+        donate: bool = False,
     ) -> None:
-        self.module, self.remat, self.strict = module, remat, strict
+        self.module, self.remat, self.strict, self.donate = module, remat, strict, donate
         self.placement: Placement | None = None  # on one device, unless somebody splits it
         self.stays_eager = ""  # why the module cannot be a program, once that is known
         self.programs: LRUCache[Any, Program] = LRUCache(max_size=programs)
@@ -98,9 +99,11 @@ class Link:
                 ]
                 return trees.tree_unflatten(filled, tree)
 
-            program = Program(self.module, state, rebuild, asked, self.remat, self.placement)
+            how: dict[str, Any] = {"placement": self.placement, "donate": self.donate}
+            program = Program(self.module, state, rebuild, asked, self.remat, **how)
             self.programs.put(key, program)
-        given = [to_array(one, copy=False) for one in tensors]
+        # What is donated must not be torch's own memory.
+        given = [to_array(one, copy=self.donate and not wanted) for one in tensors]
         self._calls += 1
         arrays = Arrays(
             params={path: to_array(one, copy=False) for path, one in state.trained.items()},

@@ -39,7 +39,15 @@ def test_a_sample_is_as_eager_torch(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["Linear", "Conv2d", "LayerNorm", "gated MLP", "MultiheadAttention, no mask"]
+    "name",
+    [
+        "Linear",
+        "Conv2d",
+        "LayerNorm",
+        "gated MLP",
+        "MultiheadAttention, no mask",
+        "scaled_dot_product_attention, wide heads",
+    ],
 )
 def test_a_few_in_bfloat16(name):
     outcome = compare(BY_NAME[name], dtype=torch.bfloat16, tolerance=0.03)

@@ -92,6 +92,11 @@ def transformers() -> Iterator[Entry]:
             lambda options=options: Called(lambda q, k, v: attend(q, k, v, **options)),
             (heads, heads, heads),
         )  # fmt: skip
+    wide = (2, 4, 16, 16)
+    yield Entry(
+        KIND, "scaled_dot_product_attention, wide heads",
+        lambda: Called(lambda q, k, v: attend(q, k, v, is_causal=True)), (wide, wide, wide),
+    )  # fmt: skip
     few = (2, 2, 5, 4)
     yield Entry(
         KIND, "scaled_dot_product_attention, grouped",

@@ -1,0 +1,1 @@
+"""Optimising a module: narrow formats, gradient checkpoints, fused attention and norms."""
