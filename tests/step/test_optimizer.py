@@ -186,7 +186,7 @@ def test_refusals():
 def test_each_optimizer_is_that_of_optax(spec, truth):
     """Gradients grow, so that Adafactor clips its updates; rows of 128 are what it factors."""
     ours = build_optimizer(spec, 0.01)
-    params = {"w": jnp.ones((128, 130)), "v": jnp.ones((4, 127, 3))}
+    params = {"w": jnp.full((128, 130), 0.3), "v": jnp.full((4, 127, 3), 0.3)}
     states = [ours.init(params), truth.init(params)]
     for step in range(4):
         keys = jax.random.split(jax.random.key(step), 2)
