@@ -36,7 +36,7 @@ def explained(module: Any) -> Generator[None]:
     name = type(module).__name__
     try:
         yield
-    except TPUError:
+    except (TPUError, jax.errors.JaxRuntimeError):  # a program that fails while it runs was traced
         raise
     except Exception as error:
         said = _said(error) or f"cannot be traced: {type(error).__name__}: {_first_line(error)}"
