@@ -149,6 +149,38 @@ def test_gradients_reach_the_inputs(backend):
     torch.testing.assert_close(x.grad, model.weight.detach().sum(0).expand(2, 4))
 
 
+class HalfUsed(nn.Module):
+    """A layer that the loss does not reach, and one that only a detached path does."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused, self.detached = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        return self.used(x) + self.detached(x).detach()
+
+
+def test_weight_decay_leaves_parameters_alone_that_the_loss_does_not_reach(backend):
+    torch.manual_seed(0)
+    eager = HalfUsed()
+    model = backend.prepare_model(copy.deepcopy(eager))
+    x, y = torch.ones(8, 4), torch.zeros(8, 4)
+    for which in (eager, model):
+        optimizer = torch.optim.AdamW(which.parameters(), lr=0.1, weight_decay=0.5)
+        step = (
+            backend.train_step(model, nn.functional.mse_loss, optimizer) if which is model else None
+        )
+        for _ in range(3):
+            if step is not None:
+                step(x, y)
+                continue
+            optimizer.zero_grad()
+            nn.functional.mse_loss(eager(x), y).backward()
+            optimizer.step()
+    for name, value in eager.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_said_of_other_optimizers(backend):
     model = backend.prepare_model(nn.Linear(2, 2))
     with pytest.raises(TPUOptimizationError, match="RMSprop has no exact counterpart"):

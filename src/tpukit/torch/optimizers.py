@@ -5,7 +5,7 @@ between two steps, and nothing is compiled again.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -100,8 +100,16 @@ class MappedOptimizer:
                 own[STEP] = torch.tensor(made)
 
 
-def map_optimizer(optimizer: Any, module: Any) -> MappedOptimizer:
+def map_optimizer(
+    optimizer: Any, module: Any, reached: Collection[str] | None = None
+) -> MappedOptimizer:
     """Return a torch optimizer of a module's parameters as an optax transformation.
+
+    Args:
+        optimizer: Of torch.optim.
+        module: Whose parameters it holds.
+        reached: Paths of the parameters that the loss depends on. torch leaves all others alone,
+            also by weight decay: they have no gradient. None: all are.
 
     Raises:
         TPUOptimizationError: It is none of SGD, Adam, AdamW and Adafactor, or it holds
@@ -121,6 +129,8 @@ def map_optimizer(optimizer: Any, module: Any) -> MappedOptimizer:
                     f"one of {type(module).__name__}'s; make it from model.parameters()."
                 )
     settings = [dict(group, params=None) for group in optimizer.param_groups]
+    if reached is not None:
+        group_of = {path: group for path, group in group_of.items() if path in reached}
     held = {path: tensor for path, tensor in tensors.items() if path in group_of}
     return MappedOptimizer(optimizer, _transformation(kind, settings, group_of), held)
 

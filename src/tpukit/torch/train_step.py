@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import Var
 from jax.sharding import Mesh
 
 from ..errors import TPUModelError, TPUValidationError
+from ..models.adapters.protocol import Variables
 from ..models.adapters.torch_module.adapter import TorchModel
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
 from ..models.adapters.torch_module.environment import torch_trees
@@ -98,6 +100,7 @@ class FusedStep:
         self.mesh, self.traces, self._started = mesh, 0, started
         self._module, self._loss, self._link = module, loss, link
         self._optimizer: MappedOptimizer = map_optimizer(optimizer, module)
+        self._knows_reached = False
         self._options: dict[str, Any] = {
             "optimizer": self._optimizer.transformation,
             "strategy": strategy or strategy_for(mesh.axis_names),
@@ -150,12 +153,21 @@ class FusedStep:
         self._explain(arrays)
         shapes = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in arrays.items()}
         model = TorchModel(self._module, self._forward(structure))
-        work = Workload(model, batch=shapes, **self._options)
+        work = self._without_unreached(Workload(model, batch=shapes, **self._options))
         jitted = work.jit_train_step(self.mesh)
         lowered = jitted.lower(*work.abstract_args(self.mesh))
         self.traces += 1
         program = lowered.compile(compiler_options=compiler_options())
         return _Compiled(work, program, work.shardings(self.mesh).batch)
+
+    def _without_unreached(self, work: Workload) -> Workload:
+        """Return the step with parameters left alone that its loss does not depend on."""
+        if not self._knows_reached:
+            own = self._optimizer
+            self._optimizer = map_optimizer(own.optimizer, self._module, reached_by_loss(work))
+            self._options["optimizer"] = self._optimizer.transformation
+            self._knows_reached = True
+        return work.replace(optimizer=self._options["optimizer"])
 
     def _explain(self, arrays: Mapping[str, Any]) -> None:
         """Say which shape made another compile necessary."""
@@ -218,6 +230,24 @@ class FusedStep:
         self._optimizer.store(state.opt_state)
         # The module is the truth from here on: whoever changes it now changes the next step.
         self._state = None
+
+
+def reached_by_loss(work: Workload) -> set[str]:
+    """Return the paths of parameters that the loss of a step depends on."""
+    shapes = work.state_shapes()
+
+    def loss(params: dict[str, Any], model_state: Any, batch: Any) -> Any:
+        variables = Variables(params, model_state)
+        key = jax.random.key(0)
+        return work.adapter.apply(variables, batch, rng=key, execution=work.execution).outputs
+
+    traced = jax.make_jaxpr(loss)(shapes.params, shapes.model_state, work.batch_shapes()).jaxpr
+    needed = {one for one in traced.outvars if isinstance(one, Var)}
+    for equation in reversed(traced.eqns):
+        if not needed.isdisjoint(equation.outvars) and equation.primitive.name != "stop_gradient":
+            needed.update(one for one in equation.invars if isinstance(one, Var))
+    paths = sorted(shapes.params)  # the order in which jax takes a dict apart
+    return {path for path, one in zip(paths, traced.invars, strict=False) if one in needed}
 
 
 @dataclass(frozen=True)
