@@ -13,14 +13,14 @@ from jax.sharding import Mesh
 from ..errors import TPUModelError, TPUValidationError
 from ..models.adapters.protocol import Variables
 from ..models.adapters.torch_module.adapter import TorchModel
-from ..models.adapters.torch_module.arrays import to_array, to_tensor
-from ..models.adapters.torch_module.environment import torch_trees
+from ..models.adapters.torch_module.arrays import to_tensor
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import RematSpec
 from ..step.parts import TrainState
 from ..step.placement import strategy_for
 from ..step.workload import Workload
 from ..training.recompile import compiler_options
+from .batches import flat_batch
 from .optimizers import MappedOptimizer, map_optimizer
 from .prepared import link_of
 
@@ -121,7 +121,7 @@ class FusedStep:
             targets: What the loss compares the outputs with, a tensor or a tree of them; None
                 where the model's own output is, or has, the loss.
         """
-        arrays, structure = _flat((inputs, targets))
+        arrays, structure = flat_batch((inputs, targets))
         key = (structure, tuple((name, one.shape, str(one.dtype)) for name, one in arrays.items()))
         if key not in self._compiled:
             self._compiled[key] = self._compile(arrays, structure)
@@ -263,50 +263,3 @@ class _Compiled:
         if jax.process_count() > 1:
             return self.work.put_batch(next(iter(self.shardings.values())).mesh, arrays)
         return jax.device_put(dict(arrays), self.shardings)
-
-
-class _Structure:
-    """How a batch's tensors, by name, become inputs and targets again; equal if shaped alike."""
-
-    def __init__(self, tree: Any, leaves: list[Any]) -> None:
-        import torch
-
-        self._tree = tree
-        self._leaves = [None if isinstance(one, torch.Tensor) else one for one in leaves]
-        self._is_tensor = [isinstance(one, torch.Tensor) for one in leaves]
-        self._key = (str(tree), repr(self._leaves), tuple(self._is_tensor))
-
-    def rebuild(self, batch: Mapping[str, Any]) -> Any:
-        trees = torch_trees()
-
-        filled = [
-            batch[_name(index)] if yes else one
-            for index, (yes, one) in enumerate(zip(self._is_tensor, self._leaves, strict=True))
-        ]
-        return trees.tree_unflatten(filled, self._tree)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Structure) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-
-def _flat(batch: Any) -> tuple[dict[str, jax.Array], _Structure]:
-    import torch
-
-    trees = torch_trees()
-
-    leaves, tree = trees.tree_flatten(batch)
-    arrays = {
-        _name(index): to_array(one, copy=False)
-        for index, one in enumerate(leaves)
-        if isinstance(one, torch.Tensor)
-    }
-    if not arrays:
-        raise TPUValidationError("a step needs tensors; this batch holds none.")
-    return arrays, _Structure(tree, leaves)
-
-
-def _name(index: int) -> str:
-    return f"tensor {index}"
