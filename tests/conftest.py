@@ -23,14 +23,19 @@ os.environ.update(
 )
 
 
+LOGGER = logging.getLogger("tpukit")
+AT_FIRST = LOGGER.propagate, LOGGER.level, [*LOGGER.handlers]
+
+
 @pytest.fixture(autouse=True)
-def logging_as_it_was():
-    """A command sets up logging for its process, which here is that of every other test too."""
-    logger = logging.getLogger("tpukit")
-    before = logger.propagate, logger.level, [*logger.handlers]
-    yield
-    logger.propagate, level, logger.handlers = before
-    logger.setLevel(level)
+def logging_as_at_first():
+    """A command sets up logging for its process, which here is that of every other test too.
+
+    What a fixture of a whole module set up is undone as well, so it is before a test, not after.
+    """
+    LOGGER.propagate, level, handlers = AT_FIRST
+    LOGGER.handlers = [*handlers]
+    LOGGER.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ from tpukit.torch.optimization import levels
 from tpukit.torch.optimization.measuring import gradient_program
 from tpukit.torch.prepared import link_of, prepare
 
+pytestmark = pytest.mark.xdist_group("test_optimization")  # they share what is made once
+
 LEVELS = ("conservative", "balanced", "aggressive")
 
 

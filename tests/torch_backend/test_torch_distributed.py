@@ -27,6 +27,8 @@ from tpukit.torch import (
     create_xla_integration,
 )
 
+pytestmark = pytest.mark.xdist_group("test_torch_distributed")  # they share what is made once
+
 WORKER = Path(__file__).parents[1] / "support" / "torch_worker.py"
 RANKS = (0, 1)
 
