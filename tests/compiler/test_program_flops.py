@@ -85,6 +85,7 @@ def test_a_loop_of_unknown_length_leaves_a_reason():
     assert "the loop loop has no constant length" in flops.reason
 
 
+@pytest.mark.slow
 @pytest.mark.libtpu
 @pytest.mark.xdist_group("libtpu")
 def test_a_compiled_step_counts_its_attention_in_every_layer():

@@ -142,6 +142,7 @@ class TestHere:
         )
         assert found.step_time_s.origin == "measured"
 
+    @pytest.mark.slow
     def test_a_reference_transformer_says_its_flops(self):
         found = diagnose_performance("tiny", batch_size=8, sequence_length=32, steps=1)
         flops = get_preset("tiny").flops_per_token(32).total * 8 * 32

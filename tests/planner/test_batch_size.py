@@ -62,6 +62,7 @@ def test_memory_names_a_slice():
         find_optimal_batch_size("tiny", 64, target_utilization=90)
 
 
+@pytest.mark.slow
 @pytest.mark.libtpu
 @pytest.mark.xdist_group("libtpu")
 def test_on_the_real_compiler():

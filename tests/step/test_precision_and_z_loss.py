@@ -60,6 +60,7 @@ def test_compute_dtype_is_not_for_the_reference_transformer():
         own_model(compute_dtype="int8")[0].init(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_eval_loss_is_the_training_loss_without_the_extras():
     work = Workload("tiny", batch_size=8, sequence_length=16, z_loss=0.1)
     mesh = create_mesh(mesh_shape=(4, 2), axis_names=("fsdp", "tensor"), devices=jax.devices())

@@ -82,6 +82,7 @@ def test_on_other_slices(strategy, model, mesh, promised, slice_name):
     check(strategy, model, mesh, slice_name, promised)
 
 
+@pytest.mark.slow
 def test_what_attention_keeps_waits_on_the_host():
     work = workload("fsdp+context", "tiny").replace(remat="offload=attention")
     compiled = compile_for(work, "v6e-16", mesh={"fsdp": 4, "context": 4}, until="memory")

@@ -60,6 +60,7 @@ def test_only_what_does_not_depend_on_the_order_is_ordered(mesh, work, shards):
     assert execution.attention.keywords["layout"] == ("zigzag" if shards > 1 else "contiguous")
 
 
+@pytest.mark.slow
 def test_evaluation_on_a_ring_is_that_of_one_device(mesh):
     work = on_a_ring()
     batch = work.example_batch()

@@ -53,6 +53,7 @@ def test_optimizer_state_lies_where_its_parameter_lies():
     assert moments.count.is_fully_replicated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "strategy", "sizes", "collectives"),
     [

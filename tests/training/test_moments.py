@@ -126,6 +126,7 @@ def test_a_stack_is_updated_like_its_layers(stages):
         assert alike(getattr(whole, name)["w"], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.libtpu
 @pytest.mark.xdist_group("libtpu")
 def test_a_compiled_step_holds_as_much_less_as_the_state_does():

@@ -10,6 +10,7 @@ from tpukit.cli import kernel
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
 
 
+@pytest.mark.slow
 def test_three_rows_are_scored_end_to_end(attention_row, tmp_path):
     product = {
         "id": "m1",
