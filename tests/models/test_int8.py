@@ -87,7 +87,7 @@ def test_devices_exchange_narrow_weights_and_gradients(operands):
 
 @pytest.mark.libtpu
 @pytest.mark.xdist_group("libtpu")
-@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+@pytest.mark.parametrize("chip", [pytest.param("v5e", marks=pytest.mark.slow), "v6e"])
 def test_the_compiler_multiplies_eight_bits(chip):
     shape = jax.ShapeDtypeStruct((8, 512, 1024), jnp.bfloat16)
     matrix = jax.ShapeDtypeStruct((1024, 2048), jnp.bfloat16)

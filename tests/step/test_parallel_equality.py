@@ -56,10 +56,10 @@ def case(model, strategy, /, **options):
 QUICK = [
     case("dense", "fsdp+megatron+sequence", data=4, model=2),
     case("dense", "fsdp+context", fsdp=2, context=4),
-    case("dense", "pipeline+fsdp+megatron", stage=2, fsdp=2, model=2, microbatches=2),
     case("moe", "fsdp+expert+megatron", fsdp=2, expert=2, model=2),
 ]
 SLOW = [
+    case("dense", "pipeline+fsdp+megatron", stage=2, fsdp=2, model=2, microbatches=2),
     *QUICK,
     case("dense", "fsdp", fsdp=8),
     case("gemma-like", "pipeline+fsdp+megatron", stage=2, fsdp=2, model=2, microbatches=2),

@@ -17,7 +17,7 @@ def squared_normaliser(logits):
     return float(np.mean(np.log(np.exp(wide).sum(-1)) ** 2))
 
 
-@pytest.mark.parametrize("chunks", [None, 4])
+@pytest.mark.parametrize("chunks", [pytest.param(None, marks=pytest.mark.slow), 4])
 def test_z_loss_adds_the_squared_normaliser(chunks):
     plain = Workload("tiny", batch_size=2, sequence_length=16, loss_chunks=chunks)
     with_z = plain.replace(z_loss=0.01)

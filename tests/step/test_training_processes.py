@@ -70,7 +70,8 @@ def alone():
     return losses, float(optax.tree.norm(state.params))
 
 
-@pytest.mark.parametrize("num_hosts", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_hosts", [2, 4])
 def test_hosts_train_together(num_hosts):
     with started_hosts(num_hosts) as hosts:
         losses, norm = alone()  # while they compile

@@ -19,6 +19,8 @@ from tpukit.errors import FlagError, TPUValidationError, XLACompilationError
 from tpukit.hardware import get_chip, list_chips
 from tpukit.runtime.flags import FlagRegistry, as_compiler_options, parse_flags
 
+# Reading all flags of libtpu takes seconds: on the worker that has done it for other tests.
+pytestmark = pytest.mark.xdist_group("libtpu")
 VMEM, RERUN = "xla_tpu_scoped_vmem_limit_kib", "xla_latency_hiding_scheduler_rerun"
 
 

@@ -60,7 +60,7 @@ def exact(arrays, *, causal, window, segment_ids):
         pytest.param("contiguous", True, None, False, (), id="contiguous"),
         pytest.param("zigzag", True, None, True, ("tensor",), id="zigzag-packed-heads-split"),
         pytest.param("contiguous", False, None, True, (), id="both-ways-packed"),
-        pytest.param("contiguous", True, 200, True, (), id="window-packed"),
+        pytest.param("contiguous", True, 200, True, (), id="window-packed", marks=pytest.mark.slow),
         pytest.param("zigzag", True, 129, False, (), id="zigzag-window"),
         pytest.param("zigzag", True, 1, False, (), id="only-itself"),
     ],
