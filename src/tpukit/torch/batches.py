@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import TPUValidationError
 from ..models.adapters.torch_module.arrays import to_array
-from ..models.adapters.torch_module.environment import torch_trees
+from ..models.adapters.torch_module.nesting import Nesting, take_apart
 
 
 @dataclass(frozen=True)
@@ -84,53 +84,22 @@ def _as_mapping(data: Any, made: dict[Any, Any]) -> Any:
         return made
 
 
-class BatchStructure:
-    """How a batch's tensors, by name, become inputs and targets again; equal if shaped alike."""
-
-    def __init__(self, tree: Any, leaves: list[Any]) -> None:
-        import torch
-
-        self._tree = tree
-        self._leaves = [None if isinstance(one, torch.Tensor) else one for one in leaves]
-        self._is_tensor = [isinstance(one, torch.Tensor) for one in leaves]
-        self._key = (str(tree), repr(self._leaves), tuple(self._is_tensor))
-
-    def rebuild(self, batch: Mapping[str, Any]) -> Any:
-        """Return the batch, with its tensors taken by name."""
-        trees = torch_trees()
-
-        filled = [
-            batch[_name(index)] if yes else one
-            for index, (yes, one) in enumerate(zip(self._is_tensor, self._leaves, strict=True))
-        ]
-        return trees.tree_unflatten(filled, self._tree)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BatchStructure) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-
-def flat_batch(batch: Any) -> tuple[dict[str, jax.Array], BatchStructure]:
-    """Return a batch's tensors as arrays by name, and the way back to what they were in.
+def flat_batch(batch: Any) -> tuple[dict[str, jax.Array], Nesting]:
+    """Return a batch's tensors as arrays by name, and the way back; see `nested_batch`.
 
     Raises:
         TPUValidationError: There is no tensor in it.
     """
-    import torch
-
-    trees = torch_trees()
-
-    leaves, tree = trees.tree_flatten(batch)
-    arrays = {
-        _name(index): to_array(one, copy=False)
-        for index, one in enumerate(leaves)
-        if isinstance(one, torch.Tensor)
-    }
-    if not arrays:
+    tensors, nesting = take_apart(batch)
+    if not tensors:
         raise TPUValidationError("a step needs tensors; this batch holds none.")
-    return arrays, BatchStructure(tree, leaves)
+    arrays = {_name(index): to_array(one, copy=False) for index, one in enumerate(tensors)}
+    return arrays, nesting
+
+
+def nested_batch(tensors: Mapping[str, Any], nesting: Nesting) -> Any:
+    """Return tensors by name in the containers that `flat_batch` took them from."""
+    return nesting.rebuild([tensors[_name(index)] for index in range(len(tensors))])
 
 
 def _name(index: int) -> str:

@@ -18,13 +18,10 @@ from jax.extend.core import Var
 from ..models.adapters.protocol import Variables
 from ..models.adapters.torch_module.adapter import TorchModel, run_module
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
-from ..models.adapters.torch_module.environment import torch_trees
+from ..models.adapters.torch_module.nesting import take_apart
 from ..models.adapters.torch_module.refusals import explained
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import RematPolicy
-
-# Leaves of a result that are the same in every call; anything else that is no tensor is dropped.
-_PLAIN = (bool, int, float, complex, str)
 
 
 @dataclass(frozen=True)
@@ -227,25 +224,13 @@ def _border() -> Any:
 
 def _taken_apart(outputs: Any) -> tuple[list[jax.Array], list[jax.Array], Any]:
     """Return the arrays of floating point of a result, its other arrays, and the way back."""
-    trees = torch_trees()
-
-    leaves, tree = trees.tree_flatten(outputs)
-    is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
-    is_float = [
-        array and jnp.issubdtype(leaf.dtype, jnp.inexact)
-        for leaf, array in zip(leaves, is_array, strict=True)
-    ]
-    # A cache of keys and values, say, is an object of its own that holds no results for a caller.
-    constants = [leaf if isinstance(leaf, _PLAIN) else None for leaf in leaves]
+    arrays, nesting = take_apart(outputs, jax.Array, only_plain=True)
+    is_float = [jnp.issubdtype(one.dtype, jnp.inexact) for one in arrays]
 
     def restore(floats: list[Any], others: list[Any]) -> Any:
         moving, fixed = iter(floats), iter(others)
-        filled = [
-            next(moving) if floating else next(fixed) if array else constant
-            for floating, array, constant in zip(is_float, is_array, constants, strict=True)
-        ]
-        return trees.tree_unflatten(filled, tree)
+        return nesting.rebuild([next(moving if floating else fixed) for floating in is_float])
 
-    floats = [leaf for leaf, one in zip(leaves, is_float, strict=True) if one]
-    arrays = zip(leaves, is_array, is_float, strict=True)
-    return floats, [leaf for leaf, array, one in arrays if array and not one], restore
+    floats = [one for one, floating in zip(arrays, is_float, strict=True) if floating]
+    others = [one for one, floating in zip(arrays, is_float, strict=True) if not floating]
+    return floats, others, restore

@@ -8,7 +8,8 @@ import jax
 
 from ..errors import TPUModelError, TPUValidationError
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
-from ..models.adapters.torch_module.environment import environment, torch_trees
+from ..models.adapters.torch_module.environment import environment
+from ..models.adapters.torch_module.nesting import take_apart
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import NO_REMAT, RematPolicy
 from .border import Arrays, Placement, Program, call_with_gradient
@@ -70,37 +71,19 @@ class Link:
         """Run the module's forward as a program; compiled once for each shape of arguments."""
         import torch
 
-        trees = torch_trees()
-
         self.pull()
         state = self._current_state()
-        leaves, tree = trees.tree_flatten((arguments, options))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        constants = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        tensors, nesting = take_apart((arguments, options))
         gradient = torch.is_grad_enabled()
         asked = tuple(gradient and one.requires_grad for one in tensors)
         wanted = any(asked) or (gradient and bool(state.trained))
-        key = (
-            str(tree),
-            repr(constants),
-            tuple((one.shape, one.dtype) for one in tensors),
-            (asked, self._signature, self.remat),
-        )
+        shapes = tuple((one.shape, one.dtype) for one in tensors)
+        key = (nesting, shapes, asked, self._signature, self.remat)
         program = self.programs.get(key)
         if program is None:
-            logger.info("compile module=%s shapes=%s", type(self.module).__name__, key[2])
-            is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
-
-            def rebuild(given: list[Any]) -> Any:
-                left = iter(given)
-                filled = [
-                    next(left) if yes else one
-                    for yes, one in zip(is_tensor, constants, strict=True)
-                ]
-                return trees.tree_unflatten(filled, tree)
-
+            logger.info("compile module=%s shapes=%s", type(self.module).__name__, shapes)
             how: dict[str, Any] = {"placement": self.placement, "donate": self.donate}
-            program = Program(self.module, state, rebuild, asked, self.remat, **how)
+            program = Program(self.module, state, nesting.rebuild, asked, self.remat, **how)
             self.programs.put(key, program)
         # What is donated must not be torch's own memory.
         given = [to_array(one, copy=self.donate and not wanted) for one in tensors]
@@ -119,7 +102,7 @@ class Link:
         else:
             found, (others, changed) = program.forward(arrays)
             floats = [to_tensor(one) for one in jax.block_until_ready(found)]
-        self._carry_on(state, changed)
+        state.write({}, changed)  # running statistics
         return program.outputs(floats, [_whole_numbers(one) for one in others])
 
     def _current_state(self) -> ModuleState:
@@ -129,16 +112,6 @@ class Link:
         if self._state is None or (modules, tensors) != self._signature:
             self._state, self._signature = ModuleState.of(self.module), (modules, tensors)
         return self._state
-
-    def _carry_on(self, state: ModuleState, changed: dict[str, jax.Array]) -> None:
-        """Write what the forward wrote (running statistics) into the module's own buffers."""
-        import torch
-
-        with torch.no_grad():
-            for path, array in changed.items():
-                tensor = state.carried[path]
-                if not isinstance(tensor, torch.nn.Parameter):
-                    tensor.copy_(to_tensor(array))
 
 
 def prepare(module: Any, **options: Any) -> Any:

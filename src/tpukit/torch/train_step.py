@@ -14,13 +14,14 @@ from ..errors import TPUModelError, TPUValidationError
 from ..models.adapters.protocol import Variables
 from ..models.adapters.torch_module.adapter import TorchModel
 from ..models.adapters.torch_module.arrays import to_tensor
+from ..models.adapters.torch_module.nesting import Nesting
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import RematSpec
 from ..step.parts import TrainState
 from ..step.placement import strategy_for
 from ..step.workload import Workload
 from ..training.recompile import compiler_options
-from .batches import flat_batch
+from .batches import flat_batch, nested_batch
 from .optimizers import MappedOptimizer, map_optimizer
 from .prepared import link_of
 
@@ -121,10 +122,10 @@ class FusedStep:
             targets: What the loss compares the outputs with, a tensor or a tree of them; None
                 where the model's own output is, or has, the loss.
         """
-        arrays, structure = flat_batch((inputs, targets))
-        key = (structure, tuple((name, one.shape, str(one.dtype)) for name, one in arrays.items()))
+        arrays, nesting = flat_batch((inputs, targets))
+        key = (nesting, tuple((name, one.shape, str(one.dtype)) for name, one in arrays.items()))
         if key not in self._compiled:
-            self._compiled[key] = self._compile(arrays, structure)
+            self._compiled[key] = self._compile(arrays, nesting)
         compiled = self._compiled[key]
         state = self._state if self._state is not None else self._start(compiled.work)
         rates = self._optimizer.learning_rates()
@@ -148,11 +149,11 @@ class FusedStep:
         found = list(self._compiled.values())
         return found[-1].work if found else None
 
-    def _compile(self, arrays: Mapping[str, Any], structure: Any) -> "_Compiled":
+    def _compile(self, arrays: Mapping[str, Any], nesting: Nesting) -> "_Compiled":
         """Trace and compile the step for one shape of batch."""
         self._explain(arrays)
         shapes = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in arrays.items()}
-        model = TorchModel(self._module, self._forward(structure))
+        model = TorchModel(self._module, self._forward(nesting))
         work = self._without_unreached(Workload(model, batch=shapes, **self._options))
         jitted = work.jit_train_step(self.mesh)
         lowered = jitted.lower(*work.abstract_args(self.mesh))
@@ -184,11 +185,11 @@ class FusedStep:
         else:
             logger.info("compile step: %s", now)
 
-    def _forward(self, structure: Any) -> Callable[[Any, Mapping[str, Any]], Any]:
+    def _forward(self, nesting: Nesting) -> Callable[[Any, Mapping[str, Any]], Any]:
         loss = self._loss
 
         def forward(module: Any, batch: Mapping[str, Any]) -> Any:
-            inputs, targets = structure.rebuild(batch)
+            inputs, targets = nested_batch(batch, nesting)
             if isinstance(inputs, Mapping):
                 outputs = module(**inputs)
             else:
@@ -215,18 +216,10 @@ class FusedStep:
 
     def _bring(self) -> None:
         """Write the device's values into the module and the optimizer."""
-        import torch
-
         state = self._state
         if state is None:
             return
-        own = ModuleState.of(self._module)
-        with torch.no_grad():
-            for path, array in state.params.items():
-                own.trained[path].copy_(to_tensor(array))
-            for path, array in state.model_state.items():
-                if not isinstance(own.carried[path], torch.nn.Parameter):
-                    own.carried[path].copy_(to_tensor(array))
+        ModuleState.of(self._module).write(state.params, state.model_state)
         self._optimizer.store(state.opt_state)
         # The module is the truth from here on: whoever changes it now changes the next step.
         self._state = None

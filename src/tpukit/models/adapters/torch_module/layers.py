@@ -7,10 +7,9 @@ from typing import Any
 import jax
 
 from ...remat.policy import RematPolicy
-from .environment import environment, torch_trees
+from .environment import environment
+from .nesting import Nesting, take_apart
 from .randomness import next_key
-
-_PLAIN = (bool, int, float, complex, str)
 
 
 class CheckpointedLayers:
@@ -62,44 +61,27 @@ def _has_inner(layer: Any) -> bool:
 
 def _checkpointed(layer: Any, forward: Callable[..., Any], remat: RematPolicy) -> Any:
     def run(*arguments: Any, **options: Any) -> Any:
-        import torch
-
-        trees = torch_trees()
-
         here = environment()
-        leaves, tree = trees.tree_flatten((arguments, options))
-        is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
-        tensors = [leaf for leaf, yes in zip(leaves, is_tensor, strict=True) if yes]
+        tensors, nesting = take_apart((arguments, options))
         # What the layer writes to must leave the segment as a result, or a tracer would escape.
         buffers = dict(layer.named_buffers())
-        shape_of_result: list[Any] = []
+        result_nesting: list[Nesting] = []
 
         def segment(key: jax.Array, held: Any, given: list[jax.Array]) -> Any:
-            arrays = iter(here.j2t_iso(given))
-            filled = [
-                next(arrays) if yes else leaf for leaf, yes in zip(leaves, is_tensor, strict=True)
-            ]
-            inner_arguments, inner_options = trees.tree_unflatten(filled, tree)
+            inner_arguments, inner_options = nesting.rebuild(here.j2t_iso(given))
             for name, value in held.items():
                 buffers[name]._elem = value
             with here.override_property(prng=key):
                 result = forward(*inner_arguments, **inner_options)
-            flat, result_tree = trees.tree_flatten(result)
-            is_array = [isinstance(one, torch.Tensor) for one in flat]
-            # A cache of keys and values holds arrays of the segment, which must not escape it.
-            others = [one if isinstance(one, _PLAIN) else None for one in flat]
-            shape_of_result[:] = [result_tree, is_array, others]
+            flat, found = take_apart(result, only_plain=True)
+            result_nesting[:] = [found]
             written = {name: one._elem for name, one in buffers.items()}
-            kept = [one for one, yes in zip(flat, is_array, strict=True) if yes]
-            return here.t2j_iso(kept), written
+            return here.t2j_iso(flat), written
 
         held = {name: one._elem for name, one in buffers.items()}
         flat, written = remat.wrap(segment)(next_key(), held, here.t2j_iso(tensors))
         for name, value in written.items():
             buffers[name]._elem = value
-        result_tree, is_array, others = shape_of_result
-        arrays = iter(here.j2t_iso(flat))
-        whole = [next(arrays) if yes else one for one, yes in zip(others, is_array, strict=True)]
-        return trees.tree_unflatten(whole, result_tree)
+        return result_nesting[0].rebuild(here.j2t_iso(flat))
 
     return run

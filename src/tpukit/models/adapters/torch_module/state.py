@@ -1,11 +1,13 @@
 """What a module owns: parameters that train, and all other tensors that its forward reads."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .arrays import shape_of
+import jax
+
+from .arrays import shape_of, to_tensor
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,17 @@ class ModuleState:
             {name: shape_of(tensor) for name, tensor in self.trained.items()},
             {name: shape_of(tensor) for name, tensor in self.carried.items()},
         )
+
+    def write(self, params: Mapping[str, jax.Array], carried: Mapping[str, jax.Array]) -> None:
+        """Write values into the module's own tensors; frozen parameters stay as they are."""
+        import torch
+
+        with torch.no_grad():
+            for path, array in params.items():
+                self.trained[path].copy_(to_tensor(array))
+            for path, array in carried.items():
+                if not isinstance(self.carried[path], torch.nn.Parameter):
+                    self.carried[path].copy_(to_tensor(array))
 
     def whole(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """The tensors under all of their names."""
