@@ -12,8 +12,7 @@ from ..models.remat.policy import RematPolicy, RematSpec
 from ..parallel.mesh.mesh import create_mesh
 from . import checkpoints
 from .batches import prepare_batch
-from .config import tpu_settings
-from .devices import find_device
+from .devices import JobProcess
 from .prepared import link_of, prepare
 from .train_step import FusedStep, TorchLoss
 from .validation import check_is_module, notes_on, report
@@ -21,7 +20,7 @@ from .validation import check_is_module, notes_on, report
 logger = logging.getLogger(__name__)
 
 
-class TPUBackend:
+class TPUBackend(JobProcess):
     """Prepares modules and data, makes fused steps, saves and loads.
 
     Args:
@@ -40,8 +39,7 @@ class TPUBackend:
     """
 
     def __init__(self, config: object = None) -> None:
-        self.settings = tpu_settings(config)
-        self.found = find_device(self.settings)
+        super().__init__(config)
         self._prepared: WeakSet[Any] = WeakSet()
         self._asked, self._known = 0, 0
         self._running: list[Any] = []
@@ -54,21 +52,6 @@ class TPUBackend:
 
         shared = self.found.kind == "gpu" and torch.cuda.is_available()
         return torch.device("cuda" if shared else "cpu")
-
-    @property
-    def world_size(self) -> int:
-        """Processes of the job."""
-        return self.found.world_size
-
-    @property
-    def rank(self) -> int:
-        """This process's number, from 0."""
-        return self.found.rank
-
-    @property
-    def is_distributed(self) -> bool:
-        """Whether the job has other processes."""
-        return self.found.is_distributed
 
     def prepare_model(self, model: Any) -> Any:
         """Return the same module, whose calls run as compiled programs from now on.

@@ -74,8 +74,8 @@ def find_device(settings: TorchTPUConfig) -> FoundDevice:
     return FoundDevice(device, kind, how, jax.process_count(), jax.process_index())
 
 
-class XLADeviceManager:
-    """The devices of this process and of the whole job.
+class JobProcess:
+    """What everything that was made with a configuration knows of this process.
 
     Args:
         config: A `KernelPyTorchConfig`, its `hardware.tpu`, or a `TPUConfig`.
@@ -87,6 +87,32 @@ class XLADeviceManager:
     def __init__(self, config: object = None) -> None:
         self.settings = tpu_settings(config)
         self.found = find_device(self.settings)
+
+    @property
+    def world_size(self) -> int:
+        """How many processes the job has; each may hold several devices."""
+        return self.found.world_size
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        return self.found.rank
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether the job has other processes."""
+        return self.found.is_distributed
+
+
+class XLADeviceManager(JobProcess):
+    """The devices of this process and of the whole job.
+
+    Args:
+        config: A `KernelPyTorchConfig`, its `hardware.tpu`, or a `TPUConfig`.
+
+    Raises:
+        TPUNotAvailableError: There is no TPU and the configuration asks for strict validation.
+    """
 
     @property
     def device(self) -> Device:
@@ -111,21 +137,6 @@ class XLADeviceManager:
     def kind(self) -> Kind:
         """What the devices are: "tpu", "gpu" or "cpu"."""
         return self.found.kind
-
-    @property
-    def world_size(self) -> int:
-        """How many processes the job has; each may hold several devices."""
-        return self.found.world_size
-
-    @property
-    def rank(self) -> int:
-        """This process's number, from 0."""
-        return self.found.rank
-
-    @property
-    def is_distributed(self) -> bool:
-        """Whether the job has other processes."""
-        return self.found.is_distributed
 
     @cached_property
     def torch_tpu(self) -> "TorchTPU":

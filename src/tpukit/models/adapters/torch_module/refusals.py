@@ -38,7 +38,7 @@ def explained(module: Any) -> Generator[None]:
         yield
     except (TPUError, jax.errors.JaxRuntimeError):  # a program that fails while it runs was traced
         raise
-    except Exception as error:
+    except Exception as error:  # anyone's module may raise anything while it is traced
         said = _said(error) or f"cannot be traced: {type(error).__name__}: {_first_line(error)}"
         raise TPUModelError(f"{name} {said}{_where(error)}.") from error
 

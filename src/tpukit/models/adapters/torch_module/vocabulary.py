@@ -8,9 +8,7 @@ tokens at a time, so that the logits need never exist whole; nobody has to write
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-
-from ....kernels.ops.cross_entropy.api import cross_entropy
+from .lowerings.losses import vocabulary_loss
 
 # Below this many columns whole logits are small, and pieces of them only cost time.
 LEAST_VOCABULARY = 4096
@@ -90,8 +88,13 @@ def make_mode(environment: Any) -> Any:
             if not plain or target.dtype.is_floating_point or input.dim() != 2:
                 return None
             x, matrix, labels = environment.t2j_iso((known.x, known.weight, target))
-            labels = jnp.where(labels == ignore_index, -1, labels).reshape(x.shape[:-1])
-            found = cross_entropy(x, matrix.T, labels, reduction=reduction).loss  # pyright: ignore[reportArgumentType]  torch has the same three
+            found = vocabulary_loss(
+                x,
+                matrix,
+                labels.reshape(x.shape[:-1]),
+                reduction=reduction,  # pyright: ignore[reportArgumentType]  torch has the same three
+                ignore_index=ignore_index,
+            )
             return environment.j2t_iso(found.reshape(-1) if reduction == "none" else found)
 
     return FusedHeads()
