@@ -5,6 +5,7 @@
         ├── TPUNotAvailableError      no TPU (or no libtpu) where one is needed
         │   ├── MissingExtraError     an optional part of tpukit is not installed
         │   └── PodUnavailable        the slice asked for cannot be had, or went away
+        ├── ProviderError             who gives pods cannot be reached, or refuses who asks
         ├── TPUDeviceError            a device is there and does not behave
         ├── XLACompilationError       the compiler refused the program
         ├── XLARuntimeError           the compiled program failed while running
@@ -57,7 +58,19 @@ class MissingExtraError(TPUNotAvailableError, ImportError):
 
 
 class PodUnavailable(TPUNotAvailableError):
-    """The slice asked for cannot be had, or went away."""
+    """The slice asked for cannot be had, or went away.
+
+    Attributes:
+        cause: One word for why, a value of `tpukit.pods.Cause`: stockout, quota, spot, ….
+    """
+
+    def __init__(self, message: str, *, cause: str = "stockout") -> None:
+        self.cause = cause
+        super().__init__(message)
+
+
+class ProviderError(TPUBackendError):
+    """Whoever gives pods cannot be reached, or refuses who asks; nothing was created."""
 
 
 class TPUDeviceError(TPUBackendError):

@@ -33,6 +33,7 @@ NOT_SETTINGS = frozenset(
         "HOST_ID",
         "LOG_LEVEL",
         "NUM_HOSTS",
+        "PROVIDER",
         "TRACEBACK",
     )
 )

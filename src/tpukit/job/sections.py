@@ -211,8 +211,8 @@ class ObserveSettings(Section):
     )
 
 
-class LaunchSettings(Section):
-    """The `launch:` section of a job: where the slice is asked for."""
+class CloudSettings(Section):
+    """Where a slice is asked for, in the names of the documents."""
 
     project: str | None = Field(default=None, description="Google Cloud project")
     zone: str | None = Field(default=None, description="zone, e.g. us-central1-a")
@@ -223,6 +223,49 @@ class LaunchSettings(Section):
     credentials_file: str | None = Field(default=None, description="service-account key file")
 
 
+class LaunchSettings(CloudSettings):
+    """The `launch:` section of a job: who provides the slice, and how the job runs there."""
+
+    provider: str | None = Field(
+        default=None, description="local, gcp, gke, gce or ssh; None: TPUKIT_PROVIDER, or local"
+    )
+    zones: tuple[str, ...] = Field(default=(), description="further zones, tried in order")
+    endpoint: str | None = Field(
+        default=None, description="address of the provider's API, for an emulator; None: its own"
+    )
+    spot: bool = Field(default=False, description="capacity that may be taken away, for less")
+    reservation: str | None = Field(default=None, description="name of the reservation")
+    max_price_per_hour: Scale | None = Field(
+        default=None, description="most USD an hour for the whole pod, by the price catalogue"
+    )
+    priority: Index = Field(default=0, description="a job of higher priority goes first")
+    queue_timeout_seconds: Seconds = Field(
+        default=3600.0, description="how long one zone may keep the job waiting"
+    )
+    max_restarts: Index = Field(
+        default=10, description="failures to recover from; preemptions do not count"
+    )
+    include: tuple[str, ...] = Field(
+        default=(), description="files and folders shipped beside the job file"
+    )
+    setup: tuple[tuple[str, ...], ...] = Field(
+        default=(), description="argument lists that run on each new host before the job"
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict[str, str], description="variables of the job's processes"
+    )
+    warm_spares: bool = Field(
+        default=False, description="keep started interpreters ready, to recover faster (local)"
+    )
+    ssh_config: str | None = Field(default=None, description="configuration file for ssh")
+    ssh_user: str | None = Field(default=None, description="user on the hosts")
+    hosts: tuple[str, ...] = Field(default=(), description="hosts of your own (provider ssh)")
+    namespace: str = Field(default="default", description="Kubernetes namespace")
+    queue: str | None = Field(default=None, description="Kueue LocalQueue")
+    image: str | None = Field(default=None, description="container image (gke)")
+    service_account: str | None = Field(default=None, description="account the hosts act as")
+
+
 SECTIONS: tuple[type[Section], ...] = (
     Hardware,
     Limits,
@@ -231,11 +274,13 @@ SECTIONS: tuple[type[Section], ...] = (
     Communication,
     Memory,
     ObserveSettings,
-    LaunchSettings,
+    CloudSettings,
 )
 
 
 def section_of(field: str) -> str:
     """Return the name of the section of `TPUConfig` that `field` belongs to."""
     section = next(one for one in SECTIONS if field in one.model_fields)
-    return section.__name__.removesuffix("Settings").lower()
+    return {"CloudSettings": "launch"}.get(
+        section.__name__, section.__name__.removesuffix("Settings").lower()
+    )

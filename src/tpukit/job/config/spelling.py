@@ -25,6 +25,7 @@ from .tpu import TPUConfig
 if TYPE_CHECKING:
     from ..job import Job
 
+# `launch` has more settings in a job: who provides a pod is no matter of a configuration.
 _SECTIONS = {"compile": CompileSettings, "observe": ObserveSettings, "launch": LaunchSettings}
 _CHIPS = tuple(name for name in Hardware.model_fields if name != "mesh_shape")
 _REMAT = ("memory_optimization", "enable_rematerialization", "gradient_checkpointing")
@@ -84,7 +85,8 @@ def config_of(job: "Job") -> TPUConfig:
     for section in _SECTIONS:
         settings = getattr(job, section)
         for name, value in settings.model_dump(mode="json", exclude_unset=True).items():
-            values[name], origins[name] = value, job.origin_of(f"{section}.{name}")
+            if name in TPUConfig.model_fields:
+                values[name], origins[name] = value, job.origin_of(f"{section}.{name}")
     for name in _SAME_NAME:
         if name in job.model_fields_set:
             values[name], origins[name] = getattr(job, name), job.origin_of(name)

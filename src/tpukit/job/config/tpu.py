@@ -14,10 +14,10 @@ from ...parallel.mesh.axes import spec_for_shape
 from ...runtime.debugging import DebugMode, enable_debugging_mode
 from ..document import Document, Origin, unknown_key
 from ..sections import (
+    CloudSettings,
     Communication,
     Compilation,
     Hardware,
-    LaunchSettings,
     Limits,
     Memory,
     ObserveSettings,
@@ -37,7 +37,7 @@ SAME_WITHIN = 0.02  # two datasheet figures this close are the same figure, roun
 
 
 class TPUConfig(
-    LaunchSettings,
+    CloudSettings,
     ObserveSettings,
     Communication,
     Memory,

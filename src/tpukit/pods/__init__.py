@@ -1,0 +1,16 @@
+"""Pods: get chips, keep them, lose nothing when they vanish, spend the least (document 004)."""
+
+from ..lazy import lazy_names
+
+HOMES = {
+    ".causes": ("Cause", "Ending", "Kind"),
+    ".config": ("PodConfig",),
+    ".pod": ("Host", "Pod", "PodState", "Tier"),
+    ".providers.protocol": ("Capabilities", "Command", "Gang", "Provider"),
+    ".providers.registry": ("open_provider",),
+    "..errors": (
+        *("CommunicationTimeout", "OutOfMemory", "PodUnavailable", "ProviderError", "TPUError"),
+    ),
+}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

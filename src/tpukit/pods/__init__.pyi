@@ -1,0 +1,41 @@
+# Written by `make format` from the list in __init__.py.
+
+from ..errors import CommunicationTimeout as CommunicationTimeout
+from ..errors import OutOfMemory as OutOfMemory
+from ..errors import PodUnavailable as PodUnavailable
+from ..errors import ProviderError as ProviderError
+from ..errors import TPUError as TPUError
+from .causes import Cause as Cause
+from .causes import Ending as Ending
+from .causes import Kind as Kind
+from .config import PodConfig as PodConfig
+from .pod import Host as Host
+from .pod import Pod as Pod
+from .pod import PodState as PodState
+from .pod import Tier as Tier
+from .providers.protocol import Capabilities as Capabilities
+from .providers.protocol import Command as Command
+from .providers.protocol import Gang as Gang
+from .providers.protocol import Provider as Provider
+from .providers.registry import open_provider as open_provider
+
+__all__ = [
+    "Capabilities",
+    "Cause",
+    "Command",
+    "CommunicationTimeout",
+    "Ending",
+    "Gang",
+    "Host",
+    "Kind",
+    "OutOfMemory",
+    "Pod",
+    "PodConfig",
+    "PodState",
+    "PodUnavailable",
+    "Provider",
+    "ProviderError",
+    "TPUError",
+    "Tier",
+    "open_provider",
+]
