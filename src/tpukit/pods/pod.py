@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from ..errors import ConfigError
 from ..hardware import Slice
+from .causes import Cause
 
 LONGEST_NAME = 40
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -77,6 +78,7 @@ class Pod:
         slice: What was asked for.
         hosts: In the order of process ids; empty until it is ready.
         reason: Why it is in its state, in the provider's words, or "".
+        cause: The same in one word, for a pod that is lost.
         labels: Who owns it: `owner`, `job`, `attempt`. A pod without our owner is not ours to
             delete.
         created_at: Seconds since the epoch, by the provider's clock.
@@ -90,6 +92,7 @@ class Pod:
     tier: Tier = Tier.ON_DEMAND
     hosts: tuple[Host, ...] = ()
     reason: str = ""
+    cause: Cause | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     created_at: float | None = None
 
@@ -113,6 +116,7 @@ class Pod:
             "tier": self.tier.value,
             "hosts": [host.to_dict() for host in self.hosts],
             "reason": self.reason,
+            "cause": None if self.cause is None else self.cause.value,
             "labels": dict(self.labels),
             "created_at": self.created_at,
         }
