@@ -100,6 +100,13 @@ class World:
             self._move(name, Stage.ENDING)
             self._next(name, self.pace.release_s, lambda: self._remove(name))
 
+    def requeue(self, name: str) -> None:
+        """Ask again for what a holding had, whatever became of it."""
+        with self.lock:
+            if name in self._holdings:
+                self._move(name, Stage.WAITING)
+                self._serve()
+
     # What happens to them.
 
     def preempt(
