@@ -34,6 +34,7 @@ NOT_SETTINGS = frozenset(
         "LOG_LEVEL",
         "NUM_HOSTS",
         "PROVIDER",
+        "STATE_DIR",
         "TRACEBACK",
     )
 )
