@@ -37,6 +37,7 @@ NOT_SETTINGS = frozenset(
         "NUM_HOSTS",
         "PROGRESS",
         "PROVIDER",
+        "STATE_DIR",
         "TRACEBACK",
     )
 )

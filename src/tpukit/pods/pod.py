@@ -121,6 +121,22 @@ class Pod:
             "created_at": self.created_at,
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Pod":
+        """Read what `to_dict` wrote."""
+        return cls(
+            name=values["name"],
+            provider=values["provider"],
+            slice=Slice.parse(values["slice"]),
+            zone=values["zone"],
+            state=PodState(values["state"]),
+            tier=Tier(values["tier"]),
+            hosts=tuple(Host(**host) for host in values["hosts"]),
+            reason=values["reason"],
+            labels=dict(values["labels"]),
+            created_at=values["created_at"],
+        )
+
     def __rich__(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
         return f"{self.name}: {self.slice} {self.tier} in {self.zone}, {self.state}{why}"

@@ -2,7 +2,7 @@
 
 Outputs that a user named are tried before the work that fills them starts. Trying is the only way
 to know: permissions, a read-only disk and a full one answer differently for each user and file
-system. What can always be made again lies in one cache folder.
+system. What can always be made again lies in one cache folder; what cannot, in one state folder.
 """
 
 import contextlib
@@ -165,6 +165,16 @@ def cache_folder(kept: Kept | None = None) -> Path:
     else:
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tpukit"
     return root if kept is None else root / kept
+
+
+def state_folder() -> Path:
+    """The folder of what must be remembered between commands; it need not exist.
+
+    `TPUKIT_STATE_DIR`, else `$XDG_STATE_HOME/tpukit`, else `~/.local/state/tpukit`.
+    """
+    if chosen := os.environ.get("TPUKIT_STATE_DIR"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "tpukit"
 
 
 def try_output_file(path: Path) -> None:
