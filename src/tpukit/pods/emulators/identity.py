@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from google.auth import jwt
 
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _LIFE = datetime.timedelta(days=30)
 _PEM = serialization.Encoding.PEM
 _PKCS8 = serialization.PrivateFormat.PKCS8
@@ -143,7 +144,11 @@ class Accounts:
         if scheme != "Bearer" or not token:
             raise NotAuthenticated("no token")
         try:
-            claims = jwt.decode(token, certs=self._public_keys, audience=self._audience)
-            return self._accounts[claims["iss"]]
+            claims = jwt.decode(token, certs=self._public_keys)
+            account = self._accounts[claims["iss"]]
         except (ValueError, KeyError) as error:
             raise NotAuthenticated(str(error)) from error
+        # https://google.aip.dev/auth/4111: a token names an audience, or scopes instead of it.
+        if claims.get("aud") != self._audience and SCOPE not in claims.get("scope", "").split():
+            raise NotAuthenticated("the token is for someone else")
+        return account
