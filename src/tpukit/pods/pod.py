@@ -57,12 +57,14 @@ class Host:
         address: Where it is reached: a name or an IP address, with a port where it is not ssh's.
         slice_index: Which of the pod's slices it belongs to, from 0.
         worker_id: Its number within the slice, from 0.
+        internal_address: Where the pod's other hosts reach it; "" where that is no other.
     """
 
     name: str
     address: str
     slice_index: int = 0
     worker_id: int = 0
+    internal_address: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -133,6 +135,7 @@ class Pod:
             tier=Tier(values["tier"]),
             hosts=tuple(Host(**host) for host in values["hosts"]),
             reason=values["reason"],
+            cause=None if values["cause"] is None else Cause(values["cause"]),
             labels=dict(values["labels"]),
             created_at=values["created_at"],
         )

@@ -78,7 +78,8 @@ class RealClock:
         self._agenda = _Agenda()
         self._changed = threading.Condition()
         self._open = True
-        threading.Thread(target=self._run, name="emulator-clock", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="emulator-clock", daemon=True)
+        self._thread.start()
 
     def now(self) -> float:
         """Return seconds since the epoch, counted faster from when the clock was made."""
@@ -93,11 +94,13 @@ class RealClock:
         return later
 
     def close(self) -> None:
-        """End the clock's thread."""
+        """End the clock's thread, once it has made the call that it is at."""
         with self._changed:
             self._open = False
             self._agenda.clear()
             self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _run(self) -> None:
         while True:

@@ -163,9 +163,10 @@ class Accounts:
         """
         try:
             claims = jwt.decode(token, certs=self._public_keys)
-            meant = claims.get("aud") == audience
-            if not meant and not (or_scope and SCOPE in claims.get("scope", "").split()):
-                raise NotAuthenticated("the token is meant for someone else")
-            return self._accounts[claims["iss"]]
+            account = self._accounts[claims["iss"]]
         except (ValueError, KeyError) as error:
             raise NotAuthenticated(str(error)) from error
+        scoped = or_scope and SCOPE in claims.get("scope", "").split()
+        if claims.get("aud") != audience and not scoped:
+            raise NotAuthenticated("the token is for someone else")
+        return account
