@@ -172,21 +172,35 @@ class Cloud:
     # What happens to groups.
 
     def preempt(
-        self, name: str, *, worker: int | None = None, notice_s: float | None = None
+        self,
+        name: str,
+        *,
+        node: int | None = None,
+        worker: int | None = None,
+        notice_s: float | None = None,
     ) -> bool:
-        """Take a group's machines away, or one of them; tell whether there were any.
+        """Take machines away; tell whether there were any.
 
         Args:
-            name: The group's path, or its last part.
-            worker: Which machine alone is taken.
+            name: Of a group, or of the template that groups are made of.
+            node: Which of the template's groups alone is struck.
+            worker: Which machine of a group alone is taken.
             notice_s: How long its processes have after SIGTERM; None: the world's pace.
         """
         with self.world.lock:
-            for group in self.groups():
-                if name in (group.path, group.name):
-                    group.struck = None if worker is None else (worker,)
-                    return self.world.preempt(group.path, notice_s=notice_s)
-        return False
+            groups = self._called(name)
+            taken = False
+            for group in groups if node is None else groups[node : node + 1]:
+                group.struck = None if worker is None else (worker,)
+                taken |= self.world.preempt(group.path, notice_s=notice_s)
+            return taken
+
+    def full_name(self, name: str) -> str | None:
+        """Return the path of a group, or of the first of a template."""
+        return next((group.path for group in self._called(name)), None)
+
+    def _called(self, name: str) -> list[Group]:
+        return [one for one in self.groups() if name in (one.path, one.name, one.template.name)]
 
     def _when_empty(self, path: str, then: Callable[[], None]) -> None:
         """Release a group's machines, and go on once they are gone."""
