@@ -1,5 +1,7 @@
 """An emulated Compute Engine with machines, as short-lived as a test."""
 
+import socket
+
 import pytest
 
 from tpukit.job.sections import LaunchSettings
@@ -41,3 +43,18 @@ def launch(cloud):
 @pytest.fixture
 def provider(launch):
     return ComputeEngineProvider(launch)
+
+
+@pytest.fixture(autouse=True)
+def asked_names(monkeypatch):
+    """Names that are looked up; all but loopback's are refused, as with no network."""
+    asked, look_up = set(), socket.getaddrinfo
+
+    def spy(host, *arguments, **keywords):
+        asked.add(host)
+        if not str(host).startswith(("127.", "localhost")):
+            raise socket.gaierror(socket.EAI_NONAME, "no network in tests")
+        return look_up(host, *arguments, **keywords)
+
+    monkeypatch.setattr(socket, "getaddrinfo", spy)
+    return asked

@@ -52,7 +52,7 @@ class Moment:
         if held is not None and held.stage is Stage.WAITING:
             return [stock_out(zone_path, group.machine.name)]
         if held is not None and held.stage is Stage.REFUSED:
-            return [{"code": "RESOURCE_NOT_READY", "message": held.reason}]
+            return [{"code": "INTERNAL_ERROR", "message": held.reason}]
         return []
 
     def state_of(self, instance: Instance) -> tuple[str | None, str]:
@@ -79,7 +79,7 @@ def show_group(moment: Moment) -> Json:
     }
     if group.is_bulk:
         operation: Json = {"inProgress": pending}
-        if pending:
+        if pending or errors:
             operation["lastProgressCheck"] = {"timestamp": written(moment.now)} | (
                 {"error": {"errors": errors}} if errors else {}
             )

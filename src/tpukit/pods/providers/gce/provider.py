@@ -241,8 +241,21 @@ class ComputeEngineProvider:
             return send(bulk=False)
 
     def _asked(self, name: str) -> Asked | None:
+        """Return what a pod's template says, or None where there is no such pod.
+
+        Raises:
+            ProviderError: There is a template of that name, and it is not tpukit's.
+        """
         template = self._api.find(self._api.templates.get, instance_template=name)
-        return None if template is None else read_template(template)
+        if template is None:
+            return None
+        asked = read_template(template)
+        if asked is None:
+            raise ProviderError(
+                f"An instance template {name!r} is there and is not of a pod; use another name, "
+                "or delete it."
+            )
+        return asked
 
     def _read(self, asked: Asked | None) -> Pod:
         if asked is None:

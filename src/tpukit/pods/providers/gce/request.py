@@ -52,7 +52,7 @@ def instance_template(
     if not config.enable_ip_alias:
         raise ConfigError(IP_ALIAS)
     where = config.slice
-    image = source_image(where, config.software_version)
+    machine, image = machine_type(where), source_image(where, config.software_version)
     facts = {
         "ssh-keys": ssh_key,
         # Where a project lets people in by OS Login, keys in metadata would be ignored.
@@ -61,7 +61,7 @@ def instance_template(
         ZONE_KEY: zone,
     }
     properties = compute_v1.InstanceProperties(
-        machine_type=machine_type(where),
+        machine_type=machine,
         disks=[
             compute_v1.AttachedDisk(
                 boot=True,
