@@ -2,7 +2,7 @@
 
 Outputs that a user named are tried before the work that fills them starts. Trying is the only way
 to know: permissions, a read-only disk and a full one answer differently for each user and file
-system. What can always be made again lies in one cache folder.
+system. What can always be made again lies in one cache folder; what cannot, in one state folder.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ PARTIAL = ".partial"
 """How the name of a file that is being written ends; it starts with a dot."""
 _REMOVALS = 20
 _NAME_KEPT = 80  # letters of the final name in the other one: a name has at most 255
-Kept = Literal["compiles", "errors", "fetched", "flags", "products", "tokens", "xla"]
+Kept = Literal["compiles", "errors", "fetched", "flags", "pods", "products", "tokens", "xla"]
 """What is kept: compiled programs, tracebacks of unexpected errors, data fetched for the moment,
-registries of flags, timed products of cuBLAS, tokens made of text, and jax's own compilation
-cache."""
+registries of flags, pods on this machine, timed products of cuBLAS, tokens made of text, and jax's
+own compilation cache."""
 
 
 @contextmanager
@@ -165,6 +165,16 @@ def cache_folder(kept: Kept | None = None) -> Path:
     else:
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tpukit"
     return root if kept is None else root / kept
+
+
+def state_folder() -> Path:
+    """The folder of what must be remembered between commands; it need not exist.
+
+    `TPUKIT_STATE_DIR`, else `$XDG_STATE_HOME/tpukit`, else `~/.local/state/tpukit`.
+    """
+    if chosen := os.environ.get("TPUKIT_STATE_DIR"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "tpukit"
 
 
 def try_output_file(path: Path) -> None:

@@ -1,0 +1,108 @@
+"""What pods cost: from ready to released, each interval with the price that held when it began."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ...hardware.figure import Figure
+from ..pod import Pod
+from .database import Database
+from .records import to_json
+
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """One pod, from ready to released.
+
+    Attributes:
+        price: USD an hour for the whole pod, with its source and date; or why none is known.
+        released_at: None while it runs; what it costs then is counted until now.
+    """
+
+    run: str
+    pod: str
+    provider: str
+    zone: str
+    slice: str
+    tier: str
+    price: Figure
+    ready_at: float
+    released_at: float | None
+    until: float
+
+    @property
+    def hours(self) -> float:
+        """Hours from ready to released, or to now."""
+        return max(0.0, self.until - self.ready_at) / SECONDS_PER_HOUR
+
+    @property
+    def cost(self) -> Figure:
+        """USD, as sure as the price is."""
+        return self.price.scaled(self.hours, unit="USD")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            **{name: getattr(self, name) for name in ("run", "pod", "provider", "zone")},
+            "slice": self.slice,
+            "tier": self.tier,
+            "ready_at": _iso(self.ready_at),
+            "released_at": None if self.released_at is None else _iso(self.released_at),
+            "hours": self.hours,
+            "price": self.price.to_dict(),
+            "cost": self.cost.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class SpendLedger:
+    """Intervals during which pods were paid for."""
+
+    database: Database
+    now: Callable[[], float]
+
+    def begin(self, run: str, provider: str, pod: Pod, price: Figure) -> None:
+        """Count a pod from now on; one that is counted already goes on as it is."""
+        self.database.write(
+            "INSERT OR IGNORE INTO spend"
+            " (run, pod, provider, zone, slice, tier, price, ready_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            *(run, pod.name, provider, pod.zone, str(pod.slice), pod.tier.value),
+            *(to_json(price.to_dict()), self.now()),
+        )
+
+    def end(self, provider: str, *, zone: str, pod: str) -> None:
+        """Count a pod until now; one that is not counted is no error."""
+        self.database.write(
+            "UPDATE spend SET released_at = ?"
+            " WHERE provider = ? AND zone = ? AND pod = ? AND released_at IS NULL",
+            *(self.now(), provider, zone, pod),
+        )
+
+    def all(self, run: str | None = None) -> list[Spending]:
+        """Return every interval, oldest first, or those of one run."""
+        rows = self.database.read("SELECT * FROM spend ORDER BY ready_at, id")
+        return [
+            Spending(
+                run=row["run"],
+                pod=row["pod"],
+                provider=row["provider"],
+                zone=row["zone"],
+                slice=row["slice"],
+                tier=row["tier"],
+                price=Figure(**json.loads(row["price"])),
+                ready_at=row["ready_at"],
+                released_at=row["released_at"],
+                until=self.now() if row["released_at"] is None else row["released_at"],
+            )
+            for row in rows
+            if run in (None, row["run"])
+        ]
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")

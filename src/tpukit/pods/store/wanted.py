@@ -1,0 +1,131 @@
+"""Pods that are wanted, where they are asked for, and what was last seen of them."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...errors import ConfigError
+from ...job.sections import LaunchSettings
+from ..config import PodConfig
+from ..pod import Pod
+from .database import Database
+from .records import ProviderRecord, WantedPod, check_run_name, to_json
+
+
+@dataclass(frozen=True)
+class WantedPods:
+    """The desired state, and beside it the observed one."""
+
+    database: Database
+    now: Callable[[], float]
+
+    def want(
+        self,
+        name: str,
+        config: PodConfig,
+        provider: ProviderRecord,
+        *,
+        keeper: str | None = None,
+    ) -> WantedPod:
+        """Ask for a pod to be there; asking again for the same one changes nothing.
+
+        Raises:
+            ConfigError: The name cannot be one, or another pod is wanted under it.
+        """
+        check_run_name(name)
+        with self.database.writing():
+            before = self.find(name)
+            if before is not None:
+                if (before.config, before.provider) != (config, provider.id):
+                    raise ConfigError(
+                        f"A pod named {name!r} is wanted already, as {before.config.slice} from "
+                        f"{before.provider}; release it first, or choose another name."
+                    )
+                if before.is_released:
+                    raise ConfigError(
+                        f"The pod named {name!r} is being deleted; wait until it is gone, or "
+                        "choose another name."
+                    )
+                return before
+            self.database.write(
+                "INSERT OR IGNORE INTO providers VALUES (?, ?, ?)",
+                *(provider.id, provider.name),
+                provider.launch.model_dump_json(exclude_unset=True),
+            )
+            self.database.write(
+                "INSERT INTO wanted (name, provider, config, attempt, wanted_at, keeper, kept_at)"
+                " VALUES (?, ?, ?, 1, ?, ?, ?)",
+                *(name, provider.id, to_json(config.to_dict()), self.now(), keeper, self.now()),
+            )
+        found = self.find(name)
+        assert found is not None
+        return found
+
+    def release(self, name: str) -> None:
+        """Give a pod up: it will be deleted. One that is not wanted is no error."""
+        self.database.write(
+            "UPDATE wanted SET released_at = ? WHERE name = ? AND released_at IS NULL",
+            *(self.now(), name),
+        )
+
+    def forget(self, name: str) -> None:
+        """Remove all that is known of a pod that is gone."""
+        self.database.write("DELETE FROM wanted WHERE name = ?", name)
+
+    def ask_in(self, name: str, *, zone: str, attempt: int) -> None:
+        """Write down where a pod is asked for, before it is."""
+        self.database.write(
+            "UPDATE wanted SET zone = ?, attempt = ?, asked_at = ? WHERE name = ?",
+            *(zone, attempt, self.now(), name),
+        )
+
+    def keep(self, name: str) -> None:
+        """Say that the keeper of a pod is alive."""
+        self.database.write("UPDATE wanted SET kept_at = ? WHERE name = ?", self.now(), name)
+
+    def observe(self, name: str, pod: Pod | None) -> None:
+        """Write down what was seen of a pod; None: it is not there."""
+        if pod is None:
+            self.database.write("DELETE FROM observed WHERE name = ?", name)
+            return
+        self.database.write(
+            "INSERT OR REPLACE INTO observed VALUES (?, ?, ?)",
+            *(name, to_json(pod.to_dict()), self.now()),
+        )
+
+    def find(self, name: str) -> WantedPod | None:
+        """Return one, or None where it is not wanted."""
+        rows = self.database.read(f"{_SELECT} WHERE wanted.name = ?", name)
+        return _wanted(rows[0]) if rows else None
+
+    def all(self) -> Sequence[WantedPod]:
+        """Return every wanted or released pod, in the order in which they go first."""
+        found = [_wanted(row) for row in self.database.read(f"{_SELECT} ORDER BY wanted_at")]
+        return sorted(found, key=lambda one: -one.config.priority)
+
+    def providers(self) -> dict[str, ProviderRecord]:
+        """Return every provider that was ever asked, by id."""
+        return {
+            row["id"]: ProviderRecord(row["name"], LaunchSettings(**json.loads(row["launch"])))
+            for row in self.database.read("SELECT * FROM providers")
+        }
+
+
+_SELECT = "SELECT wanted.*, observed.pod FROM wanted LEFT JOIN observed USING (name)"
+
+
+def _wanted(row: sqlite3.Row) -> WantedPod:
+    return WantedPod(
+        name=row["name"],
+        provider=row["provider"],
+        config=PodConfig.from_dict(json.loads(row["config"])),
+        attempt=row["attempt"],
+        zone=row["zone"],
+        asked_at=row["asked_at"],
+        wanted_at=row["wanted_at"],
+        released_at=row["released_at"],
+        keeper=row["keeper"],
+        kept_at=row["kept_at"],
+        pod=None if row["pod"] is None else Pod.from_dict(json.loads(row["pod"])),
+    )
