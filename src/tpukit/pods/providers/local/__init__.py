@@ -1,0 +1,1 @@
+"""Pods on this machine: every host is a process of its own, with virtual devices."""

@@ -1,0 +1,1 @@
+"""Keeping a job going: attempts one after another, each from the last checkpoint."""
