@@ -26,13 +26,16 @@ WELL_KNOWN = {
 NOT_SETTINGS = frozenset(
     PREFIX + name
     for name in (
+        "ATTEMPT",
         "CACHE_DIR",
         "CHILD_PARENT",
         "CHILD_REPLY",
         "COORDINATOR",
+        "HEARTBEAT_S",
         "HOST_ID",
         "LOG_LEVEL",
         "NUM_HOSTS",
+        "PROGRESS",
         "PROVIDER",
         "TRACEBACK",
     )

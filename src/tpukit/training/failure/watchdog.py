@@ -31,6 +31,7 @@ class ExitCode(IntEnum):
             itself was blocked, because then only the interpreter's own timer can end it.
         BAD_INPUT: A configuration, a file or a checkpoint was refused.
         DIVERGED: The loss went bad and the policy was to stop, or rolling back did not help.
+        OUT_OF_MEMORY: The devices have not enough memory for the program.
         HUNG: No step was completed in time; the stacks are in the run directory.
         PEER_LOST: A collective failed because another process is gone.
     """
@@ -39,6 +40,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     BAD_INPUT = 2
     DIVERGED = 3
+    OUT_OF_MEMORY = 4
     HUNG = 200
     PEER_LOST = 201
 
