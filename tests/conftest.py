@@ -26,6 +26,8 @@ os.environ.update(
     XLA_FLAGS="--xla_force_host_platform_device_count=8" + FAST_COMPILES,
     # Not the user's own cache; kept between runs, so that a second run compiles less.
     TPUKIT_CACHE_DIR=str(Path(__file__).parents[1] / ".cache" / "tests"),
+    # Nor the user's own pods.
+    TPUKIT_STATE_DIR=str(Path(__file__).parents[1] / ".cache" / "state"),
 )
 
 
