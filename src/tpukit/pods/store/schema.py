@@ -7,7 +7,8 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE providers (
     id TEXT PRIMARY KEY,
     name TEXT NOT NULL,
-    launch TEXT NOT NULL
+    launch TEXT NOT NULL,
+    used_at REAL NOT NULL
 ) WITHOUT ROWID;
 
 -- What should be there. `zone` and `asked_at` are written before a provider is asked, so that
