@@ -33,6 +33,7 @@ NOT_SETTINGS = frozenset(
         "COORDINATOR",
         "HEARTBEAT_S",
         "HOST_ID",
+        "LOCAL_HOSTS",
         "LOG_LEVEL",
         "NUM_HOSTS",
         "PROGRESS",

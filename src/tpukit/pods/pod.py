@@ -117,6 +117,17 @@ class Pod:
             "created_at": self.created_at,
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Pod":
+        """Read what `to_dict` wrote."""
+        read: dict[str, Any] = {
+            "slice": Slice.parse(values["slice"]),
+            "state": PodState(values["state"]),
+            "tier": Tier(values["tier"]),
+            "hosts": tuple(Host(**host) for host in values["hosts"]),
+        }
+        return cls(**{**values, **read})
+
     def __rich__(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
         return f"{self.name}: {self.slice} {self.tier} in {self.zone}, {self.state}{why}"
