@@ -58,7 +58,7 @@ def train(
     debug: Debug = False,
     json: options.Json = False,
 ) -> None:
-    """Train: exit 0 done or stopped by a signal and saved, 3 diverged, 200 hung, 201 peer lost."""
+    """Train: exit 0 done or told to stop, 3 diverged, 4 no memory, 200 hung, 201 peer lost."""
     from ..job.reading import read_job
 
     asked = options.changes(
@@ -124,7 +124,7 @@ def _joined_hosts() -> Generator[None]:
 @contextmanager
 def _failures_as_exit_codes() -> Generator[None]:
     """End with the code that tells a supervisor whether starting again can help."""
-    from ..errors import TPUDistributedError, TrainingDiverged
+    from ..errors import TPUDistributedError, TPUOutOfMemoryError, TrainingDiverged
     from ..training.failure import ExitCode
 
     try:
@@ -132,6 +132,9 @@ def _failures_as_exit_codes() -> Generator[None]:
     except TrainingDiverged as error:
         typer.secho(f"diverged: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(ExitCode.DIVERGED) from None
+    except TPUOutOfMemoryError as error:
+        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(ExitCode.OUT_OF_MEMORY) from None
     except TPUDistributedError as error:
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
         sys.stderr.flush()

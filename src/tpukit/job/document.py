@@ -26,13 +26,17 @@ WELL_KNOWN = {
 NOT_SETTINGS = frozenset(
     PREFIX + name
     for name in (
+        "ATTEMPT",
         "CACHE_DIR",
         "CHILD_PARENT",
         "CHILD_REPLY",
         "COORDINATOR",
+        "HEARTBEAT_S",
         "HOST_ID",
+        "LOCAL_HOSTS",
         "LOG_LEVEL",
         "NUM_HOSTS",
+        "PROGRESS",
         "PROVIDER",
         "STATE_DIR",
         "TRACEBACK",

@@ -8,6 +8,7 @@ HOMES = {
     ".pod": ("Host", "Pod", "PodState", "Tier"),
     ".providers.protocol": ("Capabilities", "Command", "Gang", "Provider"),
     ".providers.registry": ("open_provider",),
+    "..records.reporting": ("report_step",),
     "..errors": (
         *("CommunicationTimeout", "OutOfMemory", "PodUnavailable", "ProviderError", "TPUError"),
     ),

@@ -5,6 +5,7 @@ from ..errors import OutOfMemory as OutOfMemory
 from ..errors import PodUnavailable as PodUnavailable
 from ..errors import ProviderError as ProviderError
 from ..errors import TPUError as TPUError
+from ..records.reporting import report_step as report_step
 from .causes import Cause as Cause
 from .causes import Ending as Ending
 from .causes import Kind as Kind
@@ -38,4 +39,5 @@ __all__ = [
     "TPUError",
     "Tier",
     "open_provider",
+    "report_step",
 ]

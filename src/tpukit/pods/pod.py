@@ -120,18 +120,13 @@ class Pod:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Pod":
         """Read what `to_dict` wrote."""
-        return cls(
-            name=values["name"],
-            provider=values["provider"],
-            slice=Slice.parse(values["slice"]),
-            zone=values["zone"],
-            state=PodState(values["state"]),
-            tier=Tier(values["tier"]),
-            hosts=tuple(Host(**host) for host in values["hosts"]),
-            reason=values["reason"],
-            labels=dict(values["labels"]),
-            created_at=values["created_at"],
-        )
+        read: dict[str, Any] = {
+            "slice": Slice.parse(values["slice"]),
+            "state": PodState(values["state"]),
+            "tier": Tier(values["tier"]),
+            "hosts": tuple(Host(**host) for host in values["hosts"]),
+        }
+        return cls(**{**values, **read})
 
     def __rich__(self) -> str:
         why = f" ({self.reason})" if self.reason else ""

@@ -100,6 +100,7 @@ class MultiHostConfig:
         `TPUKIT_NUM_HOSTS`, `TPUKIT_HOST_ID` and `TPUKIT_COORDINATOR` come first; otherwise what
         Cloud TPU and GKE set: `TPU_WORKER_HOSTNAMES`, `TPU_WORKER_ID` and, for several slices,
         `MEGASCALE_NUM_SLICES`, `MEGASCALE_SLICE_ID`, `MEGASCALE_COORDINATOR_ADDRESS`.
+        `TPUKIT_HEARTBEAT_S` sets `heartbeat_timeout_s`.
 
         Args:
             environment: Read this instead of the process's own.
@@ -116,6 +117,8 @@ class MultiHostConfig:
                 "TPUKIT_HOST_ID and TPUKIT_COORDINATOR (host:port), or run on a TPU VM that sets "
                 "TPU_WORKER_HOSTNAMES and TPU_WORKER_ID."
             )
+        if variables.get("TPUKIT_HEARTBEAT_S"):
+            settings.setdefault("heartbeat_timeout_s", _number(variables, "TPUKIT_HEARTBEAT_S"))
         return cls(*rank, **settings)
 
     def setup(self) -> HostGroup:

@@ -18,6 +18,7 @@ from ..records.hooks import TrainingHook
 from ..records.ledger import Ledger
 from ..records.metrics import MetricsFile
 from ..records.progress import ProgressView
+from ..records.reporting import report_step
 from ..records.throughput import Throughput
 from ..step.optimizer.spec import LearningRate
 from ..step.parts import TrainState
@@ -142,6 +143,8 @@ class TrainingLoop:
             took = self.parts.ledger.completed(done.step, stalled_s=done.stalled_s)
             if self.parts.watchdog is not None:
                 self.parts.watchdog.beat()
+            if jax.process_index() == 0:
+                report_step(done.step, values["loss"])
             self.losses[done.step], self.step_times_s[done.step] = values["loss"], took
             self._record(done.step, values, took, done.stalled_s)
             self._judge(done.step, values)

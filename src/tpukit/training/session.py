@@ -15,6 +15,7 @@ from ..records.hooks import TrainingHook
 from ..records.ledger import Ledger
 from ..records.metrics import MetricsFile
 from ..records.progress import ProgressView
+from ..records.reporting import report_stop
 from ..step.parts import TrainState
 from .batches import BatchSource
 from .checkpoint import TPUCheckpointer
@@ -145,6 +146,8 @@ class Session:
         self._run.log(f"{stopped} at step {loop.step}")
         if stopped == "preempted":
             self._progress.note(self._how_to_go_on(loop.step, keeper))
+            if jax.process_index() == 0:
+                report_stop(loop.step, stopped)
         self.state = loop.state
         self._result = TrainingResult(
             steps=loop.step,

@@ -53,8 +53,10 @@ class WorkerProcess(Protocol):
 class Transport(Protocol):
     """Starts workers on hosts."""
 
-    unreachable_code: int | None
-    """The exit code that means the host was not reached or the connection broke (ssh: 255)."""
+    @property
+    def unreachable_code(self) -> int | None:
+        """The exit code that means the host was not reached or the connection broke (ssh: 255)."""
+        ...
 
     def start(self, host: Host) -> WorkerProcess:
         """Start an agent that waits for its order; returns at once."""

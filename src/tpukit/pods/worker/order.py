@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
-
 AGENT = Path(__file__).with_name("agent.py")
 
 

@@ -1,7 +1,4 @@
-"""How a training process ends, so that its supervisor knows whether to start it again.
-
-One that makes no progress is ended by a watchdog.
-"""
+"""A watchdog that ends a training process which makes no progress."""
 
 import contextlib
 import faulthandler
@@ -11,42 +8,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator
-from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from ...errors import ConfigError
-
-
-class ExitCode(IntEnum):
-    """Exit codes of a training process.
-
-    A supervisor restarts from the newest checkpoint on `HUNG`, `PEER_LOST` and death by a signal.
-    Both lie in 127 to 255, which XPK's job templates treat as restartable too.
-
-    Attributes:
-        DONE: Finished, or asked to stop and saved: nothing was lost.
-        FAILED: An error of the program; the same happens again. Also a hang in which Python
-            itself was blocked, because then only the interpreter's own timer can end it.
-        BAD_INPUT: A configuration, a file or a checkpoint was refused.
-        DIVERGED: The loss went bad and the policy was to stop, or rolling back did not help.
-        HUNG: No step was completed in time; the stacks are in the run directory.
-        PEER_LOST: A collective failed because another process is gone.
-    """
-
-    DONE = 0
-    FAILED = 1
-    BAD_INPUT = 2
-    DIVERGED = 3
-    HUNG = 200
-    PEER_LOST = 201
-
-    @property
-    def is_worth_restarting(self) -> bool:
-        """Whether starting again from the last checkpoint can help."""
-        return self in (ExitCode.HUNG, ExitCode.PEER_LOST)
-
+from ...runtime.exit_codes import ExitCode
 
 logger = logging.getLogger(__name__)
 

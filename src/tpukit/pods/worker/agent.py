@@ -1,0 +1,279 @@
+"""The agent of one host: starts the process of a job, and never lets it outlive its order.
+
+It reads an order from its standard input (`tpukit.pods.worker.order` says how that travels), runs
+the command and exits with its exit code, 128 + n where signal n ended it. When its input ends, the
+command's whole process group is killed at once: nothing stays behind on a host whose supervisor or
+connection is gone.
+
+This file is also what ssh runs on hosts where tpukit is not installed: it needs nothing but the
+standard library, and its text never depends on a job.
+"""
+
+import contextlib
+import ctypes
+import glob
+import hashlib
+import io
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tarfile
+from typing import Any
+
+DIRTY_HOST, SETUP_FAILED, NOT_STARTED = 202, 203, 204  # as AgentExit
+SIGNALLED = 128
+LOCK = "/tmp/libtpu_lockfile"  # libtpu's own, which stays behind when a process is killed
+DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
+SETUP_MARK = ".tpukit-setup"
+_PR_SET_PDEATHSIG = 1
+
+
+class SenderGone(Exception):
+    """The standard input ended: nobody waits for this any more."""
+
+
+class Refused(Exception):
+    """What was ordered cannot be done here; the exit code says why."""
+
+    def __init__(self, code: int, why: str) -> None:
+        self.code = code
+        super().__init__(why)
+
+
+class Inbox(io.RawIOBase):
+    """Standard input read to the byte, so that nothing is hidden in a buffer from `select`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._left = b""
+        self._archive_left = 0
+
+    def readable(self) -> bool:
+        """Whether `read` works: it gives the archive's bytes."""
+        return True
+
+    def next_line(self) -> bytes:
+        """Return the next line; waits for it."""
+        while b"\n" not in self._left:
+            self._left += self._more()
+        line, _, self._left = self._left.partition(b"\n")
+        return line
+
+    def lines_here(self) -> list[bytes]:
+        """Return the lines that have come; for when `select` says that there is something."""
+        self._left += self._more()
+        *lines, self._left = self._left.split(b"\n")
+        return lines
+
+    def begin_archive(self, length: int) -> None:
+        """Let `read` return the next `length` bytes, and then the end."""
+        self._archive_left = length
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer from the archive."""
+        wanted = min(len(buffer), self._archive_left)
+        if wanted and not self._left:
+            self._left = self._more()
+        taken, self._left = self._left[:wanted], self._left[wanted:]
+        buffer[: len(taken)] = taken
+        self._archive_left -= len(taken)
+        return len(taken)
+
+    def _more(self) -> bytes:
+        got = os.read(self.descriptor, 1 << 16)
+        if not got:
+            raise SenderGone
+        return got
+
+
+class Wakeups:
+    """Signals of this process as something that `select` waits for."""
+
+    def __init__(self) -> None:
+        self.arriving, telling = os.pipe()
+        os.set_blocking(telling, False)
+        os.set_blocking(self.arriving, False)
+        signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, lambda number, frame: None)
+
+    def seen(self) -> set[int]:
+        """Return the signals that came since."""
+        try:
+            return set(os.read(self.arriving, 1024))
+        except BlockingIOError:
+            return set()
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one order, and return the exit code.
+
+    With arguments, modules that a spare interpreter imports while it waits for the order.
+    """
+    inbox, wakeups = Inbox(0), Wakeups()
+    spare = start_spare(arguments) if arguments else None
+    running: list[subprocess.Popen[bytes]] = [] if spare is None else [spare]
+    try:
+        order = json.loads(inbox.next_line())
+        folder = prepare_folder(order, inbox)
+        if order["environment"].get("JAX_PLATFORMS") != "cpu":
+            remove_stale_lock()
+            refuse_dirty_host()
+        environment = {**os.environ, **order["environment"]}
+        for command in setup_to_do(order, folder):
+            running.append(start(command, folder, environment))
+            code = watch(running[-1], inbox, wakeups)
+            if code:
+                raise Refused(SETUP_FAILED, f"setup: {command[0]} ended with exit code {code}")
+        mark_setup(order, folder)
+        if spare is not None and takes_over(spare, order, folder):
+            child = spare
+        else:
+            child = start(order["argv"], folder, environment)
+            running.append(child)
+        return watch(child, inbox, wakeups)
+    except SenderGone:
+        return SIGNALLED + signal.SIGKILL
+    except Refused as refused:
+        sys.stderr.write(f"worker: {refused}\n")
+        return refused.code
+    finally:
+        for process in running:
+            kill_group(process)
+
+
+def start(argv: list[str], folder: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command as the leader of a process group that ends with this agent."""
+    try:
+        return subprocess.Popen(
+            argv,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=_lead_a_group,
+        )
+    except OSError as error:
+        raise Refused(NOT_STARTED, f"{argv[0]} cannot be started: {error.strerror}") from None
+
+
+def start_spare(modules: list[str]) -> subprocess.Popen[bytes]:
+    """Start an interpreter that imports what a job needs, and waits."""
+    argv = [sys.executable, "-m", "tpukit.pods.worker.spare", *modules]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, preexec_fn=_lead_a_group)
+
+
+def takes_over(spare: subprocess.Popen[bytes], order: dict[str, Any], folder: str) -> bool:
+    """Hand the order to a spare, where it is alive and the command is a Python module."""
+    if order["argv"][1:2] != ["-m"] or spare.poll() is not None:
+        return False
+    assert spare.stdin is not None
+    told = {**order, "folder": folder}
+    try:
+        spare.stdin.write(json.dumps(told).encode())
+        spare.stdin.close()
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def watch(child: subprocess.Popen[bytes], inbox: Inbox, wakeups: Wakeups) -> int:
+    """Wait for a command, passing signals on, and return its exit code as a shell counts it.
+
+    SIGTERM goes to the command alone and not to its group: it may need its own helpers to save.
+    """
+    while child.poll() is None:
+        ready, _, _ = select.select([inbox.descriptor, wakeups.arriving], [], [])
+        if inbox.descriptor in ready:
+            for line in inbox.lines_here():
+                child.send_signal(json.loads(line)["signal"])
+        if signal.SIGTERM in wakeups.seen():
+            child.send_signal(signal.SIGTERM)
+    code = child.returncode
+    return SIGNALLED - code if code < 0 else code
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command and everything it started, also what is stopped."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def prepare_folder(order: dict[str, Any], inbox: Inbox) -> str:
+    """Make the folder, and unpack the bundle in it."""
+    folder = os.path.abspath(os.path.expanduser(order["folder"]))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if order["bundle_bytes"]:
+            inbox.begin_archive(order["bundle_bytes"])
+            with tarfile.open(fileobj=io.BufferedReader(inbox), mode="r|*") as archive:
+                # "data": no absolute names, no links or names that lead out, no devices.
+                archive.extractall(folder, filter="data")
+            while inbox.read(1 << 16):
+                pass  # what pads the archive
+    except (OSError, tarfile.TarError, TypeError) as error:
+        raise Refused(SETUP_FAILED, f"the bundle cannot be unpacked: {error}") from None
+    return folder
+
+
+def setup_to_do(order: dict[str, Any], folder: str) -> list[list[str]]:
+    """Return the commands of the setup, or none where they have run in this folder."""
+    try:
+        with open(os.path.join(folder, SETUP_MARK), encoding="utf-8") as mark:
+            return [] if mark.read() == _digest(order["setup"]) else order["setup"]
+    except OSError:
+        return order["setup"]
+
+
+def mark_setup(order: dict[str, Any], folder: str) -> None:
+    """Remember that the setup has run."""
+    if order["setup"]:
+        with open(os.path.join(folder, SETUP_MARK), "w", encoding="utf-8") as mark:
+            mark.write(_digest(order["setup"]))
+
+
+def remove_stale_lock(lock: str = LOCK) -> None:
+    """Remove libtpu's lock file where no living process has it open."""
+    if os.path.exists(lock) and not holders([lock]):
+        with contextlib.suppress(OSError):
+            os.unlink(lock)
+
+
+def refuse_dirty_host(patterns: tuple[str, ...] = DEVICES) -> None:
+    """Refuse a host on which another process holds a TPU: the command would hang or abort."""
+    devices = [path for pattern in patterns for path in glob.glob(pattern)]
+    for pid, path in holders(devices).items():
+        raise Refused(DIRTY_HOST, f"{path} is held by process {pid}, which is none of this job")
+
+
+def holders(paths: list[str]) -> dict[int, str]:
+    """Return the processes that have one of the files open, as far as this user may know."""
+    found: dict[int, str] = {}
+    for link in glob.glob("/proc/[0-9]*/fd/*") if paths else []:
+        pid = int(link.split("/")[2])
+        with contextlib.suppress(OSError):
+            if pid != os.getpid() and os.readlink(link) in paths:
+                found[pid] = os.readlink(link)
+    return found
+
+
+def _digest(commands: list[list[str]]) -> str:
+    return hashlib.sha256(json.dumps(commands).encode()).hexdigest()
+
+
+def _lead_a_group() -> None:
+    os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    if sys.platform == "linux":
+        # Should the agent itself be killed, the kernel ends the command.
+        agent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != agent:
+            os._exit(SIGNALLED + signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
