@@ -16,8 +16,9 @@ from typing import Any
 from ..errors import ConfigError, PodUnavailable, ProviderError, TPUError
 from ..hardware.prices import PriceBook
 from .causes import Cause
+from .observing import Observer
 from .pod import Pod, PodState
-from .prices import price_of, zones_within_cap
+from .prices import zones_within_cap
 from .providers.protocol import Provider
 from .providers.registry import open_provider
 from .store import ProviderRecord, Store, WantedPod
@@ -125,6 +126,7 @@ class _ProviderPass:
         self.id = provider_id
         self.provider = provider
         self.report = report
+        self.observer = Observer(self.store, provider_id, provider.name, reconciler.prices)
         self.still_there: set[str] = set()  # runs of which a stray pod could not be deleted
 
     def run(self, rows: list[WantedPod]) -> None:
@@ -203,9 +205,8 @@ class _ProviderPass:
     def _replace(self, row: WantedPod, cause: Cause, why: str) -> None:
         """Delete a pod that is of no use any more, also where it is gone, and ask for another."""
         assert row.zone is not None
+        self.observer.lost(row, row.zone, cause, why)
         self._delete(row.name, row.pod_name, row.zone)
-        self.store.refusals.add(self.id, row.config, row.zone, cause)
-        self.store.note(row.name, "lost", f"{row.pod_name} in {row.zone}: {cause.meaning}; {why}")
         self._place(replace(row, attempt=row.attempt + 1, zone=None))
 
     def _place(self, row: WantedPod) -> None:
@@ -216,10 +217,8 @@ class _ProviderPass:
         """
         refusal: PodUnavailable | None = None
         for zone in self._zones(row):
-            if zone != row.zone:
-                row = replace(row, zone=zone)
-                self.store.wanted.ask_in(row.name, zone=zone, attempt=row.attempt)
-            refusal = self._ask(row, zone)
+            self.observer.asking(row, zone)
+            refusal = self._ask(replace(row, zone=zone), zone)
             if refusal is None:
                 return
             row = replace(row, zone=None)
@@ -234,7 +233,7 @@ class _ProviderPass:
                 "a zone, for example with_zone('us-central1-a') or launch.zone."
             )
         allowed = zones_within_cap(row.config, zones, provider=self.provider.name, book=self.prices)
-        ordered = self.store.refusals.order(self.id, row.config, allowed)
+        ordered = self.store.history.order(self.id, row.config, allowed)
         return ordered if row.zone is None else dict.fromkeys((row.zone, *ordered))
 
     def _ask(self, row: WantedPod, zone: str) -> PodUnavailable | None:
@@ -247,9 +246,7 @@ class _ProviderPass:
                 self._delete(row.name, pod.name, pod.zone)
                 raise PodUnavailable(pod.reason or f"{pod.name} is {pod.state} in {zone}.")
         except PodUnavailable as error:
-            self.store.refusals.add(self.id, row.config, zone, Cause(error.cause))
-            self.store.wanted.ask_nowhere(row.name)
-            self.store.note(row.name, "refused", f"{row.pod_name} in {zone}: {error}")
+            self.observer.refused(row, zone, Cause(error.cause), str(error))
             return error
         self.store.note(row.name, "asked", f"{row.pod_name} ({row.config.slice}) in {zone}")
         self.report.created.append(pod.name)
@@ -259,20 +256,9 @@ class _ProviderPass:
     def _observe(self, row: WantedPod, pod: Pod | None) -> None:
         if pod is not None and pod.is_ready:
             self.report.ready.append(row.name)
-        if pod == row.pod:
-            return
-        if pod is not None and pod.is_ready:
-            price = price_of(
-                row.config, zone=pod.zone, provider=self.provider.name, book=self.prices
-            )
-            self.store.spend.begin(row.name, self.id, pod, price)
-        if pod is not None and (row.pod is None or row.pod.state is not pod.state):
-            why = f": {pod.reason}" if pod.reason else ""
-            self.store.note(row.name, pod.state.value, f"{pod.name} in {pod.zone}{why}")
-        self.store.wanted.observe(row.name, pod)
+        self.observer.seen(row, pod)
 
     def _delete(self, run: str, name: str, zone: str) -> None:
         self.provider.delete(name, zone=zone)
-        self.store.spend.end(self.id, zone=zone, pod=name)
-        self.store.note(run, "deleted", f"{name} in {zone}")
+        self.observer.deleted(run, zone=zone, pod=name)
         self.report.deleted.append(name)
