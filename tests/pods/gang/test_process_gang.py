@@ -154,5 +154,6 @@ def test_a_big_bundle_reaches_every_host(start, tmp_path):
 def test_lines_without_end_and_bars_do_not_block(start):
     gang = start("rank or print('x' * 200_000, end='')\nprint('\\r 10%\\r 20%')")
     events = follow(gang)
-    assert sum(len(event.text) for event in events if event.host == "job-a1-0") >= 190_000
+    lines = [event for event in events if isinstance(event, Line)]
+    assert sum(len(line.text) for line in lines if line.host == "job-a1-0") >= 190_000
     assert Line("job-a1-1", " 20%") in events

@@ -67,13 +67,13 @@ def test_pods_wait_for_room_by_priority_and_then_by_age(opened):
 
 def test_what_can_never_be_had_is_refused_with_a_cause(opened):
     provider = opened(hosts={"local-a": 2, "local-b": 0})
-    with pytest.raises(PodUnavailable, match="4 processes .* room for 2") as refused:
+    with pytest.raises(PodUnavailable, match=r"4 processes .* room for 2") as refused:
         provider.create("job-a1", ask())
     assert refused.value.cause == Cause.UNPLACEABLE
     with pytest.raises(PodUnavailable, match="another zone") as refused:
         provider.create("job-a1", ask(zone="local-b"))
     assert refused.value.cause == Cause.STOCKOUT
-    with pytest.raises(ConfigError, match="did you mean 'local-a'"):
+    with pytest.raises(ConfigError, match="Did you mean 'local-a'"):
         provider.create("job-a1", ask(zone="locale-a"))
     assert provider.list() == []
     (finding,) = provider.preflight(ask())
