@@ -6,8 +6,10 @@ import time
 from dataclasses import dataclass
 
 from ..errors import ConfigError, PodUnavailable, ProviderError, TPUError
+from ..hardware.prices import PriceBook
 from ..runtime.interruption import undone_if_interrupted
 from ..runtime.progress import Progress
+from .causes import Cause
 from .config import PodConfig
 from .pod import Pod, Tier
 from .prices import catalogue_age, price_of, zones_within_cap
@@ -41,8 +43,7 @@ class Allocation:
             PodUnavailable: Every zone refused, and `wait_s` is over.
             ProviderError: The provider cannot be reached, or refuses who asks.
         """
-        self._refuse_what_is_not_offered()
-        self._say_price(progress)
+        check_request(self.config, self.provider, self.reconciler.prices, progress=progress)
         wanted = self.reconciler.store.wanted
         wanted.want(self.name, self.config, self.record)
         try:
@@ -60,7 +61,7 @@ class Allocation:
             return
         wanted.release(self.name)
         with contextlib.suppress(TPUError):  # the next pass of anybody deletes it
-            self.wait_until_gone(self.reconciler, self.name, _UNDO_S)
+            wait_until_gone(self.reconciler, self.name, _UNDO_S)
 
     def _wait(self, wait_s: float | None, progress: Progress) -> Pod:
         store = self.reconciler.store
@@ -69,7 +70,7 @@ class Allocation:
         failures = 0
         pause_s = FIRST_PAUSE_S
         while True:
-            report = self.reconciler.run_pass()
+            report = self.reconciler.run_pass(only=self.record.id)
             for event in store.events(self.name, after=told):
                 progress(f"{self.name}: {event.kind}, {event.text}")
                 told += 1
@@ -94,53 +95,58 @@ class Allocation:
             time.sleep(pause_s * random.uniform(0.7, 1.3))
             pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
 
-    def _refuse_what_is_not_offered(self) -> None:
-        offered, where = self.provider.capabilities, self.config.slice
-        asked = {
-            "spot": self.config.tier is Tier.SPOT,
-            "reserved": self.config.tier is Tier.RESERVED,
-            "multislice": where.num_slices > 1,
-        }
-        for feature, is_asked in asked.items():
-            if is_asked and feature in offered.refused:
-                raise ConfigError(
-                    f"'{self.provider.name}' has no {feature} pods: {offered.refused[feature]}."
-                )
-        if offered.generations and where.chip.name not in offered.generations:
-            raise PodUnavailable(
-                f"'{self.provider.name}' has no {where.chip.name}; it has "
-                f"{', '.join(offered.generations)}. Another provider may: --provider gke.",
-                cause="unplaceable",
+
+def check_request(
+    config: PodConfig, provider: Provider, prices: PriceBook | None, *, progress: Progress
+) -> None:
+    """Refuse what a provider does not offer or what costs more than the cap, and say the price.
+
+    Raises:
+        ConfigError: The provider has no such terms.
+        PodUnavailable: It has no such chips, or none within the price cap.
+    """
+    offered, where = provider.capabilities, config.slice
+    asked = {
+        "spot": config.tier is Tier.SPOT,
+        "reserved": config.tier is Tier.RESERVED,
+        "multislice": where.num_slices > 1,
+    }
+    for feature, is_asked in asked.items():
+        if is_asked and feature in offered.refused:
+            raise ConfigError(
+                f"'{provider.name}' has no {feature} pods: {offered.refused[feature]}."
+            )
+    if offered.generations and where.chip.name not in offered.generations:
+        raise PodUnavailable(
+            f"'{provider.name}' has no {where.chip.name}; it has "
+            f"{', '.join(offered.generations)}. Another provider may: --provider gke.",
+            cause=Cause.UNPLACEABLE.value,
+        )
+    zones = config.zones or offered.zones
+    for zone in zones_within_cap(config, zones, provider=provider.name, book=prices)[:1]:
+        price = price_of(config, zone=zone, provider=provider.name, book=prices)
+        if price.value is not None:
+            progress(
+                f"{where} {config.tier} in {zone} is ${price.value:.2f} an hour "
+                f"({catalogue_age(price)})"
             )
 
-    def _say_price(self, progress: Progress) -> None:
-        """Hold the cap against the catalogue before anything is asked, and say its age."""
-        zones = self.config.zones or self.provider.capabilities.zones
-        name, book = self.provider.name, self.reconciler.prices
-        for zone in zones_within_cap(self.config, zones, provider=name, book=book)[:1]:
-            price = price_of(self.config, zone=zone, provider=name, book=book)
-            if price.value is not None:
-                progress(
-                    f"{self.name}: {self.config.slice} {self.config.tier} in {zone} is "
-                    f"${price.value:.2f} an hour ({catalogue_age(price)})"
-                )
 
-    @staticmethod
-    def wait_until_gone(reconciler: Reconciler, name: str, wait_s: float) -> None:
-        """Reconcile until a released pod is forgotten, or its deletion is under way, or time is up.
+def wait_until_gone(reconciler: Reconciler, name: str, wait_s: float) -> None:
+    """Reconcile until a released pod is forgotten, or time is up: its deletion is under way then.
 
-        Raises:
-            ProviderError: The provider could not be reached in that time.
-        """
-        deadline = time.monotonic() + wait_s
-        pause_s = FIRST_PAUSE_S
-        while reconciler.store.wanted.find(name) is not None:
-            report = reconciler.run_pass()
-            if reconciler.store.wanted.find(name) is None:
-                return
-            if time.monotonic() > deadline:
-                if isinstance(error := report.errors.get(name), ProviderError):
-                    raise error
-                return
-            time.sleep(pause_s)
-            pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
+    Raises:
+        ProviderError: The provider could not be reached in that time.
+    """
+    deadline = time.monotonic() + wait_s
+    pause_s = FIRST_PAUSE_S
+    while (row := reconciler.store.wanted.find(name)) is not None:
+        report = reconciler.run_pass(only=row.provider)
+        if reconciler.store.wanted.find(name) is None:
+            return
+        if time.monotonic() > deadline:
+            if isinstance(error := report.errors.get(name), ProviderError):
+                raise error
+            return
+        time.sleep(pause_s)
+        pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)

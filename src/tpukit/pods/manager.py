@@ -13,7 +13,7 @@ from ..job.document import Origin
 from ..job.sections import LaunchSettings
 from ..runtime.doctor.finding import Finding
 from ..runtime.progress import Progress, silent
-from .allocation import Allocation
+from .allocation import Allocation, wait_until_gone
 from .alternates import Alternate, alternates_of
 from .calls import either_way
 from .config import PodConfig
@@ -259,7 +259,7 @@ class TpuManager:
         known = self.store.wanted.find(name) is not None
         run = name if known else split_pod_name(name)[0]
         self.store.wanted.release(run)
-        Allocation.wait_until_gone(self.reconciler, run, wait_s)
+        wait_until_gone(self.reconciler, run, wait_s)
 
     @either_way
     def list(self) -> "Sequence[Pod]":

@@ -86,8 +86,12 @@ class Reconciler:
         self._opener = opener or (lambda record: open_provider(record.name, record.launch))
         self._opened: dict[str, Provider] = {}
 
-    def run_pass(self) -> PassReport:
-        """Do what is missing now, and return what was done; one reconciler works at a time."""
+    def run_pass(self, only: str | None = None) -> PassReport:
+        """Do what is missing now, and return what was done; one reconciler works at a time.
+
+        Args:
+            only: The id of one provider, for whoever waits for its pods; by default all.
+        """
         started = time.perf_counter()
         report = PassReport()
         with holding(self.store.folder / LOCK) as mine:
@@ -95,6 +99,8 @@ class Reconciler:
                 return PassReport(was_busy=True)
             rows = self.store.wanted.all()
             for record in self.store.wanted.providers().values():
+                if only not in (None, record.id):
+                    continue
                 own = [row for row in rows if row.provider == record.id]
                 if self.store.wanted.forget_unused_provider(record.id, after_s=LATE_S):
                     continue

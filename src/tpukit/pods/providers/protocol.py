@@ -122,7 +122,11 @@ class Provider(Protocol):
     """
 
     name: str
-    capabilities: Capabilities
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it offers."""
+        ...
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
         """Ask for a pod; a pod of that name that is there already is returned as it is.
