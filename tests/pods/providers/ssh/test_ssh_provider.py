@@ -98,6 +98,14 @@ def test_what_hosts_cannot_do_is_refused(provider, config, error):
     assert provider.list() == []
 
 
+def test_hosts_that_gave_trouble_are_left_out(provider, launch):
+    avoid = launch.hosts[1:3]
+    pod = provider.create("careful-a1", replace(CONFIG, avoid=avoid))
+    assert not {host.name for host in pod.hosts} & set(avoid)
+    with pytest.raises(PodUnavailable, match="gave trouble"):
+        provider.create("anxious-a1", replace(CONFIG, avoid=launch.hosts[:5]))
+
+
 def test_hosts_named_twice_are_refused():
     with pytest.raises(ConfigError, match="twice"):
         SSHProvider(LaunchSettings(hosts=("a", "b", "a")))

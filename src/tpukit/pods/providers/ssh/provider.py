@@ -67,7 +67,7 @@ class SSHProvider:
                     labels=dict(config.labels),
                     created_at=time.time(),
                 )
-                self._book.put(Entry(pod=pod, priority=config.priority))
+                self._book.put(Entry(pod=pod, priority=config.priority, avoid=config.avoid))
                 entry = self._placed(name)
             assert entry is not None
             return entry.pod
@@ -145,10 +145,12 @@ class SSHProvider:
             raise ConfigError(f"software_version: {REFUSED['software_version']}; leave it out.")
         if config.network != "default":
             raise ConfigError(f"network: {REFUSED['network']}; leave it out.")
-        if config.slice.hosts > len(self._addresses):
+        good = [one for one in self._addresses if split_address(one)[1] not in config.avoid]
+        if config.slice.hosts > len(good):
+            left_out = f", less {', '.join(config.avoid)} that gave trouble" if config.avoid else ""
             raise PodUnavailable(
                 f"{config.slice} has {config.slice.hosts} hosts, and launch.hosts names "
-                f"{len(self._addresses)}; name more, or ask for a smaller slice.",
+                f"{len(self._addresses)}{left_out}; name more, or ask for a smaller slice.",
                 cause=Cause.UNPLACEABLE.value,
             )
 
@@ -160,10 +162,11 @@ class SSHProvider:
         waiting = [entry for entry in entries if entry.pod.state is PodState.WAITING]
         for entry in sorted(waiting, key=lambda one: (-one.priority, one.pod.created_at)):
             need = entry.pod.slice.hosts
-            if need > len(free):
+            good = [one for one in free if split_address(one)[1] not in entry.avoid][:need]
+            if len(good) < need:
                 break
-            hosts, free = _hosts(entry.pod, free[:need]), free[need:]
-            ready = replace(entry.pod.in_state(PodState.READY), hosts=hosts)
+            free = [address for address in free if address not in good]
+            ready = replace(entry.pod.in_state(PodState.READY), hosts=_hosts(entry.pod, good))
             self._book.put(replace(entry, pod=ready))
         return self._book.get(name, ZONE)
 
