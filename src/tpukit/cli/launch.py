@@ -16,9 +16,7 @@ Provider = Annotated[
 Spot = Annotated[
     bool | None, typer.Option("--spot/--no-spot", help="Capacity that may be taken away, for less.")
 ]
-Name = Annotated[
-    str | None, typer.Option(help="Of the run; the same again goes on where it was.")
-]
+Name = Annotated[str | None, typer.Option(help="Of the run; the same again goes on where it was.")]
 Detach = Annotated[
     bool, typer.Option("--detach", help="Return at once; tpukit pods logs NAME follows it.")
 ]

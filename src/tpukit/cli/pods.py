@@ -140,7 +140,7 @@ def log_in(
     from ..pods.store import Store
 
     argv = ssh_command(Store(), name, host)
-    os.execvp(argv[0], argv)
+    os.execvp(argv[0], list(argv))
 
 
 @app.command("cost")

@@ -25,7 +25,6 @@ from .providers.registry import open_provider
 from .reconciler import Reconciler
 from .settings import PodSettings
 from .store import ProviderRecord, Store
-from .store.records import split_pod_name
 
 RELEASED_WITHIN_S = 60.0
 
@@ -238,7 +237,7 @@ class TpuManager:
             raise ConfigError(
                 "request_alternate_pod() needs the pod that failed, as none was allocated here."
             )
-        row = self.store.wanted.find(split_pod_name(pod.name)[0])
+        row = self.store.wanted.find_by_any_name(pod.name)
         config = self.complete(PodConfig(tpu_type=str(pod.slice)) if row is None else row.config)
         self.release(pod)
         known = self.opened.capabilities.zones
@@ -256,10 +255,10 @@ class TpuManager:
             wait_s: How long to look.
         """
         name = pod if isinstance(pod, str) else pod.name
-        known = self.store.wanted.find(name) is not None
-        run = name if known else split_pod_name(name)[0]
-        self.store.wanted.release(run)
-        wait_until_gone(self.reconciler, run, wait_s)
+        row = self.store.wanted.find_by_any_name(name)
+        if row is not None:
+            self.store.wanted.release(row.name)
+            wait_until_gone(self.reconciler, row.name, wait_s)
 
     @either_way
     def list(self) -> "Sequence[Pod]":
@@ -271,7 +270,7 @@ class TpuManager:
     def health(self, pod: Pod | str) -> PodHealth:
         """Look at a pod now."""
         name = pod if isinstance(pod, str) else pod.name
-        row = self.store.wanted.find(name) or self.store.wanted.find(split_pod_name(name)[0])
+        row = self.store.wanted.find_by_any_name(name)
         if row is None or row.zone is None:
             return PodHealth.unknown(name)
         seen = self.opened.get(row.pod_name, zone=row.zone)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from ..errors import ConfigError
 from ..hardware import Slice
+from .causes import Cause
 
 LONGEST_NAME = 40
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -56,12 +57,14 @@ class Host:
         address: Where it is reached: a name or an IP address, with a port where it is not ssh's.
         slice_index: Which of the pod's slices it belongs to, from 0.
         worker_id: Its number within the slice, from 0.
+        internal_address: Where the pod's other hosts reach it; "" where that is no other.
     """
 
     name: str
     address: str
     slice_index: int = 0
     worker_id: int = 0
+    internal_address: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -77,6 +80,7 @@ class Pod:
         slice: What was asked for.
         hosts: In the order of process ids; empty until it is ready.
         reason: Why it is in its state, in the provider's words, or "".
+        cause: The same in one word, for a pod that is lost.
         labels: Who owns it: `owner`, `job`, `attempt`. A pod without our owner is not ours to
             delete.
         created_at: Seconds since the epoch, by the provider's clock.
@@ -90,6 +94,7 @@ class Pod:
     tier: Tier = Tier.ON_DEMAND
     hosts: tuple[Host, ...] = ()
     reason: str = ""
+    cause: Cause | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     created_at: float | None = None
 
@@ -113,6 +118,7 @@ class Pod:
             "tier": self.tier.value,
             "hosts": [host.to_dict() for host in self.hosts],
             "reason": self.reason,
+            "cause": None if self.cause is None else self.cause.value,
             "labels": dict(self.labels),
             "created_at": self.created_at,
         }
@@ -120,13 +126,19 @@ class Pod:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Pod":
         """Read what `to_dict` wrote."""
-        read: dict[str, Any] = {
-            "slice": Slice.parse(values["slice"]),
-            "state": PodState(values["state"]),
-            "tier": Tier(values["tier"]),
-            "hosts": tuple(Host(**host) for host in values["hosts"]),
-        }
-        return cls(**{**values, **read})
+        return cls(
+            name=values["name"],
+            provider=values["provider"],
+            slice=Slice.parse(values["slice"]),
+            zone=values["zone"],
+            state=PodState(values["state"]),
+            tier=Tier(values["tier"]),
+            hosts=tuple(Host(**host) for host in values["hosts"]),
+            reason=values["reason"],
+            cause=None if values.get("cause") is None else Cause(values["cause"]),
+            labels=dict(values["labels"]),
+            created_at=values["created_at"],
+        )
 
     def __rich__(self) -> str:
         why = f" ({self.reason})" if self.reason else ""

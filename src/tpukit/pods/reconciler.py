@@ -24,6 +24,7 @@ from .providers.registry import open_provider
 from .store import ProviderRecord, Store, WantedPod
 from .store.locks import holding, is_held
 from .store.records import split_pod_name
+from .supervision.allocation import ending_of
 
 LOCK = "reconciler.lock"
 KEEPERS = "keepers"
@@ -195,8 +196,7 @@ class _ProviderPass:
         elif pod is None:
             self._replace(row, Cause.NODE_GONE, "it is not there any more")
         elif pod.state.is_lost:
-            cause = Cause.SPOT if pod.state is PodState.SUSPENDED else Cause.STOCKOUT
-            self._replace(row, cause, pod.reason or f"it is {pod.state}")
+            self._replace(row, ending_of(pod).cause, pod.reason or f"it is {pod.state}")
         elif pod.state is PodState.WAITING and self._should_ask_elsewhere(row):
             waited = f"not granted within {row.config.queue_timeout_s:g} s"
             self._replace(row, Cause.WAITED_TOO_LONG, waited)
@@ -250,7 +250,8 @@ class _ProviderPass:
             pod = self.provider.create(row.pod_name, config)
             if pod.state.is_lost:
                 self._delete(row.name, pod.name, pod.zone)
-                raise PodUnavailable(pod.reason or f"{pod.name} is {pod.state} in {zone}.")
+                why = pod.reason or f"{pod.name} is {pod.state} in {zone}."
+                raise PodUnavailable(why, cause=ending_of(pod).cause.value)
         except PodUnavailable as error:
             self.observer.refused(row, zone, Cause(error.cause), str(error))
             return error

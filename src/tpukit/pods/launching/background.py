@@ -45,6 +45,7 @@ class BackgroundRun:
         request = {
             "name": launch.name,
             "job": launch.job.to_dict(),
+            "variables": dict(launch.environment),
             "provider": launch.manager.settings.provider_name,
             "folder": os.getcwd(),
         }

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import os
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class Launch:
     config: PodConfig
     bundle: Bundle
     notes: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
     @property
     def folder(self) -> Path:
@@ -121,7 +123,7 @@ class Launch:
         python = sys.executable if self._is_local else "python3"
         return Command(
             argv=(python, "-m", "tpukit", "train", JOB_FILE),
-            environment=dict(launch.environment),
+            environment=self.environment,
             bundle=self.folder / BUNDLE,
             setup=launch.setup,
         )
@@ -146,6 +148,13 @@ class Launch:
             "notes": list(self.notes),
         }
 
+    def __rich__(self) -> str:
+        zones = ", ".join(self.config.zones) or "any zone"
+        return (
+            f"[bold]{self.name}[/]: {self.config.slice} {self.config.tier} from "
+            f"{self.manager.opened.name} in {zones}\nships {', '.join(sorted(self.bundle.files))}"
+        )
+
 
 def prepare_launch(
     job: Job | str,
@@ -154,6 +163,7 @@ def prepare_launch(
     provider: str | None = None,
     spot: bool | None = None,
     name: str | None = None,
+    variables: Mapping[str, str] | None = None,
     state: Store | None = None,
     progress: Progress = silent,
 ) -> Launch:
@@ -165,6 +175,7 @@ def prepare_launch(
         provider: local, gcp, gke, gce or ssh; by default as `TpuManager` finds it.
         spot: Whether to take capacity that may be taken away.
         name: Of the run; by default the job's, with a few letters that change when the job does.
+        variables: Of the job's processes; by default as the job says.
         state: What is remembered between processes; by default the user's own store.
         progress: Told what it costs and what to know.
 
@@ -188,7 +199,9 @@ def prepare_launch(
     for note in notes:
         progress(note)
     progress(f"{run}: ships {bundle}")
-    return Launch(run, read, manager, config, bundle, notes)
+    if variables is None:
+        variables = read_variables(read.launch.environment)
+    return Launch(run, read, manager, config, bundle, notes, variables)
 
 
 @either_way
@@ -213,6 +226,25 @@ def launch(
     """
     ready = prepare_launch(job, on=on, provider=provider, spot=spot, name=name, progress=progress)
     return ready.run(tell)
+
+
+def read_variables(asked: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a job's processes, with "$NAME" read from this process.
+
+    So a token need not stand in a job file.
+
+    Raises:
+        ConfigError: A variable that is named is not set here.
+    """
+    found: dict[str, str] = {}
+    for name, value in asked.items():
+        source = value.removeprefix("$")
+        if value.startswith("$") and source not in os.environ:
+            raise ConfigError(
+                f"launch.environment.{name} is to be taken from ${source}, which is not set here."
+            )
+        found[name] = os.environ[source] if value.startswith("$") else value
+    return found
 
 
 def run_name(stem: str, job: Job) -> str:

@@ -33,6 +33,7 @@ def main() -> None:
             Job.from_dict(request["job"]),
             provider=request["provider"],
             name=request["name"],
+            variables=request["variables"],
             state=store,
         )
         if stopping.is_set():

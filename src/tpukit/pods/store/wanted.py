@@ -10,7 +10,7 @@ from ...job.sections import LaunchSettings
 from ..config import PodConfig
 from ..pod import Pod
 from .database import Database
-from .records import ProviderRecord, WantedPod, check_run_name, to_json
+from .records import ProviderRecord, WantedPod, check_run_name, split_pod_name, to_json
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,10 @@ class WantedPods:
         """Return one, or None where it is not wanted."""
         rows = self.database.read(f"{_SELECT} WHERE wanted.name = ?", name)
         return _wanted(rows[0]) if rows else None
+
+    def find_by_any_name(self, name: str) -> WantedPod | None:
+        """Return the pod of that name, or the one of the run of that name."""
+        return self.find(name) or self.find(split_pod_name(name)[0])
 
     def all(self) -> Sequence[WantedPod]:
         """Return every wanted or released pod, in the order in which they go first."""

@@ -1,0 +1,83 @@
+"""Who asks: credentials from files, or from the machine where it is one of Google's.
+
+google.auth, left alone, asks the metadata server of a machine that is not Google's again and
+again before it gives up. So the places where it would look are looked at here, and the metadata
+server is asked only where the firmware says that there is one.
+"""
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import google.auth
+from google.auth import compute_engine, exceptions
+from google.auth.credentials import Credentials
+
+from ....errors import ProviderError
+
+VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_FIRMWARE = Path("/sys/class/dmi/id/product_name")
+WAY_OUT = (
+    "set launch.credentials_file or GOOGLE_APPLICATION_CREDENTIALS to a service account's key, "
+    "or run `gcloud auth application-default login`"
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Credentials, where they came from, and the project they name."""
+
+    credentials: Credentials
+    source: str
+    project: str | None
+
+
+def find_identity(credentials_file: str | None) -> Identity:
+    """Return who asks: by a file of the job, of the environment or of gcloud, or the machine.
+
+    Raises:
+        ProviderError: There are none, or the file cannot be read.
+    """
+    for path, source in (
+        (credentials_file, "launch.credentials_file"),
+        (os.environ.get(VARIABLE), VARIABLE),
+    ):
+        if path:
+            return _from_file(Path(path).expanduser(), source)
+    if (path := _gcloud_file()).is_file():
+        return _from_file(path, "gcloud's application-default login")
+    if _is_google_machine():
+        return Identity(compute_engine.Credentials(scopes=[SCOPE]), "this machine's account", None)
+    raise ProviderError(f"There are no Google Cloud credentials here; {WAY_OUT}.")
+
+
+def _from_file(path: Path, source: str) -> Identity:
+    try:
+        with warnings.catch_warnings():
+            # google.auth warns of files from strangers; this one is named by its user.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            credentials, project = google.auth.load_credentials_from_file(
+                str(path), default_scopes=[SCOPE]
+            )
+    except (OSError, ValueError, exceptions.DefaultCredentialsError) as error:
+        why = "there is no such file" if not path.exists() else type(error).__name__
+        raise ProviderError(
+            f"{source} names {path}, which holds no credentials ({why}); {WAY_OUT}."
+        ) from None  # the error may quote the file, which is a secret
+    return Identity(credentials, f"{source} ({path})", project)
+
+
+def _gcloud_file() -> Path:
+    """Return where `gcloud auth application-default login` leaves them."""
+    folder = os.environ.get("CLOUDSDK_CONFIG")
+    root = Path(folder) if folder else Path("~/.config/gcloud").expanduser()
+    return root / "application_default_credentials.json"
+
+
+def _is_google_machine() -> bool:
+    try:
+        return _FIRMWARE.read_text().strip().startswith("Google")
+    except OSError:
+        return False

@@ -1,0 +1,181 @@
+"""Pods as queued resources of the Cloud TPU API."""
+
+import time
+import uuid
+
+from google.api_core import exceptions
+from google.cloud import tpu_v2
+
+from ....errors import ConfigError, ProviderError, did_you_mean
+from ....job.sections import LaunchSettings
+from ....runtime.doctor.finding import Finding
+from ...config import PodConfig
+from ...gang.process_gang import ProcessGang
+from ...pod import Host, Pod
+from ..protocol import Capabilities, Command, Gang
+from ..ssh.keys import forget_hosts, known_hosts, own_key
+from ..ssh.transport import SSHTransport
+from .api import ALL_ZONES, PATIENCE_S, CloudTPU
+from .failures import UnknownZone
+from .maintenance import MaintenanceNotices
+from .preflight import find_obstacles
+from .reading import node_names, read_pod
+from .request import CONFIG_TYPES, IP_ALIAS, NOT_THIS_API, queued_resource, request_id
+
+DEFAULT_USER = "tpukit"
+
+
+class CloudTPUProvider:
+    """Gives and takes pods by google-cloud-tpu, and reaches their hosts by ssh.
+
+    Pods keep their name: the queued resource has it, and so have its nodes. `launch.endpoint`
+    chooses another API than Google's, such as an emulator.
+    """
+
+    name = "gcp"
+
+    def __init__(self, launch: LaunchSettings) -> None:
+        self._launch = launch
+        self._api = CloudTPU(launch)
+        self._notices = MaintenanceNotices(self._api)
+        self._user = launch.ssh_user or DEFAULT_USER
+        self.capabilities = Capabilities(
+            generations=tuple(CONFIG_TYPES),
+            refused={"7x": NOT_THIS_API, "enable_ip_alias=False": IP_ALIAS},
+        )
+
+    def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
+        """Ask for a pod; a pod of that name that is there already is returned as it is."""
+        zone = self._zone_of(config)
+        parent = self._api.parent(zone)
+        key = own_key()
+        asked = queued_resource(
+            name, config, self._launch, parent=parent, ssh_key=key.metadata_line(self._user)
+        )
+        full_name = f"{parent}/queuedResources/{name}"
+        queued = self._create(full_name, asked, request_id(self._api.project, zone, name))
+        return self._read(queued)
+
+    def get(self, name: str, *, zone: str) -> Pod | None:
+        """Return a pod as it is now, or None where there is none."""
+        queued = self._api.get(f"{self._api.parent(zone)}/queuedResources/{name}")
+        return None if queued is None else self._read(queued)
+
+    def list(self, *, owner: str | None = None) -> "list[Pod]":
+        """Return all pods of the project, in every zone, or those with an owner's label."""
+        queued = self._api.list_queued(ALL_ZONES)
+        nodes = self._api.list_nodes(ALL_ZONES) if queued else {}
+        pods = (read_pod(one, nodes) for one in queued)
+        return [
+            pod
+            for pod in pods
+            if pod is not None and (owner is None or pod.labels.get("owner") == owner)
+        ]
+
+    def delete(self, name: str, *, zone: str) -> None:
+        """Remove a pod in whatever state it is; one that is not there is no error."""
+        full_name = f"{self._api.parent(zone)}/queuedResources/{name}"
+        request = tpu_v2.DeleteQueuedResourceRequest(name=full_name, force=True)
+
+        def call(timeout_s: float) -> None:
+            try:
+                self._api.client.delete_queued_resource(request, retry=None, timeout=timeout_s)
+            except exceptions.NotFound:
+                return
+            except exceptions.FailedPrecondition:
+                # Someone deletes it already, as far as the API's words can be trusted.
+                there = self._api.get(full_name)
+                if there is not None and not _is_deleting(there):
+                    raise
+
+        self._api.ask(call)
+        self._notices.forget(full_name)
+        forget_hosts(name)
+
+    def start(self, pod: Pod, command: Command, *, attempt: int) -> Gang:
+        """Start a process on every host of a ready pod, over ssh."""
+        if not pod.is_ready:
+            raise ProviderError(f"Pod {pod.name} is {pod.state}, so nothing can run on it.")
+        return ProcessGang(pod.hosts, command, self._transport(pod), attempt=attempt)
+
+    def login(self, pod: Pod, host: Host) -> "list[str]":
+        """Return the argument list that logs in to a host."""
+        return self._transport(pod).login(host)
+
+    def _transport(self, pod: Pod) -> SSHTransport:
+        return SSHTransport(
+            pod.name,
+            user=self._user,
+            key_file=own_key().private_file,
+            known_hosts=known_hosts(pod.name, pod.created_at or 0.0),
+            config=self._launch.ssh_config,
+        )
+
+    def preflight(self, config: PodConfig) -> "list[Finding]":
+        """Say what would stand in the way of a pod, without asking for one."""
+        return find_obstacles(self._api, config, self._zone_of)
+
+    def _zone_of(self, config: PodConfig) -> str:
+        zones = config.zones or tuple(filter(None, (self._launch.zone, *self._launch.zones)))
+        if not zones:
+            raise ConfigError("Say in which zone to ask: launch.zone, such as us-east5-b.")
+        return zones[0]
+
+    def _read(self, queued: tpu_v2.QueuedResource) -> Pod:
+        nodes = self._api.nodes(node_names(queued)) if _has_nodes(queued) else {}
+        pod = read_pod(queued, nodes)
+        if pod is None:
+            raise ProviderError(
+                f"{queued.name} is there and is no pod of tpukit's: it has "
+                f"{len(queued.tpu.node_spec)} node specs. Use another name, or delete it."
+            )
+        if pod.is_ready and (notice := self._notices.of(queued.name, node_names(queued))):
+            return pod.in_state(pod.state, notice)
+        return pod
+
+    def _create(
+        self, full_name: str, asked: tpu_v2.QueuedResource, key: str
+    ) -> tpu_v2.QueuedResource:
+        """Create a queued resource, or return the one that is there.
+
+        A lost reply is asked for again with the same key, which the API knows. A key that it knows
+        from a pod that was deleted since gives nothing, and then another one is used.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        for attempt_key in (key, str(uuid.uuid4())):
+            try:
+                self._send(full_name, asked, attempt_key, deadline)
+            except UnknownZone as error:
+                raise self._with_zones(error) from error
+            if (queued := self._api.get(full_name)) is not None:
+                return queued
+        raise ProviderError(f"Cloud TPU took the request for {full_name} and does not show it.")
+
+    def _send(
+        self, full_name: str, asked: tpu_v2.QueuedResource, key: str, deadline: float
+    ) -> None:
+        parent, _, queued_id = full_name.rpartition("/queuedResources/")
+        request = tpu_v2.CreateQueuedResourceRequest(
+            parent=parent, queued_resource_id=queued_id, queued_resource=asked, request_id=key
+        )
+
+        def call(timeout_s: float) -> None:
+            try:
+                # Not waited for: what it does is seen at the queued resource itself.
+                self._api.client.create_queued_resource(request, retry=None, timeout=timeout_s)
+            except exceptions.AlreadyExists:
+                return
+
+        self._api.ask(call, deadline=deadline)
+
+    def _with_zones(self, error: UnknownZone) -> ConfigError:
+        known = self._api.zones()
+        return ConfigError(f"{error}{did_you_mean(error.zone, known)}")
+
+
+def _has_nodes(queued: tpu_v2.QueuedResource) -> bool:
+    return queued.state.state.name in ("PROVISIONING", "ACTIVE", "SUSPENDING", "SUSPENDED")
+
+
+def _is_deleting(queued: tpu_v2.QueuedResource) -> bool:
+    return queued.state.state.name == "DELETING"

@@ -1,0 +1,78 @@
+"""tpukit's own key pair for ssh, made once: hosts of cloud pods let its owner in."""
+
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....errors import ProviderError
+from ....runtime.files import state_folder
+
+_NAME = "id_ed25519"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key pair in files; the private one is its owner's alone (mode 600)."""
+
+    private_file: Path
+    public: str
+
+    def metadata_line(self, user: str) -> str:
+        """Return it as Google Cloud's metadata `ssh-keys` takes it."""
+        return f"{user}:{self.public} {user}"
+
+
+def own_key(folder: Path | None = None) -> Key:
+    """Return the key pair in a folder of the state folder, which is made where there is none.
+
+    Raises:
+        ProviderError: It cannot be made.
+    """
+    folder = folder or state_folder() / "ssh"
+    if not (folder / _NAME).exists():
+        _make(folder)
+    kind, text, *_ = (folder / f"{_NAME}.pub").read_text().split()
+    return Key(folder / _NAME, f"{kind} {text}")
+
+
+def known_hosts(pod: str, created_at: float) -> Path:
+    """Return the file that remembers the hosts of one pod.
+
+    Addresses of cloud machines go round: the next pod has the same one with another key. So each
+    pod has a file of its own, in which a host keeps its key as long as the pod lives.
+    """
+    folder = state_folder() / "known_hosts"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{pod}.{int(created_at)}"
+
+
+def forget_hosts(pod: str) -> None:
+    """Remove what is remembered of a pod's hosts."""
+    for file in (state_folder() / "known_hosts").glob(f"{pod}.*"):
+        file.unlink(missing_ok=True)
+
+
+def _make(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # In a folder beside it, moved as a whole: two commands that start at once agree on one pair.
+    with tempfile.TemporaryDirectory(prefix=".ssh-", dir=folder.parent) as made:
+        fresh = Path(made) / "ssh"
+        fresh.mkdir(mode=0o700)
+        arguments = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "tpukit"]
+        try:
+            subprocess.run(
+                [*arguments, "-f", str(fresh / _NAME)],
+                check=True,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ProviderError(
+                f"No ssh key could be made ({error}); install OpenSSH's client (ssh-keygen)."
+            ) from error
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if not (folder / _NAME).exists():
+                raise

@@ -1,0 +1,302 @@
+"""What provider gcp sends to Cloud TPU, how it reads what comes back, and its errors."""
+
+import json
+import socket
+import time
+from dataclasses import replace
+
+import pytest
+from google.auth import jwt
+from google.cloud import tpu_v2
+
+from tpukit.errors import ConfigError, PodUnavailable, ProviderError
+from tpukit.pods.causes import Cause
+from tpukit.pods.config import PodConfig
+from tpukit.pods.emulators.faults import Fault, Mishap
+from tpukit.pods.pod import PodState, Tier
+from tpukit.pods.providers.gcp import credentials as credentials_module
+from tpukit.pods.providers.gcp.credentials import Identity, find_identity
+from tpukit.pods.providers.gcp.failures import cause_of_failure
+from tpukit.pods.providers.gcp.provider import CloudTPUProvider
+from tpukit.pods.providers.gcp.runtimes import runtime_version
+from tpukit.pods.providers.ssh.keys import own_key
+
+V6E = PodConfig(tpu_type="v6e-8", zones=("us-east5-b",))
+HERE = "projects/rehearsal/locations/us-east5-b"
+
+
+def asked_for(cloud, name):
+    """The request as the server stored it."""
+    stored = cloud.api.cloud.get(cloud.api.cloud.full_name(name))[0]
+    return tpu_v2.QueuedResource.wrap(stored.asked)
+
+
+def until(provider, name, state, zone="us-east5-b"):
+    deadline = time.monotonic() + 30
+    while (pod := provider.get(name, zone=zone)).state is not state:
+        assert time.monotonic() < deadline, pod
+        time.sleep(0.01)
+    return pod
+
+
+class TestRequest:
+    def test_everything_that_was_asked_for_reaches_the_api(self, cloud, provider):
+        config = replace(
+            V6E,
+            tier=Tier.SPOT,
+            network="my-vpc",
+            software_version="tpu-ubuntu2204-base",
+            queue_timeout_s=90.5,
+            labels={"owner": "me", "job": "j"},
+        )
+        provider.create("all-a1", config)
+        asked = asked_for(cloud, "all-a1")
+        spec = asked.tpu.node_spec[0]
+        assert "spot" in asked
+        assert asked.queueing_policy.valid_until_duration.seconds == 91
+        assert (spec.parent, spec.node_id) == (HERE, "all-a1")
+        assert spec.node.accelerator_type == "v6e-8"
+        assert spec.node.runtime_version == "tpu-ubuntu2204-base"
+        assert spec.node.network_config.network == "my-vpc"
+        assert spec.node.network_config.enable_external_ips
+        assert spec.node.scheduling_config.spot
+        assert dict(spec.node.labels) == {"owner": "me", "job": "j"}
+        assert spec.node.metadata["ssh-keys"].startswith("tpukit:ssh-ed25519 ")
+
+    def test_a_reservation_is_named(self, cloud, provider):
+        provider.create("res-a1", replace(V6E, tier=Tier.RESERVED, reservation="ours"))
+        asked = asked_for(cloud, "res-a1")
+        assert asked.reservation_name == f"{HERE}/reservations/ours"
+        assert "guaranteed" in asked
+        assert asked.tpu.node_spec[0].node.scheduling_config.reserved
+        assert until(provider, "res-a1", PodState.READY).tier is Tier.RESERVED
+        with pytest.raises(ConfigError, match="theirs"):
+            provider.create("res-a2", replace(V6E, tier=Tier.RESERVED, reservation="theirs"))
+
+    def test_an_unusual_shape_is_asked_for_by_topology(self, cloud, provider):
+        config = PodConfig(tpu_type="v5p:4x4x16", zones=("us-central1-a",))
+        assert provider.create("shape-a1", config).slice == config.slice
+        node = asked_for(cloud, "shape-a1").tpu.node_spec[0].node
+        assert not node.accelerator_type
+        assert (node.accelerator_config.type_.name, node.accelerator_config.topology) == (
+            "V5P",
+            "4x4x16",
+        )
+
+    def test_slices_are_one_request(self, cloud, provider):
+        provider.create("multi-a1", replace(V6E, tpu_type="2xv6e-16"))
+        params = asked_for(cloud, "multi-a1").tpu.node_spec[0].multislice_params
+        assert (params.node_count, params.node_id_prefix) == (2, "multi-a1")
+        pod = until(provider, "multi-a1", PodState.READY)
+        assert [(host.slice_index, host.worker_id) for host in pod.hosts] == [
+            (slice_index, worker) for slice_index in range(2) for worker in range(4)
+        ]
+
+    @pytest.mark.parametrize(
+        ("config", "reason"),
+        [
+            (replace(V6E, tpu_type="tpu7x-2x2x1"), "gke or gce"),
+            (replace(V6E, enable_ip_alias=False), "always have addresses of the VPC"),
+            (replace(V6E, labels={"owner": "Me@Home"}), "me-home"),
+            (replace(V6E, zones=()), "launch.zone"),
+        ],
+    )
+    def test_what_the_api_cannot_give_is_refused_before_asking(self, cloud, launch, config, reason):
+        provider = CloudTPUProvider(launch.model_copy(update={"zone": None}))
+        before = cloud.api.calls
+        with pytest.raises(ConfigError, match=reason):
+            provider.create("never-a1", config)
+        assert cloud.api.calls == before
+
+    @pytest.mark.parametrize(
+        ("tpu_type", "software", "image"),
+        [
+            ("v4-8", None, "tpu-ubuntu2204-base"),
+            ("v5litepod-16", None, "v2-alpha-tpuv5-lite"),
+            ("v5p-8", None, "v2-alpha-tpuv5"),
+            ("v6e-8", None, "v2-alpha-tpuv6e"),
+            ("v3-8", "2.8.0", "tpu-vm-tf-2.8.0"),
+            ("v3-32", "2.8.0", "tpu-vm-tf-2.8.0-pod"),
+            ("v6e-8", "tpu-ubuntu2204-base", "tpu-ubuntu2204-base"),
+        ],
+    )
+    def test_images(self, tpu_type, software, image):
+        assert runtime_version(PodConfig(tpu_type=tpu_type).slice, software) == image
+
+
+class TestLife:
+    def test_a_preempted_pod_says_so(self, cloud, provider):
+        provider.create("spot-a1", V6E.with_preemptible())
+        until(provider, "spot-a1", PodState.READY)
+        cloud.api.cloud.preempt("spot-a1", notice_s=0)
+        lost = until(provider, "spot-a1", PodState.SUSPENDED)
+        assert lost.cause is Cause.SPOT
+
+    def test_maintenance_is_seen_before_and_after(self, cloud, provider):
+        provider.create("maint-a1", V6E)
+        name = f"{HERE}/queuedResources/maint-a1"
+        deadline = time.monotonic() + 30
+        while not cloud.world.announce_maintenance(name, in_s=1.5):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert "maintenance from" in until(provider, "maint-a1", PodState.READY).reason
+        lost = until(provider, "maint-a1", PodState.SUSPENDED)
+        while lost.cause is not Cause.MAINTENANCE:
+            assert time.monotonic() < deadline, lost
+            lost = provider.get("maint-a1", zone="us-east5-b")
+
+    def test_one_slice_lost_is_a_pod_lost(self, cloud, provider):
+        provider.create("multi-a1", replace(V6E, tpu_type="2xv6e-16"))
+        until(provider, "multi-a1", PodState.READY)
+        cloud.api.cloud.preempt("multi-a1", node=0, notice_s=0)
+        assert until(provider, "multi-a1", PodState.SUSPENDED).hosts == ()
+
+    def test_waiting_ends(self, cloud, provider):
+        cloud.world.sell_out("us-east5-b", "v6e")
+        assert provider.create("wait-a1", replace(V6E, queue_timeout_s=1)).state is PodState.WAITING
+        failed = until(provider, "wait-a1", PodState.FAILED)
+        assert failed.cause is Cause.WAITED_TOO_LONG
+
+    def test_all_zones_are_listed(self, provider):
+        provider.create("here-a1", V6E)
+        provider.create("there-a1", PodConfig(tpu_type="v3-8", zones=("us-central1-a",)))
+        assert {pod.zone for pod in provider.list()} == {"us-east5-b", "us-central1-a"}
+
+
+class TestErrors:
+    def test_quota(self, cloud, provider):
+        with pytest.raises(PodUnavailable, match="Limit: 64") as refused:
+            provider.create("much-a1", replace(V6E, tpu_type="v6e-128").with_preemptible())
+        assert refused.value.cause == Cause.QUOTA
+        assert not cloud.world.holdings()
+
+    def test_a_zone_that_is_nearly_right(self, cloud, provider):
+        with pytest.raises(ConfigError, match="Did you mean 'us-east5-b'"):
+            provider.create("zone-a1", V6E.in_zone("us-east5-bb"))
+
+    def test_a_type_that_the_zone_has_not(self, cloud, provider):
+        with pytest.raises(ConfigError, match="v6e-8"):
+            provider.create("type-a1", V6E.in_zone("us-central1-a"))
+        assert not cloud.world.holdings()
+
+    def test_wrong_credentials(self, cloud, launch, tmp_path):
+        key = json.loads(cloud.api.owner.key_file.read_text())
+        other = cloud.api.accounts.add("fired")
+        stolen = json.loads(other.key_file.read_text())
+        wrong = tmp_path / "wrong.json"
+        wrong.write_text(json.dumps({**key, "private_key": stolen["private_key"]}))
+        provider = CloudTPUProvider(launch.model_copy(update={"credentials_file": str(wrong)}))
+        with pytest.raises(ProviderError, match="does not accept the credentials") as refused:
+            provider.create("wrong-a1", V6E)
+        assert "PRIVATE" not in str(refused.value)
+        assert not cloud.world.holdings()
+
+    def test_an_expired_token(self, cloud, provider):
+        expired = jwt.Credentials.from_service_account_file(
+            str(cloud.api.owner.key_file),
+            audience="https://tpu.googleapis.com/",
+            token_lifetime=-3600,
+        )
+        provider._api.identity = Identity(expired, "an old token", "rehearsal")
+        with pytest.raises(ProviderError, match="wrong or expired"):
+            provider.create("late-a1", V6E)
+        assert not cloud.world.holdings()
+
+    def test_too_few_permissions(self, cloud, launch):
+        reader = cloud.api.accounts.add("reader", may=("tpu.*.list", "tpu.*.get"))
+        update = {"credentials_file": str(reader.key_file)}
+        provider = CloudTPUProvider(launch.model_copy(update=update))
+        with pytest.raises(ProviderError, match=r"roles/tpu\.admin"):
+            provider.create("weak-a1", V6E)
+        assert not cloud.world.holdings()
+
+    def test_nobody_there(self, cloud, launch):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        update = {"endpoint": f"localhost:{port}"}
+        provider = CloudTPUProvider(launch.model_copy(update=update))
+        with pytest.raises(ProviderError, match="does not answer"):
+            provider.create("nobody-a1", V6E)
+
+    def test_somebody_who_never_answers(self, cloud, launch):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            update = {"endpoint": f"localhost:{silent.getsockname()[1]}"}
+            provider = CloudTPUProvider(launch.model_copy(update=update))
+            with pytest.raises(ProviderError, match="does not answer"):
+                provider.get("silent-a1", zone="us-east5-b")
+
+    def test_an_outage_that_ends_is_not_seen(self, cloud, provider):
+        cloud.api.faults.add(Fault(Mishap.OUTAGE, "*", times=2))
+        assert provider.create("out-a1", V6E).name == "out-a1"
+
+    def test_no_credentials_anywhere(self, monkeypatch, tmp_path):
+        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+        monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+        monkeypatch.setattr(credentials_module, "_FIRMWARE", tmp_path / "none")
+        with pytest.raises(ProviderError, match="gcloud auth application-default login"):
+            find_identity(None)
+
+    def test_a_broken_key_file_is_not_shown(self, tmp_path):
+        broken = tmp_path / "key.json"
+        broken.write_text('{"type": "service_account", "private_key": "SECRET"}')
+        with pytest.raises(ProviderError, match="holds no credentials") as refused:
+            find_identity(str(broken))
+        assert "SECRET" not in str(refused.value)
+        with pytest.raises(ProviderError, match="no such file"):
+            find_identity(str(tmp_path / "none.json"))
+
+    @pytest.mark.parametrize(
+        ("said", "cause"),
+        [
+            ("Quota 'TPUV4sPreemptiblePodPerProjectPerRegionForTPUAPI' exhausted.", Cause.QUOTA),
+            ('There is no more capacity in the zone "us-central1-b"', Cause.STOCKOUT),
+            ("Insufficient reserved capacity. Contact customer support", Cause.STOCKOUT),
+            ("The allocation interval (valid until) expired", Cause.WAITED_TOO_LONG),
+        ],
+    )
+    def test_what_users_saw_has_a_cause(self, said, cause):
+        assert cause_of_failure(said) is cause
+
+
+class TestPreflight:
+    def test_all_is_well(self, provider):
+        findings = {one.id: one.severity for one in provider.preflight(V6E)}
+        assert findings == {
+            "gcp-credentials": "ok",
+            "gcp-zone": "ok",
+            "gcp-type": "ok",
+            "gcp-image": "ok",
+            "gcp-quota": "info",
+        }
+
+    def test_what_is_wrong_is_found(self, cloud, provider):
+        config = replace(
+            V6E,
+            tpu_type="v5p-8",
+            software_version="v2-alpha-tpuv6",
+            tier=Tier.RESERVED,
+            reservation="our",
+        )
+        findings = {one.id: one for one in provider.preflight(config)}
+        for wrong in ("gcp-type", "gcp-image", "gcp-reservation"):
+            assert findings[wrong].severity == "error"
+        assert "Did you mean 'v2-alpha-tpuv6e'" in findings["gcp-image"].fix
+        assert not cloud.world.holdings()
+
+    def test_lost_pods_that_hold_quota_are_named(self, cloud, provider):
+        provider.create("old-a1", V6E)
+        until(provider, "old-a1", PodState.READY)
+        cloud.api.cloud.preempt("old-a1", notice_s=0)
+        until(provider, "old-a1", PodState.SUSPENDED)
+        quota = provider.preflight(V6E)[-1]
+        assert (quota.severity, "old-a1" in quota.seen) == ("warning", True)
+
+    def test_a_bad_zone_ends_it(self, provider):
+        assert provider.preflight(V6E.in_zone("mars-1a"))[-1].severity == "error"
+
+
+def test_the_key_is_made_once_and_is_secret(state):
+    key = own_key()
+    assert own_key() == key
+    assert key.private_file.stat().st_mode & 0o777 == 0o600
+    assert key.private_file.is_relative_to(state)
