@@ -5,6 +5,12 @@ from ..lazy import lazy_names
 HOMES = {
     ".causes": ("Cause", "Ending", "Kind"),
     ".config": ("PodConfig",),
+    ".health": ("PodHealth",),
+    ".manager": ("TpuManager",),
+    ".preemptible": ("PreemptibleManager", "PreemptionHandler"),
+    ".reconciler": ("Reconciler",),
+    ".store": ("Store",),
+    ".tpu_config": ("TpuConfig",),
     ".pod": ("Host", "Pod", "PodState", "Tier"),
     ".providers.protocol": ("Capabilities", "Command", "Gang", "Provider"),
     ".providers.registry": ("open_provider",),

@@ -10,15 +10,22 @@ from .causes import Cause as Cause
 from .causes import Ending as Ending
 from .causes import Kind as Kind
 from .config import PodConfig as PodConfig
+from .health import PodHealth as PodHealth
+from .manager import TpuManager as TpuManager
 from .pod import Host as Host
 from .pod import Pod as Pod
 from .pod import PodState as PodState
 from .pod import Tier as Tier
+from .preemptible import PreemptibleManager as PreemptibleManager
+from .preemptible import PreemptionHandler as PreemptionHandler
 from .providers.protocol import Capabilities as Capabilities
 from .providers.protocol import Command as Command
 from .providers.protocol import Gang as Gang
 from .providers.protocol import Provider as Provider
 from .providers.registry import open_provider as open_provider
+from .reconciler import Reconciler as Reconciler
+from .store import Store as Store
+from .tpu_config import TpuConfig as TpuConfig
 
 __all__ = [
     "Capabilities",
@@ -32,12 +39,19 @@ __all__ = [
     "OutOfMemory",
     "Pod",
     "PodConfig",
+    "PodHealth",
     "PodState",
     "PodUnavailable",
+    "PreemptibleManager",
+    "PreemptionHandler",
     "Provider",
     "ProviderError",
+    "Reconciler",
+    "Store",
     "TPUError",
     "Tier",
+    "TpuConfig",
+    "TpuManager",
     "open_provider",
     "report_step",
 ]

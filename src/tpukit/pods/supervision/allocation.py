@@ -148,6 +148,8 @@ class Allocation:
 def ending_of(pod: Pod) -> Ending:
     """Return why a pod that is lost was lost, as far as its state tells."""
     reason = pod.reason or f"the pod is {pod.state}"
+    if pod.cause is not None:
+        return Ending(pod.cause, evidence=reason)
     if pod.state is PodState.SUSPENDED:
         taken = Cause.SPOT if pod.tier is Tier.SPOT else Cause.MAINTENANCE
         return Ending(taken, evidence=reason)

@@ -168,7 +168,7 @@ class Supervisor:
 
     def _follow(self, attempt: Attempt, gang: Gang, pod: Pod) -> None:
         """Watch a gang to its end."""
-        watch = None
+        watch, lost = None, None
         if not self._runs_gangs:
             watch = PodWatch(self._provider, pod, self._policy.poll_s)
         try:
@@ -181,11 +181,13 @@ class Supervisor:
                         self._ended(attempt, event.ending)
                         attempt = self._restarted(attempt)
                     elif isinstance(event, Ended):
-                        self._ended(attempt, self._explained(event.ending))
+                        ending = self._explained(event.ending) if lost is None else ending_of(lost)
+                        self._ended(attempt, ending)
                         return
-                if watch is not None and watch.lost is not None:
-                    self._ended(attempt, ending_of(watch.lost))
-                    return
+                if watch is not None and watch.lost is not None and lost is None:
+                    # A notice may run, in which processes save: they are told, not killed.
+                    lost = watch.lost
+                    gang.stop(self._policy.grace_s)
                 if self._stopping.is_set() or self._resize_to is not None:
                     gang.stop(self._policy.grace_s)
         finally:
