@@ -16,14 +16,28 @@ import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 
 from .clock import DrivenClock
 from .faults import Fault, Faults, Mishap
 from .holding import Holding
-from .tpu_api.cloud import Cloud
+from .world import World
 
 LARGEST_BODY = 1 << 16
+
+
+class Cloud(Protocol):
+    """What an emulated API has, in its own names."""
+
+    world: World
+
+    def full_name(self, name: str) -> str | None:
+        """Return the full name of what is called so, or None."""
+        ...
+
+    def preempt(self, name: str, *, node: int | None, notice_s: float | None) -> bool:
+        """Take something away, or one node of it; tell whether there was one to take."""
+        ...
 
 
 class ControlPort:

@@ -19,6 +19,8 @@ from cryptography.x509.oid import NameOID
 from google.auth import jwt
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+"""The scope that opens every API."""
+NO_TOKENS = "https://127.0.0.1:9/no-token-is-fetched"
 _LIFE = datetime.timedelta(days=30)
 _PEM = serialization.Encoding.PEM
 _PKCS8 = serialization.PrivateFormat.PKCS8
@@ -107,8 +109,11 @@ class Account:
 class Accounts:
     """The accounts of a project, and whose tokens are theirs."""
 
-    def __init__(self, folder: Path, project: str, audience: str) -> None:
+    def __init__(
+        self, folder: Path, project: str, audience: str, *, token_uri: str = NO_TOKENS
+    ) -> None:
         self._folder, self._project, self._audience = folder, project, audience
+        self._token_uri = token_uri
         self._accounts: dict[str, Account] = {}
         self._public_keys: dict[str, str] = {}  # by key id
 
@@ -127,7 +132,7 @@ class Accounts:
             "private_key": key.private_bytes(_PEM, _PKCS8, _PLAIN).decode(),
             "client_email": email,
             "client_id": "1",
-            "token_uri": "https://127.0.0.1:9/no-token-is-fetched",
+            "token_uri": self._token_uri,
         }
         write_secret(account.key_file, json.dumps(content).encode())
         self._accounts[email] = account
@@ -143,12 +148,25 @@ class Accounts:
         scheme, _, token = (authorization or "").partition(" ")
         if scheme != "Bearer" or not token:
             raise NotAuthenticated("no token")
+        return self.read(token, audience=self._audience, or_scope=True)
+
+    def read(self, token: str, *, audience: str, or_scope: bool = False) -> Account:
+        """Return who signed a token that holds now.
+
+        Args:
+            token: A JWT.
+            audience: Whom it must be meant for.
+            or_scope: Whether a scope will do instead (https://google.aip.dev/auth/4111).
+
+        Raises:
+            NotAuthenticated: It is forged, expired, or meant for someone else.
+        """
         try:
             claims = jwt.decode(token, certs=self._public_keys)
             account = self._accounts[claims["iss"]]
         except (ValueError, KeyError) as error:
             raise NotAuthenticated(str(error)) from error
-        # https://google.aip.dev/auth/4111: a token names an audience, or scopes instead of it.
-        if claims.get("aud") != self._audience and SCOPE not in claims.get("scope", "").split():
+        scoped = or_scope and SCOPE in claims.get("scope", "").split()
+        if claims.get("aud") != audience and not scoped:
             raise NotAuthenticated("the token is for someone else")
         return account

@@ -5,19 +5,23 @@ again before it gives up. So the places where it would look are looked at here, 
 server is asked only where the firmware says that there is one.
 """
 
+import datetime
 import os
+import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import google.auth
-from google.auth import compute_engine, exceptions
+from google.auth import compute_engine, exceptions, jwt
 from google.auth.credentials import Credentials
+from google.oauth2 import service_account
 
 from ....errors import ProviderError
 
 VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+LIFE_S = 3600
 _FIRMWARE = Path("/sys/class/dmi/id/product_name")
 WAY_OUT = (
     "set launch.credentials_file or GOOGLE_APPLICATION_CREDENTIALS to a service account's key, "
@@ -32,6 +36,28 @@ class Identity:
     credentials: Credentials
     source: str
     project: str | None
+
+
+class SelfSigned(Credentials):
+    """Tokens that a service account's key signs here, and nobody is asked for.
+
+    As google.auth signs them for such a key (https://google.aip.dev/auth/4111). Its own classes
+    also ask another service of Google's which regions the account may use, in threads that try
+    again and again where there is no network.
+    """
+
+    def __init__(self, key: service_account.Credentials) -> None:
+        super().__init__()
+        self._key = key
+
+    def refresh(self, request: object) -> None:
+        """Sign another token."""
+        now = int(time.time())
+        email, until = self._key.service_account_email, now + LIFE_S
+        claims = {"iss": email, "sub": email, "iat": now, "exp": until, "scope": SCOPE}
+        self.token = jwt.encode(self._key.signer, claims).decode()
+        # Without a zone, as google.auth compares it.
+        self.expiry = datetime.datetime.fromtimestamp(until, datetime.UTC).replace(tzinfo=None)
 
 
 def find_identity(credentials_file: str | None) -> Identity:
@@ -66,6 +92,8 @@ def _from_file(path: Path, source: str) -> Identity:
         raise ProviderError(
             f"{source} names {path}, which holds no credentials ({why}); {WAY_OUT}."
         ) from None  # the error may quote the file, which is a secret
+    if isinstance(credentials, service_account.Credentials):
+        credentials = SelfSigned(credentials)
     return Identity(credentials, f"{source} ({path})", project)
 
 
