@@ -19,8 +19,16 @@ from .providers.protocol import Command as Command
 from .providers.protocol import Gang as Gang
 from .providers.protocol import Provider as Provider
 from .providers.registry import open_provider as open_provider
+from .supervision.journal import Attempt as Attempt
+from .supervision.journal import Journal as Journal
+from .supervision.journal import MemoryJournal as MemoryJournal
+from .supervision.policy import Policy as Policy
+from .supervision.preemption import PreemptionHandler as PreemptionHandler
+from .supervision.supervisor import Outcome as Outcome
+from .supervision.supervisor import Supervisor as Supervisor
 
 __all__ = [
+    "Attempt",
     "Capabilities",
     "Cause",
     "Command",
@@ -28,14 +36,20 @@ __all__ = [
     "Ending",
     "Gang",
     "Host",
+    "Journal",
     "Kind",
+    "MemoryJournal",
     "OutOfMemory",
+    "Outcome",
     "Pod",
     "PodConfig",
     "PodState",
     "PodUnavailable",
+    "Policy",
+    "PreemptionHandler",
     "Provider",
     "ProviderError",
+    "Supervisor",
     "TPUError",
     "Tier",
     "open_provider",
