@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +17,14 @@ from tpukit.pods.causes import Cause
 from tpukit.pods.providers.local.provider import LocalProvider
 from tpukit.pods.providers.protocol import Progress
 from tpukit.pods.store import Store
+from tpukit.pods.supervision.events import AttemptBegan
 from tpukit.records import read_metrics
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 
 STEPS = 24
 MODEL = """
-import jax, time
+import jax, os, time
 from tpukit.step.workload import Workload
 
 def build():
@@ -32,7 +32,7 @@ def build():
         return {"table": 0.1 * jax.random.normal(rng, (32, 32))}
 
     def apply(params, batch):
-        jax.debug.callback(lambda: time.sleep(0.02))  # some time to be killed in
+        jax.debug.callback(lambda: time.sleep(float(os.environ["STEP_S"])))  # to be killed in
         return params["table"][batch["inputs"]]
 
     return Workload((init, apply), batch_size=8, sequence_length=16)
@@ -42,7 +42,7 @@ def build():
 class Run:
     """A supervised run of a small model, with what happens to it at which step."""
 
-    def __init__(self, folder, name, *, hosts=2, heartbeat_s=10, steps=STEPS):
+    def __init__(self, folder, name, *, hosts=2, heartbeat_s=10, step_s=0.02):
         (folder / "table.py").write_text(MODEL)
         if not (folder / "tokens.npy").exists():
             np.save(folder / "tokens.npy", np.random.default_rng(0).integers(0, 32, 9000))
@@ -50,14 +50,14 @@ class Run:
         self.provider = LocalProvider(folder=folder / "pods")
         self.store = Store(folder / "state")
         train = [f"{folder / 'table.py'}:build", "--data", str(folder / "tokens.npy")]
-        train += ["--batch", "8", "--sequence", "16", "--steps", str(steps)]
+        train += ["--batch", "8", "--sequence", "16", "--steps", str(STEPS)]
         train += ["--run-dir", str(self.run_dir), "--checkpoint-every", "4"]
         self.supervisor = Supervisor(
             name,
             PodConfig(tpu_type=f"{hosts}xv6e-1"),
             Command(
                 argv=(sys.executable, "-m", "tpukit", "train", *train),
-                environment={"TPUKIT_CACHE_DIR": str(folder / "cache")},
+                environment={"TPUKIT_CACHE_DIR": str(folder / "cache"), "STEP_S": str(step_s)},
                 heartbeat_s=heartbeat_s,
             ),
             self.provider,
@@ -65,11 +65,12 @@ class Run:
             policy=Policy(poll_s=1.0),
             tell=self.tell,
         )
-        self.at, self.newest = {}, 0
+        self.at, self.on_attempt = {}, {}
 
     def tell(self, event):
+        if isinstance(event, AttemptBegan):
+            self.on_attempt.pop(event.attempt.number, lambda: None)()
         if isinstance(event, Progress):
-            self.newest = max(self.newest, event.step)
             for step in [step for step in self.at if step <= event.step]:
                 self.at.pop(step)()
 
@@ -167,12 +168,10 @@ def test_a_killed_supervisor_leaves_nothing_and_another_goes_on(folder, quiet):
 
 @pytest.mark.slow
 def test_resizing_goes_on_with_the_same_loss(folder, quiet):
-    run = Run(folder, "resized", hosts=4)
-    sizes = {n: PodConfig(tpu_type=f"{n}xv6e-1") for n in (2, 4)}
-    run.at = {
-        6: lambda: run.supervisor.resize(sizes[2]),
-        14: lambda: run.supervisor.resize(replace(sizes[4])),
-    }
+    run = Run(folder, "resized", hosts=4, step_s=0.2)
+    two, four = (PodConfig(tpu_type=f"{hosts}xv6e-1") for hosts in (2, 4))
+    run.at = {3: lambda: run.supervisor.resize(two)}
+    run.on_attempt = {2: lambda: run.at.update({1: lambda: run.supervisor.resize(four)})}
     outcome = run.finish()
     assert [attempt.slice for attempt in outcome.attempts] == ["4xv6e-1", "2xv6e-1", "4xv6e-1"]
     assert [loss.lost_steps for loss in outcome.losses] == [0, 0]
