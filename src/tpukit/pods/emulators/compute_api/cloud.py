@@ -318,7 +318,7 @@ class Cloud:
         items = group.template.body["properties"].get("metadata", {}).get("items", [])
         keys = next((item["value"] for item in items if item["key"] == "ssh-keys"), "")
         if self._machines is not None:
-            return self._machines.start(instance.name, keys)
+            return self._machines.start(instance.name, keys, devices=group.machine.devices)
         self._made_up += 1
         return f"10.{self._made_up >> 16 & 255}.{self._made_up >> 8 & 255}.{self._made_up & 255}"
 
