@@ -235,6 +235,9 @@ class LaunchSettings(CloudSettings):
     )
     spot: bool = Field(default=False, description="capacity that may be taken away, for less")
     reservation: str | None = Field(default=None, description="name of the reservation")
+    flex_start_seconds: Seconds | None = Field(
+        default=None, description="start when there is capacity, and run so long at most (gce)"
+    )
     max_price_per_hour: Scale | None = Field(
         default=None, description="most USD an hour for the whole pod, by the price catalogue"
     )
@@ -252,7 +255,9 @@ class LaunchSettings(CloudSettings):
         default=(), description="argument lists that run on each new host before the job"
     )
     environment: dict[str, str] = Field(
-        default_factory=dict[str, str], description="variables of the job's processes"
+        default_factory=dict[str, str],
+        description="variables of the job's processes; $NAME: as it is where the job is launched",
+        repr=False,
     )
     warm_spares: bool = Field(
         default=False, description="keep started interpreters ready, to recover faster (local)"

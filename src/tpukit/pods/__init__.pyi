@@ -10,17 +10,32 @@ from .causes import Cause as Cause
 from .causes import Ending as Ending
 from .causes import Kind as Kind
 from .config import PodConfig as PodConfig
+from .health import PodHealth as PodHealth
+from .manager import TpuManager as TpuManager
 from .pod import Host as Host
 from .pod import Pod as Pod
 from .pod import PodState as PodState
 from .pod import Tier as Tier
+from .preemptible import PreemptibleManager as PreemptibleManager
+from .preemptible import PreemptionHandler as PreemptionHandler
 from .providers.protocol import Capabilities as Capabilities
 from .providers.protocol import Command as Command
 from .providers.protocol import Gang as Gang
 from .providers.protocol import Provider as Provider
 from .providers.registry import open_provider as open_provider
+from .reconciler import Reconciler as Reconciler
+from .store import Store as Store
+from .supervision.journal import Attempt as Attempt
+from .supervision.journal import Journal as Journal
+from .supervision.journal import MemoryJournal as MemoryJournal
+from .supervision.policy import Policy as Policy
+from .supervision.preemption import PreemptionHandler as PreemptionHandler
+from .supervision.supervisor import Outcome as Outcome
+from .supervision.supervisor import Supervisor as Supervisor
+from .tpu_config import TpuConfig as TpuConfig
 
 __all__ = [
+    "Attempt",
     "Capabilities",
     "Cause",
     "Command",
@@ -28,16 +43,28 @@ __all__ = [
     "Ending",
     "Gang",
     "Host",
+    "Journal",
     "Kind",
+    "MemoryJournal",
     "OutOfMemory",
+    "Outcome",
     "Pod",
     "PodConfig",
+    "PodHealth",
     "PodState",
     "PodUnavailable",
+    "Policy",
+    "PreemptibleManager",
+    "PreemptionHandler",
     "Provider",
     "ProviderError",
+    "Reconciler",
+    "Store",
+    "Supervisor",
     "TPUError",
     "Tier",
+    "TpuConfig",
+    "TpuManager",
     "open_provider",
     "report_step",
 ]

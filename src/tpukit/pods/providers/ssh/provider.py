@@ -129,6 +129,10 @@ class SSHProvider:
         fix = f"make `ssh {host.name} python3 -V` work without a question"
         return Finding("ssh-reach", "environment", "error", seen, fix)
 
+    def login(self, pod: Pod, host: Host) -> "list[str]":
+        """Return the argument list that logs in to a host."""
+        return self._transport(pod.name).login(host)
+
     def _transport(self, pod: str) -> SSHTransport:
         return SSHTransport(pod, user=self._launch.ssh_user, config=self._launch.ssh_config)
 

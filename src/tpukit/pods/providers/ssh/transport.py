@@ -90,6 +90,11 @@ class SSHTransport:
         """
         return ["ssh", *self._options, *_destination(host.address), shlex.join(bootstrap())]
 
+    def login(self, host: Host) -> list[str]:
+        """Return the argument list with which a person logs in to a host."""
+        # The first word on an option counts, and the last switch for or against a terminal.
+        return ["ssh", "-o", "BatchMode=no", *self._options, "-t", *_destination(host.address)]
+
     def folder(self, host: Host) -> str:
         """Return where on the host a bundle is unpacked and the command runs."""
         return f"{HOME}/{self._folder}"
