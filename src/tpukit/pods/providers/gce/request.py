@@ -87,6 +87,10 @@ def instance_template(
     )
     if config.tier is Tier.RESERVED:
         properties.reservation_affinity = _reservation(config.reservation)
+    elif launch.flex_start_seconds is not None:
+        properties.reservation_affinity = compute_v1.ReservationAffinity(
+            consume_reservation_type="NO_RESERVATION"
+        )
     return compute_v1.InstanceTemplate(
         name=name, description=f"pod {name} of tpukit: {where} in {zone}", properties=properties
     )
