@@ -17,7 +17,7 @@ from google.cloud import compute_v1
 
 from ....errors import CommunicationTimeout, ConfigError, TPUError
 from ....job.sections import LaunchSettings
-from ..gcp.credentials import Identity, find_identity
+from ..google.credentials import Identity, find_identity
 from .failures import API_ERRORS, NotReady, explained, failure_of, is_silence
 
 PATIENCE_S = 4.0

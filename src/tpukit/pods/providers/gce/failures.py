@@ -15,7 +15,7 @@ from google.cloud import compute_v1
 
 from ....errors import ConfigError, PodUnavailable, ProviderError, TPUError
 from ...causes import Cause
-from ..gcp.credentials import WAY_OUT
+from ..google.credentials import WAY_OUT
 
 _CALL = re.compile(r"^[A-Z]+ https?://\S+: ")
 _ZONE = re.compile(r"'zone': '([^']+)'|/zones/([^/']+)' was not found")
