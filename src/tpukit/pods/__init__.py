@@ -7,7 +7,7 @@ HOMES = {
     ".config": ("PodConfig",),
     ".health": ("PodHealth",),
     ".manager": ("TpuManager",),
-    ".preemptible": ("PreemptibleManager", "PreemptionHandler"),
+    ".preemptible": ("PreemptibleManager",),
     ".reconciler": ("Reconciler",),
     ".store": ("Store",),
     ".tpu_config": ("TpuConfig",),

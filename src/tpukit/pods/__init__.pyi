@@ -17,7 +17,6 @@ from .pod import Pod as Pod
 from .pod import PodState as PodState
 from .pod import Tier as Tier
 from .preemptible import PreemptibleManager as PreemptibleManager
-from .preemptible import PreemptionHandler as PreemptionHandler
 from .providers.protocol import Capabilities as Capabilities
 from .providers.protocol import Command as Command
 from .providers.protocol import Gang as Gang
