@@ -77,7 +77,7 @@ class EmulatedHosts:
         self._loop = asyncio.new_event_loop()
         self._signals: dict[str, signal.Signals] = {}  # to be sent, by mark
         self._looking = asyncio.Lock()
-        self._token = secrets.token_hex(8)  # other emulators have hosts of the same address
+        self.token = secrets.token_hex(8)  # other emulators have hosts of the same address
         self._key = asyncssh.generate_private_key("ssh-ed25519")
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="emulated-hosts", daemon=True
@@ -100,7 +100,7 @@ class EmulatedHosts:
         home = self._folder / "hosts" / name
         home.mkdir(parents=True, exist_ok=True)
         listening = socket.create_server((address, self.port), backlog=128)
-        mark = f"{self._token}/{address}"
+        mark = f"{self.token}/{address}"
         host = _Host(name, address, mark, home, devices, _read_keys(ssh_keys), listening)
         self._hosts[name] = host
         host.serving = self._run(self._serve(host))

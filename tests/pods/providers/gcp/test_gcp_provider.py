@@ -162,6 +162,25 @@ class TestLife:
         provider.create("there-a1", PodConfig(tpu_type="v3-8", zones=("us-central1-a",)))
         assert {pod.zone for pod in provider.list()} == {"us-east5-b", "us-central1-a"}
 
+    def test_zones_are_listed_one_by_one_where_all_at_once_is_refused(self, provider, monkeypatch):
+        provider.create("here-a1", V6E)
+        provider.create("there-a1", PodConfig(tpu_type="v3-8", zones=("us-central1-a",)))
+        until(provider, "here-a1", PodState.READY)
+        listed, real = [], provider._api.list_queued
+
+        def list_queued(zone):
+            listed.append(zone)
+            if zone == "-":
+                raise ConfigError("Invalid parent 'projects/rehearsal/locations/-'")
+            return real(zone)
+
+        monkeypatch.setattr(provider._api, "list_queued", list_queued)
+        for _ in range(2):
+            pods = {pod.name: pod for pod in provider.list()}
+            assert set(pods) == {"here-a1", "there-a1"}
+            assert pods["here-a1"].hosts
+        assert listed.count("-") == 1
+
 
 class TestErrors:
     def test_quota(self, cloud, provider):
