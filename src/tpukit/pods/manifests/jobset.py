@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from ...errors import ConfigError
 from ...hardware import Slice
 from ...job.sections import LaunchSettings
+from ...records.reporting import VARIABLE as PROGRESS
+from ...records.reporting import WANTED
 from ..config import PodConfig
 from ..pod import Tier, check_name
 from ..providers.protocol import Command
@@ -225,7 +227,7 @@ def _rank(work: Workload) -> list[Document]:
         _variable("TPUKIT_COORDINATOR_HOST", first_host),
         _label("TPUKIT_SLICE_ID", names.JOB_INDEX),
         _label("TPUKIT_ATTEMPT", names.RESTART_ATTEMPT),
-        _variable("TPUKIT_PROGRESS", "lines"),
+        _variable(PROGRESS, WANTED),
         _variable("PYTHONUNBUFFERED", "1"),
     ]
     if slices > 1:

@@ -7,12 +7,12 @@ prevented by the supervisor outside. What is certain to happen again ends the jo
 else, such as 1 and 137, is charged to `maxRestarts`.
 """
 
-from ...training.failure.watchdog import ExitCode
+from ...runtime.exit_codes import ExitCode
 from .documents import Document
 
 SIGABRT_STATUS, SIGKILL_STATUS, SIGTERM_STATUS = 128 + 6, 128 + 9, 128 + 15
 RESTARTED_FREE = (SIGABRT_STATUS, SIGTERM_STATUS, int(ExitCode.HUNG), int(ExitCode.PEER_LOST))
-PERMANENT = (int(ExitCode.BAD_INPUT), int(ExitCode.DIVERGED))
+PERMANENT = (int(ExitCode.BAD_INPUT), int(ExitCode.DIVERGED), int(ExitCode.OUT_OF_MEMORY))
 
 FREE_RULE, PERMANENT_RULE = "disruption", "permanent"
 
