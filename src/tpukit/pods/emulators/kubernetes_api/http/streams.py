@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from ....manifests.reading import at, sequence
@@ -148,23 +147,25 @@ def log(cluster: Cluster, call: Call, pod: Object) -> AsyncGenerator[bytes]:
 async def _log_lines(
     cluster: Cluster, call: Call, pod: Object, container: str, since: str, tail: int | None
 ) -> AsyncGenerator[bytes]:
-    path = cluster.kubelet.log_of(pod, container)
-    follow = call.is_set("follow")
-    position, rest = 0, b""
-    while True:
-        # Asked before the file is read: what was written by then is in it.
-        over = not follow or _is_over(cluster, pod, container)
-        content = _read(path, position)
-        position += len(content)
-        *lines, rest = (rest + content).split(b"\n")
-        shown = [line for line in lines if line[:26].decode() >= since]
-        if tail is not None:
-            shown, tail = shown[len(shown) - min(tail, len(shown)) :], None
-        if shown:
-            yield b"".join(_show(line, call.is_set("timestamps")) for line in shown)
-        if over:
-            return
-        await asyncio.sleep(LOOK_S)
+    follow, rest = call.is_set("follow"), b""
+    try:
+        # Kept open: the file goes with its Pod, and whoever reads it reads it to the end.
+        file = cluster.kubelet.log_of(pod, container).open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        while True:
+            # Asked before the file is read: what was written by then is in it.
+            over = not follow or _is_over(cluster, pod, container)
+            *lines, rest = (rest + file.read()).split(b"\n")
+            shown = [line for line in lines if line[:26].decode() >= since]
+            if tail is not None:
+                shown, tail = shown[len(shown) - min(tail, len(shown)) :], None
+            if shown:
+                yield b"".join(_show(line, call.is_set("timestamps")) for line in shown)
+            if over:
+                return
+            await asyncio.sleep(LOOK_S)
 
 
 def _show(line: bytes, timestamps: bool) -> bytes:
@@ -182,15 +183,6 @@ def _since(call: Call) -> str:
     except ValueError:
         raise Refusal(400, f"sinceTime {text!r} is not a time") from None
     return f"{moment}.{fraction[:6].ljust(6, '0')}"
-
-
-def _read(path: Path, position: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(position)
-            return file.read()
-    except FileNotFoundError:
-        return b""  # the log goes with its Pod
 
 
 def _is_over(cluster: Cluster, pod: Object, container: str) -> bool:
