@@ -7,6 +7,7 @@ import asyncio
 import json
 import ssl
 import threading
+import weakref
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from enum import StrEnum
@@ -29,6 +30,7 @@ from .verbs import Verbs
 
 _TABLE = "as=Table"
 _LARGEST_BODY_BYTES = 3 << 20
+FAREWELL_S = 0.02  # for the loop to close what was aborted
 
 
 class Role(StrEnum):
@@ -77,6 +79,7 @@ class ApiServer:
         self._started = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._stopping: asyncio.Event = asyncio.Event()
+        self._transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
         self.port = 0
         self._failure: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="emulated-api", daemon=True)
@@ -119,8 +122,14 @@ class ApiServer:
         self._started.set()
         await self._stopping.wait()
         await runner.cleanup()
+        # TLS would wait for the other side to say goodbye, and clients keep connections open.
+        for transport in list(self._transports):
+            transport.abort()
+        await asyncio.sleep(FAREWELL_S)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.transport is not None:
+            self._transports.add(request.transport)
         try:
             role = self._role(request)
             call = read_call(request.method, request.path.rstrip("/"), dict(request.query))

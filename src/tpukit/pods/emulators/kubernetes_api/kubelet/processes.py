@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 _CHUNK = 1 << 16
 _SIGNALLED = 128
@@ -40,11 +41,12 @@ class Process:
 
     Attributes:
         log: Its output, one line each: time, stream, F and the text, as container runtimes write.
+            Open from the start, since its folder may go before it is read.
         status: How it ended, 128 + n for signal n; None while it runs.
     """
 
     popen: subprocess.Popen[bytes]
-    log: Path
+    log: IO[bytes]
     on_exit: Callable[["Process"], None]
     status: int | None = None
 
@@ -64,7 +66,6 @@ class _Follower:
         self.output = process.popen.stdout.fileno()
         self.end = os.pidfd_open(process.popen.pid)
         os.set_blocking(self.output, False)
-        self._file = process.log.open("ab", buffering=0)
         self._rest = b""
 
     def read(self) -> bool:
@@ -84,7 +85,7 @@ class _Follower:
         self.read()
         if self._rest:
             self._write([self._rest])
-        self._file.close()
+        self.process.log.close()
         os.close(self.end)
         assert self.process.popen.stdout is not None
         self.process.popen.stdout.close()
@@ -92,7 +93,7 @@ class _Follower:
     def _write(self, lines: Sequence[bytes]) -> None:
         if lines:
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z").encode()
-            self._file.write(b"".join(b"%s stdout F %s\n" % (now, line) for line in lines))
+            self.process.log.write(b"".join(b"%s stdout F %s\n" % (now, line) for line in lines))
 
 
 class Processes:
@@ -133,6 +134,7 @@ class Processes:
         Raises:
             OSError: There is no such program.
         """
+        output = log.open("ab", buffering=0)
         popen = subprocess.Popen(
             argv,
             env=dict(environment),
@@ -143,7 +145,7 @@ class Processes:
             start_new_session=True,
         )
         self._tell_guard(f"+{popen.pid}\n")
-        process = Process(popen, log, on_exit)
+        process = Process(popen, output, on_exit)
         with self._lock:
             self._new.append(process)
         os.write(self._wake_write, b"x")
@@ -179,11 +181,12 @@ class Processes:
                 if follower is None:
                     os.read(self._wake_read, _CHUNK)
                     self._take_new()
-                elif key.fd == follower.output:
-                    if not follower.read():
-                        self._selector.unregister(follower.output)
-                elif follower in self._followers:
+                elif follower not in self._followers:
+                    continue  # it ended a moment ago
+                elif key.fd == follower.end:
                     self._end(follower)
+                elif not follower.read():
+                    self._selector.unregister(follower.output)
 
     def _take_new(self) -> None:
         with self._lock:
