@@ -9,6 +9,10 @@ HOMES = {
     ".providers.protocol": ("Capabilities", "Command", "Gang", "Provider"),
     ".providers.registry": ("open_provider",),
     "..records.reporting": ("report_step",),
+    ".spot.history": ("PodHistory", "PodLife"),
+    ".spot.manager": ("SpotManager",),
+    ".spot.ranking": ("ZoneRanking",),
+    ".spot.strategy": ("BiddingStrategy",),
     "..errors": (
         *("CommunicationTimeout", "OutOfMemory", "PodUnavailable", "ProviderError", "TPUError"),
     ),

@@ -19,8 +19,14 @@ from .providers.protocol import Command as Command
 from .providers.protocol import Gang as Gang
 from .providers.protocol import Provider as Provider
 from .providers.registry import open_provider as open_provider
+from .spot.history import PodHistory as PodHistory
+from .spot.history import PodLife as PodLife
+from .spot.manager import SpotManager as SpotManager
+from .spot.ranking import ZoneRanking as ZoneRanking
+from .spot.strategy import BiddingStrategy as BiddingStrategy
 
 __all__ = [
+    "BiddingStrategy",
     "Capabilities",
     "Cause",
     "Command",
@@ -32,12 +38,16 @@ __all__ = [
     "OutOfMemory",
     "Pod",
     "PodConfig",
+    "PodHistory",
+    "PodLife",
     "PodState",
     "PodUnavailable",
     "Provider",
     "ProviderError",
+    "SpotManager",
     "TPUError",
     "Tier",
+    "ZoneRanking",
     "open_provider",
     "report_step",
 ]
