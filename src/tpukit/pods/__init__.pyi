@@ -19,6 +19,10 @@ from .providers.protocol import Command as Command
 from .providers.protocol import Gang as Gang
 from .providers.protocol import Provider as Provider
 from .providers.registry import open_provider as open_provider
+from .scaling.autoscaler import AutoScaler as AutoScaler
+from .scaling.decision import ScalingDecision as ScalingDecision
+from .scaling.metrics import WorkloadMetrics as WorkloadMetrics
+from .scaling.policy import ScalingPolicy as ScalingPolicy
 from .spot.history import PodHistory as PodHistory
 from .spot.history import PodLife as PodLife
 from .spot.manager import SpotManager as SpotManager
@@ -26,6 +30,7 @@ from .spot.ranking import ZoneRanking as ZoneRanking
 from .spot.strategy import BiddingStrategy as BiddingStrategy
 
 __all__ = [
+    "AutoScaler",
     "BiddingStrategy",
     "Capabilities",
     "Cause",
@@ -44,9 +49,12 @@ __all__ = [
     "PodUnavailable",
     "Provider",
     "ProviderError",
+    "ScalingDecision",
+    "ScalingPolicy",
     "SpotManager",
     "TPUError",
     "Tier",
+    "WorkloadMetrics",
     "ZoneRanking",
     "open_provider",
     "report_step",

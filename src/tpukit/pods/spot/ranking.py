@@ -90,7 +90,8 @@ class ZoneRanking:
     def __rich__(self) -> RenderableType:
         table = Table(title=f"spot {self.slice} by {self.strategy.value}", title_justify="left")
         for name in ("zone", "USD/h", "lost/day", "wait", "useful", "USD/useful h", "save every"):
-            table.add_column(name, justify="left" if name == "zone" else "right")
+            of_zone = name == "zone"
+            table.add_column(name, justify="left" if of_zone else "right", no_wrap=of_zone)
         for bid in self.bids:
             table.add_row(
                 bid.zone,
