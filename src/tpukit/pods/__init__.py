@@ -5,6 +5,10 @@ from ..lazy import lazy_names
 HOMES = {
     ".causes": ("Cause", "Ending", "Kind"),
     ".config": ("PodConfig",),
+    ".multipod.manager": ("MultiPodManager",),
+    ".multipod.result": ("SynchronizedStep",),
+    ".multipod.strategy": ("AllReduceStrategy", "PodTopology"),
+    ".multipod.training": ("MultiPod",),
     ".pod": ("Host", "Pod", "PodState", "Tier"),
     ".providers.protocol": ("Capabilities", "Command", "Gang", "Provider"),
     ".providers.registry": ("open_provider",),

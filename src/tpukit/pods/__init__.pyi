@@ -10,6 +10,11 @@ from .causes import Cause as Cause
 from .causes import Ending as Ending
 from .causes import Kind as Kind
 from .config import PodConfig as PodConfig
+from .multipod.manager import MultiPodManager as MultiPodManager
+from .multipod.result import SynchronizedStep as SynchronizedStep
+from .multipod.strategy import AllReduceStrategy as AllReduceStrategy
+from .multipod.strategy import PodTopology as PodTopology
+from .multipod.training import MultiPod as MultiPod
 from .pod import Host as Host
 from .pod import Pod as Pod
 from .pod import PodState as PodState
@@ -30,6 +35,7 @@ from .spot.ranking import ZoneRanking as ZoneRanking
 from .spot.strategy import BiddingStrategy as BiddingStrategy
 
 __all__ = [
+    "AllReduceStrategy",
     "AutoScaler",
     "BiddingStrategy",
     "Capabilities",
@@ -40,18 +46,22 @@ __all__ = [
     "Gang",
     "Host",
     "Kind",
+    "MultiPod",
+    "MultiPodManager",
     "OutOfMemory",
     "Pod",
     "PodConfig",
     "PodHistory",
     "PodLife",
     "PodState",
+    "PodTopology",
     "PodUnavailable",
     "Provider",
     "ProviderError",
     "ScalingDecision",
     "ScalingPolicy",
     "SpotManager",
+    "SynchronizedStep",
     "TPUError",
     "Tier",
     "WorkloadMetrics",
