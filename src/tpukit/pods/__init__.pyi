@@ -15,6 +15,12 @@ from .multipod.result import SynchronizedStep as SynchronizedStep
 from .multipod.strategy import AllReduceStrategy as AllReduceStrategy
 from .multipod.strategy import PodTopology as PodTopology
 from .multipod.training import MultiPod as MultiPod
+from .optimizer.balance import Stragglers as Stragglers
+from .optimizer.balance import balance_examples as balance_examples
+from .optimizer.balance import find_stragglers as find_stragglers
+from .optimizer.metrics import StepMetrics as StepMetrics
+from .optimizer.optimizer import TpuOptimizer as TpuOptimizer
+from .optimizer.tensor import DistributedTensor as DistributedTensor
 from .pod import Host as Host
 from .pod import Pod as Pod
 from .pod import PodState as PodState
@@ -33,6 +39,10 @@ from .spot.history import PodLife as PodLife
 from .spot.manager import SpotManager as SpotManager
 from .spot.ranking import ZoneRanking as ZoneRanking
 from .spot.strategy import BiddingStrategy as BiddingStrategy
+from .xla.compiler import OptimizedGraph as OptimizedGraph
+from .xla.compiler import OptimizerConfig as OptimizerConfig
+from .xla.compiler import XlaCompiler as XlaCompiler
+from .xla.flags import OptimizationFlags as OptimizationFlags
 
 __all__ = [
     "AllReduceStrategy",
@@ -42,12 +52,16 @@ __all__ = [
     "Cause",
     "Command",
     "CommunicationTimeout",
+    "DistributedTensor",
     "Ending",
     "Gang",
     "Host",
     "Kind",
     "MultiPod",
     "MultiPodManager",
+    "OptimizationFlags",
+    "OptimizedGraph",
+    "OptimizerConfig",
     "OutOfMemory",
     "Pod",
     "PodConfig",
@@ -61,11 +75,17 @@ __all__ = [
     "ScalingDecision",
     "ScalingPolicy",
     "SpotManager",
+    "StepMetrics",
+    "Stragglers",
     "SynchronizedStep",
     "TPUError",
     "Tier",
+    "TpuOptimizer",
     "WorkloadMetrics",
+    "XlaCompiler",
     "ZoneRanking",
+    "balance_examples",
+    "find_stragglers",
     "open_provider",
     "report_step",
 ]

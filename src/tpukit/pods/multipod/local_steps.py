@@ -35,9 +35,15 @@ class LocalSteps:
     """
 
     def __init__(
-        self, exchange: Exchange, optimizer: optax.GradientTransformation, *, every: int
+        self,
+        exchange: Exchange,
+        optimizer: optax.GradientTransformation,
+        *,
+        outer: optax.GradientTransformation | None,
+        every: int,
     ) -> None:
-        self.exchange, self._inner, self._outer = exchange, optimizer, outer_optimizer()
+        self.exchange, self._inner = exchange, optimizer
+        self._outer = outer_optimizer() if outer is None else outer
         self.every = every
         self.taken = 0
         self.own: Common | None = None

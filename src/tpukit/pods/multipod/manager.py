@@ -53,6 +53,7 @@ class MultiPodManager:
     optimizer: optax.GradientTransformation | None = None
     compress: bool = False
     local_steps: int = 50
+    outer: optax.GradientTransformation | None = None
     checkpoint_dir: str | Path | None = None
     save_every: int = 1
     manager: PodKeeper | None = None
@@ -79,10 +80,20 @@ class MultiPodManager:
         """Round sums between pods to eight bits, with error feedback."""
         return replace(self, compress=compress)
 
-    def with_local_steps(self, every: int) -> Self:
-        """Let pods train alone and meet after so many steps (DiLoCo)."""
+    def with_local_steps(
+        self, every: int, *, outer: optax.GradientTransformation | None = None
+    ) -> Self:
+        """Let pods train alone and meet after so many steps (DiLoCo).
+
+        Args:
+            every: Steps between two meetings.
+            outer: Takes the step of a meeting, with the mean of how far pods have moved as its
+                gradient: `optax.sgd(1.0)` takes the mean itself. By default Nesterov's momentum
+                as in the paper, which is made for runs of many meetings.
+        """
         every = COUNT.check_whole("local_steps", every)
-        return replace(self, strategy=AllReduceStrategy.LOCAL_STEPS, local_steps=every)
+        strategy = AllReduceStrategy.LOCAL_STEPS
+        return replace(self, strategy=strategy, local_steps=every, outer=outer)
 
     def with_checkpoints(self, folder: str | Path, *, every: int = 1) -> Self:
         """Keep the last common step in a folder, for a job that starts again with fewer pods."""
@@ -120,6 +131,7 @@ class MultiPodManager:
             strategy=self.strategy,
             compress=self.compress,
             local_steps=self.local_steps,
+            outer=self.outer,
             checkpoint_dir=self.checkpoint_dir,
             save_every=self.save_every,
         )

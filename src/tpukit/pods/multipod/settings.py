@@ -19,6 +19,7 @@ class ExchangeSettings:
     Attributes:
         compress: Whether sums between pods are rounded to eight bits, with error feedback.
         local_steps: Steps between two meetings, for the strategy of that name.
+        outer: Takes the step of a meeting; None: as in DiLoCo's paper.
         checkpoint_dir: Where the last common step is kept, for a job that has to start again.
         save_every: Steps between two of those.
     """
@@ -28,6 +29,7 @@ class ExchangeSettings:
     strategy: AllReduceStrategy = AllReduceStrategy.HIERARCHICAL
     compress: bool = False
     local_steps: int = 50
+    outer: optax.GradientTransformation | None = None
     checkpoint_dir: str | Path | None = None
     save_every: int = 1
 

@@ -246,7 +246,9 @@ class MultiPod:
             compress=settings.compress,
         )
         if settings.strategy is AllReduceStrategy.LOCAL_STEPS:
-            return LocalSteps(exchange, settings.optimizer, every=settings.local_steps)
+            return LocalSteps(
+                exchange, settings.optimizer, outer=settings.outer, every=settings.local_steps
+            )
         return Synchronous(exchange, settings.optimizer)
 
     def _replicated(self, tree: PyTree) -> PyTree:
