@@ -71,8 +71,9 @@ def no_compiler(monkeypatch):
 
 def answer(typed):
     """Run a command here; fail on anything but a result or a sentence."""
-    # What other tests have compiled stays.
-    cache = {"TPUKIT_CACHE_DIR": "cache"} if typed[0] == "cache" else {}
+    # What other tests have compiled stays, and the pods of others too.
+    own = {"TPUKIT_CACHE_DIR": "cache", "TPUKIT_STATE_DIR": "state"}
+    cache = own if typed[0] in ("cache", "pods", "launch") else {}
     found = CliRunner().invoke(app, typed, env=cache)
     error = found.exception
     if error is not None and not isinstance(error, SystemExit | TPUError):

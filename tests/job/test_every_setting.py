@@ -8,7 +8,7 @@ from tpukit.errors import ConfigError
 from tpukit.job import Job, TPUConfig, build_step
 from tpukit.job.compiler_flags import flags_of
 from tpukit.job.config.spelling import config_of, spell_as_job
-from tpukit.job.sections import SECTIONS
+from tpukit.job.sections import SECTIONS, CloudSettings
 from tpukit.job.view import WITHOUT_EFFECT, settings_without_effect
 from tpukit.training import TPUTrainer
 
@@ -82,7 +82,9 @@ SEEN = {
     "scaling_config": ({"load_threshold": 0.5}, hot, {}),
 }
 # What a run or a compile shows: `test_in_a_run` below, and tests/checker/test_check.py.
+# What a pod is asked for with: tests/pods/test_manager.py.
 SEEN_ELSEWHERE = {
+    *CloudSettings.model_fields,
     "enable_profiling",
     "log_device_placement",
     "enable_strict_validation",
@@ -109,10 +111,13 @@ def test_a_field_has_its_effect(name):
 
 
 def test_a_setting_without_effect_says_so():
-    config = TPUConfig(**BASE, zone="us-east5-a", monitoring_interval_seconds=2)
+    watched = {"monitoring_interval_seconds": 2, "monitoring_duration_seconds": 9}
+    config = TPUConfig(**BASE, zone="us-east5-a", **watched)
     told = settings_without_effect(job_of(config))
     assert len(told) == 2
-    assert any("launch.zone has no effect: nothing asks a cloud" in one for one in told)
+    assert any(
+        "observe.monitoring_interval_seconds has no effect: no monitor" in one for one in told
+    )
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ from . import (
     flags,
     generate,
     kernel,
+    launch,
     plan,
+    pods,
     report,
     slices,
     train,
@@ -55,8 +57,10 @@ app.command("plan")(plan.plan)
 app.command("check")(check.check)
 app.command("compile")(compile_command.compile_function)
 app.command("train")(train.train)
+app.command("launch")(launch.launch)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
+app.add_typer(pods.app, name="pods", help="List, get, give back, rehearse and count pods.")
 app.add_typer(data.app, name="data", help="Make tokens of text; look at what a data set holds.")
 app.add_typer(kernel.app, name="kernel", help="Time and tune kernels for chips that are not here.")
 app.add_typer(flags.app, name="flags", help="Check, list, explain and tune XLA and libtpu flags.")

@@ -252,7 +252,9 @@ class LaunchSettings(CloudSettings):
         default=(), description="argument lists that run on each new host before the job"
     )
     environment: dict[str, str] = Field(
-        default_factory=dict[str, str], description="variables of the job's processes"
+        default_factory=dict[str, str],
+        description="variables of the job's processes; $NAME: as it is where the job is launched",
+        repr=False,
     )
     warm_spares: bool = Field(
         default=False, description="keep started interpreters ready, to recover faster (local)"

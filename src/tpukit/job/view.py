@@ -7,23 +7,17 @@ from typing import TYPE_CHECKING, Any
 from .sections import SECTIONS, Limits, section_of
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from .job import Job
     from .settings import Settings
 
 # Settings that nothing reads yet, and why: whoever sets one is told.
 _NO_MONITOR = "no monitor runs beside a job in this version"
-_NO_LAUNCH = "nothing asks a cloud for chips in this version"
 WITHOUT_EFFECT = {
     "observe.monitoring_interval_seconds": _NO_MONITOR,
     "observe.monitoring_duration_seconds": _NO_MONITOR,
     "observe.allocation_history_retention_seconds": _NO_MONITOR,
-    "launch.project": _NO_LAUNCH,
-    "launch.zone": _NO_LAUNCH,
-    "launch.network": _NO_LAUNCH,
-    "launch.software_version": _NO_LAUNCH,
-    "launch.enable_ip_alias": _NO_LAUNCH,
-    "launch.reserved": _NO_LAUNCH,
-    "launch.credentials_file": _NO_LAUNCH,
 }
 
 
@@ -58,7 +52,7 @@ class SettingsView:
                 Setting(
                     section=section_of(name) if name in flat else "",
                     name=name,
-                    value=values[name],
+                    value=_without_secrets(values[name], field),
                     origin=str(settings.origin_of(name)),
                     meaning=field.description or "",
                 )
@@ -120,10 +114,17 @@ def _settings_of(job: "Job") -> Iterable[Setting]:
             yield Setting(
                 section=section,
                 name=path,
-                value=values[name],
+                value=_without_secrets(values[name], field),
                 origin=str(job.origin_of(path)),
                 meaning=WITHOUT_EFFECT.get(path, field.description or ""),
             )
+
+
+def _without_secrets(value: Any, field: "FieldInfo") -> Any:
+    """Return what may be shown: of variables that are not, their names."""
+    if field.repr:
+        return value
+    return {name: one if str(one).startswith("$") else "…" for name, one in value.items()}
 
 
 def settings_without_effect(job: "Job") -> list[str]:

@@ -5,6 +5,8 @@ from ..lazy import lazy_names
 HOMES = {
     ".causes": ("Cause", "Ending", "Kind"),
     ".config": ("PodConfig",),
+    ".health": ("PodHealth",),
+    ".manager": ("TpuManager",),
     ".multipod.manager": ("MultiPodManager",),
     ".multipod.result": ("SynchronizedStep",),
     ".multipod.strategy": ("AllReduceStrategy", "PodTopology"),
@@ -14,8 +16,10 @@ HOMES = {
     ".optimizer.optimizer": ("TpuOptimizer",),
     ".optimizer.tensor": ("DistributedTensor",),
     ".pod": ("Host", "Pod", "PodState", "Tier"),
+    ".preemptible": ("PreemptibleManager", "PreemptionHandler"),
     ".providers.protocol": ("Capabilities", "Command", "Gang", "Provider"),
     ".providers.registry": ("open_provider",),
+    ".reconciler": ("Reconciler",),
     "..records.reporting": ("report_step",),
     ".scaling.autoscaler": ("AutoScaler",),
     ".scaling.decision": ("ScalingDecision",),
@@ -25,6 +29,8 @@ HOMES = {
     ".spot.manager": ("SpotManager",),
     ".spot.ranking": ("ZoneRanking",),
     ".spot.strategy": ("BiddingStrategy",),
+    ".store": ("Store",),
+    ".tpu_config": ("TpuConfig",),
     ".xla.compiler": ("OptimizedGraph", "OptimizerConfig", "XlaCompiler"),
     ".xla.flags": ("OptimizationFlags",),
     "..errors": (

@@ -10,6 +10,8 @@ from .causes import Cause as Cause
 from .causes import Ending as Ending
 from .causes import Kind as Kind
 from .config import PodConfig as PodConfig
+from .health import PodHealth as PodHealth
+from .manager import TpuManager as TpuManager
 from .multipod.manager import MultiPodManager as MultiPodManager
 from .multipod.result import SynchronizedStep as SynchronizedStep
 from .multipod.strategy import AllReduceStrategy as AllReduceStrategy
@@ -25,11 +27,14 @@ from .pod import Host as Host
 from .pod import Pod as Pod
 from .pod import PodState as PodState
 from .pod import Tier as Tier
+from .preemptible import PreemptibleManager as PreemptibleManager
+from .preemptible import PreemptionHandler as PreemptionHandler
 from .providers.protocol import Capabilities as Capabilities
 from .providers.protocol import Command as Command
 from .providers.protocol import Gang as Gang
 from .providers.protocol import Provider as Provider
 from .providers.registry import open_provider as open_provider
+from .reconciler import Reconciler as Reconciler
 from .scaling.autoscaler import AutoScaler as AutoScaler
 from .scaling.decision import ScalingDecision as ScalingDecision
 from .scaling.metrics import WorkloadMetrics as WorkloadMetrics
@@ -39,6 +44,8 @@ from .spot.history import PodLife as PodLife
 from .spot.manager import SpotManager as SpotManager
 from .spot.ranking import ZoneRanking as ZoneRanking
 from .spot.strategy import BiddingStrategy as BiddingStrategy
+from .store import Store as Store
+from .tpu_config import TpuConfig as TpuConfig
 from .xla.compiler import OptimizedGraph as OptimizedGraph
 from .xla.compiler import OptimizerConfig as OptimizerConfig
 from .xla.compiler import XlaCompiler as XlaCompiler
@@ -65,21 +72,28 @@ __all__ = [
     "OutOfMemory",
     "Pod",
     "PodConfig",
+    "PodHealth",
     "PodHistory",
     "PodLife",
     "PodState",
     "PodTopology",
     "PodUnavailable",
+    "PreemptibleManager",
+    "PreemptionHandler",
     "Provider",
     "ProviderError",
+    "Reconciler",
     "ScalingDecision",
     "ScalingPolicy",
     "SpotManager",
     "StepMetrics",
+    "Store",
     "Stragglers",
     "SynchronizedStep",
     "TPUError",
     "Tier",
+    "TpuConfig",
+    "TpuManager",
     "TpuOptimizer",
     "WorkloadMetrics",
     "XlaCompiler",

@@ -28,6 +28,7 @@ class PodConfig:
         queue_timeout_s: How long one zone may keep it waiting before the next is asked.
         max_price_per_hour: Most USD an hour for the whole pod, by the price catalogue.
         priority: A pod of higher priority goes first, where there is a queue.
+        avoid: Names of hosts that gave trouble; left out where the provider can choose hosts.
     """
 
     tpu_type: str | None = None
@@ -41,6 +42,7 @@ class PodConfig:
     max_price_per_hour: float | None = None
     queue_timeout_s: float = LONGEST_WAIT_S
     priority: int = 0
+    avoid: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def with_tpu_type(self, tpu_type: str) -> Self:
@@ -110,6 +112,7 @@ class PodConfig:
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return plain | {
             "zones": list(self.zones),
+            "avoid": list(self.avoid),
             "tier": self.tier.value,
             "labels": dict(self.labels),
         }
@@ -119,4 +122,5 @@ class PodConfig:
         """Read what `to_dict` wrote."""
         plain = dict(values)
         zones, tier = plain.pop("zones"), plain.pop("tier")
-        return cls(**plain, zones=tuple(zones), tier=Tier(tier))
+        avoid = plain.pop("avoid", ())
+        return cls(**plain, zones=tuple(zones), avoid=tuple(avoid), tier=Tier(tier))

@@ -135,7 +135,7 @@ class Pod:
             tier=Tier(values["tier"]),
             hosts=tuple(Host(**host) for host in values["hosts"]),
             reason=values["reason"],
-            cause=None if values["cause"] is None else Cause(values["cause"]),
+            cause=None if values.get("cause") is None else Cause(values["cause"]),
             labels=dict(values["labels"]),
             created_at=values["created_at"],
         )
@@ -152,10 +152,14 @@ def check_name(name: str) -> str:
         ConfigError: It has other characters than a-z, 0-9 and '-', or is too long.
     """
     if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
-        near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:LONGEST_NAME].strip("-")
-        near = near if near[:1].isalpha() else f"job-{near}".strip("-")[:LONGEST_NAME]
         raise ConfigError(
             f"{name!r} cannot name a pod: letters a-z, digits and '-', beginning with a letter, "
-            f"{LONGEST_NAME} at most. Try {near!r}."
+            f"{LONGEST_NAME} at most. Try {as_name(name)!r}."
         )
     return name
+
+
+def as_name(text: str) -> str:
+    """Return the nearest name to a text that every provider accepts."""
+    near = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:LONGEST_NAME].strip("-")
+    return near if near[:1].isalpha() else f"job-{near}".strip("-")[:LONGEST_NAME].strip("-")

@@ -16,8 +16,8 @@ from tpukit.job.sections import LaunchSettings
 from tpukit.pods import Cause, Ending, Pod, PodConfig, PodState
 from tpukit.pods.pod import Host
 from tpukit.pods.store import ProviderRecord, Store
+from tpukit.pods.store.history import HALF_LIFE_S
 from tpukit.pods.store.records import pod_name, split_pod_name
-from tpukit.pods.store.refusals import HALF_LIFE_S
 from tpukit.pods.supervision.journal import Attempt, Journal
 
 CONFIG = PodConfig(tpu_type="v6e-8", zones=("a", "b", "c"))
@@ -106,16 +106,21 @@ def test_a_provider_is_kept_without_the_jobs_secrets(store, tmp_path):
 
 def test_zones_that_refuse_go_last_and_come_back(store, clock):
     def order():
-        return store.refusals.order("p", CONFIG, CONFIG.zones)
+        return store.history.order("p", CONFIG, CONFIG.zones)
+
+    def refuse(zone, cause=Cause.STOCKOUT):
+        store.history.asked("p", CONFIG, zone=zone, pod="run-a1")
+        store.history.ended("p", zone=zone, pod="run-a1", cause=cause)
 
     assert order() == ["a", "b", "c"]
-    store.refusals.add("p", CONFIG, "a", Cause.STOCKOUT)
+    refuse("a")
     assert order() == ["b", "c", "a"]
-    store.refusals.add("p", CONFIG, "b", Cause.STOCKOUT)
-    store.refusals.add("p", CONFIG, "b", Cause.SPOT)
-    store.refusals.add("p", CONFIG, "c", Cause.STOCKOUT)
+    refuse("b")
+    refuse("b", Cause.SPOT)
+    refuse("c")
+    refuse("a", Cause.STOPPED)
     assert order() == ["a", "c", "b"]
-    assert store.refusals.order("p", PodConfig(tpu_type="v6e-16"), "abc") == ["a", "b", "c"]
+    assert store.history.order("p", PodConfig(tpu_type="v6e-16"), "abc") == ["a", "b", "c"]
     clock.at += HALF_LIFE_S
     assert order() == ["a", "c", "b"], "what failed twice counts longer"
     clock.at += HALF_LIFE_S

@@ -49,6 +49,7 @@ class _Host:
     folder: Path
     keys: dict[str, list[asyncssh.SSHKey]]
     listening: socket.socket
+    is_gone: bool = False
     serving: "Future[None] | None" = None
     server: asyncssh.SSHAcceptor | None = None
     connections: set[asyncssh.SSHServerConnection] = field(
@@ -173,11 +174,12 @@ class EmulatedHosts:
     async def _end(self, host: _Host) -> None:
         assert host.serving is not None
         await asyncio.wrap_future(host.serving)
-        # First the connections, as the network goes first for whoever watches from outside.
-        for connection in list(host.connections):
-            connection.abort()
+        host.is_gone = True
         if host.server is not None:
             host.server.close()
+        # Connections before processes, as the network goes first for whoever watches from outside.
+        for connection in list(host.connections):
+            connection.abort()
         await self._signal(host, signal.SIGKILL)
 
 
@@ -191,6 +193,8 @@ class _Door(asyncssh.SSHServer):
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
         self._host.connections.add(conn)
+        if self._host.is_gone:  # it had knocked before
+            conn.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._connection is not None:

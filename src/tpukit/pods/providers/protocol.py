@@ -8,7 +8,7 @@ cluster runs the gang, elsewhere we do; whoever watches one cannot tell.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ...runtime.doctor.finding import Finding
 from ..causes import Ending
@@ -122,7 +122,11 @@ class Provider(Protocol):
     """
 
     name: str
-    capabilities: Capabilities
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it offers."""
+        ...
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
         """Ask for a pod; a pod of that name that is there already is returned as it is.
@@ -152,4 +156,13 @@ class Provider(Protocol):
 
     def preflight(self, config: PodConfig) -> Sequence[Finding]:
         """Say what would stand in the way of a pod, without asking for one."""
+        ...
+
+
+@runtime_checkable
+class Reachable(Protocol):
+    """A provider on whose hosts a person can log in."""
+
+    def login(self, pod: Pod, host: Host) -> Sequence[str]:
+        """Return the argument list that logs in to a host."""
         ...

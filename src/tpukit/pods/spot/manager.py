@@ -150,6 +150,6 @@ class SpotManager:
     def _allocator(self) -> Allocator:
         if self.manager is not None:
             return self.manager
-        from ..manager import TpuManager  # pyright: ignore[reportMissingImports]  not merged yet
+        from ..manager import TpuManager
 
         return TpuManager().build()

@@ -7,7 +7,8 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE providers (
     id TEXT PRIMARY KEY,
     name TEXT NOT NULL,
-    launch TEXT NOT NULL
+    launch TEXT NOT NULL,
+    used_at REAL NOT NULL
 ) WITHOUT ROWID;
 
 -- What should be there. `zone` and `asked_at` are written before a provider is asked, so that
@@ -33,16 +34,21 @@ CREATE TABLE observed (
     seen_at REAL NOT NULL
 ) WITHOUT ROWID;
 
--- Zones that said no or took something back; they count less as time goes by.
-CREATE TABLE refusals (
+-- One pod from being asked for to its end, whether it was ever there or not.
+CREATE TABLE lives (
+    id INTEGER PRIMARY KEY,
     provider TEXT NOT NULL,
+    zone TEXT NOT NULL,
+    pod TEXT NOT NULL,
     slice TEXT NOT NULL,
     tier TEXT NOT NULL,
-    zone TEXT NOT NULL,
-    at REAL NOT NULL,
-    cause TEXT NOT NULL
+    asked_at REAL NOT NULL,
+    ready_at REAL,
+    ended_at REAL,
+    cause TEXT
 );
-CREATE INDEX refusals_by_time ON refusals (at);
+CREATE UNIQUE INDEX lives_once ON lives (provider, zone, pod) WHERE ended_at IS NULL;
+CREATE INDEX lives_by_end ON lives (provider, slice, tier, zone, ended_at);
 
 -- Attempts at a run, as `supervision.journal` describes them.
 CREATE TABLE attempts (

@@ -1,7 +1,7 @@
 """What pods cost: from ready to released, each interval with the price that held when it began."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -82,6 +82,15 @@ class SpendLedger:
             " WHERE provider = ? AND zone = ? AND pod = ? AND released_at IS NULL",
             *(self.now(), provider, zone, pod),
         )
+
+    def end_all_but(self, provider: str, kept: Container[tuple[str, str]]) -> None:
+        """Count a provider's pods until now, but for those of these zones and names."""
+        rows = self.database.read(
+            "SELECT zone, pod FROM spend WHERE provider = ? AND released_at IS NULL", provider
+        )
+        for row in rows:
+            if (row["zone"], row["pod"]) not in kept:
+                self.end(provider, zone=row["zone"], pod=row["pod"])
 
     def all(self, run: str | None = None) -> list[Spending]:
         """Return every interval, oldest first, or those of one run."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from ...runtime.files import state_folder
 from ..supervision.journal import Attempt
 from .database import Database
+from .history import PodHistory
 from .records import Event, to_json
-from .refusals import Refusals
 from .spend import SpendLedger
 from .wanted import WantedPods
 
@@ -18,7 +18,7 @@ FILE = "pods.sqlite"
 
 
 class Store:
-    """Pods wanted and seen, zones that refused, attempts, events and spending.
+    """Pods wanted and seen, what became of them, attempts, events and spending.
 
     It is the journal of supervisors (`supervision.journal.Journal`): what they record is there
     for whoever goes on after them.
@@ -36,7 +36,7 @@ class Store:
         self._now = now
         self._database = Database(self.folder / FILE)
         self.wanted = WantedPods(self._database, now)
-        self.refusals = Refusals(self._database, now)
+        self.history = PodHistory(self._database, now)
         self.spend = SpendLedger(self._database, now)
         self.owner = self._owner()
 

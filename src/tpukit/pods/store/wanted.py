@@ -10,7 +10,7 @@ from ...job.sections import LaunchSettings
 from ..config import PodConfig
 from ..pod import Pod
 from .database import Database
-from .records import ProviderRecord, WantedPod, check_run_name, to_json
+from .records import ProviderRecord, WantedPod, check_run_name, split_pod_name, to_json
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class WantedPods:
                     )
                 return before
             self.database.write(
-                "INSERT OR IGNORE INTO providers VALUES (?, ?, ?)",
+                "INSERT OR REPLACE INTO providers VALUES (?, ?, ?, ?)",
                 *(provider.id, provider.name),
-                provider.launch.model_dump_json(exclude_unset=True),
+                *(provider.launch.model_dump_json(exclude_unset=True), self.now()),
             )
             self.database.write(
                 "INSERT INTO wanted (name, provider, config, attempt, wanted_at, keeper, kept_at)"
@@ -71,14 +71,28 @@ class WantedPods:
 
     def forget(self, name: str) -> None:
         """Remove all that is known of a pod that is gone."""
-        self.database.write("DELETE FROM wanted WHERE name = ?", name)
+        with self.database.writing():
+            self.database.write(
+                "UPDATE providers SET used_at = ? WHERE id ="
+                " (SELECT provider FROM wanted WHERE name = ?)",
+                *(self.now(), name),
+            )
+            self.database.write("DELETE FROM wanted WHERE name = ?", name)
 
     def ask_in(self, name: str, *, zone: str, attempt: int) -> None:
-        """Write down where a pod is asked for, before it is."""
-        self.database.write(
-            "UPDATE wanted SET zone = ?, attempt = ?, asked_at = ? WHERE name = ?",
-            *(zone, attempt, self.now(), name),
-        )
+        """Write down where a pod is asked for, before it is; nothing was seen of it yet."""
+        with self.database.writing():
+            self.observe(name, None)
+            self.database.write(
+                "UPDATE wanted SET zone = ?, attempt = ?, asked_at = ? WHERE name = ?",
+                *(zone, attempt, self.now(), name),
+            )
+
+    def ask_nowhere(self, name: str) -> None:
+        """Write down that a pod was refused where it was asked for, so that none is there."""
+        with self.database.writing():
+            self.observe(name, None)
+            self.database.write("UPDATE wanted SET zone = NULL WHERE name = ?", name)
 
     def keep(self, name: str) -> None:
         """Say that the keeper of a pod is alive."""
@@ -99,17 +113,35 @@ class WantedPods:
         rows = self.database.read(f"{_SELECT} WHERE wanted.name = ?", name)
         return _wanted(rows[0]) if rows else None
 
+    def find_by_any_name(self, name: str) -> WantedPod | None:
+        """Return the pod of that name, or the one of the run of that name."""
+        return self.find(name) or self.find(split_pod_name(name)[0])
+
     def all(self) -> Sequence[WantedPod]:
         """Return every wanted or released pod, in the order in which they go first."""
         found = [_wanted(row) for row in self.database.read(f"{_SELECT} ORDER BY wanted_at")]
         return sorted(found, key=lambda one: -one.config.priority)
 
     def providers(self) -> dict[str, ProviderRecord]:
-        """Return every provider that was ever asked, by id."""
+        """Return every provider that was asked lately, by id."""
         return {
             row["id"]: ProviderRecord(row["name"], LaunchSettings(**json.loads(row["launch"])))
             for row in self.database.read("SELECT * FROM providers")
         }
+
+    def forget_unused_provider(self, provider: str, *, after_s: float) -> bool:
+        """Forget a provider from which nothing is wanted, some time after its last pod.
+
+        Returns:
+            Whether it was forgotten.
+        """
+        with self.database.writing() as connection:
+            forgotten = connection.execute(
+                "DELETE FROM providers WHERE id = ? AND used_at < ?"
+                " AND NOT EXISTS (SELECT 1 FROM wanted WHERE provider = providers.id)",
+                (provider, self.now() - after_s),
+            )
+            return forgotten.rowcount > 0
 
 
 _SELECT = "SELECT wanted.*, observed.pod FROM wanted LEFT JOIN observed USING (name)"

@@ -102,6 +102,10 @@ class Loss:
     downtime_s: float | None
     lost_steps: int
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "ending": self.ending.to_dict()}
+
 
 def losses(attempts: Sequence[Attempt]) -> list[Loss]:
     """Return what each interruption between the attempts of a job cost."""

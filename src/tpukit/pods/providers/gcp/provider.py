@@ -11,7 +11,7 @@ from ....job.sections import LaunchSettings
 from ....runtime.doctor.finding import Finding
 from ...config import PodConfig
 from ...gang.process_gang import ProcessGang
-from ...pod import Pod
+from ...pod import Host, Pod
 from ..protocol import Capabilities, Command, Gang
 from ..ssh.keys import forget_hosts, known_hosts, own_key
 from ..ssh.transport import SSHTransport
@@ -96,14 +96,20 @@ class CloudTPUProvider:
         """Start a process on every host of a ready pod, over ssh."""
         if not pod.is_ready:
             raise ProviderError(f"Pod {pod.name} is {pod.state}, so nothing can run on it.")
-        transport = SSHTransport(
+        return ProcessGang(pod.hosts, command, self._transport(pod), attempt=attempt)
+
+    def login(self, pod: Pod, host: Host) -> "list[str]":
+        """Return the argument list that logs in to a host."""
+        return self._transport(pod).login(host)
+
+    def _transport(self, pod: Pod) -> SSHTransport:
+        return SSHTransport(
             pod.name,
             user=self._user,
             key_file=own_key().private_file,
             known_hosts=known_hosts(pod.name, pod.created_at or 0.0),
             config=self._launch.ssh_config,
         )
-        return ProcessGang(pod.hosts, command, transport, attempt=attempt)
 
     def preflight(self, config: PodConfig) -> "list[Finding]":
         """Say what would stand in the way of a pod, without asking for one."""

@@ -25,11 +25,13 @@ class Entry:
     """A pod, its place in the queue and the agents that run on it.
 
     Attributes:
+        avoid: Names of hosts that it must not get, where hosts have names of their own.
         agents: Process ids with the time each was started: an id alone may be another's by now.
     """
 
     pod: Pod
     priority: int = 0
+    avoid: tuple[str, ...] = ()
     agents: tuple[tuple[int, float], ...] = ()
 
     def living_agents(self) -> list[psutil.Process]:
@@ -53,7 +55,12 @@ class Entry:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         agents = [list(agent) for agent in self.agents]
-        return {"pod": self.pod.to_dict(), "priority": self.priority, "agents": agents}
+        return {
+            "pod": self.pod.to_dict(),
+            "priority": self.priority,
+            "avoid": list(self.avoid),
+            "agents": agents,
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Entry":
@@ -61,6 +68,7 @@ class Entry:
         return cls(
             pod=Pod.from_dict(values["pod"]),
             priority=values["priority"],
+            avoid=tuple(values["avoid"]),
             agents=tuple((pid, started) for pid, started in values["agents"]),
         )
 

@@ -17,6 +17,7 @@ CONNECT_TRIES = 6
 """A host that has just started refuses connections for a while."""
 ALIVE_S, ALIVE_MISSES = 5, 3
 """A host that went silent is found after their product, in seconds."""
+TRY_S = 10.0
 HOME = "~/tpukit"
 
 
@@ -29,6 +30,9 @@ class SSHTransport:
         key_file: The key to offer, and no other; None: whatever ssh would offer.
         known_hosts: Where the keys of new hosts are remembered; None: ssh's own file and rules.
         config: ssh's configuration file, instead of the user's own.
+
+    Attributes:
+        agents: The connections it has started.
     """
 
     unreachable_code = 255
@@ -44,16 +48,40 @@ class SSHTransport:
     ) -> None:
         self._folder = folder
         self._options = _options(user, key_file, known_hosts, config)
+        self.agents: list[subprocess.Popen[bytes]] = []
 
     def start(self, host: Host) -> WorkerProcess:
         """Start an agent that waits for its order; returns before it is connected."""
-        return subprocess.Popen(
+        started = subprocess.Popen(
             self.command(host),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for us: workers are told, and given time
         )
+        self.agents.append(started)
+        return started
+
+    def try_host(self, host: Host) -> str | None:
+        """Log in and look for Python; return what went wrong, or None."""
+        # The first word on an option counts.
+        argv = ["ssh", "-o", "ConnectionAttempts=1", *self._options, *_destination(host.address)]
+        try:
+            tried = subprocess.run(
+                [*argv, "python3 -V"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=TRY_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no answer within {TRY_S:g} s"
+        except OSError as error:
+            return f"ssh cannot be started ({error.strerror})"
+        if tried.returncode:
+            said = tried.stderr.decode(errors="replace").strip().splitlines()
+            return said[-1] if said else f"exit code {tried.returncode}"
+        return None
 
     def command(self, host: Host) -> list[str]:
         """Return the argument list that is an agent on a host.
@@ -61,6 +89,11 @@ class SSHTransport:
         The far end hands what follows the host's name to a shell, so that is one constant text.
         """
         return ["ssh", *self._options, *_destination(host.address), shlex.join(bootstrap())]
+
+    def login(self, host: Host) -> list[str]:
+        """Return the argument list with which a person logs in to a host."""
+        # The first word on an option counts, and the last switch for or against a terminal.
+        return ["ssh", "-o", "BatchMode=no", *self._options, "-t", *_destination(host.address)]
 
     def folder(self, host: Host) -> str:
         """Return where on the host a bundle is unpacked and the command runs."""

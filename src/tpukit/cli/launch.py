@@ -1,0 +1,95 @@
+"""`tpukit launch`: a job on a pod, from asking for chips to the last step."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import job_options as options
+
+if TYPE_CHECKING:
+    from ..pods.launching.background import BackgroundRun
+    from ..pods.store import Store
+
+Provider = Annotated[
+    str | None, typer.Option(help="local, gcp, gke, gce or ssh; TPUKIT_PROVIDER, or local.")
+]
+Spot = Annotated[
+    bool | None, typer.Option("--spot/--no-spot", help="Capacity that may be taken away, for less.")
+]
+Name = Annotated[str | None, typer.Option(help="Of the run; the same again goes on where it was.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Return at once; tpukit pods logs NAME follows it.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything here, ask nobody for anything.")
+]
+
+
+def launch(
+    target: options.Target,
+    on: options.On = None,
+    provider: Provider = None,
+    spot: Spot = None,
+    name: Name = None,
+    set_: options.Set = None,
+    detach: Detach = False,
+    dry_run: DryRun = False,
+    json: options.Json = False,
+) -> None:
+    """Run a job on a pod: exit 0 done or stopped and saved, 5 no capacity, 6 given up, or train's.
+
+    Ctrl-C lets the job save and end, and gives the pod back.
+    """
+    from pathlib import Path
+
+    from ..job.reading import is_job_file, read_job
+    from ..pods.launching.background import BackgroundRun
+    from ..pods.launching.launch import prepare_launch, run_name
+    from .output import Announcer, show
+
+    job = read_job(target, options.changes(set_, on=on, launch__spot=spot))
+    stem = Path(target).stem if is_job_file(target) else str(job.model)
+    ready = prepare_launch(
+        job, provider=provider, name=name or run_name(stem, job), progress=Announcer()
+    )
+    if dry_run:
+        show(ready, json=json)
+        return
+    run = BackgroundRun.start(ready)
+    if detach:
+        _say_detached(run.name)
+        return
+    raise typer.Exit(follow(run, ready.manager.store, steps=job.train.steps, json=json))
+
+
+def follow(
+    run: "BackgroundRun", store: "Store", *, steps: int | None = None, json: bool = False
+) -> int:
+    """Show a run until it ends; Ctrl-C stops it. Returns the exit code."""
+    from ..pods.cost import CostReport
+    from ..pods.launching.result import LaunchResult
+    from ..runtime.interruption import undone_if_interrupted
+    from .launch_view import watching
+    from .output import show
+
+    last = None
+    with undone_if_interrupted(lambda: _stop(run)), watching(steps, to_stderr=json) as view:
+        for entry in run.entries():
+            view.show(entry)
+            last = entry
+    assert last is not None  # the end of a run is an entry
+    result = LaunchResult(run.name, last, CostReport.of(store, run.name))
+    show(result, json=json)
+    return result.exit_code
+
+
+def _stop(run: "BackgroundRun") -> None:
+    """Let the job save and end, for as long as a command that was interrupted may take."""
+    import sys
+
+    if not run.stop(wait_s=1.4):
+        sys.stderr.write(f"{run.name} is still saving; tpukit pods logs {run.name} shows it\n")
+
+
+def _say_detached(name: str) -> None:
+    typer.echo(f"{name} runs; tpukit pods logs {name} follows it, tpukit pods down {name} ends it")

@@ -1,0 +1,90 @@
+"""A run as it happens: lines with the host's name, and a bar of steps on a terminal."""
+
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ..pods.launching.run_log import Entry
+
+STEPS_EVERY_S = 5.0
+"""Off a terminal, a step is shown this often."""
+
+
+class View(Protocol):
+    """Shows entries of a run's log."""
+
+    def show(self, entry: "Entry") -> None:
+        """Show one entry."""
+        ...
+
+
+class PlainView:
+    """One line for each entry, for files and pipes."""
+
+    def __init__(self, steps: int | None, *, to_stderr: bool) -> None:
+        self._of = f"/{steps}" if steps else ""
+        self._stream = sys.stderr if to_stderr else sys.stdout
+        self._shown_at = 0.0
+
+    def show(self, entry: "Entry") -> None:
+        """Write the entry; of steps only some."""
+        if entry.kind == "step":
+            if time.monotonic() - self._shown_at < STEPS_EVERY_S:
+                return
+            self._shown_at = time.monotonic()
+        text = line_of(entry, self._of)
+        if text:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+
+@contextmanager
+def watching(steps: int | None, *, to_stderr: bool = False) -> Generator[View]:
+    """Show entries: above a bar where standard error is a terminal, else as plain lines."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield PlainView(steps, to_stderr=to_stderr)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("asking for a pod", total=steps, loss="")
+
+        class BarView:
+            def show(self, entry: "Entry") -> None:
+                if entry.kind == "step":
+                    loss = entry.data["loss"]
+                    shown = "" if loss is None else f"loss {loss:.4f}"
+                    bar.update(
+                        task, completed=entry.data["step"], loss=shown, description="training"
+                    )
+                    return
+                if entry.kind in ("pod", "attempt"):
+                    bar.update(task, description=entry.text.split(":")[0])
+                if text := line_of(entry, ""):
+                    bar.console.print(Text(text))
+
+        yield BarView()
+
+
+def line_of(entry: "Entry", of: str) -> str:
+    """Return the line that shows an entry; "" for the last one, which is shown as a result."""
+    if entry.is_final:
+        return ""
+    if entry.kind == "step":
+        loss = entry.data["loss"]
+        return f"step {entry.data['step']}{of}" + ("" if loss is None else f"  loss {loss:.4f}")
+    return f"[{entry.host}] {entry.text}" if entry.host else f"-- {entry.text}"

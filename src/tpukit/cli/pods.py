@@ -1,0 +1,206 @@
+"""`tpukit pods`: list, get, give back, look into and count pods; rehearse on an emulator."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..runtime.ranges import INDEX, SCALE, SECONDS
+from . import job_options as options
+from .launch import Provider, Spot
+from .values import output_folder, within
+
+if TYPE_CHECKING:
+    from ..pods.manager import TpuManager
+
+app = typer.Typer(no_args_is_help=True)
+
+STOPPED_WITHIN_S = 40.0
+IN_THE_WAY = 1
+Run = Annotated[str, typer.Argument(help="Name of a run or a pod.")]
+MaybeRun = Annotated[str | None, typer.Argument(help="Name of a run; all when left out.")]
+Zones = Annotated[list[str] | None, typer.Option("--zone", help="Tried in order; repeat.")]
+Project = Annotated[str | None, typer.Option(help="Google Cloud project.")]
+MaxPrice = Annotated[
+    float | None,
+    typer.Option("--max-price", help="Most USD an hour for the pod.", callback=within(SCALE)),
+]
+Wait = Annotated[
+    float | None,
+    typer.Option(help="Seconds to go on where no zone has it.", callback=within(SECONDS)),
+]
+
+
+@app.command("ls")
+def list_pods(json: options.Json = False) -> None:
+    """List pods after one look at their providers; what is nobody's is deleted."""
+    from ..pods.listing import PodListing
+    from ..pods.reconciler import Reconciler
+    from ..pods.store import Store
+    from .output import show
+
+    store = Store()
+    show(PodListing.look(store, Reconciler(store)), json=json)
+
+
+@app.command("up")
+def get_pod(
+    name: Annotated[str, typer.Argument(help="What to call it.")],
+    on: options.On = None,
+    provider: Provider = None,
+    project: Project = None,
+    zone: Zones = None,
+    spot: Spot = None,
+    max_price: MaxPrice = None,
+    wait: Wait = None,
+    json: options.Json = False,
+) -> None:
+    """Get a pod and keep it until `down`: exit 5 where no zone has it."""
+    from ..errors import ConfigError, PodUnavailable
+    from ..pods.config import PodConfig
+    from ..pods.launching.result import NO_CAPACITY
+    from .output import Announcer, show
+
+    if on is None:
+        raise ConfigError("pods up needs to know which slice: --on v6e-8.")
+    config = PodConfig(tpu_type=on, max_price_per_hour=max_price, zones=tuple(zone or ()))
+    manager = _manager(provider, project).build()
+    try:
+        pod = manager.allocate_pod(
+            config.with_preemptible(bool(spot)), name=name, wait_s=wait, progress=Announcer()
+        )
+    except PodUnavailable as error:
+        typer.secho(f"no pod: {error}", fg=typer.colors.YELLOW, err=True)
+        raise typer.Exit(NO_CAPACITY) from None
+    show(pod, json=json)
+
+
+@app.command("down")
+def give_pod_back(name: Run) -> None:
+    """Let the run on a pod save and end, if there is one, and give the pod back."""
+    from ..errors import TPUValidationError, did_you_mean
+    from ..pods.allocation import wait_until_gone
+    from ..pods.launching.background import BackgroundRun
+    from ..pods.reconciler import Reconciler
+    from ..pods.store import Store
+    from .output import working
+
+    store = Store()
+    row = store.wanted.find_by_any_name(name)
+    if row is None:
+        known = [one.name for one in store.wanted.all()]
+        raise TPUValidationError(
+            f"There is no pod {name!r}; {', '.join(known) or 'none'} are wanted."
+            + did_you_mean(name, known)
+        )
+    with working(f"giving {row.pod_name} back"):
+        if row.keeper is not None:
+            BackgroundRun.find(store, row.name).stop(wait_s=STOPPED_WITHIN_S)
+        store.wanted.release(row.name)
+        wait_until_gone(Reconciler(store), row.name, STOPPED_WITHIN_S)
+
+
+@app.command("logs")
+def show_logs(
+    name: Run,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Wait for more until the run ends.")
+    ] = True,
+    json: options.Json = False,
+) -> None:
+    """Show what a run printed, each line with its host's name; Ctrl-C leaves the run alone."""
+    import json as json_module
+
+    from ..pods.launching.background import BackgroundRun
+    from ..pods.store import Store
+    from .launch_view import watching
+
+    run = BackgroundRun.find(Store(), name)
+    entries = run.entries(follow=follow and run.is_running)
+    if json:
+        for entry in entries:
+            typer.echo(json_module.dumps(entry.to_dict()))
+        return
+    with watching(None) as view:
+        for entry in entries:
+            view.show(entry)
+            if entry.is_final:
+                typer.echo(f"-- {entry.text}")
+
+
+@app.command("ssh")
+def log_in(
+    name: Run,
+    host: Annotated[int, typer.Option(help="Which host, from 0.", callback=within(INDEX))] = 0,
+) -> None:
+    """Log in to a host of a pod with the system's own ssh."""
+    import os
+
+    from ..pods.access import ssh_command
+    from ..pods.store import Store
+
+    argv = ssh_command(Store(), name, host)
+    os.execvp(argv[0], list(argv))
+
+
+@app.command("cost")
+def show_cost(run: MaybeRun = None, json: options.Json = False) -> None:
+    """Add up what was spent, by run, from ready to released, with the origin of the prices."""
+    from ..pods.cost import CostReport
+    from ..pods.store import Store
+    from .output import show
+
+    show(CostReport.of(Store(), run), json=json)
+
+
+@app.command("preflight")
+def look_ahead(
+    on: options.On = None,
+    provider: Provider = None,
+    project: Project = None,
+    zone: Zones = None,
+    spot: Spot = None,
+    json: options.Json = False,
+) -> None:
+    """Look at credentials, quota, network and ports without asking for a pod; exit 1 on errors."""
+    from ..errors import ConfigError
+    from ..pods.config import PodConfig
+    from ..pods.preflight import PreflightReport
+    from .output import show
+
+    if on is None:
+        raise ConfigError("pods preflight needs to know which slice: --on v6e-8.")
+    manager = _manager(provider, project).build()
+    config = PodConfig(tpu_type=on, zones=tuple(zone or ())).with_preemptible(bool(spot))
+    asked = manager.complete(config)
+    findings = manager.opened.preflight(asked)
+    report = PreflightReport(manager.opened.name, str(asked.slice), findings)
+    show(report, json=json)
+    if not report.is_clear:
+        raise typer.Exit(IN_THE_WAY)
+
+
+@app.command("emulate")
+def emulate(
+    name: Annotated[
+        str | None, typer.Argument(help="Which provider; all that can be, when left out.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where keys and machines are kept.", callback=output_folder),
+    ] = None,
+) -> None:
+    """Serve an emulated cloud on this machine until Ctrl-C, and print how to launch on it."""
+    from ..pods.emulation import EMULATORS, serve
+
+    if name is None:
+        for known, what in EMULATORS.items():
+            typer.echo(f"{known:6} {what.meaning}")
+        return
+    serve(name, folder, typer.echo)
+
+
+def _manager(provider: str | None, project: str | None) -> "TpuManager":
+    from ..pods.manager import TpuManager
+
+    return TpuManager(provider=provider, project=project)

@@ -1,0 +1,152 @@
+"""Getting one pod: want it, reconcile until it is ready, and leave nothing where it fails."""
+
+import contextlib
+import random
+import time
+from dataclasses import dataclass
+
+from ..errors import ConfigError, PodUnavailable, ProviderError, TPUError
+from ..hardware.prices import PriceBook
+from ..runtime.interruption import undone_if_interrupted
+from ..runtime.progress import Progress
+from .causes import Cause
+from .config import PodConfig
+from .pod import Pod, Tier
+from .prices import catalogue_age, price_of, zones_within_cap
+from .providers.protocol import Provider
+from .reconciler import Reconciler
+from .store import ProviderRecord
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 10.0
+PATIENCE = 20
+"""Failures in a row that are borne while a pod is in a queue, where nothing is lost by waiting."""
+SHORT_PATIENCE = 2
+"""The same while nothing was seen of it yet."""
+_UNDO_S = 1.0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One pod on its way."""
+
+    reconciler: Reconciler
+    provider: Provider
+    record: ProviderRecord
+    name: str
+    config: PodConfig
+
+    def run(self, *, wait_s: float | None, progress: Progress) -> Pod:
+        """Return the pod when it is ready.
+
+        Raises:
+            PodUnavailable: Every zone refused, and `wait_s` is over.
+            ProviderError: The provider cannot be reached, or refuses who asks.
+        """
+        check_request(self.config, self.provider, self.reconciler.prices, progress=progress)
+        wanted = self.reconciler.store.wanted
+        wanted.want(self.name, self.config, self.record)
+        try:
+            with undone_if_interrupted(lambda: wanted.release(self.name)):
+                return self._wait(wait_s, progress)
+        except BaseException:  # also Ctrl-C: nobody would know of the pod
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        wanted = self.reconciler.store.wanted
+        row = wanted.find(self.name)
+        if row is not None and row.zone is None:
+            wanted.forget(self.name)  # nothing can be there: it is asked for nowhere
+            return
+        wanted.release(self.name)
+        with contextlib.suppress(TPUError):  # the next pass of anybody deletes it
+            wait_until_gone(self.reconciler, self.name, _UNDO_S)
+
+    def _wait(self, wait_s: float | None, progress: Progress) -> Pod:
+        store = self.reconciler.store
+        started = time.monotonic()
+        told = len(store.events(self.name))
+        failures = 0
+        pause_s = FIRST_PAUSE_S
+        while True:
+            report = self.reconciler.run_pass(only=self.record.id)
+            for event in store.events(self.name, after=told):
+                progress(f"{self.name}: {event.kind}, {event.text}")
+                told += 1
+            row = store.wanted.find(self.name)
+            if row is None or row.is_released:
+                raise PodUnavailable(f"{self.name} was given back while it was waited for.")
+            if row.pod is not None and row.pod.is_ready:
+                return row.pod
+            error = report.errors.get(self.name)
+            failures = failures + 1 if isinstance(error, ProviderError) else 0
+            if isinstance(error, PodUnavailable):
+                if wait_s is None or time.monotonic() - started > wait_s:
+                    raise error
+            elif isinstance(error, ProviderError):
+                # One lost reply is asked for again; who never answered at all is not there.
+                patience = PATIENCE if row.pod is not None else SHORT_PATIENCE
+                never_answered = self.record.id in report.errors and row.zone is None
+                if never_answered or failures > patience:
+                    raise error
+            elif error is not None:
+                raise error
+            time.sleep(pause_s * random.uniform(0.7, 1.3))
+            pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
+
+
+def check_request(
+    config: PodConfig, provider: Provider, prices: PriceBook | None, *, progress: Progress
+) -> None:
+    """Refuse what a provider does not offer or what costs more than the cap, and say the price.
+
+    Raises:
+        ConfigError: The provider has no such terms.
+        PodUnavailable: It has no such chips, or none within the price cap.
+    """
+    offered, where = provider.capabilities, config.slice
+    asked = {
+        "spot": config.tier is Tier.SPOT,
+        "reserved": config.tier is Tier.RESERVED,
+        "multislice": where.num_slices > 1,
+    }
+    for feature, is_asked in asked.items():
+        if is_asked and feature in offered.refused:
+            raise ConfigError(
+                f"'{provider.name}' has no {feature} pods: {offered.refused[feature]}."
+            )
+    if offered.generations and where.chip.name not in offered.generations:
+        raise PodUnavailable(
+            f"'{provider.name}' has no {where.chip.name}; it has "
+            f"{', '.join(offered.generations)}. Another provider may: --provider gke.",
+            cause=Cause.UNPLACEABLE.value,
+        )
+    zones = config.zones or offered.zones
+    for zone in zones_within_cap(config, zones, provider=provider.name, book=prices)[:1]:
+        price = price_of(config, zone=zone, provider=provider.name, book=prices)
+        if price.value is not None:
+            progress(
+                f"{where} {config.tier} in {zone} is ${price.value:.2f} an hour "
+                f"({catalogue_age(price)})"
+            )
+
+
+def wait_until_gone(reconciler: Reconciler, name: str, wait_s: float) -> None:
+    """Reconcile until a released pod is forgotten, or time is up: its deletion is under way then.
+
+    Raises:
+        ProviderError: The provider could not be reached in that time.
+    """
+    deadline = time.monotonic() + wait_s
+    pause_s = FIRST_PAUSE_S
+    while (row := reconciler.store.wanted.find(name)) is not None:
+        report = reconciler.run_pass(only=row.provider)
+        if reconciler.store.wanted.find(name) is None:
+            return
+        if time.monotonic() > deadline:
+            if isinstance(error := report.errors.get(name), ProviderError):
+                raise error
+            return
+        time.sleep(pause_s)
+        pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)

@@ -1,0 +1,120 @@
+"""Emulated clouds by name, to rehearse a launch on: served until Ctrl-C.
+
+A new one is a line here and a class that `Rehearsal` describes.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from ..errors import ConfigError, MissingExtraError, did_you_mean
+from ..job.yaml_text import write_yaml
+from ..runtime.files import temporary_folder
+from ..runtime.interruption import undone_if_interrupted
+
+
+class Rehearsal(Protocol):
+    """An emulated cloud that runs."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What a job's `launch:` section says to launch here."""
+        ...
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables that clients need to trust it."""
+        ...
+
+    def close(self) -> None:
+        """End it, with all that runs on it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """One kind of emulated cloud.
+
+    Attributes:
+        module: Where it is, from here.
+        kind: The class, which takes a folder.
+    """
+
+    module: str
+    kind: str
+    meaning: str
+
+
+EMULATORS = {
+    "gcp": Emulator(
+        ".emulators.rehearsal",
+        "CloudTPURehearsal",
+        "the Cloud TPU API (queued resources, spot, multislice), hosts reached by ssh",
+    ),
+}
+
+
+def open_emulator(name: str, folder: Path) -> Rehearsal:
+    """Start an emulated cloud.
+
+    Raises:
+        ConfigError: There is none of that name.
+        MissingExtraError: What it is made of is not installed.
+    """
+    if name not in EMULATORS:
+        raise ConfigError(
+            f"There is no emulator of {name!r}; known are {', '.join(EMULATORS)}."
+            + did_you_mean(name, EMULATORS)
+        )
+    one = EMULATORS[name]
+    try:
+        kind: Any = getattr(import_module(one.module, __package__), one.kind)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("tpukit"):
+            raise
+        raise MissingExtraError(
+            "emulators", needed_for=f"The emulator of {name!r}", module=str(error.name)
+        ) from error
+    return cast("Rehearsal", kind(folder))
+
+
+def serve(
+    name: str,
+    folder: Path | None,
+    say: Callable[[str], None],
+    *,
+    until: threading.Event | None = None,
+) -> None:
+    """Serve an emulated cloud until Ctrl-C, and say how to launch on it.
+
+    Args:
+        name: Which.
+        folder: Where keys and machines are kept; by default one that goes with the process.
+        say: Told the lines that a person needs.
+        until: Set to end it.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        _serve(name, folder, say, until or threading.Event())
+        return
+    with temporary_folder("tpukit-emulator-") as made:
+        _serve(name, made, say, until or threading.Event())
+
+
+def _serve(name: str, folder: Path, say: Callable[[str], None], until: threading.Event) -> None:
+    cloud = open_emulator(name, folder)
+    with undone_if_interrupted(cloud.close):
+        try:
+            say(f"# {EMULATORS[name].meaning}; Ctrl-C ends it")
+            for variable, value in cloud.environment.items():
+                say(f"export {variable}={value}")
+            if control := getattr(cloud, "control", None):
+                say(f"# told what to do at http://{control.address}")
+            say("# in the job file:")
+            say(write_yaml({"launch": dict(cloud.settings)}).rstrip())
+            until.wait()
+        finally:
+            cloud.close()

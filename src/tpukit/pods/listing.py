@@ -1,0 +1,110 @@
+"""Pods and runs as `tpukit pods ls` shows them."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from .prices import price_of
+from .reconciler import KEEPERS, Reconciler
+from .store import Store, WantedPod
+from .store.locks import is_held
+
+
+@dataclass(frozen=True)
+class PodRow:
+    """One pod that is wanted.
+
+    Attributes:
+        steps: The newest step of the run on it, or None.
+        supervised: Whether a supervisor runs; None where the reconciler keeps the pod.
+    """
+
+    wanted: WantedPod
+    provider: str
+    age_s: float
+    usd_per_hour: float | None
+    steps: int | None
+    supervised: bool | None
+
+    @property
+    def state(self) -> str:
+        """Where it is in its life."""
+        if self.wanted.is_released:
+            return "deleting"
+        return "wanted" if self.wanted.pod is None else self.wanted.pod.state.value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            **self.wanted.to_dict(),
+            "provider": self.provider,
+            "state": self.state,
+            "age_s": self.age_s,
+            "usd_per_hour": self.usd_per_hour,
+            "steps": self.steps,
+            "supervised": self.supervised,
+        }
+
+
+@dataclass(frozen=True)
+class PodListing:
+    """Every pod of a store.
+
+    Attributes:
+        problems: What could not be looked at, and why.
+    """
+
+    rows: tuple[PodRow, ...]
+    problems: tuple[str, ...] = ()
+
+    @classmethod
+    def look(cls, store: Store, reconciler: Reconciler) -> "PodListing":
+        """Reconcile once, and return what is there."""
+        report = reconciler.run_pass()
+        records = store.wanted.providers()
+        problems = dict.fromkeys(str(error) for error in report.errors.values())
+        return cls(
+            tuple(_row(store, one, records[one.provider].name) for one in store.wanted.all()),
+            tuple(problems),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"pods": [row.to_dict() for row in self.rows], "problems": list(self.problems)}
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.markup import escape
+        from rich.table import Table
+
+        heads = ("name", "pod", "slice", "provider", "zone", "state", "age", "$/h", "step")
+        table = Table(*heads, box=None, pad_edge=False)
+        for row in self.rows:
+            wanted, price = row.wanted, row.usd_per_hour
+            table.add_row(
+                wanted.name,
+                wanted.pod_name,
+                f"{wanted.config.slice} {wanted.config.tier}",
+                row.provider,
+                wanted.zone or "–",
+                row.state + (" (unsupervised)" if row.supervised is False else ""),
+                str(timedelta(seconds=int(row.age_s))),
+                "–" if price is None else f"{price:.2f}",
+                "–" if row.steps is None else str(row.steps),
+            )
+        problems = [f"[yellow]{escape(problem)}[/]" for problem in self.problems]
+        return Group(table if self.rows else "no pods", *problems)
+
+
+def _row(store: Store, wanted: WantedPod, provider: str) -> PodRow:
+    price = price_of(wanted.config, zone=wanted.zone or "", provider=provider)
+    attempts = store.attempts(wanted.name)
+    keeper = wanted.keeper
+    return PodRow(
+        wanted=wanted,
+        provider=provider,
+        age_s=max(0.0, store.now() - wanted.wanted_at),
+        usd_per_hour=price.value,
+        steps=attempts[-1].last_step if attempts else None,
+        supervised=None if keeper is None else is_held(store.folder / KEEPERS / keeper),
+    )

@@ -1,0 +1,183 @@
+"""`SSHProvider`: pods on hosts of your own, by a list in the job."""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import psutil
+
+from ....errors import ConfigError, PodUnavailable, ProviderError, did_you_mean
+from ....job.sections import LaunchSettings
+from ....runtime.doctor.finding import Finding
+from ....runtime.files import state_folder
+from ...causes import Cause
+from ...config import PodConfig
+from ...gang.process_gang import ProcessGang
+from ...pod import Host, Pod, PodState, Tier, check_name
+from ..local.book import Book, Entry
+from ..protocol import Capabilities, Command
+from .transport import SSHTransport, split_address
+
+ZONE = "on-premise"
+REFUSED = {
+    "spot": "hosts of your own are nobody's to take away, so there is no price for that",
+    "reserved": "hosts of your own are yours already",
+    "preemption": "nobody takes hosts of your own away; one that breaks is an unreachable host",
+    "network": "hosts of your own have the network they have",
+    "software_version": "hosts of your own have the software they have",
+}
+
+
+class SSHProvider:
+    """Gives pods made of the hosts in `launch.hosts`, to one job at a time.
+
+    Who holds which host is remembered on this machine (in the state folder), so launch to the same
+    hosts from one machine. ssh's own configuration says how they are reached, and with which key.
+    """
+
+    name = "ssh"
+
+    def __init__(self, launch: LaunchSettings) -> None:
+        self._launch = launch
+        self._addresses = launch.hosts
+        for address in self._addresses:
+            split_address(address)
+        if doubled := {one for one in self._addresses if self._addresses.count(one) > 1}:
+            raise ConfigError(
+                f"launch.hosts names {sorted(doubled)[0]} twice; name each host once."
+            )
+        self._book = Book(state_folder() / "ssh-pods")
+        self.capabilities = Capabilities(zones=(ZONE,), refused=REFUSED)
+
+    def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
+        """Ask for a pod: it is ready at once, or waits until other pods have left their hosts."""
+        self._refuse(config)
+        with self._book.held():
+            entry = self._book.get(check_name(name), ZONE)
+            if entry is None:
+                pod = Pod(
+                    name=name,
+                    provider=self.name,
+                    slice=config.slice,
+                    zone=ZONE,
+                    state=PodState.WAITING,
+                    reason="waiting for hosts that other pods use",
+                    labels=dict(config.labels),
+                    created_at=time.time(),
+                )
+                self._book.put(Entry(pod=pod, priority=config.priority, avoid=config.avoid))
+                entry = self._placed(name)
+            assert entry is not None
+            return entry.pod
+
+    def get(self, name: str, *, zone: str) -> Pod | None:
+        """Return a pod as it is now, or None where there is none."""
+        with self._book.held():
+            entry = self._placed(name) if zone == ZONE else None
+            return None if entry is None else entry.pod
+
+    def list(self, *, owner: str | None = None) -> "list[Pod]":
+        """Return all pods, or those with an owner's label."""
+        with self._book.held():
+            pods = [entry.pod for entry in self._book.entries()]
+        return [pod for pod in pods if owner is None or pod.labels.get("owner") == owner]
+
+    def delete(self, name: str, *, zone: str) -> None:
+        """Give a pod's hosts back, ending what runs on them."""
+        with self._book.held():
+            entry = self._book.get(name, zone)
+            if entry is None:
+                return
+            for connection in entry.living_agents():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    connection.kill()  # its agent ends with it, and all that the agent started
+            self._book.remove(name, zone)
+
+    def start(self, pod: Pod, command: Command, *, attempt: int) -> ProcessGang:
+        """Start a process on every host of a ready pod."""
+        if not pod.is_ready:
+            raise ProviderError(f"Pod {pod.name} is {pod.state}, so nothing can run on it.")
+        transport = self._transport(pod.name)
+        gang = ProcessGang(pod.hosts, command, transport, attempt=attempt)
+        agents = tuple((one.pid, psutil.Process(one.pid).create_time()) for one in transport.agents)
+        with self._book.held():
+            entry = self._book.get(pod.name, pod.zone)
+            if entry is not None:
+                self._book.put(replace(entry, agents=agents))
+        return gang
+
+    def preflight(self, config: PodConfig) -> Sequence[Finding]:
+        """Say whether there are enough hosts, and which of them cannot be reached."""
+        need, there = config.slice.hosts, len(self._addresses)
+        seen = f"{config.slice} has {need} hosts; launch.hosts names {there}"
+        enough = Finding("ssh-hosts", "resources", "ok", seen)
+        if need > there:
+            fix = f"name {need - there} more, or ask for a smaller slice"
+            enough = Finding("ssh-hosts", "resources", "error", seen, fix)
+        hosts = [Host(address, address) for address in self._addresses]
+        with ThreadPoolExecutor(max_workers=16) as pool:
+            return [enough, *pool.map(self._reach, hosts)]
+
+    def _reach(self, host: Host) -> Finding:
+        error = self._transport("preflight").try_host(host)
+        if error is None:
+            seen = f"{host.name} lets us in, and has Python"
+            return Finding("ssh-reach", "environment", "ok", seen)
+        seen = f"{host.name} cannot be used: {error}"
+        fix = f"make `ssh {host.name} python3 -V` work without a question"
+        return Finding("ssh-reach", "environment", "error", seen, fix)
+
+    def login(self, pod: Pod, host: Host) -> "list[str]":
+        """Return the argument list that logs in to a host."""
+        return self._transport(pod.name).login(host)
+
+    def _transport(self, pod: str) -> SSHTransport:
+        return SSHTransport(pod, user=self._launch.ssh_user, config=self._launch.ssh_config)
+
+    def _refuse(self, config: PodConfig) -> None:
+        for zone in config.zones:
+            if zone != ZONE:
+                raise ConfigError(
+                    f"There is no zone {zone!r}: hosts of your own are all in {ZONE!r}; leave "
+                    f"launch.zone out.{did_you_mean(zone, (ZONE,))}"
+                )
+        if config.tier is not Tier.ON_DEMAND:
+            raise ConfigError(f"A pod cannot be {config.tier}: {REFUSED[config.tier.value]}.")
+        if config.software_version is not None:
+            raise ConfigError(f"software_version: {REFUSED['software_version']}; leave it out.")
+        if config.network != "default":
+            raise ConfigError(f"network: {REFUSED['network']}; leave it out.")
+        good = [one for one in self._addresses if split_address(one)[1] not in config.avoid]
+        if config.slice.hosts > len(good):
+            left_out = f", less {', '.join(config.avoid)} that gave trouble" if config.avoid else ""
+            raise PodUnavailable(
+                f"{config.slice} has {config.slice.hosts} hosts, and launch.hosts names "
+                f"{len(self._addresses)}{left_out}; name more, or ask for a smaller slice.",
+                cause=Cause.UNPLACEABLE.value,
+            )
+
+    def _placed(self, name: str) -> Entry | None:
+        """Give free hosts to pods that wait, by priority and then by age; return one of them."""
+        entries = self._book.entries()
+        taken = {host.address for entry in entries for host in entry.pod.hosts}
+        free = [address for address in self._addresses if address not in taken]
+        waiting = [entry for entry in entries if entry.pod.state is PodState.WAITING]
+        for entry in sorted(waiting, key=lambda one: (-one.priority, one.pod.created_at)):
+            need = entry.pod.slice.hosts
+            good = [one for one in free if split_address(one)[1] not in entry.avoid][:need]
+            if len(good) < need:
+                break
+            free = [address for address in free if address not in good]
+            ready = replace(entry.pod.in_state(PodState.READY), hosts=_hosts(entry.pod, good))
+            self._book.put(replace(entry, pod=ready))
+        return self._book.get(name, ZONE)
+
+
+def _hosts(pod: Pod, addresses: Sequence[str]) -> tuple[Host, ...]:
+    each = pod.slice.hosts // pod.slice.num_slices
+    return tuple(
+        Host(split_address(address)[1], address, number // each, number % each)
+        for number, address in enumerate(addresses)
+    )

@@ -1,0 +1,271 @@
+"""One pass from what is wanted to what is there, safe to end at any point and to do again.
+
+Whatever a pass is about to do is written down before a provider is asked, and every resource has
+the store's owner label and a name that follows from the run and its attempt. So whoever comes next
+sees what may have been made, and what is nobody's: that is deleted. A pod is replaced only when
+the one before it is deleted.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+from ..errors import ConfigError, PodUnavailable, ProviderError, TPUError
+from ..hardware.prices import PriceBook
+from .causes import Cause
+from .observing import Observer
+from .pod import Pod, PodState
+from .prices import zones_within_cap
+from .providers.protocol import Provider
+from .providers.registry import open_provider
+from .store import ProviderRecord, Store, WantedPod
+from .store.locks import holding, is_held
+from .store.records import split_pod_name
+from .supervision.allocation import ending_of
+
+LOCK = "reconciler.lock"
+KEEPERS = "keepers"
+WIDTH = 16
+"""Calls to providers at the same time."""
+LATE_S = 600.0
+"""How long after its last pod a provider is still looked at, for a creation that arrives late;
+and how long a pod whose keeper has died is left for the next one."""
+
+
+@dataclass
+class PassReport:
+    """What one pass did.
+
+    Attributes:
+        was_busy: Another reconciler was at work, and nothing was done.
+        errors: By run, or by provider's id, what could not be done; the next pass tries again.
+    """
+
+    was_busy: bool = False
+    created: list[str] = field(default_factory=list[str])
+    deleted: list[str] = field(default_factory=list[str])
+    ready: list[str] = field(default_factory=list[str])
+    errors: dict[str, TPUError] = field(default_factory=dict[str, TPUError])
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "was_busy": self.was_busy,
+            "created": self.created,
+            "deleted": self.deleted,
+            "ready": self.ready,
+            "errors": {name: str(error) for name, error in self.errors.items()},
+            "seconds": self.seconds,
+        }
+
+
+class Reconciler:
+    """Brings about what the store says is wanted.
+
+    Args:
+        store: What is wanted, and where what happens is written down.
+        opener: Opens a provider from its record.
+        prices: To hold price caps against, and to count spending with; the public ones by default.
+        width: Calls to a provider at the same time.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        opener: Callable[[ProviderRecord], Provider] | None = None,
+        prices: PriceBook | None = None,
+        width: int = WIDTH,
+    ) -> None:
+        self.store = store
+        self.prices = prices
+        self.width = width
+        self._opener = opener or (lambda record: open_provider(record.name, record.launch))
+        self._opened: dict[str, Provider] = {}
+
+    def run_pass(self, only: str | None = None) -> PassReport:
+        """Do what is missing now, and return what was done; one reconciler works at a time.
+
+        Args:
+            only: The id of one provider, for whoever waits for its pods; by default all.
+        """
+        started = time.perf_counter()
+        report = PassReport()
+        with holding(self.store.folder / LOCK) as mine:
+            if not mine:
+                return PassReport(was_busy=True)
+            rows = self.store.wanted.all()
+            for record in self.store.wanted.providers().values():
+                if only not in (None, record.id):
+                    continue
+                own = [row for row in rows if row.provider == record.id]
+                if self.store.wanted.forget_unused_provider(record.id, after_s=LATE_S):
+                    continue
+                try:
+                    provider = self.provider(record)
+                    _ProviderPass(self, record.id, provider, report).run(own)
+                except TPUError as error:
+                    report.errors[record.id] = error
+                    report.errors.update((row.name, error) for row in own)
+        report.seconds = time.perf_counter() - started
+        return report
+
+    def provider(self, record: ProviderRecord) -> Provider:
+        """Return an open provider; each is opened once."""
+        if record.id not in self._opened:
+            self._opened[record.id] = self._opener(record)
+        return self._opened[record.id]
+
+
+class _ProviderPass:
+    """One pass over the pods of one provider."""
+
+    def __init__(
+        self, reconciler: Reconciler, provider_id: str, provider: Provider, report: PassReport
+    ) -> None:
+        self.store = reconciler.store
+        self.prices = reconciler.prices
+        self.width = reconciler.width
+        self.id = provider_id
+        self.provider = provider
+        self.report = report
+        self.observer = Observer(self.store, provider_id, provider.name, reconciler.prices)
+        self.still_there: set[str] = set()  # runs of which a stray pod could not be deleted
+
+    def run(self, rows: list[WantedPod]) -> None:
+        listed = {(pod.zone, pod.name): pod for pod in self.provider.list(owner=self.store.owner)}
+        current = {(row.zone or "", row.pod_name) for row in rows}
+        self.store.spend.end_all_but(self.id, listed.keys() | current)
+        strays = [pod for key, pod in listed.items() if key not in current]
+        with ThreadPoolExecutor(self.width) as pool:
+            each = map if self.width == 1 else pool.map
+            list(each(self._delete_stray, strays))
+            # Those of higher priority get what there is.
+            for _, same in groupby(rows, key=lambda row: row.config.priority):
+                list(each(lambda row: self._reconcile(row, listed), same))
+
+    def _delete_stray(self, pod: Pod) -> None:
+        """Delete a pod of ours that nobody wants; it may be of an attempt that is over."""
+        if pod.state is PodState.DELETING:
+            return
+        run, _ = split_pod_name(pod.name)
+        try:
+            self._delete(run, pod.name, pod.zone)
+        except ProviderError as error:
+            self.still_there.add(run)
+            self.report.errors[run] = error
+
+    def _reconcile(self, row: WantedPod, listed: dict[tuple[str, str], Pod]) -> None:
+        try:
+            pod = listed.get((row.zone or "", row.pod_name))
+            if row.is_released or self._is_abandoned(row):
+                self._remove(row, pod)
+            elif row.keeper is not None:
+                self._observe(row, pod)
+            elif row.name not in self.still_there:
+                self._bring_about(row, pod)
+        except TPUError as error:
+            self.report.errors[row.name] = error
+
+    def _is_abandoned(self, row: WantedPod) -> bool:
+        """Whether the keeper has died, and nobody has come in its place."""
+        if row.keeper is None or is_held(self.store.folder / KEEPERS / row.keeper):
+            return False
+        return self.store.now() - (row.kept_at or row.wanted_at) > LATE_S
+
+    def _remove(self, row: WantedPod, pod: Pod | None) -> None:
+        if row.zone is not None:
+            if pod is None or pod.state is not PodState.DELETING:
+                self._delete(row.name, row.pod_name, row.zone)
+                pod = self.provider.get(row.pod_name, zone=row.zone)
+            if pod is not None:
+                self._observe(row, pod)
+                return
+        self.store.wanted.forget(row.name)
+        self.store.note(row.name, "released", f"{row.pod_name} is gone")
+
+    def _bring_about(self, row: WantedPod, pod: Pod | None) -> None:
+        if pod is None and row.pod is not None and row.zone is not None:
+            pod = self.provider.get(row.pod_name, zone=row.zone)  # lists may be late
+        if pod is None and row.pod is None:
+            self._place(row)
+        elif pod is None:
+            self._replace(row, Cause.NODE_GONE, "it is not there any more")
+        elif pod.state.is_lost:
+            self._replace(row, ending_of(pod).cause, pod.reason or f"it is {pod.state}")
+        elif pod.state is PodState.WAITING and self._should_ask_elsewhere(row):
+            waited = f"not granted within {row.config.queue_timeout_s:g} s"
+            self._replace(row, Cause.WAITED_TOO_LONG, waited)
+        else:
+            self._observe(row, pod)
+
+    def _should_ask_elsewhere(self, row: WantedPod) -> bool:
+        waited_s = self.store.now() - (row.asked_at or row.wanted_at)
+        # Without another zone, asking again would only lose the place in the queue.
+        return waited_s > row.config.queue_timeout_s and len({*self._zones(row)}) > 1
+
+    def _replace(self, row: WantedPod, cause: Cause, why: str) -> None:
+        """Delete a pod that is of no use any more, also where it is gone, and ask for another."""
+        assert row.zone is not None
+        self.observer.lost(row, row.zone, cause, why)
+        self._delete(row.name, row.pod_name, row.zone)
+        self._place(replace(row, attempt=row.attempt + 1, zone=None))
+
+    def _place(self, row: WantedPod) -> None:
+        """Ask in one zone after the other, each once.
+
+        First where a pass before this one has asked, and by the same name: that pass may have
+        ended before the answer, and there must be one pod.
+        """
+        refusal: PodUnavailable | None = None
+        for zone in self._zones(row):
+            self.observer.asking(row, zone)
+            refusal = self._ask(replace(row, zone=zone), zone)
+            if refusal is None:
+                return
+            row = replace(row, zone=None)
+        assert refusal is not None
+        raise refusal
+
+    def _zones(self, row: WantedPod) -> Iterable[str]:
+        zones = row.config.zones or self.provider.capabilities.zones
+        if not zones:
+            raise ConfigError(
+                f"'{self.provider.name}' needs to know where to ask for {row.config.slice}: name "
+                "a zone, for example with_zone('us-central1-a') or launch.zone."
+            )
+        allowed = zones_within_cap(row.config, zones, provider=self.provider.name, book=self.prices)
+        ordered = self.store.history.order(self.id, row.config, allowed)
+        return ordered if row.zone is None else dict.fromkeys((row.zone, *ordered))
+
+    def _ask(self, row: WantedPod, zone: str) -> PodUnavailable | None:
+        """Ask for a pod in a zone; return why it was refused, or None."""
+        labels = {"owner": self.store.owner, "job": row.name, "attempt": str(row.attempt)}
+        config = replace(row.config.with_labels(**labels), zones=(zone,))
+        try:
+            pod = self.provider.create(row.pod_name, config)
+            if pod.state.is_lost:
+                self._delete(row.name, pod.name, pod.zone)
+                why = pod.reason or f"{pod.name} is {pod.state} in {zone}."
+                raise PodUnavailable(why, cause=ending_of(pod).cause.value)
+        except PodUnavailable as error:
+            self.observer.refused(row, zone, Cause(error.cause), str(error))
+            return error
+        self.store.note(row.name, "asked", f"{row.pod_name} ({row.config.slice}) in {zone}")
+        self.report.created.append(pod.name)
+        self._observe(replace(row, pod=None), pod)
+        return None
+
+    def _observe(self, row: WantedPod, pod: Pod | None) -> None:
+        if pod is not None and pod.is_ready:
+            self.report.ready.append(row.name)
+        self.observer.seen(row, pod)
+
+    def _delete(self, run: str, name: str, zone: str) -> None:
+        self.provider.delete(name, zone=zone)
+        self.observer.deleted(run, zone=zone, pod=name)
+        self.report.deleted.append(name)

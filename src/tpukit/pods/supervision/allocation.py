@@ -1,0 +1,187 @@
+"""Getting a pod: zone after zone, each for as long as it may keep us waiting."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ...errors import PodUnavailable, ProviderError
+from ..causes import Cause, Ending, Kind
+from ..config import PodConfig
+from ..pod import Pod, PodState, Tier
+from ..providers.protocol import Command, Provider
+from .events import PodAsked, PodReady, PodRefused, PodReleased, SupervisionEvent
+from .policy import LONGEST_PAUSE_S, Policy
+
+SOON_S = 0.1
+"""How soon a pod is looked at again after it was asked for; then less and less often."""
+
+
+class Stopped(Exception):
+    """Somebody asked to stop while a pod was waited for."""
+
+
+class NoPod(Exception):
+    """No zone gives a pod, and waiting longer is not allowed or would not help."""
+
+    def __init__(self, ending: Ending) -> None:
+        self.ending = ending
+        super().__init__(str(ending))
+
+
+class Allocation:
+    """Asks a provider for pods on behalf of one job.
+
+    Args:
+        tell: Called with what happens.
+        stopping: Set by whoever wants to stop.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        policy: Policy,
+        *,
+        tell: Callable[[SupervisionEvent], None],
+        stopping: threading.Event,
+    ) -> None:
+        self._provider, self._policy = provider, policy
+        self._tell, self._stopping = tell, stopping
+
+    def zones(self, config: PodConfig) -> Sequence[str]:
+        """Return the zones to ask in, in order; "" is the provider's own."""
+        return config.zones or self._provider.capabilities.zones or ("",)
+
+    def get(
+        self,
+        name: str,
+        config: PodConfig,
+        *,
+        command: Command,
+        asking: Callable[[str], object],
+    ) -> Pod:
+        """Return a ready pod.
+
+        Args:
+            name: The same name again finds what was asked for before.
+            config: In its zones, in this order.
+            command: What it will run, for providers that run gangs themselves.
+            asking: Called with each zone before it is asked there, to write it down.
+
+        Raises:
+            NoPod: There is none; says why.
+            Stopped: Somebody asked to stop.
+            ProviderError: The provider cannot be reached, or refuses who asks.
+        """
+        deadline = time.monotonic() + self._policy.patience_s
+        pause_s = 1.0
+        while True:
+            refusals: list[Ending] = []
+            for zone in self.zones(config):
+                asking(zone)
+                self._tell(PodAsked(name, zone))
+                found = self._ask(name, config if not zone else config.in_zone(zone), command)
+                if isinstance(found, Pod):
+                    self._tell(PodReady(found))
+                    return found
+                refusals.append(found)
+                self._tell(PodRefused(name, zone, found.cause, found.evidence))
+            hopeless = all(refusal.cause is Cause.UNPLACEABLE for refusal in refusals)
+            if hopeless or time.monotonic() + pause_s > deadline:
+                raise NoPod(refusals[0])
+            self._pause(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    def look(self, pod: Pod) -> Pod | None:
+        """Return a pod as it is now; None where it is gone. Outages are waited out for a while.
+
+        Raises:
+            ProviderError: The provider did not answer for longer than `Policy.outage_s`.
+        """
+        deadline = time.monotonic() + self._policy.outage_s
+        pause_s = SOON_S
+        while True:
+            try:
+                return self._provider.get(pod.name, zone=pod.zone)
+            except ProviderError:
+                if time.monotonic() + pause_s > deadline:
+                    raise
+            self._pause(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    def release(self, pod: Pod) -> None:
+        """Delete a pod."""
+        self._provider.delete(pod.name, zone=pod.zone)
+        self._tell(PodReleased(pod))
+
+    def _ask(self, name: str, config: PodConfig, command: Command) -> Pod | Ending:
+        """Ask in one zone; return the ready pod, or why there is none."""
+        try:
+            pod = self._provider.create(name, config, command=command)
+        except PodUnavailable as refused:
+            return Ending(Cause(refused.cause), evidence=str(refused))
+        deadline = time.monotonic() + config.queue_timeout_s
+        pause_s = min(SOON_S, self._policy.poll_s)
+        try:
+            while not pod.is_ready:
+                if pod.state.is_lost:
+                    self.release(pod)
+                    return ending_of(pod)
+                if time.monotonic() > deadline:
+                    self.release(pod)
+                    late = f"still {pod.state} after {config.queue_timeout_s:g} s"
+                    why = f"{late}: {pod.reason}" if pod.reason else late
+                    return Ending(Cause.WAITED_TOO_LONG, evidence=why)
+                self._pause(pause_s)
+                pause_s = min(self._policy.poll_s, 2 * pause_s)
+                pod = self.look(pod) or replace(pod, state=PodState.FAILED, reason="it is gone")
+        except Stopped:
+            self.release(pod)
+            raise
+        return pod
+
+    def _pause(self, seconds: float) -> None:
+        if self._stopping.wait(seconds):
+            raise Stopped
+
+
+def ending_of(pod: Pod) -> Ending:
+    """Return why a pod that is lost was lost, as far as its state tells."""
+    reason = pod.reason or f"the pod is {pod.state}"
+    if pod.cause is not None:
+        return Ending(pod.cause, evidence=reason)
+    if pod.state is PodState.SUSPENDED:
+        taken = Cause.SPOT if pod.tier is Tier.SPOT else Cause.MAINTENANCE
+        return Ending(taken, evidence=reason)
+    # Providers put the word of a cause first where they know it: "stockout: no more v6e".
+    word = reason.partition(":")[0]
+    known = {cause.value: cause for cause in Cause if cause.kind in (Kind.CAPACITY, Kind.EVICTION)}
+    return Ending(known.get(word, Cause.NODE_GONE), evidence=reason)
+
+
+class PodWatch:
+    """Looks at a pod now and then beside the gang that runs on it, in a thread of its own."""
+
+    def __init__(self, provider: Provider, pod: Pod, every_s: float) -> None:
+        self._provider, self._pod, self._every_s = provider, pod, every_s
+        self._ended = threading.Event()
+        self.lost: Pod | None = None
+        self._thread = threading.Thread(target=self._look, name="tpukit-pod-watch", daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._ended.wait(self._every_s):
+            try:
+                now = self._provider.get(self._pod.name, zone=self._pod.zone)
+            except ProviderError:
+                continue  # the processes may well go on without their provider's API
+            if now is None:
+                self.lost = self._pod.in_state(PodState.FAILED, "the pod is gone")
+            elif now.state.is_lost:
+                self.lost = now
+            if self.lost is not None:
+                return
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._ended.set()
