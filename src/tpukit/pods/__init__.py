@@ -25,7 +25,7 @@ HOMES = {
     ".scaling.decision": ("ScalingDecision",),
     ".scaling.metrics": ("WorkloadMetrics",),
     ".scaling.policy": ("ScalingPolicy",),
-    ".spot.history": ("PodHistory", "PodLife"),
+    ".spot.life": ("PodLife", "PodLives"),
     ".spot.manager": ("SpotManager",),
     ".spot.ranking": ("ZoneRanking",),
     ".spot.strategy": ("BiddingStrategy",),

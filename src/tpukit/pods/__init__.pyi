@@ -39,8 +39,8 @@ from .scaling.autoscaler import AutoScaler as AutoScaler
 from .scaling.decision import ScalingDecision as ScalingDecision
 from .scaling.metrics import WorkloadMetrics as WorkloadMetrics
 from .scaling.policy import ScalingPolicy as ScalingPolicy
-from .spot.history import PodHistory as PodHistory
-from .spot.history import PodLife as PodLife
+from .spot.life import PodLife as PodLife
+from .spot.life import PodLives as PodLives
 from .spot.manager import SpotManager as SpotManager
 from .spot.ranking import ZoneRanking as ZoneRanking
 from .spot.strategy import BiddingStrategy as BiddingStrategy
@@ -73,8 +73,8 @@ __all__ = [
     "Pod",
     "PodConfig",
     "PodHealth",
-    "PodHistory",
     "PodLife",
+    "PodLives",
     "PodState",
     "PodTopology",
     "PodUnavailable",

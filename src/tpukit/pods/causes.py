@@ -66,7 +66,6 @@ class Cause(StrEnum):
     UNPLACEABLE = ("unplaceable", Kind.CAPACITY, "no node can ever take it")
     WAITED_TOO_LONG = ("waited_too_long", Kind.CAPACITY, "it was not granted in time")
 
-    PRICE = ("price", Kind.APPLICATION, "no zone with a known price is within the cap")
     OUT_OF_MEMORY = ("out_of_memory", Kind.APPLICATION, "a process used more memory than there is")
     BAD_INPUT = ("bad_input", Kind.APPLICATION, "the job or its data were refused")
     DIVERGED = ("diverged", Kind.APPLICATION, "the loss went bad")

@@ -14,8 +14,9 @@ from tpukit.errors import ConfigError, PodUnavailable
 from tpukit.hardware import Figure, Slice, public_prices
 from tpukit.planner.cost.spot import Preemption
 from tpukit.pods import BiddingStrategy, Cause, Pod, PodConfig, PodLife, PodState, SpotManager, Tier
-from tpukit.pods.spot.history import REFUSAL_HALF_LIFE_S, read_zone
+from tpukit.pods.spot.life import NoLives
 from tpukit.pods.spot.ranking import price_in, priced_zones, rank_zones
+from tpukit.pods.spot.records import REFUSAL_HALF_LIFE_S, read_zone
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
@@ -84,7 +85,7 @@ def test_nothing_is_asked_for_above_the_cap():
     spot = manager().with_max_price_per_hour(0.01)
     with pytest.raises(PodUnavailable, match=r"above the cap of 0.01.*days old") as caught:
         spot.bid_for_pod(PodConfig(tpu_type="v6e-16"))
-    assert caught.value.cause == Cause.PRICE
+    assert caught.value.cause == Cause.UNPLACEABLE
     assert spot.manager.configs == []
 
 
@@ -208,7 +209,7 @@ def test_the_expected_cost_is_what_a_simulation_spends(lost, wait, save, restart
         Slice.parse("v6e-16"),
         ZONES[:1],
         book=public_prices(),
-        history=spot.history,
+        history=NoLives(),
         work=spot.work,
         strategy=spot.strategy,
         now=NOW,

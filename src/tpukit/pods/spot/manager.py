@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol, Self
 
 from ...errors import PodUnavailable
@@ -12,7 +13,7 @@ from ..calls import either_way
 from ..causes import Cause
 from ..config import PodConfig
 from ..pod import Pod, Tier
-from .history import NoHistory, PodHistory
+from .life import NoLives, PodLives
 from .ranking import ZoneRanking, rank_zones
 from .strategy import BiddingStrategy
 from .work import Work, given
@@ -54,7 +55,7 @@ class SpotManager:
     max_price_per_hour: float | None = None
     work: Work = field(default_factory=Work)
     manager: Allocator | None = None
-    history: PodHistory = field(default_factory=NoHistory)
+    history: PodLives | None = None
     prices: PriceBook = field(default_factory=public_prices, repr=False)
     now: Callable[[], float] = field(default=time.time, repr=False)
 
@@ -82,7 +83,7 @@ class SpotManager:
         """Ask through this one."""
         return replace(self, manager=manager)
 
-    def with_history(self, history: PodHistory) -> Self:
+    def with_history(self, history: PodLives) -> Self:
         """Learn from these pods."""
         return replace(self, history=history)
 
@@ -105,7 +106,7 @@ class SpotManager:
             config.slice,
             config.zones,
             book=self.prices,
-            history=self.history,
+            history=self._lives,
             work=self.work,
             strategy=self.strategy,
             now=self.now(),
@@ -117,15 +118,15 @@ class SpotManager:
         """Ask for the pod, zone by zone in the order of the ranking.
 
         Raises:
-            PodUnavailable: No zone with a known price is within the cap (cause "price"; nothing
-                was asked for), or none of them has capacity.
+            PodUnavailable: No zone with a known price is within the cap (nothing was asked for),
+                or none of them has capacity.
         """
         ranking = self.rank(config)
         if not ranking.bids:
-            raise PodUnavailable(self._refusal(config, ranking), cause=Cause.PRICE.value)
+            raise PodUnavailable(self._refusal(config, ranking), cause=Cause.UNPLACEABLE.value)
         zones = [bid.zone for bid in ranking.bids]
         asked = replace(config, zones=tuple(zones), tier=Tier.SPOT)
-        return self._allocator().allocate_pod(asked)
+        return self._asked.allocate_pod(asked)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -147,9 +148,19 @@ class SpotManager:
             "of your own with with_prices()."
         )
 
-    def _allocator(self) -> Allocator:
+    @cached_property
+    def _asked(self) -> Allocator:
         if self.manager is not None:
             return self.manager
         from ..manager import TpuManager
 
-        return TpuManager().build()
+        return TpuManager()
+
+    @property
+    def _lives(self) -> PodLives:
+        if self.history is not None:
+            return self.history
+        from ..manager import TpuManager
+
+        asked = self._asked
+        return asked.store.history if isinstance(asked, TpuManager) else NoLives()

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,12 +10,17 @@ from rich.text import Text
 
 from ...hardware import Figure, PriceBook, Slice
 from ...planner.cost.spot import SECONDS_PER_DAY, Preemption
+from ..config import PodConfig
 from ..pod import Tier
-from .history import PodHistory, ZoneRecord, read_zone
+from ..prices import catalogue_age, price_of
+from .life import PodLives
+from .records import ZoneRecord, read_zone
 from .strategy import BiddingStrategy
 from .work import Work
 
 USD_PER_HOUR = "USD/h"
+# Machines of one's own have no price; a rehearsal on them ranks zones as the real thing would.
+ANY_CLOUD = "gcp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,7 @@ class ZoneRanking:
     strategy: BiddingStrategy
     bids: tuple[ZoneBid, ...]
     refused: dict[str, str]
-    catalogue_date: str
+    catalogue: Figure
 
     @property
     def best(self) -> ZoneBid | None:
@@ -72,17 +76,14 @@ class ZoneRanking:
     @property
     def age_text(self) -> str:
         """How old the prices are."""
-        if not self.catalogue_date:
-            return "prices without a date"
-        days = (datetime.now(UTC).date() - date.fromisoformat(self.catalogue_date)).days
-        return f"prices of {self.catalogue_date}, {days} days old"
+        return catalogue_age(self.catalogue)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {
             "slice": str(self.slice),
             "strategy": self.strategy.value,
-            "catalogue_date": self.catalogue_date,
+            "catalogue_date": self.catalogue.date,
             "zones": [bid.to_dict() for bid in self.bids],
             "refused": dict(self.refused),
         }
@@ -119,7 +120,7 @@ def rank_zones(
     zones: Sequence[str],
     *,
     book: PriceBook,
-    history: PodHistory,
+    history: PodLives,
     work: Work,
     strategy: BiddingStrategy,
     now: float,
@@ -174,13 +175,14 @@ def rank_zones(
             bid.zone,
         )
     )
-    dates = {rate.price.date for rate in book.find(on.chip.name, tier=tier.value)}
+    listed = [rate.price for rate in book.find(on.chip.name, tier=tier.value)]
+    none = Figure.missing(USD_PER_HOUR, "the catalogue has no such slice")
     return ZoneRanking(
         slice=on,
         strategy=strategy,
         bids=tuple(bids),
         refused=refused,
-        catalogue_date=min(filter(None, dates), default=""),
+        catalogue=min(listed, key=lambda price: price.date, default=none),
     )
 
 
@@ -193,21 +195,15 @@ def priced_zones(on: Slice, book: PriceBook, tier: Tier) -> tuple[str, ...]:
 
 def price_in(on: Slice, zone: str, book: PriceBook, tier: Tier) -> Figure:
     """Return USD an hour for the whole pod in a zone; missing, with the reason, where unknown."""
-    region = zone.rpartition("-")[0]
-    rates = [
-        rate
-        for rate in book.find(on.chip.name, tier=tier.value)
-        if rate.covers(on.chips_per_slice) and (zone in rate.zones or not rate.zones)
-    ]
-    own = [rate for rate in rates if not rate.zones]  # rates of the user's, by region or for all
-    near = [rate for rate in own if rate.region in (region, "*")] or [r for r in rates if r.zones]
-    if near:
-        return near[0].price.scaled(on.chips, unit=USD_PER_HOUR)
+    asked = PodConfig(tpu_type=str(on), tier=tier)
+    price = price_of(asked, zone=zone, provider=ANY_CLOUD, book=book)
     known = priced_zones(on, book, tier)
-    rejected = book.refusals.get((on.chip.name, region))
-    where = f"priced are {', '.join(known[:8])}" if known else "no zone has one"
-    reason = rejected or f"the catalogue has no {tier.value} price of {on} there; {where}"
-    return Figure.missing(USD_PER_HOUR, reason)
+    # Rates of the user's own name no zones; of the list's, a region has the slice in some only.
+    if price.origin == "user" or zone in known or (price.value is None and not known):
+        return price
+    rejected = book.refusals.get((on.chip.name, zone.rpartition("-")[0]))
+    priced = f"the catalogue has no {tier.value} price of {on} there; priced are "
+    return Figure.missing(USD_PER_HOUR, rejected or priced + ", ".join(known[:8]))
 
 
 def _bid(zone: str, price: Figure, record: ZoneRecord, work: Work) -> ZoneBid:

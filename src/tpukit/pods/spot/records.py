@@ -7,12 +7,12 @@ good: one bad quarter of an hour says little about the next.
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from ...hardware import Figure
 from ...planner.cost.spot import SECONDS_PER_DAY, Preemption
-from ..causes import Cause, Kind
+from ..causes import Kind
 from ..pod import Tier
+from .life import PodLife, PodLives
 
 WINDOW_S = 7 * SECONDS_PER_DAY
 # A refusal counts half after this long. Fixed pauses of 5 to 15 min were seen to lock good zones
@@ -22,41 +22,6 @@ REFUSAL_HALF_LIFE_S = 900.0
 PRIOR_DAYS = 1.0
 BETWEEN_REQUESTS_S = 60.0
 _DAY = "1/day"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PodLife:
-    """One pod that was asked for, and what became of it; times in seconds since the epoch.
-
-    Attributes:
-        ready_at: None where it never was.
-        ended_at: None while it is wanted.
-        cause: Why it ended, or was not to be had; None while it is wanted.
-    """
-
-    slice: str
-    zone: str
-    tier: Tier
-    asked_at: float
-    ready_at: float | None = None
-    ended_at: float | None = None
-    cause: Cause | None = None
-
-
-class PodHistory(Protocol):
-    """Whoever remembers pods: the manager's store."""
-
-    def lives(self, *, since: float) -> Iterable[PodLife]:
-        """Return the pods that were wanted at some time after `since`."""
-        ...
-
-
-class NoHistory:
-    """Remembers nothing: only the public record counts."""
-
-    def lives(self, *, since: float) -> Iterable[PodLife]:
-        """Return nothing."""
-        return ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +40,7 @@ class ZoneRecord:
 
 
 def read_zone(
-    history: PodHistory,
+    history: PodLives,
     *,
     slice_name: str,
     zone: str,
