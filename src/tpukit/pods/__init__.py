@@ -35,6 +35,7 @@ HOMES = {
     ".xla.flags": ("OptimizationFlags",),
     "..errors": (
         *("CommunicationTimeout", "OutOfMemory", "PodUnavailable", "ProviderError", "TPUError"),
+        "TpuError",
     ),
 }
 

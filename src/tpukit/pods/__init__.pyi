@@ -5,6 +5,7 @@ from ..errors import OutOfMemory as OutOfMemory
 from ..errors import PodUnavailable as PodUnavailable
 from ..errors import ProviderError as ProviderError
 from ..errors import TPUError as TPUError
+from ..errors import TpuError as TpuError
 from ..records.reporting import report_step as report_step
 from .causes import Cause as Cause
 from .causes import Ending as Ending
@@ -93,6 +94,7 @@ __all__ = [
     "TPUError",
     "Tier",
     "TpuConfig",
+    "TpuError",
     "TpuManager",
     "TpuOptimizer",
     "WorkloadMetrics",
