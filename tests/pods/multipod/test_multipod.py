@@ -318,6 +318,18 @@ def test_local_steps_are_those_of_the_paper():
         assert np.asarray(pods.parameters["w"]) == pytest.approx(common, abs=1e-5)
 
 
+def test_pods_that_meet_at_every_step_and_take_the_mean_are_synchronous():
+    together = pods_of(4).build()
+    meeting = pods_of(4).with_local_steps(1, outer=optax.sgd(1.0)).build()
+    for pods in (together, meeting):
+        pods.distribute_model(PARAMS)
+        for seed in range(3):
+            pods.step_synchronized(gradients_of(4, seed=seed)).result()
+    for name in PARAMS:
+        found, truth = (np.asarray(pods.parameters[name]) for pods in (meeting, together))
+        assert found == pytest.approx(truth, abs=1e-6)
+
+
 def test_a_lost_pod_sends_local_steps_back_to_the_last_meeting():
     lost = {}
     pods = pods_of(2).with_local_steps(2).with_watch(lambda: lost).build()
