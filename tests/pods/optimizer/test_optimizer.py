@@ -160,7 +160,7 @@ def test_checkpointing_changes_the_program_and_not_the_numbers():
         if checkpointing:
             ours.enable_gradient_checkpointing()
         losses.append([ours.step_distributed(params, data).loss for _ in range(3)])
-        (program,) = ours._programs
+        (program,) = ours._runner._compiled
         arguments = program.arguments(params.value, (INPUTS, TARGETS), ours.mesh)
         programs.append(str(jax.make_jaxpr(program)(*arguments)))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)

@@ -158,8 +158,8 @@ def test_the_next_step_runs_the_loaded_graph():
     after = optimizer.step_distributed(params, data)
     assert (before.program, after.program) == (None, graph.fingerprint)
     assert after.loss < before.loss
-    optimizer.reduce_batch_size()
+    other = optimizer.load_gradients_from_dataset(np.ones((8, 64), np.float32))
     with pytest.raises(TPUValidationError, match="compiled for batch"):
-        optimizer.step_distributed(params, data)
-    optimizer.load_xla_graph(None)
+        optimizer.step_distributed(params, other)
+    optimizer.reduce_batch_size()  # and the graph, which is for the size before, is left
     assert optimizer.step_distributed(params, data).program is None

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from ...annotations import Device, PyTree
-from ...errors import ConfigError, PodUnavailable, TPUValidationError
+from ...errors import ConfigError, PodUnavailable
 from ...hardware import Slice
-from ...parallel.rebalancing.reshard import move
 from ...runtime.ranges import COUNT
 from ..calls import either_way
 from ..causes import Cause
@@ -30,9 +29,10 @@ from ..xla.flags import OptimizationFlags
 from .balance import Stragglers, find_stragglers
 from .gradients import DatasetGradients, mean_gradients
 from .metrics import StepMetrics
-from .placement import by_example, devices_here, divided, mesh_of
+from .placement import devices_here, divided
 from .probe import probe_hosts
 from .program import LossFunction, Stepped, StepProgram
+from .running import Runner, shape_of
 from .settings import LEARNING_RATE, OptimizerSettings
 from .tensor import DistributedTensor, store_values, values_of
 
@@ -64,13 +64,10 @@ class TpuOptimizer:
         self.batch_size: int | None = None
         self.checkpointing = False
         self.graph: OptimizedGraph | None = None
-        self._like: PyTree = None
-        self._opt_state: PyTree = None
-        self._programs: dict[StepProgram, Any] = {}
         self._times: deque[tuple[float, float]] = deque(maxlen=RECENT)
         self._began: float | None = None
         self._config = PodConfig(tpu_type=str(pod.slice), zones=(pod.zone,), tier=pod.tier)
-        self._mesh: jax.sharding.Mesh | None = None
+        self._made: Runner | None = None
 
     def with_optimizer(self, optimizer: optax.GradientTransformation) -> "TpuOptimizer":
         """Step with this optimizer."""
@@ -109,15 +106,13 @@ class TpuOptimizer:
                 "with request_alternate_pod().",
                 cause=Cause.NODE_GONE.value,
             )
-        self._place(self.pod.slice)
+        self._made = Runner(self._devices(self.pod.slice))
         return self
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
         """The devices in use."""
-        if self._mesh is None:
-            raise ConfigError("This optimizer was not built; call build() on it first.")
-        return self._mesh
+        return self._runner.mesh
 
     def create_distributed_tensor(
         self,
@@ -179,7 +174,7 @@ class TpuOptimizer:
                 return jax.block_until_ready(self._run(values, given, examples is not None))
 
         done = within(run, self.settings.timeout, what=what)
-        self._opt_state, self.step = done.opt_state, self.step + 1
+        self._runner.opt_state, self.step = done.opt_state, self.step + 1
         store_values(params, done.params)
         seconds = time.perf_counter() - began
         self._times.append((seconds, stalled_s))
@@ -209,7 +204,7 @@ class TpuOptimizer:
         wanted = config.config if isinstance(config, ScalingDecision) else config
         if wanted is None:
             raise ConfigError("The decision is to change nothing; ask `if decision:` first.")
-        self._place(wanted.slice)
+        self._runner.move_to(self._devices(wanted.slice))
         self._config = wanted
         self.pod = replace(self.pod, slice=wanted.slice)
         self.graph = None  # it was compiled for the slice before
@@ -221,6 +216,8 @@ class TpuOptimizer:
     def reduce_batch_size(self, factor: int = 2) -> int:
         """Take a smaller part of each batch from the next step on; return its size.
 
+        A loaded graph, which was compiled for the size before, is left.
+
         Raises:
             ConfigError: No dataset was stepped yet, or there is one example left.
         """
@@ -231,17 +228,25 @@ class TpuOptimizer:
                 f"{factor}; step gradients of a dataset first, or ask for a larger slice."
             )
         self.batch_size //= factor
+        self.graph = None
         return self.batch_size
 
     @either_way
     def enable_gradient_checkpointing(self) -> None:
-        """Compute activations again in the backward pass from the next step on: less memory."""
+        """Compute activations again in the backward pass from the next step on: less memory.
+
+        A loaded graph, which was compiled without it, is left.
+
+        Raises:
+            ConfigError: Gradients are given, so there is no backward pass here.
+        """
         if self.settings.loss is None:
             raise ConfigError(
                 "Gradients are given to this optimizer, so there is no backward pass to change; "
                 "use with_loss() to have them computed here."
             )
         self.checkpointing = True
+        self.graph = None
 
     def load_xla_graph(self, graph: OptimizedGraph | None) -> None:
         """Run a compiled graph from the next step on; None: the optimizer's own step again.
@@ -258,10 +263,10 @@ class TpuOptimizer:
         batch = gradients.peek(self.batch_size) if dataset else None
         return OptimizerConfig(
             optimizer=self.settings.optimizer,
-            parameters=jax.tree.map(_shape, values),
+            parameters=jax.tree.map(shape_of, values),
             on=self.pod.slice,
             loss=self.settings.loss if dataset else None,
-            batch=None if batch is None else jax.tree.map(_shape, batch),
+            batch=None if batch is None else jax.tree.map(shape_of, batch),
             checkpointing=self.checkpointing,
         )
 
@@ -289,34 +294,28 @@ class TpuOptimizer:
     def _with(self, **changes: Any) -> "TpuOptimizer":
         return TpuOptimizer(self.pod, settings=replace(self.settings, **changes))
 
-    def _place(self, on: Slice) -> None:
-        devices = devices_here(on, self.pod.provider, self.settings.devices)
-        self._mesh = mesh_of(devices)
-        self._programs.clear()
-        if self._opt_state is not None:
-            self._opt_state = self._divide(self._opt_state)
+    @property
+    def _runner(self) -> Runner:
+        if self._made is None:
+            raise ConfigError("This optimizer was not built; call build() on it first.")
+        return self._made
 
-    def _divide(self, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: move(leaf, divided(leaf.shape, self.mesh)), tree)
+    def _devices(self, on: Slice) -> list[Device]:
+        return devices_here(on, self.pod.provider, self.settings.devices)
 
     def _given(self, values: PyTree, gradients: Any) -> tuple[PyTree, int | None, float]:
-        """Return the batch or the gradients of a step, where they belong, and the wait for them."""
+        """Return the batch or the gradients of a step, divided, and the wait for them."""
         if not isinstance(gradients, DatasetGradients):
             found = mean_gradients(values_of(gradients), values)
-            return self._divide(found), None, 0.0
+            return self._runner.divide(found), None, 0.0
         began = time.perf_counter()
         if self.batch_size is None:
             self.batch_size = gradients.examples
         batch = gradients.take(self.batch_size)
         waited = time.perf_counter() - began
-        placed = jax.tree.map(
-            lambda leaf: move(jnp.asarray(leaf), by_example(leaf.shape, self.mesh)), batch
-        )
-        return placed, jax.tree.leaves(batch)[0].shape[0], waited
+        return self._runner.divide_batch(batch), jax.tree.leaves(batch)[0].shape[0], waited
 
     def _run(self, values: PyTree, given: PyTree, from_dataset: bool) -> Stepped:
-        values = self._divide(values)
-        self._prepare_state(values)
         if self.graph is not None:
             self.graph.check_fits(values, given)
             program, options = self.graph.config.program, self.graph.options
@@ -324,24 +323,8 @@ class TpuOptimizer:
             loss = self.settings.loss if from_dataset else None
             program = StepProgram(self.settings.optimizer, loss, self.checkpointing)
             options = self._level_options()
-        if self.settings.xla_level is None and self.graph is None:
-            return program(values, self._opt_state, given)
-        if program not in self._programs:
-            on_tpu = jax.default_backend() == "tpu"
-            self._programs[program] = jax.jit(program, compiler_options=options if on_tpu else None)
-        return self._programs[program](values, self._opt_state, given)
-
-    def _prepare_state(self, values: PyTree) -> None:
-        shapes = jax.tree.map(_shape, values)
-        if self._opt_state is not None and shapes == self._like:
-            return
-        if self._opt_state is not None:
-            raise TPUValidationError(
-                "These parameters are not those of the steps before, whose optimizer state is "
-                "kept here; make another TpuOptimizer for them."
-            )
-        self._like = shapes
-        self._opt_state = self._divide(self.settings.optimizer.init(values))
+        whole = self.graph is not None or self.settings.xla_level is not None
+        return self._runner.run(program, values, given, options=options, whole=whole)
 
     def _level_options(self) -> dict[str, Any]:
         level = self.settings.xla_level
@@ -357,7 +340,3 @@ class TpuOptimizer:
                 "request_alternate_pod().",
                 cause=Cause.NODE_GONE.value,
             )
-
-
-def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
