@@ -73,7 +73,7 @@ class Runner:
             self._compiled[program] = jax.jit(
                 program,
                 # What comes out lies where it lay, so that the next step moves nothing.
-                out_shardings=Stepped(params, state, whole_copy, whole_copy),
+                out_shardings=Stepped._make((params, state, whole_copy, whole_copy)),
                 compiler_options=dict(options) if on_tpu else None,
             )
         return self._compiled[program](values, self.opt_state, given)
