@@ -352,17 +352,12 @@ async def preemptible(tpu_manager, preemption_handler):
 
 
 def test_preemptible_pods(launch):
-    tpu_manager, looks_after = TpuManager(launch=launch).build(), handler()
-    try:
-        pod = asyncio.run(preemptible(tpu_manager, looks_after))
-        assert (pod.tier, pod.is_ready) == (Tier.SPOT, True)
-    finally:
-        looks_after.stop()
-    manager = PreemptibleManager(tpu_manager, handler())
-    try:
-        assert manager.allocate_pod(PodConfig(tpu_type="v3-8")).tier is Tier.SPOT
-    finally:
-        manager.close()
+    tpu_manager = TpuManager(launch=launch).build()
+    pod = asyncio.run(preemptible(tpu_manager, handler()))
+    assert (pod.tier, pod.is_ready) == (Tier.SPOT, True)
+    plain = PreemptibleManager(tpu_manager, handler())
+    assert plain.allocate_pod(PodConfig(tpu_type="v3-8")).tier is Tier.SPOT
+    tpu_manager.close()
 
 
 async def bid(launch, pod_config):

@@ -274,38 +274,34 @@ def watched(manager, **arguments):
 
         return one
 
-    handler = PreemptionHandler(poll_s=0.02, **arguments).with_callbacks(
-        tell("preempted"), tell("restarted")
-    )
-    pod = manager.allocate_preemptible_pod(CONFIG, handler, name="run")
-    return pod, handler, told, heard
+    handler = PreemptionHandler(**arguments).with_callbacks(tell("preempted"), tell("restarted"))
+    pod = manager.allocate_preemptible_pod(CONFIG, handler, name="run", poll_s=0.02)
+    return pod, told, heard
 
 
 def test_a_handler_is_told_and_given_another(manager, provider):
-    pod, handler, told, _ = watched(manager)
+    pod, told, _ = watched(manager)
     assert pod.tier is Tier.SPOT
     provider.put((A, pod.name), PodState.SUSPENDED)
     while len(told) < 2:
         threading.Event().wait(0.02)
     assert told == [("preempted", "run-a1"), ("restarted", "run-a2")]
-    handler.stop()
+    manager.close()
 
 
 def test_without_auto_restart_the_pod_is_given_up(manager, provider, store):
-    pod, handler, told, heard = watched(manager, auto_restart=False)
+    pod, told, heard = watched(manager, auto_restart=False)
     provider.put((A, pod.name), PodState.SUSPENDED)
     assert heard.wait(10)
     assert told == [("preempted", "run-a1")]
     assert store.wanted.all() == []
-    handler.stop()
+    manager.close()
 
 
 def test_the_handler_of_the_document(manager):
     handler = PreemptionHandler().with_checkpoint_frequency(300).with_auto_restart(True).build()
-    assert handler.is_checkpoint_due(301)
-    assert not handler.is_checkpoint_due(299)
     with pytest.raises(ConfigError, match="checkpoint_frequency"):
-        handler.with_checkpoint_frequency(-1)
+        manager.allocate_preemptible_pod(CONFIG, handler.with_checkpoint_frequency(-1))
     kept = PreemptibleManager(manager, handler)
     pod = kept.allocate_pod(CONFIG)
     assert pod.tier is Tier.SPOT

@@ -1,7 +1,7 @@
 """`tpukit pods`: list, get, give back, look into and count pods; rehearse on an emulator."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -9,9 +9,6 @@ from ..runtime.ranges import INDEX, SCALE, SECONDS
 from . import job_options as options
 from .launch import Provider, Spot
 from .values import output_folder, within
-
-if TYPE_CHECKING:
-    from ..pods.manager import TpuManager
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -59,12 +56,13 @@ def get_pod(
     from ..errors import ConfigError, PodUnavailable
     from ..pods.config import PodConfig
     from ..pods.launching.result import NO_CAPACITY
+    from ..pods.manager import TpuManager
     from .output import Announcer, show
 
     if on is None:
         raise ConfigError("pods up needs to know which slice: --on v6e-8.")
     config = PodConfig(tpu_type=on, max_price_per_hour=max_price, zones=tuple(zone or ()))
-    manager = _manager(provider, project).build()
+    manager = TpuManager(provider=provider, project=project).build()
     try:
         pod = manager.allocate_pod(
             config.with_preemptible(bool(spot)), name=name, wait_s=wait, progress=Announcer()
@@ -155,6 +153,9 @@ def show_cost(run: MaybeRun = None, json: options.Json = False) -> None:
 
 @app.command("preflight")
 def look_ahead(
+    target: Annotated[
+        str | None, typer.Argument(help="A job.yaml whose launch section counts.")
+    ] = None,
     on: options.On = None,
     provider: Provider = None,
     project: Project = None,
@@ -164,17 +165,21 @@ def look_ahead(
 ) -> None:
     """Look at credentials, quota, network and ports without asking for a pod; exit 1 on errors."""
     from ..errors import ConfigError
+    from ..job.reading import read_job
     from ..pods.config import PodConfig
+    from ..pods.manager import TpuManager
     from ..pods.preflight import PreflightReport
     from .output import show
 
-    if on is None:
-        raise ConfigError("pods preflight needs to know which slice: --on v6e-8.")
-    manager = _manager(provider, project).build()
-    config = PodConfig(tpu_type=on, zones=tuple(zone or ())).with_preemptible(bool(spot))
+    job = None if target is None else read_job(target)
+    tpu_type = on or (job.on if job else None)
+    if tpu_type is None:
+        raise ConfigError("pods preflight needs to know which slice: --on v6e-8, or a job file.")
+    launch = job.launch if job else None
+    manager = TpuManager(provider=provider, project=project, launch=launch).build()
+    config = PodConfig(tpu_type=tpu_type, zones=tuple(zone or ())).with_preemptible(bool(spot))
     asked = manager.complete(config)
-    findings = manager.opened.preflight(asked)
-    report = PreflightReport(manager.opened.name, str(asked.slice), findings)
+    report = PreflightReport(manager.opened.name, str(asked.slice), manager.opened.preflight(asked))
     show(report, json=json)
     if not report.is_clear:
         raise typer.Exit(IN_THE_WAY)
@@ -198,9 +203,3 @@ def emulate(
             typer.echo(f"{known:6} {what.meaning}")
         return
     serve(name, folder, typer.echo)
-
-
-def _manager(provider: str | None, project: str | None) -> "TpuManager":
-    from ..pods.manager import TpuManager
-
-    return TpuManager(provider=provider, project=project)

@@ -31,6 +31,7 @@ NOT_SETTINGS = frozenset(
         "CHILD_PARENT",
         "CHILD_REPLY",
         "COORDINATOR",
+        "EMULATED_HOST",
         "HEARTBEAT_S",
         "HOST_ID",
         "LOCAL_HOSTS",

@@ -29,7 +29,6 @@ from .pod import Pod as Pod
 from .pod import PodState as PodState
 from .pod import Tier as Tier
 from .preemptible import PreemptibleManager as PreemptibleManager
-from .preemptible import PreemptionHandler as PreemptionHandler
 from .providers.protocol import Capabilities as Capabilities
 from .providers.protocol import Command as Command
 from .providers.protocol import Gang as Gang
@@ -46,6 +45,13 @@ from .spot.manager import SpotManager as SpotManager
 from .spot.ranking import ZoneRanking as ZoneRanking
 from .spot.strategy import BiddingStrategy as BiddingStrategy
 from .store import Store as Store
+from .supervision.journal import Attempt as Attempt
+from .supervision.journal import Journal as Journal
+from .supervision.journal import MemoryJournal as MemoryJournal
+from .supervision.policy import Policy as Policy
+from .supervision.preemption import PreemptionHandler as PreemptionHandler
+from .supervision.supervisor import Outcome as Outcome
+from .supervision.supervisor import Supervisor as Supervisor
 from .tpu_config import TpuConfig as TpuConfig
 from .xla.compiler import OptimizedGraph as OptimizedGraph
 from .xla.compiler import OptimizerConfig as OptimizerConfig
@@ -54,6 +60,7 @@ from .xla.flags import OptimizationFlags as OptimizationFlags
 
 __all__ = [
     "AllReduceStrategy",
+    "Attempt",
     "AutoScaler",
     "BiddingStrategy",
     "Capabilities",
@@ -64,13 +71,16 @@ __all__ = [
     "Ending",
     "Gang",
     "Host",
+    "Journal",
     "Kind",
+    "MemoryJournal",
     "MultiPod",
     "MultiPodManager",
     "OptimizationFlags",
     "OptimizedGraph",
     "OptimizerConfig",
     "OutOfMemory",
+    "Outcome",
     "Pod",
     "PodConfig",
     "PodHealth",
@@ -79,6 +89,7 @@ __all__ = [
     "PodState",
     "PodTopology",
     "PodUnavailable",
+    "Policy",
     "PreemptibleManager",
     "PreemptionHandler",
     "Provider",
@@ -90,6 +101,7 @@ __all__ = [
     "StepMetrics",
     "Store",
     "Stragglers",
+    "Supervisor",
     "SynchronizedStep",
     "TPUError",
     "Tier",

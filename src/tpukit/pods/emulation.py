@@ -98,7 +98,7 @@ def serve(
     """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        _serve(name, folder, say, until or threading.Event())
+        _serve(name, folder.resolve(), say, until or threading.Event())
         return
     with temporary_folder("tpukit-emulator-") as made:
         _serve(name, made, say, until or threading.Event())

@@ -19,12 +19,13 @@ from .calls import either_way
 from .config import PodConfig
 from .health import PodHealth
 from .pod import Pod
-from .preemptible import PreemptionHandler
+from .preemptible import POLL_S, PreemptionWatch
 from .providers.protocol import Provider
 from .providers.registry import open_provider
 from .reconciler import Reconciler
 from .settings import PodSettings
 from .store import ProviderRecord, Store
+from .supervision.preemption import PreemptionHandler
 
 RELEASED_WITHIN_S = 60.0
 
@@ -63,6 +64,9 @@ class TpuManager:
     prices: PriceBook | None = field(default=None, repr=False)
     gathered: PodSettings | None = field(default=None, repr=False)
     _last: list[Pod] = field(default_factory=list[Pod], repr=False, init=False)
+    _watches: list[PreemptionWatch] = field(
+        default_factory=list[PreemptionWatch], repr=False, init=False
+    )
 
     # --- step by step ----------------------------------------------------------------------
 
@@ -201,17 +205,25 @@ class TpuManager:
         *,
         name: str | None = None,
         wait_s: float | None = None,
+        poll_s: float = POLL_S,
         progress: Progress = silent,
     ) -> Pod:
         """Get a spot pod, and have a handler told when it is taken away.
 
-        With `auto_restart` the handler is given the pod that comes in its place.
+        With `auto_restart` the handler is given the pod that comes in its place. `close()` ends
+        the looking.
         """
         asked = config.with_preemptible()
+        handler = None if preemption_handler is None else preemption_handler.build()
         pod = self.allocate_pod(asked, name=name, wait_s=wait_s, progress=progress)
-        if preemption_handler is not None:
-            preemption_handler.watch(self, pod)
+        if handler is not None:
+            self._watches.append(PreemptionWatch(self, pod, handler, poll_s=poll_s))
         return pod
+
+    def close(self) -> None:
+        """Look after no pod any more; the pods stay."""
+        while self._watches:
+            self._watches.pop().stop()
 
     @either_way
     def request_alternate_pod(

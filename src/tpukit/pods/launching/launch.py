@@ -17,6 +17,7 @@ from ...job.reading import read_job
 from ...runtime.progress import Progress, silent
 from ..allocation import check_request, wait_until_gone
 from ..calls import either_way
+from ..causes import Cause
 from ..config import PodConfig
 from ..manager import TpuManager
 from ..observing import Observer
@@ -34,7 +35,7 @@ from .recorded import RecordedProvider
 RUNS = "runs"
 BUNDLE = "bundle.tar"
 _LONGEST_STEM = 26
-_LOCAL_GRACE_S = 1.2  # a rehearsal ends with Ctrl-C, which ends a command within 2 s
+_LOCAL_GRACE_S = 2.5  # a rehearsal is to end soon after Ctrl-C
 _GONE_WITHIN_S = 30.0
 
 
@@ -194,7 +195,11 @@ def prepare_launch(
     run = name or run_name(stem, read)
     read = _with_paths(read, run, is_local=manager.opened.name == "local")
     bundle = make_bundle(read)
-    notes = (*_notes(read, manager.opened.name), *modules_not_shipped(bundle))
+    notes = (
+        *_notes(read, manager.opened.name),
+        *modules_not_shipped(bundle),
+        *_history(run, manager.store),
+    )
     check_request(config, manager.opened, manager.prices, progress=progress)
     for note in notes:
         progress(note)
@@ -296,6 +301,17 @@ def _notes(job: Job, provider: str) -> list[str]:
     if not job.train.checkpoint_every:
         told.append("train.checkpoint_every is 0: after an interruption the job begins anew.")
     return told
+
+
+def _history(run: str, store: Store) -> list[str]:
+    """Say what became of the run so far."""
+    attempts = store.attempts(run)
+    ending = attempts[-1].ending if attempts else None
+    if not attempts:
+        return []
+    if ending is not None and ending.cause is Cause.DONE:
+        return [f"{run} is finished already; another name runs it anew (--name)."]
+    return [f"{run} goes on from attempt {attempts[-1].number}, step {attempts[-1].last_step}."]
 
 
 @contextmanager
