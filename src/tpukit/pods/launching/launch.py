@@ -34,6 +34,8 @@ from .recorded import RecordedProvider
 
 RUNS = "runs"
 BUNDLE = "bundle.tar"
+LOCK = "lock"
+"""Held by the process that supervises a run in the background, from before its log begins."""
 _LONGEST_STEM = 26
 _LOCAL_GRACE_S = 2.5  # a rehearsal is to end soon after Ctrl-C
 _GONE_WITHIN_S = 30.0
@@ -99,10 +101,7 @@ class Launch:
         store = self.manager.store
         with holding(store.folder / KEEPERS / self.name) as mine:
             if not mine:
-                raise ConfigError(
-                    f"Run {self.name!r} is supervised by another process already; follow it with "
-                    f"tpukit pods logs {self.name}, or choose another name."
-                )
+                raise already_supervised(self.name)
             row = store.wanted.find(self.name)
             if row is not None and (row.is_released or row.config != self.config):
                 store.wanted.release(self.name)
@@ -257,6 +256,14 @@ def run_name(stem: str, job: Job) -> str:
     said = json.dumps(job.to_dict(), sort_keys=True, default=str)
     digest = hashlib.sha256(said.encode()).hexdigest()[:5]
     return f"{as_name(stem)[:_LONGEST_STEM].strip('-')}-{digest}"
+
+
+def already_supervised(name: str) -> ConfigError:
+    """Return the error of a second supervisor of one run."""
+    return ConfigError(
+        f"Run {name!r} is supervised by another process already; follow it with "
+        f"tpukit pods logs {name}, or choose another name."
+    )
 
 
 def run_folder(store: Store, name: str) -> Path:
