@@ -17,7 +17,8 @@ class Claim:
         line = f"{self.what:<52} {self.value:10.4g} {self.unit:<10}"
         if self.at_most is not None:
             met = "met" if self.value <= self.at_most else "MISSED"
-            return f"{line} target ≤ {self.at_most:g}  {self.value / self.at_most:6.2f}×  {met}"
+            ratio = f"{self.value / self.at_most:6.2f}×  " if self.at_most else ""
+            return f"{line} target ≤ {self.at_most:g}  {ratio}{met}"
         if self.at_least is not None:
             met = "met" if self.value >= self.at_least else "MISSED"
             return f"{line} target ≥ {self.at_least:g}  {self.value / self.at_least:6.2f}×  {met}"

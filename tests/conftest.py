@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 from chromium import BROWSERS, Browser, find_browser
 
-# Most of the suite's time is XLA compiling small programs for the CPU, and most of that its newest
-# way of emitting loops; the older one takes a third (measured). A jaxlib that does not know a flag
-# ends the process, so this is for the one it was tried with.
-FAST_COMPILES = " --xla_cpu_use_fusion_emitters=false" if version("jaxlib")[:4] == "0.10" else ""
+# Most of the suite's time is XLA compiling small programs for the CPU. Its newest way of emitting
+# loops takes three times as long as the older one, and LLVM's optimizations half of the rest
+# (measured); no test is about the CPU's speed. A jaxlib that does not know a flag ends the process,
+# so these are for the one they were tried with.
+FAST_COMPILES = (
+    " --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+    " --xla_llvm_disable_expensive_passes=true"
+    if version("jaxlib")[:4] == "0.10"
+    else ""
+)
 
 os.environ.update(
     TPU_SKIP_MDS_QUERY="1",

@@ -235,6 +235,9 @@ class LaunchSettings(CloudSettings):
     )
     spot: bool = Field(default=False, description="capacity that may be taken away, for less")
     reservation: str | None = Field(default=None, description="name of the reservation")
+    flex_start_seconds: Seconds | None = Field(
+        default=None, description="start when there is capacity, and run so long at most (gce)"
+    )
     max_price_per_hour: Scale | None = Field(
         default=None, description="most USD an hour for the whole pod, by the price catalogue"
     )

@@ -94,6 +94,9 @@ class Reliability(Section):
     """What happens when something goes wrong."""
 
     checkpoint_every: Index = Field(default=500, description="steps; 0: no checkpoints")
+    checkpoint_seconds: Seconds | None = Field(
+        default=None, description="seconds between checkpoints, instead of steps"
+    )
     checkpoint_dir: str | None = Field(default=None, description="run_dir/checkpoints by default")
     keep_checkpoints: Count = Field(default=3, description="the newest ones")
     async_checkpointing: bool = Field(default=True, description="write while training goes on")

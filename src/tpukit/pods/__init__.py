@@ -14,6 +14,10 @@ HOMES = {
     ".pod": ("Host", "Pod", "PodState", "Tier"),
     ".providers.protocol": ("Capabilities", "Command", "Gang", "Provider"),
     ".providers.registry": ("open_provider",),
+    ".supervision.journal": ("Attempt", "Journal", "MemoryJournal"),
+    ".supervision.policy": ("Policy",),
+    ".supervision.preemption": ("PreemptionHandler",),
+    ".supervision.supervisor": ("Outcome", "Supervisor"),
     "..records.reporting": ("report_step",),
     "..errors": (
         *("CommunicationTimeout", "OutOfMemory", "PodUnavailable", "ProviderError", "TPUError"),

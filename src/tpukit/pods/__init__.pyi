@@ -25,9 +25,17 @@ from .providers.protocol import Provider as Provider
 from .providers.registry import open_provider as open_provider
 from .reconciler import Reconciler as Reconciler
 from .store import Store as Store
+from .supervision.journal import Attempt as Attempt
+from .supervision.journal import Journal as Journal
+from .supervision.journal import MemoryJournal as MemoryJournal
+from .supervision.policy import Policy as Policy
+from .supervision.preemption import PreemptionHandler as PreemptionHandler
+from .supervision.supervisor import Outcome as Outcome
+from .supervision.supervisor import Supervisor as Supervisor
 from .tpu_config import TpuConfig as TpuConfig
 
 __all__ = [
+    "Attempt",
     "Capabilities",
     "Cause",
     "Command",
@@ -35,19 +43,24 @@ __all__ = [
     "Ending",
     "Gang",
     "Host",
+    "Journal",
     "Kind",
+    "MemoryJournal",
     "OutOfMemory",
+    "Outcome",
     "Pod",
     "PodConfig",
     "PodHealth",
     "PodState",
     "PodUnavailable",
+    "Policy",
     "PreemptibleManager",
     "PreemptionHandler",
     "Provider",
     "ProviderError",
     "Reconciler",
     "Store",
+    "Supervisor",
     "TPUError",
     "Tier",
     "TpuConfig",

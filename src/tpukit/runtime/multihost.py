@@ -276,6 +276,17 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
+def said_by_first(value: int) -> int:
+    """What process 0 says; every process must ask."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    if jax.process_count() == 1:
+        return value
+    return int(multihost_utils.broadcast_one_to_all(np.asarray(value, np.int32)))
+
+
 def smallest_of_all(value: int) -> int:
     """The smallest of what the processes say; every process must ask."""
     import jax

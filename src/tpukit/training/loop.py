@@ -29,6 +29,7 @@ from .failure import Decision, HangWatchdog, LossGuard, PreemptionGuard
 from .recompile import StepProgram
 from .result import Stopped
 from .run_directory import RunDirectory
+from .save_times import SaveTimes
 from .state_keeper import StateKeeper
 
 
@@ -37,7 +38,7 @@ class LoopSettings:
     """When the loop does what; 0 is never."""
 
     total_steps: int
-    checkpoint_every: int
+    save_times: SaveTimes
     eval_every: int
     log_every: int
 
@@ -218,8 +219,8 @@ class TrainingLoop:
         )
 
     def _between_steps(self) -> None:
-        every, evals = self.settings.checkpoint_every, self.settings.eval_every
-        save = bool(every) and self.step % every == 0
+        evals = self.settings.eval_every
+        save = self.settings.save_times.is_due(self.step, self.step_times_s)
         evaluate = bool(evals) and self.step % evals == 0
         if not save and not evaluate:
             return

@@ -28,6 +28,7 @@ from .products import tuned_options
 from .recompile import StepProgram, enable_compilation_cache
 from .result import TrainingResult
 from .run_directory import RunDirectory, name_for, write_placement
+from .save_times import SaveTimes
 from .state_keeper import StateKeeper
 
 
@@ -129,7 +130,9 @@ class Session:
             ),
             settings=LoopSettings(
                 total_steps=self._total,
-                checkpoint_every=settings.checkpoint_every,
+                save_times=SaveTimes(
+                    settings.checkpoint_every, settings.checkpoint_seconds, first=first
+                ),
                 eval_every=settings.eval_every,
                 log_every=settings.log_every,
             ),

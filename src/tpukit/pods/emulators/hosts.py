@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -41,11 +42,13 @@ class _Host:
     """One machine.
 
     Attributes:
+        mark: In the environment of its processes, by which they are found.
         keys: Public keys by user.
     """
 
     name: str
     address: str
+    mark: str
     folder: Path
     keys: dict[str, list[asyncssh.SSHKey]]
     listening: socket.socket
@@ -70,8 +73,9 @@ class EmulatedHosts:
         self._hosts: dict[str, _Host] = {}
         self._addresses = iter(range(2**22 - 2))
         self._loop = asyncio.new_event_loop()
-        self._signals: dict[str, signal.Signals] = {}  # to be sent, by address
+        self._signals: dict[str, signal.Signals] = {}  # to be sent, by mark
         self._looking = asyncio.Lock()
+        self._token = secrets.token_hex(8)  # other emulators have hosts of the same address
         self._key = asyncssh.generate_private_key("ssh-ed25519")
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="emulated-hosts", daemon=True
@@ -93,7 +97,8 @@ class EmulatedHosts:
         home = self._folder / "hosts" / name
         home.mkdir(parents=True, exist_ok=True)
         listening = socket.create_server((address, self.port), backlog=128)
-        host = _Host(name, address, home, _read_keys(ssh_keys), listening)
+        mark = f"{self._token}/{address}"
+        host = _Host(name, address, mark, home, _read_keys(ssh_keys), listening)
         self._hosts[name] = host
         host.serving = self._run(self._serve(host))
         return address
@@ -165,7 +170,7 @@ class EmulatedHosts:
 
     async def _signal(self, host: _Host, number: signal.Signals) -> None:
         # Looking at all processes is slow, so it is done once for all hosts that wait for it.
-        self._signals[host.address] = number
+        self._signals[host.mark] = number
         async with self._looking:
             waiting, self._signals = self._signals, {}
             if waiting:
@@ -242,7 +247,7 @@ def _environment(host: _Host) -> dict[str, str]:
         for name, value in os.environ.items()
         if name in ("PYTHONPATH", "LANG", "TMPDIR", "TPU_SKIP_MDS_QUERY", "NO_GCE_CHECK")
     }
-    return {**passed, "PATH": path, "HOME": str(host.folder), MARK: host.address}
+    return {**passed, "PATH": path, "HOME": str(host.folder), MARK: host.mark}
 
 
 def _send_signals(waiting: dict[str, signal.Signals]) -> None:

@@ -76,13 +76,15 @@ def judge(
         return Ending(Cause.DONE)
     if alive and cause in (Cause.ABORTED, Cause.PEER_LOST):
         # Everyone gave up, and not because somebody ended: who is left did not answer.
-        silent = "" if heartbeat_s is None else f" within {heartbeat_s:g} s"
+        waited = "" if heartbeat_s is None else f" within {heartbeat_s:g} s"
         return Ending(
             Cause.HUNG,
             host=alive[0].name if len(alive) == 1 else "",
-            evidence=f"{', '.join(host.name for host in alive)} did not answer{silent}",
+            evidence=f"{', '.join(host.name for host in alive)} did not answer{waited}",
         )
-    words = (last_words or {}).get(rank, "")
+    # Who was killed had nothing to say about it.
+    silent = cause in (Cause.KILLED, Cause.NOTICE)
+    words = "" if silent else (last_words or {}).get(rank, "")
     return Ending(cause, host=hosts[rank].name, evidence=_describe(exits[rank], words))
 
 

@@ -18,6 +18,7 @@ ZONES = {
         reservations={"ours": Reservation("v5p", 16)},
     ),
     "us-central1-c": Zone({"7x": 256}),
+    "europe-west4-a": Zone({"v6e": 64}),
 }
 PACE = Pace(decide_s=0.01, start_s=0.02, release_s=0.01, notice_s=1.0)
 

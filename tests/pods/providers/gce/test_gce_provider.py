@@ -121,6 +121,25 @@ class TestRequest:
             provider.create("res-a2", replace(V5P, tier=Tier.RESERVED, reservation="theirs"))
         assert left_in(cloud) == left
 
+    def test_machines_may_start_flexibly(self, cloud, launch):
+        launch.flex_start_seconds = 1.0
+        provider = ComputeEngineProvider(launch)
+        provider.create("flex-a1", SEVEN)
+        assert template_of(cloud, "flex-a1")["properties"]["scheduling"] == {
+            "provisioningModel": "FLEX_START",
+            "instanceTerminationAction": "DELETE",
+            "maxRunDuration": {"seconds": "1"},
+            "onHostMaintenance": "TERMINATE",
+            "automaticRestart": False,
+        }
+        until(provider, "flex-a1", PodState.READY, THERE)
+        assert until(provider, "flex-a1", PodState.SUSPENDED, THERE).cause is Cause.NODE_GONE
+        with pytest.raises(ConfigError, match="two ways"):
+            provider.create("flex-a2", replace(SEVEN, tier=Tier.SPOT))
+        launch.flex_start_seconds = 1e6
+        with pytest.raises(ConfigError, match="7 days"):
+            ComputeEngineProvider(launch).create("flex-a2", SEVEN)
+
     def test_a_slice_of_one_host_needs_no_policy(self, cloud, provider):
         provider.create("one-a1", replace(V5P, tpu_type="v5p-8"))
         assert "resourcePolicies" not in group_of(cloud, "one-a1-s0")

@@ -15,6 +15,7 @@ ZONES = {
         reservations={"ours": Reservation("v6e", 16)},
     ),
     "us-central1-a": Zone({"v5p": 256, "v3": 64}),
+    "europe-west4-b": Zone({"v5p": 64}),
 }
 
 

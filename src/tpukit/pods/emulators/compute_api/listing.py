@@ -16,7 +16,7 @@ _TERM = re.compile(r'\s*\(?\s*([\w.-]+)\s*(=|!=|:|eq|ne)\s*("[^"]*"|[^\s)]+)\s*\
 
 def listed(kind: str, items: Sequence[Json], query: Mapping[str, str]) -> Json:
     """Return one page of those items that a query asks for."""
-    chosen = [item for item in items if _matches(item, query.get("filter", ""))]
+    chosen = [item for item in items if matches(item, query.get("filter", ""))]
     size = min(int(query.get("maxResults", LARGEST_PAGE)), LARGEST_PAGE)
     first = int(query.get("pageToken", "0"))
     body: Json = {"kind": f"compute#{kind}", "items": chosen[first : first + size]}
@@ -38,10 +38,18 @@ def aggregated(
     return page | {"items": by_zone}
 
 
-def _matches(item: Json, text: str) -> bool:
+def matches(item: Json, text: str) -> bool:
+    """Tell whether an item is among those that a filter wants."""
     return not text or any(
         all(_holds(item, term) for term in one.split(" AND ")) for one in text.split(" OR ")
     )
+
+
+def asks_only_for(field: str, text: str) -> bool:
+    """Tell whether a filter looks at nothing but one field and what is inside it."""
+    terms = [term for one in text.split(" OR ") for term in one.split(" AND ")]
+    found = [_TERM.fullmatch(term) for term in terms]
+    return all(one is not None and one[1].startswith(f"{field}.") for one in found)
 
 
 def _holds(item: Json, text: str) -> bool:

@@ -64,7 +64,9 @@ class Moment:
             half_way = self.now >= held.since + self.pace.start_s / 2
             return ("RUNNING", "VERIFYING") if half_way else ("STAGING", "CREATING")
         if held.stage in _TAKEN and (struck is None or instance.worker in struck):
-            return _TAKEN[held.stage], "NONE"
+            deleted = self.group.scheduling.get("instanceTerminationAction") == "DELETE"
+            gone = deleted and held.stage is Stage.LOST
+            return None if gone else _TAKEN[held.stage], "NONE"
         return _MACHINES.get(held.stage, ("RUNNING", "NONE"))
 
 

@@ -5,6 +5,7 @@ long as anything of a pod is left, its template tells whose it is: groups and po
 labels.
 """
 
+import math
 import re
 
 from google.cloud import compute_v1
@@ -78,7 +79,7 @@ def instance_template(
             # Unlike Cloud TPU's, a machine that names no account has none.
             compute_v1.ServiceAccount(email=launch.service_account or "default", scopes=[SCOPE])
         ],
-        scheduling=_scheduling(config.tier, config.reservation),
+        scheduling=_scheduling(config, launch.flex_start_seconds),
         labels={**_labels(config), POD_LABEL: name},
         metadata=compute_v1.Metadata(
             items=[compute_v1.Items(key=key, value=value) for key, value in facts.items()]
@@ -144,16 +145,30 @@ def instance_group(
     return group
 
 
-def _scheduling(tier: Tier, reservation: str | None) -> compute_v1.Scheduling:
+def _scheduling(config: PodConfig, flex_start_s: float | None) -> compute_v1.Scheduling:
     scheduling = compute_v1.Scheduling(
         provisioning_model="STANDARD", on_host_maintenance="TERMINATE", automatic_restart=False
     )
-    if tier is Tier.SPOT:
+    if config.tier is Tier.SPOT:
         scheduling.provisioning_model = "SPOT"
         scheduling.instance_termination_action = "STOP"
-    elif tier is Tier.RESERVED and reservation is not None:
+    elif config.tier is Tier.RESERVED and config.reservation is not None:
         scheduling.provisioning_model = "RESERVATION_BOUND"
         scheduling.instance_termination_action = "STOP"
+    if flex_start_s is None:
+        return scheduling
+    if config.tier is not Tier.ON_DEMAND:
+        raise ConfigError(
+            f"launch.flex_start_seconds and {config.tier} are two ways to get machines; choose one."
+        )
+    if flex_start_s > LONGEST_RUN_S:
+        raise ConfigError(
+            f"launch.flex_start_seconds is {flex_start_s:g}; machines that start flexibly run "
+            f"{LONGEST_RUN_S} s (7 days) at most."
+        )
+    scheduling.provisioning_model = "FLEX_START"
+    scheduling.instance_termination_action = "DELETE"
+    scheduling.max_run_duration = compute_v1.Duration(seconds=math.ceil(flex_start_s))
     return scheduling
 
 

@@ -156,6 +156,10 @@ class LocalProvider:
             _wait_until_gone(entry, notice_s)
         _kill(entry)
 
+    def count_ready_spares(self) -> int:
+        """Return how many spares have imported everything and wait."""
+        return 0 if self._spares is None else self._spares.count_ready()
+
     def close(self) -> None:
         """End the spares that wait."""
         if self._spares is not None:

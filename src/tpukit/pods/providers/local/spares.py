@@ -6,6 +6,8 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 
+from ...worker.spare import READY
+
 # In the order in which a training process imports them.
 MODULES = (
     *("jax", "optax", "flax.nnx", "orbax.checkpoint", "grain.python"),
@@ -38,6 +40,7 @@ class SparePool:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = dict(environment or {})
         self._waiting: list[subprocess.Popen[bytes]] = []
+        self._ready: set[int] = set()
         # Also where nobody calls close(): their standard input would stay open with the process.
         self._finalizer = weakref.finalize(self, _end, self._waiting)
 
@@ -57,8 +60,14 @@ class SparePool:
             _end([spare])
         return None
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    def count_ready(self) -> int:
+        """Return how many have imported everything."""
+        for spare in self._waiting:
+            assert spare.stderr is not None
+            os.set_blocking(spare.stderr.fileno(), False)
+            if READY.encode() in (spare.stderr.read() or b""):
+                self._ready.add(spare.pid)
+        return sum(spare.pid in self._ready for spare in self._waiting)
 
     def close(self) -> None:
         """End all spares."""

@@ -1,0 +1,225 @@
+"""Recovery on the local provider: four real jax processes, killed, stopped and resized.
+
+Every run trains the `tiny` preset under a `Supervisor`. Times are from the signal: "detected" is
+until the gang has ended with its cause known and its other processes killed, "first new step"
+until the next attempt has completed one. Losses are compared with those of a run that was never
+interrupted, all of them, to the bit; after a resize, within float32 tolerance. Leaks are counted
+after 30 kills: processes of ours, listening ports, files left in the folders of pods and in /tmp.
+
+Usage: python benchmarks/pods_local.py [--only kill,coordinator,stop,warm,soak,resize] [--kills 30]
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+from claims import Claim, report
+
+from tpukit.job.sections import LaunchSettings
+from tpukit.pods.config import PodConfig
+from tpukit.pods.providers.local.provider import LocalProvider
+from tpukit.pods.providers.protocol import Command, Progress
+from tpukit.pods.supervision.events import AttemptEnded, PodReady
+from tpukit.pods.supervision.policy import Policy
+from tpukit.pods.supervision.supervisor import Supervisor
+
+FOUR, TWO = PodConfig(tpu_type="4xv6e-1"), PodConfig(tpu_type="2xv6e-1")
+STEPS, EVERY, HEARTBEAT_S = 40, 5, 10
+MANY = 100_000  # steps of runs that are stopped when all is seen
+
+
+class Trial:
+    """One supervised run, with signals sent at chosen steps."""
+
+    def __init__(self, root: Path, name: str, *, steps: int = STEPS, warm: bool = False) -> None:
+        self.run_dir, self.name, self.warm = root / name, name, warm
+        self.provider = LocalProvider(LaunchSettings(warm_spares=warm), folder=root / "pods")
+        argv = ("train", "tiny", "--data", str(root / "tokens.npy"), "--steps", str(steps))
+        argv += ("--batch", "4", "--sequence", "16", "--run-dir", str(self.run_dir))
+        # A constant rate, so that runs of any length have the same losses up to there.
+        argv += ("--checkpoint-every", str(EVERY), "--set", "train.schedule=constant")
+        self.command = Command(
+            argv=(sys.executable, "-m", "tpukit", *argv),
+            environment={"TPUKIT_CACHE_DIR": str(root / "cache")},
+            heartbeat_s=HEARTBEAT_S,
+        )
+        policy = Policy(max_restarts=1000, poll_s=1.0)
+        self.supervisor = Supervisor(
+            name, FOUR, self.command, self.provider, policy=policy, tell=self._tell
+        )
+        self.plan: list[tuple[int, signal.Signals, int]] = []
+        self.resizes: dict[int, PodConfig] = {}
+        self.detected_s: list[float] = []
+        self.recovered_s: list[float] = []
+        self._sent_at: float | None = None
+        self._last = 0
+
+    def run(self):
+        """Supervise to the end; returns the outcome."""
+        outcome = self.supervisor.run()
+        self.provider.close()
+        return outcome
+
+    def losses(self) -> dict[int, float]:
+        """The loss of each step, as the run's own metrics have it."""
+        lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
+        return {one["step"]: one["loss"] for one in map(json.loads, lines) if "loss" in one}
+
+    def _tell(self, event) -> None:
+        now = time.monotonic()
+        if isinstance(event, PodReady):
+            self._pod = event.pod
+        elif isinstance(event, AttemptEnded) and self._sent_at is not None:
+            self.detected_s.append(now - self._sent_at)
+        elif isinstance(event, Progress):
+            if self._sent_at is not None and len(self.detected_s) > len(self.recovered_s):
+                self.recovered_s.append(now - self._sent_at)
+                self._sent_at = None
+            if event.step in self.resizes:
+                self.supervisor.resize(self.resizes.pop(event.step))
+            self._act(event.step)
+
+    def _act(self, step: int) -> None:
+        """Send the next signal if its step has come, and spares are ready where they are used."""
+        if self._sent_at is not None:
+            return
+        if not self.plan:
+            if self.warm and step >= self._last + EVERY:
+                self.supervisor.stop()  # all is seen
+            return
+        after, number, rank = self.plan[0]
+        ready = not self.warm or self.provider.count_ready_spares() >= len(self._pod.hosts)
+        if step >= max(after, self._last + 1) and ready:
+            self.plan.pop(0)
+            self._last = step
+            victim = self._process(rank)
+            self._sent_at = time.monotonic()
+            os.kill(victim, number)
+
+    def _process(self, rank: int) -> int:
+        for process in psutil.Process().children(recursive=True):
+            try:
+                variables, words = process.environ(), process.cmdline()
+            except psutil.Error:
+                continue
+            is_spare = "tpukit.pods.worker.spare" in words
+            if is_spare and self._serves(process, rank):
+                return process.pid
+            if variables.get("TPUKIT_HOST_ID") == str(rank) and "train" in words:
+                return process.pid
+        raise LookupError(f"no process of rank {rank}")
+
+    def _serves(self, process: psutil.Process, rank: int) -> bool:
+        # A spare's variables are those it was started with; the gang knows which agent is whose.
+        gang = self.supervisor._gang
+        return gang._members[rank].process.pid == process.ppid()
+
+
+def traces() -> tuple[int, int, int]:
+    """Our processes, listening ports of this machine, and files in the temporary folder."""
+    ports = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == "LISTEN"}
+    children = psutil.Process().children(recursive=True)
+    return len(children), len(ports), len(os.listdir(tempfile.gettempdir()))
+
+
+def same(trial: Trial, truth: dict[int, float]) -> Claim:
+    found = trial.losses()
+    equal = sum(truth.get(step) == loss for step, loss in found.items())
+    what = f"{trial.name}: losses equal to the bit, of {len(found)}"
+    return Claim(what, equal, "steps", at_least=len(found))
+
+
+def recovery(trial: Trial, *, detected: float, first_step: float) -> tuple[Claim, Claim]:
+    return (
+        Claim(f"{trial.name}: detected", max(trial.detected_s), "s", at_most=detected),
+        Claim(f"{trial.name}: first new step", max(trial.recovered_s), "s", at_most=first_step),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="kill,coordinator,stop,warm,soak,resize")
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    wanted, pick = options.only.split(","), random.Random(options.seed)
+    with tempfile.TemporaryDirectory(prefix="pods-local-") as folder:
+        root = Path(folder)
+        np.save(root / "tokens.npy", np.random.default_rng(0).integers(0, 200, 100_000, np.int32))
+        truth = uninterrupted(root, STEPS)
+        signals = {
+            "kill": (signal.SIGKILL, pick.randint(1, 3), False, 1.0, 20.0),
+            "coordinator": (signal.SIGKILL, 0, False, 1.0, 20.0),
+            "stop": (signal.SIGSTOP, 2, False, HEARTBEAT_S + 2.0, HEARTBEAT_S + 22.0),
+            "warm": (signal.SIGKILL, pick.randint(0, 3), True, 1.0, 5.0),
+        }
+        for name, (number, rank, warm, detected, first_step) in signals.items():
+            if name in wanted:
+                trial = Trial(root, name, warm=warm, steps=MANY if warm else STEPS)
+                trial.plan.append((pick.randint(11, 29), number, rank))
+                outcome = trial.run()
+                print(f"{name}: {[str(one.ending) for one in outcome.attempts]}")
+                report(*recovery(trial, detected=detected, first_step=first_step))
+                reached = max(trial.losses())
+                report(same(trial, truth if reached <= STEPS else uninterrupted(root, reached)))
+        if "soak" in wanted:
+            soak(root, options.kills, pick)
+        if "resize" in wanted:
+            resize(root, truth)
+
+
+def uninterrupted(root: Path, steps: int) -> dict[int, float]:
+    """The losses of a run that nobody disturbs."""
+    whole = Trial(root, f"whole-{steps}", steps=steps)
+    outcome = whole.run()
+    print(f"uninterrupted: {outcome.__rich__()}, load {os.getloadavg()[0]:.1f}")
+    return whole.losses()
+
+
+def soak(root: Path, kills: int, pick: random.Random) -> None:
+    """Kill a random process again and again, and count what is left."""
+    before = traces()
+    trial = Trial(root, "soak", steps=MANY, warm=True)
+    for kill in range(kills):
+        step = EVERY * (kill + 1) + pick.randint(1, EVERY - 1)
+        trial.plan.append((step, signal.SIGKILL, pick.randint(0, 3)))
+    outcome = trial.run()
+    left = [max(0, after - was) for was, after in zip(before, traces(), strict=True)]
+    what = f"soak: recovered of {kills} kills"
+    report(Claim(what, len(trial.recovered_s), "kills", at_least=kills))
+    report(*recovery(trial, detected=1.0, first_step=5.0))
+    report(Claim("soak: first new step, median", statistics.median(trial.recovered_s), "s"))
+    for name, count in zip(("processes", "ports", "files"), left, strict=True):
+        report(Claim(f"soak: {name} left", count, "", at_most=0))
+    report(Claim("soak: pods left", len(trial.provider.list()), "", at_most=0))
+    report(same(trial, uninterrupted(root, max(trial.losses()))))
+    lost = sum(loss.lost_steps for loss in outcome.losses)
+    down = sum(loss.downtime_s or 0.0 for loss in outcome.losses)
+    print(f"soak: {lost} steps done again, {down:.0f} s of downtime in the journal")
+
+
+def resize(root: Path, truth: dict[int, float]) -> None:
+    """Go from four processes to two and back."""
+    trial = Trial(root, "resize")
+    trial.resizes = {12: TWO, 26: FOUR}
+    outcome = trial.run()
+    print(f"resize: {[f'{one.slice} to step {one.last_step}' for one in outcome.attempts]}")
+    found = trial.losses()
+    apart = max(abs(found[step] - loss) / abs(loss) for step, loss in truth.items())
+    report(Claim("resize 4-2-4: largest relative difference of a loss", apart, "", at_most=1e-5))
+    report(
+        Claim("resize 4-2-4: steps lost", sum(x.lost_steps for x in outcome.losses), "", at_most=0)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""`PreemptionHandler`: how a job is kept when its pod may be taken away (document 004)."""
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Self
+
+from ...errors import ConfigError
+from ...job.job import Job
+from .policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreemptionHandler:
+    """Saves often enough, and goes on elsewhere, in keywords or step by step.
+
+    ```python
+    PreemptionHandler(checkpoint_frequency=300, auto_restart=True)
+    PreemptionHandler().with_checkpoint_frequency(300).with_auto_restart(True).build()
+    ```
+
+    Attributes:
+        checkpoint_frequency: Seconds, or a timedelta, from one checkpoint to the next: the most
+            that is lost. None leaves it to the job's own `train.checkpoint_every`.
+        auto_restart: Whether the job goes on by itself after an eviction.
+    """
+
+    checkpoint_frequency: float | timedelta | None = None
+    auto_restart: bool = True
+
+    def with_checkpoint_frequency(self, frequency: float | timedelta) -> Self:
+        """Save this often."""
+        return replace(self, checkpoint_frequency=frequency)
+
+    def with_auto_restart(self, auto_restart: bool = True) -> Self:
+        """Go on by itself after an eviction, or not."""
+        return replace(self, auto_restart=auto_restart)
+
+    def build(self) -> Self:
+        """Check it, and return it.
+
+        Raises:
+            ConfigError: The frequency is not a time.
+        """
+        if self.seconds is not None and not 0 < self.seconds < float("inf"):
+            raise ConfigError(
+                f"checkpoint_frequency is {self.checkpoint_frequency}; it must be some seconds, "
+                "for example 300 or timedelta(minutes=5)."
+            )
+        return self
+
+    @property
+    def seconds(self) -> float | None:
+        """The frequency in seconds."""
+        frequency = self.checkpoint_frequency
+        return frequency.total_seconds() if isinstance(frequency, timedelta) else frequency
+
+    def to_settings(self) -> dict[str, Any]:
+        """The keys of a job that it sets, by dotted path."""
+        seconds = self.build().seconds
+        return {} if seconds is None else {"train.checkpoint_seconds": seconds}
+
+    def apply(self, job: Job) -> Job:
+        """Return the job with these settings.
+
+        Raises:
+            ConfigError: The job says that it keeps no checkpoints.
+        """
+        if self.seconds is not None and not job.train.checkpoint_every:
+            raise ConfigError(
+                "The job keeps no checkpoints (train.checkpoint_every is 0), so nothing of it "
+                "would outlast a preemption; leave that key out."
+            )
+        return job.replace(self.to_settings())
+
+    def policy(self, base: Policy | None = None) -> Policy:
+        """Return when the job is started again."""
+        return replace(base or Policy(), auto_restart=self.auto_restart)
