@@ -11,13 +11,13 @@ from .causes import Ending as Ending
 from .causes import Kind as Kind
 from .config import PodConfig as PodConfig
 from .health import PodHealth as PodHealth
+from .launching.launch import launch as launch
 from .manager import TpuManager as TpuManager
 from .pod import Host as Host
 from .pod import Pod as Pod
 from .pod import PodState as PodState
 from .pod import Tier as Tier
 from .preemptible import PreemptibleManager as PreemptibleManager
-from .preemptible import PreemptionHandler as PreemptionHandler
 from .providers.protocol import Capabilities as Capabilities
 from .providers.protocol import Command as Command
 from .providers.protocol import Gang as Gang
@@ -65,6 +65,7 @@ __all__ = [
     "Tier",
     "TpuConfig",
     "TpuManager",
+    "launch",
     "open_provider",
     "report_step",
 ]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tpukit.cli.app import app
 from tpukit.errors import ConfigError
-from tpukit.pods import Cause, Store
+from tpukit.pods import Cause, PreemptionHandler, Store
 from tpukit.pods.cost import CostReport
 from tpukit.pods.launching.background import BackgroundRun
 from tpukit.pods.launching.launch import Launch, launch, prepare_launch
@@ -144,7 +144,7 @@ def test_it_is_stopped_saves_and_goes_on(here, store):
 
 
 def test_a_killed_supervisor_leaves_no_process_and_the_next_goes_on(here, store):
-    run = start(store, steps=300, folder=here)
+    run = start(store, steps=120, folder=here)
     until_step(run, 12)
     jobs = psutil.Process(run.pid).children(recursive=True)
     assert len(jobs) >= 4, "two agents, two processes"
@@ -153,11 +153,11 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_goes_on(here, store)
     assert list(run.entries())[-1].text == "the supervisor of run has ended: it was killed"
     (row,) = PodListing.look(store, Reconciler(store)).rows
     assert row.supervised is False
-    entries = list(start(store, steps=300).entries())
+    entries = list(start(store, steps=120).entries())
     attempts = entries[-1].data["attempts"]
     assert [one["ending"]["cause"] for one in attempts] == ["supervisor_lost", "done"]
     assert attempts[0]["pod"] == attempts[1]["pod"], "the pod was still good"
-    assert saved(here) == 300
+    assert saved(here) == 120
     assert LocalProvider().list() == []
 
 
@@ -246,6 +246,13 @@ def test_what_to_know_is_said_before(here, store):
     assert isinstance(ready, Launch)
     assert any("checkpoints go with the pod" in line for line in lines)
     assert lines[-1].startswith("run: ships 1 files, ")
+
+
+def test_a_preemption_handler_sets_how_often_it_saves(here, store):
+    handler = PreemptionHandler(checkpoint_frequency=30, auto_restart=False)
+    ready = prepare_launch("job.yaml", name="run", state=store, preemption=handler)
+    assert b"checkpoint_seconds: 30" in ready.bundle.files["job.yaml"]
+    assert not ready._policy().auto_restart
 
 
 def test_stopping_is_heard_in_python_too(here, store):
