@@ -6,6 +6,7 @@ HOMES = {
     ".causes": ("Cause", "Ending", "Kind"),
     ".config": ("PodConfig",),
     ".health": ("PodHealth",),
+    ".launching.launch": ("launch",),
     ".manager": ("TpuManager",),
     ".multipod.manager": ("MultiPodManager",),
     ".multipod.result": ("SynchronizedStep",),

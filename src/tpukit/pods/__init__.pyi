@@ -12,6 +12,7 @@ from .causes import Ending as Ending
 from .causes import Kind as Kind
 from .config import PodConfig as PodConfig
 from .health import PodHealth as PodHealth
+from .launching.launch import launch as launch
 from .manager import TpuManager as TpuManager
 from .multipod.manager import MultiPodManager as MultiPodManager
 from .multipod.result import SynchronizedStep as SynchronizedStep
@@ -114,6 +115,7 @@ __all__ = [
     "ZoneRanking",
     "balance_examples",
     "find_stragglers",
+    "launch",
     "open_provider",
     "report_step",
 ]
