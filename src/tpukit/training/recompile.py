@@ -21,6 +21,7 @@ from ..hardware.target import on_one_gpu
 from ..runtime.files import cache_folder
 from ..step.workload import Workload
 from .debugging import is_debugging, only_nans_inside, refuse_infs
+from .own_programs import keeping_own_programs
 
 logger = logging.getLogger(__name__)
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
@@ -189,7 +190,7 @@ class StepProgram:
     @contextmanager
     def _compiling(self) -> Generator[None]:
         began = time.perf_counter()
-        with counting_cache_hits() as hits:
+        with counting_cache_hits() as hits, keeping_own_programs():
             yield
         self.compile_s += time.perf_counter() - began
         self.from_cache = bool(hits)
