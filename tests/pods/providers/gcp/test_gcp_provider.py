@@ -14,11 +14,11 @@ from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
 from tpukit.pods.emulators.faults import Fault, Mishap
 from tpukit.pods.pod import PodState, Tier
-from tpukit.pods.providers.gcp import credentials as credentials_module
-from tpukit.pods.providers.gcp.credentials import Identity, find_identity
 from tpukit.pods.providers.gcp.failures import cause_of_failure
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
 from tpukit.pods.providers.gcp.runtimes import runtime_version
+from tpukit.pods.providers.google import credentials as credentials_module
+from tpukit.pods.providers.google.credentials import Identity, find_identity
 from tpukit.pods.providers.ssh.keys import own_key
 
 V6E = PodConfig(tpu_type="v6e-8", zones=("us-east5-b",))

@@ -12,7 +12,7 @@ from google.cloud import tpu_v2, tpu_v2alpha1
 
 from ....errors import ConfigError, ProviderError, TPUError
 from ....job.sections import LaunchSettings
-from .credentials import Identity, find_identity
+from ..google.credentials import Identity, find_identity
 from .failures import explained, is_silence
 
 PATIENCE_S = 4.0
