@@ -164,3 +164,12 @@ def test_a_real_clock_makes_its_calls_in_order_and_can_run_faster():
     assert done.wait(10)
     assert made == ["early", "late"]
     clock.close()
+
+
+def test_a_call_that_fails_does_not_stop_the_clock(caplog):
+    clock, done = RealClock(rate=1000), threading.Event()
+    clock.call_later(1, lambda: 1 / 0)
+    clock.call_later(2, done.set)
+    assert done.wait(10)
+    assert "ZeroDivisionError" in caplog.text
+    clock.close()

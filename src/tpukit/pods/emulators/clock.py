@@ -6,10 +6,13 @@ clock sees hours pass in no time, and always in the same order.
 
 import heapq
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
+
+logger = logging.getLogger(__name__)
 
 
 class Later:
@@ -111,7 +114,10 @@ class RealClock:
                     self._changed.wait(None if at is None else (at - self.now()) / self._rate)
                 if due is None:
                     return
-            due.run()
+            try:
+                due.run()
+            except Exception:  # one thing that goes wrong must not stop time for all others
+                logger.exception("A call of the emulator's clock failed")
 
 
 class DrivenClock:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -72,6 +73,9 @@ class EmulatedHosts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        # Every host listens, so a thousand of them need more than a process usually may have.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._hosts: dict[str, _Host] = {}
         self._addresses = iter(range(2**22 - 2))
         self._loop = asyncio.new_event_loop()

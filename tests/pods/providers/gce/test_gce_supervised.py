@@ -54,12 +54,13 @@ def run(cloud, provider, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("notice_s", [3.0, 0.0])
+@pytest.mark.parametrize("notice_s", [pytest.param(3.0, marks=pytest.mark.slow), 0.0])
 def test_a_preempted_job_goes_on_elsewhere(cloud, run, notice_s):
     take = cloud.api.cloud.preempt
     assert run(lambda: take("light-a1", worker=1, notice_s=notice_s)) == [Cause.SPOT, Cause.DONE]
 
 
+@pytest.mark.slow
 def test_maintenance_is_an_eviction(cloud, run):
     def announce():
         cloud.world.announce_maintenance(cloud.api.cloud.full_name("light-a1"), in_s=0.1)
@@ -68,6 +69,7 @@ def test_maintenance_is_an_eviction(cloud, run):
     assert run(announce, config) == [Cause.MAINTENANCE, Cause.DONE]
 
 
+@pytest.mark.slow
 def test_a_zone_without_capacity_is_left(cloud, run):
     cloud.world.sell_out("us-east5-a", "v6e")
     zones = ("us-east5-a", "europe-west4-a")

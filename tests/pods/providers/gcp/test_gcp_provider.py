@@ -285,6 +285,7 @@ class TestPreflight:
             "gcp-zone": "ok",
             "gcp-type": "ok",
             "gcp-image": "ok",
+            "gcp-network": "info",
             "gcp-quota": "info",
         }
 

@@ -77,6 +77,12 @@ def _look(
         )
         name = config.reservation.rsplit("/", 1)[-1]
         yield _offered("gcp-reservation", f"There is a reservation {name}", name, names)
+    yield Finding(
+        *("gcp-network", "environment", "info"),
+        f"Hosts will be in the VPC network {config.network!r} with external addresses, which this "
+        "API does not show: its firewall must let ssh (port 22) in from here, and all ports "
+        "between hosts",
+    )
     yield _quota(api, zone)
 
 

@@ -146,7 +146,7 @@ class CloudTPUProvider:
                 self._send(full_name, asked, attempt_key, deadline)
             except UnknownZone as error:
                 raise self._with_zones(error) from error
-            if (queued := self._api.get(full_name)) is not None:
+            if (queued := self._api.get(full_name, deadline=deadline)) is not None:
                 return queued
         raise ProviderError(f"Cloud TPU took the request for {full_name} and does not show it.")
 

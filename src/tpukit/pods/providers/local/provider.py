@@ -69,6 +69,8 @@ class LocalProvider:
         """Ask for a pod: it is ready at once, or waits until others have made room."""
         zone = self._zone(config.zones)
         where = config.slice
+        if (why := self.capabilities.refused.get(config.tier.value)) is not None:
+            raise ConfigError(f"A pod cannot be {config.tier} here: {why}; leave it out.")
         with self._book.held():
             there = self._book.get(check_name(name), zone)
             if there is None:
@@ -148,7 +150,7 @@ class LocalProvider:
                     f"There is no pod {name} in {zone}; `tpukit pods ls` shows all."
                 )
             lost = entry.pod.in_state(PodState.SUSPENDED, "preempted, as was asked for")
-            self._book.put(replace(entry, pod=lost, agents=()))
+            self._book.put(replace(entry, pod=replace(lost, cause=Cause.SPOT), agents=()))
             self._place()
         if notice_s:
             for agent in entry.living_agents():
