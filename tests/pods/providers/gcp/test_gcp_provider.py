@@ -237,7 +237,8 @@ class TestErrors:
         with pytest.raises(ProviderError, match="does not answer"):
             provider.create("nobody-a1", V6E)
 
-    def test_somebody_who_never_answers(self, cloud, launch):
+    def test_somebody_who_never_answers(self, cloud, launch, monkeypatch):
+        monkeypatch.setattr("tpukit.pods.providers.gcp.api.PATIENCE_S", 0.5)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             update = {"endpoint": f"localhost:{silent.getsockname()[1]}"}
             provider = CloudTPUProvider(launch.model_copy(update=update))
