@@ -25,11 +25,6 @@ STATES = {
     Stage.REFUSED: "FAILED",
     Stage.ENDING: "DELETING",
 }
-# As users saw it: github.com/GoogleCloudPlatform/magic-modules/pull/7297 (code 8).
-NO_CAPACITY = (
-    'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU '
-    "Nodes are offered (see https://cloud.google.com/tpu/docs/regions)"
-)
 _ID = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
