@@ -117,8 +117,9 @@ def check_request(
                 f"'{provider.name}' has no {feature} pods: {offered.refused[feature]}."
             )
     if offered.generations and where.chip.name not in offered.generations:
+        why = offered.refused.get(where.chip.name)
         raise PodUnavailable(
-            f"'{provider.name}' has no {where.chip.name}; it has "
+            f"'{provider.name}' has no {where.chip.name}{f' ({why})' if why else ''}; it has "
             f"{', '.join(offered.generations)}. Another provider may: --provider gke.",
             cause=Cause.UNPLACEABLE.value,
         )

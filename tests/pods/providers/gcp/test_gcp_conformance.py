@@ -22,6 +22,7 @@ class TestCloudTPU(ProviderConformance):
         )
 
 
+@pytest.mark.slow
 class TestSeveralSlices(ProviderConformance):
     @pytest.fixture
     def case(self, cloud, provider):

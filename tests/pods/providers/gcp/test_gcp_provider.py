@@ -63,6 +63,23 @@ class TestRequest:
         assert dict(spec.node.labels) == {"owner": "me", "job": "j"}
         assert spec.node.metadata["ssh-keys"].startswith("tpukit:ssh-ed25519 ")
 
+    def test_the_file_of_document_004_reaches_the_api(self, cloud, launch):
+        written = {
+            "zone": "us-central1-a",
+            "network": "default",
+            "software_version": "2.8.0",
+            "enable_ip_alias": True,
+            "reserved": False,
+        }
+        launch = launch.model_copy(update=written)
+        provider = CloudTPUProvider(launch)
+        provider.create("doc-a1", PodConfig.of(launch, "v3-8"))
+        node = asked_for(cloud, "doc-a1").tpu.node_spec[0].node
+        assert (node.accelerator_type, node.runtime_version) == ("v3-8", "tpu-vm-tf-2.8.0")
+        assert node.network_config.network == "default"
+        assert not node.scheduling_config.reserved
+        until(provider, "doc-a1", PodState.READY, "us-central1-a")
+
     def test_a_reservation_is_named(self, cloud, provider):
         provider.create("res-a1", replace(V6E, tier=Tier.RESERVED, reservation="ours"))
         asked = asked_for(cloud, "res-a1")
@@ -237,7 +254,8 @@ class TestErrors:
         with pytest.raises(ProviderError, match="does not answer"):
             provider.create("nobody-a1", V6E)
 
-    def test_somebody_who_never_answers(self, cloud, launch):
+    def test_somebody_who_never_answers(self, cloud, launch, monkeypatch):
+        monkeypatch.setattr("tpukit.pods.providers.gcp.api.PATIENCE_S", 0.5)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             update = {"endpoint": f"localhost:{silent.getsockname()[1]}"}
             provider = CloudTPUProvider(launch.model_copy(update=update))

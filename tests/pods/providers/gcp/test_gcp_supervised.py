@@ -65,13 +65,14 @@ def left_over(cloud):
     return [held for held in cloud.world.holdings() if held.stage.value != "ending"]
 
 
-@pytest.mark.parametrize("notice_s", [3.0, 0.0])
+@pytest.mark.parametrize("notice_s", [3.0, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_a_preempted_job_goes_on_elsewhere(cloud, job, notice_s):
     job.on_step[12] = lambda: cloud.api.cloud.preempt("light-a1", notice_s=notice_s)
     assert job.run() == [Cause.SPOT, Cause.DONE]
     assert not left_over(cloud)
 
 
+@pytest.mark.slow
 def test_maintenance_is_an_eviction(cloud, job):
     here = "projects/rehearsal/locations/us-east5-b/queuedResources/light-a1"
     job.on_step[12] = lambda: cloud.world.announce_maintenance(here, in_s=0.1)
@@ -89,6 +90,7 @@ def test_a_zone_without_capacity_is_left(cloud, provider, tmp_path):
     assert not left_over(cloud)
 
 
+@pytest.mark.slow
 def test_bad_calls_do_no_harm(cloud, job):
     cloud.api.faults.add(Fault(Mishap.LOST_REPLY, "*", times=None, share=0.3))
     cloud.api.faults.add(Fault(Mishap.OUTAGE, "*", times=None, share=0.2))

@@ -4,6 +4,7 @@ A holding of the world carries the full name of its queued resource. What the wo
 its machines suffer: they start, are told to stop, and are gone.
 """
 
+import ipaddress
 from typing import Any, Protocol
 
 import grpc
@@ -192,9 +193,7 @@ class Cloud:
             keys = node.asked.metadata.get("ssh-keys", "")
             return self._machines.start(host, keys, devices=node.slice.devices_per_host)
         self._addresses += 1
-        return (
-            f"10.{self._addresses >> 16 & 255}.{self._addresses >> 8 & 255}.{self._addresses & 255}"
-        )
+        return str(ipaddress.ip_address("10.0.0.0") + self._addresses)
 
     def _stop(self, queued: Queued, *, only_struck: bool) -> None:
         struck = range(len(queued.nodes))
@@ -204,9 +203,9 @@ class Cloud:
             node = queued.nodes[index]
             if not node.addresses:
                 continue
-            for host in _hosts_of(node) if self._machines is not None else ():
-                assert self._machines is not None
-                self._machines.stop(host)
+            if self._machines is not None:
+                for host in _hosts_of(node):
+                    self._machines.stop(host)
             node.addresses, node.taken = (), only_struck
 
     def _struck_hosts(self, queued: Queued) -> list[str]:

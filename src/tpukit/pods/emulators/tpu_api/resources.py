@@ -25,11 +25,7 @@ STATES = {
     Stage.REFUSED: "FAILED",
     Stage.ENDING: "DELETING",
 }
-# As users saw it: github.com/GoogleCloudPlatform/magic-modules/pull/7297 (code 8).
-NO_CAPACITY = (
-    'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU '
-    "Nodes are offered (see https://cloud.google.com/tpu/docs/regions)"
-)
+PROJECT_NUMBER = "123456789012"
 _ID = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -137,6 +133,8 @@ def show_queued(queued: Queued, held: Holding) -> Any:
     shown = V2.message("QueuedResource")()
     shown.CopyFrom(queued.asked)
     shown.name = queued.name
+    for spec in shown.tpu.node_spec:
+        spec.parent = _numbered(spec.parent)
     shown.create_time.FromNanoseconds(int(held.created_at * 1e9))
     state = shown.state
     state.state = type(state).State.Value(STATES[held.stage])
@@ -156,7 +154,7 @@ def show_node(node: Node, queued: Queued, held: Holding) -> Any:
     shown = V2.message("Node")()
     shown.CopyFrom(node.asked)
     shown.name = node.name
-    shown.queued_resource = queued.name
+    shown.queued_resource = _numbered(queued.name)
     shown.multislice_node = len(queued.nodes) > 1
     shown.accelerator_type = node.slice.api_name or ""
     shown.accelerator_config.type_ = type(shown.accelerator_config).Type.Value(
@@ -174,6 +172,12 @@ def show_node(node: Node, queued: Queued, held: Holding) -> Any:
             if external:
                 endpoint.access_config.external_ip = address
     return shown
+
+
+def _numbered(name: str) -> str:
+    """Return a name with the number of its project, as some replies have it."""
+    _, _, *rest = name.split("/")
+    return "/".join(("projects", PROJECT_NUMBER, *rest))
 
 
 def _node_state(node: Node, held: Holding) -> str:

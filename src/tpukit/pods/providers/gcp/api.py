@@ -14,6 +14,7 @@ from ....errors import ConfigError, ProviderError, TPUError
 from ....job.sections import LaunchSettings
 from ..google.credentials import Identity, find_identity
 from .failures import explained, is_silence
+from .reading import node_key
 
 PATIENCE_S = 4.0
 """How long one question may take with all its calls: errors come within 5 s."""
@@ -114,9 +115,9 @@ class CloudTPU:
 
         return self.ask(call, deadline=deadline)
 
-    def nodes(self, names: Iterable[str]) -> dict[str, tpu_v2.Node]:
-        """Return those nodes that are there, by full name."""
-        found: dict[str, tpu_v2.Node] = {}
+    def nodes(self, names: Iterable[str]) -> dict[tuple[str, str], tpu_v2.Node]:
+        """Return those nodes that are there, by `node_key`."""
+        found: dict[tuple[str, str], tpu_v2.Node] = {}
         for name in names:
 
             def call(timeout_s: float, name: str = name) -> tpu_v2.Node | None:
@@ -127,11 +128,13 @@ class CloudTPU:
 
             node = self.ask(call)
             if node is not None:
-                found[name] = node
+                found[node_key(name)] = node
         return found
 
-    def list_everywhere(self) -> tuple[list[tpu_v2.QueuedResource], dict[str, tpu_v2.Node]]:
-        """Return all queued resources of the project, and all nodes by full name."""
+    def list_everywhere(
+        self,
+    ) -> tuple[list[tpu_v2.QueuedResource], dict[tuple[str, str], tpu_v2.Node]]:
+        """Return all queued resources of the project, and all nodes by `node_key`."""
         if self._lists_all_zones:
             try:
                 queued = self.list_queued(ALL_ZONES)
@@ -143,7 +146,7 @@ class CloudTPU:
         with ThreadPoolExecutor(max_workers=len(zones) or 1) as pool:
             queued = [one for found in pool.map(self.list_queued, zones) for one in found]
             used = {one.name.split("/")[3] for one in queued}
-            nodes: dict[str, tpu_v2.Node] = {}
+            nodes: dict[tuple[str, str], tpu_v2.Node] = {}
             for found in pool.map(self.list_nodes, used):
                 nodes.update(found)
         return queued, nodes
@@ -166,16 +169,16 @@ class CloudTPU:
 
         return self.ask(call)
 
-    def list_nodes(self, zone: str) -> dict[str, tpu_v2.Node]:
-        """Return all nodes of a zone, or of all zones for "-", by full name."""
+    def list_nodes(self, zone: str) -> dict[tuple[str, str], tpu_v2.Node]:
+        """Return all nodes of a zone, or of all zones for "-", by `node_key`."""
 
-        def call(timeout_s: float) -> dict[str, tpu_v2.Node]:
-            found: dict[str, tpu_v2.Node] = {}
+        def call(timeout_s: float) -> dict[tuple[str, str], tpu_v2.Node]:
+            found: dict[tuple[str, str], tpu_v2.Node] = {}
             request = tpu_v2.ListNodesRequest(parent=self.parent(zone), page_size=PAGE)
             pager = self.client.list_nodes(request, retry=None, timeout=timeout_s)
             for page in pager.pages:
                 _check_reachable(page.unreachable)
-                found.update({node.name: node for node in page.nodes})
+                found.update({node_key(node.name): node for node in page.nodes})
             return found
 
         return self.ask(call)

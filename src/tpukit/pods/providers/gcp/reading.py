@@ -42,31 +42,41 @@ _MAINTENANCE = tpu_v2.Node.Health.UNHEALTHY_MAINTENANCE
 
 def node_names(queued: tpu_v2.QueuedResource) -> list[str]:
     """Return the full names of the nodes of a queued resource, in the order of its slices."""
+    parent, _, own_id = queued.name.rpartition("/queuedResources/")
     names: list[str] = []
     for spec in queued.tpu.node_spec:
         if spec.node_id:
-            names.append(f"{spec.parent}/nodes/{spec.node_id}")
+            names.append(f"{parent}/nodes/{spec.node_id}")
             continue
-        prefix = spec.multislice_params.node_id_prefix or queued.name.rsplit("/", 1)[1]
+        prefix = spec.multislice_params.node_id_prefix or own_id
         count = spec.multislice_params.node_count
-        names += [f"{spec.parent}/nodes/{prefix}-{index}" for index in range(count)]
+        names += [f"{parent}/nodes/{prefix}-{index}" for index in range(count)]
     return names
 
 
+def node_key(name: str) -> tuple[str, str]:
+    """Return zone and id of a node: its project is a name in one reply and a number in another."""
+    _, _, _, zone, _, node_id = name.split("/")
+    return zone, node_id
+
+
 def read_pod(
-    queued: tpu_v2.QueuedResource, nodes: Mapping[str, tpu_v2.Node], *, notice: str = ""
+    queued: tpu_v2.QueuedResource,
+    nodes: Mapping[tuple[str, str], tpu_v2.Node],
+    *,
+    notice: str = "",
 ) -> Pod | None:
     """Return a pod, or None for a queued resource of a kind that tpukit does not know.
 
     Args:
         queued: As the API shows it.
-        nodes: Those of its nodes that are there, by full name.
+        nodes: Those of its nodes that are there, by `node_key`.
         notice: What is known to come, such as maintenance.
     """
     where = _slice_of(queued)
     if where is None:
         return None
-    mine = [nodes.get(name) for name in node_names(queued)]
+    mine = [nodes.get(node_key(name)) for name in node_names(queued)]
     here = [node for node in mine if node is not None]
     tier = _tier_of(queued)
     state, reason, cause = _judge(queued, here, tier)
