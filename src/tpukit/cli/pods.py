@@ -79,8 +79,9 @@ def give_pod_back(name: Run) -> None:
     from ..errors import TPUValidationError, did_you_mean
     from ..pods.allocation import wait_until_gone
     from ..pods.launching.background import BackgroundRun
-    from ..pods.reconciler import Reconciler
+    from ..pods.reconciler import KEEPERS, Reconciler
     from ..pods.store import Store
+    from ..pods.store.locks import is_held
     from .output import working
 
     store = Store()
@@ -92,7 +93,7 @@ def give_pod_back(name: Run) -> None:
             + did_you_mean(name, known)
         )
     with working(f"giving {row.pod_name} back"):
-        if row.keeper is not None:
+        if row.keeper is not None and is_held(store.folder / KEEPERS / row.keeper):
             BackgroundRun.find(store, row.name).stop(wait_s=STOPPED_WITHIN_S)
         store.wanted.release(row.name)
         wait_until_gone(Reconciler(store), row.name, STOPPED_WITHIN_S)

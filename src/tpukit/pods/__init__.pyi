@@ -12,6 +12,7 @@ from .causes import Ending as Ending
 from .causes import Kind as Kind
 from .config import PodConfig as PodConfig
 from .health import PodHealth as PodHealth
+from .launching.launch import launch as launch
 from .manager import TpuManager as TpuManager
 from .multipod.manager import MultiPodManager as MultiPodManager
 from .multipod.result import SynchronizedStep as SynchronizedStep
@@ -49,9 +50,9 @@ from .store import Store as Store
 from .supervision.journal import Attempt as Attempt
 from .supervision.journal import Journal as Journal
 from .supervision.journal import MemoryJournal as MemoryJournal
+from .supervision.outcome import Outcome as Outcome
 from .supervision.policy import Policy as Policy
 from .supervision.preemption import PreemptionHandler as PreemptionHandler
-from .supervision.supervisor import Outcome as Outcome
 from .supervision.supervisor import Supervisor as Supervisor
 from .tpu_config import TpuConfig as TpuConfig
 from .xla.compiler import OptimizedGraph as OptimizedGraph
@@ -116,6 +117,7 @@ __all__ = [
     "ZoneRanking",
     "balance_examples",
     "find_stragglers",
+    "launch",
     "open_provider",
     "report_step",
 ]

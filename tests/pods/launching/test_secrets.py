@@ -4,6 +4,7 @@ import json
 import sys
 import time
 
+import fake_train
 import psutil
 import pytest
 
@@ -21,12 +22,13 @@ SECRET = "hunter2hunter2"
 def ready(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path / "cache"))
+    instead = fake_train.install(tmp_path)
     job = Job.from_dict(
         {
             "model": "tiny",
             "on": "v6e-1",
             "train": {"steps": 1, "data": "nowhere.npy"},
-            "launch": {"environment": {"TOKEN": SECRET, "OTHER": "$FROM_HERE"}},
+            "launch": {"environment": {**instead, "TOKEN": SECRET, "OTHER": "$FROM_HERE"}},
         }
     )
     monkeypatch.setenv("FROM_HERE", SECRET)
@@ -41,7 +43,8 @@ def test_nothing_that_is_shown_holds_it(ready):
     shown += [str(SettingsView.of_job(ready.job).to_dict()), str(ready.manager.to_dict())]
     shown += [repr(ready._command())]
     assert not [text for text in shown if SECRET in text]
-    assert ready._command().environment == {"TOKEN": SECRET, "OTHER": SECRET}
+    variables = ready._command().environment
+    assert (variables["TOKEN"], variables["OTHER"]) == (SECRET, SECRET)
 
 
 def test_a_variable_that_is_not_set_is_named(monkeypatch):
@@ -66,6 +69,8 @@ def test_no_file_and_no_list_of_processes_holds_it(ready, tmp_path, monkeypatch)
     assert any("tpukit.pods.launching.runner" in line for line in seen)
     assert any("tpukit train job.yaml" in line for line in seen)
     assert not [line for line in seen if SECRET in line]
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    log = tmp_path / "state" / "runs" / "run" / "log.jsonl"
+    assert SECRET in log.read_text(), "what a job prints is its own"
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path != log]
     assert files
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,11 +12,10 @@ from pathlib import Path
 
 from ...errors import TPUValidationError, did_you_mean
 from ...runtime.interruption import whole_or_not_begun
-from ..reconciler import KEEPERS
 from ..store import Store
 from ..store.locks import is_held
-from .launch import RUNS, Launch
-from .run_log import FILE, Entry, read_log
+from .launch import LOCK, RUNS, Launch, already_supervised
+from .run_log import FILE, POLL_S, Entry, read_log
 
 MODULE = "tpukit.pods.launching.runner"
 PID_FILE = "pid"
@@ -30,15 +28,19 @@ class BackgroundRun:
 
     name: str
     folder: Path
-    keeper: Path
-    process: "subprocess.Popen[bytes] | None" = None
+    pid: int | None = None  # where it is a child of this process
 
     @classmethod
     def start(cls, launch: Launch) -> "BackgroundRun":
         """Start the process that supervises a run; it outlives this one.
 
         What the job's processes get as variables may be secret: it travels through a pipe.
+
+        Raises:
+            ConfigError: Another process supervises it already.
         """
+        if is_held(launch.folder / LOCK):
+            raise already_supervised(launch.name)
         store = launch.manager.store
         launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (launch.folder / FILE).unlink(missing_ok=True)
@@ -49,21 +51,29 @@ class BackgroundRun:
             "provider": launch.manager.settings.provider_name,
             "folder": os.getcwd(),
         }
-        run = cls(launch.name, launch.folder, store.folder / KEEPERS / launch.name)
-        with (launch.folder / ERRORS).open("wb") as errors, whole_or_not_begun():
-            run.process = subprocess.Popen(
-                [sys.executable, "-m", MODULE],
-                stdin=subprocess.PIPE,
-                stdout=errors,
-                stderr=errors,
-                env={**os.environ, "TPUKIT_STATE_DIR": str(store.folder)},
-                start_new_session=True,
-            )
-        assert run.process.stdin is not None
-        (launch.folder / PID_FILE).write_text(str(run.process.pid))
-        with contextlib.suppress(BrokenPipeError):
-            run.process.stdin.write(json.dumps(request).encode())
-            run.process.stdin.close()
+        run = cls(launch.name, launch.folder)
+        asked, asking = os.pipe()
+        errors = os.open(launch.folder / ERRORS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            with whole_or_not_begun():
+                # Not subprocess, whose objects expect to be waited for: this one is to stay.
+                run.pid = os.posix_spawn(
+                    sys.executable,
+                    [sys.executable, "-m", MODULE],
+                    {**os.environ, "TPUKIT_STATE_DIR": str(store.folder)},
+                    file_actions=[
+                        (os.POSIX_SPAWN_DUP2, asked, 0),
+                        (os.POSIX_SPAWN_DUP2, errors, 1),
+                        (os.POSIX_SPAWN_DUP2, errors, 2),
+                    ],
+                    setsid=True,
+                )
+        finally:
+            os.close(asked)
+            os.close(errors)
+        (launch.folder / PID_FILE).write_text(str(run.pid))
+        with os.fdopen(asking, "wb") as pipe, contextlib.suppress(BrokenPipeError):
+            pipe.write(json.dumps(request).encode())
         return run
 
     @classmethod
@@ -80,14 +90,17 @@ class BackgroundRun:
                 f"There is no run {name!r}; {', '.join(sorted(known)) or 'none'} are known."
                 + did_you_mean(name, known)
             )
-        return cls(name, folder, store.folder / KEEPERS / name)
+        return cls(name, folder)
 
     @property
     def is_running(self) -> bool:
         """Whether somebody supervises it."""
-        if self.process is not None:
-            return self.process.poll() is None
-        return is_held(self.keeper)
+        if self.pid is None:
+            return is_held(self.folder / LOCK)
+        try:
+            return os.waitpid(self.pid, os.WNOHANG)[0] == 0
+        except ChildProcessError:  # it has ended, and was waited for
+            return False
 
     def entries(self, *, follow: bool = True) -> Iterator[Entry]:
         """Yield what happened, and what happens until it ends."""
@@ -95,6 +108,8 @@ class BackgroundRun:
         for entry in read_log(self.folder, is_running=lambda: self.is_running, follow=follow):
             last = entry
             yield entry
+        while follow and self.pid is not None and self.is_running:
+            time.sleep(POLL_S)  # it has said all, and closes
         if follow and (last is None or not last.is_final):
             errors = self.folder / ERRORS
             said = errors.read_text(errors="replace").strip() if errors.exists() else ""
@@ -108,5 +123,5 @@ class BackgroundRun:
                 os.kill(int((self.folder / PID_FILE).read_text()), signal.SIGTERM)
         deadline = time.monotonic() + wait_s
         while self.is_running and time.monotonic() < deadline:
-            time.sleep(0.02)
+            time.sleep(POLL_S)
         return not self.is_running

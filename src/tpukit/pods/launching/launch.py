@@ -28,12 +28,15 @@ from ..store import Store
 from ..store.locks import holding
 from ..supervision.events import SupervisionEvent
 from ..supervision.policy import Policy
+from ..supervision.preemption import PreemptionHandler
 from ..supervision.supervisor import Outcome, Supervisor
 from .bundle import JOB_FILE, Bundle, make_bundle, modules_not_shipped
 from .recorded import RecordedProvider
 
 RUNS = "runs"
 BUNDLE = "bundle.tar"
+LOCK = "lock"
+"""Held by the process that supervises a run in the background, from before its log begins."""
 _LONGEST_STEM = 26
 _LOCAL_GRACE_S = 2.5  # a rehearsal is to end soon after Ctrl-C
 _GONE_WITHIN_S = 30.0
@@ -56,6 +59,7 @@ class Launch:
     bundle: Bundle
     notes: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    preemption: PreemptionHandler = field(default_factory=PreemptionHandler)
 
     @property
     def folder(self) -> Path:
@@ -99,10 +103,7 @@ class Launch:
         store = self.manager.store
         with holding(store.folder / KEEPERS / self.name) as mine:
             if not mine:
-                raise ConfigError(
-                    f"Run {self.name!r} is supervised by another process already; follow it with "
-                    f"tpukit pods logs {self.name}, or choose another name."
-                )
+                raise already_supervised(self.name)
             row = store.wanted.find(self.name)
             if row is not None and (row.is_released or row.config != self.config):
                 store.wanted.release(self.name)
@@ -130,7 +131,7 @@ class Launch:
         )
 
     def _policy(self) -> Policy:
-        policy = Policy.of(self.manager.settings)
+        policy = self.preemption.policy(Policy.of(self.manager.settings))
         return replace(policy, grace_s=_LOCAL_GRACE_S) if self._is_local else policy
 
     @property
@@ -164,6 +165,7 @@ def prepare_launch(
     provider: str | None = None,
     spot: bool | None = None,
     name: str | None = None,
+    preemption: PreemptionHandler | None = None,
     variables: Mapping[str, str] | None = None,
     state: Store | None = None,
     progress: Progress = silent,
@@ -176,6 +178,7 @@ def prepare_launch(
         provider: local, gcp, gke, gce or ssh; by default as `TpuManager` finds it.
         spot: Whether to take capacity that may be taken away.
         name: Of the run; by default the job's, with a few letters that change when the job does.
+        preemption: How often the job saves, and whether it goes on after an eviction.
         variables: Of the job's processes; by default as the job says.
         state: What is remembered between processes; by default the user's own store.
         progress: Told what it costs and what to know.
@@ -187,6 +190,8 @@ def prepare_launch(
     stem = Path(job).stem if isinstance(job, str) else str(job.model)
     read = read_job(job) if isinstance(job, str) else job
     read.refuse_parts("a launch")
+    handler = preemption or PreemptionHandler()
+    read = handler.apply(read)
     read = read if on is None else read.replace(on=on)
     said = {} if spot is None else {"launch.spot": spot}
     read = read.replace(said) if said else read
@@ -206,7 +211,7 @@ def prepare_launch(
     progress(f"{run}: ships {bundle}")
     if variables is None:
         variables = read_variables(read.launch.environment)
-    return Launch(run, read, manager, config, bundle, notes, variables)
+    return Launch(run, read, manager, config, bundle, notes, variables, handler)
 
 
 @either_way
@@ -217,6 +222,7 @@ def launch(
     provider: str | None = None,
     spot: bool | None = None,
     name: str | None = None,
+    preemption: PreemptionHandler | None = None,
     tell: Callable[[SupervisionEvent], None] | None = None,
     progress: Progress = silent,
 ) -> Outcome:
@@ -229,7 +235,15 @@ def launch(
         PodUnavailable: The price cap is below every price, or the provider has no such slice.
         ProviderError: The provider cannot be reached, or refuses who asks.
     """
-    ready = prepare_launch(job, on=on, provider=provider, spot=spot, name=name, progress=progress)
+    ready = prepare_launch(
+        job,
+        on=on,
+        provider=provider,
+        spot=spot,
+        name=name,
+        preemption=preemption,
+        progress=progress,
+    )
     return ready.run(tell)
 
 
@@ -257,6 +271,14 @@ def run_name(stem: str, job: Job) -> str:
     said = json.dumps(job.to_dict(), sort_keys=True, default=str)
     digest = hashlib.sha256(said.encode()).hexdigest()[:5]
     return f"{as_name(stem)[:_LONGEST_STEM].strip('-')}-{digest}"
+
+
+def already_supervised(name: str) -> ConfigError:
+    """Return the error of a second supervisor of one run."""
+    return ConfigError(
+        f"Run {name!r} is supervised by another process already; follow it with "
+        f"tpukit pods logs {name}, or choose another name."
+    )
 
 
 def run_folder(store: Store, name: str) -> Path:

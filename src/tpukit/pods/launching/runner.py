@@ -14,7 +14,8 @@ from typing import Any
 from ...errors import TPUError
 from ...job.job import Job
 from ..store import Store
-from .launch import prepare_launch, run_folder
+from ..store.locks import holding
+from .launch import LOCK, already_supervised, prepare_launch, run_folder
 from .run_log import Entry, RunLog
 
 
@@ -27,28 +28,38 @@ def main() -> None:
     request: dict[str, Any] = json.load(sys.stdin)
     os.chdir(request["folder"])
     store = Store()
-    log = RunLog(run_folder(store, request["name"]))
-    try:
-        ready = prepare_launch(
-            Job.from_dict(request["job"]),
-            provider=request["provider"],
-            name=request["name"],
-            variables=request["variables"],
-            state=store,
-        )
-        if stopping.is_set():
-            log.write(Entry("error", "stopped before it began", data={"code": 0}))
-            return
-        outcome = ready.run(log.tell, stopping=stopping)
-        log.flush()
-        log.write(Entry("outcome", str(outcome.ending), data=outcome.to_dict()))
-    except TPUError as error:
-        log.write(Entry("error", str(error), data={"kind": type(error).__name__}))
-    except Exception as error:
-        log.write(Entry("error", f"unexpected {type(error).__name__}: {error}"))
-        raise
-    finally:
-        log.close()
+    folder = run_folder(store, request["name"])
+    with holding(folder / LOCK) as mine:
+        if not mine:
+            raise already_supervised(request["name"])
+        log = RunLog(folder)
+        try:
+            log.write(_supervise(request, store, log, stopping))
+        except TPUError as error:
+            log.write(Entry("error", str(error), data={"kind": type(error).__name__}))
+        except Exception as error:
+            log.write(Entry("error", f"unexpected {type(error).__name__}: {error}"))
+            raise
+        finally:
+            log.close()
+
+
+def _supervise(
+    request: dict[str, Any], store: Store, log: RunLog, stopping: threading.Event
+) -> Entry:
+    """Supervise to the end, and return the last entry of the log."""
+    ready = prepare_launch(
+        Job.from_dict(request["job"]),
+        provider=request["provider"],
+        name=request["name"],
+        variables=request["variables"],
+        state=store,
+    )
+    if stopping.is_set():
+        return Entry("error", "stopped before it began", data={"code": 0})
+    outcome = ready.run(log.tell, stopping=stopping)
+    log.flush()
+    return Entry("outcome", str(outcome.ending), data=outcome.to_dict())
 
 
 if __name__ == "__main__":
