@@ -83,6 +83,15 @@ def mean_square(params, batch):
     return ((inputs @ params - targets) ** 2).mean()
 
 
+def test_names_are_where_the_document_imports_them():
+    from tpukit.pods import preemptible, spot, xla
+
+    assert (spot.SpotManager, spot.BiddingStrategy) == (SpotManager, BiddingStrategy)
+    assert (xla.XlaCompiler, xla.OptimizationFlags) == (XlaCompiler, OptimizationFlags)
+    assert preemptible.PreemptibleManager is PreemptibleManager
+    assert preemptible.PreemptionHandler is PreemptionHandler
+
+
 # --- basic TPU optimization --------------------------------------------------------------------
 
 

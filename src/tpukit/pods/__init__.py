@@ -22,6 +22,7 @@ HOMES = {
     ".providers.registry": ("open_provider",),
     ".reconciler": ("Reconciler",),
     "..records.reporting": ("report_step",),
+    ".scaling.applying": ("JobScaling",),
     ".scaling.autoscaler": ("AutoScaler",),
     ".scaling.decision": ("ScalingDecision",),
     ".scaling.metrics": ("WorkloadMetrics",),

@@ -36,6 +36,7 @@ from .providers.protocol import Gang as Gang
 from .providers.protocol import Provider as Provider
 from .providers.registry import open_provider as open_provider
 from .reconciler import Reconciler as Reconciler
+from .scaling.applying import JobScaling as JobScaling
 from .scaling.autoscaler import AutoScaler as AutoScaler
 from .scaling.decision import ScalingDecision as ScalingDecision
 from .scaling.metrics import WorkloadMetrics as WorkloadMetrics
@@ -72,6 +73,7 @@ __all__ = [
     "Ending",
     "Gang",
     "Host",
+    "JobScaling",
     "Journal",
     "Kind",
     "MemoryJournal",

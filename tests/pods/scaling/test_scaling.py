@@ -14,7 +14,7 @@ from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.hardware import Figure, Slice, list_slices
 from tpukit.pods import AutoScaler, PodConfig, ScalingPolicy, WorkloadMetrics
 from tpukit.pods.scaling.metrics import measure
-from tpukit.pods.scaling.sizes import cores_of
+from tpukit.pods.scaling.sizes import MOST_SLICES, cores_of
 
 
 def measured(value, unit=""):
@@ -203,6 +203,8 @@ def test_several_slices_become_more_or_fewer_of_the_same():
     chosen = decision.config.slice
     assert chosen.chips_per_slice == 64
     assert chosen.num_slices > 2
+    without_end = scaler().evaluate_scaling(metrics("2xv6e-1", used=0.99))
+    assert len(without_end.sizes) == MOST_SLICES
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ class WorkloadMetrics:
         *,
         config: PodConfig | None = None,
         remaining_steps: int | None = None,
+        since: float = 0.0,
     ) -> "WorkloadMetrics":
         """Return the metrics of a job.
 
@@ -64,6 +65,7 @@ class WorkloadMetrics:
                 training, or a run directory, whether its run has ended or not.
             config: The pod it runs on; a trainer's job and an optimizer know it themselves.
             remaining_steps: Where the source does not say.
+            since: Of a run directory, only steps after this time count: since its pod is there.
 
         Raises:
             TPUValidationError: It has measured nothing yet, or the pod is not known.
@@ -78,10 +80,10 @@ class WorkloadMetrics:
                     "This trainer has no run directory of its own to read; give it run_dir, or "
                     "pass the run directory itself."
                 )
-            return _from_records(folder, config, remaining_steps, total)
+            return _from_records(folder, config, remaining_steps, total, since)
         if isinstance(source, TrainingResult):
-            return _from_records(source.run_dir, config, remaining_steps, None)
-        return _from_records(source, config, remaining_steps, None)
+            return _from_records(source.run_dir, config, remaining_steps, None, since)
+        return _from_records(source, config, remaining_steps, None, since)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -139,13 +141,18 @@ def _config_of(trainer: TPUTrainer) -> PodConfig | None:
 
 
 def _from_records(
-    folder: str | Path, config: PodConfig | None, remaining: int | None, total: int | None
+    folder: str | Path,
+    config: PodConfig | None,
+    remaining: int | None,
+    total: int | None,
+    since: float,
 ) -> WorkloadMetrics:
     if config is None:
         raise TPUValidationError(
             f"{folder} does not say on which pod it runs; pass config=PodConfig(tpu_type=…)."
         )
-    records = [record for record in read_metrics(folder) if record.get("step_time_s")]
+    timed = (record for record in read_metrics(folder) if record.get("step_time_s"))
+    records = [record for record in timed if record["time"] >= since]
     recent = records[-RECENT:]
     last = records[-1]["step"] if records else 0
     if remaining is None and total is not None:

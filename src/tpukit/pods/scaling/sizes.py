@@ -7,6 +7,9 @@ from ...errors import ConfigError
 from ...hardware import Figure, PriceBook, Slice, list_slices
 from .metrics import WorkloadMetrics
 
+MOST_SLICES = 256
+"""Slices of one job that are compared; each is a candidate of its own."""
+
 
 def cores_of(on: Slice) -> int:
     """Return the TensorCores of all chips."""
@@ -23,7 +26,7 @@ def legal_slices(on: Slice, *, min_cores: int, max_cores: int) -> tuple[Slice, .
         possible = list(list_slices(on.chip.name))
     else:
         of_one = cores_of(on) // on.num_slices
-        most = max(1, max_cores // of_one)
+        most = max(1, min(max_cores // of_one, MOST_SLICES))
         possible = [Slice(on.chip, on.topology, number) for number in range(1, most + 1)]
     sizes = {cores_of(one): one for one in possible}
     sizes[cores_of(on)] = on  # in its own shape
