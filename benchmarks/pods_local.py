@@ -4,7 +4,7 @@ Every run trains the `tiny` preset under a `Supervisor`. Times are from the sign
 until the gang has ended with its cause known and its other processes killed, "first new step"
 until the next attempt has completed one. Losses are compared with those of a run that was never
 interrupted, all of them, to the bit; after a resize, within float32 tolerance. Leaks are counted
-after 30 kills: processes of ours, listening ports, files left in the folders of pods and in /tmp.
+after 30 kills: processes of ours, ports they listen on, temporary files and pods.
 
 Usage: python benchmarks/pods_local.py [--only kill,coordinator,stop,warm,soak,resize] [--kills 30]
 """
@@ -124,11 +124,23 @@ class Trial:
         return gang._members[rank].process.pid == process.ppid()
 
 
-def traces() -> tuple[int, int, int]:
-    """Our processes, listening ports of this machine, and files in the temporary folder."""
-    ports = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == "LISTEN"}
-    children = psutil.Process().children(recursive=True)
-    return len(children), len(ports), len(os.listdir(tempfile.gettempdir()))
+def traces(root: Path) -> dict[str, int]:
+    """What is there of our runs: processes, their ports, and files that are not results."""
+    ours: set[int] = set()
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == str(root / "tmp"):
+                ours.add(process.pid)
+        except psutil.Error:
+            continue
+    ours -= {os.getpid()}
+    listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    files = [*(root / "tmp").rglob("*"), *(root / "pods").rglob("*.json")]
+    return {
+        "processes": len(ours),
+        "ports": sum(one.pid in ours for one in listening),
+        "files": len(files),
+    }
 
 
 def same(trial: Trial, truth: dict[int, float]) -> Claim:
@@ -154,6 +166,8 @@ def main() -> None:
     wanted, pick = options.only.split(","), random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="pods-local-") as folder:
         root = Path(folder)
+        (root / "tmp").mkdir()
+        os.environ["TMPDIR"] = str(root / "tmp")  # of all that is started here
         np.save(root / "tokens.npy", np.random.default_rng(0).integers(0, 200, 100_000, np.int32))
         truth = uninterrupted(root, STEPS)
         signals = {
@@ -187,18 +201,16 @@ def uninterrupted(root: Path, steps: int) -> dict[int, float]:
 
 def soak(root: Path, kills: int, pick: random.Random) -> None:
     """Kill a random process again and again, and count what is left."""
-    before = traces()
     trial = Trial(root, "soak", steps=MANY, warm=True)
     for kill in range(kills):
         step = EVERY * (kill + 1) + pick.randint(1, EVERY - 1)
         trial.plan.append((step, signal.SIGKILL, pick.randint(0, 3)))
     outcome = trial.run()
-    left = [max(0, after - was) for was, after in zip(before, traces(), strict=True)]
     what = f"soak: recovered of {kills} kills"
     report(Claim(what, len(trial.recovered_s), "kills", at_least=kills))
     report(*recovery(trial, detected=1.0, first_step=5.0))
     report(Claim("soak: first new step, median", statistics.median(trial.recovered_s), "s"))
-    for name, count in zip(("processes", "ports", "files"), left, strict=True):
+    for name, count in traces(root).items():
         report(Claim(f"soak: {name} left", count, "", at_most=0))
     report(Claim("soak: pods left", len(trial.provider.list()), "", at_most=0))
     report(same(trial, uninterrupted(root, max(trial.losses()))))

@@ -263,8 +263,8 @@ def test_the_match_of_the_document(manager, provider):
     assert pod.zone == B
 
 
-def watched(manager, handler):
-    """A spot pod that is looked after, what was told of it, and a way to wait for the first."""
+def watched(manager, **arguments):
+    """A spot pod with a handler that says what it was told."""
     told, heard = [], threading.Event()
 
     def tell(what):
@@ -274,13 +274,13 @@ def watched(manager, handler):
 
         return one
 
-    callbacks = {"on_preemption": tell("preempted"), "on_restart": tell("restarted")}
-    pod = manager.allocate_preemptible_pod(CONFIG, handler, name="run", poll_s=0.02, **callbacks)
+    handler = PreemptionHandler(**arguments).with_callbacks(tell("preempted"), tell("restarted"))
+    pod = manager.allocate_preemptible_pod(CONFIG, handler, name="run", poll_s=0.02)
     return pod, told, heard
 
 
-def test_a_preempted_pod_is_told_and_another_comes(manager, provider):
-    pod, told, _ = watched(manager, None)
+def test_a_handler_is_told_and_given_another(manager, provider):
+    pod, told, _ = watched(manager)
     assert pod.tier is Tier.SPOT
     provider.put((A, pod.name), PodState.SUSPENDED)
     while len(told) < 2:
@@ -290,18 +290,21 @@ def test_a_preempted_pod_is_told_and_another_comes(manager, provider):
 
 
 def test_without_auto_restart_the_pod_is_given_up(manager, provider, store):
-    pod, told, heard = watched(manager, PreemptionHandler(auto_restart=False))
+    pod, told, heard = watched(manager, auto_restart=False)
     provider.put((A, pod.name), PodState.SUSPENDED)
     assert heard.wait(10)
-    manager.close()
     assert told == [("preempted", "run-a1")]
     assert store.wanted.all() == []
+    manager.close()
 
 
-def test_the_preemptible_manager_of_the_document(manager):
+def test_the_handler_of_the_document(manager):
     handler = PreemptionHandler().with_checkpoint_frequency(300).with_auto_restart(True).build()
+    with pytest.raises(ConfigError, match="checkpoint_frequency"):
+        manager.allocate_preemptible_pod(CONFIG, handler.with_checkpoint_frequency(-1))
     kept = PreemptibleManager(manager, handler)
-    assert kept.allocate_pod(CONFIG).tier is Tier.SPOT
+    pod = kept.allocate_pod(CONFIG)
+    assert pod.tier is Tier.SPOT
     kept.close()
 
 

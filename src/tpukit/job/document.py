@@ -27,18 +27,23 @@ NOT_SETTINGS = frozenset(
     PREFIX + name
     for name in (
         "ATTEMPT",
+        "BUNDLE",
         "CACHE_DIR",
         "CHILD_PARENT",
         "CHILD_REPLY",
         "COORDINATOR",
+        "COORDINATOR_HOST",
         "EMULATED_HOST",
         "HEARTBEAT_S",
+        "HOSTS_PER_SLICE",
         "HOST_ID",
         "LOCAL_HOSTS",
         "LOG_LEVEL",
         "NUM_HOSTS",
         "PROGRESS",
         "PROVIDER",
+        "SETUP",
+        "SLICE_ID",
         "STATE_DIR",
         "TRACEBACK",
     )

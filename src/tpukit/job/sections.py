@@ -266,7 +266,14 @@ class LaunchSettings(CloudSettings):
     ssh_user: str | None = Field(default=None, description="user on the hosts")
     hosts: tuple[str, ...] = Field(default=(), description="hosts of your own (provider ssh)")
     namespace: str = Field(default="default", description="Kubernetes namespace")
+    context: str | None = Field(default=None, description="kubeconfig context (gke)")
     queue: str | None = Field(default=None, description="Kueue LocalQueue")
+    priority_class: str | None = Field(
+        default=None, description="Kueue WorkloadPriorityClass; None: one made of priority"
+    )
+    flex_start: bool = Field(
+        default=False, description="capacity that is waited for and kept for some days (gke)"
+    )
     image: str | None = Field(default=None, description="container image (gke)")
     service_account: str | None = Field(default=None, description="account the hosts act as")
 

@@ -16,9 +16,10 @@ HOMES = {
     ".providers.protocol": ("Capabilities", "Command", "Gang", "Provider"),
     ".providers.registry": ("open_provider",),
     ".supervision.journal": ("Attempt", "Journal", "MemoryJournal"),
+    ".supervision.outcome": ("Outcome",),
     ".supervision.policy": ("Policy",),
     ".supervision.preemption": ("PreemptionHandler",),
-    ".supervision.supervisor": ("Outcome", "Supervisor"),
+    ".supervision.supervisor": ("Supervisor",),
     "..records.reporting": ("report_step",),
     "..errors": (
         *("CommunicationTimeout", "OutOfMemory", "PodUnavailable", "ProviderError", "TPUError"),

@@ -28,9 +28,9 @@ from .store import Store as Store
 from .supervision.journal import Attempt as Attempt
 from .supervision.journal import Journal as Journal
 from .supervision.journal import MemoryJournal as MemoryJournal
+from .supervision.outcome import Outcome as Outcome
 from .supervision.policy import Policy as Policy
 from .supervision.preemption import PreemptionHandler as PreemptionHandler
-from .supervision.supervisor import Outcome as Outcome
 from .supervision.supervisor import Supervisor as Supervisor
 from .tpu_config import TpuConfig as TpuConfig
 
@@ -55,6 +55,7 @@ __all__ = [
     "PodUnavailable",
     "Policy",
     "PreemptibleManager",
+    "PreemptionHandler",
     "PreemptionHandler",
     "Provider",
     "ProviderError",

@@ -54,6 +54,11 @@ EMULATORS = {
         "CloudTPURehearsal",
         "the Cloud TPU API (queued resources, spot, multislice), hosts reached by ssh",
     ),
+    "gce": Emulator(
+        ".emulators.compute_api.rehearsal",
+        "ComputeEngineRehearsal",
+        "Compute Engine (groups of TPU machines, TPU7x too), hosts reached by ssh",
+    ),
 }
 
 

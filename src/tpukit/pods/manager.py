@@ -19,7 +19,7 @@ from .calls import either_way
 from .config import PodConfig
 from .health import PodHealth
 from .pod import Pod
-from .preemptible import POLL_S, PodCallback, PodWatch
+from .preemptible import POLL_S, PreemptionWatch
 from .providers.protocol import Provider
 from .providers.registry import open_provider
 from .reconciler import Reconciler
@@ -63,8 +63,10 @@ class TpuManager:
     state: Store | None = field(default=None, repr=False)
     prices: PriceBook | None = field(default=None, repr=False)
     gathered: PodSettings | None = field(default=None, repr=False)
-    _watches: list[PodWatch] = field(default_factory=list[PodWatch], repr=False, init=False)
     _last: list[Pod] = field(default_factory=list[Pod], repr=False, init=False)
+    _watches: list[PreemptionWatch] = field(
+        default_factory=list[PreemptionWatch], repr=False, init=False
+    )
 
     # --- step by step ----------------------------------------------------------------------
 
@@ -203,42 +205,25 @@ class TpuManager:
         *,
         name: str | None = None,
         wait_s: float | None = None,
-        on_preemption: PodCallback | None = None,
-        on_restart: PodCallback | None = None,
         poll_s: float = POLL_S,
         progress: Progress = silent,
     ) -> Pod:
-        """Get a spot pod, and look after it until it is released.
+        """Get a spot pod, and have a handler told when it is taken away.
 
-        Args:
-            config: What is asked for.
-            preemption_handler: With `auto_restart`, another pod is asked for when it is taken
-                away; without, it is given up. By default as `PreemptionHandler()` says.
-            name: Of the run it is for.
-            wait_s: How long to go on asking when every zone has refused.
-            on_preemption: Called with the pod that was taken away, from a thread.
-            on_restart: Called with the pod that came in its place.
-            poll_s: How often to look.
-            progress: Told what happens, a line each.
+        With `auto_restart` the handler is given the pod that comes in its place. `close()` ends
+        the looking.
         """
         asked = config.with_preemptible()
+        handler = None if preemption_handler is None else preemption_handler.build()
         pod = self.allocate_pod(asked, name=name, wait_s=wait_s, progress=progress)
-        watch = PodWatch(
-            self,
-            pod,
-            preemption_handler or PreemptionHandler(),
-            on_preemption=on_preemption,
-            on_restart=on_restart,
-            poll_s=poll_s,
-        )
-        self._watches.append(watch)
+        if handler is not None:
+            self._watches.append(PreemptionWatch(self, pod, handler, poll_s=poll_s))
         return pod
 
     def close(self) -> None:
-        """Look after no pod any more; what was allocated stays."""
-        for watch in self._watches:
-            watch.close()
-        self._watches.clear()
+        """Look after no pod any more; the pods stay."""
+        while self._watches:
+            self._watches.pop().stop()
 
     @either_way
     def request_alternate_pod(

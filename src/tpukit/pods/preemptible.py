@@ -1,4 +1,4 @@
-"""Pods that may be taken away, and what is done then (document 004)."""
+"""Pods that may be taken away, and who looks after them (document 004)."""
 
 import logging
 import threading
@@ -19,96 +19,75 @@ if TYPE_CHECKING:
 POLL_S = 5.0
 logger = logging.getLogger(__name__)
 
-PodCallback = Callable[[Pod], None]
 
-
-class PodWatch:
-    """Looks after a spot pod from a thread, until it is given back or `close` is called.
+class PreemptionWatch:
+    """Looks after one pod from a thread, until it is released or `stop` is called.
 
     Args:
-        manager: Whose pod it is.
-        pod: As it was allocated.
-        handler: Whether another one is asked for when it is taken away.
-        on_preemption: Called with the pod that was taken away.
-        on_restart: Called with the pod that came in its place.
+        manager: Who got the pod, and gets another one.
+        pod: The pod.
+        handler: What to do when it is taken away.
         poll_s: How often to look.
     """
 
     def __init__(
-        self,
-        manager: "TpuManager",
-        pod: Pod,
-        handler: PreemptionHandler,
-        *,
-        on_preemption: PodCallback | None = None,
-        on_restart: PodCallback | None = None,
-        poll_s: float = POLL_S,
+        self, manager: "TpuManager", pod: Pod, handler: PreemptionHandler, *, poll_s: float = POLL_S
     ) -> None:
-        self._manager, self._handler, self._poll_s = manager, handler, poll_s
-        self._on_preemption, self._on_restart = on_preemption, on_restart
-        self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, args=(pod,), name=f"watch-{pod.name}", daemon=True
-        )
+        self._manager, self._pod, self._handler, self._poll_s = manager, pod, handler, poll_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"watch-{pod.name}", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Look no more; nothing is called after it. The pod stays."""
-        self._closed.set()
+    def stop(self) -> None:
+        """Look no more; no callback is called after it."""
+        self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _watch(self, pod: Pod) -> None:
-        wanted = self._manager.store.wanted
-        run, is_there = split_pod_name(pod.name)[0], True
-        while not self._closed.wait(self._poll_s):
+    def _run(self) -> None:
+        run, is_there = split_pod_name(self._pod.name)[0], True
+        store = self._manager.store
+        while not self._stopped.wait(self._poll_s):
             try:
-                row = wanted.find(run)
+                row = store.wanted.find(run)
                 if row is None or row.is_released:
                     return
-                if not self._handler.auto_restart and self._is_lost(pod):
-                    wanted.release(run)
-                self._manager.reconciler.run_pass(only=row.provider)
-                row = wanted.find(run)
+                if not self._handler.auto_restart and self._is_lost():
+                    store.wanted.release(run)
+                self._manager.reconciler.run_pass()
+                row = store.wanted.find(run)
             except TPUError as error:
                 logger.warning("%s could not be looked at: %s", run, error)
                 continue
             seen = None if row is None else row.pod
-            if is_there and (seen is None or seen.name != pod.name):
+            if is_there and (seen is None or seen.name != self._pod.name):
                 is_there = False
-                _call(self._on_preemption, pod)
+                _call(self._handler.on_preemption, self._pod)
             if not is_there and seen is not None and seen.is_ready:
-                pod, is_there = seen, True
-                _call(self._on_restart, pod)
+                self._pod, is_there = seen, True
+                _call(self._handler.on_restart, seen)
 
-    def _is_lost(self, pod: Pod) -> bool:
-        seen = self._manager.opened.get(pod.name, zone=pod.zone)
+    def _is_lost(self) -> bool:
+        seen = self._manager.opened.get(self._pod.name, zone=self._pod.zone)
         return seen is None or seen.state.is_lost
 
 
-def _call(callback: PodCallback | None, pod: Pod) -> None:
+def _call(callback: Callable[[Pod], None] | None, pod: Pod) -> None:
     if callback is not None:
         callback(pod)
 
 
 @dataclass(frozen=True)
 class PreemptibleManager:
-    """Gets pods that may be taken away, and looks after them in one way."""
+    """Gets pods that may be taken away, and looks after them with one handler."""
 
     manager: "TpuManager"
     handler: PreemptionHandler = field(default_factory=PreemptionHandler)
-    on_preemption: PodCallback | None = None
-    on_restart: PodCallback | None = None
 
     @either_way
     def allocate_pod(self, config: PodConfig) -> Pod:
-        """Get a spot pod that is looked after."""
-        return self.manager.allocate_preemptible_pod(
-            config,
-            self.handler,
-            on_preemption=self.on_preemption,
-            on_restart=self.on_restart,
-        )
+        """Get a spot pod that the handler looks after."""
+        return self.manager.allocate_preemptible_pod(config, self.handler)
 
     def close(self) -> None:
         """Look after nothing any more; the pods stay."""

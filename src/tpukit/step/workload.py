@@ -223,7 +223,7 @@ class Workload:
 
     def state_shapes(self) -> TrainState:
         """Shape and dtype of every leaf of the state; nothing is allocated."""
-        return jax.eval_shape(self.init, jax.random.key(0))
+        return self._state_shapes
 
     def layout(self, mesh: AnyMesh) -> Layout:
         """Where every parameter lives on `mesh`."""
@@ -312,6 +312,11 @@ class Workload:
     @cached_property
     def _layouts(self) -> dict[AnyMesh, Layout]:
         return {}
+
+    @cached_property
+    def _state_shapes(self) -> TrainState:
+        # Kept: tracing a model takes a while, and a start asks many times.
+        return jax.eval_shape(self.init, jax.random.key(0))
 
     @cached_property
     def _param_shapes(self) -> Any:

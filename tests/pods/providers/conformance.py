@@ -80,8 +80,8 @@ class Case:
         return pod, self.provider.start(pod, command, attempt=1)
 
 
-def events_until_end(gang):
-    events, deadline = [], time.monotonic() + PATIENCE_S
+def events_until_end(gang, patience_s=PATIENCE_S):
+    events, deadline = [], time.monotonic() + patience_s
     while not any(isinstance(event, Ended) for event in events):
         assert time.monotonic() < deadline, events
         events += gang.wait(0.2)

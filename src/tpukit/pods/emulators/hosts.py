@@ -28,6 +28,7 @@ import psutil
 FIRST_ADDRESS = ipaddress.ip_address("127.64.0.1")
 CLOSE_S = 5.0
 CHUNK = 1 << 16
+PASSED_ON = ("PYTHONPATH", "LANG", "TMPDIR")
 MARK = "TPUKIT_EMULATED_HOST"
 # What TPU VMs have; it becomes the one command it is given, instead of standing before it.
 SHELL = shutil.which("bash") or "/bin/sh"
@@ -50,6 +51,7 @@ class _Host:
     address: str
     mark: str
     folder: Path
+    devices: int
     keys: dict[str, list[asyncssh.SSHKey]]
     listening: socket.socket
     is_gone: bool = False
@@ -75,7 +77,7 @@ class EmulatedHosts:
         self._loop = asyncio.new_event_loop()
         self._signals: dict[str, signal.Signals] = {}  # to be sent, by mark
         self._looking = asyncio.Lock()
-        self._token = secrets.token_hex(8)  # other emulators have hosts of the same address
+        self.token = secrets.token_hex(8)  # other emulators have hosts of the same address
         self._key = asyncssh.generate_private_key("ssh-ed25519")
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="emulated-hosts", daemon=True
@@ -86,19 +88,20 @@ class EmulatedHosts:
         self.ssh_config = folder / "ssh_config"
         self.ssh_config.write_text(_CONFIG.format(port=self.port))
 
-    def start(self, name: str, ssh_keys: str) -> str:
+    def start(self, name: str, ssh_keys: str, *, devices: int = 1) -> str:
         """Start a host, and return its address; connections are taken from now on.
 
         Args:
             name: Whatever `stop` will call it.
             ssh_keys: Metadata of Google Cloud: a line `user:public key` for each who may log in.
+            devices: What jax finds on it; they are virtual ones of the CPU.
         """
         address = str(FIRST_ADDRESS + next(self._addresses))
         home = self._folder / "hosts" / name
         home.mkdir(parents=True, exist_ok=True)
         listening = socket.create_server((address, self.port), backlog=128)
-        mark = f"{self._token}/{address}"
-        host = _Host(name, address, mark, home, _read_keys(ssh_keys), listening)
+        mark = f"{self.token}/{address}"
+        host = _Host(name, address, mark, home, devices, _read_keys(ssh_keys), listening)
         self._hosts[name] = host
         host.serving = self._run(self._serve(host))
         return address
@@ -242,12 +245,18 @@ def _read_keys(metadata: str) -> dict[str, list[asyncssh.SSHKey]]:
 def _environment(host: _Host) -> dict[str, str]:
     """Return what a login on the host has: not ours, except to find this Python."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-    passed = {
-        name: value
-        for name, value in os.environ.items()
-        if name in ("PYTHONPATH", "LANG", "TMPDIR", "TPU_SKIP_MDS_QUERY", "NO_GCE_CHECK")
+    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {
+        **passed,
+        "PATH": path,
+        "HOME": str(host.folder),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={host.devices}",
+        # Nobody answers here where Google's machines ask about themselves.
+        "TPU_SKIP_MDS_QUERY": "1",
+        "NO_GCE_CHECK": "true",
+        MARK: host.mark,
     }
-    return {**passed, "PATH": path, "HOME": str(host.folder), MARK: host.mark}
 
 
 def _send_signals(waiting: dict[str, signal.Signals]) -> None:

@@ -1,11 +1,13 @@
 """`PreemptionHandler`: how a job is kept when its pod may be taken away (document 004)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Self
 
 from ...errors import ConfigError
 from ...job.job import Job
+from ..pod import Pod
 from .policy import Policy
 
 
@@ -21,11 +23,16 @@ class PreemptionHandler:
     Attributes:
         checkpoint_frequency: Seconds, or a timedelta, from one checkpoint to the next: the most
             that is lost. None leaves it to the job's own `train.checkpoint_every`.
-        auto_restart: Whether the job goes on by itself after an eviction.
+        auto_restart: Whether the job goes on by itself after an eviction, and another pod is asked
+            for in place of one that was taken away.
+        on_preemption: Called with the pod that was taken away.
+        on_restart: Called with the pod that came in its place.
     """
 
     checkpoint_frequency: float | timedelta | None = None
     auto_restart: bool = True
+    on_preemption: Callable[[Pod], None] | None = None
+    on_restart: Callable[[Pod], None] | None = None
 
     def with_checkpoint_frequency(self, frequency: float | timedelta) -> Self:
         """Save this often."""
@@ -34,6 +41,14 @@ class PreemptionHandler:
     def with_auto_restart(self, auto_restart: bool = True) -> Self:
         """Go on by itself after an eviction, or not."""
         return replace(self, auto_restart=auto_restart)
+
+    def with_callbacks(
+        self,
+        on_preemption: Callable[[Pod], None] | None = None,
+        on_restart: Callable[[Pod], None] | None = None,
+    ) -> Self:
+        """Call these when a pod is taken away, and when another one has come."""
+        return replace(self, on_preemption=on_preemption, on_restart=on_restart)
 
     def build(self) -> Self:
         """Check it, and return it.

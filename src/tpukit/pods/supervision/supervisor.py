@@ -10,8 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from ...errors import ProviderError
 from ...runtime.interruption import undone_if_interrupted
@@ -21,50 +20,14 @@ from ..pod import Pod, check_name
 from ..providers.protocol import Command, Ended, Gang, Progress, Provider, Restarted
 from .allocation import Allocation, NoPod, PodWatch, Stopped, ending_of
 from .events import AttemptBegan, AttemptEnded, SupervisionEvent
-from .journal import Attempt, Journal, Loss, MemoryJournal, losses
+from .journal import Attempt, Journal, MemoryJournal, losses
+from .outcome import Outcome
 from .policy import Policy
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5  # how late a wish to stop or to resize is seen
 WRITE_S = 1.0  # how old the newest step in the journal may be
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a job ended.
-
-    Attributes:
-        ending: Of its last attempt.
-        reason: Why it was not started again.
-        losses: What each interruption cost.
-    """
-
-    job: str
-    ending: Ending
-    reason: str
-    attempts: tuple[Attempt, ...]
-    losses: tuple[Loss, ...]
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the job ran to its end."""
-        return self.ending.cause is Cause.DONE
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "job": self.job,
-            "done": self.is_done,
-            "ending": self.ending.to_dict(),
-            "reason": self.reason,
-            "attempts": [attempt.to_dict() for attempt in self.attempts],
-            "losses": [loss.to_dict() for loss in self.losses],
-        }
-
-    def __rich__(self) -> str:
-        tries = len(self.attempts)
-        return f"{self.job}: {self.ending} after {tries} attempt{'s' * (tries > 1)} ({self.reason})"
 
 
 class Supervisor:

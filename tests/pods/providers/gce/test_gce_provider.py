@@ -48,7 +48,7 @@ def group_of(cloud, name, zone=HERE):
 
 def left_in(cloud):
     """Paths of everything that is there."""
-    return sorted(cloud.api.cloud._resources) + [one.name for one in cloud.world.holdings()]
+    return cloud.api.cloud.everything() + [one.name for one in cloud.world.holdings()]
 
 
 def until(provider, name, state, zone=HERE):
@@ -434,6 +434,9 @@ class TestWhole:
         assert "TPUS_PER_TPU_FAMILY" in found["gce-quota"].seen
         found = {one.id: one for one in provider.preflight(replace(SEVEN, zones=(HERE,)))}
         assert found["gce-machine-type"].severity == "error"
+        held = replace(V5P, tier=Tier.RESERVED, reservation="our")
+        found = {one.id: one for one in provider.preflight(held)}
+        assert "Did you mean 'ours'" in found["gce-reservation"].fix
         (refused,) = provider.preflight(replace(V5P, tpu_type="v4-16"))
         assert refused.severity == "error"
 

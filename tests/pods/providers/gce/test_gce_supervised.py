@@ -48,7 +48,7 @@ def run(cloud, provider, tmp_path):
         assert outcome.is_done, outcome
         assert json.loads((folder / "saved.json").read_text()) == truth()
         assert not cloud.world.holdings()
-        assert not cloud.api.cloud._resources
+        assert not cloud.api.cloud.everything()
         return [attempt.ending.cause for attempt in outcome.attempts]
 
     return run

@@ -14,11 +14,11 @@ from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
 from tpukit.pods.emulators.faults import Fault, Mishap
 from tpukit.pods.pod import PodState, Tier
-from tpukit.pods.providers.gcp import credentials as credentials_module
-from tpukit.pods.providers.gcp.credentials import Identity, find_identity
 from tpukit.pods.providers.gcp.failures import cause_of_failure
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
 from tpukit.pods.providers.gcp.runtimes import runtime_version
+from tpukit.pods.providers.google import credentials as credentials_module
+from tpukit.pods.providers.google.credentials import Identity, find_identity
 from tpukit.pods.providers.ssh.keys import own_key
 
 V6E = PodConfig(tpu_type="v6e-8", zones=("us-east5-b",))
@@ -161,6 +161,25 @@ class TestLife:
         provider.create("here-a1", V6E)
         provider.create("there-a1", PodConfig(tpu_type="v3-8", zones=("us-central1-a",)))
         assert {pod.zone for pod in provider.list()} == {"us-east5-b", "us-central1-a"}
+
+    def test_zones_are_listed_one_by_one_where_all_at_once_is_refused(self, provider, monkeypatch):
+        provider.create("here-a1", V6E)
+        provider.create("there-a1", PodConfig(tpu_type="v3-8", zones=("us-central1-a",)))
+        until(provider, "here-a1", PodState.READY)
+        listed, real = [], provider._api.list_queued
+
+        def list_queued(zone):
+            listed.append(zone)
+            if zone == "-":
+                raise ConfigError("Invalid parent 'projects/rehearsal/locations/-'")
+            return real(zone)
+
+        monkeypatch.setattr(provider._api, "list_queued", list_queued)
+        for _ in range(2):
+            pods = {pod.name: pod for pod in provider.list()}
+            assert set(pods) == {"here-a1", "there-a1"}
+            assert pods["here-a1"].hosts
+        assert listed.count("-") == 1
 
 
 class TestErrors:

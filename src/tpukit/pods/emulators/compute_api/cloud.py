@@ -50,7 +50,7 @@ class Cloud:
         self._machines, self._bulk_models = machines, bulk_models
         self._resources: dict[str, Resource] = {}
         self._requests: dict[tuple[str, str, str], Operation] = {}
-        self._on_gone: dict[str, Callable[[], None]] = {}
+        self._on_gone: dict[str, list[Callable[[], None]]] = {}
         self._numbers = random.Random(f"{world.seed}/numbers")
         self._made_up = 0
         world.watch(self._follow)
@@ -156,6 +156,11 @@ class Cloud:
         found = [one for one in self._resources.values() if one.path.rsplit("/", 1)[0] == folder]
         return sorted(found, key=lambda one: one.path)
 
+    def everything(self) -> list[str]:
+        """Return the paths of all there is."""
+        with self.world.lock:
+            return sorted(self._resources)
+
     def groups(self) -> list[Group]:
         """Return all groups, zone by zone."""
         found = [one for one in self._resources.values() if isinstance(one, Group)]
@@ -207,7 +212,7 @@ class Cloud:
         if self.world.get(path) is None:
             self.world.clock.call_later(self.world.pace.release_s, then)
             return
-        self._on_gone[path] = then
+        self._on_gone.setdefault(path, []).append(then)
         self.world.release(path)
 
     def _check_offer(self, group: Group) -> None:
@@ -284,9 +289,8 @@ class Cloud:
         elif held.stage in (Stage.WAITING, Stage.REFUSED, Stage.ENDING, Stage.GONE):
             self._stop(group, group.instances)
         if held.stage is Stage.GONE:
-            then = self._on_gone.pop(group.path, None)
-            self.world.clock.call_later(0, lambda: then() if then else None)
-            self.world.clock.call_later(0, self._ask_again)
+            for then in (*self._on_gone.pop(group.path, ()), self._ask_again):
+                self.world.clock.call_later(0, then)
 
     def _take(self, group: Group, held: Holding) -> None:
         kind, message = _SYSTEM_EVENTS.get(held.reason, _HOST_ERROR)
@@ -318,7 +322,7 @@ class Cloud:
         items = group.template.body["properties"].get("metadata", {}).get("items", [])
         keys = next((item["value"] for item in items if item["key"] == "ssh-keys"), "")
         if self._machines is not None:
-            return self._machines.start(instance.name, keys)
+            return self._machines.start(instance.name, keys, devices=group.machine.devices)
         self._made_up += 1
         return f"10.{self._made_up >> 16 & 255}.{self._made_up >> 8 & 255}.{self._made_up & 255}"
 

@@ -17,6 +17,7 @@ SERVICES = (
     "MachineTypes",
     "RegionOperations",
     "Regions",
+    "Reservations",
     "ResourcePolicies",
     "ZoneOperations",
     "Zones",

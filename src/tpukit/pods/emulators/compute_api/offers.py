@@ -27,6 +27,11 @@ class MachineType:
     generation: str
     chips: int
 
+    @property
+    def devices(self) -> int:
+        """What jax finds on it."""
+        return self.chips * get_chip(self.generation).devices_per_chip
+
 
 def machine_types(zone: Zone) -> dict[str, MachineType]:
     """Return the machine types of a zone by name."""

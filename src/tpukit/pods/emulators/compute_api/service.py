@@ -65,6 +65,7 @@ class ComputeService:
             ("Zones", "list"): self._list_zones,
             ("Regions", "get"): self._get_region,
             ("Regions", "list"): self._list_regions,
+            ("Reservations", "list"): self._list_reservations,
             ("MachineTypes", "get"): self._get_machine_type,
             ("MachineTypes", "list"): self._list_machine_types,
         }
@@ -283,6 +284,23 @@ class ComputeService:
             for one in offered.values()
         ]
         return listed("machineTypeList", shown, call.query)
+
+    def _list_reservations(self, call: Call) -> Json:
+        zone = call.variables["zone"]
+        shown: list[Json] = []
+        for name, one in self._cloud.world.zones[zone].reservations.items():
+            path = f"{call.folder('reservations')}/{name}"
+            shown.append({"name": name, "status": "READY", "selfLink": f"{SITE}/{path}"})
+            machine = next(
+                kind
+                for kind in machine_types(self._cloud.world.zones[zone]).values()
+                if kind.generation == one.kind and one.amount % kind.chips == 0
+            )
+            shown[-1]["specificReservation"] = {
+                "count": str(one.amount // machine.chips),
+                "instanceProperties": {"machineType": machine.name},
+            }
+        return listed("reservationList", shown, call.query)
 
     # Operations.
 

@@ -16,7 +16,7 @@ from .resources import Node, Queued, Refused, invalid, read_nodes
 class Machines(Protocol):
     """Who runs the hosts of nodes; `emulators.hosts` runs real ones."""
 
-    def start(self, name: str, ssh_keys: str) -> str:
+    def start(self, name: str, ssh_keys: str, *, devices: int = 1) -> str:
         """Start a host that lets the owners of these keys in, and return its address."""
         ...
 
@@ -185,12 +185,12 @@ class Cloud:
                 self._by_node.pop(node.name, None)
 
     def _start(self, node: Node) -> tuple[str, ...]:
-        keys = node.asked.metadata.get("ssh-keys", "")
-        return tuple(self._address(host, keys) for host in _hosts_of(node))
+        return tuple(self._address(host, node) for host in _hosts_of(node))
 
-    def _address(self, host: str, keys: str) -> str:
+    def _address(self, host: str, node: Node) -> str:
         if self._machines is not None:
-            return self._machines.start(host, keys)
+            keys = node.asked.metadata.get("ssh-keys", "")
+            return self._machines.start(host, keys, devices=node.slice.devices_per_host)
         self._addresses += 1
         return (
             f"10.{self._addresses >> 16 & 255}.{self._addresses >> 8 & 255}.{self._addresses & 255}"

@@ -67,6 +67,7 @@ class TPUAPI:
         self.cloud = Cloud(self.world, machines)
         authority = authority or Authority(folder)
         self.root_file = authority.root_file
+        folder.mkdir(parents=True, exist_ok=True)
         self.accounts = Accounts(folder, project, AUDIENCE)
         self.owner = self.accounts.add("owner")
         self._calls = 0

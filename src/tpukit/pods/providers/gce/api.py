@@ -5,6 +5,7 @@ whatever endpoint the client has. So the forms with `_unary` are called, and ope
 at through clients that share the endpoint.
 """
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,8 +17,8 @@ from google.cloud import compute_v1
 
 from ....errors import CommunicationTimeout, ConfigError, TPUError
 from ....job.sections import LaunchSettings
-from ..gcp.credentials import Identity, find_identity
-from .failures import API_ERRORS, explained, failure_of, is_silence
+from ..google.credentials import Identity, find_identity
+from .failures import API_ERRORS, NotReady, explained, failure_of, is_silence
 
 PATIENCE_S = 4.0
 """How long one question may take with all its calls: errors come within 5 s."""
@@ -25,6 +26,10 @@ PAUSES_S = (0.1, 0.3, 0.6)
 """Before each further try, where nobody answered."""
 LOOKS_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Between looks at an operation; the last is repeated."""
+AT_ONCE = 10
+"""Calls at the same time: so many connections each client keeps, and it complains of more."""
+OPERATION_S = 120.0
+"""How long something that was begun may take."""
 PAGE = 500
 DONE = compute_v1.Operation.Status.DONE
 T = TypeVar("T")
@@ -39,6 +44,7 @@ class ComputeEngine:
 
     def __init__(self, launch: LaunchSettings) -> None:
         self._launch = launch
+        self._slots = threading.BoundedSemaphore(AT_ONCE)
 
     @cached_property
     def identity(self) -> Identity:
@@ -90,6 +96,11 @@ class ComputeEngine:
         return compute_v1.MachineTypesClient(**self._options)
 
     @cached_property
+    def reservations(self) -> compute_v1.ReservationsClient:
+        """Capacity that is set apart."""
+        return compute_v1.ReservationsClient(**self._options)
+
+    @cached_property
     def zones(self) -> compute_v1.ZonesClient:
         """Zones."""
         return compute_v1.ZonesClient(**self._options)
@@ -134,7 +145,8 @@ class ComputeEngine:
         pauses_s = iter(PAUSES_S)
         while True:
             try:
-                return call(max(0.2, deadline - time.monotonic()))
+                with self._slots:
+                    return call(max(0.2, deadline - time.monotonic()))
             except API_ERRORS as error:
                 pause_s = next(pauses_s, None) if is_silence(error) else None
                 if pause_s is None or time.monotonic() + pause_s > deadline:
@@ -176,9 +188,18 @@ class ComputeEngine:
                     raise
                 return None
 
-        return self.ask(send)
+        deadline = time.monotonic() + OPERATION_S
+        while True:
+            try:
+                return self.ask(send)
+            except NotReady:  # someone else makes the same thing at the same time
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(LOOKS_S[2])
 
-    def finish(self, operation: compute_v1.Operation | None, *, within_s: float = 120.0) -> None:
+    def finish(
+        self, operation: compute_v1.Operation | None, *, within_s: float = OPERATION_S
+    ) -> None:
         """Wait until what was begun is done.
 
         Raises:

@@ -15,8 +15,9 @@ from google.cloud import compute_v1
 
 from ....errors import ConfigError, PodUnavailable, ProviderError, TPUError
 from ...causes import Cause
-from ..gcp.credentials import WAY_OUT
+from ..google.credentials import WAY_OUT
 
+_CALL = re.compile(r"^[A-Z]+ https?://\S+: ")
 _ZONE = re.compile(r"'zone': '([^']+)'|/zones/([^/']+)' was not found")
 # Codes of machines that could not be made, by what helps; others will not go away by waiting.
 # As SkyPilot tells them apart (sky/provision/gcp, @147db0f6).
@@ -57,6 +58,10 @@ class UnknownZone(ConfigError):
         )
 
 
+class NotReady(ConfigError):
+    """What is needed is still being made, or removed."""
+
+
 def is_silence(error: Exception) -> bool:
     """Tell whether nobody answered, so that the call may have been carried out or not."""
     return isinstance(error, _SILENT) or _reason(error) in _SLOW_DOWN
@@ -70,7 +75,7 @@ def explained(error: Exception, *, source: str, endpoint: str) -> TPUError:
         source: Where the credentials came from.
         endpoint: Whom the client talked to.
     """
-    said = str(getattr(error, "message", None) or error).splitlines()[0]
+    said = _CALL.sub("", str(getattr(error, "message", None) or error).splitlines()[0])
     if isinstance(error, auth_exceptions.GoogleAuthError):
         why = said.split("('", 1)[-1].split("'", 1)[0]
         return ProviderError(f"No token could be had with {source} ({why}); {WAY_OUT}.")
@@ -93,6 +98,8 @@ def explained(error: Exception, *, source: str, endpoint: str) -> TPUError:
         )
     if (zone := _ZONE.search(said)) is not None:
         return UnknownZone(zone[1] or zone[2])
+    if _reason(error) == "resourceNotReady":
+        return NotReady(f"Compute Engine is still at it: {said}; ask again later.")
     if isinstance(error, exceptions.ClientError):
         return ConfigError(
             f"Compute Engine refuses the request: {said}. `tpukit pods preflight` lists what it "

@@ -53,12 +53,21 @@ def _look(
         f"Credentials of {api.identity.source}, project {api.project}",
     )
     request = compute_v1.ListMachineTypesRequest(zone=zone)
-    types = sorted(one.name for one in api.list_all(api.machine_types.list, request))
+    types = sorted(
+        one.name
+        for one in api.list_all(api.machine_types.list, request)
+        if one.name.startswith(("ct", "tpu"))
+    )
     yield Finding("gce-zone", "environment", "ok", f"{zone} answers, and lets us look")
     seen = f"{zone} offers {config.slice.hosts} × {wanted} for {config.slice}"
     yield _offered("gce-machine-type", seen, wanted, types)
     chosen = "" if config.software_version else f" (the default, by {SOURCE})"
     yield Finding("gce-image", "resources", "info", f"Hosts boot from {image}{chosen}")
+    if config.reservation is not None:
+        name = config.reservation.rsplit("/", 1)[-1]
+        request = compute_v1.ListReservationsRequest(zone=zone)
+        names = sorted(one.name for one in api.list_all(api.reservations.list, request))
+        yield _offered("gce-reservation", f"There is a reservation {name}", name, names)
     yield from _addresses(api, zone, config.slice.hosts)
     yield _quota(zone, list_pods())
 
@@ -66,11 +75,9 @@ def _look(
 def _offered(id_: str, seen: str, wanted: str, known: list[str]) -> Finding:
     if wanted in known:
         return Finding(id_, "resources", "ok", seen)
-    with_tpus = [one for one in known if one.startswith(("ct", "tpu"))]
     return Finding(
         *(id_, "resources", "error", f"Not so: {seen}"),
-        fix="Choose another zone; this one has "
-        f"{', '.join(with_tpus) or 'no TPUs'}.{did_you_mean(wanted, known)}",
+        fix=f"Choose another; there are {', '.join(known) or 'none'}.{did_you_mean(wanted, known)}",
     )
 
 

@@ -76,19 +76,20 @@ class ComputeEngineProvider:
                 f"A pod {name!r} is in {there.zone} already, and names are for all zones on "
                 "Compute Engine; delete it, or choose another name."
             )
+        is_ours = False
         try:
-            self._make(template, there.slice if there else where, zone)
+            is_ours = self._begin_template(template)
+            self._make_rest(name, there.slice if there else where, zone)
             pod = self._read(self._asked(name))
+            if is_ours and pod.cause is Cause.QUOTA:
+                raise PodUnavailable(
+                    f"Compute Engine has none to give: {pod.reason}", cause=Cause.QUOTA.value
+                )
         except TPUError:
-            if there is None:  # whatever of it was made
+            if is_ours:  # nobody else's call makes it
                 with contextlib.suppress(TPUError):
                     self.delete(name, zone=zone)
             raise
-        if there is None and pod.cause is Cause.QUOTA:
-            self.delete(name, zone=zone)
-            raise PodUnavailable(
-                f"Compute Engine has none to give: {pod.reason}", cause=Cause.QUOTA.value
-            )
         return pod
 
     def get(self, name: str, *, zone: str) -> Pod | None:
@@ -196,11 +197,16 @@ class ComputeEngineProvider:
                 "https://cloud.google.com/tpu/docs/regions-zones lists where they are."
             )
 
-    def _make(self, template: compute_v1.InstanceTemplate, where: Slice, zone: str) -> None:
-        """Make those parts of a pod that are not there."""
-        api, name = self._api, template.name
+    def _begin_template(self, template: compute_v1.InstanceTemplate) -> bool:
+        """Make a pod's template, which stands for the pod; tell whether this call made it."""
         request = compute_v1.InsertInstanceTemplateRequest(instance_template_resource=template)
-        api.finish(api.begin(api.templates.insert_unary, request))
+        begun = self._api.begin(self._api.templates.insert_unary, request)
+        self._api.finish(begun)
+        return begun is not None
+
+    def _make_rest(self, name: str, where: Slice, zone: str) -> None:
+        """Make those other parts of a pod that are not there."""
+        api = self._api
         if (policy := workload_policy(name, where)) is not None:
             needed = compute_v1.InsertResourcePolicyRequest(
                 region=_region_of(zone), resource_policy_resource=policy

@@ -6,7 +6,6 @@ labels.
 """
 
 import math
-import re
 
 from google.cloud import compute_v1
 
@@ -15,6 +14,7 @@ from ....hardware import Slice
 from ....job.sections import LaunchSettings
 from ...config import PodConfig
 from ...pod import Tier, check_name
+from ..google.labels import check_labels
 from .machines import BOOT_DISK_GB, BOOT_DISKS, machine_type, source_image
 
 POD_LABEL = "tpukit-pod"
@@ -26,7 +26,6 @@ IP_ALIAS = (
     "enable_ip_alias=False: machines of Compute Engine always have addresses of the VPC network, "
     "and the API has no field to change that; leave it out."
 )
-_LABEL = re.compile(r"[a-z0-9_-]{0,63}")
 
 
 def group_name(name: str, index: int) -> str:
@@ -80,13 +79,17 @@ def instance_template(
             compute_v1.ServiceAccount(email=launch.service_account or "default", scopes=[SCOPE])
         ],
         scheduling=_scheduling(config, launch.flex_start_seconds),
-        labels={**_labels(config), POD_LABEL: name},
+        labels={**check_labels(config.labels), POD_LABEL: name},
         metadata=compute_v1.Metadata(
             items=[compute_v1.Items(key=key, value=value) for key, value in facts.items()]
         ),
     )
     if config.tier is Tier.RESERVED:
         properties.reservation_affinity = _reservation(config.reservation)
+    elif launch.flex_start_seconds is not None:
+        properties.reservation_affinity = compute_v1.ReservationAffinity(
+            consume_reservation_type="NO_RESERVATION"
+        )
     return compute_v1.InstanceTemplate(
         name=name, description=f"pod {name} of tpukit: {where} in {zone}", properties=properties
     )
@@ -194,14 +197,3 @@ def _interface(network: str) -> compute_v1.NetworkInterface:
     else:
         interface.network = network if "/" in network else f"global/networks/{network}"
     return interface
-
-
-def _labels(config: PodConfig) -> dict[str, str]:
-    for key, value in config.labels.items():
-        if not (_LABEL.fullmatch(value) and _LABEL.fullmatch(key) and key[:1].isalpha()):
-            near = re.sub(r"[^a-z0-9_-]+", "-", value.lower())[:63]
-            raise ConfigError(
-                f"Label {key}={value!r}: Google Cloud takes a-z, 0-9, '-' and '_', 63 at most. "
-                f"Try {near!r}."
-            )
-    return dict(config.labels)

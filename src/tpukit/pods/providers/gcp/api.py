@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from google.cloud import tpu_v2, tpu_v2alpha1
 
 from ....errors import ConfigError, ProviderError, TPUError
 from ....job.sections import LaunchSettings
-from .credentials import Identity, find_identity
+from ..google.credentials import Identity, find_identity
 from .failures import explained, is_silence
 
 PATIENCE_S = 4.0
@@ -32,6 +33,7 @@ class CloudTPU:
 
     def __init__(self, launch: LaunchSettings) -> None:
         self._launch = launch
+        self._lists_all_zones = True
 
     @cached_property
     def identity(self) -> Identity:
@@ -127,6 +129,24 @@ class CloudTPU:
             if node is not None:
                 found[name] = node
         return found
+
+    def list_everywhere(self) -> tuple[list[tpu_v2.QueuedResource], dict[str, tpu_v2.Node]]:
+        """Return all queued resources of the project, and all nodes by full name."""
+        if self._lists_all_zones:
+            try:
+                queued = self.list_queued(ALL_ZONES)
+                return queued, self.list_nodes(ALL_ZONES) if queued else {}
+            except ConfigError:
+                # Other APIs of Google take "-" for all zones; of this one it is not documented.
+                self._lists_all_zones = False
+        zones = self.zones()
+        with ThreadPoolExecutor(max_workers=len(zones) or 1) as pool:
+            queued = [one for found in pool.map(self.list_queued, zones) for one in found]
+            used = {one.name.split("/")[3] for one in queued}
+            nodes: dict[str, tpu_v2.Node] = {}
+            for found in pool.map(self.list_nodes, used):
+                nodes.update(found)
+        return queued, nodes
 
     def list_queued(self, zone: str) -> list[tpu_v2.QueuedResource]:
         """Return all queued resources of a zone, or of all zones for "-".

@@ -7,7 +7,7 @@ from google.auth import exceptions as auth_exceptions
 
 from ....errors import ConfigError, PodUnavailable, ProviderError, TPUError
 from ...causes import Cause
-from .credentials import WAY_OUT
+from ..google.credentials import WAY_OUT
 
 _ZONE = re.compile(r"'locations/([^']+)'")
 _NO_TOKEN = "metadata from plugin failed"  # how gRPC says that no token could be had

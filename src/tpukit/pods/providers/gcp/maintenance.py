@@ -39,15 +39,12 @@ class MaintenanceNotices:
             return ""
         try:
             node = self._api.alpha.get_node(name=node_name, retry=None, timeout=_TIMEOUT_S)
-        except exceptions.NotFound:
-            return ""
-        except exceptions.GoogleAPICallError as error:
-            # Not a reason to lose sight of a pod that runs.
+        except (exceptions.PermissionDenied, exceptions.MethodNotImplemented) as error:
             logger.warning("Coming maintenance is not visible (%s).", type(error).__name__)
-            self._offered = not isinstance(
-                error, (exceptions.PermissionDenied, exceptions.MethodNotImplemented)
-            )
+            self._offered = False
             return ""
+        except exceptions.GoogleAPICallError:
+            return ""  # no reason to lose sight of a pod that runs; asked again later
         window = node.upcoming_maintenance
         if not window.window_start_time:
             return ""

@@ -15,7 +15,7 @@ from ...pod import Host, Pod
 from ..protocol import Capabilities, Command, Gang
 from ..ssh.keys import forget_hosts, known_hosts, own_key
 from ..ssh.transport import SSHTransport
-from .api import ALL_ZONES, PATIENCE_S, CloudTPU
+from .api import PATIENCE_S, CloudTPU
 from .failures import UnknownZone
 from .maintenance import MaintenanceNotices
 from .preflight import find_obstacles
@@ -63,8 +63,7 @@ class CloudTPUProvider:
 
     def list(self, *, owner: str | None = None) -> "list[Pod]":
         """Return all pods of the project, in every zone, or those with an owner's label."""
-        queued = self._api.list_queued(ALL_ZONES)
-        nodes = self._api.list_nodes(ALL_ZONES) if queued else {}
+        queued, nodes = self._api.list_everywhere()
         pods = (read_pod(one, nodes) for one in queued)
         return [
             pod

@@ -1,7 +1,6 @@
 """What is sent to Cloud TPU for a pod: one queued resource with a node for each slice."""
 
 import math
-import re
 import uuid
 
 from google.cloud import tpu_v2
@@ -12,10 +11,10 @@ from ....hardware import Slice
 from ....job.sections import LaunchSettings
 from ...config import PodConfig
 from ...pod import Tier, check_name
+from ..google.labels import check_labels
 from .runtimes import runtime_version
 
 _REQUESTS = uuid.UUID("6f1d3c52-2f0e-5b0e-9d4a-5a8f0f7b7c11")
-_LABEL = re.compile(r"[a-z0-9_-]{0,63}")
 CONFIG_TYPES = {
     "v2": tpu_v2.AcceleratorConfig.Type.V2,
     "v3": tpu_v2.AcceleratorConfig.Type.V3,
@@ -97,7 +96,7 @@ def _node(where: Slice, config: PodConfig, launch: LaunchSettings, ssh_key: str)
         scheduling_config=tpu_v2.SchedulingConfig(
             spot=config.tier is Tier.SPOT, reserved=config.tier is Tier.RESERVED
         ),
-        labels=_labels(config),
+        labels=check_labels(config.labels),
         metadata={"ssh-keys": ssh_key},
     )
     if launch.service_account is not None:
@@ -120,14 +119,3 @@ def accelerator_type(where: Slice) -> str:
 
 def _reservation(name: str, parent: str) -> str:
     return name if "/" in name else f"{parent}/reservations/{name}"
-
-
-def _labels(config: PodConfig) -> dict[str, str]:
-    for key, value in config.labels.items():
-        if not (_LABEL.fullmatch(value) and _LABEL.fullmatch(key) and key[:1].isalpha()):
-            near = re.sub(r"[^a-z0-9_-]+", "-", value.lower())[:63]
-            raise ConfigError(
-                f"Label {key}={value!r}: Google Cloud takes a-z, 0-9, '-' and '_', 63 at most. "
-                f"Try {near!r}."
-            )
-    return dict(config.labels)

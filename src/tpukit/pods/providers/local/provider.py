@@ -19,7 +19,7 @@ import psutil
 from ....errors import ConfigError, PodUnavailable, ProviderError, did_you_mean
 from ....job.sections import LaunchSettings
 from ....runtime.doctor.finding import Finding
-from ....runtime.files import cache_folder
+from ....runtime.files import state_folder
 from ...causes import Cause
 from ...config import PodConfig
 from ...pod import Host, Pod, PodState, check_name
@@ -44,7 +44,7 @@ class LocalProvider:
     Args:
         launch: Of which `warm_spares` counts here.
         hosts: Hosts that a zone has room for, for each or by zone.
-        folder: Where the pods are kept; by default in the cache folder.
+        folder: Where the pods are kept; by default in the state folder.
     """
 
     name = "local"
@@ -58,7 +58,7 @@ class LocalProvider:
     ) -> None:
         settings = launch or LaunchSettings()
         self._room = _room(hosts)
-        self._book = Book(folder or cache_folder("pods") / "local")
+        self._book = Book(folder or state_folder() / "local")
         self._spares = SparePool({"JAX_PLATFORMS": "cpu"}) if settings.warm_spares else None
         self.capabilities = Capabilities(
             zones=ZONES,

@@ -1,0 +1,236 @@
+"""Many jobs on the emulated Cloud TPU at once, with everything going wrong that can.
+
+    python benchmarks/pods_soak.py [--jobs 200] [--supervisors 4] [--at-once 4] [--seed 0]
+
+Each job is a light program whose result shows a step that was lost or done twice. Pods live a few
+seconds before they are taken away, with and without a notice; zones run out of capacity; replies
+get lost, calls fail; supervisors are killed with SIGKILL and started again. In the end every job
+must be done with the exact result, and nothing may be left: no pod, no process.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+
+from tpukit.job.sections import LaunchSettings
+from tpukit.pods.causes import Kind
+from tpukit.pods.config import PodConfig
+from tpukit.pods.emulators.faults import Fault, Mishap
+from tpukit.pods.emulators.holding import Pace, Stage, Zone
+from tpukit.pods.emulators.hosts import MARK
+from tpukit.pods.emulators.rehearsal import CloudTPURehearsal
+from tpukit.pods.emulators.world import World
+from tpukit.pods.providers.gcp.provider import CloudTPUProvider
+from tpukit.pods.providers.protocol import Command
+from tpukit.pods.store import Store
+from tpukit.pods.supervision.policy import Policy
+from tpukit.pods.supervision.supervisor import Supervisor
+
+STEPS, STEP_S, SAVE_EVERY = 30, 0.05, 5
+ZONES = ("us-east5-b", "us-east1-d")
+PROGRAM = f"""
+import json, os, signal, sys, time
+saved, told = sys.argv[1], []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+def save():
+    with open(saved + ".part", "w") as file:
+        json.dump([step, total], file)
+    os.replace(saved + ".part", saved)
+step, total = json.load(open(saved)) if os.path.exists(saved) else (0, 0.0)
+while step < {STEPS}:
+    if told:
+        save()
+        print("@tpukit", json.dumps({{"step": step, "stopped": "preempted"}}), flush=True)
+        sys.exit(0)
+    step += 1
+    total = total * 0.9 + step
+    time.sleep({STEP_S})
+    if step % {SAVE_EVERY} == 0:
+        save()
+    print("@tpukit", json.dumps({{"step": step, "loss": total}}), flush=True)
+save()
+"""
+
+
+def truth():
+    total = 0.0
+    for step in range(1, STEPS + 1):
+        total = total * 0.9 + step
+    return [STEPS, total]
+
+
+def supervise(folder, first, every, jobs, at_once):
+    """What one supervising process does: its share of the jobs, some at once."""
+    launch = LaunchSettings(**json.loads((folder / "launch.json").read_text()))
+    provider, store = CloudTPUProvider(launch), Store(folder / "store")
+
+    def run(number):
+        job = f"job{number}"
+        config = PodConfig(
+            tpu_type="v6e-4",
+            zones=ZONES if number % 2 else ZONES[::-1],
+            queue_timeout_s=5,
+            labels={"owner": "soak"},
+        ).with_preemptible()
+        command = Command(argv=("python3", "-c", PROGRAM, str(folder / "saved" / job)))
+        policy = Policy(poll_s=0.5, grace_s=3.0, max_restarts=100, max_stalls=100)
+        outcome = Supervisor(job, config, command, provider, store, policy=policy).run()
+        (folder / "outcomes" / job).write_text(str(outcome.ending.cause))
+
+    done = {path.name for path in (folder / "outcomes").iterdir()}
+    mine = [number for number in range(first, jobs, every) if f"job{number}" not in done]
+    with ThreadPoolExecutor(at_once) as pool:
+        for running in [pool.submit(run, number) for number in mine]:
+            running.result()
+
+
+class Doubles:
+    """Jobs that had two pods running at the same time."""
+
+    def __init__(self, world):
+        self.running, self.found, self.most = {}, [], 0
+        self.stages = Counter()
+        world.watch(self.see)
+
+    def see(self, held):
+        pod = held.name.rsplit("/", 1)[1]
+        job = pod.rsplit("-a", 1)[0]
+        mine = self.running.setdefault(job, set())
+        self.stages[held.stage] += 1
+        (mine.add if held.stage in (Stage.STARTING, Stage.RUNNING) else mine.discard)(pod)
+        if len(mine) > 1:
+            self.found.append(sorted(mine))
+
+
+def trouble(cloud, seed, over):
+    """Preempt without notice, sell out, until all is over."""
+    luck = random.Random(seed)
+    while not over.wait(luck.uniform(0.2, 1.0)):
+        running = [held for held in cloud.world.holdings() if held.stage is Stage.RUNNING]
+        if running and luck.random() < 0.5:
+            cloud.world.preempt(luck.choice(running).name, notice_s=luck.choice((0.0, 0.2, 3.0)))
+        if luck.random() < 0.1:
+            cloud.world.sell_out(luck.choice(ZONES), "v6e", for_s=luck.uniform(1, 4))
+
+
+def start(arguments, folder, number, environment):
+    options = [f"--jobs={arguments.jobs}", f"--supervisors={arguments.supervisors}"]
+    options += [f"--at-once={arguments.at_once}", f"--share={number}", f"--folder={folder}"]
+    return subprocess.Popen([sys.executable, __file__, *options], env=environment)
+
+
+def look_after(arguments, folder, environment):
+    """Run the supervisors, kill one now and then, and start it again."""
+    luck = random.Random(arguments.seed + 1)
+    numbers = range(arguments.supervisors)
+    running = {number: start(arguments, folder, number, environment) for number in numbers}
+    kills, next_kill = 0, time.monotonic() + 5
+    while running:
+        time.sleep(0.1)
+        for number, process in list(running.items()):
+            code = process.poll()
+            if code == 0:
+                del running[number]
+            elif code is not None:
+                running[number] = start(arguments, folder, number, environment)
+        if running and time.monotonic() > next_kill:
+            running[luck.choice(list(running))].send_signal(signal.SIGKILL)
+            kills, next_kill = kills + 1, time.monotonic() + luck.uniform(5, 15)
+    return kills
+
+
+def report(folder, jobs):
+    store = Store(folder / "store")
+    causes, recoveries, exact, failed = Counter(), [], 0, []
+    for number in range(jobs):
+        attempts = store.attempts(f"job{number}")
+        causes.update(one.ending.cause.value for one in attempts if one.ending is not None)
+        for before, after in itertools.pairwise(attempts):
+            seen = before.ended_at is not None and after.first_step_at is not None
+            if seen and before.ending.cause.kind is not Kind.CAPACITY:
+                recoveries.append(after.first_step_at - before.ended_at)
+        saved = folder / "saved" / f"job{number}"
+        good = saved.exists() and json.loads(saved.read_text()) == truth()
+        exact += good
+        if not good:
+            failed.append((number, [str(one.ending) for one in attempts]))
+    print(f"attempts ended by: {dict(causes.most_common())}")
+    print(f"jobs done with the exact result: {exact} of {jobs}")
+    if recoveries:
+        ordered = sorted(recoveries)
+        p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+        print(
+            f"recoveries: {len(ordered)}, from the end of an attempt to the next first step "
+            f"p50 {statistics.median(ordered):.2f} s, p99 {p99:.2f} s"
+        )
+    for one in failed[:5]:
+        print("  not exact:", one)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--supervisors", type=int, default=4)
+    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.share is not None:
+        every = arguments.supervisors
+        supervise(arguments.folder, arguments.share, every, arguments.jobs, arguments.at_once)
+        return
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        for name in ("saved", "outcomes"):
+            (folder / name).mkdir()
+        pace = Pace(decide_s=0.05, start_s=0.3, start_spread=0.8, notice_s=1.0, spot_life_s=6.0)
+        world = World({zone: Zone({"v6e": 256}) for zone in ZONES}, pace=pace, seed=arguments.seed)
+        doubles, over, begun = Doubles(world), threading.Event(), time.monotonic()
+        with CloudTPURehearsal(folder / "cloud", world=world) as cloud:
+            (folder / "launch.json").write_text(json.dumps(cloud.settings))
+            cloud.api.faults.add(Fault(Mishap.LOST_REPLY, "*", times=None, share=0.03))
+            cloud.api.faults.add(Fault(Mishap.OUTAGE, "*", times=None, share=0.03))
+            threading.Thread(target=trouble, args=(cloud, arguments.seed, over)).start()
+            environment = {
+                **os.environ,
+                **cloud.environment,
+                "TPUKIT_STATE_DIR": str(folder / "state"),
+            }
+            kills = look_after(arguments, folder, environment)
+            over.set()
+            cloud.api.faults.clear()
+            time.sleep(1)
+            left = [held.name.rsplit("/", 1)[1] for held in world.holdings()]
+            processes = [one for one in psutil.process_iter() if _is_ours(one, cloud)]
+            took = time.monotonic() - begun
+        print(f"{arguments.jobs} jobs in {took:.0f} s; {kills} supervisors killed")
+        print(f"pods by stage that they came to: {dict(doubles.stages)}")
+        report(folder, arguments.jobs)
+        print(f"two pods at once for one job: {len(doubles.found)} {doubles.found[:3]}")
+        print(f"pods left: {len(left)} {left[:5]}; processes left on machines: {len(processes)}")
+
+
+def _is_ours(process, cloud):
+    try:
+        return process.environ().get(MARK, "").startswith(f"{cloud.hosts.token}/")
+    except psutil.Error:
+        return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What the API says of itself: versions, groups, kinds, and as much OpenAPI as kubectl needs."""
+
+from typing import Any
+
+from ..kinds import KINDS, Kind
+
+VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+VERSION = {
+    "major": "1",
+    "minor": "34",
+    "gitVersion": "v1.34.3-gke.emulated",
+    "gitCommit": "",
+    "gitTreeState": "clean",
+    "buildDate": "2026-01-01T00:00:00Z",
+    "goVersion": "",
+    "compiler": "",
+    "platform": "linux/amd64",
+}
+
+
+def groups() -> list[tuple[str, str]]:
+    """Return the groups with their versions."""
+    return list(dict.fromkeys((kind.group, kind.version) for kind in KINDS))
+
+
+def api_versions(address: str) -> dict[str, Any]:
+    """Answer GET /api."""
+    by_client = [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}]
+    return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": by_client}
+
+
+def group_list() -> dict[str, Any]:
+    """Answer GET /apis."""
+    found: list[dict[str, Any]] = []
+    for group, version in groups():
+        if group:
+            served = {"groupVersion": f"{group}/{version}", "version": version}
+            found.append({"name": group, "versions": [served], "preferredVersion": served})
+    return {"kind": "APIGroupList", "apiVersion": "v1", "groups": found}
+
+
+def resource_list(group: str, version: str) -> dict[str, Any]:
+    """Answer GET /api/v1 and /apis/GROUP/VERSION."""
+    resources: list[dict[str, Any]] = []
+    for kind in KINDS:
+        if (kind.group, kind.version) != (group, version):
+            continue
+        entry: dict[str, Any] = {
+            "name": kind.plural,
+            "singularName": kind.name.lower(),
+            "namespaced": kind.is_namespaced,
+            "kind": kind.name,
+            "verbs": VERBS,
+        }
+        if kind.short_names:
+            entry["shortNames"] = list(kind.short_names)
+        resources.append(entry)
+        for part in (*(("status",) if kind.has_status else ()), *kind.subresources):
+            resources.append(
+                {
+                    "name": f"{kind.plural}/{part}",
+                    "singularName": "",
+                    "namespaced": kind.is_namespaced,
+                    "kind": "Eviction" if part == "eviction" else kind.name,
+                    "verbs": ["create"] if part == "eviction" else ["get", "patch", "update"],
+                    **({"group": "policy", "version": "v1"} if part == "eviction" else {}),
+                }
+            )
+    full = f"{group}/{version}" if group else version
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": full,
+        "resources": resources,
+    }
+
+
+def openapi_index() -> dict[str, Any]:
+    """Answer GET /openapi/v3."""
+    paths = [f"apis/{group}/{version}" if group else "api/v1" for group, version in groups()]
+    return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}?hash=1"} for path in paths}}
+
+
+def openapi_document(group: str, version: str) -> dict[str, Any]:
+    """Answer GET /openapi/v3/…: enough for `kubectl apply` to let the server validate fields."""
+    paths: dict[str, Any] = {}
+    for kind in KINDS:
+        if (kind.group, kind.version) == (group, version):
+            paths[_path(kind)] = {
+                "patch": {
+                    "operationId": f"patch{kind.name}",
+                    "parameters": [
+                        {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
+                    ],
+                    "responses": {"200": {"description": "OK"}},
+                    "x-kubernetes-action": "patch",
+                    "x-kubernetes-group-version-kind": {
+                        "group": kind.group,
+                        "version": kind.version,
+                        "kind": kind.name,
+                    },
+                }
+            }
+    title = {"title": "Kubernetes (emulated)", "version": VERSION["gitVersion"]}
+    return {"openapi": "3.0.0", "info": title, "paths": paths, "components": {"schemas": {}}}
+
+
+def _path(kind: Kind) -> str:
+    start = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
+    inside = "/namespaces/{namespace}" if kind.is_namespaced else ""
+    return f"{start}{inside}/{kind.plural}/{{name}}"

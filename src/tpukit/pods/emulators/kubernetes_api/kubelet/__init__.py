@@ -1,0 +1,1 @@
+"""Runs the containers of Pods as real processes of this machine, with their logs."""

@@ -1,0 +1,1 @@
+"""Checks of manifests, one topic a file; `lint` runs them all."""

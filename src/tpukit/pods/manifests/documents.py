@@ -1,0 +1,99 @@
+"""Kubernetes documents as YAML that every reader understands alike."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from ...errors import ConfigError
+
+Document = dict[str, Any]
+
+# Text that no version of YAML takes for anything but text; all other text is quoted. kubectl reads
+# YAML 1.1, where y, no and 1e3 are not text.
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]+")
+_WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off"})
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text in quotes wherever it could be read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    style = None if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else '"'
+    if "\n" in value and value.isascii() and value.replace("\n", "").isprintable():
+        style = "|"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def to_yaml(documents: Iterable[Document]) -> str:
+    """Return documents as `kubectl apply -f` takes them."""
+    return yaml.dump_all(
+        documents, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=10_000
+    )
+
+
+def read_yaml(text: str, *, name: str) -> list[Document]:
+    """Return the documents of a file; lists of objects are taken apart.
+
+    Raises:
+        ConfigError: It is not YAML, or holds something else than objects.
+    """
+    try:
+        found: list[Any] = list(yaml.safe_load_all(text))
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{name} is not valid YAML: {_first_line(error)}.") from None
+    documents: list[Document] = []
+    for number, one in enumerate(found, start=1):
+        if one is None:
+            continue
+        if not isinstance(one, dict):
+            raise ConfigError(
+                f"{name}: document {number} is a {type(one).__name__}; every document of a "
+                "manifest is an object with apiVersion, kind and metadata."
+            )
+        document = cast("Document", one)
+        items: Any = document.get("items")
+        if str(document.get("kind")).endswith("List") and isinstance(items, list):
+            parts = cast("list[Any]", items)
+            documents += [part for part in parts if isinstance(part, dict)]
+        else:
+            documents.append(document)
+    return documents
+
+
+def read_files(*paths: Path) -> list[Document]:
+    """Return the documents of all files, and of the YAML and JSON files in folders.
+
+    Raises:
+        ConfigError: A file cannot be read, or is no manifest.
+    """
+    documents: list[Document] = []
+    for path in paths:
+        files = (
+            sorted(one for one in path.iterdir() if one.suffix in (".yaml", ".yml", ".json"))
+            if path.is_dir()
+            else [path]
+        )
+        for file in files:
+            try:
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{file} cannot be read: {error}.") from None
+            documents += read_yaml(text, name=str(file))
+    return documents
+
+
+def _first_line(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f" in line {mark.line + 1}" if mark is not None else ""
+    said = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
+    return f"{said}{where}"

@@ -1,0 +1,64 @@
+"""What is wrong with a manifest, as a report that prints itself."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...runtime.doctor.finding import Finding, Severity
+
+_MARKS = {
+    "error": "[red]✗[/]",
+    "warning": "[yellow]![/]",
+    "info": "[blue]i[/]",
+    "ok": "[green]✓[/]",
+}
+_ORDER = ("error", "warning", "info", "ok")
+
+
+def found(
+    id_: str, severity: Severity, where: object, seen: str, fix: str | None = None
+) -> Finding:
+    """Return a finding about one place in a manifest."""
+    return Finding(id_, "resources", severity, f"{where}: {seen}", fix)
+
+
+@dataclass(frozen=True)
+class LintReport:
+    """What checks of manifests found, the worst first."""
+
+    findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(cls, findings: Sequence[Finding]) -> "LintReport":
+        """Return findings in order of weight; each once."""
+        once = dict.fromkeys(findings)
+        return cls(tuple(sorted(once, key=lambda one: _ORDER.index(one.severity))))
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing stands in the way."""
+        return not self.errors
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What would be refused, or never run."""
+        return tuple(one for one in self.findings if one.severity == "error")
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"ok": self.is_ok, "findings": [asdict(one) for one in self.findings]}
+
+    def __rich__(self) -> str:
+        from rich.markup import escape
+
+        if not self.findings:
+            return "[green]✓[/] nothing to object to"
+        return "\n".join(
+            f"{_MARKS[one.severity]} {escape(one.seen)}"
+            + (f"\n  → {escape(one.fix)}" if one.fix else "")
+            + f" [dim]({one.id})[/]"
+            for one in self.findings
+        )

@@ -1,0 +1,1 @@
+"""Pods on Google Kubernetes Engine: JobSets, queued by Kueue, that restart themselves."""

@@ -1,0 +1,287 @@
+"""The cluster's API through the unmodified `kubernetes` client, with documents as plain data.
+
+The client's own models are not used: loading them takes seconds, and a JobSet has none.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import urllib3
+from kubernetes import config
+from kubernetes.client.api_client import ApiClient
+from kubernetes.client.configuration import Configuration
+from kubernetes.client.exceptions import ApiException
+
+from ....errors import ProviderError
+from ....job.sections import LaunchSettings
+from ...manifests.reading import at
+from .failures import explain, status_of
+
+Object = dict[str, Any]
+
+CONNECT_S, ANSWER_S = 2.0, 4.0
+LOAD_S = 4.0  # for the kubeconfig, whose plugin asks who is there
+STREAM_S = 60.0  # a stream that is silent for so long is opened anew
+MOST_CONNECTIONS = 512
+
+JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+CORE = "/api/v1"
+
+
+class ClusterApi:
+    """Calls to one cluster. Every method may be called from any thread.
+
+    Args:
+        launch: Which context of the kubeconfig, and another address where that is wanted.
+    """
+
+    def __init__(self, launch: LaunchSettings) -> None:
+        self.namespace = launch.namespace
+        self._context, self._endpoint = launch.context, launch.endpoint
+        self._lock = threading.Lock()
+        self._client: ApiClient | None = None
+
+    @property
+    def server(self) -> str:
+        """The address of the cluster."""
+        return str(self._loaded().configuration.host)
+
+    def get(self, path: str, **query: str) -> Object | None:
+        """Return an object; None where there is none.
+
+        Raises:
+            ProviderError: The cluster cannot be reached, or refuses.
+        """
+        try:
+            return self._call("GET", path, query=query)
+        except ApiException as error:
+            if error.status == 404 and at(status_of(error), "details", "name"):
+                return None
+            raise explain(error, server=self.server, doing=f"get {_what(path)}") from None
+
+    def offers(self, path: str) -> bool:
+        """Whether the cluster knows a version of a group of kinds, such as JobSet's.
+
+        Raises:
+            ProviderError: The cluster cannot be reached, or refuses.
+        """
+        try:
+            self._call("GET", path)
+        except ApiException as error:
+            if error.status == 404:
+                return False
+            raise explain(error, server=self.server, doing="read its kinds") from None
+        return True
+
+    def list(self, path: str, **query: str) -> tuple[list[Object], str]:
+        """Return all objects under a path, and the version of the list.
+
+        Raises:
+            ProviderError: The cluster cannot be reached, or refuses.
+        """
+        found: list[Object] = []
+        more = ""
+        with self._explained(f"list {_what(path)}"):
+            while True:
+                page = self._call("GET", path, query={"limit": "500", **query, **_continue(more)})
+                found += page.get("items") or []
+                metadata = page["metadata"]
+                more = metadata.get("continue") or ""
+                if not more:
+                    return found, str(metadata.get("resourceVersion", ""))
+
+    def create(self, path: str, body: Object) -> Object | None:
+        """Make an object; return None where there is one of that name.
+
+        Raises:
+            ProviderError: The cluster cannot be reached, or refuses.
+            PodUnavailable: A quota is used up.
+        """
+        try:
+            return self._call("POST", path, body=body)
+        except ApiException as error:
+            if error.status == 409:
+                return None
+            raise explain(error, server=self.server, doing=f"create {_what(path)}") from None
+
+    def patch(self, path: str, body: Object) -> None:
+        """Merge a change into an object; one that is not there is no error."""
+        try:
+            self._call("PATCH", path, body=body, content_type="application/merge-patch+json")
+        except ApiException as error:
+            if error.status != 404:
+                raise explain(error, server=self.server, doing=f"patch {_what(path)}") from None
+
+    def delete(
+        self, path: str, *, propagation: str = "Background", grace_s: int | None = None
+    ) -> None:
+        """Remove an object; one that is not there is no error."""
+        options: Object = {"propagationPolicy": propagation}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        try:
+            self._call("DELETE", path, body=options)
+        except ApiException as error:
+            if error.status != 404:
+                raise explain(error, server=self.server, doing=f"delete {_what(path)}") from None
+
+    def stream(self, path: str, **query: str) -> "Stream":
+        """Open an answer that goes on: a watch, or a log.
+
+        Raises:
+            ApiException: It was refused.
+            ProviderError: The cluster cannot be reached.
+        """
+        return Stream(self._send("GET", path, query=query, timeout_s=(CONNECT_S, STREAM_S)))
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._client is not None:
+            self._client.rest_client.pool_manager.clear()
+
+    @contextmanager
+    def _explained(self, doing: str) -> Generator[None]:
+        try:
+            yield
+        except ApiException as error:
+            raise explain(error, server=self.server, doing=doing) from None
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        response = self._send(method, path, query=query, body=body, content_type=content_type)
+        try:
+            text = response.data.decode("utf-8", errors="replace")
+        except urllib3.exceptions.HTTPError as error:
+            raise explain(error, server=self.server, doing=f"{method} {_what(path)}") from None
+        return json.loads(text) if text else {}
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+        timeout_s: tuple[float, float] = (CONNECT_S, ANSWER_S),
+    ) -> urllib3.HTTPResponse:
+        client = self._loaded()
+        request: Any = client.param_serialize(
+            method,
+            path,
+            query_params=list((query or {}).items()),
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            answer: Any = client.call_api(*request, _request_timeout=timeout_s)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            server = str(client.configuration.host)
+            raise explain(error, server=server, doing=f"{method} {_what(path)}") from None
+        if not 200 <= answer.status <= 299:
+            raise ApiException(
+                status=answer.status, reason=answer.reason, body=answer.response.data
+            )
+        return answer.response
+
+    def _loaded(self) -> ApiClient:
+        with self._lock:
+            if self._client is None:
+                self._client = ApiClient(self._configuration())
+            return self._client
+
+    def _configuration(self) -> Configuration:
+        """Read the kubeconfig, or what a Pod of the cluster itself is given."""
+        made = Configuration()
+        failures: list[Exception] = []
+
+        def load() -> None:
+            try:
+                if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+                    config.load_incluster_config(client_configuration=made)
+                else:
+                    config.load_kube_config(
+                        config_file=os.environ.get("KUBECONFIG") or None,
+                        context=self._context,
+                        client_configuration=made,
+                        persist_config=False,
+                    )
+            except (config.ConfigException, OSError, TypeError, KeyError) as error:
+                failures.append(error)
+
+        # In a thread: a plugin for credentials may ask somebody who does not answer.
+        loading = threading.Thread(target=load, name="tpukit-kubeconfig", daemon=True)
+        loading.start()
+        loading.join(LOAD_S)
+        if loading.is_alive():
+            raise ProviderError(
+                f"The kubeconfig's plugin for credentials did not answer within {LOAD_S:g} s; run "
+                "gke-gcloud-auth-plugin by hand to see why."
+            )
+        if failures:
+            raise ProviderError(
+                f"There is no usable kubeconfig ({failures[0]}); fetch one with gcloud container "
+                "clusters get-credentials, and name it in KUBECONFIG or its context in "
+                "launch.context."
+            )
+        if self._endpoint:
+            made.host = self._endpoint
+        made.retries = 0  # who asks decides whether to ask again
+        made.connection_pool_maxsize = MOST_CONNECTIONS
+        return made
+
+
+class Stream:
+    """Lines of an answer that goes on."""
+
+    def __init__(self, response: urllib3.HTTPResponse) -> None:
+        self._response = response
+
+    def lines(self) -> Iterator[str]:
+        """Return lines as they come; ends when the answer does, or the connection breaks."""
+        rest = b""
+        try:
+            for part in self._response.stream(amt=None, decode_content=False):
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    yield line.decode("utf-8", errors="replace")
+        except (urllib3.exceptions.HTTPError, OSError, ValueError):
+            return  # a half line will come again, whole
+        finally:
+            self.close()
+        if rest:
+            yield rest.decode("utf-8", errors="replace")
+
+    def interrupt(self) -> None:
+        """Let `lines` end, from another thread."""
+        with suppress(OSError, ValueError, RuntimeError, urllib3.exceptions.HTTPError):
+            self._response.shutdown()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._response.close()
+        self._response.release_conn()
+
+
+def _what(path: str) -> str:
+    parts = path.split("/")
+    if "namespaces" in parts[:-2]:
+        return parts[parts.index("namespaces") + 2]
+    return parts[3] if path.startswith(CORE) else parts[4] if len(parts) > 4 else path
+
+
+def _continue(token: str) -> dict[str, str]:
+    return {"continue": token} if token else {}

@@ -1,0 +1,278 @@
+"""The gang that a JobSet is: its logs, its steps, its restarts and its end, as they happen."""
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ....errors import ProviderError
+from ....records.reporting import read_report
+from ...causes import Cause, Ending, Kind
+from ...manifests import names
+from ...manifests.jobset import CONTAINER
+from ...manifests.reading import at, texts
+from ...pod import Host, Pod
+from ..protocol import Command, Ended, GangEvent, Line, Progress, Restarted
+from .api import CORE, JOBSETS, KUEUE, ClusterApi, Object
+from .following import Follower
+from .logs import LogStream
+from .reading import hosts_of
+from .rounds import Round, attempt_of
+from .signals import Signal, condition, is_evicted, jobset_signal, workload_signal
+
+UNREACHABLE_S = 300.0  # for an outage of the API; the Pods may well go on without it
+SETTLE_S = 5.0  # for the last lines and the last states of Pods, once the JobSet has ended
+LOOK_S = 0.25
+
+
+class JobSetGang:
+    """Follows the processes of a JobSet, across its restarts.
+
+    An error of the program ends it at once, and so does a hang: the JobSet is deleted then, since
+    it would start the same again.
+
+    Args:
+        api: The cluster.
+        pod: Whose JobSet it is.
+        command: What it runs; here only how long a step may take.
+        attempt: The supervisor's number of the attempt that runs now.
+    """
+
+    def __init__(self, api: ClusterApi, pod: Pod, command: Command, *, attempt: int) -> None:
+        self._api, self._pod, self._command = api, pod, command
+        self._hosts = hosts_of(pod.name, pod.slice)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._events: list[GangEvent] = []
+        self._attempt = attempt
+        self._round: Round | None = None
+        self._streams: dict[str, LogStream] = {}  # by the Pod's uid
+        self._jobset: Object | None = None
+        self._is_gone = False
+        self._over = False
+        self._stopping = False
+        self._fatal: Ending | None = None  # an error of the program, which a restart would repeat
+        self._ended_at: float | None = None
+        self._seen_step = False
+        self._progressed_at: float | None = None
+        namespace = api.namespace
+        self._path = f"{JOBSETS}/namespaces/{namespace}/jobsets/{pod.name}"
+        self._pods_path = f"{CORE}/namespaces/{namespace}/pods"
+        self._followers = [
+            Follower(
+                api,
+                self._pods_path,
+                {"labelSelector": f"{names.JOBSET_NAME}={pod.name}"},
+                self._see_pod,
+            ),
+            Follower(
+                api,
+                f"{JOBSETS}/namespaces/{namespace}/jobsets",
+                {"fieldSelector": f"metadata.name={pod.name}"},
+                self._see_jobset,
+            ),
+        ]
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """The hosts it runs on, in the order of process ids."""
+        return self._hosts
+
+    def wait(self, timeout_s: float) -> list[GangEvent]:
+        """Return what happened, as soon as something has; nothing after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._decide()
+            with self._changed:
+                left_s = deadline - time.monotonic()
+                if not self._events and not self._over and left_s > 0:
+                    self._changed.wait(min(left_s, LOOK_S))
+                if self._events or self._over or left_s <= 0:
+                    events, self._events = self._events, []
+                    return events
+
+    def stop(self, grace_s: float) -> None:
+        """Delete the JobSet: its processes are told to save and end, and killed after that."""
+        with self._lock:
+            if self._over:
+                return
+            first, self._stopping = not self._stopping, True
+        if first:
+            self._api.delete(self._path, propagation="Foreground")
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and not self._is_quiet():
+            time.sleep(LOOK_S / 5)
+        self._kill_pods()
+        self._end(Ending(Cause.STOPPED))
+
+    def close(self) -> None:
+        """End everything at once and release it; may be called again."""
+        with self._lock:
+            was_over, self._over = self._over, True
+        if not was_over:
+            with suppress(ProviderError):
+                self._api.delete(self._path, propagation="Background")
+                self._kill_pods()
+        for follower in self._followers:
+            follower.close()
+        for stream in self._streams.values():
+            stream.close()
+
+    # What is seen, in the threads of those who see it.
+
+    def _see_pod(self, pod: Object, is_there: bool) -> None:
+        with self._changed:
+            if self._over:
+                return
+            current = self._round
+            uid = pod["metadata"]["uid"]
+            if current is None:
+                current = self._round = Round(attempt_of(pod))
+            elif uid not in current.members:
+                if attempt_of(pod) > current.attempt or (current.is_over and is_there):
+                    self._restart(current)
+                    current = self._round = Round(attempt_of(pod))
+                elif attempt_of(pod) < current.attempt:
+                    return
+            current.see(pod, is_there=is_there)
+            started = at(pod, "status", "phase") in ("Running", "Succeeded", "Failed")
+            if started and uid not in self._streams:
+                host = current.members[uid].host
+                self._streams[uid] = LogStream(
+                    self._api, pod, CONTAINER, lambda text: self._take(host, text)
+                )
+                if self._progressed_at is None:
+                    self._progressed_at = time.monotonic()
+            self._changed.notify_all()
+
+    def _see_jobset(self, jobset: Object, is_there: bool) -> None:
+        with self._changed:
+            self._jobset, self._is_gone = jobset, not is_there
+            queued = texts(jobset["metadata"].get("labels")).get(names.QUEUE)
+            if queued and at(jobset, "spec", "suspend") is True and self._round:
+                self._progressed_at = None  # nothing runs, so nothing can be late
+                if self._round.suspended is None and not self._round.is_over:
+                    self._round.suspended = self._why_suspended(jobset)
+            self._changed.notify_all()
+
+    def _take(self, host: str, text: str) -> None:
+        report = read_report(text)
+        with self._changed:
+            if report is None:
+                self._events.append(Line(host, text))
+            else:
+                self._progressed_at = time.monotonic()
+                if not report.stopped:
+                    self._seen_step = True
+                    self._events.append(Progress(host, report.step, report.loss))
+            self._changed.notify_all()
+
+    def _restart(self, before: Round) -> None:
+        """A new round has begun: say how the one before ended."""
+        ending = before.ending(self._nodes_of(before))
+        self._progressed_at, self._seen_step = None, False
+        if ending.cause.kind is Kind.APPLICATION:
+            self._ended_at = self._ended_at or time.monotonic()
+            self._fatal = ending
+            return
+        self._attempt += 1
+        self._events.append(Restarted(self._attempt, ending))
+
+    # What follows, in the caller's thread.
+
+    def _decide(self) -> None:
+        """End the gang where the JobSet has ended, cannot start, hangs, or is out of reach."""
+        with self._lock:
+            if self._over or self._stopping:
+                return
+            fatal = self._fatal or (self._round.stuck() if self._round else None)
+            over = self._fatal is None and self._jobset_ending()
+        if fatal or self._is_hung():
+            with suppress(ProviderError):  # then at the next look
+                self._api.delete(self._path, propagation="Foreground")
+                self._kill_pods()
+                self._end(fatal or self._hung())
+        elif over:
+            self._end(over)
+        elif (silent_s := min(one.unreachable_s for one in self._followers)) > UNREACHABLE_S:
+            said = f"the cluster has not answered for {silent_s:.0f} s"
+            self._end(Ending(Cause.UNREACHABLE, evidence=said))
+
+    def _jobset_ending(self) -> Ending | None:
+        """Return how the JobSet ended, once its Pods have told theirs; None while it goes on."""
+        if self._jobset is None:
+            return None
+        if self._is_gone:
+            return Ending(Cause.STOPPED, evidence="the JobSet was deleted")
+        if condition(self._jobset, "Completed"):
+            return Ending(Cause.DONE)
+        failed = jobset_signal(self._jobset)
+        if failed is None:
+            return None
+        if self._ended_at is None:
+            self._ended_at = time.monotonic()
+        settled = self._round is not None and self._round.is_over
+        if not settled and time.monotonic() < self._ended_at + SETTLE_S:
+            return None
+        if self._round is None or failed.cause is Cause.DEADLINE:
+            return failed.on("")
+        ending = self._round.ending(self._nodes_of(self._round))
+        return Ending(ending.cause, ending.host, f"{ending.evidence}; {failed.evidence}")
+
+    def _limit_s(self) -> float | None:
+        return self._command.step_s if self._seen_step else self._command.first_step_s
+
+    def _is_hung(self) -> bool:
+        limit_s, since = self._limit_s(), self._progressed_at
+        return limit_s is not None and since is not None and time.monotonic() > since + limit_s
+
+    def _hung(self) -> Ending:
+        first = "" if self._seen_step else "the first "
+        limit_s = self._limit_s()
+        return Ending(Cause.HUNG, evidence=f"no report of {first}step for {limit_s:g} s")
+
+    def _end(self, ending: Ending) -> None:
+        """Read the last lines, then say that it is over."""
+        deadline = time.monotonic() + SETTLE_S
+        for stream in list(self._streams.values()):
+            stream.join(max(0.0, deadline - time.monotonic()))
+        with self._changed:
+            if not self._over:
+                self._over = True
+                self._events.append(Ended(ending))
+            self._changed.notify_all()
+
+    # Asking the cluster.
+
+    def _nodes_of(self, round_: Round) -> dict[str, Object]:
+        """Return the nodes of Pods that were evicted, as far as they are there and may be seen."""
+        nodes: dict[str, Object] = {}
+        for member in round_.members.values():
+            name = str(at(member.pod, "spec", "nodeName"))
+            if is_evicted(member.pod) and name not in nodes:
+                with suppress(ProviderError):
+                    if node := self._api.get(f"{CORE}/nodes/{name}"):
+                        nodes[name] = node
+        return nodes
+
+    def _why_suspended(self, jobset: Object) -> Signal:
+        path = f"{KUEUE}/namespaces/{self._api.namespace}/workloads"
+        uid = jobset["metadata"]["uid"]
+        with suppress(ProviderError):
+            for one in self._api.list(path)[0]:
+                owners = one["metadata"].get("ownerReferences", ())
+                if any(owner["uid"] == uid for owner in owners) and (
+                    signal := workload_signal(one)
+                ):
+                    return signal
+        return Signal(Cause.QUEUE, "the JobSet was suspended")
+
+    def _is_quiet(self) -> bool:
+        with self._lock:
+            return self._round is None or self._round.is_over
+
+    def _kill_pods(self) -> None:
+        selector = f"{names.JOBSET_NAME}={self._pod.name}"
+        pods, _ = self._api.list(self._pods_path, labelSelector=selector)
+        for pod in pods:
+            self._api.delete(f"{self._pods_path}/{pod['metadata']['name']}", grace_s=0)

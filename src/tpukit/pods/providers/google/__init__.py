@@ -1,0 +1,1 @@
+"""What the providers of Google's share: who asks, and what names may be made of."""
