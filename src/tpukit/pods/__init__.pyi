@@ -56,7 +56,6 @@ __all__ = [
     "Policy",
     "PreemptibleManager",
     "PreemptionHandler",
-    "PreemptionHandler",
     "Provider",
     "ProviderError",
     "Reconciler",
