@@ -1,6 +1,6 @@
 """Every exception of tpukit, in one tree, so that `except TPUError` always works.
 
-    TPUError
+    TPUError                          also TpuError
     └── TPUBackendError               anything between your code and the chip
         ├── TPUNotAvailableError      no TPU (or no libtpu) where one is needed
         │   ├── MissingExtraError     an optional part of tpukit is not installed
@@ -161,8 +161,9 @@ class TPUKernelError(TPUValidationError):
     """A kernel was asked for an implementation, blocks, a dtype or a shape it has not."""
 
 
-# The documents use both names for the one condition.
+# The documents use both names for the one condition, and for the root.
 OutOfMemory = TPUOutOfMemoryError
+TpuError = TPUError
 
 
 def did_you_mean(seen: str, known: Iterable[str], *, most: int = 3) -> str:

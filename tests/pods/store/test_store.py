@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tpukit.errors import ConfigError, TPUBackendError
 from tpukit.hardware.figure import Figure
 from tpukit.job.sections import LaunchSettings
-from tpukit.pods import Cause, Ending, Pod, PodConfig, PodState
+from tpukit.pods import Cause, Ending, Pod, PodConfig, PodLife, PodState, Tier
 from tpukit.pods.pod import Host
 from tpukit.pods.store import ProviderRecord, Store
 from tpukit.pods.store.history import HALF_LIFE_S
@@ -247,3 +247,27 @@ def test_where_it_lies(monkeypatch, tmp_path):
 @given(st.from_regex(r"[a-z][a-z0-9-]{0,20}", fullmatch=True), st.integers(1, 9999))
 def test_names_of_pods_are_read_back(name, attempt):
     assert split_pod_name(pod_name(name, attempt)) == (name, attempt)
+
+
+def test_lives_are_remembered_for_whoever_ranks_zones(tmp_path):
+    clock = [1000.0]
+    store = Store(tmp_path, now=lambda: clock[0])
+    config = PodConfig(tpu_type="v6e-16", tier=Tier.SPOT)
+    store.history.asked("gcp-1", config, zone="us-east5-b", pod="run-a1")
+    clock[0] = 1060.0
+    store.history.ready("gcp-1", zone="us-east5-b", pod="run-a1")
+    clock[0] = 4000.0
+    store.history.ended("gcp-1", zone="us-east5-b", pod="run-a1", cause=Cause.SPOT)
+    assert store.history.lives(since=3000.0) == [
+        PodLife(
+            slice="v6e-16",
+            zone="us-east5-b",
+            tier=Tier.SPOT,
+            asked_at=1000.0,
+            ready_at=1060.0,
+            ended_at=4000.0,
+            cause=Cause.SPOT,
+        )
+    ]
+    assert store.history.lives(since=5000.0) == []
+    store.close()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from ..causes import Cause, Kind
 from ..config import PodConfig
+from ..pod import Tier
+from ..spot.life import PodLife
 from .database import Database
 
 HALF_LIFE_S = 600.0
@@ -55,6 +57,24 @@ class PodHistory:
         """Return the zones in the order to ask in: as given, those that refuse last."""
         weights = {zone: self._weight(provider, config, zone) for zone in zones}
         return sorted(zones, key=lambda zone: weights[zone] if weights[zone] > FORGIVEN else 0.0)
+
+    def lives(self, *, since: float) -> list[PodLife]:
+        """Return the pods that were wanted at some time after `since`, oldest first."""
+        rows = self.database.read(
+            "SELECT * FROM lives WHERE ended_at IS NULL OR ended_at >= ? ORDER BY asked_at", since
+        )
+        return [
+            PodLife(
+                slice=row["slice"],
+                zone=row["zone"],
+                tier=Tier(row["tier"]),
+                asked_at=row["asked_at"],
+                ready_at=row["ready_at"],
+                ended_at=row["ended_at"],
+                cause=None if row["cause"] is None else Cause(row["cause"]),
+            )
+            for row in rows
+        ]
 
     def _weight(self, provider: str, config: PodConfig, zone: str) -> float:
         """Return how much a zone's refusals and losses count now: 1 for one just made."""

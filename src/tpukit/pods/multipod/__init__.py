@@ -1,0 +1,1 @@
+"""Several pods that train one model: meshes over them, sums between them, pods that get lost."""

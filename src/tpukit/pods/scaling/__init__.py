@@ -1,0 +1,1 @@
+"""Which size of slice a job should have now: policies, measurements, decisions that explain."""

@@ -1,0 +1,166 @@
+"""`SpotManager`: asks for spot capacity where a useful step is expected to cost least."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol, Self
+
+from ...errors import PodUnavailable
+from ...hardware import Figure, PriceBook, public_prices
+from ...runtime.ranges import Range
+from ..calls import either_way
+from ..causes import Cause
+from ..config import PodConfig
+from ..pod import Pod, Tier
+from .life import NoLives, PodLives
+from .ranking import ZoneRanking, rank_zones
+from .strategy import BiddingStrategy
+from .work import Work, given
+
+_PRICE = Range(0, 1_000_000, above=True)
+
+
+class Allocator(Protocol):
+    """Whoever gets pods: `TpuManager`."""
+
+    def allocate_pod(self, config: PodConfig) -> Pod:
+        """Ask zone after zone, and return the pod when it is ready."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotManager:
+    """Gets spot pods, in keywords or step by step.
+
+    ```python
+    spot = SpotManager().with_bidding_strategy("balanced").with_max_price_per_hour(2.5).build()
+    print(spot.rank(config))
+    pod = spot.bid_for_pod(config)
+    ```
+
+    No API takes a bid: the price is the catalogue's, and the cap is kept by not asking where it is
+    higher.
+
+    Attributes:
+        strategy: What makes one zone better than another.
+        max_price_per_hour: Most USD an hour for the whole pod; a pod's own cap holds as well.
+        work: How long steps, saves and restarts of the job take.
+        manager: Who asks for the pod; by default a `TpuManager` by the environment.
+        history: What became of earlier pods; by default the manager's own store, where it has one.
+        prices: By default the public list.
+    """
+
+    strategy: BiddingStrategy = BiddingStrategy.COST_OPTIMIZED
+    max_price_per_hour: float | None = None
+    work: Work = field(default_factory=Work)
+    manager: Allocator | None = None
+    history: PodLives | None = None
+    prices: PriceBook = field(default_factory=public_prices, repr=False)
+    now: Callable[[], float] = field(default=time.time, repr=False)
+
+    def with_bidding_strategy(self, strategy: BiddingStrategy | str) -> Self:
+        """Rank zones by this."""
+        return replace(self, strategy=BiddingStrategy(strategy))
+
+    def with_max_price_per_hour(self, usd: float) -> Self:
+        """Pay no more for an hour of the whole pod."""
+        return replace(self, max_price_per_hour=_PRICE.check("max_price_per_hour", usd, unit="USD"))
+
+    def with_work(
+        self,
+        *,
+        step_s: float | Figure | None = None,
+        save_s: float | Figure | None = None,
+        restart_s: float | Figure | None = None,
+    ) -> Self:
+        """State how long steps, saves and restarts take; measured ones make the ranking yours."""
+        times = {"step_s": step_s, "save_s": save_s, "restart_s": restart_s}
+        known = {name: given(one, name) for name, one in times.items() if one is not None}
+        return replace(self, work=replace(self.work, **known))
+
+    def with_manager(self, manager: Allocator) -> Self:
+        """Ask through this one."""
+        return replace(self, manager=manager)
+
+    def with_history(self, history: PodLives) -> Self:
+        """Learn from these pods."""
+        return replace(self, history=history)
+
+    def with_prices(self, prices: PriceBook) -> Self:
+        """Count with these prices, such as `public_prices().with_rates("mine.yaml")`."""
+        return replace(self, prices=prices)
+
+    def build(self) -> Self:
+        """Return it; everything was checked as it was given."""
+        return self
+
+    def rank(self, config: PodConfig) -> ZoneRanking:
+        """Return the zones in the order they would be asked in, and why others would not.
+
+        Args:
+            config: What is asked for; its zones, or all of the catalogue where it names none.
+        """
+        caps = [cap for cap in (self.max_price_per_hour, config.max_price_per_hour) if cap]
+        return rank_zones(
+            config.slice,
+            config.zones,
+            book=self.prices,
+            history=self._lives,
+            work=self.work,
+            strategy=self.strategy,
+            now=self.now(),
+            max_price_per_hour=min(caps, default=None),
+        )
+
+    @either_way
+    def bid_for_pod(self, config: PodConfig) -> Pod:
+        """Ask for the pod, zone by zone in the order of the ranking.
+
+        Raises:
+            PodUnavailable: No zone with a known price is within the cap (nothing was asked for),
+                or none of them has capacity.
+        """
+        ranking = self.rank(config)
+        if not ranking.bids:
+            raise PodUnavailable(self._refusal(config, ranking), cause=Cause.UNPLACEABLE.value)
+        zones = [bid.zone for bid in ranking.bids]
+        asked = replace(config, zones=tuple(zones), tier=Tier.SPOT)
+        return self._asked.allocate_pod(asked)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "strategy": self.strategy.value,
+            "max_price_per_hour": self.max_price_per_hour,
+            "step_s": self.work.step_s.to_dict(),
+            "save_s": self.work.save_s.to_dict(),
+            "restart_s": self.work.restart_s.to_dict(),
+        }
+
+    def _refusal(self, config: PodConfig, ranking: ZoneRanking) -> str:
+        reasons = "; ".join(f"{zone}: {why}" for zone, why in list(ranking.refused.items())[:4])
+        more = len(ranking.refused) - 4
+        return (
+            f"No zone qualifies for spot {config.slice}: {reasons}"
+            + (f"; and {more} more" if more > 0 else "")
+            + f" ({ranking.age_text}). Raise max_price_per_hour, name other zones, or give prices "
+            "of your own with with_prices()."
+        )
+
+    @cached_property
+    def _asked(self) -> Allocator:
+        if self.manager is not None:
+            return self.manager
+        from ..manager import TpuManager
+
+        return TpuManager()
+
+    @property
+    def _lives(self) -> PodLives:
+        if self.history is not None:
+            return self.history
+        from ..manager import TpuManager
+
+        asked = self._asked
+        return asked.store.history if isinstance(asked, TpuManager) else NoLives()
