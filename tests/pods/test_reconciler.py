@@ -247,11 +247,14 @@ def test_a_price_cap_leaves_dear_zones_out(world):
     assert "create" not in " ".join(world.provider.calls)
 
 
-def test_a_missing_zone_is_said(world):
+def test_without_a_zone_the_provider_chooses(world):
     world.want("run", PodConfig(tpu_type="v6e-8"))
-    error = world.pass_once().errors["run"]
-    assert isinstance(error, ConfigError)
-    assert "name a zone" in str(error)
+    world.pass_once()
+    assert [(pod.name, pod.zone) for pod in world.provider.live()] == [("run-a1", "")]
+    assert world.pass_once().ready == ["run"]
+    world.store.wanted.release("run")
+    world.pass_once()
+    assert world.provider.pods == {}
 
 
 def test_higher_priority_gets_what_there_is(world):

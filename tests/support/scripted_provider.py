@@ -58,7 +58,7 @@ class ScriptedProvider:
             return result
 
     def create(self, name, config, *, command=None):
-        (zone,) = config.zones
+        (zone,) = config.zones or ("",)
 
         def effect():
             if (zone, name) not in self.pods:

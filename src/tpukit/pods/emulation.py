@@ -54,6 +54,11 @@ EMULATORS = {
         "CloudTPURehearsal",
         "the Cloud TPU API (queued resources, spot, multislice), hosts reached by ssh",
     ),
+    "gke": Emulator(
+        ".emulators.kubernetes_api.rehearsal",
+        "KubernetesRehearsal",
+        "a Kubernetes cluster with TPU nodes, JobSet and Kueue; kubectl works too",
+    ),
     "gce": Emulator(
         ".emulators.compute_api.rehearsal",
         "ComputeEngineRehearsal",

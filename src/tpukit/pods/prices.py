@@ -27,6 +27,8 @@ def price_of(
         return Figure.missing(UNIT, f"'{provider}' runs on machines of your own.")
     if config.tier is Tier.RESERVED:
         return Figure.missing(UNIT, "reserved capacity costs what your contract says.")
+    if not zone:
+        return Figure.missing(UNIT, "no zone is named, and prices differ by region.")
     region = zone.rpartition("-")[0] or zone
     try:
         return (book or public_prices()).cost_per_hour(

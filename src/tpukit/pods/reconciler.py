@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from ..errors import ConfigError, PodUnavailable, ProviderError, TPUError
+from ..errors import PodUnavailable, ProviderError, TPUError
 from ..hardware.prices import PriceBook
 from .causes import Cause
 from .observing import Observer
@@ -28,6 +28,8 @@ from .supervision.allocation import ending_of
 
 LOCK = "reconciler.lock"
 KEEPERS = "keepers"
+ANYWHERE = ""
+"""The zone of a pod where nobody names one: the provider's own choice, or its error."""
 WIDTH = 16
 """Calls to providers at the same time."""
 LATE_S = 600.0
@@ -232,12 +234,7 @@ class _ProviderPass:
         raise refusal
 
     def _zones(self, row: WantedPod) -> Iterable[str]:
-        zones = row.config.zones or self.provider.capabilities.zones
-        if not zones:
-            raise ConfigError(
-                f"'{self.provider.name}' needs to know where to ask for {row.config.slice}: name "
-                "a zone, for example with_zone('us-central1-a') or launch.zone."
-            )
+        zones = row.config.zones or self.provider.capabilities.zones or (ANYWHERE,)
         allowed = zones_within_cap(row.config, zones, provider=self.provider.name, book=self.prices)
         ordered = self.store.history.order(self.id, row.config, allowed)
         return ordered if row.zone is None else dict.fromkeys((row.zone, *ordered))
@@ -245,7 +242,7 @@ class _ProviderPass:
     def _ask(self, row: WantedPod, zone: str) -> PodUnavailable | None:
         """Ask for a pod in a zone; return why it was refused, or None."""
         labels = {"owner": self.store.owner, "job": row.name, "attempt": str(row.attempt)}
-        config = replace(row.config.with_labels(**labels), zones=(zone,))
+        config = replace(row.config.with_labels(**labels), zones=(zone,) if zone else ())
         try:
             pod = self.provider.create(row.pod_name, config)
             if pod.state.is_lost:

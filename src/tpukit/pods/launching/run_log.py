@@ -72,19 +72,23 @@ class Entry:
             case Progress(host, step, loss):
                 return cls("step", "", host, data={"step": step, "loss": loss})
             case PodAsked(name, zone):
-                return cls("pod", f"asking for {name} in {zone}")
+                return cls("pod", f"asking for {name}{_in(zone)}")
             case PodRefused(name, zone, cause, reason):
-                return cls("pod", f"no {name} in {zone}: {cause.meaning} ({reason})")
+                return cls("pod", f"no {name}{_in(zone)}: {cause.meaning} ({reason})")
             case PodReady(pod):
-                return cls("pod", f"{pod.name} is ready in {pod.zone}: {len(pod.hosts)} hosts")
+                return cls("pod", f"{pod.name} is ready{_in(pod.zone)}: {len(pod.hosts)} hosts")
             case PodReleased(pod):
-                return cls("pod", f"{pod.name} in {pod.zone} is given back")
+                return cls("pod", f"{pod.name}{_in(pod.zone)} is given back")
             case AttemptBegan(attempt):
                 return cls("attempt", f"attempt {attempt.number} on {attempt.pod} begins")
             case AttemptEnded(attempt):
                 return cls("attempt", f"attempt {attempt.number} ended: {attempt.ending}")
             case Restarted() | Ended():
                 return None
+
+
+def _in(zone: str) -> str:
+    return f" in {zone}" if zone else ""
 
 
 class RunLog:

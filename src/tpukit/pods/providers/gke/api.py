@@ -49,7 +49,7 @@ class ClusterApi:
     @property
     def server(self) -> str:
         """The address of the cluster."""
-        return str(self._loaded().configuration.host)
+        return self._endpoint or str(self._loaded().configuration.host)
 
     def get(self, path: str, **query: str) -> Object | None:
         """Return an object; None where there is none.
@@ -185,12 +185,13 @@ class ClusterApi:
             header_params={"Accept": "application/json", "Content-Type": content_type},
             body=body,
             auth_settings=["BearerToken"],
+            # Not set in the configuration: the client reads its address anew with its token.
+            _host=self._endpoint,
         )
         try:
             answer: Any = client.call_api(*request, _request_timeout=timeout_s)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            server = str(client.configuration.host)
-            raise explain(error, server=server, doing=f"{method} {_what(path)}") from None
+            raise explain(error, server=self.server, doing=f"{method} {_what(path)}") from None
         if not 200 <= answer.status <= 299:
             raise ApiException(
                 status=answer.status, reason=answer.reason, body=answer.response.data
@@ -237,8 +238,6 @@ class ClusterApi:
                 "clusters get-credentials, and name it in KUBECONFIG or its context in "
                 "launch.context."
             )
-        if self._endpoint:
-            made.host = self._endpoint
         made.retries = 0  # who asks decides whether to ask again
         made.connection_pool_maxsize = MOST_CONNECTIONS
         return made

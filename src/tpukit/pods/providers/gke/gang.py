@@ -10,7 +10,7 @@ from ....records.reporting import read_report
 from ...causes import Cause, Ending, Kind
 from ...manifests import names
 from ...manifests.jobset import CONTAINER
-from ...manifests.reading import at, texts
+from ...manifests.reading import at
 from ...pod import Host, Pod
 from ..protocol import Command, Ended, GangEvent, Line, Progress, Restarted
 from .api import CORE, JOBSETS, KUEUE, ClusterApi, Object
@@ -58,20 +58,11 @@ class JobSetGang:
         namespace = api.namespace
         self._path = f"{JOBSETS}/namespaces/{namespace}/jobsets/{pod.name}"
         self._pods_path = f"{CORE}/namespaces/{namespace}/pods"
-        self._followers = [
-            Follower(
-                api,
-                self._pods_path,
-                {"labelSelector": f"{names.JOBSET_NAME}={pod.name}"},
-                self._see_pod,
-            ),
-            Follower(
-                api,
-                f"{JOBSETS}/namespaces/{namespace}/jobsets",
-                {"fieldSelector": f"metadata.name={pod.name}"},
-                self._see_jobset,
-            ),
-        ]
+        selector = {"labelSelector": f"{names.JOBSET_NAME}={pod.name}"}
+        self._pods = Follower(api, self._pods_path, selector, self._see_pod)
+        named = {"fieldSelector": f"metadata.name={pod.name}"}
+        jobsets = f"{JOBSETS}/namespaces/{namespace}/jobsets"
+        self._followers = (self._pods, Follower(api, jobsets, named, self._see_jobset))
 
     @property
     def hosts(self) -> Sequence[Host]:
@@ -130,11 +121,15 @@ class JobSetGang:
                 current = self._round = Round(attempt_of(pod))
             elif uid not in current.members:
                 if attempt_of(pod) > current.attempt or (current.is_over and is_there):
+                    if attempt_of(pod) == current.attempt and current.suspended is None:
+                        # JobSet did not restart it: it was suspended and resumed.
+                        current.suspended = Signal(Cause.QUEUE, "the JobSet was suspended")
                     self._restart(current)
                     current = self._round = Round(attempt_of(pod))
                 elif attempt_of(pod) < current.attempt:
                     return
             current.see(pod, is_there=is_there)
+            self._look_at_node(current, pod)
             started = at(pod, "status", "phase") in ("Running", "Succeeded", "Failed")
             if started and uid not in self._streams:
                 host = current.members[uid].host
@@ -148,11 +143,13 @@ class JobSetGang:
     def _see_jobset(self, jobset: Object, is_there: bool) -> None:
         with self._changed:
             self._jobset, self._is_gone = jobset, not is_there
-            queued = texts(jobset["metadata"].get("labels")).get(names.QUEUE)
-            if queued and at(jobset, "spec", "suspend") is True and self._round:
+            is_suspended = at(jobset, "spec", "suspend") is True
+            if self._round and is_suspended:
                 self._progressed_at = None  # nothing runs, so nothing can be late
-                if self._round.suspended is None and not self._round.is_over:
+                if self._round.suspended is None:
                     self._round.suspended = self._why_suspended(jobset)
+            elif self._round and not self._round.is_over:
+                self._round.suspended = None  # it was of the round before
             self._changed.notify_all()
 
     def _take(self, host: str, text: str) -> None:
@@ -169,10 +166,9 @@ class JobSetGang:
 
     def _restart(self, before: Round) -> None:
         """A new round has begun: say how the one before ended."""
-        ending = before.ending(self._nodes_of(before))
+        ending = before.ending()
         self._progressed_at, self._seen_step = None, False
         if ending.cause.kind is Kind.APPLICATION:
-            self._ended_at = self._ended_at or time.monotonic()
             self._fatal = ending
             return
         self._attempt += 1
@@ -204,20 +200,25 @@ class JobSetGang:
             return None
         if self._is_gone:
             return Ending(Cause.STOPPED, evidence="the JobSet was deleted")
-        if condition(self._jobset, "Completed"):
-            return Ending(Cause.DONE)
-        failed = jobset_signal(self._jobset)
+        failed, done = jobset_signal(self._jobset), condition(self._jobset, "Completed")
+        if not (failed or done) or not self._have_pods_told():
+            return None
         if failed is None:
-            return None
-        if self._ended_at is None:
-            self._ended_at = time.monotonic()
-        settled = self._round is not None and self._round.is_over
-        if not settled and time.monotonic() < self._ended_at + SETTLE_S:
-            return None
+            return Ending(Cause.DONE)
         if self._round is None or failed.cause is Cause.DEADLINE:
             return failed.on("")
-        ending = self._round.ending(self._nodes_of(self._round))
+        ending = self._round.ending()
         return Ending(ending.cause, ending.host, f"{ending.evidence}; {failed.evidence}")
+
+    def _have_pods_told(self) -> bool:
+        """Whether the Pods of a JobSet that has ended were seen to the end, or will not be."""
+        if self._round is not None and self._round.is_over:
+            return True
+        if self._pods.silent_since is not None:
+            self._ended_at = None
+        elif self._ended_at is None:
+            self._ended_at = time.monotonic()
+        return self._ended_at is not None and time.monotonic() > self._ended_at + SETTLE_S
 
     def _limit_s(self) -> float | None:
         return self._command.step_s if self._seen_step else self._command.first_step_s
@@ -244,16 +245,12 @@ class JobSetGang:
 
     # Asking the cluster.
 
-    def _nodes_of(self, round_: Round) -> dict[str, Object]:
-        """Return the nodes of Pods that were evicted, as far as they are there and may be seen."""
-        nodes: dict[str, Object] = {}
-        for member in round_.members.values():
-            name = str(at(member.pod, "spec", "nodeName"))
-            if is_evicted(member.pod) and name not in nodes:
-                with suppress(ProviderError):
-                    if node := self._api.get(f"{CORE}/nodes/{name}"):
-                        nodes[name] = node
-        return nodes
+    def _look_at_node(self, round_: Round, pod: Object) -> None:
+        """Keep what the node of an evicted Pod says at that time, where it may be seen."""
+        name = str(at(pod, "spec", "nodeName"))
+        if is_evicted(pod) and name not in round_.nodes:
+            with suppress(ProviderError):
+                round_.nodes[name] = self._api.get(f"{CORE}/nodes/{name}") or {}
 
     def _why_suspended(self, jobset: Object) -> Signal:
         path = f"{KUEUE}/namespaces/{self._api.namespace}/workloads"

@@ -1,6 +1,7 @@
 """`GKEProvider`: a pod is a JobSet, which is also the gang that runs on it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ....errors import ConfigError, ProviderError
 from ....job.sections import LaunchSettings
@@ -63,7 +64,8 @@ class GKEProvider:
             # It may have been done: then the pod is there.
             there = self.get(name, zone="")
             if there is None:
-                self._remove_parts(name)
+                with suppress(ProviderError):
+                    self._remove_parts(name)
                 raise
             return there
         return made if isinstance(made, Pod) else read_pod(made, (), None)
@@ -126,7 +128,8 @@ class GKEProvider:
             made = self._api.create(self._jobsets, manifest.jobset)
         except ProviderError as error:
             if not isinstance(error, Unanswered):
-                self._remove_parts(manifest.name)
+                with suppress(ProviderError):
+                    self._remove_parts(manifest.name)
             raise
         if made is None:  # somebody else was faster
             return self.get(manifest.name, zone="") or self._vanished(manifest.name)

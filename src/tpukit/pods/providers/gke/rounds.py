@@ -57,11 +57,13 @@ class Round:
     Attributes:
         attempt: JobSet's own number of it.
         suspended: What Kueue said when it took the quota back.
+        nodes: As they were when a Pod on them was evicted, by name.
     """
 
     attempt: int
     members: dict[str, Member] = field(default_factory=dict[str, Member])
     suspended: Signal | None = None
+    nodes: dict[str, Object] = field(default_factory=dict[str, Object])
 
     def see(self, pod: Object, *, is_there: bool) -> Member:
         """Take note of a Pod."""
@@ -88,9 +90,9 @@ class Round:
                 return signal.on(one.host)
         return None
 
-    def ending(self, nodes: dict[str, Object] | None = None) -> Ending:
+    def ending(self) -> Ending:
         """Return the one cause of its end: who was taken away, or who failed first."""
-        seen = [(one, self._signal(one, nodes or {})) for one in self.members.values()]
+        seen = [(one, self._signal(one)) for one in self.members.values()]
         evicted = [(one, signal) for one, signal in seen if signal and is_evicted(one.pod)]
         if evicted:
             member, signal = evicted[0]
@@ -107,9 +109,9 @@ class Round:
             return Ending(Cause.NODE_GONE, host=gone[0], evidence="the Pod vanished")
         return Ending(Cause.KILLED, evidence="the Pods ended, and nothing says why")
 
-    def _signal(self, member: Member, nodes: dict[str, Object]) -> Signal | None:
+    def _signal(self, member: Member) -> Signal | None:
         ended = member.ended_as or member.pod
-        node = nodes.get(str(at(ended, "spec", "nodeName")))
+        node = self.nodes.get(str(at(ended, "spec", "nodeName")))
         return pod_signal(ended, node)
 
 
