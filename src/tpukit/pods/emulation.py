@@ -59,6 +59,11 @@ EMULATORS = {
         "ComputeEngineRehearsal",
         "Compute Engine (groups of TPU machines, TPU7x too), hosts reached by ssh",
     ),
+    "gke": Emulator(
+        ".emulators.kubernetes_api.rehearsal",
+        "ClusterRehearsal",
+        "a Kubernetes cluster with TPU nodes, JobSet and Kueue, for kubectl too",
+    ),
 }
 
 
