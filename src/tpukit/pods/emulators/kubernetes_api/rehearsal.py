@@ -94,7 +94,7 @@ class _Orders:
             "/vanish": mishaps.vanish,
         }
         self.by_path: dict[str, Callable[..., object]] = {
-            "/queue": mishaps.preempt_in_queue,
+            "/queue": lambda name: mishaps.preempt_in_queue(name),
             "/fault": self._fault,
             "/back": self._back,
             **{path: self._with_node(order) for path, order in on_node.items()},
