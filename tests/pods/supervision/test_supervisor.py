@@ -240,6 +240,15 @@ Run(folder, journal=FileJournal(folder / "journal.json")).supervisor.run()
 """
 
 
+def test_a_pod_that_a_finished_job_has_left_is_given_back(tmp_path):
+    journal = FileJournal(tmp_path / "journal.json")
+    assert Run(tmp_path, journal=journal).finish().is_done
+    again = Run(tmp_path, journal=journal)
+    again.provider.create("light-a1", FOUR)  # as if its supervisor had been killed before that
+    outcome = again.finish()
+    assert (outcome.is_done, len(outcome.attempts)) == (True, 1)
+
+
 def test_another_supervisor_goes_on_where_one_was_killed(tmp_path):
     here = str(Path(__file__).parent)
     with subprocess.Popen([sys.executable, "-c", SUPERVISE, here, str(tmp_path)]) as first:

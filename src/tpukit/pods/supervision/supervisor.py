@@ -215,11 +215,12 @@ class Supervisor:
         if not attempts:
             return
         last = attempts[-1]
+        # Also of a job that is over: its supervisor may have died before it gave the pod back.
+        self._pod = self._provider.get(last.pod, zone=last.zone)
         if last.ending is not None and not last.ending.cause.is_worth_restarting:
             # It had ended for good; if not by being done, whoever calls wants it again.
             self._is_fresh = last.ending.cause is not Cause.DONE
             return
-        self._pod = self._provider.get(last.pod, zone=last.zone)
         if last.ending is not None:
             return
         if self._pod is not None and self._pod.is_ready and self._runs_gangs:
