@@ -1,5 +1,6 @@
 """Real training under a supervisor: whatever is killed, the losses are those of a quiet run."""
 
+import contextlib
 import os
 import random
 import signal
@@ -77,9 +78,12 @@ class Run:
     def signal(self, rank, number=signal.SIGKILL):
         """Signal the training process of a rank."""
         for process in psutil.Process().children(recursive=True):
-            if "train" in process.cmdline() and process.environ()["TPUKIT_HOST_ID"] == str(rank):
-                process.send_signal(number)
-                return
+            # Those of other ranks may be on their way out.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                started = "train" in process.cmdline()
+                if started and process.environ()["TPUKIT_HOST_ID"] == str(rank):
+                    process.send_signal(number)
+                    return
         raise LookupError(rank)
 
     def finish(self):

@@ -54,15 +54,15 @@ EMULATORS = {
         "CloudTPURehearsal",
         "the Cloud TPU API (queued resources, spot, multislice), hosts reached by ssh",
     ),
-    "gke": Emulator(
-        ".emulators.kubernetes_api.rehearsal",
-        "KubernetesRehearsal",
-        "a Kubernetes cluster with TPU nodes, JobSet and Kueue; kubectl works too",
-    ),
     "gce": Emulator(
         ".emulators.compute_api.rehearsal",
         "ComputeEngineRehearsal",
         "Compute Engine (groups of TPU machines, TPU7x too), hosts reached by ssh",
+    ),
+    "gke": Emulator(
+        ".emulators.kubernetes_api.rehearsal",
+        "ClusterRehearsal",
+        "a Kubernetes cluster with TPU nodes, JobSet and Kueue, for kubectl too",
     ),
 }
 

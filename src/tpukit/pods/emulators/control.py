@@ -40,12 +40,20 @@ class Cloud(Protocol):
         ...
 
 
-class ControlPort:
-    """Takes orders for a cloud on a port of 127.0.0.1."""
+class Orders(Protocol):
+    """What an emulator can be told, by path, and what it shows."""
 
-    def __init__(self, cloud: Cloud, faults: Faults, *, port: int = 0) -> None:
-        orders = _Orders(cloud, faults)
+    by_path: dict[str, Callable[..., object]]
 
+    def shown(self) -> dict[str, Any]:
+        """What there is, and who holds it."""
+        ...
+
+
+class OrderPort:
+    """Takes orders on a port of 127.0.0.1."""
+
+    def __init__(self, orders: Orders, *, port: int = 0) -> None:
         class Handler(_Handler):
             pass
 
@@ -60,6 +68,13 @@ class ControlPort:
         """Take no further orders."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class ControlPort(OrderPort):
+    """Takes orders for a cloud on a port of 127.0.0.1."""
+
+    def __init__(self, cloud: Cloud, faults: Faults, *, port: int = 0) -> None:
+        super().__init__(_Orders(cloud, faults), port=port)
 
 
 class _Orders:
@@ -115,7 +130,7 @@ class _Orders:
 class _Handler(BaseHTTPRequestHandler):
     """One request. Pages of browsers are kept out: a name that is not loopback's is refused."""
 
-    orders: _Orders
+    orders: Orders
 
     def do_GET(self) -> None:
         self._reply(200, self.orders.shown())

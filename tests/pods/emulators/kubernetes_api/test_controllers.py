@@ -73,7 +73,7 @@ def test_attempts_do_not_mix(cluster):
     }
     assert cluster.kubelet.processes.running == 4
     assert second[0]["status"]["podIP"] == first[0]["status"]["podIP"]
-    assert conditions(job.object)["RestartingJobSet"] == "JobsReady"
+    until(lambda: conditions(job.object)["RestartingJobSet"] == "JobsReady")
 
 
 MISHAPS = {

@@ -128,7 +128,7 @@ def test_a_watch_follows_with_bookmarks_and_tells_410(emulator, core):
         "default",
         resource_version=version,
         allow_watch_bookmarks=True,
-        timeout_seconds=2,
+        timeout_seconds=60,
     ):
         seen.append(event["type"])
         if len(seen) == 1:
@@ -145,7 +145,7 @@ def test_a_watch_follows_with_bookmarks_and_tells_410(emulator, core):
                 core.list_namespaced_config_map,
                 "default",
                 resource_version=version,
-                timeout_seconds=2,
+                timeout_seconds=60,
             )
         )
     assert error.value.status == 410

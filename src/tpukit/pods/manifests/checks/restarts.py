@@ -149,7 +149,7 @@ def _check_pod_failure_policy(job: ReplicatedJob) -> Iterator[Finding]:
                 "restarts.rule", "error", where, "0 is no failure.", "Take 0 out of the values."
             )
         named = codes.get("containerName")
-        if named and named not in containers:
+        if isinstance(named, str) and named not in containers:
             yield found(
                 "restarts.rule",
                 "error",

@@ -23,7 +23,7 @@ from ..store import Object, Store
 _HOST = re.compile(r"([a-z0-9][-a-z0-9]*)\.([a-z0-9][-a-z0-9]*)((?:\.[a-z0-9-]+)*)")
 _VARIABLE = re.compile(r"\$\$|\$\(([-._A-Za-z][-._A-Za-z0-9]*)\)")
 _FIELD = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
-_FIRST_ADDRESS = ipaddress.IPv4Address("127.64.0.1")
+_FIRST_ADDRESS = ipaddress.IPv4Address("127.96.0.1")  # emulated machines have those below
 # The image: what a process here needs of this one's environment.
 _INHERITED = (
     *("HOME", "LANG", "PYTHONPATH", "VIRTUAL_ENV", "TZ"),

@@ -135,15 +135,19 @@ class Processes:
             OSError: There is no such program.
         """
         output = log.open("ab", buffering=0)
-        popen = subprocess.Popen(
-            argv,
-            env=dict(environment),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            popen = subprocess.Popen(
+                argv,
+                env=dict(environment),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except BaseException:
+            output.close()
+            raise
         self._tell_guard(f"+{popen.pid}\n")
         process = Process(popen, output, on_exit)
         with self._lock:
