@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from tpukit.job.sections import LaunchSettings
@@ -23,6 +24,7 @@ from tpukit.pods import Command, PodConfig
 from tpukit.pods.emulators.faults import Fault, Mishap
 from tpukit.pods.emulators.kubernetes_api.emulator import KubernetesEmulator, Pace, tpu_pool
 from tpukit.pods.emulators.kubernetes_api.kinds import CONFIG_MAP, JOB, JOBSET, POD, SECRET
+from tpukit.pods.emulators.kubernetes_api.refusal import Refusal
 from tpukit.pods.providers.gke.provider import GKEProvider
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.supervisor import Supervisor
@@ -73,25 +75,24 @@ class Disturber:
             if not pods:
                 continue
             pod, what = self.luck.choice(pods), self.luck.choice((*ON_NODE, *ON_POD, "fault"))
-            self.done[what] = self.done.get(what, 0) + 1
             node = pod["spec"]["nodeName"]
-            if what == "fault":
-                mishap = self.luck.choice((Mishap.OUTAGE, Mishap.LOST_REPLY))
-                self.emulator.faults.add(Fault(mishap, times=2, share=0.5))
-            elif what == "remove":
-                mishaps.remove(node, back_after_s=0.5)
-            elif what in ON_NODE:
-                getattr(mishaps, what)(node)
-                threading.Timer(1.0, self.undo, (node,)).start()
-            else:
-                getattr(mishaps, what)(pod)
+            with suppress(Refusal):  # the node went away meanwhile
+                if what == "fault":
+                    mishap = self.luck.choice((Mishap.OUTAGE, Mishap.LOST_REPLY))
+                    self.emulator.faults.add(Fault(mishap, times=2, share=0.5))
+                elif what == "remove":
+                    mishaps.remove(node, back_after_s=0.5)
+                elif what in ON_NODE:
+                    getattr(mishaps, what)(node)
+                    threading.Timer(1.0, self.undo, (node,)).start()
+                else:
+                    getattr(mishaps, what)(pod)
+                self.done[what] = self.done.get(what, 0) + 1
 
     def undo(self, node):
-        try:
+        with suppress(Refusal):
             self.emulator.mishaps.uncordon(node)
             self.emulator.mishaps.untaint(node)
-        except Exception as gone:  # noqa: BLE001  the node went away meanwhile
-            del gone
 
 
 def main():
@@ -153,7 +154,7 @@ def main():
         if not outcome.is_done:
             print(f"  not done: {outcome.__rich__()}")
     print(f"disturbed: {dict(sorted(disturber.done.items()))}")
-    print(f"recovered: {len(downtimes)} of {len(losses)} losses; causes seen: {causes}")
+    print(f"interruptions: {len(losses)}, {len(downtimes)} with steps after them; causes: {causes}")
     if downtimes:
         p99 = downtimes[min(len(downtimes) - 1, int(0.99 * len(downtimes)))]
         print(f"recovery p50 {statistics.median(downtimes):.1f} s, p99 {p99:.1f} s")

@@ -165,7 +165,7 @@ def test_the_jobset_takes_its_parts_along(emulator, provider):
 
 
 def test_a_lost_reply_with_nothing_done_leaves_nothing(emulator, provider):
-    emulator.faults.add(Fault(Mishap.OUTAGE, "create jobsets"))
+    emulator.faults.add(Fault(Mishap.OUTAGE, "create jobsets", times=None))
     with pytest.raises(ProviderError, match="cannot answer now"):
         provider.create("gem-a1", CONFIG, command=Command(argv=("x",), environment={"T": "s"}))
     assert not emulator.cluster.store.items(SECRET)

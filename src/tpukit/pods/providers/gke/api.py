@@ -20,7 +20,7 @@ from kubernetes.client.exceptions import ApiException
 from ....errors import ProviderError
 from ....job.sections import LaunchSettings
 from ...manifests.reading import at
-from .failures import Unanswered, explain, status_of
+from .failures import CANNOT_ANSWER, Unanswered, explain, status_of
 
 Object = dict[str, Any]
 
@@ -173,6 +173,10 @@ class ClusterApi:
                 return json.loads(text) if text else {}
             except urllib3.exceptions.HTTPError as error:
                 failure = explain(error, server=self.server, doing=f"{method} {_what(path)}")
+            except ApiException as error:
+                if error.status not in CANNOT_ANSWER:
+                    raise
+                failure = error
             except Unanswered as error:
                 failure = error
             if method not in ("GET", "DELETE") or time.monotonic() > began + AGAIN_S:
