@@ -26,7 +26,7 @@ def pod_spec(jobset):
     return jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
-def until(test, timeout_s=20.0):
+def until(test, timeout_s=90.0):
     """Wait until `test()` is true, and return what it returned."""
     ends_at = time.monotonic() + timeout_s
     while not (found := test()):

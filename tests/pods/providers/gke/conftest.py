@@ -37,8 +37,7 @@ def emulator(shared_emulator, monkeypatch):
         shared_emulator.mishaps.vanish(pod)
     until(lambda: not store.items(JOBSET) and not store.items(POD))
     until(lambda: shared_emulator.cluster.kubelet.processes.running == 0)
-    for kind in (SECRET, CONFIG_MAP):
-        assert not store.items(kind), "something was left behind"
+    until(lambda: not store.items(SECRET) and not store.items(CONFIG_MAP))  # nothing is left
 
 
 @pytest.fixture

@@ -25,6 +25,17 @@ _IMMUTABLE = ("network", "successPolicy", "failurePolicy", "startupPolicy")
 _MUTABLE_POD = ("nodeSelector", "tolerations", "schedulingGates")
 
 
+class LeaderNotPlaced(Refusal):
+    """A follower of exclusive placement is refused until its leader has a node."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            403,
+            "admission webhook denied the request: leader pod not yet scheduled, not creating "
+            "follower pod. this is an expected, transient error.",
+        )
+
+
 class Admission:
     """Admits objects to a store."""
 
@@ -147,14 +158,12 @@ class Admission:
         labels = mapping(metadata.get("labels"))
         if not domain or labels.get(names.COMPLETION_INDEX) == "0":
             return
+        job = next(iter(sequence(metadata.get("ownerReferences"))), {"uid": ""})
         leader = next(
             (
                 other
-                for other in self._store.items(POD, metadata["namespace"])
-                if at(other, "metadata", "labels", names.JOB_KEY) == labels.get(names.JOB_KEY)
-                and at(other, "metadata", "labels", names.COMPLETION_INDEX) == "0"
-                and at(other, "metadata", "labels", names.RESTART_ATTEMPT)
-                == labels.get(names.RESTART_ATTEMPT)
+                for other in self._store.dependents({"metadata": job}, POD)
+                if at(other, "metadata", "labels", names.COMPLETION_INDEX) == "0"
                 and not at(other, "metadata", "deletionTimestamp")
             ),
             None,
@@ -163,11 +172,7 @@ class Admission:
         node = self._store.find(NODE, "", str(node_name)) if node_name else None
         value = at(node, "metadata", "labels", domain)
         if value is None:
-            raise Refusal(
-                403,
-                "admission webhook denied the request: leader pod not yet scheduled, not creating "
-                "follower pod. this is an expected, transient error.",
-            )
+            raise LeaderNotPlaced
         pod["spec"]["nodeSelector"] = {**mapping(pod["spec"].get("nodeSelector")), domain: value}
 
 

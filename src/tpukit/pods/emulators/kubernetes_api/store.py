@@ -100,6 +100,10 @@ class Store:
             objects = sorted(self._objects.get(kind, {}).items())
         return [one for (space, _), one in objects if namespace in (None, space)]
 
+    def has(self, kind: Kind) -> bool:
+        """Whether there is any object of a kind."""
+        return bool(self._objects.get(kind))
+
     def dependents(self, owner: Object, kind: Kind | None = None) -> list[Object]:
         """Return the objects that belong to another one."""
         with self.lock:

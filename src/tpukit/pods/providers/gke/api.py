@@ -6,6 +6,7 @@ The client's own models are not used: loading them takes seconds, and a JobSet h
 import json
 import os
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,11 +20,12 @@ from kubernetes.client.exceptions import ApiException
 from ....errors import ProviderError
 from ....job.sections import LaunchSettings
 from ...manifests.reading import at
-from .failures import explain, status_of
+from .failures import CANNOT_ANSWER, Unanswered, explain, status_of
 
 Object = dict[str, Any]
 
 CONNECT_S, ANSWER_S = 2.0, 4.0
+AGAIN_S, PAUSE_S = 0.5, 0.1  # how long, and how often, what does no harm is asked again
 LOAD_S = 4.0  # for the kubeconfig, whose plugin asks who is there
 STREAM_S = 60.0  # a stream that is silent for so long is opened anew
 MOST_CONNECTIONS = 512
@@ -160,12 +162,26 @@ class ClusterApi:
         body: Object | None = None,
         content_type: str = "application/json",
     ) -> Object:
-        response = self._send(method, path, query=query, body=body, content_type=content_type)
-        try:
-            text = response.data.decode("utf-8", errors="replace")
-        except urllib3.exceptions.HTTPError as error:
-            raise explain(error, server=self.server, doing=f"{method} {_what(path)}") from None
-        return json.loads(text) if text else {}
+        """Ask once; or, where asking again does no harm, a few times within a moment."""
+        began = time.monotonic()
+        while True:
+            try:
+                response = self._send(
+                    method, path, query=query, body=body, content_type=content_type
+                )
+                text = response.data.decode("utf-8", errors="replace")
+                return json.loads(text) if text else {}
+            except urllib3.exceptions.HTTPError as error:
+                failure = explain(error, server=self.server, doing=f"{method} {_what(path)}")
+            except ApiException as error:
+                if error.status not in CANNOT_ANSWER:
+                    raise
+                failure = error
+            except Unanswered as error:
+                failure = error
+            if method not in ("GET", "DELETE") or time.monotonic() > began + AGAIN_S:
+                raise failure
+            time.sleep(PAUSE_S)
 
     def _send(
         self,

@@ -15,6 +15,9 @@ INSTALL_JOBSET = (
 )
 
 
+CANNOT_ANSWER = (429, 500, 503, 504)
+
+
 class Unanswered(ProviderError):
     """No answer came, so what was asked for may have been done or not."""
 
@@ -81,7 +84,7 @@ def _refused(error: ApiException, server: str, doing: str) -> TPUBackendError:
             f"The cluster at {server} does not know what is needed to {doing}: install JobSet "
             f"({INSTALL_JOBSET}) and, for queues, Kueue."
         )
-    if code in (429, 500, 503, 504):
+    if code in CANNOT_ANSWER:
         return Unanswered(f"The cluster at {server} cannot answer now ({code}): {message}.")
     return ProviderError(f"The cluster at {server} refused to {doing} ({code}): {message}.")
 

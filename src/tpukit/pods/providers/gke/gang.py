@@ -10,7 +10,7 @@ from ....records.reporting import read_report
 from ...causes import Cause, Ending, Kind
 from ...manifests import names
 from ...manifests.jobset import CONTAINER
-from ...manifests.reading import at
+from ...manifests.reading import at, texts
 from ...pod import Host, Pod
 from ..protocol import Command, Ended, GangEvent, Line, Progress, Restarted
 from .api import CORE, JOBSETS, KUEUE, ClusterApi, Object
@@ -121,7 +121,8 @@ class JobSetGang:
                 current = self._round = Round(attempt_of(pod))
             elif uid not in current.members:
                 if attempt_of(pod) > current.attempt or (current.is_over and is_there):
-                    if attempt_of(pod) == current.attempt and current.suspended is None:
+                    is_same = attempt_of(pod) == current.attempt
+                    if is_same and self._is_queued and current.suspended is None:
                         # JobSet did not restart it: it was suspended and resumed.
                         current.suspended = Signal(Cause.QUEUE, "the JobSet was suspended")
                     self._restart(current)
@@ -139,6 +140,10 @@ class JobSetGang:
                 if self._progressed_at is None:
                     self._progressed_at = time.monotonic()
             self._changed.notify_all()
+
+    @property
+    def _is_queued(self) -> bool:
+        return names.QUEUE in texts(at(self._jobset, "metadata", "labels"))
 
     def _see_jobset(self, jobset: Object, is_there: bool) -> None:
         with self._changed:

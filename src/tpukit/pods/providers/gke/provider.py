@@ -1,5 +1,6 @@
 """`GKEProvider`: a pod is a JobSet, which is also the gang that runs on it."""
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -12,7 +13,7 @@ from ...manifests.manifest import Manifest, build_manifest
 from ...manifests.reading import at, texts
 from ...pod import Pod
 from ..protocol import Capabilities, Command
-from .api import CORE, JOBSETS, KUEUE, ClusterApi, Object
+from .api import AGAIN_S, CORE, JOBSETS, KUEUE, PAUSE_S, ClusterApi, Object
 from .failures import Unanswered
 from .gang import JobSetGang
 from .preflight import check_cluster
@@ -58,17 +59,20 @@ class GKEProvider:
         if there := self.get(name, zone=""):
             return there
         self._check_zone(config)
-        try:
-            made = self._make(manifest)
-        except Unanswered:
-            # It may have been done: then the pod is there.
-            there = self.get(name, zone="")
-            if there is None:
-                with suppress(ProviderError):
-                    self._remove_parts(name)
-                raise
-            return there
-        return made if isinstance(made, Pod) else read_pod(made, (), None)
+        began = time.monotonic()
+        while True:
+            try:
+                made = self._make(manifest)
+                return made if isinstance(made, Pod) else read_pod(made, (), None)
+            except Unanswered:
+                # It may have been done: then the pod is there. Else it is asked for again.
+                if there := self.get(name, zone=""):
+                    return there
+                if time.monotonic() > began + AGAIN_S:
+                    with suppress(ProviderError):
+                        self._remove_parts(name)
+                    raise
+                time.sleep(PAUSE_S)
 
     def get(self, name: str, *, zone: str) -> Pod | None:
         """Return a pod as it is now, or None where there is none."""

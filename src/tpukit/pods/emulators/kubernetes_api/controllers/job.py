@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ....manifests import names
 from ....manifests.reading import at, count
 from ...clock import Clock
-from ..admission import Admission
+from ..admission import Admission, LeaderNotPlaced
 from ..kinds import JOB, POD
 from ..recording import owned_by, record
 from ..refusal import Refusal
@@ -20,6 +20,7 @@ from .work import Worker, no_keys
 
 TRACKING = "batch.kubernetes.io/job-tracking"
 DEFAULT_BACKOFF = 6
+RETRY_S = 1.0
 
 
 class JobController:
@@ -160,7 +161,8 @@ class JobController:
                         type_="Warning",
                         component="job-controller",
                     )
-                    self._clock.call_later(1.0, lambda: self._look_again(job))
+                    if not isinstance(refusal, LeaderNotPlaced):  # whose change is seen
+                        self._clock.call_later(RETRY_S, lambda: self._look_again(job))
                     break
                 self._store.create(POD, pod)
 

@@ -46,9 +46,13 @@ class Kueue:
 
     def wants(self, change: Change) -> Sequence[Key]:
         """Look again whenever something that is queued, or a queue, changed."""
-        if change.kind not in _KINDS:
+        if change.kind not in _KINDS or (change.kind is POD and change.type != "DELETED"):
             return no_keys()
-        if change.kind is POD and change.type != "DELETED":
+        if change.kind is JOBSET and not texts(change.object["metadata"].get("labels")).get(
+            names.QUEUE
+        ):
+            return no_keys()
+        if change.kind in (JOB, POD) and not self._store.has(WORKLOAD):
             return no_keys()
         return [ALL]
 

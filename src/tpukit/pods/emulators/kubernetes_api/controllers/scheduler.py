@@ -31,17 +31,23 @@ class Scheduler:
         if change.kind is NODE:
             return [ALL]
         if change.kind is POD:
-            ended = at(change.object, "status", "phase") in ("Succeeded", "Failed")
-            if change.type == "DELETED" or ended or not at(change.object, "spec", "nodeName"):
+            placed = at(change.object, "spec", "nodeName")
+            if placed and (change.type == "DELETED" or _is_over(change.object)):
                 return [ALL]
+            is_free = not sequence(at(change.object, "spec", "schedulingGates"))
+            was_gated = bool(sequence(at(change.before, "spec", "schedulingGates")))
+            if not placed and (change.type == "ADDED" or (is_free and was_gated)):
+                metadata = change.object["metadata"]
+                return [(metadata["namespace"], metadata["name"])]
         return no_keys()
 
     def reconcile(self, key: Key) -> None:
-        """Bind what can be bound."""
+        """Bind one Pod, or all that can be bound."""
         if self.is_stopped:
             return
         pods = self._store.items(POD)
-        waiting = [pod for pod in pods if _waits(pod)]
+        one = None if key == ALL else self._store.find(POD, *key)
+        waiting = [pod for pod in (pods if key == ALL else [one]) if pod and _waits(pod)]
         if not waiting:
             return
         nodes = self._store.items(NODE)
