@@ -18,6 +18,7 @@ from tpukit.pods.emulators.kubernetes_api.kinds import (
     BY_PATH,
     CONFIG_MAP,
     JOBSET,
+    NODE,
     RESOURCE_QUOTA,
     SECRET,
 )
@@ -329,18 +330,13 @@ def test_every_eviction_is_told_apart(emulator, provider, mishap):
         until(lambda: len(emulator.mishaps.pods_of("gem-a1")) < 4)
         until(lambda: not emulator.mishaps._pods_on(node))
         getattr(emulator.mishaps, {"taint": "untaint", "maintain": "uncordon"}[mishap])(node)
-        if mishap == "maintain":
-            until(lambda: emulator.mishaps.pods_of("gem-a1"))
-            emulator.cluster.store.change(
-                BY_PATH["", "v1", "nodes"],
-                emulator.cluster.store.get(BY_PATH["", "v1", "nodes"], "", node),
-                lambda one: one["metadata"]["labels"].pop(
-                    "cloud.google.com/active-node-maintenance"
-                ),
-            )
     events = gather(gang, lambda events: of(Restarted, events))
     assert of(Restarted, events)[0].ending.cause is EVICTIONS[mishap]
     gang.close()
+    if mishap == "maintain":
+        store, label = emulator.cluster.store, "cloud.google.com/active-node-maintenance"
+        found = store.get(NODE, "", node)
+        store.change(NODE, found, lambda one: one["metadata"]["labels"].pop(label))
 
 
 def test_a_preemption_by_kueue_is_waited_out(emulator, queued):

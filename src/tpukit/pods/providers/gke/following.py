@@ -39,6 +39,7 @@ class Follower:
         self._stopped = threading.Event()
         self._stream: Stream | None = None
         self.silent_since: float | None = None
+        self.has_listed = False
         self._thread = threading.Thread(target=self._run, name=f"tpukit-follow-{path}", daemon=True)
         self._thread.start()
 
@@ -79,6 +80,7 @@ class Follower:
                 self._tell(one, is_there=False)
         for one in found:
             self._tell(one, is_there=True)
+        self.has_listed = True
         return version
 
     def _watch(self, version: str) -> str:

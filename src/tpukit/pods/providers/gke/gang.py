@@ -201,10 +201,11 @@ class JobSetGang:
 
     def _jobset_ending(self) -> Ending | None:
         """Return how the JobSet ended, once its Pods have told theirs; None while it goes on."""
+        never_there = self._jobset is None and self._followers[-1].has_listed
+        if self._is_gone or never_there:
+            return Ending(Cause.STOPPED, evidence="the JobSet was deleted")
         if self._jobset is None:
             return None
-        if self._is_gone:
-            return Ending(Cause.STOPPED, evidence="the JobSet was deleted")
         failed, done = jobset_signal(self._jobset), condition(self._jobset, "Completed")
         if not (failed or done) or not self._have_pods_told():
             return None
