@@ -47,6 +47,7 @@ class JobSetGang:
         self._attempt = attempt
         self._round: Round | None = None
         self._streams: dict[str, LogStream] = {}  # by the Pod's uid
+        self._handover: threading.Thread | None = None  # from the attempt before
         self._jobset: Object | None = None
         self._is_gone = False
         self._over = False
@@ -135,7 +136,11 @@ class JobSetGang:
             if started and uid not in self._streams:
                 host = current.members[uid].host
                 self._streams[uid] = LogStream(
-                    self._api, pod, CONTAINER, lambda text: self._take(host, text)
+                    self._api,
+                    pod,
+                    CONTAINER,
+                    lambda text: self._take(host, text),
+                    after=self._handover,
                 )
                 if self._progressed_at is None:
                     self._progressed_at = time.monotonic()
@@ -177,7 +182,20 @@ class JobSetGang:
             self._fatal = ending
             return
         self._attempt += 1
-        self._events.append(Restarted(self._attempt, ending))
+        event, streams = Restarted(self._attempt, ending), list(self._streams.values())
+        self._handover = threading.Thread(
+            target=self._hand_over, args=(streams, event), name="tpukit-restart", daemon=True
+        )
+        self._handover.start()
+
+    def _hand_over(self, streams: Sequence[LogStream], event: Restarted) -> None:
+        """Say that a new attempt runs when the last line of the one before was read."""
+        deadline = time.monotonic() + SETTLE_S
+        for stream in streams:
+            stream.join(max(0.0, deadline - time.monotonic()))
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
 
     # What follows, in the caller's thread.
 
@@ -240,6 +258,8 @@ class JobSetGang:
 
     def _end(self, ending: Ending) -> None:
         """Read the last lines, then say that it is over."""
+        if self._handover is not None:
+            self._handover.join()
         deadline = time.monotonic() + SETTLE_S
         for stream in list(self._streams.values()):
             stream.join(max(0.0, deadline - time.monotonic()))

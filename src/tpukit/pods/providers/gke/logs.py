@@ -24,13 +24,20 @@ class LogStream:
         pod: The Kubernetes Pod.
         container: Its container.
         take: Called with every line.
+        after: What must have ended first, so that lines come in the order of attempts.
     """
 
     def __init__(
-        self, api: ClusterApi, pod: Object, container: str, take: Callable[[str], None]
+        self,
+        api: ClusterApi,
+        pod: Object,
+        container: str,
+        take: Callable[[str], None],
+        *,
+        after: threading.Thread | None = None,
     ) -> None:
         metadata = pod["metadata"]
-        self._api, self._take = api, take
+        self._api, self._take, self._after = api, take, after
         self._path = f"{CORE}/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
         self._uid, self._container = metadata["uid"], container
         self._last, self._seen_at_last = "", 0
@@ -52,6 +59,8 @@ class LogStream:
             self._stream.interrupt()
 
     def _run(self) -> None:
+        if self._after is not None:
+            self._after.join()
         while not self._stopped.is_set():
             ended = self._has_ended()
             try:
