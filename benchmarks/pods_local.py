@@ -27,7 +27,7 @@ from claims import Claim, report
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods.config import PodConfig
 from tpukit.pods.providers.local.provider import LocalProvider
-from tpukit.pods.providers.protocol import Command, Progress
+from tpukit.pods.providers.protocol import Command, StepCompleted
 from tpukit.pods.supervision.events import AttemptEnded, PodReady
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.supervisor import Supervisor
@@ -80,7 +80,7 @@ class Trial:
             self._pod = event.pod
         elif isinstance(event, AttemptEnded) and self._sent_at is not None:
             self.detected_s.append(now - self._sent_at)
-        elif isinstance(event, Progress):
+        elif isinstance(event, StepCompleted):
             if self._sent_at is not None and len(self.detected_s) > len(self.recovered_s):
                 self.recovered_s.append(now - self._sent_at)
                 self._sent_at = None

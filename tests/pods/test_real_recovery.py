@@ -16,7 +16,7 @@ import pytest
 from tpukit.pods import Command, PodConfig, Policy, Supervisor
 from tpukit.pods.causes import Cause
 from tpukit.pods.providers.local.provider import LocalProvider
-from tpukit.pods.providers.protocol import Progress
+from tpukit.pods.providers.protocol import StepCompleted
 from tpukit.pods.store import Store
 from tpukit.pods.supervision.events import AttemptBegan
 from tpukit.records import read_metrics
@@ -71,7 +71,7 @@ class Run:
     def tell(self, event):
         if isinstance(event, AttemptBegan):
             self.on_attempt.pop(event.attempt.number, lambda: None)()
-        if isinstance(event, Progress):
+        if isinstance(event, StepCompleted):
             for step in [step for step in self.at if step <= event.step]:
                 self.at.pop(step)()
 

@@ -4,7 +4,7 @@ A new one is a line here and a class that `Rehearsal` describes.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +14,7 @@ from ..errors import ConfigError, MissingExtraError, did_you_mean
 from ..job.yaml_text import write_yaml
 from ..runtime.files import temporary_folder
 from ..runtime.interruption import undone_if_interrupted
+from ..runtime.progress import Progress
 
 
 class Rehearsal(Protocol):
@@ -94,7 +95,7 @@ def open_emulator(name: str, folder: Path) -> Rehearsal:
 def serve(
     name: str,
     folder: Path | None,
-    say: Callable[[str], None],
+    progress: Progress,
     *,
     until: threading.Event | None = None,
 ) -> None:
@@ -103,28 +104,28 @@ def serve(
     Args:
         name: Which.
         folder: Where keys and machines are kept; by default one that goes with the process.
-        say: Told the lines that a person needs.
+        progress: Told the lines that a person needs.
         until: Set to end it.
     """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        _serve(name, folder.resolve(), say, until or threading.Event())
+        _serve(name, folder.resolve(), progress, until or threading.Event())
         return
     with temporary_folder("tpukit-emulator-") as made:
-        _serve(name, made, say, until or threading.Event())
+        _serve(name, made, progress, until or threading.Event())
 
 
-def _serve(name: str, folder: Path, say: Callable[[str], None], until: threading.Event) -> None:
+def _serve(name: str, folder: Path, progress: Progress, until: threading.Event) -> None:
     cloud = open_emulator(name, folder)
     with undone_if_interrupted(cloud.close):
         try:
-            say(f"# {EMULATORS[name].meaning}; Ctrl-C ends it")
+            progress(f"# {EMULATORS[name].meaning}; Ctrl-C ends it")
             for variable, value in cloud.environment.items():
-                say(f"export {variable}={value}")
+                progress(f"export {variable}={value}")
             if control := getattr(cloud, "control", None):
-                say(f"# told what to do at http://{control.address}")
-            say("# in the job file:")
-            say(write_yaml({"launch": dict(cloud.settings)}).rstrip())
+                progress(f"# told what to do at http://{control.address}")
+            progress("# in the job file:")
+            progress(write_yaml({"launch": dict(cloud.settings)}).rstrip())
             until.wait()
         finally:
             cloud.close()

@@ -11,7 +11,7 @@ import pytest
 from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
 from tpukit.pods.providers.local.provider import LocalProvider
-from tpukit.pods.providers.protocol import Command, Ended, Line, Progress
+from tpukit.pods.providers.protocol import Command, Ended, Line, StepCompleted
 
 REPORT = "from tpukit.records.reporting import report_step, report_stop\n"
 WHO = "import os, sys, time, signal\nrank = int(os.environ['TPUKIT_HOST_ID'])\n"
@@ -79,7 +79,7 @@ def test_a_kill_is_seen_at_once_and_ends_all(start, victim):
         for event in gang.wait(5):
             if isinstance(event, Line):
                 pids[event.host] = int(event.text)
-            elif isinstance(event, Progress):
+            elif isinstance(event, StepCompleted):
                 steps[event.host] = event.step
     assert steps == {f"job-a1-{rank}": rank + 1 for rank in range(4)}
     os.kill(pids[f"job-a1-{victim}"], signal.SIGKILL)

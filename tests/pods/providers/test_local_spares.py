@@ -9,7 +9,7 @@ from tpukit.job.sections import LaunchSettings
 from tpukit.pods import Cause, Command, PodConfig
 from tpukit.pods.providers.local import spares
 from tpukit.pods.providers.local.provider import LocalProvider
-from tpukit.pods.providers.protocol import Ended, Line, Progress
+from tpukit.pods.providers.protocol import Ended, Line, StepCompleted
 
 PROGRAM = """
 import os, sys, time
@@ -44,7 +44,7 @@ def test_spares_are_made_after_the_first_step_and_become_the_next_attempt(provid
     argv = (sys.executable, "-m", "program")
     gang = provider.start(pod, Command(argv=(*argv, "stay")), attempt=1)
     assert provider.count_ready_spares() == 0
-    events = until(gang, Progress)
+    events = until(gang, StepCompleted)
     assert Line("job-a1-0", "1 False") in events
     deadline = time.monotonic() + 20
     while provider.count_ready_spares() < 2:

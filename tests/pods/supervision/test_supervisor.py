@@ -16,7 +16,7 @@ from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
 from tpukit.pods.pod import Tier
 from tpukit.pods.providers.local.provider import LocalProvider
-from tpukit.pods.providers.protocol import Command, Progress
+from tpukit.pods.providers.protocol import Command, StepCompleted
 from tpukit.pods.supervision.events import PodReady, PodRefused, PodReleased
 from tpukit.pods.supervision.journal import Attempt
 from tpukit.pods.supervision.policy import Policy
@@ -72,7 +72,7 @@ class Run:
 
     def tell(self, event):
         self.events.append(event)
-        if isinstance(event, Progress):
+        if isinstance(event, StepCompleted):
             self.on_step.pop(event.step, lambda: None)()
 
     def trouble(self, text):

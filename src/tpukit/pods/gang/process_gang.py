@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ...records.reporting import read_report
 from ..causes import Cause, Ending
 from ..pod import Host
-from ..providers.protocol import Command, Ended, GangEvent, Line, Progress
+from ..providers.protocol import Command, Ended, GangEvent, Line, StepCompleted
 from ..worker.order import Order, signal_line
 from ..worker.spare import READY
 from .environment import process_environment
@@ -148,7 +148,7 @@ class ProcessGang:
             self._stopped_early = report.stopped
         else:
             self._seen_step = True
-            self._events.append(Progress(member.host.name, report.step, report.loss))
+            self._events.append(StepCompleted(member.host.name, report.step, report.loss))
 
     def _decide(self) -> None:
         """End the gang where a process failed, all are done, or it has taken too long."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..providers.protocol import Ended, Line, Progress, Restarted
+from ..providers.protocol import Ended, Line, Restarted, StepCompleted
 from ..supervision.events import (
     AttemptBegan,
     AttemptEnded,
@@ -69,7 +69,7 @@ class Entry:
         match event:
             case Line(host, text):
                 return cls("line", text, host)
-            case Progress(host, step, loss):
+            case StepCompleted(host, step, loss):
                 return cls("step", "", host, data={"step": step, "loss": loss})
             case PodAsked(name, zone):
                 return cls("pod", f"asking for {name}{_in(zone)}")

@@ -49,7 +49,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StepCompleted:
     """A process completed a step."""
 
     host: str
@@ -72,7 +72,7 @@ class Ended:
     ending: Ending
 
 
-GangEvent = Line | Progress | Restarted | Ended
+GangEvent = Line | StepCompleted | Restarted | Ended
 
 
 class Gang(Protocol):

@@ -17,7 +17,7 @@ from ...runtime.interruption import undone_if_interrupted
 from ..causes import Cause, Ending, Kind
 from ..config import PodConfig
 from ..pod import Pod, check_name
-from ..providers.protocol import Command, Ended, Gang, Progress, Provider, Restarted
+from ..providers.protocol import Command, Ended, Gang, Provider, Restarted, StepCompleted
 from .allocation import Allocation, NoPod, PodWatch, Stopped, ending_of
 from .events import AttemptBegan, AttemptEnded, SupervisionEvent
 from .journal import Attempt, Journal, MemoryJournal, losses
@@ -138,7 +138,7 @@ class Supervisor:
             while True:
                 for event in gang.wait(LOOK_S):
                     self._tell(event)
-                    if isinstance(event, Progress):
+                    if isinstance(event, StepCompleted):
                         attempt = self._progressed(attempt, event)
                     elif isinstance(event, Restarted):
                         self._ended(attempt, event.ending)
@@ -238,7 +238,7 @@ class Supervisor:
         self._written_at = time.monotonic()
         return attempt
 
-    def _progressed(self, attempt: Attempt, event: Progress) -> Attempt:
+    def _progressed(self, attempt: Attempt, event: StepCompleted) -> Attempt:
         now = time.time()
         first = attempt.first_step is None
         attempt = replace(

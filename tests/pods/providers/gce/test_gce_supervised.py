@@ -11,7 +11,7 @@ from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
 from tpukit.pods.emulators.faults import Fault, Mishap
 from tpukit.pods.pod import Tier
-from tpukit.pods.providers.protocol import Command, Progress
+from tpukit.pods.providers.protocol import Command, StepCompleted
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.supervisor import Supervisor
 
@@ -38,7 +38,7 @@ def run(cloud, provider, tmp_path):
         waiting = [then]
 
         def tell(event):
-            if isinstance(event, Progress) and event.step == 12 and waiting:
+            if isinstance(event, StepCompleted) and event.step == 12 and waiting:
                 waiting.pop()()
 
         argv = ("python3", str(PROGRAM), str(folder), str(STEPS), "0.02")

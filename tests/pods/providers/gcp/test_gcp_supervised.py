@@ -10,7 +10,7 @@ import pytest
 from tpukit.pods.causes import Cause, Kind
 from tpukit.pods.config import PodConfig
 from tpukit.pods.emulators.faults import Fault, Mishap
-from tpukit.pods.providers.protocol import Command, Progress
+from tpukit.pods.providers.protocol import Command, StepCompleted
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.supervisor import Supervisor
 
@@ -45,7 +45,7 @@ class Job:
         )
 
     def tell(self, event):
-        if isinstance(event, Progress):
+        if isinstance(event, StepCompleted):
             self.on_step.pop(event.step, lambda: None)()
 
     def run(self):

@@ -8,9 +8,9 @@ with KubernetesEmulator([tpu_pool("v6e-16", name="a")]) as cluster:
 ```
 """
 
+import contextlib
 import secrets
 import ssl
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from ....runtime.files import temporary_folder
 from ...manifests.pools import NodePool
 from ..clock import Clock, RealClock
 from ..faults import Faults
@@ -53,11 +54,8 @@ class KubernetesEmulator:
         bookmark_s: float = 30.0,
         port: int = 0,
     ) -> None:
-        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
-        if folder is None:
-            self._own_folder = tempfile.TemporaryDirectory(prefix="tpukit-k8s-")
-            folder = Path(self._own_folder.name)
-        self.folder = folder
+        self._own = contextlib.ExitStack()
+        self.folder = folder or self._own.enter_context(temporary_folder("tpukit-k8s-"))
         self.folder.mkdir(parents=True, exist_ok=True)
         self.faults = Faults()
         self.cluster = Cluster(
@@ -136,8 +134,7 @@ class KubernetesEmulator:
         """End the server, the controllers and all processes."""
         self.server.close()
         self.cluster.close()
-        if self._own_folder:
-            self._own_folder.cleanup()
+        self._own.close()
 
     def __enter__(self) -> "KubernetesEmulator":
         return self

@@ -12,7 +12,7 @@ from ...manifests import names
 from ...manifests.jobset import CONTAINER
 from ...manifests.reading import at, texts
 from ...pod import Host, Pod
-from ..protocol import Command, Ended, GangEvent, Line, Progress, Restarted
+from ..protocol import Command, Ended, GangEvent, Line, Restarted, StepCompleted
 from .api import CORE, JOBSETS, KUEUE, ClusterApi, Object
 from .following import Follower
 from .logs import LogStream
@@ -171,7 +171,7 @@ class JobSetGang:
                 self._progressed_at = time.monotonic()
                 if not report.stopped:
                     self._seen_step = True
-                    self._events.append(Progress(host, report.step, report.loss))
+                    self._events.append(StepCompleted(host, report.step, report.loss))
             self._changed.notify_all()
 
     def _restart(self, before: Round) -> None:

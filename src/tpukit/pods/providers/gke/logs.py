@@ -32,7 +32,7 @@ class LogStream:
         api: ClusterApi,
         pod: Object,
         container: str,
-        take: Callable[[str], None],
+        take: Callable[[str], object],
         *,
         after: threading.Thread | None = None,
     ) -> None:

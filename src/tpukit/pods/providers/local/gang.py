@@ -8,7 +8,7 @@ from ...gang.ports import free_port
 from ...gang.process_gang import ProcessGang
 from ...gang.transport import WorkerProcess
 from ...pod import Host
-from ..protocol import Command, GangEvent, Progress
+from ..protocol import Command, GangEvent, StepCompleted
 from .spares import SparePool, start_agent
 
 LOOPBACK = "127.0.0.1"
@@ -66,7 +66,7 @@ class LocalGang(ProcessGang):
     def wait(self, timeout_s: float) -> list[GangEvent]:
         """Return what happened, as soon as something has; nothing after `timeout_s`."""
         events = super().wait(timeout_s)
-        if self._spares is not None and any(isinstance(event, Progress) for event in events):
+        if self._spares is not None and any(isinstance(event, StepCompleted) for event in events):
             self._spares.keep(len(self.hosts))
         return events
 

@@ -1,12 +1,11 @@
 """tpukit's own key pair for ssh, made once: hosts of cloud pods let its owner in."""
 
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import ProviderError
-from ....runtime.files import state_folder
+from ....runtime.files import state_folder, temporary_folder
 
 _NAME = "id_ed25519"
 
@@ -56,8 +55,8 @@ def forget_hosts(pod: str) -> None:
 def _make(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     # In a folder beside it, moved as a whole: two commands that start at once agree on one pair.
-    with tempfile.TemporaryDirectory(prefix=".ssh-", dir=folder.parent) as made:
-        fresh = Path(made) / "ssh"
+    with temporary_folder(".ssh-", inside=folder.parent) as made:
+        fresh = made / "ssh"
         fresh.mkdir(mode=0o700)
         arguments = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "tpukit"]
         try:
