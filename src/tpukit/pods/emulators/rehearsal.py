@@ -10,17 +10,15 @@ with CloudTPURehearsal(folder) as cloud:
 """
 
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
-from .control import ControlPort
 from .hosts import EmulatedHosts
 from .identity import Authority
+from .machine_rehearsal import MachineRehearsal
 from .tpu_api.server import TPUAPI, ZONES
 from .world import World
 
 
-class CloudTPURehearsal:
+class CloudTPURehearsal(MachineRehearsal[TPUAPI]):
     """An emulated Cloud TPU API whose pods run real processes on this machine.
 
     Args:
@@ -29,6 +27,8 @@ class CloudTPURehearsal:
         port: Of the API; 0 for any that is free.
         control_port: Where the world is told what to do, over HTTP; 0 for any, None for nowhere.
     """
+
+    provider = "gcp"
 
     def __init__(
         self,
@@ -39,47 +39,12 @@ class CloudTPURehearsal:
         port: int = 0,
         control_port: int | None = 0,
     ) -> None:
-        self.world = world or World(ZONES)
-        self.hosts = EmulatedHosts(folder / "machines")
-        self.api = TPUAPI(
-            folder, authority=authority, world=self.world, machines=self.hosts, port=port
-        )
-        self.control = None
-        if control_port is not None:
-            self.control = ControlPort(self.api.cloud, self.api.faults, port=control_port)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What a job's `launch:` section says to launch here."""
-        return {
-            "provider": "gcp",
-            "project": self.api.project,
-            "zone": next(iter(self.world.zones)),
-            "endpoint": self.api.endpoint,
-            "credentials_file": str(self.api.owner.key_file),
-            "ssh_config": str(self.hosts.ssh_config),
-        }
+        world = world or World(ZONES)
+        hosts = EmulatedHosts(folder / "machines")
+        api = TPUAPI(folder, authority=authority, world=world, machines=hosts, port=port)
+        super().__init__(api, world, hosts, control_port=control_port)
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables that have Google's client trust the emulator; set before it first connects."""
         return {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(self.api.root_file)}
-
-    def close(self) -> None:
-        """End the API and all machines with what runs on them."""
-        if self.control is not None:
-            self.control.close()
-        self.api.close()
-        self.world.clock.close()
-        self.hosts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -10,18 +10,16 @@ with ComputeEngineRehearsal(folder) as cloud:
 
 from collections.abc import Collection
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
-from ..control import ControlPort
 from ..hosts import EmulatedHosts
+from ..machine_rehearsal import MachineRehearsal
 from ..world import World
 from .offers import ZONES
 from .resources import MODELS
 from .server import ComputeAPI
 
 
-class ComputeEngineRehearsal:
+class ComputeEngineRehearsal(MachineRehearsal[ComputeAPI]):
     """An emulated Compute Engine whose machines run real processes here.
 
     Args:
@@ -32,6 +30,8 @@ class ComputeEngineRehearsal:
         bulk_models: Provisioning models that groups in bulk mode may have.
     """
 
+    provider = "gce"
+
     def __init__(
         self,
         folder: Path,
@@ -41,47 +41,7 @@ class ComputeEngineRehearsal:
         control_port: int | None = 0,
         bulk_models: Collection[str] = MODELS,
     ) -> None:
-        self.world = world or World(ZONES)
-        self.hosts = EmulatedHosts(folder / "machines")
-        self.api = ComputeAPI(
-            folder, world=self.world, machines=self.hosts, port=port, bulk_models=bulk_models
-        )
-        self.control = None
-        if control_port is not None:
-            self.control = ControlPort(self.api.cloud, self.api.faults, port=control_port)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What a job's `launch:` section says to launch here."""
-        return {
-            "provider": "gce",
-            "project": self.api.project,
-            "zone": next(iter(self.world.zones)),
-            "endpoint": self.api.endpoint,
-            "credentials_file": str(self.api.owner.key_file),
-            "ssh_config": str(self.hosts.ssh_config),
-        }
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables that a launch needs beside its settings: none."""
-        return {}
-
-    def close(self) -> None:
-        """End the API and all machines with what runs on them."""
-        if self.control is not None:
-            self.control.close()
-        self.api.close()
-        self.world.clock.close()
-        self.hosts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        world = world or World(ZONES)
+        hosts = EmulatedHosts(folder / "machines")
+        api = ComputeAPI(folder, world=world, machines=hosts, port=port, bulk_models=bulk_models)
+        super().__init__(api, world, hosts, control_port=control_port)
