@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from google.api_core import exceptions
 from google.cloud import compute_v1
 
-from ....errors import CommunicationTimeout, ConfigError, TPUError
+from ....errors import CommunicationTimeout, TPUError
 from ....job.sections import LaunchSettings
-from ..google.credentials import Identity, find_identity
+from ..google.project import GoogleProject
 from .failures import API_ERRORS, NotReady, explained, failure_of, is_silence
 
 PATIENCE_S = 4.0
@@ -35,38 +35,18 @@ DONE = compute_v1.Operation.Status.DONE
 T = TypeVar("T")
 
 
-class ComputeEngine:
+class ComputeEngine(GoogleProject):
     """The Compute Engine API for one project.
 
     Args:
         launch: Project, credentials and endpoint.
     """
 
+    default_endpoint = compute_v1.InstancesClient.DEFAULT_ENDPOINT
+
     def __init__(self, launch: LaunchSettings) -> None:
-        self._launch = launch
+        super().__init__(launch)
         self._slots = threading.BoundedSemaphore(AT_ONCE)
-
-    @cached_property
-    def identity(self) -> Identity:
-        """Who asks."""
-        return find_identity(self._launch.credentials_file)
-
-    @property
-    def endpoint(self) -> str:
-        """Whom we ask."""
-        return self._launch.endpoint or compute_v1.InstancesClient.DEFAULT_ENDPOINT
-
-    @property
-    def project(self) -> str:
-        """In whose name, and at whose cost.
-
-        Raises:
-            ConfigError: Neither the job nor the credentials name one.
-        """
-        project = self._launch.project or self.identity.project
-        if not project:
-            raise ConfigError("Say which Google Cloud project pays: launch.project.")
-        return project
 
     # Credentials are passed by hand, always: without them a client would look for some.
 

@@ -12,7 +12,7 @@ from google.cloud import tpu_v2, tpu_v2alpha1
 
 from ....errors import ConfigError, ProviderError, TPUError
 from ....job.sections import LaunchSettings
-from ..google.credentials import Identity, find_identity
+from ..google.project import GoogleProject
 from .failures import explained, is_silence
 from .reading import node_key
 
@@ -25,38 +25,18 @@ PAGE = 1000
 T = TypeVar("T")
 
 
-class CloudTPU:
+class CloudTPU(GoogleProject):
     """The Cloud TPU API for one project.
 
     Args:
         launch: Project, credentials and endpoint.
     """
 
+    default_endpoint = tpu_v2.TpuClient.DEFAULT_ENDPOINT
+
     def __init__(self, launch: LaunchSettings) -> None:
-        self._launch = launch
+        super().__init__(launch)
         self._lists_all_zones = True
-
-    @cached_property
-    def identity(self) -> Identity:
-        """Who asks."""
-        return find_identity(self._launch.credentials_file)
-
-    @property
-    def endpoint(self) -> str:
-        """Whom we ask."""
-        return self._launch.endpoint or tpu_v2.TpuClient.DEFAULT_ENDPOINT
-
-    @property
-    def project(self) -> str:
-        """In whose name, and at whose cost.
-
-        Raises:
-            ConfigError: Neither the job nor the credentials name one.
-        """
-        project = self._launch.project or self.identity.project
-        if not project:
-            raise ConfigError("Say which Google Cloud project pays: launch.project.")
-        return project
 
     def parent(self, zone: str) -> str:
         """Return the API's name of a zone."""
