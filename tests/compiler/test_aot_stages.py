@@ -12,8 +12,8 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import psutil
 import pytest
+from child_processes import children_running
 
 from tpukit.compiler import compile_for, compile_many, lower_program, make_request
 from tpukit.compiler.aot import run_request
@@ -173,10 +173,9 @@ def test_a_killed_child_is_an_error_and_nothing_is_left(request_at_hand):
     def kill_worker():
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            for child in psutil.Process().children(recursive=True):
-                if "tpukit.compiler.worker" in " ".join(child.cmdline()):
-                    child.kill()
-                    return
+            for child in children_running("tpukit.compiler.worker"):
+                child.kill()
+                return
             time.sleep(0.02)
 
     killer = threading.Thread(target=kill_worker)
@@ -184,8 +183,7 @@ def test_a_killed_child_is_an_error_and_nothing_is_left(request_at_hand):
     with pytest.raises(XLACompilationError, match=r"ended by SIGKILL"):
         run_request(request_at_hand, until="memory")
     killer.join()
-    left = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
-    assert not [command for command in left if "tpukit.compiler.worker" in command]
+    assert not children_running("tpukit.compiler.worker")
 
 
 def test_several_at_once_each_with_its_own_answer():

@@ -5,8 +5,8 @@ import sys
 import time
 
 import fake_train
-import psutil
 import pytest
+from child_processes import children
 
 from tpukit.errors import ConfigError
 from tpukit.job import Job
@@ -60,11 +60,7 @@ def test_no_file_and_no_list_of_processes_holds_it(ready, tmp_path, monkeypatch)
     run = BackgroundRun.start(ready)
     seen = set()
     while run.is_running:
-        for child in psutil.Process().children(recursive=True):
-            try:
-                seen.add(" ".join(child.cmdline()))
-            except psutil.Error:
-                continue
+        seen.update(children().values())
         time.sleep(0.01)
     assert any("tpukit.pods.launching.runner" in line for line in seen)
     assert any("tpukit train job.yaml" in line for line in seen)

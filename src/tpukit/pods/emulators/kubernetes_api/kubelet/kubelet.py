@@ -103,7 +103,7 @@ class Kubelet:
             return
         if running.killing is None:
             for process in running.processes.values():
-                process.popen.send_signal(signal.SIGTERM)
+                process.ask_to_end()
             running.killing = self._clock.call_later(grace_s, lambda: self._kill(running))
 
     def send_signal(self, pod: Object, number: int) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -42,13 +42,23 @@ class Process:
     Attributes:
         log: Its output, one line each: time, stream, F and the text, as container runtimes write.
             Open from the start, since its folder may go before it is read.
+        end: A descriptor of the process that is readable once it has ended. Opened before anyone
+            can have reaped it, when its number would mean nothing or another.
         status: How it ended, 128 + n for signal n; None while it runs.
     """
 
     popen: subprocess.Popen[bytes]
     log: IO[bytes]
+    end: int
     on_exit: Callable[["Process"], None]
     status: int | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of `status` and `end`
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to the program alone, as a container runtime does; it is not reaped here."""
+        with self.lock, suppress(ProcessLookupError):
+            if self.status is None:
+                signal.pidfd_send_signal(self.end, signal.SIGTERM)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal to all of its group; one that has ended is no error."""
@@ -64,7 +74,6 @@ class _Follower:
         assert process.popen.stdout is not None
         self.process = process
         self.output = process.popen.stdout.fileno()
-        self.end = os.pidfd_open(process.popen.pid)
         os.set_blocking(self.output, False)
         self._rest = b""
 
@@ -86,7 +95,7 @@ class _Follower:
         if self._rest:
             self._write([self._rest])
         self.process.log.close()
-        os.close(self.end)
+        os.close(self.process.end)
         assert self.process.popen.stdout is not None
         self.process.popen.stdout.close()
 
@@ -149,7 +158,7 @@ class Processes:
             output.close()
             raise
         self._tell_guard(f"+{popen.pid}\n")
-        process = Process(popen, output, on_exit)
+        process = Process(popen, output, os.pidfd_open(popen.pid), on_exit)
         with self._lock:
             self._new.append(process)
         os.write(self._wake_write, b"x")
@@ -187,7 +196,7 @@ class Processes:
                     self._take_new()
                 elif follower not in self._followers:
                     continue  # it ended a moment ago
-                elif key.fd == follower.end:
+                elif key.fd == follower.process.end:
                     self._end(follower)
                 elif not follower.read():
                     self._selector.unregister(follower.output)
@@ -199,7 +208,7 @@ class Processes:
             follower = _Follower(process)
             self._followers.add(follower)
             self._selector.register(follower.output, selectors.EVENT_READ, follower)
-            self._selector.register(follower.end, selectors.EVENT_READ, follower)
+            self._selector.register(process.end, selectors.EVENT_READ, follower)
 
     def _end(self, follower: _Follower) -> None:
         process = follower.process
@@ -208,9 +217,10 @@ class Processes:
         code = process.popen.wait()
         self._tell_guard(f"-{process.popen.pid}\n")
         self._followers.discard(follower)
-        for descriptor in (follower.output, follower.end):
+        for descriptor in (follower.output, process.end):
             with suppress(KeyError):
                 self._selector.unregister(descriptor)
-        follower.close()
-        process.status = code if code >= 0 else _SIGNALLED - code
+        with process.lock:
+            process.status = code if code >= 0 else _SIGNALLED - code
+            follower.close()
         process.on_exit(process)
