@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,10 @@ import psutil
 from claims import Claim, report
 
 from tpukit.job.sections import LaunchSettings
+from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
 from tpukit.pods.providers.local.provider import LocalProvider
-from tpukit.pods.providers.protocol import Command, StepCompleted
+from tpukit.pods.providers.protocol import Command, Line, StepCompleted
 from tpukit.pods.supervision.events import AttemptEnded, PodReady
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.supervisor import Supervisor
@@ -62,6 +64,7 @@ class Trial:
         self.recovered_s: list[float] = []
         self._sent_at: float | None = None
         self._last = 0
+        self._said: deque[str] = deque(maxlen=12)
 
     def run(self):
         """Supervise to the end; returns the outcome."""
@@ -78,7 +81,13 @@ class Trial:
         now = time.monotonic()
         if isinstance(event, PodReady):
             self._pod = event.pod
-        elif isinstance(event, AttemptEnded) and self._sent_at is not None:
+        elif isinstance(event, Line):
+            self._said.append(f"{event.host}: {event.text}")
+        elif isinstance(event, AttemptEnded) and self._sent_at is None:
+            if event.attempt.ending.cause not in (Cause.DONE, Cause.STOPPED):
+                print(f"  {self.name}: {event.attempt.ending}, for which nobody asked", flush=True)
+                print(*self._said, sep="\n", flush=True)
+        elif isinstance(event, AttemptEnded):
             self.detected_s.append(now - self._sent_at)
         elif isinstance(event, StepCompleted):
             if self._sent_at is not None and len(self.detected_s) > len(self.recovered_s):

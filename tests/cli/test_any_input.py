@@ -26,7 +26,7 @@ OUTPUTS = [
     if parameter.info.callback in (values.output_file, values.output_folder)
 ]
 # Files that are read: who reads them says what they should hold.
-READ = {"after", "before", "file", "rates", "report", "timings"}
+READ = {"files", "nodes", "after", "before", "file", "rates", "report", "timings"}
 # The planner gives its own numbers their ranges, in Python too.
 RANGES_ELSEWHERE = {"plan"}
 NUMBERS = [
@@ -161,8 +161,9 @@ def test_an_error_nobody_foresaw_is_one_line(monkeypatch, tmp_path, capsys):
 
 
 def test_the_traceback_is_there_for_who_asks(monkeypatch, tmp_path, capsys):
-    with pytest.raises(KeyError):
-        run_main(KeyError("layers"), monkeypatch, tmp_path, capsys, TPUKIT_TRACEBACK="1")
+    how = (monkeypatch, tmp_path, capsys)
+    code, said = run_main(KeyError("layers"), *how, TPUKIT_TRACEBACK="1")
+    assert (code, "Traceback" in said, said.splitlines()[-1]) == (1, True, "KeyError: 'layers'")
 
 
 def test_a_disk_that_refuses_is_a_users_error(monkeypatch, tmp_path, capsys):

@@ -8,7 +8,10 @@ from typer.testing import CliRunner
 
 from tpukit.cli.app import app
 from tpukit.errors import ConfigError, PodUnavailable, TPUError, TPUValidationError
+from tpukit.job.sections import LaunchSettings
+from tpukit.pods import Command, PodConfig
 from tpukit.pods.emulation import EMULATORS, open_emulator, serve
+from tpukit.pods.manifests import build_manifest, to_yaml
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +113,21 @@ def test_a_cap_is_said_before_anything_is_asked(monkeypatch):
     assert found.exit_code == 5
     assert "at most $0.01 an hour" in found.stderr
     assert PodUnavailable.__name__ not in found.stderr
+
+
+def test_manifests_are_checked_without_a_cluster(tmp_path):
+    launch = LaunchSettings(image="registry/jax:1")
+    manifest = build_manifest("gem", PodConfig(tpu_type="v6e-16"), launch, Command(argv=("true",)))
+    good = tmp_path / "job.yaml"
+    good.write_text(to_yaml(manifest.documents))
+    assert pods("lint", str(good)).exit_code == 0
+    node = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n", "labels": {}}}
+    nodes = tmp_path / "nodes.json"
+    nodes.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": [node]}))
+    placed = pods("lint", str(good), "--nodes", str(nodes), "--json")
+    assert placed.exit_code == 1
+    assert "never be placed" in json.loads(placed.stdout)["findings"][0]["seen"]
+    with pytest.raises(ConfigError, match="holds no Node"):
+        pods("lint", str(good), "--nodes", str(good))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        pods("lint", "none.yaml")

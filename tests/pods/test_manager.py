@@ -212,7 +212,7 @@ def test_an_interrupted_allocation_leaves_nothing(manager, provider, store):
 def test_what_is_not_offered_is_said(manager, provider, store):
     refused = {"spot": "this cloud has none", "multislice": "one slice at a time"}
     provider.capabilities = Capabilities(generations=("v6e",), refused=refused)
-    with pytest.raises(ConfigError, match="'gcp' has no spot pods: this cloud has none"):
+    with pytest.raises(ConfigError, match="'gcp' does not take spot: this cloud has none"):
         manager.allocate_pod(CONFIG.with_preemptible())
     with pytest.raises(ConfigError, match="one slice at a time"):
         manager.allocate_pod(replace(CONFIG, tpu_type="2xv6e-8"))

@@ -35,6 +35,7 @@ RIGHT = {
     "pods cost": [],
     "pods down": ["run"],
     "pods emulate": [],
+    "pods lint": ["job.yaml"],
     "pods logs": ["run"],
     "pods ls": [],
     "pods preflight": ["--on", "v6e-1", "--provider", "local"],

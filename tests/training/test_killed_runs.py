@@ -143,7 +143,7 @@ def command(tmp_path, token_file, host, address, steps):
     }
     arguments = [f"{tmp_path / 'table.py'}:build", "--data", str(token_file), "--batch", "8"]
     arguments += ["--sequence", "16", "--steps", str(steps), "--run-dir", str(tmp_path / "run")]
-    arguments += ["--checkpoint-every", "5", "--set", "schedule=constant"]
+    arguments += ["--checkpoint-every", "5", "--set", "train.schedule=constant"]
     return subprocess.Popen(
         [sys.executable, "-c", "from tpukit.cli.main import run; run()", "train", *arguments],
         env=environment,
@@ -176,3 +176,18 @@ def test_a_host_that_lost_its_peer_ends_at_once_with_its_own_code(tmp_path, toke
     assert "resumed from step" in (tmp_path / "run" / "train.log").read_text()
     records = read_metrics(tmp_path / "run")
     assert [record["step"] for record in records] == list(range(1, left_at + 6))
+
+
+def test_a_host_with_an_error_does_not_wait_for_the_others(tmp_path, token_file):
+    (tmp_path / "table.py").write_text(MODEL)
+    address = f"127.0.0.1:{free_port()}"
+    data = (token_file, tmp_path / "none.npy")
+    hosts = [command(tmp_path, data[host], host, address, 10) for host in range(2)]
+    try:
+        # Leaving in order would wait 300 s for host 0, which waits for this one.
+        _, errors = hosts[1].communicate(timeout=120)
+        assert (hosts[1].returncode, "none.npy" in errors) == (2, True), errors
+    finally:
+        for host in hosts:
+            host.kill()
+            host.communicate()

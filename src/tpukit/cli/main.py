@@ -2,7 +2,6 @@
 
 import os
 import sys
-from typing import NoReturn
 
 from ..errors import TPUError
 from ..runtime.interruption import INTERRUPTED, end_on_ctrl_c, was_interrupted
@@ -25,25 +24,33 @@ def run() -> None:
     except BrokenPipeError:  # `tpukit slices | head` is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except TPUError as error:
-        _say(error, str(error), USER_ERROR)
-    except OSError as error:
-        # A disk, a permission, a name: nobody's fault here, wherever it was met.
-        named = error.filename is not None and error.strerror is not None
-        message = f"{error.filename}: {error.strerror}." if named else _unexpected(error)
-        _say(error, message, USER_ERROR if named else UNEXPECTED)
     except Exception as error:  # noqa: BLE001 - whatever it is, it ends as one line
-        _say(error, _unexpected(error), UNEXPECTED)
+        sys.exit(tell(error))
 
 
-def _say(error: Exception, message: str, exit_code: int) -> NoReturn:
-    """End with one line for a person, or with the traceback where it was asked for."""
+def tell(error: Exception) -> int:
+    """Tell a person of an error in one line, and return the exit code it ends with.
+
+    The traceback is shown instead where TPUKIT_TRACEBACK asks for it.
+    """
+    import traceback
+
     import typer
 
-    if os.environ.get("TPUKIT_TRACEBACK"):
-        raise error
+    shown = bool(os.environ.get("TPUKIT_TRACEBACK"))
+    match error:
+        case TPUError():
+            message, code = str(error), USER_ERROR
+        # A disk, a permission, a name: nobody's fault here, wherever it was met.
+        case OSError(filename=str(), strerror=str()):
+            message, code = f"{error.filename}: {error.strerror}.", USER_ERROR
+        case _:
+            message, code = "" if shown else _unexpected(error), UNEXPECTED
+    if shown:
+        traceback.print_exception(error)
+        return code
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
-    sys.exit(exit_code)
+    return code
 
 
 def _unexpected(error: Exception) -> str:

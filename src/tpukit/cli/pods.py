@@ -1,4 +1,4 @@
-"""`tpukit pods`: list, get, give back, look into and count pods; rehearse on an emulator."""
+"""`tpukit pods`: list, get, give back, look into and count pods; rehearse and check before."""
 
 from pathlib import Path
 from typing import Annotated
@@ -183,6 +183,27 @@ def look_ahead(
     report = PreflightReport(manager.opened.name, str(asked.slice), manager.opened.preflight(asked))
     show(report, json=json)
     if not report.is_clear:
+        raise typer.Exit(IN_THE_WAY)
+
+
+@app.command("lint")
+def lint_manifests(
+    files: Annotated[
+        list[Path], typer.Argument(help="Manifests (YAML or JSON), or folders of them.")
+    ],
+    nodes: Annotated[
+        Path | None,
+        typer.Option(help="What `kubectl get nodes -o yaml` printed: is there a place for it?"),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Check manifests before they are applied, with no cluster; exit 1 on errors."""
+    from ..pods.manifests import lint_files, read_pools
+    from .output import show
+
+    report = lint_files(*files, pools=None if nodes is None else read_pools(nodes))
+    show(report, json=json)
+    if not report.is_ok:
         raise typer.Exit(IN_THE_WAY)
 
 

@@ -96,7 +96,7 @@ def _train(job: "Job", *, debug: bool, json: bool) -> None:
         from ..runtime.debugging import enable_debugging_mode
 
         enable_debugging_mode()
-    with _joined_hosts(), _failures_as_exit_codes():
+    with _joined_hosts() as joined, _failures_as_exit_codes(joined):
         import jax
 
         from ..training import TPUTrainer
@@ -107,36 +107,46 @@ def _train(job: "Job", *, debug: bool, json: bool) -> None:
 
 
 @contextmanager
-def _joined_hosts() -> Generator[None]:
-    """Join the other hosts, where the environment says that there are any."""
+def _joined_hosts() -> Generator[bool]:
+    """Join the other hosts, where the environment says that there are any; tell whether."""
     from ..runtime.multihost import MultiHostConfig
 
     hosts = None
     if os.environ.get("TPUKIT_NUM_HOSTS") or "," in os.environ.get("TPU_WORKER_HOSTNAMES", ""):
         hosts = MultiHostConfig.from_environment()
     if hosts is None or hosts.num_hosts == 1:
-        yield
+        yield False
         return
     with hosts:
-        yield
+        yield True
 
 
 @contextmanager
-def _failures_as_exit_codes() -> Generator[None]:
-    """End with the code that tells a supervisor whether starting again can help."""
+def _failures_as_exit_codes(joined: bool) -> Generator[None]:
+    """End with the code that tells a supervisor whether starting again can help.
+
+    One of several hosts ends at once: leaving a job in order means waiting for the others, and
+    they wait for this one, in a collective or for its part of a checkpoint.
+    """
     from ..errors import TPUDistributedError, TPUOutOfMemoryError, TrainingDiverged
     from ..training.failure import ExitCode
+    from .main import tell
 
     try:
         yield
-    except TrainingDiverged as error:
+    except TrainingDiverged as error:  # on all hosts alike, and what they save is to be kept
         typer.secho(f"diverged: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(ExitCode.DIVERGED) from None
-    except TPUOutOfMemoryError as error:
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(ExitCode.OUT_OF_MEMORY) from None
-    except TPUDistributedError as error:
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+    except Exception as error:
+        if not joined and not isinstance(error, TPUOutOfMemoryError):
+            raise
+        code = tell(error)
+        if isinstance(error, TPUOutOfMemoryError):
+            code = ExitCode.OUT_OF_MEMORY
+        elif isinstance(error, TPUDistributedError):
+            code = ExitCode.PEER_LOST
+        if not joined:
+            raise typer.Exit(code) from None
+        sys.stdout.flush()
         sys.stderr.flush()
-        # At once: a process that lingers keeps the others waiting in their collectives.
-        os._exit(ExitCode.PEER_LOST)
+        os._exit(code)

@@ -262,6 +262,11 @@ class LaunchSettings(CloudSettings):
     warm_spares: bool = Field(
         default=False, description="keep started interpreters ready, to recover faster (local)"
     )
+    external_addresses: bool = Field(
+        default=True,
+        description="an address on the Internet for each host; without, ssh must find its way "
+        "inside the network, from a machine there or by ssh_config (gcp, gce)",
+    )
     ssh_config: str | None = Field(default=None, description="configuration file for ssh")
     ssh_user: str | None = Field(default=None, description="user on the hosts")
     hosts: tuple[str, ...] = Field(default=(), description="hosts of your own (provider ssh)")

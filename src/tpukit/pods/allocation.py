@@ -5,15 +5,16 @@ import random
 import time
 from dataclasses import dataclass
 
-from ..errors import ConfigError, PodUnavailable, ProviderError, TPUError
+from ..errors import PodUnavailable, ProviderError, TPUError
 from ..hardware.prices import PriceBook
 from ..runtime.interruption import undone_if_interrupted
 from ..runtime.progress import Progress
 from .causes import Cause
 from .config import PodConfig
-from .pod import Pod, Tier
+from .pod import Pod
 from .prices import catalogue_age, price_of, zones_within_cap
 from .providers.protocol import Provider
+from .providers.terms import check_terms
 from .reconciler import Reconciler
 from .store import ProviderRecord
 
@@ -106,16 +107,7 @@ def check_request(
         PodUnavailable: It has no such chips, or none within the price cap.
     """
     offered, where = provider.capabilities, config.slice
-    asked = {
-        "spot": config.tier is Tier.SPOT,
-        "reserved": config.tier is Tier.RESERVED,
-        "multislice": where.num_slices > 1,
-    }
-    for feature, is_asked in asked.items():
-        if is_asked and feature in offered.refused:
-            raise ConfigError(
-                f"'{provider.name}' has no {feature} pods: {offered.refused[feature]}."
-            )
+    check_terms(provider.name, offered, config)
     if offered.generations and where.chip.name not in offered.generations:
         why = offered.refused.get(where.chip.name)
         raise PodUnavailable(

@@ -24,7 +24,7 @@ from .providers.registry import open_provider
 from .store import ProviderRecord, Store, WantedPod
 from .store.locks import holding, is_held
 from .store.records import split_pod_name
-from .supervision.allocation import ending_of
+from .supervision.zone_search import ending_of
 
 LOCK = "reconciler.lock"
 KEEPERS = "keepers"

@@ -19,12 +19,14 @@ from tpukit.cli.app import app
 from tpukit.errors import ConfigError
 from tpukit.pods import Cause, PreemptionHandler, Store
 from tpukit.pods.cost import CostReport
-from tpukit.pods.launching.background import BackgroundRun
-from tpukit.pods.launching.launch import Launch, launch, prepare_launch
+from tpukit.pods.launching.background import BackgroundRun, remove_old_logs
+from tpukit.pods.launching.launch import LOCK, RUNS, Launch, launch, prepare_launch
 from tpukit.pods.launching.result import LaunchResult
+from tpukit.pods.launching.run_log import FILE
 from tpukit.pods.listing import PodListing
 from tpukit.pods.providers.local.provider import LocalProvider
 from tpukit.pods.reconciler import Reconciler
+from tpukit.pods.store.locks import holding
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 ON = "2xv6e-1"
@@ -266,3 +268,14 @@ def test_stopping_is_heard_in_python_too(here, store):
     outcome = prepare_launch("job.yaml", name="run", state=store).run(tell, stopping=stopping)
     assert outcome.ending.cause is Cause.STOPPED
     assert saved(here) >= 3
+
+
+def test_old_logs_go_and_those_of_running_jobs_stay(store):
+    runs = [store.folder / RUNS / f"run-{index}" for index in range(5)]
+    for index, folder in enumerate(runs):
+        folder.mkdir(parents=True)
+        (folder / FILE).write_text("")
+        os.utime(folder / FILE, (index, index))
+    with holding(runs[0] / LOCK):
+        remove_old_logs(store, keep=2)
+    assert [one.exists() for one in runs] == [True, False, False, True, True]

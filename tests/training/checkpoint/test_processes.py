@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 
 from tpukit.errors import TPUCheckpointError
 from tpukit.training.checkpoint import TPUCheckpointer
+from tpukit.training.checkpoint.files import file_sizes
 
 PROCESS = Path(__file__).with_name("pod_process.py")
 HOSTS = 2
@@ -78,3 +80,9 @@ def test_one_process_reads_what_two_have_written(job):
             _ = restored.data
         records = sorted(path.name for path in (folder / "checkpoints" / "2" / "tpukit").iterdir())
         assert records == [f"process-0000{host}-of-00002.json" for host in range(HOSTS)]
+
+
+def test_a_file_that_another_process_renames_meanwhile_is_none(tmp_path):
+    (tmp_path / "a").write_bytes(b"123")
+    (tmp_path / "b.part").symlink_to("gone")  # listed, and not there when it is looked at
+    assert file_sizes(epath.Path(tmp_path)) == {"a": 3}

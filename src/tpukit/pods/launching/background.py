@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -20,6 +21,8 @@ from .run_log import FILE, POLL_S, Entry, read_log
 MODULE = "tpukit.pods.launching.runner"
 PID_FILE = "pid"
 ERRORS = "errors.txt"
+KEPT_LOGS = 200
+"""Of runs that have ended; older ones go when another run begins."""
 
 
 @dataclass
@@ -42,6 +45,7 @@ class BackgroundRun:
         if is_held(launch.folder / LOCK):
             raise already_supervised(launch.name)
         store = launch.manager.store
+        remove_old_logs(store, keep=KEPT_LOGS)
         launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (launch.folder / FILE).unlink(missing_ok=True)
         request = {
@@ -125,3 +129,15 @@ class BackgroundRun:
         while self.is_running and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return not self.is_running
+
+
+def remove_old_logs(store: Store, *, keep: int) -> None:
+    """Remove the folders of runs that have ended, all but the newest."""
+    ended = [
+        one
+        for one in (store.folder / RUNS).glob("*")
+        if (one / FILE).exists() and not is_held(one / LOCK)
+    ]
+    newest_first = sorted(ended, key=lambda one: (one / FILE).stat().st_mtime, reverse=True)
+    for folder in newest_first[keep:]:
+        shutil.rmtree(folder, ignore_errors=True)

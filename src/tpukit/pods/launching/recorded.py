@@ -17,7 +17,7 @@ from ..prices import zones_within_cap
 from ..providers.protocol import Capabilities, Command, Gang, Provider
 from ..store import WantedPod
 from ..store.records import split_pod_name
-from ..supervision.allocation import ending_of
+from ..supervision.zone_search import ending_of
 
 
 class RecordedProvider:

@@ -9,6 +9,7 @@ from .lint import lint_files as lint_files
 from .manifest import Manifest as Manifest
 from .manifest import build_manifest as build_manifest
 from .pools import NodePool as NodePool
+from .pools import read_pools as read_pools
 from .queue import queue_documents as queue_documents
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "lint_files",
     "queue_documents",
     "read_files",
+    "read_pools",
     "to_yaml",
 ]

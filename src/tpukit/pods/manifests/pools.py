@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ...errors import ConfigError
 from . import names
+from .documents import read_files
 from .reading import at, mapping, quantity, sequence, texts
 
 Taint = Mapping[str, Any]
@@ -65,6 +68,18 @@ def pools_of(nodes: Iterable[Mapping[str, Any]]) -> list[NodePool]:
         name = labels.get(names.NODE_POOL) or str(at(node, "metadata", "name"))
         grouped.setdefault(name, []).append(node)
     return [_pool(name, members) for name, members in grouped.items()]
+
+
+def read_pools(path: Path) -> list[NodePool]:
+    """Return the pools of a cluster, from what `kubectl get nodes -o yaml` (or json) printed.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no nodes.
+    """
+    nodes = [one for one in read_files(path) if one.get("kind") == "Node"]
+    if not nodes:
+        raise ConfigError(f"{path} holds no Node; write it with `kubectl get nodes -o yaml`.")
+    return pools_of(nodes)
 
 
 def _pool(name: str, members: Sequence[Mapping[str, Any]]) -> NodePool:

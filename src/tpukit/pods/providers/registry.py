@@ -7,6 +7,7 @@ from typing import Any, cast
 from ...errors import ConfigError, MissingExtraError, did_you_mean
 from ...job.sections import LaunchSettings
 from .protocol import Provider
+from .terms import check_terms
 
 # Name: module, class, and the extra that brings what it imports.
 PROVIDERS: dict[str, tuple[str, str, str | None]] = {
@@ -28,7 +29,7 @@ def open_provider(name: str | None = None, launch: LaunchSettings | None = None)
         launch: Project, zones, credentials and the like.
 
     Raises:
-        ConfigError: There is no such provider.
+        ConfigError: There is no such provider, or it does not have the terms that are set.
         MissingExtraError: The library it speaks through is not installed.
     """
     launch = launch or LaunchSettings()
@@ -47,4 +48,6 @@ def open_provider(name: str | None = None, launch: LaunchSettings | None = None)
         raise MissingExtraError(
             extra, needed_for=f"The provider {chosen!r}", module=str(error.name)
         ) from error
-    return cast("Provider", made(launch))
+    provider = cast("Provider", made(launch))
+    check_terms(provider.name, provider.capabilities, launch)
+    return provider

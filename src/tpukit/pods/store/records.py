@@ -16,7 +16,8 @@ from ..pod import LONGEST_NAME, Pod, check_name
 _WHOM = (
     *("project", "zone", "zones", "endpoint", "credentials_file", "namespace", "queue", "image"),
     *("hosts", "ssh_config", "ssh_user", "service_account", "network", "software_version"),
-    *("enable_ip_alias", "flex_start_seconds"),
+    *("enable_ip_alias", "external_addresses", "flex_start", "flex_start_seconds"),
+    *("context", "priority_class"),
 )
 _ROOM_FOR_ATTEMPT = len("-a9999")
 

@@ -18,11 +18,11 @@ from ..causes import Cause, Ending, Kind
 from ..config import PodConfig
 from ..pod import Pod, check_name
 from ..providers.protocol import Command, Ended, Gang, Provider, Restarted, StepCompleted
-from .allocation import Allocation, NoPod, PodWatch, Stopped, ending_of
 from .events import AttemptBegan, AttemptEnded, SupervisionEvent
 from .journal import Attempt, Journal, MemoryJournal, losses
 from .outcome import Outcome
 from .policy import Policy
+from .zone_search import NoPod, PodWatch, Stopped, ZoneSearch, ending_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Supervisor:
         self._written_at = 0.0
         self._pod: Pod | None = None
         self._gang: Gang | None = None
-        self._pods = Allocation(provider, self._policy, tell=self._tell, stopping=self._stopping)
+        self._pods = ZoneSearch(provider, self._policy, tell=self._tell, stopping=self._stopping)
 
     def stop(self) -> None:
         """Let the job save and end; from any thread."""

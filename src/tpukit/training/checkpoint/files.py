@@ -24,7 +24,11 @@ def in_bucket(path: epath.Path) -> bool:
 
 
 def file_sizes(folder: epath.Path) -> dict[str, int]:
-    """Every file under a folder: its path relative to it, and its size in bytes."""
+    """Every file under a folder: its path relative to it, and its size in bytes.
+
+    Other processes may be writing there: a file that goes while it is looked at, such as one that
+    is about to get its name, is none.
+    """
     if in_bucket(folder):
         return {name: int(entry["size"]) for name, entry in _objects(folder).items()}
     root = os.fspath(folder)
@@ -32,7 +36,8 @@ def file_sizes(folder: epath.Path) -> dict[str, int]:
     for where, _, names in os.walk(root):
         for name in names:
             path = os.path.join(where, name)
-            found[os.path.relpath(path, root)] = os.path.getsize(path)
+            with contextlib.suppress(FileNotFoundError):
+                found[os.path.relpath(path, root)] = os.path.getsize(path)
     return found
 
 

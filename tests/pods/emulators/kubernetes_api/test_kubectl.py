@@ -129,6 +129,20 @@ def test_a_node_is_drained(kubectl):
     kubectl("delete", "jobset", "drained")
 
 
+def test_a_command_runs_beside_the_containers_own(kubectl):
+    given = to_yaml([small_jobset("shell", "sleep", "60")])
+    kubectl("apply", "-f", "-", given=given)
+    kubectl("wait", "--for=jsonpath={.status.replicatedJobsStatus[0].ready}=1", "jobset/shell")
+    name = kubectl("get", "pods", "-o", "name").splitlines()[0]
+    assert kubectl("exec", "-i", name, "--", "cat", given="typed\n" * 9999) == "typed\n" * 9999
+    assert "TPU_WORKER_ID" in kubectl("exec", name, "--", "env")
+    said = kubectl("exec", name, "--", "sh", "-c", "echo no >&2; exit 7", code=7)
+    assert said == "no\ncommand terminated with exit code 7\n"
+    assert "is not valid for the pod" in kubectl("exec", name, "-c", "x", "--", "ls", code=1)
+    kubectl("exec", name, "--", "/none", code=126)
+    kubectl("delete", "jobset", "shell")
+
+
 def test_kubectl_says_who_may_not(kubectl, emulator):
     said = kubectl("get", "pods", f"--token={emulator.token}x", code=1)
     assert "Unauthorized" in said or "must be logged in" in said

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import time
 from dataclasses import replace
 
@@ -19,7 +20,10 @@ from tpukit.pods.providers.gcp.provider import CloudTPUProvider
 from tpukit.pods.providers.gcp.runtimes import runtime_version
 from tpukit.pods.providers.google import credentials as credentials_module
 from tpukit.pods.providers.google.credentials import Identity, find_identity
+from tpukit.pods.providers.protocol import Command
 from tpukit.pods.providers.ssh.keys import own_key
+from tpukit.pods.supervision.policy import Policy
+from tpukit.pods.supervision.zone_search import NoPod, ZoneSearch
 
 V6E = PodConfig(tpu_type="v6e-8", zones=("us-east5-b",))
 HERE = "projects/rehearsal/locations/us-east5-b"
@@ -108,6 +112,32 @@ class TestRequest:
         assert [(host.slice_index, host.worker_id) for host in pod.hosts] == [
             (slice_index, worker) for slice_index in range(2) for worker in range(4)
         ]
+
+    def test_hosts_may_do_without_external_addresses(self, cloud, launch):
+        provider = CloudTPUProvider(launch.model_copy(update={"external_addresses": False}))
+        provider.create("inside-a1", V6E)
+        node = asked_for(cloud, "inside-a1").tpu.node_spec[0].node
+        assert not node.network_config.enable_external_ips
+        pod = until(provider, "inside-a1", PodState.READY)
+        assert pod.hosts[0].address == pod.hosts[0].internal_address
+
+    def test_the_next_zone_is_asked_where_one_does_not_offer_the_slice(self, cloud, provider):
+        with pytest.raises(PodUnavailable, match="was not found in zone us-central1-a") as refused:
+            provider.create("far-a1", V6E.in_zone("us-central1-a"))
+        assert refused.value.cause == Cause.UNPLACEABLE
+        assert not cloud.world.holdings()
+        search = ZoneSearch(provider, Policy(), tell=lambda event: None, stopping=threading.Event())
+        asked = []
+        both = V6E.in_zone("us-central1-a", "us-east5-b")
+        pod = search.get("far-a1", both, command=Command(argv=("true",)), asking=asked.append)
+        assert (pod.zone, asked) == ("us-east5-b", ["us-central1-a", "us-east5-b"])
+        with pytest.raises(NoPod, match="was not found in zone europe-west4-b"):
+            search.get(
+                "none-a1",
+                V6E.in_zone("europe-west4-b"),
+                command=Command(argv=("true",)),
+                asking=asked.append,
+            )
 
     @pytest.mark.parametrize(
         ("config", "reason"),
@@ -209,11 +239,6 @@ class TestErrors:
     def test_a_zone_that_is_nearly_right(self, cloud, provider):
         with pytest.raises(ConfigError, match="Did you mean 'us-east5-b'"):
             provider.create("zone-a1", V6E.in_zone("us-east5-bb"))
-
-    def test_a_type_that_the_zone_has_not(self, cloud, provider):
-        with pytest.raises(ConfigError, match="v6e-8"):
-            provider.create("type-a1", V6E.in_zone("us-central1-a"))
-        assert not cloud.world.holdings()
 
     def test_wrong_credentials(self, cloud, launch, tmp_path):
         key = json.loads(cloud.api.owner.key_file.read_text())

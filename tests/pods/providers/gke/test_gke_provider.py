@@ -2,7 +2,9 @@
 
 import base64
 import os
+import shutil
 import stat
+import subprocess
 import tarfile
 import time
 
@@ -430,6 +432,35 @@ def test_a_supervisor_sees_a_job_through(emulator, provider):
     assert outcome.is_done, outcome
     assert [attempt.ending.cause for attempt in outcome.attempts] == [Cause.DRAIN, Cause.DONE]
     until(lambda: not provider.list())  # its Pods take a moment to end
+
+
+def test_who_comes_after_a_killed_supervisor_follows_the_same_job(emulator, launch):
+    command = python(STEPS)
+    first = GKEProvider(launch)
+    left = first.start(ready(first, command=command), command, attempt=1)
+    gather(left, lambda events: len(of(StepCompleted, events)) > 5)
+    second = GKEProvider(launch)
+    pod = second.create("gem-a1", CONFIG, command=command)
+    gang = second.start(pod, command, attempt=1)
+    events = gather(gang)
+    assert events[-1].ending.cause is Cause.DONE
+    assert not of(Restarted, events)
+    steps = [one.step for one in of(StepCompleted, events)]
+    assert steps[-1] == 399
+    assert steps == sorted(set(steps))
+    gang.close()
+    left.close()
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_a_person_gets_a_shell_on_a_host(emulator, provider):
+    pod = ready(provider)
+    until(lambda: len(emulator.mishaps.pods_of("gem-a1")) == 4)
+    argv = provider.login(pod, pod.hosts[2])
+    done = subprocess.run(
+        argv, input="echo $HOSTNAME; exit 3\n", capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.strip(), done.returncode) == (pod.hosts[2].name, 3), done.stderr
 
 
 # Preflight.

@@ -45,7 +45,7 @@ POD = Kind(
     "pods",
     short_names=("po",),
     columns=(("Status", "status.phase"), ("Node", "spec.nodeName"), ("Reason", "status.reason")),
-    subresources=("log", "eviction"),
+    subresources=("log", "eviction", "exec"),
 )
 NODE = Kind(
     "Node",

@@ -121,10 +121,17 @@ def _read_slice(node: Any, zone: Zone, here: str) -> Slice:
         except (KeyError, SliceError) as error:
             raise invalid(f"Invalid accelerator_config {kind} {config.topology}") from error
         if slice_.chip.name not in zone.capacity:
-            raise invalid(f"Accelerator config type {kind} is not available in {here}")
+            raise invalid(
+                "Cloud TPU received a bad request. "
+                f"the accelerator {kind} was not found in zone {here}"
+            )
         return slice_
     if node.accelerator_type not in (offered := types_in(zone)):
-        raise invalid(f"Accelerator type {node.accelerator_type!r} is not available in {here}")
+        # As users saw it: github.com/skypilot-org/skypilot/issues/3840.
+        raise invalid(
+            "Cloud TPU received a bad request. "
+            f"the accelerator {node.accelerator_type} was not found in zone {here}"
+        )
     return offered[node.accelerator_type]
 
 

@@ -44,7 +44,8 @@ def _look(
             fix="Install OpenSSH's client: hosts are reached through it.",
         )
     if not config.enable_ip_alias:
-        yield Finding("gce-ip-alias", "environment", "error", IP_ALIAS, fix="Leave it out.")
+        seen = f"enable_ip_alias=False: {IP_ALIAS}"
+        yield Finding("gce-ip-alias", "environment", "error", seen, fix="Leave it out.")
     wanted = machine_type(config.slice)
     image = source_image(config.slice, config.software_version)
     zone = zone_of(config)
@@ -68,7 +69,8 @@ def _look(
         request = compute_v1.ListReservationsRequest(zone=zone)
         names = sorted(one.name for one in api.list_all(api.reservations.list, request))
         yield _offered("gce-reservation", f"There is a reservation {name}", name, names)
-    yield from _addresses(api, zone, config.slice.hosts)
+    if api.launch.external_addresses:
+        yield from _addresses(api, zone, config.slice.hosts)
     yield _quota(zone, list_pods())
 
 

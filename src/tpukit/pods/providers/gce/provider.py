@@ -25,6 +25,7 @@ from ...pod import Pod
 from ..protocol import Capabilities, Command, Gang
 from ..ssh.keys import forget_hosts, known_hosts, own_key
 from ..ssh.transport import SSHTransport
+from ..terms import check_terms
 from .api import ComputeEngine
 from .failures import UnknownZone
 from .machines import GENERATIONS, TOO_OLD, machine_type
@@ -60,11 +61,17 @@ class ComputeEngineProvider:
         self._user = launch.ssh_user or DEFAULT_USER
         older = dict.fromkeys(("v2", "v3", "v4", "v5e"), f"{TOO_OLD}; use provider gcp or gke")
         self.capabilities = Capabilities(
-            generations=GENERATIONS, refused={**older, "enable_ip_alias=False": IP_ALIAS}
+            generations=GENERATIONS,
+            refused={
+                **older,
+                "enable_ip_alias": IP_ALIAS,
+                "flex_start": "here one says for how long as well (launch.flex_start_seconds)",
+            },
         )
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
         """Ask for a pod; a pod of that name that is there already is returned as it is."""
+        check_terms(self.name, self.capabilities, config)
         zone, where = self._zone_of(config), config.slice
         key_line = own_key().metadata_line(self._user)
         template = instance_template(name, config, self._launch, zone=zone, ssh_key=key_line)
@@ -192,9 +199,10 @@ class ComputeEngineProvider:
             known = [one.name for one in zones]
             raise ConfigError(f"{error}{did_you_mean(zone, known)}") from error
         if found is None:
-            raise ConfigError(
+            raise PodUnavailable(
                 f"{zone} has no machines {wanted} for {where}; "
-                "https://cloud.google.com/tpu/docs/regions-zones lists where they are."
+                "https://cloud.google.com/tpu/docs/regions-zones lists where they are.",
+                cause=Cause.UNPLACEABLE.value,
             )
 
     def _begin_template(self, template: compute_v1.InstanceTemplate) -> bool:

@@ -23,8 +23,8 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LONGEST_RUN_S = 7 * 24 * 3600
 """Of machines that start flexibly, which is the most there is."""
 IP_ALIAS = (
-    "enable_ip_alias=False: machines of Compute Engine always have addresses of the VPC network, "
-    "and the API has no field to change that; leave it out."
+    "machines of Compute Engine always have addresses of the VPC network, and the API has no field "
+    "to change that"
 )
 
 
@@ -49,8 +49,6 @@ def instance_template(
         ConfigError: Compute Engine cannot give that, or a label is not to its taste.
     """
     check_name(name)
-    if not config.enable_ip_alias:
-        raise ConfigError(IP_ALIAS)
     where = config.slice
     machine, image = machine_type(where), source_image(where, config.software_version)
     facts = {
@@ -73,7 +71,7 @@ def instance_template(
                 ),
             )
         ],
-        network_interfaces=[_interface(config.network)],
+        network_interfaces=[_interface(config.network, outside=launch.external_addresses)],
         service_accounts=[
             # Unlike Cloud TPU's, a machine that names no account has none.
             compute_v1.ServiceAccount(email=launch.service_account or "default", scopes=[SCOPE])
@@ -185,12 +183,10 @@ def _reservation(name: str | None) -> compute_v1.ReservationAffinity:
     )
 
 
-def _interface(network: str) -> compute_v1.NetworkInterface:
+def _interface(network: str, *, outside: bool) -> compute_v1.NetworkInterface:
+    nat = compute_v1.AccessConfig(type_="ONE_TO_ONE_NAT", name="External NAT")
     interface = compute_v1.NetworkInterface(
-        nic_type="GVNIC",
-        access_configs=[  # ssh comes from outside
-            compute_v1.AccessConfig(type_="ONE_TO_ONE_NAT", name="External NAT")
-        ],
+        nic_type="GVNIC", access_configs=[nat] if outside else []
     )
     if "subnetworks/" in network:
         interface.subnetwork = network

@@ -9,6 +9,8 @@ from ....errors import ConfigError, PodUnavailable, ProviderError, TPUError
 from ...causes import Cause
 from ..google.credentials import WAY_OUT
 
+# As users saw it: github.com/skypilot-org/skypilot/issues/3840.
+_NOT_OFFERED = re.compile(r"the accelerator \S+ was not found in zone")
 _ZONE = re.compile(r"'locations/([^']+)'")
 _NO_TOKEN = "metadata from plugin failed"  # how gRPC says that no token could be had
 
@@ -66,6 +68,10 @@ def explained(error: Exception, *, source: str, endpoint: str) -> TPUError:
             return ProviderError(
                 f"The Cloud TPU API at {endpoint} does not answer ({_first_line(said)}); check "
                 "the network, a proxy, or launch.endpoint."
+            )
+        case exceptions.InvalidArgument() if _NOT_OFFERED.search(said):
+            return PodUnavailable(
+                f"Cloud TPU has no such slice in this zone: {said}", cause=Cause.UNPLACEABLE.value
             )
         case exceptions.InvalidArgument() | exceptions.NotFound() | exceptions.FailedPrecondition():
             return ConfigError(

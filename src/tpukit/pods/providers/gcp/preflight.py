@@ -36,7 +36,8 @@ def _look(
             fix="Install OpenSSH's client: hosts are reached through it.",
         )
     if not config.enable_ip_alias:
-        yield Finding("gcp-ip-alias", "environment", "error", IP_ALIAS, fix="Leave it out.")
+        seen = f"enable_ip_alias=False: {IP_ALIAS}"
+        yield Finding("gcp-ip-alias", "environment", "error", seen, fix="Leave it out.")
     wanted, image = (
         accelerator_type(config.slice),
         runtime_version(config.slice, config.software_version),
@@ -79,7 +80,8 @@ def _look(
         yield _offered("gcp-reservation", f"There is a reservation {name}", name, names)
     yield Finding(
         *("gcp-network", "environment", "info"),
-        f"Hosts will be in the VPC network {config.network!r} with external addresses, which this "
+        f"Hosts will be in the VPC network {config.network!r} "
+        f"{'with' if api.launch.external_addresses else 'without'} external addresses, which this "
         "API does not show: its firewall must let ssh (port 22) in from here, and all ports "
         "between hosts",
     )

@@ -15,12 +15,20 @@ from ...pod import Host, Pod
 from ..protocol import Capabilities, Command, Gang
 from ..ssh.keys import forget_hosts, known_hosts, own_key
 from ..ssh.transport import SSHTransport
+from ..terms import check_terms
 from .api import PATIENCE_S, CloudTPU
 from .failures import UnknownZone
 from .maintenance import MaintenanceNotices
 from .preflight import find_obstacles
 from .reading import node_names, read_pod
-from .request import CONFIG_TYPES, IP_ALIAS, NOT_THIS_API, queued_resource, request_id
+from .request import (
+    CONFIG_TYPES,
+    IP_ALIAS,
+    NO_FLEX_START,
+    NOT_THIS_API,
+    queued_resource,
+    request_id,
+)
 
 DEFAULT_USER = "tpukit"
 
@@ -41,11 +49,17 @@ class CloudTPUProvider:
         self._user = launch.ssh_user or DEFAULT_USER
         self.capabilities = Capabilities(
             generations=tuple(CONFIG_TYPES),
-            refused={"7x": NOT_THIS_API, "enable_ip_alias=False": IP_ALIAS},
+            refused={
+                "7x": NOT_THIS_API,
+                "enable_ip_alias": IP_ALIAS,
+                "flex_start": NO_FLEX_START,
+                "flex_start_seconds": NO_FLEX_START,
+            },
         )
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
         """Ask for a pod; a pod of that name that is there already is returned as it is."""
+        check_terms(self.name, self.capabilities, config)
         zone = self._zone_of(config)
         parent = self._api.parent(zone)
         key = own_key()

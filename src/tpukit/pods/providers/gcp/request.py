@@ -27,9 +27,9 @@ NOT_THIS_API = (
     "the Cloud TPU API ends with v6e, and Google gives TPU7x and later through GKE or Compute "
     "Engine alone"
 )
+NO_FLEX_START = "Google's client for this API has no field that asks for it; gke and gce have"
 IP_ALIAS = (
-    "enable_ip_alias=False: TPU VMs always have addresses of the VPC network, and the API has no "
-    "field to change that; leave it out."
+    "TPU VMs always have addresses of the VPC network, and the API has no field to change that"
 )
 
 
@@ -56,8 +56,6 @@ def queued_resource(
     check_name(name)
     where = config.slice
     name_of_type = accelerator_type(where)
-    if not config.enable_ip_alias:
-        raise ConfigError(IP_ALIAS)
     node = _node(where, config, launch, ssh_key)
     default = Slice.of(where.chip.name, chips=where.chips_per_slice)
     if where.topology == default.topology:
@@ -91,7 +89,7 @@ def _node(where: Slice, config: PodConfig, launch: LaunchSettings, ssh_key: str)
         runtime_version=runtime_version(where, config.software_version),
         network_config=tpu_v2.NetworkConfig(
             network=config.network,
-            enable_external_ips=True,  # ssh comes from outside
+            enable_external_ips=launch.external_addresses,
         ),
         scheduling_config=tpu_v2.SchedulingConfig(
             spot=config.tier is Tier.SPOT, reserved=config.tier is Tier.RESERVED

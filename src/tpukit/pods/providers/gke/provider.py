@@ -1,18 +1,22 @@
 """`GKEProvider`: a pod is a JobSet, which is also the gang that runs on it."""
 
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ....errors import ConfigError, ProviderError
+from ....errors import ConfigError, PodUnavailable, ProviderError
 from ....job.sections import LaunchSettings
 from ....runtime.doctor.finding import Finding
 from ...config import PodConfig
 from ...manifests import names
+from ...manifests.jobset import CONTAINER
 from ...manifests.manifest import Manifest, build_manifest
 from ...manifests.reading import at, texts
-from ...pod import Pod
+from ...pod import Host, Pod
 from ..protocol import Capabilities, Command
+from ..terms import check_terms
 from .api import AGAIN_S, CORE, JOBSETS, KUEUE, PAUSE_S, ClusterApi, Object
 from .failures import Unanswered
 from .gang import JobSetGang
@@ -25,6 +29,7 @@ CAPABILITIES = Capabilities(
         "network": "the nodes of a cluster have its network; choose another cluster",
         "software_version": "what a job runs in is its image (launch.image)",
         "enable_ip_alias": "a cluster's nodes always have alias addresses",
+        "flex_start_seconds": "its node pool says for how long; here one says flex_start alone",
     },
     runs_gangs=True,
 )
@@ -55,6 +60,7 @@ class GKEProvider:
             PodUnavailable: A quota is used up.
             ProviderError: The cluster cannot be reached, or refuses who asks.
         """
+        check_terms(self.name, self.capabilities, config)
         manifest = build_manifest(name, config, self._launch, command)
         if there := self.get(name, zone=""):
             return there
@@ -116,6 +122,31 @@ class GKEProvider:
     def start(self, pod: Pod, command: Command, *, attempt: int) -> JobSetGang:
         """Follow what the pod runs; it has started it by itself."""
         return JobSetGang(self._api, pod, command, attempt=attempt)
+
+    def login(self, pod: Pod, host: Host) -> Sequence[str]:
+        """Return the argument list that opens a shell on a host, with the system's kubectl.
+
+        Raises:
+            PodUnavailable: Nothing runs on that host now.
+            ConfigError: There is no kubectl.
+        """
+        if shutil.which("kubectl") is None:
+            raise ConfigError("A shell in a cluster is opened by kubectl; install it first.")
+        found, _ = self._api.list(
+            f"{self._inside}/pods", labelSelector=f"{names.JOBSET_NAME}={pod.name}"
+        )
+        here = [one for one in found if at(one, "spec", "hostname") == host.name]
+        running = [one for one in here if at(one, "status", "phase") == "Running"]
+        if not running:
+            raise PodUnavailable(f"Nothing runs on {host.name} now; tpukit pods ls shows the pod.")
+        return [
+            "kubectl",
+            *(("--context", self._launch.context) if self._launch.context else ()),
+            *(("--server", self._launch.endpoint) if self._launch.endpoint else ()),
+            *("--namespace", self._launch.namespace, "exec", "--stdin"),
+            *(("--tty",) if sys.stdin.isatty() else ()),
+            *(running[0]["metadata"]["name"], "--container", CONTAINER, "--", "sh"),
+        ]
 
     def preflight(self, config: PodConfig) -> Sequence[Finding]:
         """Say what would stand in the way of a pod, without asking for one."""

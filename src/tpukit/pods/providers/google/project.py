@@ -18,17 +18,17 @@ class GoogleProject:
     default_endpoint: ClassVar[str]
 
     def __init__(self, launch: LaunchSettings) -> None:
-        self._launch = launch
+        self.launch = launch
 
     @cached_property
     def identity(self) -> Identity:
         """Who asks."""
-        return find_identity(self._launch.credentials_file)
+        return find_identity(self.launch.credentials_file)
 
     @property
     def endpoint(self) -> str:
         """Whom we ask."""
-        return self._launch.endpoint or self.default_endpoint
+        return self.launch.endpoint or self.default_endpoint
 
     @property
     def project(self) -> str:
@@ -37,7 +37,7 @@ class GoogleProject:
         Raises:
             ConfigError: Neither the job nor the credentials name one.
         """
-        project = self._launch.project or self.identity.project
+        project = self.launch.project or self.identity.project
         if not project:
             raise ConfigError("Say which Google Cloud project pays: launch.project.")
         return project

@@ -24,6 +24,7 @@ from ...causes import Cause
 from ...config import PodConfig
 from ...pod import Host, Pod, PodState, check_name
 from ..protocol import Capabilities, Command
+from ..terms import check_terms
 from .book import Book, Entry
 from .gang import LOOPBACK, LocalGang, LocalTransport
 from .spares import SparePool
@@ -69,8 +70,7 @@ class LocalProvider:
         """Ask for a pod: it is ready at once, or waits until others have made room."""
         zone = self._zone(config.zones)
         where = config.slice
-        if (why := self.capabilities.refused.get(config.tier.value)) is not None:
-            raise ConfigError(f"A pod cannot be {config.tier} here: {why}; leave it out.")
+        check_terms(self.name, self.capabilities, config)
         with self._book.held():
             there = self._book.get(check_name(name), zone)
             if there is None:

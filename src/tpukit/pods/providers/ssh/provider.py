@@ -15,9 +15,10 @@ from ....runtime.files import state_folder
 from ...causes import Cause
 from ...config import PodConfig
 from ...gang.process_gang import ProcessGang
-from ...pod import Host, Pod, PodState, Tier, check_name
+from ...pod import Host, Pod, PodState, check_name
 from ..local.book import Book, Entry
 from ..protocol import Capabilities, Command
+from ..terms import check_terms
 from .transport import SSHTransport, split_address
 
 ZONE = "on-premise"
@@ -27,6 +28,8 @@ REFUSED = {
     "preemption": "nobody takes hosts of your own away; one that breaks is an unreachable host",
     "network": "hosts of your own have the network they have",
     "software_version": "hosts of your own have the software they have",
+    "flex_start": "hosts of your own are there already",
+    "flex_start_seconds": "hosts of your own are there already",
 }
 
 
@@ -143,12 +146,7 @@ class SSHProvider:
                     f"There is no zone {zone!r}: hosts of your own are all in {ZONE!r}; leave "
                     f"launch.zone out.{did_you_mean(zone, (ZONE,))}"
                 )
-        if config.tier is not Tier.ON_DEMAND:
-            raise ConfigError(f"A pod cannot be {config.tier}: {REFUSED[config.tier.value]}.")
-        if config.software_version is not None:
-            raise ConfigError(f"software_version: {REFUSED['software_version']}; leave it out.")
-        if config.network != "default":
-            raise ConfigError(f"network: {REFUSED['network']}; leave it out.")
+        check_terms(self.name, self.capabilities, config)
         good = [one for one in self._addresses if split_address(one)[1] not in config.avoid]
         if config.slice.hosts > len(good):
             left_out = f", less {', '.join(config.avoid)} that gave trouble" if config.avoid else ""

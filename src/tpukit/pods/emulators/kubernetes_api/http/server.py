@@ -23,6 +23,7 @@ from ..kinds import Kind
 from ..refusal import Refusal
 from ..store import Object
 from . import discovery, streams
+from .executing import execute
 from .protobuf import read_object
 from .requests import Call, read_call
 from .tables import table
@@ -195,6 +196,8 @@ class ApiServer:
         if call.verb == "get" and call.part == "log":
             lines = streams.log(self._cluster, call, verbs.get(call))
             return await self._stream(request, lines, "text/plain")
+        if call.part == "exec":
+            return await execute(self._cluster, call, request, verbs.get(call))
         if call.verb == "get":
             one = verbs.get(call)
             version = one["metadata"]["resourceVersion"]

@@ -91,7 +91,8 @@ class Environment:
                 stated[one["name"]] = expand(value, stated)
         mounts = self.mounts(pod, container, folder)
         stated = {key: self._translate(pod, value, mounts) for key, value in stated.items()}
-        return _image(folder) | _devices(pod) | stated
+        own = {"HOSTNAME": str(at(pod, "spec", "hostname") or pod["metadata"]["name"])}
+        return _image(folder) | _devices(pod) | stated | own
 
     def arguments(
         self, pod: Object, container: Object, variables: Mapping[str, str], folder: Path

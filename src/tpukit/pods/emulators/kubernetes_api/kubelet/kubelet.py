@@ -106,6 +106,16 @@ class Kubelet:
                 process.ask_to_end()
             running.killing = self._clock.call_later(grace_s, lambda: self._kill(running))
 
+    def command_in(
+        self, pod: Object, container: str, argv: Sequence[str]
+    ) -> tuple[list[str], dict[str, str], Path]:
+        """Return a command as it runs in a container: its words, its variables and its folder."""
+        folder = self._folder / pod["metadata"]["uid"]
+        one = next(one for one in pod["spec"]["containers"] if one["name"] == container)
+        variables = self._environment.variables(pod, one, folder)
+        asked: Object = {**one, "command": list(argv), "args": []}
+        return self._environment.arguments(pod, asked, variables, folder), variables, folder
+
     def send_signal(self, pod: Object, number: int) -> None:
         """Send a signal to a Pod's processes."""
         if running := self._running.get(pod["metadata"]["uid"]):
@@ -160,9 +170,6 @@ class Kubelet:
 
     def _run(self, running: _Running, container: Object) -> None:
         variables = self._environment.variables(running.pod, container, running.folder)
-        variables["HOSTNAME"] = str(
-            at(running.pod, "spec", "hostname") or running.pod["metadata"]["name"]
-        )
         argv = self._environment.arguments(running.pod, container, variables, running.folder)
         running.processes[container["name"]] = self.processes.start(
             argv,

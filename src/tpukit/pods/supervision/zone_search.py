@@ -29,7 +29,7 @@ class NoPod(Exception):
         super().__init__(str(ending))
 
 
-class Allocation:
+class ZoneSearch:
     """Asks a provider for pods on behalf of one job.
 
     Args:
