@@ -1,8 +1,9 @@
 """Many jobs on the emulated Cloud TPU at once, with everything going wrong that can.
 
-    python benchmarks/pods_soak.py [--jobs 200] [--supervisors 4] [--at-once 4] [--seed 0]
+    python benchmarks/pods_soak.py [--jobs 200] [--supervisors 4] [--at-once 4] [--seed 0] [--jax]
 
-Each job is a light program whose result shows a step that was lost or done twice. Pods live a few
+Each job is a light program whose result shows a step that was lost or done twice, or with --jax a
+`tpukit train` whose every loss is compared with those of a run left in peace. Pods live a few
 seconds before they are taken away, with and without a notice; zones run out of capacity; replies
 get lost, calls fail; supervisors are killed with SIGKILL and started again. In the end every job
 must be done with the exact result, and nothing may be left: no pod, no process.
@@ -24,6 +25,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from tpukit.job.sections import LaunchSettings
@@ -66,14 +68,57 @@ save()
 """
 
 
-def truth():
-    total = 0.0
-    for step in range(1, STEPS + 1):
-        total = total * 0.9 + step
-    return [STEPS, total]
+class Light:
+    """A program that starts at once and counts."""
+
+    spot_life_s = 6.0
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def command(self, job):
+        return Command(argv=("python3", "-c", PROGRAM, str(self.folder / "saved" / job)))
+
+    def prepare(self):
+        """Nothing is needed."""
+
+    def is_exact(self, job):
+        saved, total = self.folder / "saved" / job, 0.0
+        for step in range(1, STEPS + 1):
+            total = total * 0.9 + step
+        return saved.exists() and json.loads(saved.read_text()) == [STEPS, total]
 
 
-def supervise(folder, first, every, jobs, at_once):
+class Jax(Light):
+    """`tpukit train` of the smallest preset."""
+
+    spot_life_s = 40.0
+
+    def command(self, job):
+        argv = ("train", "tiny", "--data", str(self.folder / "tokens.npy"), "--steps", str(STEPS))
+        argv += ("--batch", "4", "--sequence", "16", "--checkpoint-every", str(SAVE_EVERY))
+        argv += ("--set", "train.schedule=constant", "--run-dir", str(self.folder / "saved" / job))
+        cache = {"TPUKIT_CACHE_DIR": str(self.folder / "cache")}
+        return Command(argv=(sys.executable, "-m", "tpukit", *argv), environment=cache)
+
+    def prepare(self):
+        """Write the data, and train once in peace."""
+        tokens = np.random.default_rng(0).integers(0, 200, 100_000, np.int32)
+        np.save(self.folder / "tokens.npy", tokens)
+        whole = self.command("peace")
+        alone = {**os.environ, **whole.environment, "JAX_PLATFORMS": "cpu"}
+        subprocess.run(whole.argv, env=alone, check=True, capture_output=True)
+
+    def is_exact(self, job):
+        return self._losses(job) == self._losses("peace")
+
+    def _losses(self, job):
+        path = self.folder / "saved" / job / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return {one["step"]: one["loss"] for one in map(json.loads, lines) if "loss" in one}
+
+
+def supervise(folder, work, first, every, jobs, at_once):
     """What one supervising process does: its share of the jobs, some at once."""
     launch = LaunchSettings(**json.loads((folder / "launch.json").read_text()))
     provider, store = CloudTPUProvider(launch), Store(folder / "store")
@@ -81,14 +126,13 @@ def supervise(folder, first, every, jobs, at_once):
     def run(number):
         job = f"job{number}"
         config = PodConfig(
-            tpu_type="v6e-4",
+            tpu_type="v6e-1",
             zones=ZONES if number % 2 else ZONES[::-1],
             queue_timeout_s=5,
             labels={"owner": "soak"},
         ).with_preemptible()
-        command = Command(argv=("python3", "-c", PROGRAM, str(folder / "saved" / job)))
         policy = Policy(poll_s=0.5, grace_s=3.0, max_restarts=100, max_stalls=100)
-        outcome = Supervisor(job, config, command, provider, store, policy=policy).run()
+        outcome = Supervisor(job, config, work.command(job), provider, store, policy=policy).run()
         (folder / "outcomes" / job).write_text(str(outcome.ending.cause))
 
     done = {path.name for path in (folder / "outcomes").iterdir()}
@@ -116,12 +160,12 @@ class Doubles:
             self.found.append(sorted(mine))
 
 
-def trouble(cloud, seed, over):
+def trouble(cloud, seed, over, work):
     """Preempt without notice, sell out, until all is over."""
     luck = random.Random(seed)
     while not over.wait(luck.uniform(0.2, 1.0)):
         running = [held for held in cloud.world.holdings() if held.stage is Stage.RUNNING]
-        if running and luck.random() < 0.5:
+        if running and luck.random() < 3 / work.spot_life_s:
             cloud.world.preempt(luck.choice(running).name, notice_s=luck.choice((0.0, 0.2, 3.0)))
         if luck.random() < 0.1:
             cloud.world.sell_out(luck.choice(ZONES), "v6e", for_s=luck.uniform(1, 4))
@@ -130,10 +174,11 @@ def trouble(cloud, seed, over):
 def start(arguments, folder, number, environment):
     options = [f"--jobs={arguments.jobs}", f"--supervisors={arguments.supervisors}"]
     options += [f"--at-once={arguments.at_once}", f"--share={number}", f"--folder={folder}"]
+    options += ["--jax"] if arguments.jax else []
     return subprocess.Popen([sys.executable, __file__, *options], env=environment)
 
 
-def look_after(arguments, folder, environment):
+def look_after(arguments, folder, environment, life_s):
     """Run the supervisors, kill one now and then, and start it again."""
     luck = random.Random(arguments.seed + 1)
     numbers = range(arguments.supervisors)
@@ -149,11 +194,11 @@ def look_after(arguments, folder, environment):
                 running[number] = start(arguments, folder, number, environment)
         if running and time.monotonic() > next_kill:
             running[luck.choice(list(running))].send_signal(signal.SIGKILL)
-            kills, next_kill = kills + 1, time.monotonic() + luck.uniform(5, 15)
+            kills, next_kill = kills + 1, time.monotonic() + luck.uniform(1, 3) * life_s
     return kills
 
 
-def report(folder, jobs):
+def report(folder, work, jobs):
     store = Store(folder / "store")
     causes, recoveries, exact, failed = Counter(), [], 0, []
     for number in range(jobs):
@@ -163,8 +208,7 @@ def report(folder, jobs):
             seen = before.ended_at is not None and after.first_step_at is not None
             if seen and before.ending.cause.kind is not Kind.CAPACITY:
                 recoveries.append(after.first_step_at - before.ended_at)
-        saved = folder / "saved" / f"job{number}"
-        good = saved.exists() and json.loads(saved.read_text()) == truth()
+        good = work.is_exact(f"job{number}")
         exact += good
         if not good:
             failed.append((number, [str(one.ending) for one in attempts]))
@@ -187,31 +231,36 @@ def main():
     parser.add_argument("--supervisors", type=int, default=4)
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jax", action="store_true")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    kind = Jax if arguments.jax else Light
     if arguments.share is not None:
-        every = arguments.supervisors
-        supervise(arguments.folder, arguments.share, every, arguments.jobs, arguments.at_once)
+        share = (arguments.share, arguments.supervisors, arguments.jobs, arguments.at_once)
+        supervise(arguments.folder, kind(arguments.folder), *share)
         return
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         for name in ("saved", "outcomes"):
             (folder / name).mkdir()
-        pace = Pace(decide_s=0.05, start_s=0.3, start_spread=0.8, notice_s=1.0, spot_life_s=6.0)
+        work = kind(folder)
+        work.prepare()
+        life_s = work.spot_life_s
+        pace = Pace(decide_s=0.05, start_s=0.3, start_spread=0.8, notice_s=1.0, spot_life_s=life_s)
         world = World({zone: Zone({"v6e": 256}) for zone in ZONES}, pace=pace, seed=arguments.seed)
         doubles, over, begun = Doubles(world), threading.Event(), time.monotonic()
         with CloudTPURehearsal(folder / "cloud", world=world) as cloud:
             (folder / "launch.json").write_text(json.dumps(cloud.settings))
             cloud.api.faults.add(Fault(Mishap.LOST_REPLY, "*", times=None, share=0.03))
             cloud.api.faults.add(Fault(Mishap.OUTAGE, "*", times=None, share=0.03))
-            threading.Thread(target=trouble, args=(cloud, arguments.seed, over)).start()
+            threading.Thread(target=trouble, args=(cloud, arguments.seed, over, work)).start()
             environment = {
                 **os.environ,
                 **cloud.environment,
                 "TPUKIT_STATE_DIR": str(folder / "state"),
             }
-            kills = look_after(arguments, folder, environment)
+            kills = look_after(arguments, folder, environment, life_s)
             over.set()
             cloud.api.faults.clear()
             time.sleep(1)
@@ -220,7 +269,7 @@ def main():
             took = time.monotonic() - begun
         print(f"{arguments.jobs} jobs in {took:.0f} s; {kills} supervisors killed")
         print(f"pods by stage that they came to: {dict(doubles.stages)}")
-        report(folder, arguments.jobs)
+        report(folder, work, arguments.jobs)
         print(f"two pods at once for one job: {len(doubles.found)} {doubles.found[:3]}")
         print(f"pods left: {len(left)} {left[:5]}; processes left on machines: {len(processes)}")
 
