@@ -32,7 +32,9 @@ from .models import list_presets as list_presets
 from .models.generation import Generator as Generator
 from .models.generation import Sampling as Sampling
 from .models.generation import generate as generate
+from .observe import TPUProfiler as TPUProfiler
 from .observe import diagnose_performance as diagnose_performance
+from .observe import profile_tpu_usage as profile_tpu_usage
 from .parallel import Layout as Layout
 from .parallel import MeshConfig as MeshConfig
 from .parallel import abstract_mesh as abstract_mesh
@@ -84,6 +86,7 @@ __all__ = [
     "TPUCheckpointer",
     "TPUConfig",
     "TPUError",
+    "TPUProfiler",
     "TPUTrainer",
     "TrainingResult",
     "TrainingSettings",
@@ -120,6 +123,7 @@ __all__ = [
     "optimize_sharding",
     "plan",
     "plan_serving",
+    "profile_tpu_usage",
     "public_prices",
     "reshard",
     "save_executable",

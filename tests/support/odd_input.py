@@ -42,6 +42,7 @@ RIGHT = {
     "pods ssh": ["run"],
     "pods up": ["run", "--on", "v6e-1", "--provider", "local"],
     "prices": ["v6e"],
+    "profile": ["run"],
     "report diff": ["report.json", "report.json"],
     "report html": ["report.json"],
     "report perfetto": ["report.json"],

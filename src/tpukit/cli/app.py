@@ -18,6 +18,7 @@ from . import (
     launch,
     plan,
     pods,
+    profile,
     report,
     slices,
     train,
@@ -57,6 +58,7 @@ app.command("plan")(plan.plan)
 app.command("check")(check.check)
 app.command("compile")(compile_command.compile_function)
 app.command("train")(train.train)
+app.command("profile")(profile.profile)
 app.command("launch")(launch.launch)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
@@ -65,7 +67,9 @@ app.add_typer(data.app, name="data", help="Make tokens of text; look at what a d
 app.add_typer(kernel.app, name="kernel", help="Time and tune kernels for chips that are not here.")
 app.add_typer(flags.app, name="flags", help="Check, list, explain and tune XLA and libtpu flags.")
 app.add_typer(cache.app, name="cache", help="Look at the cache of compiled programs, or empty it.")
-app.add_typer(report.app, name="report", help="Compare checks; show one as a page or a trace.")
+app.add_typer(
+    report.app, name="report", help="Compare checks and measurements; a check as a page or trace."
+)
 app.add_typer(config.app, name="config", help="Show, check and write configurations.")
 
 

@@ -1,4 +1,4 @@
-"""`tpukit report`: what changed between two checks, and one check as a page or a trace."""
+"""`tpukit report`: two checks, or a check and a measurement, and one check as a page or a trace."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +19,22 @@ Output = Annotated[
 @app.command("diff")
 def diff(
     before: ReportFile,
-    after: ReportFile,
+    after: Annotated[
+        Path,
+        typer.Argument(help="Another check, or a recording: a profile's folder, file or run."),
+    ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two checks: only what changed."""
+    """Compare two checks, only what changed; or a check with what was measured, op by op."""
     from ..checker.report import diff_reports, read_report
 
+    if after.is_dir() or after.name.endswith(".pb"):
+        from ..observe.profiling.comparison import compare
+        from ..observe.profiling.profile import read_newest
+        from ..observe.profiling.steps import predicted_step
+
+        show(compare(predicted_step(before), read_newest(after).step), json=json)
+        return
     show(diff_reports(read_report(before), read_report(after)), json=json)
 
 

@@ -1,4 +1,4 @@
-"""What reads runs and programs: diagnosis, and later monitor, profiler and dashboard."""
+"""What reads runs and programs: diagnosis and profiler, and later monitor and dashboard."""
 
 from ..lazy import lazy_names
 
@@ -16,6 +16,13 @@ HOMES = {
         "time_steps",
     ),
     ".memory_watch": ("watch",),
+    ".profiling.analysis": ("BottleneckAnalysis",),
+    ".profiling.comparison": ("StepComparison",),
+    ".profiling.profiler": ("TPUProfiler",),
+    ".profiling.usage": (
+        "DeviceUsage",
+        "profile_tpu_usage",
+    ),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

@@ -9,15 +9,25 @@ from .diagnosis.result import PerformanceDiagnosis as PerformanceDiagnosis
 from .diagnosis.step_timing import StepTiming as StepTiming
 from .diagnosis.step_timing import time_steps as time_steps
 from .memory_watch import watch as watch
+from .profiling.analysis import BottleneckAnalysis as BottleneckAnalysis
+from .profiling.comparison import StepComparison as StepComparison
+from .profiling.profiler import TPUProfiler as TPUProfiler
+from .profiling.usage import DeviceUsage as DeviceUsage
+from .profiling.usage import profile_tpu_usage as profile_tpu_usage
 
 __all__ = [
+    "BottleneckAnalysis",
     "Bottlenecks",
+    "DeviceUsage",
     "InputRate",
     "PerformanceDiagnosis",
     "PerformanceIssue",
+    "StepComparison",
     "StepTiming",
+    "TPUProfiler",
     "diagnose_performance",
     "measure_input",
+    "profile_tpu_usage",
     "time_steps",
     "watch",
 ]

@@ -1,4 +1,6 @@
-"""A predicted step as a trace for https://ui.perfetto.dev, in either format that it reads.
+"""Steps as a trace for https://ui.perfetto.dev, in either format that it reads.
+
+One process a step: a predicted one, and a measured one beside it under the same names of rows.
 
 JSON is what chrome://tracing reads too. TrackEvent packets are Perfetto's own format: they keep
 nanoseconds and need no viewer's guess. Their field numbers are those of
@@ -24,7 +26,6 @@ from .lanes import Lane, find_loops, later_turns, split_into_lanes
 ENDINGS = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 MEMORY_COUNTER = "live HBM"
 ORIGIN = "model"
-_PROCESS = 1  # the only one of a JSON trace
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2  # kinds of field on the wire
 PACKET = 1  # of Trace
 TIMESTAMP, SEQUENCE, EVENT, FLAGS, DESCRIPTOR = 8, 10, 11, 13, 60  # of TracePacket
@@ -36,7 +37,6 @@ KEY, INTEGER, DOUBLE, STRING = 10, 4, 5, 6  # of DebugAnnotation
 BEGIN, END, COUNT = 1, 2, 4  # TrackEvent.Type
 EXPLICIT = 3  # ChildTracksOrdering
 STATE_CLEARED = 1  # SequenceFlags
-_ROOT = 1
 _SEQUENCE_ID = 1
 
 
@@ -70,25 +70,40 @@ def write_perfetto(
     Raises:
         TPUValidationError: The path ends otherwise, or there are no spans.
     """
+    ending_of(path)  # before the timeline: a wrong name is the first thing to mend
+    if not prediction.spans:
+        raise TPUValidationError(
+            "there is no timeline to write: the check stopped at the verdict on memory; "
+            "run it without --memory-only, on something that fits."
+        )
+    return write_traces([Trace.of(prediction.spans, name=name, memory=memory or ())], path)
+
+
+def write_traces(traces: Sequence["Trace"], path: Path) -> Path:
+    """Write steps into one file, each as a process of its own.
+
+    Raises:
+        TPUValidationError: The path ends otherwise than `ENDINGS`.
+    """
+    ending = ending_of(path)
+    if ending.startswith(".json"):
+        content = json.dumps(chrome_events(*traces), separators=(",", ":")).encode()
+    else:
+        content = track_event_bytes(*traces)
+    # A fixed time stamp, so that the same step gives the same file.
+    write_output(path, gzip.compress(content, mtime=0) if ending.endswith(".gz") else content)
+    return path
+
+
+def ending_of(path: Path) -> str:
+    """The ending of a trace's name, one of `ENDINGS`."""
     ending = next((known for known in ENDINGS[::-1] if path.name.endswith(known)), None)
     if ending is None:
         raise TPUValidationError(
             f"{path.name} is no name for a trace; end it with {', '.join(ENDINGS)}."
             + did_you_mean("".join(path.suffixes[-2:]), ENDINGS)
         )
-    if not prediction.spans:
-        raise TPUValidationError(
-            "there is no timeline to write: the check stopped at the verdict on memory; "
-            "run it without --memory-only, on something that fits."
-        )
-    trace = Trace.of(prediction.spans, name=name, memory=memory or ())
-    if ending.startswith(".json"):
-        content = json.dumps(chrome_events(trace), separators=(",", ":")).encode()
-    else:
-        content = track_event_bytes(trace)
-    # A fixed time stamp, so that the same step gives the same file.
-    write_output(path, gzip.compress(content, mtime=0) if ending.endswith(".gz") else content)
-    return path
+    return ending
 
 
 @dataclass(frozen=True)
@@ -99,15 +114,22 @@ class Trace:
         name: Of the device, as a person reads it.
         lanes: Rows of slices, in reading order.
         memory: (nanoseconds, bytes) of live HBM, in order of time.
+        origin: Where its times come from: "model" or "measured".
     """
 
     name: str
     lanes: tuple[Lane, ...]
     memory: tuple[tuple[int, int], ...]
+    origin: str = ORIGIN
 
     @classmethod
     def of(
-        cls, spans: Sequence[Span], *, name: str, memory: Sequence[Sequence[float]] = ()
+        cls,
+        spans: Sequence[Span],
+        *,
+        name: str,
+        memory: Sequence[Sequence[float]] = (),
+        origin: str = ORIGIN,
     ) -> "Trace":
         """Lay a step out; what of a loop is not shown becomes one slice that says so."""
         whole = [*spans, *later_turns(find_loops(spans))]
@@ -116,10 +138,10 @@ class Trace:
         highest: dict[int, int] = {}
         for moment, amount in points:
             highest[moment] = max(amount, highest.get(moment, 0))
-        return cls(name, tuple(split_into_lanes(whole)), tuple(highest.items()))
+        return cls(name, tuple(split_into_lanes(whole)), tuple(highest.items()), origin)
 
 
-def arguments_of(span: Span) -> dict[str, str | int | float]:
+def arguments_of(span: Span, origin: str = ORIGIN) -> dict[str, str | int | float]:
     """What a slice says of itself when it is clicked."""
     return {
         "cause": span.cause,
@@ -127,7 +149,7 @@ def arguments_of(span: Span) -> dict[str, str | int | float]:
         "flops": span.flops,
         "bytes": span.bytes,
         "times": span.times,
-        "origin": ORIGIN,
+        "origin": origin,
     }
 
 
@@ -162,52 +184,58 @@ def text(field: int, value: str) -> bytes:
     return block(field, value.encode("utf-8", errors="replace"))
 
 
-def track_event_bytes(trace: Trace) -> bytes:
-    """The trace as a `.pftrace` file."""
-    return b"".join(block(PACKET, packet) for packet in _packets(trace))
+def track_event_bytes(*traces: Trace) -> bytes:
+    """The traces as a `.pftrace` file."""
+    return b"".join(block(PACKET, packet) for packet in _packets(traces))
 
 
-def _packets(trace: Trace) -> Iterator[bytes]:
+def _packets(traces: Sequence[Trace]) -> Iterator[bytes]:
     """The tracks, then all that happens on them in order of time."""
-    process = number(PID, 1) + text(PROCESS_NAME, trace.name)
-    root = number(UUID, _ROOT) + block(PROCESS, process) + number(ORDERING, EXPLICIT)
-    yield _packet(block(DESCRIPTOR, root), flags=STATE_CLEARED)
     events: list[tuple[int, bytes]] = []
-    for uuid, lane in enumerate(trace.lanes, start=_ROOT + 1):
-        yield _packet(block(DESCRIPTOR, _track(uuid, lane.title)))
-        events += _slices(uuid, lane.spans)
-    if trace.memory:
-        uuid = _ROOT + 1 + len(trace.lanes)
-        counter = block(COUNTER, number(UNIT, UNIT_BYTES))
-        yield _packet(block(DESCRIPTOR, _track(uuid, MEMORY_COUNTER) + counter))
-        about = number(TYPE, COUNT) + number(TRACK, uuid)
-        events += [(moment, about + number(VALUE, amount)) for moment, amount in trace.memory]
+    uuid = 0
+    for pid, trace in enumerate(traces, start=1):
+        root = uuid = uuid + 1
+        process = number(PID, pid) + text(PROCESS_NAME, trace.name)
+        about = number(UUID, root) + block(PROCESS, process) + number(ORDERING, EXPLICIT)
+        yield _packet(block(DESCRIPTOR, about), flags=STATE_CLEARED if pid == 1 else 0)
+        for lane in trace.lanes:
+            uuid += 1
+            yield _packet(block(DESCRIPTOR, _track(uuid, lane.title, root)))
+            events += _slices(uuid, lane.spans, trace.origin)
+        if trace.memory:
+            uuid += 1
+            counter = block(COUNTER, number(UNIT, UNIT_BYTES))
+            yield _packet(block(DESCRIPTOR, _track(uuid, MEMORY_COUNTER, root) + counter))
+            about = number(TYPE, COUNT) + number(TRACK, uuid)
+            events += [(moment, about + number(VALUE, amount)) for moment, amount in trace.memory]
     # Stable: what a track says of one moment stays in the order it was said.
     for moment, event in sorted(events, key=lambda one: one[0]):
         yield _packet(block(EVENT, event), moment=moment)
 
 
-def _track(uuid: int, title: str) -> bytes:
-    return number(UUID, uuid) + number(PARENT, _ROOT) + text(NAME, title) + number(RANK, uuid)
+def _track(uuid: int, title: str, parent: int) -> bytes:
+    return number(UUID, uuid) + number(PARENT, parent) + text(NAME, title) + number(RANK, uuid)
 
 
-def _slices(uuid: int, spans: tuple[tuple[int, int, Span], ...]) -> Iterator[tuple[int, bytes]]:
+def _slices(
+    uuid: int, spans: tuple[tuple[int, int, Span], ...], origin: str
+) -> Iterator[tuple[int, bytes]]:
     """Begins and ends in order of time: a begin opens inside what is open, an end closes it."""
     still_open: list[int] = []
     finish = number(TYPE, END) + number(TRACK, uuid)
     for start, end, span in spans:
         while still_open and still_open[-1] <= start:
             yield still_open.pop(), finish
-        yield start, _begin(uuid, span)
+        yield start, _begin(uuid, span, origin)
         still_open.append(end)
     while still_open:
         yield still_open.pop(), finish
 
 
-def _begin(uuid: int, span: Span) -> bytes:
+def _begin(uuid: int, span: Span, origin: str) -> bytes:
     event = number(TYPE, BEGIN) + number(TRACK, uuid)
     event += text(CATEGORY, span.cause) + text(EVENT_NAME, span.name)
-    for key, value in arguments_of(span).items():
+    for key, value in arguments_of(span, origin).items():
         event += block(ANNOTATION, text(KEY, key) + _annotated(value))
     return event
 
@@ -225,37 +253,39 @@ def _packet(content: bytes, *, moment: int | None = None, flags: int = 0) -> byt
     return packet + (number(FLAGS, flags) if flags else b"")
 
 
-def chrome_events(trace: Trace) -> dict[str, Any]:
-    """The trace as JSON data: complete slices by row, times in microseconds."""
-    events: list[dict[str, Any]] = [_about("process_name", 0, name=trace.name)]
-    for thread, lane in enumerate(trace.lanes, start=1):
-        events.append(_about("thread_name", thread, name=lane.title))
-        events.append(_about("thread_sort_index", thread, sort_index=thread))
+def chrome_events(*traces: Trace) -> dict[str, Any]:
+    """The traces as JSON data: complete slices by row, times in microseconds."""
+    events: list[dict[str, Any]] = []
+    for process, trace in enumerate(traces, start=1):
+        events.append(_about("process_name", process, 0, name=trace.name))
+        for thread, lane in enumerate(trace.lanes, start=1):
+            events.append(_about("thread_name", process, thread, name=lane.title))
+            events.append(_about("thread_sort_index", process, thread, sort_index=thread))
+            events += [
+                {
+                    "ph": "X",
+                    "pid": process,
+                    "tid": thread,
+                    "name": span.name,
+                    "cat": span.cause,
+                    "ts": start / 1000,
+                    "dur": (end - start) / 1000,
+                    "args": arguments_of(span, trace.origin),
+                }
+                for start, end, span in lane.spans
+            ]
         events += [
             {
-                "ph": "X",
-                "pid": _PROCESS,
-                "tid": thread,
-                "name": span.name,
-                "cat": span.cause,
-                "ts": start / 1000,
-                "dur": (end - start) / 1000,
-                "args": arguments_of(span),
+                "ph": "C",
+                "pid": process,
+                "name": MEMORY_COUNTER,
+                "ts": moment / 1000,
+                "args": {"bytes": amount},
             }
-            for start, end, span in lane.spans
+            for moment, amount in trace.memory
         ]
-    events += [
-        {
-            "ph": "C",
-            "pid": _PROCESS,
-            "name": MEMORY_COUNTER,
-            "ts": moment / 1000,
-            "args": {"bytes": amount},
-        }
-        for moment, amount in trace.memory
-    ]
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-def _about(what: str, thread: int, **values: str | int) -> dict[str, Any]:
-    return {"ph": "M", "pid": _PROCESS, "tid": thread, "name": what, "args": values}
+def _about(what: str, process: int, thread: int, **values: str | int) -> dict[str, Any]:
+    return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": values}

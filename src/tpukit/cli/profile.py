@@ -1,0 +1,35 @@
+"""`tpukit profile`: what bounds a program that was recorded, and what to do about it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import show
+from .values import output_file
+
+
+def profile(
+    recording: Annotated[
+        Path,
+        typer.Argument(help="A run, or what TPUProfiler or jax.profiler wrote: a folder or file."),
+    ],
+    predicted: Annotated[
+        Path | None, typer.Option(help="A check (`tpukit check … --json`) to show beside it.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page, too.", callback=output_file)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what bounds a recorded program: compute, memory, communication, input or overhead."""
+    from ..observe.profiling.page import write_page
+    from ..observe.profiling.profile import read_newest
+    from ..observe.profiling.steps import predicted_step
+
+    step = None if predicted is None else predicted_step(predicted)
+    found = read_newest(recording)
+    show(found.analysis, json=json)
+    if html is not None:
+        written = write_page([found], step, html)
+        typer.echo(f"wrote {written}, {written.stem}.json and {written.stem}.pftrace", err=True)

@@ -1,0 +1,1 @@
+"""Profiles: recording them, reading what they hold, and saying what bounds the program."""

@@ -1,0 +1,253 @@
+"""One step of one device, predicted or measured, as the same kind of thing: spans and ops."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ...checker.report import Report, read_report
+from ...checker.report.schema import as_report, spans_of
+from ...compiler.timeline import Span, StepPrediction
+from ...errors import TPUValidationError
+from ..diagnosis.evidence import CAUSES_BY_KIND
+from .analysis import OpShare
+from .attribution import HostTimes
+from .judging import COMMUNICATION, COMPUTE, INPUT, MEMORY, OVERHEAD, judge
+from .recording import DeviceTrack, HostRecording, Interval, OpEvent, Recording
+from .roofs import roof_of
+
+if TYPE_CHECKING:
+    from ...checker.result import CheckResult
+
+Predicted = "CheckResult | StepPrediction | Mapping[str, Any] | Path | str"
+"""What a predicted step can be given as: a check, its report or the file of it, a prediction."""
+# The timeline's word for what waits for the host is ours for input.
+_KIND_OF_CAUSE = {
+    cause: INPUT if kind == "host" else kind
+    for kind, causes in CAUSES_BY_KIND.items()
+    for cause in causes
+}
+_CAUSE_OF_KIND = {MEMORY: "hbm", COMMUNICATION: "ici", INPUT: "host", OVERHEAD: "loop"}
+
+
+@dataclass(frozen=True)
+class PredictedStep:
+    """A step by the compiler's timeline.
+
+    Attributes:
+        where: The slice it was compiled for.
+        device_kinds: What jax calls a device of it.
+    """
+
+    name: str
+    where: str
+    device_kinds: tuple[str, ...]
+    step_time_s: float
+    seconds_by_kind: Mapping[str, float]
+    spans: tuple[Span, ...] = field(repr=False)
+
+    @property
+    def ops(self) -> list[OpShare]:
+        """What the core does, the heaviest first."""
+        return sorted(_ops_of(self.spans), key=lambda op: -op.seconds)
+
+
+def predicted_step(
+    given: "CheckResult | StepPrediction | Mapping[str, Any] | Path | str",
+) -> PredictedStep:
+    """Take a predicted step from a check, its report, the file of it, or a prediction.
+
+    Raises:
+        TPUValidationError: It is none of these, or predicts nothing.
+    """
+    from ...checker.result import CheckResult
+
+    if isinstance(given, StepPrediction):
+        return _of_prediction(given)
+    if isinstance(given, CheckResult):
+        return _of_report(given.to_report())
+    if isinstance(given, str | Path):
+        return _of_report(read_report(Path(given)))
+    if isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  anything may come
+        return _of_report(as_report(given))
+    raise TPUValidationError(
+        f"{type(given).__name__} is no predicted step; give what tpukit.check returns, its report, "
+        "the file that `tpukit check … --json` printed, or a StepPrediction."
+    )
+
+
+def _of_prediction(prediction: StepPrediction) -> PredictedStep:
+    return PredictedStep(
+        name="predicted step",
+        where=str(prediction.slice),
+        device_kinds=prediction.slice.chip.device_kinds,
+        step_time_s=prediction.step_time_s,
+        seconds_by_kind=_by_kind(prediction.seconds_by_cause),
+        spans=prediction.spans,
+    )
+
+
+def _of_report(report: Report) -> PredictedStep:
+    from ...hardware import get_chip
+
+    prediction = report.get("prediction")
+    name = report.get("program", "program")
+    if not prediction:
+        why = report.get("no_prediction") or "the check stopped at the verdict on memory"
+        raise TPUValidationError(f"the check of {name} predicts no step ({why}).")
+    chip = report.get("chip")
+    return PredictedStep(
+        name=name,
+        where=str((report.get("slice") or {}).get("name", "an unnamed slice")),
+        device_kinds=get_chip(chip["name"]).device_kinds if chip else (),
+        step_time_s=float(prediction["step_time_s"]),
+        seconds_by_kind=_by_kind(prediction["seconds_by_cause"]),
+        spans=spans_of(report),
+    )
+
+
+def _by_kind(seconds: Mapping[str, float]) -> dict[str, float]:
+    found = dict.fromkeys((COMPUTE, MEMORY, COMMUNICATION, INPUT, OVERHEAD), 0.0)
+    for cause, amount in seconds.items():
+        found[_KIND_OF_CAUSE.get(cause, OVERHEAD)] += amount
+    return found
+
+
+def _ops_of(spans: Sequence[Span]) -> Iterator[OpShare]:
+    for span in spans:
+        if span.track == "core" and span.cause != "loop":
+            yield OpShare(
+                name=span.name,
+                kind=_KIND_OF_CAUSE.get(span.cause, OVERHEAD),
+                by="model",
+                seconds=span.duration_s * span.times,
+                times=span.times,
+                op_name=span.op_name,
+                flops=span.flops,
+                moved_bytes=span.bytes,
+            )
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step as it was recorded.
+
+    Attributes:
+        steps: How many the recording holds.
+        ops: Seconds and runs in one step on one device: the mean over all.
+        spans: One step of one device, the one of median length.
+        step_time_s: From the beginning of a step to that of the next: the mean.
+    """
+
+    name: str
+    where: str
+    device_kind: str
+    steps: int
+    step_time_s: float
+    ops: tuple[OpShare, ...]
+    spans: tuple[Span, ...] = field(repr=False)
+
+
+def measured_step(recording: Recording, times: Sequence[HostTimes]) -> MeasuredStep:
+    """Cut one step out of a recording whose time has been attributed."""
+    counted = [device.counted_s for one in times for device in one.devices]
+    main = _main_program(times)
+    steps = max((one.host.steps for one in times), default=0) or _count_steps(times, main)
+    ops = [
+        OpShare(
+            **{
+                **vars(OpShare.of(op)),
+                "seconds": op.seconds / (steps * len(counted)),
+                "times": max(1, round(op.times / (steps * len(counted)))),
+            }
+        )
+        for one in times
+        for op in one.ops
+    ]
+    host = times[0].host
+    track = host.devices[0]
+    return MeasuredStep(
+        name=recording.label,
+        where=f"{recording.device_count} x {recording.device_kind}",
+        device_kind=recording.device_kind,
+        steps=steps,
+        step_time_s=sum(counted) / len(counted) / steps,
+        ops=tuple(sorted(ops, key=lambda op: -op.seconds)),
+        spans=tuple(_spans(track, host, _step_interval(track, host, main))),
+    )
+
+
+def _main_program(times: Sequence[HostTimes]) -> str:
+    """The program that takes the most time."""
+    seconds: dict[str, float] = {}
+    for one in times:
+        for op in one.ops:
+            seconds[op.program] = seconds.get(op.program, 0.0) + op.seconds
+    return max(seconds, key=lambda name: seconds[name], default="")
+
+
+def _count_steps(times: Sequence[HostTimes], main: str) -> int:
+    """How often the main program ran on a device, by those of its ops that run once in it."""
+    counts = [
+        op.times / len(one.devices)
+        for one in times
+        for op in one.ops
+        if op.program == main and op.judged.facts and _runs_once(one.host, main, op.name)
+    ]
+    return max(1, round(median(counts))) if counts else 1
+
+
+def _runs_once(host: HostRecording, program: str, op: str) -> bool:
+    found = host.programs.get(program)
+    return found is not None and found.runs_once(op)
+
+
+def _step_interval(track: DeviceTrack, host: HostRecording, main: str) -> Interval:
+    """From the first op of a run of the main program to its last, for the run of median length."""
+    start, end = host.window
+    own = [op for op in track.ops if op.program == main and start <= op.start and op.end <= end]
+    starts = [op.start for op in own]
+
+    def holds_own(run: Interval) -> bool:
+        at = bisect_left(starts, run[0])
+        return at < len(starts) and starts[at] < run[1]
+
+    runs = [run for run in track.runs if holds_own(run) and start <= run[0] and run[1] <= end]
+    if not track.runs:
+        # A GPU's file has no runs: one begins where the first op that runs once does.
+        first = next((op.name for op in own if _runs_once(host, main, op.name)), "")
+        begins = [op.start for op in own if op.name == first]
+        runs = list(zip(begins, [*begins[1:], end], strict=True))
+    if not runs:
+        return host.window
+    lengths = sorted(runs, key=lambda run: run[1] - run[0])
+    return lengths[len(lengths) // 2]
+
+
+def _spans(track: DeviceTrack, host: HostRecording, interval: Interval) -> Iterator[Span]:
+    roof = roof_of(track, host.annotations.get("device_kind", ""))
+    for op in track.ops:
+        if op.start < interval[0] or op.end > interval[1]:
+            continue
+        verdict = judge(op, host, roof)
+        facts = verdict.facts
+        arithmetic = "matrix" if facts is None or facts.is_product else "vector"
+        yield Span(
+            track=_track_of(op, verdict.kind),
+            name=facts.name if facts else op.name or op.kernel,
+            start_s=(op.start - interval[0]) / 1e9,
+            duration_s=(op.end - op.start) / 1e9,
+            cause=_CAUSE_OF_KIND.get(verdict.kind, arithmetic),
+            op_name=facts.op_name if facts else "",
+            flops=(facts.matrix_flops or 0.0) if facts else 0.0,
+            bytes=(facts.moved_bytes or 0.0) if facts else 0.0,
+        )
+
+
+def _track_of(op: OpEvent, kind: str) -> str:
+    """The row of a predicted step on which the same would stand."""
+    if not op.is_async and "nccl" not in op.kernel.lower() and not op.kernel.startswith("Memcpy"):
+        return "core"
+    return {COMMUNICATION: "ici", INPUT: "host"}.get(kind, "hbm")

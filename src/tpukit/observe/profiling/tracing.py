@@ -1,0 +1,108 @@
+"""One trace at a time: started, marked, and ended whatever happens inside."""
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import quote
+
+from ...errors import TPUValidationError
+from .recording import ANNOTATION
+
+_ODD = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_NAME = 60
+_lock = threading.Lock()
+_recorded_now: list[str] = []
+
+
+@contextmanager
+def only_one(name: str) -> Generator[None]:
+    """Hold the one profile that a process can record.
+
+    Raises:
+        TPUValidationError: Another one is being recorded, in this thread or another.
+    """
+    with _lock:
+        if _recorded_now:
+            raise TPUValidationError(
+                f"the profile '{name}' cannot begin: '{_recorded_now[0]}' is being recorded, and a "
+                "process records one at a time; end that block first."
+            )
+        _recorded_now.append(name)
+    try:
+        yield
+    finally:
+        with _lock:
+            _recorded_now.remove(name)
+
+
+@contextmanager
+def trace(folder: Path, name: str, *, python_calls: bool) -> Generator[None]:
+    """Record what devices and host do in the block into `folder`, as jax lays it out.
+
+    The trace ends when all that was put on its way in the block is through; after an error at
+    once.
+
+    Raises:
+        TPUValidationError: Somebody else's trace is being recorded, or it cannot be written.
+    """
+    import jax
+
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 1 if python_calls else 0
+    if hasattr(options, "session_id"):
+        # jax names sessions by the second, so that the second of two within one replaces the first.
+        options.session_id = f"{time.strftime('%Y_%m_%d_%H_%M_%S')}_{time.time_ns() % 10**9:09d}"
+    kinds = {device.device_kind for device in jax.local_devices()}
+    about = {"label": name, "device_kind": ", ".join(sorted(kinds)), "caller": _caller()}
+    try:
+        jax.profiler.start_trace(str(folder), profiler_options=options)
+    except RuntimeError as error:
+        raise TPUValidationError(
+            f"the profile '{name}' cannot begin ({error}); end the other trace of this process "
+            "first (jax.profiler.stop_trace)."
+        ) from None
+    try:
+        # A name in an annotation must not hold the signs that jax separates its parts with.
+        marks = {key: quote(value, safe=" ") for key, value in about.items()}
+        with jax.profiler.TraceAnnotation(ANNOTATION, **marks):
+            yield
+            jax.block_until_ready([one for one in jax.live_arrays() if not one.is_deleted()])
+    finally:
+        _stop(folder, name)
+
+
+def _stop(folder: Path, name: str) -> None:
+    import jax
+
+    try:
+        jax.profiler.stop_trace()
+    except (RuntimeError, OSError) as error:
+        raise TPUValidationError(
+            f"the profile '{name}' could not be written to {folder} ({error}); choose a folder "
+            "with room that can be written."
+        ) from error
+
+
+def folder_of(name: str) -> str:
+    """A folder's name for any name: its plain letters, with a digest where others were left out."""
+    plain = _ODD.sub("_", name).strip("._")[:_LONGEST_NAME]
+    if plain == name:
+        return plain
+    return f"{plain or 'profile'}-{sha256(name.encode(errors='replace')).hexdigest()[:8]}"
+
+
+def _caller() -> str:
+    """The line of the user's code that opened the block: the first outside of this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in ("tpukit", "contextlib"):
+            file = Path(frame.f_code.co_filename).name
+            return f"{file}:{frame.f_lineno} {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
