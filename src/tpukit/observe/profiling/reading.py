@@ -3,6 +3,7 @@
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -10,7 +11,7 @@ from urllib.parse import unquote
 from ...errors import TPUValidationError
 from .host_events import HostReader
 from .programs import RecordedProgram
-from .recording import DeviceTrack, HostRecording, Interval, OpEvent, Recording
+from .recording import BARRIER, DeviceTrack, HostRecording, Interval, OpEvent, Recording
 from .wire import programs_in
 
 ENDING = ".xplane.pb"
@@ -120,7 +121,10 @@ def _read(content: bytes, path: Path) -> HostRecording:
     for plane in planes:
         if plane.name == _HOST_PLANE:
             reader.read(plane.lines)
-    devices = [device for device in devices if device.ops] or reader.devices()
+    devices = [_without_barrier(device) for device in devices if device.ops] or [
+        _without_barrier(device) for device in reader.devices()
+    ]
+    devices = [device for device in devices if device.ops]
     window, steps = _window(reader, devices)
     return HostRecording(
         path=path,
@@ -131,6 +135,10 @@ def _read(content: bytes, path: Path) -> HostRecording:
         programs=programs,
         annotations={name: unquote(value) for name, value in reader.annotations.items()},
     )
+
+
+def _without_barrier(device: DeviceTrack) -> DeviceTrack:
+    return replace(device, ops=[op for op in device.ops if BARRIER not in op.program])
 
 
 def _window(reader: HostReader, devices: Sequence[DeviceTrack]) -> tuple[Interval, int]:

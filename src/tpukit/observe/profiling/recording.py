@@ -12,6 +12,9 @@ Interval = tuple[float, float]
 ANNOTATION = "tpukit.profile"
 """The annotation with which `TPUProfiler` marks its block; what lies outside is not counted."""
 
+BARRIER = "tpukit_profile_barrier"
+"""The program with which `TPUProfiler` waits for devices; what it does is not counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpEvent:

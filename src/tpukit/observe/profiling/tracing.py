@@ -4,14 +4,16 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
+
 from ...errors import TPUValidationError
-from .recording import ANNOTATION
+from .recording import ANNOTATION, BARRIER
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 60
@@ -58,6 +60,7 @@ def trace(folder: Path, name: str, *, python_calls: bool) -> Generator[None]:
         # jax names sessions by the second, so that the second of two within one replaces the first.
         options.session_id = f"{time.strftime('%Y_%m_%d_%H_%M_%S')}_{time.time_ns() % 10**9:09d}"
     kinds = {device.device_kind for device in jax.local_devices()}
+    wait_for_devices = _barrier()
     about = {"label": name, "device_kind": ", ".join(sorted(kinds)), "caller": _caller()}
     try:
         jax.profiler.start_trace(str(folder), profiler_options=options)
@@ -71,9 +74,53 @@ def trace(folder: Path, name: str, *, python_calls: bool) -> Generator[None]:
         marks = {key: quote(value, safe=" ") for key, value in about.items()}
         with jax.profiler.TraceAnnotation(ANNOTATION, **marks):
             yield
-            jax.block_until_ready([one for one in jax.live_arrays() if not one.is_deleted()])
+            wait_for_devices()
     finally:
         _stop(folder, name)
+
+
+def _barrier() -> Callable[[], None]:
+    """Return what waits until the devices are through with all that was put on their way.
+
+    A result that nobody keeps cannot be waited for, but a device takes programs in order: one more,
+    which does nothing, ends after them. The CPU's devices keep that order only among programs of
+    one device and among programs with collectives, so there it takes one of each. They are compiled
+    now, so that no compiling is recorded.
+    """
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    devices = jax.local_devices()
+
+    def add_one(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    def add_up(x: jax.Array) -> jax.Array:
+        return jax.lax.psum(x, "all")
+
+    add_one.__name__ = add_up.__name__ = BARRIER
+    alone = jax.jit(add_one)
+    starts = [jax.device_put(0, device) for device in devices]
+    last = [lambda start=start: alone(start) for start in starts]
+    if devices[0].platform == "cpu" and len(devices) > 1:
+        mesh, split = Mesh(devices, ("all",)), PartitionSpec("all")
+        together = jax.jit(
+            jax.shard_map(add_up, mesh=mesh, in_specs=split, out_specs=PartitionSpec())
+        )
+        whole = jax.device_put(np.zeros(len(devices)), NamedSharding(mesh, split))
+        last.append(lambda: together(whole))
+    jax.block_until_ready([program() for program in last])
+
+    def wait() -> None:
+        for one in jax.live_arrays():
+            try:
+                one.block_until_ready()
+            except RuntimeError:
+                if not one.is_deleted():  # another thread may give it away meanwhile
+                    raise
+        jax.block_until_ready([program() for program in last])
+
+    return wait
 
 
 def _stop(folder: Path, name: str) -> None:

@@ -1,0 +1,44 @@
+"""Recordings of programs made to be bound by one thing each, made once."""
+
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+from bound_programs import (
+    communication_step,
+    compute_step,
+    input_step,
+    memory_step,
+)
+
+from tpukit.observe import TPUProfiler
+
+STEPS = 3
+MADE = {
+    "compute": compute_step,
+    "memory": memory_step,
+    "communication": communication_step,
+    "input": input_step,
+}
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """A profiler by what bounds the program it recorded; each is recorded when first asked for."""
+    made = {}
+
+    def of(kind):
+        if kind not in made:
+            step = MADE[kind]()
+            jax.block_until_ready(step())
+            made[kind] = TPUProfiler(tmp_path_factory.mktemp(kind))
+            with made[kind].profile(f"{kind} step"):
+                for _ in range(STEPS):
+                    step()
+        return made[kind]
+
+    return of
