@@ -171,7 +171,7 @@ def analyze(recording: Recording) -> BottleneckAnalysis:
     """Say what bounds a recorded program.
 
     Raises:
-        TPUValidationError: No device ran anything in it, or it is damaged.
+        TPUValidationError: No device ran anything in it.
     """
     return analysis_of(recording, attribute(recording))
 
@@ -207,6 +207,10 @@ def analysis_of(recording: Recording, times: Sequence[HostTimes]) -> BottleneckA
 
 
 def _notes(recording: Recording, times: Sequence[HostTimes]) -> Iterator[str]:
+    programs = {program for one in times for program in one.host.programs.values()}
+    for program in sorted(programs, key=lambda program: program.name):
+        if program.unreadable:
+            yield f"the program {program.name} cannot be read: {program.unreadable}"
     unknown = sum(op.seconds for one in times for op in one.ops if op.judged.facts is None)
     whole = sum(op.seconds for one in times for op in one.ops)
     if whole and unknown / whole > 0.05:

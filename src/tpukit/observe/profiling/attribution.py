@@ -105,11 +105,7 @@ class HostTimes:
 
 
 def attribute(recording: Recording) -> list[HostTimes]:
-    """Attribute the window of every device of a recording.
-
-    Raises:
-        TPUValidationError: A recorded program is damaged.
-    """
+    """Attribute the window of every device of a recording."""
     kind = recording.device_kind
     return [_attribute_host(host, kind) for host in recording.hosts]
 

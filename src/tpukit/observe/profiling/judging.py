@@ -59,9 +59,6 @@ def judge(event: OpEvent, host: HostRecording, roof: Roof) -> Judged:
         event: One run of it.
         host: The recording, which may hold its program.
         roof: Of the device it ran on.
-
-    Raises:
-        TPUValidationError: The recorded program is damaged.
     """
     if _COLLECTIVE_KERNEL.search(event.kernel) and "nccl" in event.kernel.lower():
         return Judged(COMMUNICATION, BY_NAME, _facts(event, host))

@@ -145,6 +145,9 @@ class TPUProfiler:
             if self.predicted is None or self._has_files():
                 raise
             profiles = []
+        if path is None:
+            try_output_folder(self.output_dir)
+            self.output_dir.mkdir(parents=True, exist_ok=True)
         return write_page(profiles, self.predicted, page)
 
 

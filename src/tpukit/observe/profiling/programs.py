@@ -8,7 +8,7 @@ from ...compiler.hlo import Computation, HloModule, Instruction, find_collective
 from ...compiler.hlo.shape import HOST
 from ...compiler.memory.sources import SourceTable
 from ...compiler.timeline.work import FREE, work_of
-from ...errors import XLACompilationError
+from ...errors import TPUValidationError, XLACompilationError
 from .hlo_proto import read_program
 
 CONTROL = frozenset(("while", "conditional", "call", "async-start", "async-done", "async-update"))
@@ -71,20 +71,29 @@ class RecordedProgram:
     Args:
         name: Of the module.
         content: Its HloModuleProto.
+
+    Attributes:
+        unreadable: Why it could not be read; "" while it could.
     """
 
     def __init__(self, name: str, content: bytes) -> None:
         self.name = name
+        self.unreadable = ""
         self._content = content
         self._facts: dict[str, OpFacts | None] = {}
 
     @cached_property
     def _read(self) -> tuple[HloModule, SourceTable]:
-        return read_program(self._content)
+        """The program and its lines; an empty one in place of one that cannot be read."""
+        try:
+            return read_program(self._content)
+        except TPUValidationError as error:
+            self.unreadable = str(error)
+            return HloModule(self.name, {}, ""), SourceTable({})
 
     @property
     def module(self) -> HloModule:
-        """The program itself."""
+        """The program itself; without computations where it cannot be read."""
         return self._read[0]
 
     @cached_property
@@ -102,11 +111,7 @@ class RecordedProgram:
         return {re.sub(r"\W", "_", name): name for name in self._homes}
 
     def facts(self, name: str) -> OpFacts | None:
-        """What an op is; None for an op that the program does not have.
-
-        Raises:
-            TPUValidationError: The program is damaged.
-        """
+        """What an op is; None for an op that the program does not have."""
         if name not in self._facts:
             home = self._homes.get(name)
             self._facts[name] = self._describe(home.by_name[name], home) if home else None

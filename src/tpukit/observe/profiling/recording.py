@@ -96,7 +96,6 @@ class HostRecording:
         window: What counts, on the file's own clock.
         steps: Steps that the user's annotations mark inside the window; 0 without such.
         programs: By number and by name of the module; the same object under both.
-        unreadable: Why programs could not be read, by name.
         annotations: What `TPUProfiler` wrote beside its block: label, device kind.
     """
 
@@ -106,7 +105,6 @@ class HostRecording:
     window: Interval
     steps: int
     programs: Mapping[int | str, RecordedProgram] = field(repr=False)
-    unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property

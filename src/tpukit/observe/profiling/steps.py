@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -219,7 +220,7 @@ def _step_interval(track: DeviceTrack, host: HostRecording, main: str) -> Interv
         # A GPU's file has no runs: one begins where the first op that runs once does.
         first = next((op.name for op in own if _runs_once(host, main, op.name)), "")
         begins = [op.start for op in own if op.name == first]
-        runs = list(zip(begins, [*begins[1:], end], strict=True))
+        runs = list(pairwise([*begins, max(op.end for op in own)])) if begins else []
     if not runs:
         return host.window
     lengths = sorted(runs, key=lambda run: run[1] - run[0])

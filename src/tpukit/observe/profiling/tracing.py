@@ -71,7 +71,7 @@ def trace(folder: Path, name: str, *, python_calls: bool) -> Generator[None]:
         ) from None
     try:
         # A name in an annotation must not hold the signs that jax separates its parts with.
-        marks = {key: quote(value, safe=" ") for key, value in about.items()}
+        marks = {key: quote(value, safe=" ", errors="replace") for key, value in about.items()}
         with jax.profiler.TraceAnnotation(ANNOTATION, **marks):
             yield
             wait_for_devices()
