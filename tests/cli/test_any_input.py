@@ -26,7 +26,10 @@ OUTPUTS = [
     if parameter.info.callback in (values.output_file, values.output_folder)
 ]
 # Files that are read: who reads them says what they should hold.
-READ = {"files", "nodes", "after", "before", "file", "rates", "report", "timings"}
+READ = {
+    *("files", "nodes", "after", "before", "file", "predicted", "rates", "recording", "report"),
+    "timings",
+}
 # The planner gives its own numbers their ranges, in Python too.
 RANGES_ELSEWHERE = {"plan"}
 NUMBERS = [

@@ -42,7 +42,7 @@ RIGHT = {
     "pods ssh": ["run"],
     "pods up": ["run", "--on", "v6e-1", "--provider", "local"],
     "prices": ["v6e"],
-    "profile": ["run"],
+    "profile": ["one_op.xplane.pb"],
     "report diff": ["report.json", "report.json"],
     "report html": ["report.json"],
     "report perfetto": ["report.json"],
@@ -51,6 +51,11 @@ RIGHT = {
     "train": ["job.yaml"],
     "version": [],
 }
+# An xplane file: one op of 10 us on one TPU.
+ONE_OP = (
+    b'\nH\x12\r/device:TPU:0\x1a\x16\x08\x01\x12\x07XLA Ops"\t\x08\x01\x10\x00\x18\x80\xad\xe2\x04'
+    b'"\x1f\x08\x01\x12\x1b\x08\x01\x12\x17%add.1 = f32[8] add(%a)'
+)
 # The first three start work of minutes.
 # `train --debug` changes jax for the whole process, which here is that of every other test.
 NOT_TYPED = {
@@ -69,7 +74,7 @@ PATHS = [
     *(f"{name}.yaml" for name in ("empty", "binary", "list", "odd", "odder", "rates")),
     *(f"{name}.json" for name in ("null", "list", "deep", "object", "binary", "schema", "half")),
     *("hf", "hf/config.json", "run", "tokens.npy", "floats.npy", "cut.npy", "odd.bin"),
-    *("empty.jsonl", "bad.jsonl", "text.jsonl"),
+    *("empty.jsonl", "bad.jsonl", "text.jsonl", "one_op.xplane.pb"),
 ]
 NAMES = [
     *("", "=", "x=", "a=b=c", "(", "*", "[a-", "a\nb", "é", "\x1b[31m", "tiny", "llama", "v6e"),
@@ -117,6 +122,7 @@ def fill(folder: Path) -> None:
         (folder / name).write_text(text)
     for name in ("binary.yaml", "binary.json"):
         (folder / name).write_bytes(bytes(range(256)))
+    (folder / "one_op.xplane.pb").write_bytes(ONE_OP)
     np.save(folder / "tokens.npy", np.arange(400, dtype=np.uint16) % 250)
     np.save(folder / "floats.npy", np.zeros((3, 3)))
     (folder / "cut.npy").write_bytes((folder / "tokens.npy").read_bytes()[:40])

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -15,15 +15,13 @@ from ...errors import TPUValidationError
 from ..diagnosis.evidence import CAUSES_BY_KIND
 from .analysis import OpShare
 from .attribution import HostTimes
-from .judging import COMMUNICATION, COMPUTE, INPUT, MEMORY, OVERHEAD, judge
+from .judging import COMMUNICATION, INPUT, KINDS, MEMORY, OVERHEAD, judge
 from .recording import DeviceTrack, HostRecording, Interval, OpEvent, Recording
 from .roofs import roof_of
 
 if TYPE_CHECKING:
     from ...checker.result import CheckResult
 
-Predicted = "CheckResult | StepPrediction | Mapping[str, Any] | Path | str"
-"""What a predicted step can be given as: a check, its report or the file of it, a prediction."""
 # The timeline's word for what waits for the host is ours for input.
 _KIND_OF_CAUSE = {
     cause: INPUT if kind == "host" else kind
@@ -110,7 +108,7 @@ def _of_report(report: Report) -> PredictedStep:
 
 
 def _by_kind(seconds: Mapping[str, float]) -> dict[str, float]:
-    found = dict.fromkeys((COMPUTE, MEMORY, COMMUNICATION, INPUT, OVERHEAD), 0.0)
+    found: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     for cause, amount in seconds.items():
         found[_KIND_OF_CAUSE.get(cause, OVERHEAD)] += amount
     return found
@@ -156,14 +154,9 @@ def measured_step(recording: Recording, times: Sequence[HostTimes]) -> MeasuredS
     counted = [device.counted_s for one in times for device in one.devices]
     main = _main_program(times)
     steps = max((one.host.steps for one in times), default=0) or _count_steps(times, main)
+    shares = steps * len(counted)
     ops = [
-        OpShare(
-            **{
-                **vars(OpShare.of(op)),
-                "seconds": op.seconds / (steps * len(counted)),
-                "times": max(1, round(op.times / (steps * len(counted)))),
-            }
-        )
+        replace(OpShare.of(op), seconds=op.seconds / shares, times=max(1, round(op.times / shares)))
         for one in times
         for op in one.ops
     ]

@@ -1,11 +1,12 @@
 """One trace at a time: started, marked, and ended whatever happens inside."""
 
+import inspect
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
@@ -101,14 +102,14 @@ def _barrier() -> Callable[[], None]:
     add_one.__name__ = add_up.__name__ = BARRIER
     alone = jax.jit(add_one)
     starts = [jax.device_put(0, device) for device in devices]
-    last = [lambda start=start: alone(start) for start in starts]
+    last: list[Callable[[], jax.Array]] = [partial(alone, start) for start in starts]
     if devices[0].platform == "cpu" and len(devices) > 1:
         mesh, split = Mesh(devices, ("all",)), PartitionSpec("all")
         together = jax.jit(
             jax.shard_map(add_up, mesh=mesh, in_specs=split, out_specs=PartitionSpec())
         )
         whole = jax.device_put(np.zeros(len(devices)), NamedSharding(mesh, split))
-        last.append(lambda: together(whole))
+        last.append(partial(together, whole))
     jax.block_until_ready([program() for program in last])
 
     def wait() -> None:
@@ -145,7 +146,7 @@ def folder_of(name: str) -> str:
 
 def _caller() -> str:
     """The line of the user's code that opened the block: the first outside of this package."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in ("tpukit", "contextlib"):
