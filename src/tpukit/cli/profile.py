@@ -8,6 +8,8 @@ import typer
 from .output import show
 from .values import output_file
 
+CHECK = "check.json"  # what a run directory calls the check of its job
+
 
 def profile(
     recording: Annotated[
@@ -15,7 +17,10 @@ def profile(
         typer.Argument(help="A run, or what TPUProfiler or jax.profiler wrote: a folder or file."),
     ],
     predicted: Annotated[
-        Path | None, typer.Option(help="A check (`tpukit check … --json`) to show beside it.")
+        Path | None,
+        typer.Option(
+            help="A check (`tpukit check … --json`) to show beside it; a run may hold it."
+        ),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page, too.", callback=output_file)
@@ -27,6 +32,8 @@ def profile(
     from ..observe.profiling.profile import read_newest
     from ..observe.profiling.steps import predicted_step
 
+    if predicted is None and (recording / CHECK).is_file():
+        predicted = recording / CHECK
     step = None if predicted is None else predicted_step(predicted)
     found = read_newest(recording)
     show(found.analysis, json=json)

@@ -131,7 +131,18 @@ def test_nothing_is_lost_on_either_side():
 
 def test_the_outer_jit_is_no_part_of_an_origin():
     assert origin_of("jit(train_step)/jvp(layer)/dot_general") == "jvp(layer)/dot_general"
+    exported = "jit(call)/call_exported/jit(step)/jit(step)/jvp(layer)/dot_general"
+    assert origin_of(exported) == "jvp(layer)/dot_general"
     assert origin_of("dot_general") == "dot_general"
+
+
+def test_what_compilers_fuse_differently_is_matched_by_its_scope():
+    found = compare(
+        predicted(span("fusion.1", 0.3, "jit(f)/jvp/while/body/dot_general")),
+        measured(op("dot.5", 1.0, "jit(f)/jvp/while/body/transpose"), kind="cpu"),
+    )
+    (row,) = found.ops
+    assert (row.name, row.matched_by) == ("jvp/while/body", "scope")
 
 
 def test_causes_of_a_report_become_the_kinds_of_a_recording():

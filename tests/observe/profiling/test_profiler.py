@@ -237,3 +237,19 @@ def test_memory_of_devices_that_report_it(tmp_path):
     devices = tuple(DeviceMemory(f"TPU:{i}", 2**30, 2**31, 2**35) for i in range(2))
     record = MemoryRecord(devices, devices)
     assert MemoryRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+
+
+def test_the_hook_of_a_run_leaves_what_can_be_read(train_step, tmp_path):
+    from tpukit.observe.profiling.profile import read_newest
+    from tpukit.records.hooks import SKIPPED, TRACED, ProfileHook
+
+    hook = ProfileHook()
+    hook.on_start(tmp_path / "run", {})
+    for step in range(SKIPPED + TRACED + 2):
+        jax.block_until_ready(train_step())
+        hook.on_record({"step": step})
+    hook.on_end(None)
+    profile = read_newest(tmp_path / "run")
+    assert sum(profile.analysis.shares.values()) == pytest.approx(1.0)
+    assert profile.step.steps == TRACED
+    assert any("without TPUProfiler" in note for note in profile.analysis.notes)

@@ -16,7 +16,7 @@ _PLUMBING = frozenset(
     (
         *("pjit.py", "api.py", "profiler.py", "traceback_util.py", "api_util.py", "util.py"),
         *("array.py", "dispatch.py", "interpreters.py", "pxla.py", "core.py", "config.py"),
-        *("profiler_state.py", "tree_util.py", "compiler.py", "indexing.py", "array_methods.py"),
+        *("tree_util.py", "compiler.py", "indexing.py", "array_methods.py", "tracing.py"),
     )
 )
 

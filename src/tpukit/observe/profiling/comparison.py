@@ -2,13 +2,14 @@
 
 The same compiler gives an op the same name for the same program, so on the same hardware ops are
 matched by name. Another compiler fuses otherwise; there `op_name`, which jax writes into every op
-before any compiler sees it, says what belongs together. What was predicted for one kind of device
+before any compiler sees it, says what belongs together; where compilers put the border between two
+fusions differently, the scope around both still does. What was predicted for one kind of device
 and measured on another is compared by shares only: seconds of a CPU say nothing of a TPU.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,11 @@ from ...hardware.figure import seconds_text
 from .analysis import OpShare
 from .steps import MeasuredStep, PredictedStep
 
-ROWS_SHOWN = 25
+ROWS_SHOWN, NAME_SHOWN = 25, 60
 OTHER_DEVICE = "model against a measurement on another device"
 SAME_DEVICE = "model against a measurement on the same kind of device"
-# The outermost jit is called after whoever called it; what is inside is the user's.
-_OUTER = re.compile(r"^(jit|pjit)\([^()]*\)/")
+# The outermost jits are called after whoever called them; what is inside is the user's.
+_OUTER = re.compile(r"^(?:(?:p?jit\([^()]*\)|call_exported)/)+")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class OpComparison:
 
     Attributes:
         name: The instruction, or the origin in the user's program that several share.
-        matched_by: "name" or "op_name".
+        matched_by: "name", "op_name" or "scope" (all of one layer, pass or loop together).
         predicted_s: In one step on one device.
         measured_s: The same.
         predicted_share: Of all ops of its side.
@@ -116,13 +117,14 @@ class StepComparison:
         if not self.is_same_hardware:
             parts.append(Text("only shares can be compared: devices differ in speed", style="dim"))
         table = Table("op", box=None, pad_edge=False)
-        for title in ("predicted", "measured", "of predicted", "of measured", "matched by"):
+        seconds = ("predicted", "measured") if self.is_same_hardware else ()
+        for title in (*seconds, "of predicted", "of measured", "matched by"):
             table.add_column(title, justify="right")
         for op in self.ops[:ROWS_SHOWN]:
-            seconds = [seconds_text(op.predicted_s), seconds_text(op.measured_s)]
+            times = (seconds_text(op.predicted_s), seconds_text(op.measured_s))
             table.add_row(
-                Text(op.name),
-                *(seconds if self.is_same_hardware else ["–", "–"]),
+                Text(_end_of(op.name)),
+                *(times if self.is_same_hardware else ()),
                 f"{op.predicted_share:.1%}",
                 f"{op.measured_share:.1%}",
                 op.matched_by,
@@ -156,6 +158,7 @@ def compare(predicted: PredictedStep, measured: MeasuredStep) -> StepComparison:
     if same:
         ours, theirs = _match(ours, theirs, lambda op: op.name, "name", rows)
     ours, theirs = _match(ours, theirs, lambda op: origin_of(op.op_name), "op_name", rows)
+    ours, theirs = _match(ours, theirs, lambda op: scope_of(op.op_name), "scope", rows)
     whole = _seconds(predicted.ops) or 1.0, _seconds(measured.ops) or 1.0
     compared = [
         OpComparison(name, by, ours_s, theirs_s, ours_s / whole[0], theirs_s / whole[1])
@@ -170,10 +173,15 @@ def origin_of(op_name: str) -> str:
     return _OUTER.sub("", op_name)
 
 
+def scope_of(op_name: str) -> str:
+    """What an op stands in: its origin without the last part."""
+    return origin_of(op_name).rpartition("/")[0]
+
+
 def _match(
     ours: list[OpShare],
     theirs: list[OpShare],
-    key: "Any",
+    key: Callable[[OpShare], str],
     by: str,
     rows: list[tuple[str, str, float, float]],
 ) -> tuple[list[OpShare], list[OpShare]]:
@@ -189,7 +197,14 @@ def _match(
         else:
             left[0].extend(mine)
             left[1].extend(yours)
+    for side in left:
+        side.sort(key=lambda op: -op.seconds)
     return left
+
+
+def _end_of(name: str) -> str:
+    """A long origin from its last parts, which tell it from others."""
+    return name if len(name) <= NAME_SHOWN else "…" + name[-NAME_SHOWN:]
 
 
 def _seconds(ops: Iterable[OpShare]) -> float:

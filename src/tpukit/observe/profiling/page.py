@@ -239,9 +239,11 @@ def _about_section(content: PageContent) -> Section:
     parts: list[Child] = []
     if content.newest is not None:
         folder = content.newest.recording.folder
+        # TensorBoard looks for plugins/profile below what it is given.
+        is_usual = folder.parent.parts[-2:] == ("plugins", "profile")
         parts += [
             tag("p", "The trace is in ", code(str(folder)), "; look at all of it with"),
-            command(f"tensorboard --logdir {content.newest.recording.folder}"),
+            command(f"tensorboard --logdir {folder.parents[2] if is_usual else folder}"),
         ]
     if analysis.judged_by_intensity is not None:
         parts.append(
