@@ -91,9 +91,15 @@ def test_no_name_in_a_file_breaks_out_of_the_page(tmp_path):
 
 def test_xprof_is_asked_where_it_has_something_to_say(tmp_path):
     pytest.importorskip("xprof")
-    figures = xprof_figures(hostile(tmp_path, "fusion").recording)
-    assert figures.figures or "empty" in figures.reason
-    assert not list(tmp_path.glob("*cached*"))  # it wrote nothing beside the file
+    # 60 us of ops in 100 us.
+    module, ops = Event("jit_f(1)", 0, 100), [Event("%add.1 = f32[8] add(%a)", 0, 60)]
+    path = tmp_path / "host.xplane.pb"
+    lines = {"XLA Modules": [module], "XLA Ops": ops}
+    path.write_bytes(xspace(Plane("/device:TPU:0", lines)))
+    figures = xprof_figures(read_profile(path).recording)
+    assert figures.reason == ""
+    assert "%" in figures.figures["device duty cycle"]
+    assert [one.name for one in tmp_path.iterdir()] == ["host.xplane.pb"]  # nothing beside it
 
 
 def test_without_xprof_the_extra_is_named(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ _PLUMBING = frozenset(
         *("pjit.py", "api.py", "profiler.py", "traceback_util.py", "api_util.py", "util.py"),
         *("array.py", "dispatch.py", "interpreters.py", "pxla.py", "core.py", "config.py"),
         *("tree_util.py", "compiler.py", "indexing.py", "array_methods.py", "tracing.py"),
+        *("literals.py", "named_sharding.py", "abstract_arrays.py", "sharding_impls.py", "mlir.py"),
     )
 )
 

@@ -157,9 +157,10 @@ def _headline(content: PageContent) -> Markup:
     analysis, step = content.analysis, content.newest.step if content.newest else None
     share = analysis.shares[analysis.largest]
     length = seconds_text(analysis.duration_s)
+    devices = f"{analysis.devices:,} device{'s' * (analysis.devices != 1)}"
     cards = [
         card("Bound by", analysis.largest, f"{share:.0%} of the time", analysis.origin),
-        card("Profiled", length, f"{analysis.devices} devices, compiling left out", analysis.origin)
+        card("Profiled", length, f"{devices}, compiling left out", analysis.origin)
         if step
         else card("Predicted step", length, analysis.where, analysis.origin),
         card(

@@ -78,9 +78,11 @@ def read_recording(path: Path) -> Recording:
 
 def _label_of(folder: Path) -> str:
     """The name of a recording by where jax put it: NAME/plugins/profile/TIME."""
-    parents = folder.parents
-    is_usual = folder.parent.name == "profile" and len(parents) > 2
-    return f"{parents[2].name}/{folder.name}" if is_usual else folder.name
+    if folder.parent.parts[-2:] != ("plugins", "profile"):
+        return folder.name
+    given = folder.parents[2]
+    # A run keeps its traces in a folder of their own, which says less than the run's name.
+    return f"{(given.parent if given.name == 'profile' else given).name}/{folder.name}"
 
 
 def read_file(path: Path) -> HostRecording:

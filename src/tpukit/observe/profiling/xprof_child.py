@@ -30,7 +30,7 @@ def figures(request: Mapping[str, Any]) -> dict[str, Any]:
         about: Mapping[str, Any] = table.get("p") or {}
         for key, name in OVERVIEW.items():
             value = str(about.get(key, ""))
-            if value and value not in ("0.0%", "0.0"):
+            if value and value not in ("0.0%", "0.0", "0.00"):
                 found.setdefault(name, value)
     bounds: defaultdict[str, float] = defaultdict(float)
     for table in _tables(converter.xspace_to_tool_data(files, "hlo_stats", {})[0]):
@@ -41,7 +41,7 @@ def figures(request: Mapping[str, Any]) -> dict[str, Any]:
         for row in table.get("rows", ()):
             cells = [cell.get("v") if cell else None for cell in row["c"]]
             bounds[str(cells[at])] += float(cells[share] or 0.0)
-    found.update({f"ops bound by {name}": f"{share:.1%}" for name, share in bounds.items()})
+    found.update({f"ops bound by {name}": f"{share:.1f}%" for name, share in bounds.items()})
     return {"figures": found}
 
 
