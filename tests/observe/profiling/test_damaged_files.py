@@ -49,8 +49,13 @@ def test_changed_bytes_never_end_the_process(content, tmp_path):
     for number in range(120):
         changed = bytearray(content)
         low, high = (at, at + len(program)) if number % 2 else (0, len(content))
+        place = rng.randrange(low, high)
+        if number % 3 == 0:
+            del changed[place : place + rng.randrange(1, 20)]
+        elif number % 3 == 1:
+            changed[place:place] = rng.randbytes(rng.randrange(1, 20))
         for _ in range(rng.choice((1, 1, 3, 20))):
-            changed[rng.randrange(low, high)] = rng.randrange(256)
+            changed[rng.randrange(low, high - 20)] = rng.randrange(256)
         path.write_bytes(changed)
         seen[outcome(path)] += 1
     assert seen["read"]

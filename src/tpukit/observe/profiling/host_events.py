@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from .recording import ANNOTATION, DeviceTrack, HostActivity, HostEvent, Interval, OpEvent
@@ -19,6 +20,24 @@ _TRANSFER = re.compile(
     r".*(DevicePut|device_put|Transfer(To|From)|BufferFromHost|CopyToDevice\b|ToLiteral"
     r"|CopyRawToHost|np\.asarray\(jax\.Array\)|TransferLiteral)"
 )
+
+
+_CALL, _OTHER = "$", "other"
+_IGNORED = ("end: ", "Threadpool")
+
+
+@lru_cache(maxsize=1 << 16)  # a trace has a million events and a thousand names
+def _kind_of(name: str) -> str:
+    """The field of `HostActivity` an event belongs to, "other", or "" for one of no interest."""
+    if name.startswith(_CALL):
+        return "calls"
+    if _COMPILING.match(name):
+        return "compiling"
+    if _TRANSFER.match(name):
+        return "transfers"
+    if _LAUNCHING.match(name):
+        return "launching"
+    return "" if name.startswith(_IGNORED) else _OTHER
 
 
 @dataclass
@@ -43,23 +62,18 @@ class HostReader:
         """Take in every event of every thread."""
         for line in lines:
             for event in line.events:
-                name = event.name
-                if name.startswith("$"):
-                    self._add("calls", event, line.name, name[1:])
-                elif _COMPILING.match(name):
-                    self._add("compiling", event, line.name, name)
-                elif _TRANSFER.match(name):
-                    self._add("transfers", event, line.name, name)
-                elif _LAUNCHING.match(name):
-                    self._add("launching", event, line.name, name)
-                elif not name.startswith(("end: ", "Threadpool")):
+                kind = _kind_of(event.name)
+                if kind == _OTHER:
                     self._other(event, line.name)
+                elif kind:
+                    self._add(kind, event, line.name)
 
-    def _add(self, kind: str, event: Any, thread: str, name: str) -> None:
+    def _add(self, kind: str, event: Any, thread: str) -> None:
+        name = event.name.removeprefix(_CALL)
         self._kinds[kind].append(HostEvent(name, event.start_ns, event.end_ns, thread))
 
     def _other(self, event: Any, thread: str) -> None:
-        stats = {key: value for key, value in event.stats if not key.startswith("_")}
+        stats = {key: value for key, value in event.stats if key and not key.startswith("_")}
         span = event.start_ns, event.end_ns
         if event.name == ANNOTATION:
             # The longest, should a program of the user's mark blocks by the same name.

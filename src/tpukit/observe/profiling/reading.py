@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from ...errors import TPUValidationError
 from .host_events import HostReader
 from .programs import RecordedProgram
-from .recording import BARRIER, DeviceTrack, HostRecording, Interval, OpEvent, Recording
+from .recording import BARRIER, ID_BITS, DeviceTrack, HostRecording, Interval, OpEvent, Recording
 from .wire import programs_in
 
 ENDING = ".xplane.pb"
@@ -117,7 +117,7 @@ def _read(content: bytes, path: Path) -> HostRecording:
         program = RecordedProgram(name, module)
         programs[name] = program
         if number is not None:
-            programs[number] = program
+            programs[number & ID_BITS] = program
     devices = [_device(plane, found) for plane in planes if (found := _DEVICE.match(plane.name))]
     reader = HostReader(wants_ops=not any(device.ops for device in devices))
     for plane in planes:
@@ -158,7 +158,9 @@ def _window(reader: HostReader, devices: Sequence[DeviceTrack]) -> tuple[Interva
 
 def _device(plane: Any, found: re.Match[str]) -> DeviceTrack:
     name = f"{found[1]}:{found[2]}"
-    properties = {key: value for key, value in plane.stats if isinstance(value, int | float | str)}
+    properties = {
+        key: value for key, value in plane.stats if key and isinstance(value, int | float | str)
+    }
     lines = {line.name: line for line in plane.lines}
     if OPS in lines and found[1] == "TPU":
         modules = [(event.start_ns, event.end_ns, event.name) for event in _events(lines, MODULES)]

@@ -10,7 +10,7 @@ from .judging import COMMUNICATION, COMPUTE, INPUT, MEMORY, OVERHEAD
 
 # From these shares of the time on, something is worth a word.
 WORTH = {INPUT: 0.10, COMMUNICATION: 0.10, MEMORY: 0.35, OVERHEAD: 0.15, COMPUTE: 0.50}
-UNFUSED, COPIES, COMPILING = 0.05, 0.03, 0.5
+UNFUSED, COPIES = 0.05, 0.03
 _WAYS = {
     "all-reduce": "accumulate gradients over micro-batches, or scatter them (FSDP)",
     "all-gather": "gather larger pieces less often, or keep the weights whole on each device",
@@ -129,11 +129,11 @@ def _by_finding(analysis: BottleneckAnalysis) -> Iterator[_Advice]:
             f"first {_named(analysis.findings.transfers[0])}: keep arrays on the device, read "
             "metrics a step late, and donate what is not needed any more.",
         )
-    if analysis.compile_s > COMPILING * analysis.duration_s:
+    if analysis.compile_s > 0:
         yield _Advice(
             0.0,
             f"{seconds_text(analysis.compile_s)} of compiling lie in the profile and are not "
-            "counted: call the function once before the profiled block.",
+            "counted: call the function once before the profiled block, and keep shapes the same.",
         )
 
 

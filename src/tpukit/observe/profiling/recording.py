@@ -6,6 +6,9 @@ from pathlib import Path
 
 from .programs import RecordedProgram
 
+ID_BITS = 2**64 - 1
+"""Numbers of programs are fingerprints, which some events write with a sign and others without."""
+
 Interval = tuple[float, float]
 """Start and end in nanoseconds, on the clock that all planes of one file share."""
 
@@ -114,9 +117,8 @@ class HostRecording:
 
     def program_of(self, event: OpEvent) -> RecordedProgram | None:
         """The program an op belongs to, if the file holds it."""
-        if event.program_id is not None and event.program_id in self.programs:
-            return self.programs[event.program_id]
-        return self.programs.get(event.program)
+        known = None if event.program_id is None else self.programs.get(event.program_id & ID_BITS)
+        return known or self.programs.get(event.program)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -61,7 +62,7 @@ def trace(folder: Path, name: str, *, python_calls: bool) -> Generator[None]:
         # jax names sessions by the second, so that the second of two within one replaces the first.
         options.session_id = f"{time.strftime('%Y_%m_%d_%H_%M_%S')}_{time.time_ns() % 10**9:09d}"
     kinds = {device.device_kind for device in jax.local_devices()}
-    wait_for_devices = _barrier()
+    wait_for_devices = _barrier(tuple(jax.local_devices()))
     about = {"label": name, "device_kind": ", ".join(sorted(kinds)), "caller": _caller()}
     try:
         jax.profiler.start_trace(str(folder), profiler_options=options)
@@ -80,18 +81,17 @@ def trace(folder: Path, name: str, *, python_calls: bool) -> Generator[None]:
         _stop(folder, name)
 
 
-def _barrier() -> Callable[[], None]:
+@lru_cache(maxsize=1)
+def _barrier(devices: tuple[Any, ...]) -> Callable[[], None]:
     """Return what waits until the devices are through with all that was put on their way.
 
     A result that nobody keeps cannot be waited for, but a device takes programs in order: one more,
     which does nothing, ends after them. The CPU's devices keep that order only among programs of
     one device and among programs with collectives, so there it takes one of each. They are compiled
-    now, so that no compiling is recorded.
+    before the trace begins, so that no compiling is recorded.
     """
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    devices = jax.local_devices()
 
     def add_one(x: jax.Array) -> jax.Array:
         return x + 1
