@@ -3,11 +3,23 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from ..errors import ConfigError, MissingExtraError, did_you_mean
 
 SKIPPED, TRACED = 2, 3  # records: the first steps still warm up, and traces are large
 FOLDER = "profile"
+PROFILE_MARK = "tpukit.profile"
+"""The annotation in a trace that marks what counts, with a label and the kind of device."""
+
+
+def profile_marks(label: str, **more: str) -> dict[str, str]:
+    """What is written beside the mark, without the signs that jax separates its parts with."""
+    import jax
+
+    kinds = {device.device_kind for device in jax.local_devices()}
+    about = {"label": label, "device_kind": ", ".join(sorted(kinds)), **more}
+    return {key: quote(value, safe=" ", errors="replace") for key, value in about.items()}
 
 
 class RunEnd(Protocol):
@@ -40,7 +52,7 @@ class ProfileHook:
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._seen = 0
-        self._tracing = False
+        self._mark: Any = None  # open while a trace is recorded
 
     def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
         """Remember where to write."""
@@ -53,8 +65,10 @@ class ProfileHook:
         self._seen += 1
         if self._seen == SKIPPED and self._folder is not None:
             jax.profiler.start_trace(str(self._folder))
-            self._tracing = True
-        elif self._tracing and self._seen >= SKIPPED + TRACED:
+            marks = profile_marks(self._folder.parent.name)
+            self._mark = jax.profiler.TraceAnnotation(PROFILE_MARK, **marks)
+            self._mark.__enter__()
+        elif self._mark is not None and self._seen >= SKIPPED + TRACED:
             self._stop()
 
     def on_end(self, result: RunEnd | None) -> None:
@@ -62,11 +76,12 @@ class ProfileHook:
         self._stop()
 
     def _stop(self) -> None:
-        if self._tracing:
+        if self._mark is not None:
             import jax
 
+            self._mark.__exit__(None, None, None)
+            self._mark = None
             jax.profiler.stop_trace()
-            self._tracing = False
 
 
 class TensorBoardHook:

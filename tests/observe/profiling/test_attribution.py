@@ -205,3 +205,28 @@ def test_annotated_steps_are_the_window_without_a_block(tmp_path):
     assert recording.duration_s == pytest.approx(40e-6)
     assert recording.hosts[0].steps == 2
     assert analyze(recording)["compute_bound"] == pytest.approx(0.5)
+
+
+def test_all_hosts_of_a_recording_count(tmp_path):
+    """Two hosts with a device each: one computes all the time, one half of it."""
+    modules, window = [Event("jit_step(7)", 0, 100)], {"label": "two", "device_kind": "TPU v6 lite"}
+    for name, busy in (("a", 100), ("b", 50)):
+        lines = {"XLA Modules": modules, "XLA Ops": [tpu_op("fusion.1", 0, busy)]}
+        host = Plane("/host:CPU", {"python": [Event("tpukit.profile", 0, 100, window)]})
+        content = xspace(METADATA, Plane("/device:TPU:0", lines), host)
+        (tmp_path / f"{name}.xplane.pb").write_bytes(content)
+    analysis = analyze(read_recording(tmp_path))
+    assert analysis.devices == 2
+    assert analysis.where == "2 x TPU v6 lite"
+    assert analysis["compute_bound"] == pytest.approx(0.75)
+    assert analysis["overhead_bound"] == pytest.approx(0.25)
+
+
+def test_ids_with_and_without_a_sign_are_one_program(tmp_path):
+    """A fingerprint above 2**63 is negative in some events."""
+    number = 2**64 - 5
+    plane = Plane("/host:metadata", programs={f"jit_step({number})": HLO})
+    about = {"hlo_op": "fusion.1", "hlo_module": "renamed", "program_id": -5}
+    device = Plane("/device:GPU:0", {"Stream #1": [Event("k", 0, 10, about)]})
+    (times,) = attribute(read_recording(saved(tmp_path, plane, device)))
+    assert times.ops[0].judged.by == "intensity"

@@ -221,8 +221,8 @@ def _notes(recording: Recording, times: Sequence[HostTimes]) -> Iterator[str]:
     kinds = {host.annotations.get("label") for host in recording.hosts}
     if kinds == {None}:
         yield (
-            "recorded without TPUProfiler: the time from the first op to the last counts, or the "
-            "annotated steps where there are such."
+            "recorded without TPUProfiler or the hook of a run: the time from the first op to the "
+            "last counts, or the annotated steps where there are such."
         )
 
 

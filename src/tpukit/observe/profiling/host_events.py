@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from .recording import ANNOTATION, DeviceTrack, HostActivity, HostEvent, Interval, OpEvent
+from ...records.hooks import PROFILE_MARK
+from .recording import DeviceTrack, HostActivity, HostEvent, Interval, OpEvent
 
 # What jax, PjRt and XLA call what they do on the host.
 _COMPILING = re.compile(
@@ -75,7 +76,7 @@ class HostReader:
     def _other(self, event: Any, thread: str) -> None:
         stats = {key: value for key, value in event.stats if key and not key.startswith("_")}
         span = event.start_ns, event.end_ns
-        if event.name == ANNOTATION:
+        if event.name == PROFILE_MARK:
             # The longest, should a program of the user's mark blocks by the same name.
             if self.block is None or span[1] - span[0] > self.block[1] - self.block[0]:
                 self.block = span

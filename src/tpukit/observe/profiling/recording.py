@@ -12,9 +12,6 @@ ID_BITS = 2**64 - 1
 Interval = tuple[float, float]
 """Start and end in nanoseconds, on the clock that all planes of one file share."""
 
-ANNOTATION = "tpukit.profile"
-"""The annotation with which `TPUProfiler` marks its block; what lies outside is not counted."""
-
 BARRIER = "tpukit_profile_barrier"
 """The program with which `TPUProfiler` waits for devices; what it does is not counted."""
 

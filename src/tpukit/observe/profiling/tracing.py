@@ -10,12 +10,12 @@ from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
 from ...errors import TPUValidationError
-from .recording import ANNOTATION, BARRIER
+from ...records.hooks import PROFILE_MARK, profile_marks
+from .recording import BARRIER
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 60
@@ -61,9 +61,8 @@ def trace(folder: Path, name: str, *, python_calls: bool) -> Generator[None]:
     if hasattr(options, "session_id"):
         # jax names sessions by the second, so that the second of two within one replaces the first.
         options.session_id = f"{time.strftime('%Y_%m_%d_%H_%M_%S')}_{time.time_ns() % 10**9:09d}"
-    kinds = {device.device_kind for device in jax.local_devices()}
     wait_for_devices = _barrier(tuple(jax.local_devices()))
-    about = {"label": name, "device_kind": ", ".join(sorted(kinds)), "caller": _caller()}
+    marks = profile_marks(name, caller=_caller())
     try:
         jax.profiler.start_trace(str(folder), profiler_options=options)
     except RuntimeError as error:
@@ -72,9 +71,7 @@ def trace(folder: Path, name: str, *, python_calls: bool) -> Generator[None]:
             "first (jax.profiler.stop_trace)."
         ) from None
     try:
-        # A name in an annotation must not hold the signs that jax separates its parts with.
-        marks = {key: quote(value, safe=" ", errors="replace") for key, value in about.items()}
-        with jax.profiler.TraceAnnotation(ANNOTATION, **marks):
+        with jax.profiler.TraceAnnotation(PROFILE_MARK, **marks):
             yield
             wait_for_devices()
     finally:
