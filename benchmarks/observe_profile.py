@@ -4,8 +4,8 @@ The programs run on whatever device is here (CPU, GPU, TPU). For each: the share
 ops' time was judged by FLOPs and bytes of the recorded program, how much of it belongs to no
 recorded op, and the largest ops. Then the cost of recording, on the program of products: seconds a
 step without a trace, with one, and with one that leaves out Python calls, turn by turn, medians of
-rounds; on a busy machine the CPU seconds of the process say more. On a CPU, communication takes
-virtual devices:
+rounds; on a busy machine the CPU seconds of the process say more. Last, what a recording costs once:
+starting, waiting, writing. On a CPU, communication takes virtual devices:
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 JAX_PLATFORMS=cpu python benchmarks/observe_profile.py
     python benchmarks/observe_profile.py --details      # on a GPU or TPU; also what the file holds
@@ -27,7 +27,8 @@ from tpukit.observe import TPUProfiler
 from tpukit.observe.profiling.judging import KINDS
 from tpukit.observe.profiling.profile import Profile
 
-STEPS, ROUNDS = 5, 5
+STEPS = 5
+TIMED_STEPS, ROUNDS = 20, 7
 
 
 def record(
@@ -42,9 +43,10 @@ def record(
 def timed(step: Callable[[], object]) -> tuple[float, float]:
     """Wall and CPU seconds a step, waiting for each."""
     began, cpu = time.perf_counter(), time.process_time()
-    for _ in range(STEPS):
+    for _ in range(TIMED_STEPS):
         jax.block_until_ready(step())
-    return (time.perf_counter() - began) / STEPS, (time.process_time() - cpu) / STEPS
+    ended, cpu_ended = time.perf_counter(), time.process_time()
+    return (ended - began) / TIMED_STEPS, (cpu_ended - cpu) / TIMED_STEPS
 
 
 def show(kind: str, profile: Profile, *, details: bool) -> bool:
@@ -83,25 +85,33 @@ def show_lines(profile: Profile) -> None:
                 print(f"    {line}: {count} ops, {names.most_common(4)}")
 
 
-def overhead() -> tuple[float, float, float, float]:
-    """How much longer a step takes when it is recorded: wall and CPU, with Python calls and not."""
+def overhead() -> dict[str, float]:
+    """How much longer a recorded step takes, and what one recording costs beside its steps."""
     step = compute_step()
     jax.block_until_ready(step())
     taken: dict[str, list[tuple[float, float]]] = {"bare": [], "calls": [], "no calls": []}
+    beside: list[float] = []
     for number in range(ROUNDS):
         with tempfile.TemporaryDirectory() as folder:
             taken["bare"].append(timed(step))
             for name, python_calls in (("calls", True), ("no calls", False)):
+                cpu = time.process_time()
                 into = Path(folder) / f"{name} {number}"
                 taken[name].append(record(step, into, name, python_calls=python_calls))
-    ratios = [
-        statistics.median(
-            one[at] / bare[at] - 1 for one, bare in zip(taken[name], taken["bare"], strict=True)
-        )
-        for name in ("calls", "no calls")
+                steps = TIMED_STEPS * taken[name][-1][1]
+                beside.append(time.process_time() - cpu - steps)
+    medians = {
+        (name, at): statistics.median(one[at] for one in found)
+        for name, found in taken.items()
         for at in (0, 1)
-    ]
-    return ratios[0], ratios[1], ratios[2], ratios[3]
+    }
+    return {
+        "a recorded step longer, wall": medians["calls", 0] / medians["bare", 0] - 1,
+        "a recorded step longer, CPU": medians["calls", 1] / medians["bare", 1] - 1,
+        "the same without Python calls, wall": medians["no calls", 0] / medians["bare", 0] - 1,
+        "the same without Python calls, CPU": medians["no calls", 1] / medians["bare", 1] - 1,
+        "beside": statistics.median(beside),
+    }
 
 
 def main() -> int:
@@ -125,14 +135,13 @@ def main() -> int:
             print(f"{'':<14} read, analyzed and written in {seconds:.2f} s, page of {size:.0f} kB")
     if jax.device_count() == 1:
         print("communication  not run: there is one device")
-    wall, cpu, wall_less, cpu_less = overhead()
+    costs = overhead()
+    beside = costs.pop("beside")
     report(
         Claim("programs judged as what they were made for", sum(right), f"of {len(right)}",
               at_least=len(right)),
-        Claim("a recorded step longer, wall", 100 * wall, "%"),
-        Claim("a recorded step longer, CPU", 100 * cpu, "%"),
-        Claim("the same without Python calls, wall", 100 * wall_less, "%"),
-        Claim("the same without Python calls, CPU", 100 * cpu_less, "%"),
+        *(Claim(what, 100 * share, "%") for what, share in costs.items()),
+        Claim("one recording beside its steps, CPU", beside, "s"),
     )  # fmt: skip
     return len(right) - sum(right)
 

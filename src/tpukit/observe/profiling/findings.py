@@ -8,8 +8,9 @@ from .attribution import HostTimes
 from .call_stacks import CallStacks
 from .judging import INPUT
 
-WAITS_NAMED = 200
-UNKNOWN = "source not recorded"
+# Looking up who called takes a walk over all calls, so only the longest are looked up.
+WAITS_NAMED, COPIES_NAMED = 200, 500
+UNKNOWN, SHORTER = "source not recorded", "shorter ones, from anywhere"
 
 
 @dataclass
@@ -82,11 +83,14 @@ def _add_transfers(
             where = (facts.source or facts.op_name if facts else "") or UNKNOWN
             _add(found, op.name, where, op.seconds, op.times)
     start, end = times.host.window
-    for event in times.host.host.transfers:
-        middle = (event.start + event.end) / 2
-        if start <= middle <= end:
+    inside = [one for one in times.host.host.transfers if start <= one.start and one.end <= end]
+    inside.sort(key=lambda event: event.start - event.end)
+    for number, event in enumerate(inside):
+        where = SHORTER
+        if number < COPIES_NAMED:
+            middle = (event.start + event.end) / 2
             where = stacks.place(middle, thread=event.thread) or UNKNOWN
-            _add(found, event.name, where, (event.end - event.start) / 1e9, 1)
+        _add(found, event.name, where, (event.end - event.start) / 1e9, 1)
 
 
 def _add_waits(times: HostTimes, stacks: CallStacks, found: dict[tuple[str, str], Finding]) -> None:

@@ -20,7 +20,8 @@ MEANINGS = {
 # How a verdict was reached, the surest first.
 BY_INTENSITY, BY_OPCODE, BY_NAME = "intensity", "opcode", "name"
 
-_COLLECTIVE_KERNEL = re.compile(r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)
+_NCCL = re.compile(r"[nr]ccl", re.IGNORECASE)
+_COLLECTIVE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 _HOST_COPY = re.compile(r"Memcpy\s?(H2D|D2H|HtoD|DtoH)|infeed|outfeed", re.IGNORECASE)
 _PRODUCT_KERNEL = re.compile(
     r"gemm|conv|nvjet|cutlass|xmma|fmha|flash|attention|matmul|dot|^sm\d+_|ampere_|hopper_",
@@ -60,12 +61,17 @@ def judge(event: OpEvent, host: HostRecording, roof: Roof) -> Judged:
         host: The recording, which may hold its program.
         roof: Of the device it ran on.
     """
-    if _COLLECTIVE_KERNEL.search(event.kernel) and "nccl" in event.kernel.lower():
+    if _NCCL.match(event.kernel):
         return Judged(COMMUNICATION, BY_NAME, _facts(event, host))
     if _HOST_COPY.search(event.kernel):
         return Judged(INPUT, BY_NAME)
     facts = _facts(event, host)
     return _by_name(event) if facts is None else _by_program(facts, event, roof)
+
+
+def is_beside_the_core(event: OpEvent) -> bool:
+    """Whether a GPU runs it on a stream of its own: NCCL, a copy from or to the host."""
+    return bool(_NCCL.match(event.kernel) or _HOST_COPY.match(event.kernel))
 
 
 def _facts(event: OpEvent, host: HostRecording) -> OpFacts | None:
@@ -101,7 +107,7 @@ def _by_name(event: OpEvent) -> Judged:
     found = _OPCODE.search(event.kernel)
     opcode = found[1] if found else _NUMBER.sub("", event.name or event.kernel)
     plain = opcode.removesuffix("-done")
-    if kind_of(plain) or plain in ("send", "recv") or _COLLECTIVE_KERNEL.search(opcode):
+    if kind_of(plain) or plain in ("send", "recv") or _COLLECTIVE.search(opcode):
         return Judged(COMMUNICATION, BY_OPCODE if found else BY_NAME)
     if plain in ("infeed", "outfeed"):
         return Judged(INPUT, BY_OPCODE)

@@ -15,7 +15,7 @@ from ...errors import TPUValidationError
 from ..diagnosis.evidence import CAUSES_BY_KIND
 from .analysis import OpShare
 from .attribution import HostTimes
-from .judging import COMMUNICATION, INPUT, KINDS, MEMORY, OVERHEAD, judge
+from .judging import COMMUNICATION, INPUT, KINDS, MEMORY, OVERHEAD, is_beside_the_core, judge
 from .recording import DeviceTrack, HostRecording, Interval, OpEvent, Recording
 from .roofs import roof_of
 
@@ -242,6 +242,6 @@ def _spans(track: DeviceTrack, host: HostRecording, interval: Interval) -> Itera
 
 def _track_of(op: OpEvent, kind: str) -> str:
     """The row of a predicted step on which the same would stand."""
-    if not op.is_async and "nccl" not in op.kernel.lower() and not op.kernel.startswith("Memcpy"):
+    if not op.is_async and not is_beside_the_core(op):
         return "core"
     return {COMMUNICATION: "ici", INPUT: "host"}.get(kind, "hbm")
