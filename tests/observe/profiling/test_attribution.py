@@ -136,6 +136,8 @@ def gpu(tmp_path):
             "Stream #13(Compute)": [
                 kernel("nvjet_sm90_tst_128x64", 0, 50, "fusion.1"),
                 kernel("multiply_2", 50, 10, "command_buffer"),  # captured in a graph
+                # Of the same graph, by a library: nothing but its name says what it is.
+                kernel("sm90_xmma_gemm_bf16", 85, 5, "command_buffer"),
                 kernel("loop_unknown_kernel", 90, 5),
             ],
             "Stream #14(Memcpy)": [kernel("MemcpyH2D", 95, 5)],
@@ -154,10 +156,10 @@ def test_a_gpu_counts_what_nothing_hides(gpu):
     (device,) = times.devices
     micro = {kind: round(1e6 * seconds, 6) for kind, seconds in device.seconds.items()}
     assert micro == {
-        "compute": 50,
+        "compute": 50 + 5,
         "memory": 10 + 5,
         "communication": 20,  # from 60 to 80
-        "input": 10 + 5,  # nothing from 80 to 90, then the copy
+        "input": 5 + 5,  # nothing from 80 to 85, the copy at the end
         "overhead": 0,
     }
     assert times.roof.source.startswith("driver: compute capability 9.0")
@@ -165,7 +167,7 @@ def test_a_gpu_counts_what_nothing_hides(gpu):
     assert times.roof.matrix_ridge == pytest.approx(206, rel=0.01)
     judged = {op.name: op.judged.by for op in times.ops}
     assert judged["fusion.1"] == judged["multiply.2"] == "intensity"
-    assert judged["loop_unknown_kernel"] == "name"
+    assert judged["loop_unknown_kernel"] == judged["sm90_xmma_gemm_bf16"] == "name"
 
 
 def test_nccl_and_copies_have_rows_of_their_own(gpu):

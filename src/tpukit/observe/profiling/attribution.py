@@ -139,7 +139,7 @@ def _add_up(
         # What runs beside the core is waited for by an op of the core, if at all.
         if span is None or verdict.is_control or op.is_async:
             continue
-        name = verdict.facts.name if verdict.facts else op.name or op.kernel
+        name = verdict.facts.name if verdict.facts else op.own_name
         total = totals.setdefault((op.program, name), OpTotal(name, op.program, verdict))
         total.seconds += (span[1] - span[0]) / 1e9
         total.times += 1

@@ -92,7 +92,7 @@ def _by_program(facts: OpFacts, event: OpEvent, roof: Roof) -> Judged:
         return Judged(INPUT, BY_OPCODE, facts)
     if facts.is_control:
         # What carries a kernel's own name does work; the loop or call around it does not.
-        own = event.kernel not in ("", event.name) and not event.kernel.startswith("%")
+        own = event.own_name != event.name
         return _by_name(event) if own else Judged(OVERHEAD, BY_OPCODE, facts)
     if facts.matrix_flops is not None and facts.moved_bytes:
         bound = roof.is_compute_bound(facts.matrix_flops, facts.vector_flops, facts.moved_bytes)
@@ -103,9 +103,9 @@ def _by_program(facts: OpFacts, event: OpEvent, roof: Roof) -> Judged:
 
 
 def _by_name(event: OpEvent) -> Judged:
-    """Without a program: the opcode in the op's text or name, else the kernel's name."""
+    """Without a program: the opcode in the op's text, else the name of op or kernel."""
     found = _OPCODE.search(event.kernel)
-    opcode = found[1] if found else _NUMBER.sub("", event.name or event.kernel)
+    opcode = found[1] if found else _NUMBER.sub("", event.kernel or event.name)
     plain = opcode.removesuffix("-done")
     if kind_of(plain) or plain in ("send", "recv") or _COLLECTIVE.search(opcode):
         return Judged(COMMUNICATION, BY_OPCODE if found else BY_NAME)

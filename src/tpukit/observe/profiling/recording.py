@@ -38,6 +38,11 @@ class OpEvent:
     line: str = ""
     is_async: bool = False
 
+    @property
+    def own_name(self) -> str:
+        """What to call it by itself: the kernel, but the instruction where that is its text."""
+        return self.name if not self.kernel or self.kernel.startswith("%") else self.kernel
+
 
 @dataclass(frozen=True, slots=True)
 class HostEvent:

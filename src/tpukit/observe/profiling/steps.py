@@ -230,7 +230,7 @@ def _spans(track: DeviceTrack, host: HostRecording, interval: Interval) -> Itera
         arithmetic = "matrix" if facts is None or facts.is_product else "vector"
         yield Span(
             track=_track_of(op, verdict.kind),
-            name=facts.name if facts else op.name or op.kernel,
+            name=facts.name if facts else op.own_name,
             start_s=(op.start - interval[0]) / 1e9,
             duration_s=(op.end - op.start) / 1e9,
             cause=_CAUSE_OF_KIND.get(verdict.kind, arithmetic),
