@@ -123,10 +123,8 @@ def _read(content: bytes, path: Path) -> HostRecording:
     for plane in planes:
         if plane.name == _HOST_PLANE:
             reader.read(plane.lines)
-    devices = [_without_barrier(device) for device in devices if device.ops] or [
-        _without_barrier(device) for device in reader.devices()
-    ]
-    devices = [device for device in devices if device.ops]
+    recorded = [device for device in devices if device.ops] or reader.devices()
+    devices = [kept for device in recorded if (kept := _without_barrier(device)).ops]
     window, steps = _window(reader, devices)
     return HostRecording(
         path=path,
