@@ -98,8 +98,8 @@ class BottleneckAnalysis(Mapping[str, Any]):
     devices: int
     compile_s: float = 0.0
     busy: float
-    ops: tuple[OpShare, ...] = ()
-    findings: Findings = field(default_factory=Findings)
+    ops: tuple[OpShare, ...] = field(default=(), repr=False)
+    findings: Findings = field(default_factory=Findings, repr=False)
     judged_by_intensity: float | None = None
     roof: str = ""
     notes: tuple[str, ...] = ()
