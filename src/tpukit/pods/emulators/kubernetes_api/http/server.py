@@ -144,8 +144,7 @@ class ApiServer:
             if fault and fault.mishap is Mishap.SLOW:
                 await asyncio.sleep(fault.pause_s)
             answer = await self._carry_out(call, request)
-            if fault and fault.mishap is Mishap.LOST_REPLY:
-                assert request.transport is not None
+            if fault and fault.mishap is Mishap.LOST_REPLY and request.transport is not None:
                 request.transport.abort()
             return answer
         except Refusal as refusal:
