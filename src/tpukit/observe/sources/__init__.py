@@ -1,0 +1,1 @@
+"""Where readings come from: one small protocol, one file a source."""
