@@ -23,6 +23,13 @@ HOMES = {
         "DeviceUsage",
         "profile_tpu_usage",
     ),
+    ".runs.goodput": ("RunGoodput",),
+    ".runs.run": (
+        "Run",
+        "find_runs",
+    ),
+    ".runs.series": ("Series",),
+    ".runs.summary": ("RunSummary",),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

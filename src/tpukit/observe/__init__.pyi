@@ -14,6 +14,11 @@ from .profiling.comparison import StepComparison as StepComparison
 from .profiling.profiler import TPUProfiler as TPUProfiler
 from .profiling.usage import DeviceUsage as DeviceUsage
 from .profiling.usage import profile_tpu_usage as profile_tpu_usage
+from .runs.goodput import RunGoodput as RunGoodput
+from .runs.run import Run as Run
+from .runs.run import find_runs as find_runs
+from .runs.series import Series as Series
+from .runs.summary import RunSummary as RunSummary
 
 __all__ = [
     "BottleneckAnalysis",
@@ -22,10 +27,15 @@ __all__ = [
     "InputRate",
     "PerformanceDiagnosis",
     "PerformanceIssue",
+    "Run",
+    "RunGoodput",
+    "RunSummary",
+    "Series",
     "StepComparison",
     "StepTiming",
     "TPUProfiler",
     "diagnose_performance",
+    "find_runs",
     "measure_input",
     "profile_tpu_usage",
     "time_steps",

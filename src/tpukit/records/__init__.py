@@ -1,8 +1,12 @@
-"""What a run leaves and shows: metrics, progress, throughput, hooks."""
+"""What a run leaves and shows: metrics, events, each host's steps, progress, goodput, hooks."""
 
 from ..lazy import lazy_names
 
 HOMES = {
+    ".events": (
+        "Event",
+        "read_events",
+    ),
     ".hooks": (
         "TensorBoardHook",
         "TrainingHook",

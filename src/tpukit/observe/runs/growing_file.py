@@ -1,0 +1,116 @@
+"""A file of lines that grows while it is read: a poll reads only what is new.
+
+A line is taken when its end is there, so one that is half written waits. A file that was rewritten
+(`metrics.jsonl` after a rollback: the same lines up to a step, then others) is read again from the
+last place up to which it still is what it was; one that is gone is empty until it is back. A disk
+that refuses to be read leaves what was read before as it is.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+CHUNK = 4 << 20
+# Bytes before a place that are compared to see whether the file is still the same: lines of ours
+# end with a time to the microsecond, so that no two lines are alike.
+COMPARED = 200
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Lines that were read at once.
+
+    Attributes:
+        keep: Lines of those given before that still hold; the others are gone from the file.
+        lines: Those that come after them.
+    """
+
+    keep: int
+    lines: list[bytes]
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A place up to which the file was read."""
+
+    offset: int
+    lines: int
+    before: bytes
+
+
+_START = _Mark(0, 0, b"")
+
+
+class GrowingFile:
+    """Reads a file of lines once, and then what was added.
+
+    Args:
+        path: The file; it need not be there yet.
+
+    Attributes:
+        error: Why the file could not be read the last time, or "".
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.error = ""
+        self._marks = [_START]
+        self._identity: tuple[int, int] | None = None
+
+    @property
+    def lines_read(self) -> int:
+        """Lines given so far that still hold."""
+        return self._marks[-1].lines
+
+    def poll(self) -> Iterator[Piece]:
+        """Yield what is new since the last call, in pieces of some megabytes."""
+        try:
+            with self.path.open("rb") as file:
+                self.error = ""
+                yield from self._read(file)
+        except FileNotFoundError:
+            self.error = ""
+            yield from self._back_to([_START])
+        except OSError as error:
+            self.error = f"{self.path.name} cannot be read: {error.strerror or error}"
+
+    def _read(self, file: BinaryIO) -> Iterator[Piece]:
+        about = os.fstat(file.fileno())
+        identity = about.st_dev, about.st_ino
+        last = self._marks[-1]
+        if identity == self._identity and about.st_size == last.offset:
+            return
+        yield from self._back_to([mark for mark in self._marks if _holds(file, mark)])
+        self._identity = identity
+        file.seek(self._marks[-1].offset)
+        while True:
+            last = self._marks[-1]
+            chunk = file.read(CHUNK)
+            end = chunk.rfind(b"\n") + 1
+            while chunk and not end and (more := file.read(CHUNK)):  # a line longer than a chunk
+                chunk += more
+                end = chunk.rfind(b"\n") + 1
+            if not end:
+                return
+            lines = chunk[: end - 1].split(b"\n")
+            mark = _Mark(last.offset + end, last.lines + len(lines), chunk[:end][-COMPARED:])
+            # A poll that adds a few lines moves the last mark, or there would be one a second.
+            if len(self._marks) > 1 and mark.offset - self._marks[-2].offset < CHUNK:
+                self._marks[-1] = mark
+            else:
+                self._marks.append(mark)
+            yield Piece(last.lines, lines)
+            file.seek(mark.offset)
+
+    def _back_to(self, marks: list[_Mark]) -> Iterator[Piece]:
+        gone = marks[-1].lines < self._marks[-1].lines
+        self._marks = marks
+        if gone:
+            yield Piece(marks[-1].lines, [])
+
+
+def _holds(file: BinaryIO, mark: _Mark) -> bool:
+    file.seek(mark.offset - len(mark.before))
+    return file.read(len(mark.before)) == mark.before

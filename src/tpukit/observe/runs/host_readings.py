@@ -1,0 +1,87 @@
+"""`hosts/<process>/readings.jsonl`: what monitors said of each host's chips, newest and history."""
+
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...records.lines import read_end
+from ..readings import Reading
+from .growing_file import GrowingFile
+from .records_table import parse_records
+from .series import Numbers
+
+TAIL = 512 << 10  # bytes of the newest readings: minutes of one a second
+
+
+class HostReadings:
+    """Readings of one process, read on as its monitor writes them."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GrowingFile(path)
+        self._lines = 0
+        self._samples: dict[tuple[str, int | None], tuple[array[float], array[float]]] = {}
+
+    def history(self, metric: str, chip: int | None) -> tuple[Numbers, Numbers]:
+        """Return times and values of a metric on one chip, or the mean of its chips."""
+        self._poll()
+        if chip is not None:
+            return _arrays(*self._samples.get((metric, chip), (array("d"), array("d"))))
+        parts = [_arrays(*pair) for (name, _), pair in self._samples.items() if name == metric]
+        if not parts:
+            return np.empty(0), np.empty(0)
+        times = np.concatenate([times for times, _ in parts])
+        values = np.concatenate([values for _, values in parts])
+        at, place = np.unique(times, return_inverse=True)
+        return at, np.bincount(place, values) / np.bincount(place)
+
+    def metrics(self) -> list[str]:
+        """Return the metrics that were ever read."""
+        self._poll()
+        return list(dict.fromkeys(name for name, _ in self._samples))
+
+    def _poll(self) -> None:
+        for piece in self._file.poll():
+            if piece.keep < self._lines:  # monitors only append, so it is another file
+                self.__init__(self._file.path)
+                self._poll()
+                return
+            self._lines += len(piece.lines)
+            for reading in map(as_reading, parse_records(piece.lines)):
+                if reading is not None:
+                    self._add(reading)
+
+    def _add(self, reading: Reading) -> None:
+        for sample in reading.samples:
+            key = sample.metric, sample.chip
+            times, values = self._samples.setdefault(key, (array("d"), array("d")))
+            times.append(reading.time)
+            values.append(sample.value)
+
+
+def newest_readings(path: Path) -> list[Reading]:
+    """Return the readings at the end of a file, oldest first."""
+    lines, _ = read_end(path, TAIL)
+    found = (as_reading(record) for record in parse_records(lines))
+    return [reading for reading in found if reading is not None]
+
+
+def as_reading(record: Mapping[str, Any] | None) -> Reading | None:
+    """Return the reading that a line holds; None when it holds none, or one that makes no sense."""
+    if record is None:
+        return None
+    try:
+        reading = Reading.from_dict(record)
+        for sample in reading.samples:
+            if not isinstance(sample.value, int | float) or not isinstance(sample.metric, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                return None
+        return reading if isinstance(reading.time, int | float) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    except (KeyError, TypeError, AttributeError):
+        return None
+
+
+def _arrays(times: "array[float]", values: "array[float]") -> tuple[Numbers, Numbers]:
+    # Copies: an array that is looked at through a view cannot grow.
+    return np.array(times), np.array(values)

@@ -1,0 +1,202 @@
+"""`Run`: a run directory, read while it is written. Nothing here writes, or needs jax."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import TPUValidationError, did_you_mean
+from ...records.attempts import Attempt, read_attempts
+from ...records.events import EVENTS, Event, parse_events
+from ..readings import METRICS, Reading
+from .goodput import RunGoodput, goodput_of
+from .growing_file import GrowingFile
+from .host_readings import HostReadings, newest_readings
+from .records_table import RecordsTable
+from .series import Axis, Numbers, Series, make_series
+from .summary import RunSummary, summarise
+
+IDENTITY = "run.json"
+# What the glossary calls the figures that metrics.jsonl has under another name.
+RECORDED_AS = {
+    "step_time_seconds": "step_time_s",
+    "input_stall_seconds": "input_stall_s",
+    "tokens_per_second_per_chip": "tokens_per_s_per_chip",
+}
+
+
+class Run:
+    """One run directory; every call reads what was added since the last.
+
+    Args:
+        path: The folder that `tpukit train` wrote, or still writes.
+
+    Raises:
+        TPUValidationError: It is no folder of a run.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not is_run(self.path):
+            raise TPUValidationError(
+                f"{self.path} is no run directory ({IDENTITY} is missing); name the folder that "
+                "`tpukit train --run-dir` wrote."
+            )
+        self.name = self.path.resolve().name
+        self._metrics_file = GrowingFile(self.path / "metrics.jsonl")
+        self._table = RecordsTable()
+        self._events_file = GrowingFile(self.path / EVENTS)
+        self._events: list[Event] = []
+        self._event_lines: list[int] = []
+        self._hosts: dict[int, HostReadings] = {}
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    def summary(self, *, now: float | None = None) -> RunSummary:
+        """Return how the run is doing.
+
+        Args:
+            now: Unix seconds to tell ages from; the time of this call by default.
+        """
+        events, attempts = self.events(), self.attempts()
+        return summarise(
+            self.path,
+            events,
+            attempts,
+            goodput_of(attempts),
+            now=time.time() if now is None else now,
+            problem=self._metrics_file.error or self._events_file.error,
+        )
+
+    def series(
+        self,
+        metric: str,
+        *,
+        points: int = 1000,
+        start: float | None = None,
+        end: float | None = None,
+        by: Axis = "step",
+        process: int = 0,
+        chip: int | None = None,
+    ) -> Series:
+        """Return a metric over steps or time, thinned with its extremes kept.
+
+        Args:
+            metric: A name in metrics.jsonl, or a metric of the glossary that monitors read.
+            points: The most to return.
+            start: The first step, or unix second, to return.
+            end: The last one.
+            by: "step" or "time".
+            process: Whose monitor, for metrics of chips and hosts.
+            chip: Which of its chips; the mean of them by default.
+
+        Raises:
+            TPUValidationError: The run has no such metric.
+        """
+        self._poll_metrics()
+        name = RECORDED_AS.get(metric, metric)
+        if name in self._table.names() and name not in ("step", "time"):
+            x, y = self._table.columns(by, name)
+        elif metric in METRICS and process in self.processes():
+            x, y = self._host(process).history(metric, chip)
+            if by == "step":
+                x = self._steps_at(x)
+        else:
+            known = self.metrics()
+            raise TPUValidationError(
+                f"{self.name} has no metric '{metric}'; it has {', '.join(known) or 'none yet'}."
+                + did_you_mean(metric, known)
+            )
+        return make_series(metric, x, y, by=by, points=points, start=start, end=end)
+
+    def metrics(self) -> list[str]:
+        """Return the names that `series` knows."""
+        self._poll_metrics()
+        own = [name for name in self._table.names() if name not in ("step", "time")]
+        read = (name for process in self.processes() for name in self._host(process).metrics())
+        return list(dict.fromkeys([*own, *read]))
+
+    def events(self) -> Sequence[Event]:
+        """Return what happened, in order."""
+        for piece in self._events_file.poll():
+            if piece.keep < len(self._event_lines):
+                kept = self._event_lines[piece.keep]
+                del self._events[kept:], self._event_lines[piece.keep :]
+            for line in piece.lines:
+                self._event_lines.append(len(self._events))
+                self._events += parse_events([line])
+        return tuple(self._events)
+
+    def attempts(self) -> list[Attempt]:
+        """Return the attempts at the run, the last up to its newest step."""
+        return read_attempts(self.path, self.events())
+
+    def goodput(self) -> RunGoodput:
+        """Return where the time went, across all attempts."""
+        return goodput_of(self.attempts())
+
+    def processes(self) -> list[int]:
+        """Return the processes that left records of their own."""
+        try:
+            names = os.listdir(self.path / "hosts")
+        except OSError:
+            return []
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def readings(self) -> dict[tuple[int, str], Reading]:
+        """Return the latest reading of each process and source."""
+        found: dict[tuple[int, str], Reading] = {}
+        for process in self.processes():
+            for reading in newest_readings(self._readings_file(process)):
+                found[process, reading.source] = reading
+        return found
+
+    def _host(self, process: int) -> HostReadings:
+        if process not in self._hosts:
+            self._hosts[process] = HostReadings(self._readings_file(process))
+        return self._hosts[process]
+
+    def _readings_file(self, process: int) -> Path:
+        return self.path / "hosts" / str(process) / "readings.jsonl"
+
+    def _steps_at(self, times: Numbers) -> Numbers:
+        """Return the step that the run was at, at some times; NaN before it recorded any."""
+        step, at = self._table.columns("step", "time")
+        if not len(step):
+            return np.full(len(times), np.nan)
+        order = np.argsort(at, kind="stable")
+        return np.interp(times, at[order], step[order])
+
+    def _poll_metrics(self) -> None:
+        for piece in self._metrics_file.poll():
+            self._table.cut(piece.keep)
+            self._table.add(piece.lines, first_row=piece.keep)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's."""
+    return (path / IDENTITY).is_file()
+
+
+def find_runs(folder: str | Path) -> list[Run]:
+    """Return the runs in a folder, or the one that it is, the most recently written first."""
+    folder = Path(folder)
+    if is_run(folder):
+        return [Run(folder)]
+    try:
+        found = [Run(one) for one in folder.iterdir() if is_run(one)]
+    except OSError:
+        return []
+    return sorted(found, key=lambda run: -_written(run.path))
+
+
+def _written(path: Path) -> float:
+    for name in ("metrics.jsonl", EVENTS, IDENTITY):
+        try:
+            return (path / name).stat().st_mtime
+        except OSError:
+            continue
+    return 0.0

@@ -1,0 +1,207 @@
+"""The state of a run in a few figures, from the ends of its files, however long they are."""
+
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from rich.table import Table
+
+from ...hardware.missing import Measured, Missing, plain
+from ...records.attempts import Attempt
+from ...records.events import Event
+from ...records.lines import read_end
+from .goodput import RunGoodput
+from .records_table import as_number, parse_records
+
+State = Literal["running", "ended", "silent"]
+TAIL = 256 << 10  # bytes of metrics.jsonl, about a thousand steps
+SILENT_AFTER_S = 60.0
+# Before the first step there is nothing to write: a large model restores and compiles for long.
+STARTING_S = 3600.0
+SLOW_STEPS = 10  # of the usual length, before a run counts as silent
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """How a run is doing; a figure that is missing says why.
+
+    Attributes:
+        state: "running"; "ended", with its reason; or "silent": it stopped writing without a word.
+        reason: Why it ended: "done", "preempted", "data ended", "failed", "killed"; or "".
+        last_seen: Unix seconds of the newest line of any of its files; None when there is none.
+        step: The newest completed step.
+        total_steps: Of the whole run.
+        step_time_p50_s: Of the newest steps, at most about a thousand; p99 likewise.
+        predicted_step_s: By `tpukit check` of the same job (origin: model).
+        goodput: Productive over wall time, across all attempts.
+        checkpoint_age_s: Since the newest save.
+        attempts: How often it was started.
+        problem: A file that could not be read, or "".
+    """
+
+    name: str
+    path: str
+    state: State
+    reason: str
+    last_seen: float | None
+    step: int
+    total_steps: int | None
+    loss: Measured
+    step_time_p50_s: Measured
+    step_time_p99_s: Measured
+    tokens_per_s_per_chip: Measured
+    mfu: Measured
+    mfu_convention: str
+    predicted_step_s: Measured
+    goodput: Measured
+    checkpoint_step: int | None
+    checkpoint_age_s: Measured
+    device_kind: str
+    devices: int | None
+    chips: int | None
+    slice: str | None
+    attempts: int
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; `missing` has the reasons of what is null."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        missing = {
+            name: value.reason for name, value in values.items() if isinstance(value, Missing)
+        }
+        return {**{name: plain(value) for name, value in values.items()}, "missing": missing}
+
+    @property
+    def state_in_words(self) -> str:
+        """The state as one reads it."""
+        if self.state == "ended":
+            return f"ended: {self.reason}"
+        if self.state == "silent" and self.last_seen is not None:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.last_seen))
+            return f"silent since {stamp}"
+        return self.state
+
+    def __rich__(self) -> Table:
+        table = Table(title=f"{self.name}: {self.state_in_words}", show_header=False)
+        table.title_justify = "left"
+        of = "" if self.total_steps is None else f" of {self.total_steps:,}"
+        table.add_row("step", f"{self.step:,}{of}")
+        table.add_row("loss", f"{self.loss:.4f}")
+        times = f"{self.step_time_p50_s:.4g} s (p50), {self.step_time_p99_s:.4g} s (p99)"
+        table.add_row("step time", f"{times}; predicted {self.predicted_step_s:.4g} s")
+        table.add_row("speed", f"{self.tokens_per_s_per_chip:,.0f} tokens/s/chip")
+        table.add_row("MFU", f"{self.mfu:.1%} {self.mfu_convention}")
+        table.add_row("goodput", f"{self.goodput:.1%} over {self.attempts} attempts")
+        return table
+
+
+def summarise(
+    path: Path,
+    events: Sequence[Event],
+    attempts: Sequence[Attempt],
+    goodput: RunGoodput,
+    *,
+    now: float,
+    problem: str = "",
+) -> RunSummary:
+    """Make the summary of a run directory."""
+    steps = newest_records(path / "metrics.jsonl")
+    newest = steps[-1] if steps else {}
+    last = attempts[-1] if attempts else None
+    about = dict(last.about) if last else {}
+    times = sorted(_numbers(steps, "step_time_s"))
+    step = max(int(newest.get("step") or 0), last.step if last else 0)
+    if last is not None and last.step < step and last.reason is None and not _began(last, newest):
+        step = last.step  # lines of an attempt whose steps this one takes again
+    seen = [one for one in (newest.get("time"), last.newest if last else None) if one]
+    last_seen = max(seen) if seen else None
+    saved = [event for event in events if event.event == "saved"]
+    not_yet = Missing("no step has completed yet")
+    return RunSummary(
+        name=path.name,
+        path=str(path),
+        state=_state(last, last_seen, times, now),
+        reason=(last.reason or "") if last else "",
+        last_seen=last_seen,
+        step=step,
+        total_steps=about.get("total_steps") or _planned_steps(path),
+        loss=_last(steps, "loss"),
+        step_time_p50_s=statistics.median(times) if times else not_yet,
+        step_time_p99_s=times[int(0.99 * (len(times) - 1))] if times else not_yet,
+        tokens_per_s_per_chip=_mean(steps, "tokens_per_s_per_chip"),
+        mfu=_mean(steps, "mfu"),
+        mfu_convention=str(about.get("mfu_convention") or ""),
+        predicted_step_s=_predicted(about),
+        goodput=Missing("no attempt is recorded") if goodput.share is None else goodput.share,
+        checkpoint_step=int(saved[-1].number("step") or 0) if saved else None,
+        checkpoint_age_s=max(0.0, now - saved[-1].time) if saved else Missing("none was saved"),
+        device_kind=str(about.get("device_kind") or ""),
+        devices=about.get("devices"),
+        chips=about.get("chips"),
+        slice=about.get("slice"),
+        attempts=len(attempts),
+        problem=problem,
+    )
+
+
+def newest_records(file: Path) -> list[Mapping[str, Any]]:
+    """Return the last training records of a metrics file, those of evaluations left out."""
+    lines, _ = read_end(file, TAIL)
+    return [record for record in parse_records(lines) if record and "step_time_s" in record]
+
+
+def _began(attempt: Attempt, newest: Mapping[str, Any]) -> bool:
+    return as_number(newest.get("time")) >= attempt.began
+
+
+def _state(last: Attempt | None, seen: float | None, times: list[float], now: float) -> State:
+    if last is not None and last.reason is not None:
+        return "ended"
+    usual = statistics.median(times) if times else 0.0
+    patience = max(SILENT_AFTER_S, SLOW_STEPS * usual)
+    if last is not None and last.step == last.first_step:
+        patience = STARTING_S
+    return "running" if seen is not None and now - seen <= patience else "silent"
+
+
+def _numbers(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    found = (as_number(record.get(name)) for record in records)
+    return [value for value in found if value == value]
+
+
+def _last(records: Sequence[Mapping[str, Any]], name: str) -> Measured:
+    if not records:
+        return Missing("no step has completed yet")
+    odd = cast("Mapping[str, Any]", records[-1].get("not_finite") or {})
+    if name in odd:
+        return Missing(f"it is {odd[name]}")
+    value = as_number(records[-1].get(name))
+    return value if value == value else Missing("the run does not record it")
+
+
+def _mean(records: Sequence[Mapping[str, Any]], name: str) -> Measured:
+    """Of the last steps: one alone jumps, as its completion is seen late."""
+    values = _numbers(records[-20:], name)
+    if values:
+        return statistics.fmean(values)
+    return Missing("the run does not record it" if records else "no step has completed yet")
+
+
+def _predicted(about: Mapping[str, Any]) -> Measured:
+    value = as_number(about.get("predicted_step_s"))
+    if value == value:
+        return value
+    return Missing(str(about.get("no_prediction") or "the job was not checked"))
+
+
+def _planned_steps(path: Path) -> int | None:
+    try:
+        document = json.loads((path / "run.json").read_text())
+        steps = document["settings"]["steps"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return steps if isinstance(steps, int) else None

@@ -1,0 +1,98 @@
+"""`events.jsonl`: what happened to a run, attempt after attempt; nothing is ever taken out of it.
+
+| event | what it says |
+|---|---|
+| attempt started | `attempt` (0, 1, …), the `step` it begins after, `total_steps`, devices … |
+| spent | `seconds` that went into `what`, a name of `Goodput.spent_s` |
+| progress, saved | the `step` that is reached, the attempt's `wall_s` and `productive_s` up to it |
+| rolled back | from which step to which, and the same two |
+| preempted, recompiled, note | as they say |
+| attempt ended | `reason`, and the same three; `seen_by` says who wrote it for a killed attempt |
+
+A line goes to the operating system at once, so a kill loses none. `wall_s` is of a clock that never
+jumps. A disk that is full costs events, never the run.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from .lines import AppendedLines
+
+EVENTS = "events.jsonl"
+# Seconds between two lines of progress; what came after the last is in the host's step records.
+PROGRESS_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the file.
+
+    Attributes:
+        time: Unix seconds.
+        event: What happened: "attempt started", "spent", "saved" …
+        data: Everything else the line says.
+    """
+
+    time: float
+    event: str
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> "Event | None":
+        """Read what `to_dict` wrote; None when it is no event."""
+        at, event = line.get("time"), line.get("event")
+        if not isinstance(event, str) or not isinstance(at, int | float):
+            return None
+        rest = {name: value for name, value in line.items() if name not in ("time", "event")}
+        return cls(float(at), event, rest)
+
+    def number(self, name: str) -> float | None:
+        """Return a number of the line; None when it has none of that name."""
+        value = self.data.get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as in the file."""
+        return {"time": self.time, "event": self.event, **self.data}
+
+
+class EventsFile:
+    """Appends events; one for each run, on process 0."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = AppendedLines(path)
+
+    def write(self, event: str, *, at: float | None = None, **data: Any) -> None:
+        """Append one event, of now unless `at` says another time."""
+        line = Event(time.time() if at is None else at, event, data).to_dict()
+        self._lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+def read_events(path: Path) -> list[Event]:
+    """Return the events of a file; none when it is not there."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    return list(parse_events(lines))
+
+
+def parse_events(lines: list[bytes]) -> Iterator[Event]:
+    """Yield the events that lines hold; those a kill cut short are passed over."""
+    for line in lines:
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(data, dict):
+            event = Event.from_dict(cast("dict[str, Any]", data))
+            if event is not None:
+                yield event
