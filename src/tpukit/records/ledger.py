@@ -1,7 +1,7 @@
 """Where the time of a run goes: steps that count, and everything else by name."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,7 +53,12 @@ class Ledger:
 
     Steps are dispatched ahead, so a step lasts from the completion of the one before it, or from
     `mark()` where something else came between.
+
+    Attributes:
+        on_booked: Told of everything that is booked but for the input waited for in each step.
     """
+
+    on_booked: Callable[[str, float], None] | None = None
 
     def __init__(self) -> None:
         self._began = self._mark = time.perf_counter()
@@ -68,8 +73,10 @@ class Ledger:
         try:
             yield
         finally:
-            self.add(what, time.perf_counter() - began)
+            took = time.perf_counter() - began
+            self.add(what, took)
             self.mark()
+            self._tell(what, took)
 
     def add(self, what: str, seconds: float) -> None:
         """Book some seconds under a name."""
@@ -91,10 +98,15 @@ class Ledger:
 
     def roll_back(self, step: int) -> None:
         """Steps after `step` no longer count."""
-        for undone in [number for number in self._productive if number > step]:
-            seconds = self._productive.pop(undone)
-            self._productive_s -= seconds
-            self.add("lost", seconds)
+        undone = [number for number in self._productive if number > step]
+        seconds = sum(self._productive.pop(number) for number in undone)
+        self._productive_s -= seconds
+        self.add("lost", seconds)
+        self._tell("lost", seconds)
+
+    def _tell(self, what: str, seconds: float) -> None:
+        if self.on_booked is not None:
+            self.on_booked(what, seconds)
 
     def goodput(self) -> Goodput:
         """Where the time went so far."""

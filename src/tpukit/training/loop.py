@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from ..errors import TrainingDiverged
+from ..records.attempt_recorder import AttemptRecorder
 from ..records.hooks import TrainingHook
 from ..records.ledger import Ledger
 from ..records.metrics import MetricsFile
@@ -51,6 +52,7 @@ class LoopParts:
     source: BatchSource
     run: RunDirectory
     ledger: Ledger
+    recorder: AttemptRecorder
     throughput: Throughput
     progress: ProgressView
     notice: PreemptionGuard
@@ -69,7 +71,10 @@ class _Dispatched:
 
     step: int
     metrics: dict[str, Any]
+    input_s: float
     stalled_s: float
+    checkpoint_s: float
+    dispatch_s: float
 
     @property
     def is_done(self) -> bool:
@@ -93,6 +98,7 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         self._pending: deque[_Dispatched] = deque()
         self._evaluated_at = -1
+        self._checkpoint_s = 0.0  # of the save since the last step, if there was one
 
     def run(self) -> Stopped:
         """Train until all steps are taken, the data end, or a signal comes.
@@ -122,15 +128,29 @@ class TrainingLoop:
             rows = parts.source.draw()
         except StopIteration:
             return False
-        waited = time.perf_counter() - began
+        drawn = time.perf_counter()
+        waited = drawn - began
         # Waiting matters only if the device has finished all it was given.
         idle = not self._pending or self._pending[-1].is_done
         batch = parts.source.place(rows)
+        changes = len(parts.program.changes)
         parts.program.check(batch)
+        for change in parts.program.changes[changes:]:
+            parts.recorder.happened("recompiled", change=str(change))
         with explained(f"step {self.step + 1}"):
             self.state, metrics = parts.program(self.state, batch)
         self.step += 1
-        self._pending.append(_Dispatched(self.step, metrics, waited if idle else 0.0))
+        self._pending.append(
+            _Dispatched(
+                self.step,
+                metrics,
+                input_s=waited,
+                stalled_s=waited if idle else 0.0,
+                checkpoint_s=self._checkpoint_s,
+                dispatch_s=time.perf_counter() - drawn,
+            )
+        )
+        self._checkpoint_s = 0.0
         return True
 
     def _settle(self, *, leave: int) -> None:
@@ -142,6 +162,14 @@ class TrainingLoop:
                     name: float(value) for name, value in jax.device_get(done.metrics).items()
                 }
             took = self.parts.ledger.completed(done.step, stalled_s=done.stalled_s)
+            self.parts.recorder.stepped(
+                done.step,
+                step_time_s=took,
+                input_s=done.input_s,
+                input_stall_s=done.stalled_s,
+                checkpoint_s=done.checkpoint_s,
+                dispatch_s=done.dispatch_s,
+            )
             if self.parts.watchdog is not None:
                 self.parts.watchdog.beat()
             if jax.process_index() == 0:
@@ -202,6 +230,7 @@ class TrainingLoop:
         self._pending.clear()
         self.state, self.step = restored.state, restored.step
         parts.ledger.roll_back(self.step)
+        parts.recorder.rolled_back(self.step)
         for seen in (self.losses, self.step_times_s):
             for step in [step for step in seen if step > self.step]:
                 del seen[step]
@@ -249,9 +278,12 @@ class TrainingLoop:
         # Before the first step there is nothing that the seed would not give again.
         if parts.keeper is None or self.step in (0, parts.keeper.saved_step):
             return
+        began = time.perf_counter()
         with parts.ledger.doing("checkpoint"):
             guard = {} if parts.guard is None else parts.guard.state()
             parts.keeper.save(self.step, self.state, data=parts.source.state(), guard=guard)
+        self._checkpoint_s = time.perf_counter() - began
+        parts.recorder.saved(self.step)
 
     def _finish(self, reason: Stopped) -> Stopped:
         self._settle(leave=0)
@@ -263,3 +295,4 @@ class TrainingLoop:
     def _say(self, text: str) -> None:
         self.parts.run.log(text)
         self.parts.progress.note(text)
+        self.parts.recorder.happened("note", text=text)

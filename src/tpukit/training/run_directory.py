@@ -11,6 +11,7 @@ import jax
 
 from ..errors import TPUValidationError
 from ..hardware.figure import format_quantity
+from ..records.events import EVENTS
 from ..runtime.files import write_text
 from ..runtime.logs import ROOT, TextFormatter
 from ..runtime.multihost import smallest_of_all
@@ -21,12 +22,14 @@ PLACEMENT = "placement.txt"
 
 
 class RunDirectory:
-    """The folder of one run. Process 0 writes; the others know where it is.
+    """The folder of one run. Process 0 writes, and each process below `hosts/`.
 
     | file | what it holds |
     |---|---|
     | `run.json` | what makes it this run (model, data, batch, seed), its recipe and its settings |
     | `metrics.jsonl` | one JSON object a logged step |
+    | `events.jsonl` | attempts, saves, rollbacks, and where the time went |
+    | `hosts/0/` … | `steps.jsonl` of each process: what that host did in every step |
     | `train.log` | what happened, with times, and every warning |
     | `checkpoints/` | unless they are kept elsewhere |
 
@@ -121,6 +124,7 @@ class RunDirectory:
             return
         began = self.metrics.is_file() and self.metrics.stat().st_size
         if not began and not self.checkpoints.exists():
+            (self.path / EVENTS).unlink(missing_ok=True)  # attempts at something else
             return
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise TPUValidationError(

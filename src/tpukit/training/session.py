@@ -11,6 +11,7 @@ import jax
 from ..hardware import Figure
 from ..hardware.target import on_one_gpu
 from ..job.train import TrainingSettings
+from ..records.attempt_recorder import AttemptRecorder
 from ..records.hooks import TrainingHook
 from ..records.ledger import Ledger
 from ..records.metrics import MetricsFile
@@ -46,14 +47,17 @@ class Session:
         hooks: Sequence[TrainingHook],
         compiler_options: Mapping[str, Any] | None = None,
         log_placement: bool = False,
+        on: str | None = None,
     ) -> None:
         self._prepared, self._settings, self._total = prepared, settings, total_steps
         self._ledger, self._progress, self._hooks = ledger, progress, hooks
         self._compiler_options, self._log_placement = compiler_options, log_placement
+        self._on = on
         self._stack = contextlib.ExitStack()
         model = str(prepared.work.to_dict()["model"])
         self._run = RunDirectory(settings.run_dir or name_for(model))
         self._identity, self._recipe = prepared.identity(settings), prepared.recipe(settings)
+        self._recorder = AttemptRecorder(self._run.path, process=jax.process_index(), ledger=ledger)
         self._result: TrainingResult | None = None
         self.state: TrainState | None = None
 
@@ -72,6 +76,8 @@ class Session:
     ) -> None:
         if error is not None:
             self._run.log(f"ended by {type(error).__name__}: {error}")
+            self._recorder.end("failed", error=f"{type(error).__name__}: {error}")
+        self._recorder.close()
         if error is not None and jax.process_count() > 1:
             # The others cannot be waited for: they are gone, or wait for this process to go.
             self._stack.pop_all()
@@ -98,6 +104,7 @@ class Session:
         keeper, guard = self._keeper(), _guard(settings)
         state, first = self._restore(keeper, source, guard)
         resumed_from = None if state is None else first
+        self._record_start(first, predicted)
         if first < self._total:
             source.look()
             if keeper is not None:
@@ -117,6 +124,7 @@ class Session:
                 source=source,
                 run=self._run,
                 ledger=self._ledger,
+                recorder=self._recorder,
                 throughput=prepared.throughput,
                 progress=self._progress,
                 notice=notice,
@@ -148,9 +156,11 @@ class Session:
                 keeper.wait()
         self._run.log(f"{stopped} at step {loop.step}")
         if stopped == "preempted":
+            self._recorder.happened("preempted", signal=notice.signal_name)
             self._progress.note(self._how_to_go_on(loop.step, keeper))
             if jax.process_index() == 0:
                 report_stop(loop.step, stopped)
+        self._recorder.end(stopped)
         self.state = loop.state
         self._result = TrainingResult(
             steps=loop.step,
@@ -172,6 +182,23 @@ class Session:
             rollbacks=loop.rollbacks,
         )
         return self._result
+
+    def _record_start(self, first: int, predicted: Figure) -> None:
+        about = self._prepared.throughput
+        self._recorder.start(
+            step=first,
+            total_steps=self._total,
+            device_kind=about.device_kind,
+            devices=about.devices,
+            chips=about.chips,
+            processes=jax.process_count(),
+            slice=self._on,
+            mfu_convention=about.mfu_convention,
+            flops_per_step=about.flops_per_step.value,
+            tokens_per_step=about.tokens_per_step,
+            predicted_step_s=predicted.value,
+            no_prediction=predicted.reason,
+        )
 
     def _how_to_go_on(self, step: int, keeper: StateKeeper | None) -> str:
         if keeper is None or keeper.saved_step is None:

@@ -230,6 +230,7 @@ class TPUTrainer:
             hooks=make_hooks(wanted) if first else (),
             compiler_options=self._compiler_options(),
             log_placement=job.observe.log_device_placement,
+            on=self.job.on,
         ) as session:
             for note in notes:
                 session.say(note)
