@@ -30,6 +30,14 @@ HOMES = {
     ),
     ".runs.series": ("Series",),
     ".runs.summary": ("RunSummary",),
+    ".stragglers.detection": (
+        "HostRecords",
+        "detect_stragglers",
+    ),
+    ".stragglers.report": (
+        "Straggler",
+        "StragglerReport",
+    ),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

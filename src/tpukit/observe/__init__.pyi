@@ -19,11 +19,16 @@ from .runs.run import Run as Run
 from .runs.run import find_runs as find_runs
 from .runs.series import Series as Series
 from .runs.summary import RunSummary as RunSummary
+from .stragglers.detection import HostRecords as HostRecords
+from .stragglers.detection import detect_stragglers as detect_stragglers
+from .stragglers.report import Straggler as Straggler
+from .stragglers.report import StragglerReport as StragglerReport
 
 __all__ = [
     "BottleneckAnalysis",
     "Bottlenecks",
     "DeviceUsage",
+    "HostRecords",
     "InputRate",
     "PerformanceDiagnosis",
     "PerformanceIssue",
@@ -33,7 +38,10 @@ __all__ = [
     "Series",
     "StepComparison",
     "StepTiming",
+    "Straggler",
+    "StragglerReport",
     "TPUProfiler",
+    "detect_stragglers",
     "diagnose_performance",
     "find_runs",
     "measure_input",

@@ -3,6 +3,7 @@
 from ..lazy import lazy_names
 
 HOMES = {
+    "..observe.stragglers.comparison": ("Stragglers", "find_stragglers"),
     ".causes": ("Cause", "Ending", "Kind"),
     ".config": ("PodConfig",),
     ".health": ("PodHealth",),
@@ -12,7 +13,7 @@ HOMES = {
     ".multipod.result": ("SynchronizedStep",),
     ".multipod.strategy": ("AllReduceStrategy", "PodTopology"),
     ".multipod.training": ("MultiPod",),
-    ".optimizer.balance": ("Stragglers", "balance_examples", "find_stragglers"),
+    ".optimizer.balance": ("balance_examples",),
     ".optimizer.metrics": ("StepMetrics",),
     ".optimizer.optimizer": ("TpuOptimizer",),
     ".optimizer.tensor": ("DistributedTensor",),

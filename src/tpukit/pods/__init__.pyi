@@ -6,6 +6,8 @@ from ..errors import PodUnavailable as PodUnavailable
 from ..errors import ProviderError as ProviderError
 from ..errors import TPUError as TPUError
 from ..errors import TpuError as TpuError
+from ..observe.stragglers.comparison import Stragglers as Stragglers
+from ..observe.stragglers.comparison import find_stragglers as find_stragglers
 from ..records.reporting import report_step as report_step
 from .causes import Cause as Cause
 from .causes import Ending as Ending
@@ -19,9 +21,7 @@ from .multipod.result import SynchronizedStep as SynchronizedStep
 from .multipod.strategy import AllReduceStrategy as AllReduceStrategy
 from .multipod.strategy import PodTopology as PodTopology
 from .multipod.training import MultiPod as MultiPod
-from .optimizer.balance import Stragglers as Stragglers
 from .optimizer.balance import balance_examples as balance_examples
-from .optimizer.balance import find_stragglers as find_stragglers
 from .optimizer.metrics import StepMetrics as StepMetrics
 from .optimizer.optimizer import TpuOptimizer as TpuOptimizer
 from .optimizer.tensor import DistributedTensor as DistributedTensor

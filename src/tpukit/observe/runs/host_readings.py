@@ -9,6 +9,7 @@ import numpy as np
 
 from ...records.lines import read_end
 from ..readings import Reading
+from ..stragglers.chip_signs import is_typical
 from .growing_file import GrowingFile
 from .records_table import parse_records
 from .series import Numbers
@@ -25,11 +26,18 @@ class HostReadings:
         self._samples: dict[tuple[str, int | None], tuple[array[float], array[float]]] = {}
 
     def history(self, metric: str, chip: int | None) -> tuple[Numbers, Numbers]:
-        """Return times and values of a metric on one chip, or the mean of its chips."""
+        """Return times and values of a metric, the mean over what it was read of at each time.
+
+        Args:
+            metric: A name of the glossary; of quantiles the median is taken.
+            chip: Which chip; all by default.
+        """
         self._poll()
-        if chip is not None:
-            return _arrays(*self._samples.get((metric, chip), (array("d"), array("d"))))
-        parts = [_arrays(*pair) for (name, _), pair in self._samples.items() if name == metric]
+        parts = [
+            _arrays(*pair)
+            for (name, on), pair in self._samples.items()
+            if name == metric and (chip is None or on == chip)
+        ]
         if not parts:
             return np.empty(0), np.empty(0)
         times = np.concatenate([times for times, _ in parts])
@@ -54,7 +62,7 @@ class HostReadings:
                     self._add(reading)
 
     def _add(self, reading: Reading) -> None:
-        for sample in reading.samples:
+        for sample in filter(lambda one: is_typical(one.labels), reading.samples):
             key = sample.metric, sample.chip
             times, values = self._samples.setdefault(key, (array("d"), array("d")))
             times.append(reading.time)

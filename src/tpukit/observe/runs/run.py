@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import TPUValidationError, did_you_mean
-from ...records.attempts import Attempt, read_attempts
+from ...records.attempts import Attempt, attempts_of, read_attempts
 from ...records.events import EVENTS, Event, parse_events
 from ..readings import METRICS, Reading
+from ..stragglers.detection import HostRecords, detect_stragglers, read_host_steps
+from ..stragglers.report import StragglerReport
 from .goodput import RunGoodput, goodput_of
 from .growing_file import GrowingFile
 from .host_readings import HostReadings, newest_readings
@@ -19,6 +21,7 @@ from .series import Axis, Numbers, Series, make_series
 from .summary import RunSummary, summarise
 
 IDENTITY = "run.json"
+CLOCKS_APART_S = 5.0
 # What the glossary calls the figures that metrics.jsonl has under another name.
 RECORDED_AS = {
     "step_time_seconds": "step_time_s",
@@ -153,6 +156,26 @@ class Run:
             for reading in newest_readings(self._readings_file(process)):
                 found[process, reading.source] = reading
         return found
+
+    def stragglers(self) -> StragglerReport:
+        """Return the hosts that hold the run up, with the cause of each."""
+        attempts = attempts_of(self.events())
+        # Clocks of hosts differ a little.
+        since = attempts[-1].began - CLOCKS_APART_S if attempts else 0.0
+        return detect_stragglers(
+            [
+                HostRecords(
+                    process,
+                    read_host_steps(self.path, process, since=since),
+                    [
+                        one
+                        for one in newest_readings(self._readings_file(process))
+                        if one.time >= since
+                    ],
+                )
+                for process in self.processes()
+            ]
+        )
 
     def _host(self, process: int) -> HostReadings:
         if process not in self._hosts:

@@ -15,6 +15,7 @@ import optax
 from ...annotations import Device, PyTree
 from ...errors import ConfigError, PodUnavailable
 from ...hardware import Slice
+from ...observe.stragglers import Stragglers, find_stragglers
 from ...runtime.ranges import COUNT
 from ..calls import either_way
 from ..causes import Cause
@@ -26,7 +27,6 @@ from ..scaling.decision import ScalingDecision
 from ..scaling.metrics import RECENT, WorkloadMetrics, measure
 from ..xla.compiler import OptimizedGraph, OptimizerConfig
 from ..xla.flags import OptimizationFlags
-from .balance import Stragglers, find_stragglers
 from .gradients import DatasetGradients, mean_gradients
 from .metrics import StepMetrics
 from .placement import devices_here, divided
