@@ -58,6 +58,7 @@ TYPED = {
     "report perfetto": ("report.json", 0.4),
     "slice": ("v5p-128", 0.4),
     "slices": ("v6e", 0.4),
+    "top": ("", 0.5),
     "train": ("job.yaml --steps 1000000 --run-dir second", 20),
     "version": ("", 0.2),
 }

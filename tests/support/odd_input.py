@@ -48,6 +48,7 @@ RIGHT = {
     "report perfetto": ["report.json"],
     "slice": ["v6e-4"],
     "slices": ["v6e"],
+    "top": ["--once"],
     "train": ["job.yaml"],
     "version": [],
 }

@@ -21,6 +21,7 @@ from . import (
     profile,
     report,
     slices,
+    top,
     train,
 )
 from . import compile as compile_command
@@ -60,6 +61,7 @@ app.command("compile")(compile_command.compile_function)
 app.command("train")(train.train)
 app.command("profile")(profile.profile)
 app.command("launch")(launch.launch)
+app.command("top")(top.top)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
 app.add_typer(pods.app, name="pods", help="List, get, give back, rehearse and count pods.")

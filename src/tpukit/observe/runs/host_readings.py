@@ -15,6 +15,7 @@ from .records_table import parse_records
 from .series import Numbers
 
 TAIL = 512 << 10  # bytes of the newest readings: minutes of one a second
+LEAST = 16 << 10  # bytes, in which there is one reading of a host with many chips
 
 
 class HostReadings:
@@ -69,9 +70,14 @@ class HostReadings:
             values.append(sample.value)
 
 
-def newest_readings(path: Path) -> list[Reading]:
-    """Return the readings at the end of a file, oldest first."""
-    lines, _ = read_end(path, TAIL)
+def share_of(most: int, files: int) -> int:
+    """Return how many bytes at the end of each of some files to read, so that all are few."""
+    return max(LEAST, min(TAIL, most // max(1, files)))
+
+
+def newest_readings(path: Path, size: int = TAIL) -> list[Reading]:
+    """Return the readings in the last `size` bytes of a file, oldest first."""
+    lines, _ = read_end(path, size)
     found = (as_reading(record) for record in parse_records(lines))
     return [reading for reading in found if reading is not None]
 

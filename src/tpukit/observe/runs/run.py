@@ -15,13 +15,15 @@ from ..stragglers.detection import HostRecords, detect_stragglers, read_host_ste
 from ..stragglers.report import StragglerReport
 from .goodput import RunGoodput, goodput_of
 from .growing_file import GrowingFile
-from .host_readings import HostReadings, newest_readings
+from .host_readings import HostReadings, newest_readings, share_of
 from .records_table import RecordsTable
 from .series import Axis, Numbers, Series, make_series
 from .summary import RunSummary, summarise
 
 IDENTITY = "run.json"
 CLOCKS_APART_S = 5.0
+# Of all hosts' newest records together, to find stragglers: with many hosts less of each will do.
+STEP_BYTES, READING_BYTES = 4 << 20, 2 << 20
 # What the glossary calls the figures that metrics.jsonl has under another name.
 RECORDED_AS = {
     "step_time_seconds": "step_time_s",
@@ -153,7 +155,7 @@ class Run:
         """Return the latest reading of each process and source."""
         found: dict[tuple[int, str], Reading] = {}
         for process in self.processes():
-            for reading in newest_readings(self._readings_file(process)):
+            for reading in newest_readings(self.readings_file(process)):
                 found[process, reading.source] = reading
         return found
 
@@ -162,27 +164,23 @@ class Run:
         attempts = attempts_of(self.events())
         # Clocks of hosts differ a little.
         since = attempts[-1].began - CLOCKS_APART_S if attempts else 0.0
-        return detect_stragglers(
-            [
-                HostRecords(
-                    process,
-                    read_host_steps(self.path, process, since=since),
-                    [
-                        one
-                        for one in newest_readings(self._readings_file(process))
-                        if one.time >= since
-                    ],
-                )
-                for process in self.processes()
-            ]
-        )
+        processes = self.processes()
+        step_bytes = share_of(STEP_BYTES, len(processes))
+        reading_bytes = share_of(READING_BYTES, len(processes))
+        hosts: list[HostRecords] = []
+        for process in processes:
+            steps = read_host_steps(self.path, process, size=step_bytes, since=since)
+            readings = newest_readings(self.readings_file(process), reading_bytes)
+            hosts.append(HostRecords(process, steps, [r for r in readings if r.time >= since]))
+        return detect_stragglers(hosts)
 
     def _host(self, process: int) -> HostReadings:
         if process not in self._hosts:
-            self._hosts[process] = HostReadings(self._readings_file(process))
+            self._hosts[process] = HostReadings(self.readings_file(process))
         return self._hosts[process]
 
-    def _readings_file(self, process: int) -> Path:
+    def readings_file(self, process: int) -> Path:
+        """Return where a process's monitor writes."""
         return self.path / "hosts" / str(process) / "readings.jsonl"
 
     def _steps_at(self, times: Numbers) -> Numbers:

@@ -34,7 +34,6 @@ from .comparison import Late, Matrix, stands_out
 from .report import Cause, Straggler, StragglerReport
 
 WINDOW = 200  # steps that are compared
-TAIL = 256 << 10  # bytes of a host's records: more than a thousand steps
 LATE = 0.05  # of a step, from which on a host is late in it
 COUNTS = 0.02  # of the run's time, below which a straggler is not worth a name
 
@@ -60,9 +59,11 @@ class HostRecords:
         return next((name for name in named if name), f"process {self.process}")
 
 
-def read_host_steps(run_dir: Path, process: int, *, since: float = 0.0) -> list[HostStep]:
-    """Return the newest steps that a process recorded, those of earlier attempts left out."""
-    lines, _ = read_end(steps_file(run_dir, process), TAIL)
+def read_host_steps(
+    run_dir: Path, process: int, *, size: int, since: float = 0.0
+) -> list[HostStep]:
+    """Return the steps in the last bytes of a process's records, none of before a time."""
+    lines, _ = read_end(steps_file(run_dir, process), size)
     return [step for step in parse_steps(lines) if step.time >= since]
 
 

@@ -1,0 +1,46 @@
+"""`tpukit top`: what the chips and the run are doing, on one screen."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import show
+
+
+def top(
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="A run directory, or a folder of some; the newest in runs/ if none."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one screen and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one screen as JSON.")] = False,
+    rate: Annotated[
+        float, typer.Option(help="Seconds between two screens.", min=0.1, max=3600)
+    ] = 1.0,
+    hosts: Annotated[
+        str | None,
+        typer.Option(help="Instead of this machine: host:port of monitors, or run directories."),
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Show a recorded readings.jsonl again.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Show chips, hosts and the run: live on a terminal, one plain table elsewhere."""
+    from rich.console import Console
+
+    from ..observe.top.feed import Feed
+
+    console = Console()
+    is_live = console.is_terminal and not once and not json
+    asked = [one.strip() for one in (hosts or "").split(",") if one.strip()]
+    feed = Feed(run, hosts=asked, recording=replay, at_once=not is_live)
+    try:
+        if is_live:
+            from ..observe.top.live import watch
+
+            watch(feed, rate_s=rate, console=console)
+        else:
+            show(feed.read(), json=json)
+    finally:
+        feed.close()

@@ -1,0 +1,1 @@
+"""Where readings go: Prometheus, Cloud Monitoring, a file beside the run, TensorBoard."""

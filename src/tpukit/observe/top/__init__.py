@@ -1,0 +1,1 @@
+"""`tpukit top`: chips, hosts and the run on one screen; nothing here loads jax."""
