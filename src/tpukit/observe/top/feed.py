@@ -135,7 +135,12 @@ class Feed:
         )
 
     def _replay(self, recording: Path, *, at_once: bool) -> None:
-        self._sources = list(replay(recording, speed=float("inf") if at_once else 1.0))
+        try:
+            self._sources = list(replay(recording, speed=float("inf") if at_once else 1.0))
+        except (OSError, ValueError) as error:
+            raise TPUValidationError(
+                f"the recording {recording} cannot be read ({error}); name a readings.jsonl."
+            ) from error
         if not self._sources:
             raise TPUValidationError(
                 f"{recording} holds no readings; name a readings.jsonl that a monitor wrote."
