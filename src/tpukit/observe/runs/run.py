@@ -23,7 +23,7 @@ from .summary import RunSummary, summarise
 IDENTITY = "run.json"
 CLOCKS_APART_S = 5.0
 # Of all hosts' newest records together, to find stragglers: with many hosts less of each will do.
-STEP_BYTES, READING_BYTES = 4 << 20, 2 << 20
+STEP_BYTES, READING_BYTES = 2 << 20, 1 << 20
 # What the glossary calls the figures that metrics.jsonl has under another name.
 RECORDED_AS = {
     "step_time_seconds": "step_time_s",

@@ -81,9 +81,17 @@ class RunSummary:
         if self.state == "ended":
             return f"ended: {self.reason}"
         if self.state == "silent" and self.last_seen is not None:
-            stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.last_seen))
-            return f"silent since {stamp}"
+            then, today = time.localtime(self.last_seen), time.localtime()
+            form = "%H:%M:%S" if then[:3] == today[:3] else "%Y-%m-%d %H:%M"
+            return f"silent since {time.strftime(form, then)}"
         return self.state
+
+    def __str__(self) -> str:
+        of = "" if self.total_steps is None else f" of {self.total_steps:,}"
+        return (
+            f"{self.name}: {self.state_in_words}, step {self.step:,}{of}, loss {self.loss:.4f}, "
+            f"{self.step_time_p50_s:.4g} s/step, goodput {self.goodput:.1%}"
+        )
 
     def __rich__(self) -> Table:
         table = Table(title=f"{self.name}: {self.state_in_words}", show_header=False)

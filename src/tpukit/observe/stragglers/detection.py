@@ -118,7 +118,7 @@ def _judge_steps(
         ]
 
     stalled = matrix(lambda step: min(step.input_stall_s, step.step_time_s), steps)
-    found = late("input", stalled, "its chips stand idle for want of input")
+    found = late("input", stalled, "of idle chips for want of input")
     if len(saves) > 1:
         spread = (common[-1] - common[0] + 1) / len(saves)
         values = matrix(lambda step: step.checkpoint_s, saves)
@@ -144,7 +144,7 @@ def _excess(values: Matrix) -> Matrix:
 def _straggler(host: HostRecords, cause: Cause, late: Late, what: str, share: float) -> Straggler:
     evidence = (
         f"{late.value:.3g} s {what}, the others {late.others:.3g} s; late in {late.share:.0%} of "
-        "the steps compared"
+        "what was seen"
     )
     return Straggler(
         host=host.name, process=host.process, cause=cause, evidence=evidence, share=share

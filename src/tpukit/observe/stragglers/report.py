@@ -52,7 +52,7 @@ class Straggler:
         }
 
     def __str__(self) -> str:
-        lost = "" if self.share is None else f", {self.share:.0%} of the time"
+        lost = "" if self.share is None else f", others wait {self.share:.0%} of the time"
         return (
             f"{self.host} (process {self.process}) is slow at {self.cause}{lost}: {self.evidence}"
         )

@@ -49,7 +49,7 @@ def bar(share: float, width: int, *, ascii_only: bool = False) -> Text:
     full = round(min(1.0, max(0.0, share)) * width)
     on, off = ("#", ".") if ascii_only else ("█", "░")
     style = "red" if share >= HOT else "yellow" if share >= WARM else "green"
-    return Text(on * full, style=style) + Text(off * (width - full), style="dim")
+    return Text().append(on * full, style=style).append(off * (width - full), style="dim")
 
 
 def _thinned(values: Sequence[float], width: int) -> list[float]:

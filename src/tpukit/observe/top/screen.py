@@ -21,7 +21,7 @@ from .training_pane import clock, training_lines
 
 View = Literal["auto", "chips", "hosts", "rolled up"]
 MOST_HOSTS = 16
-SPARK, BAR, LONGEST_NAME = 10, 6, 12
+SPARK, BAR, LONGEST_NAME = 10, 6, 11
 HELP = "q quit   ? help   c chips   h hosts   r roll up   s sort by duty"
 
 
@@ -55,19 +55,19 @@ class Screen:
 
     def _header(self) -> Text:
         now = self.snapshot
-        versions = [f"{name} {version}" for name, version in now.versions.items()]
-        parts = [now.title, *versions]
+        parts = [now.title]
         if now.training is not None and now.training.up_s is not None:
             parts.append(f"up {clock(now.training.up_s)}")
         if now.cost_per_hour is not None and now.cost_per_hour.value is not None:
             parts.append(f"${now.cost_per_hour.value:,.2f}/h list price")
+        parts += [f"{name} {version}" for name, version in now.versions.items()]
         line = Text("tpukit top", style="bold", no_wrap=True, overflow="ellipsis")
         return line.append("  " + "  ".join(parts), style="not bold")
 
     def _fleet(self, room: int | None, *, ascii_only: bool) -> RenderableType:
         hosts = self.snapshot.hosts
         if not hosts:
-            return Text("no host has said anything yet")
+            return Text("no host says anything now")
         view = self._chosen(room)
         if view == "rolled up":
             return rolled_up(hosts)

@@ -23,13 +23,16 @@ def training_lines(snapshot: Snapshot, width: int, *, ascii_only: bool = False) 
     for line in _lines(training, ascii_only=ascii_only):
         line.no_wrap, line.overflow = True, "ellipsis"
         yield line
+    for one in training.stragglers.found[:NAMED]:
+        yield Text(f"! {one}", style="red")  # as many lines as it takes
 
 
 def _lines(training: Training, *, ascii_only: bool) -> Iterator[Text]:
     now = training.summary
     dot = " | " if ascii_only else " · "
     style = {"running": "green", "ended": "cyan", "silent": "red"}[now.state]
-    first = Text(now.name, style="bold").append("  ").append(now.state_in_words, style=style)
+    first = Text().append(now.name, style="bold").append("  ")
+    first.append(now.state_in_words, style=style)
     first.append(f"{dot}step {now.step:,}")
     if now.total_steps:
         first.append(f" of {now.total_steps:,} ")
@@ -48,8 +51,6 @@ def _lines(training: Training, *, ascii_only: bool) -> Iterator[Text]:
     age = "" if isinstance(ago, Missing) else f", {clock(ago)} ago"
     yield _line(goodput_text(training))
     yield _line(f"checkpoint {saved}{age}{dot}{training.goodput.lost_steps:,} steps lost so far")
-    for one in training.stragglers.found[:2]:
-        yield _line(f"! {one}", style="red")
 
 
 def step_text(training: Training, dot: str) -> str:
