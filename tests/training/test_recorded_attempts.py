@@ -99,6 +99,37 @@ def test_a_run_that_fails_says_so(table_trainer, tokens, tmp_path):
     assert Run(run_dir).summary().state_in_words == "ended: failed"
 
 
+def test_a_preempted_run_loses_nothing(table_trainer, tokens, tmp_path):
+    class Told:
+        """Sends this process the signal that a spot machine gets."""
+
+        def on_start(self, run_dir, identity):
+            pass
+
+        def on_record(self, record):
+            if record["step"] == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def on_end(self, result):
+            pass
+
+    run_dir = tmp_path / "run"
+    stopped = table_trainer(checkpoint_every=100, run_dir=str(run_dir), own_hooks=[Told()])
+    first = stopped.train(tokens, 10, **SHAPE)
+    assert first.stopped == "preempted"
+    second = table_trainer(checkpoint_every=100, run_dir=str(run_dir)).train(tokens, 10, **SHAPE)
+    events = read_events(run_dir / "events.jsonl")
+    (notice,) = [event for event in events if event.event == "preempted"]
+    assert notice.data == {"step": first.steps, "signal": "SIGTERM"}
+    starts = [event.data for event in events if event.event == "attempt started"]
+    assert [(one["attempt"], one["step"]) for one in starts] == [(0, 0), (1, first.steps)]
+    goodput = Run(run_dir).goodput()
+    assert goodput.lost_steps == 0
+    assert "lost" not in goodput.badput_s
+    both = first.goodput.productive_s + second.goodput.productive_s
+    assert goodput.total.productive_s == pytest.approx(both)
+
+
 def test_a_killed_run_is_accounted_for_to_the_second(tokens, tmp_path):
     run_dir, token_file = tmp_path / "run", tmp_path / "tokens.npy"
     np.save(token_file, tokens)
