@@ -57,7 +57,7 @@ class GrowingFile:
         self.path = path
         self.error = ""
         self._marks = [_START]
-        self._identity: tuple[int, int] | None = None
+        self._stamp: tuple[int, int, int, int] | None = None
 
     @property
     def lines_read(self) -> int:
@@ -78,12 +78,12 @@ class GrowingFile:
 
     def _read(self, file: BinaryIO) -> Iterator[Piece]:
         about = os.fstat(file.fileno())
-        identity = about.st_dev, about.st_ino
-        last = self._marks[-1]
-        if identity == self._identity and about.st_size == last.offset:
+        stamp = about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+        if stamp == self._stamp:
             return
-        yield from self._back_to([mark for mark in self._marks if _holds(file, mark)])
-        self._identity = identity
+        if not _holds(file, self._marks[-1]):
+            yield from self._back_to([mark for mark in self._marks if _holds(file, mark)])
+        self._stamp = stamp
         file.seek(self._marks[-1].offset)
         while True:
             last = self._marks[-1]

@@ -60,9 +60,9 @@ def make_series(
     least and its greatest value where they are, and a gap if it has one, so that a spike of one
     step in ten million is seen.
     """
-    if start is not None or end is not None:
-        low = -np.inf if start is None else start
-        inside = (x >= low) & (x <= (np.inf if end is None else end))
+    low, high = -np.inf if start is None else start, np.inf if end is None else end
+    inside = (x >= low) & (x <= high) & np.isfinite(x)  # a place that is not known is nowhere
+    if not inside.all():
         x, y = x[inside], y[inside]
     total = len(x)
     y = np.where(np.isfinite(y), y, np.nan)
