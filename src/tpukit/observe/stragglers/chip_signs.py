@@ -13,6 +13,8 @@ from .report import Cause, Straggler
 NEWEST = 60  # readings of each host
 ENOUGH = 3  # readings, before a score that is 0 on a healthy machine is believed
 PERSISTENT = 6  # of libtpu's score of a link: from here on errors are no longer transient
+# Wide margins: libtpu's figures are means of some seconds, and its latencies sum up all that ever
+# happened, so that one reading is much like the next and many of them prove little more than one.
 SHARE_APART = 0.1  # of a duty cycle or utilization
 LATENCY_APART = 0.5  # of the usual latency
 
