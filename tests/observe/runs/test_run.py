@@ -2,7 +2,9 @@
 
 import json
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from tpukit.errors import TPUValidationError
 from tpukit.observe import Run
+from tpukit.observe.runs.records_table import RecordsTable
 from tpukit.records.events import EventsFile
 
 
@@ -153,6 +156,34 @@ def test_folders_that_are_no_processes_are_passed_over(tmp_path):
     for name in ("notes", "-1", "2.5", "²"):
         (folder / "hosts" / name).mkdir()
     assert Run(folder).processes() == [0, 1]
+
+
+def test_threads_may_share_a_run_that_is_written(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", 1, steps=50)
+    run, add = Run(folder), RecordsTable.add
+
+    def add_slowly(table, lines, *, first_row):
+        time.sleep(0.002)  # so that the others come in between
+        add(table, lines, first_row=first_row)
+
+    monkeypatch.setattr(RecordsTable, "add", add_slowly)
+    written = threading.Event()
+
+    def look():
+        while not written.is_set():
+            run.series("loss")
+
+    with ThreadPoolExecutor(6) as pool:
+        looking = [pool.submit(look) for _ in range(6)]
+        with (folder / "metrics.jsonl").open("a") as file:
+            for step in range(51, 251):
+                line = {"step": step, "loss": 1.0, "step_time_s": 1.0, "time": time.time()}
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                time.sleep(0.0005)
+        written.set()
+        assert [one.result() for one in looking] == [None] * 6
+    assert run.series("loss").x.tolist() == list(range(1, 251))
 
 
 def test_events_are_read_as_they_come(tmp_path):

@@ -1,6 +1,7 @@
 """`Run`: a run directory, read while it is written. Nothing here writes, or needs jax."""
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ RECORDED_AS = {
 
 
 class Run:
-    """One run directory; every call reads what was added since the last.
+    """One run directory; every call reads what was added since the last. Threads may share it.
 
     Args:
         path: The folder that `tpukit train` wrote, or still writes.
@@ -56,6 +57,7 @@ class Run:
         self._events: list[Event] = []
         self._event_lines: list[int] = []
         self._hosts: dict[int, HostReadings] = {}
+        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -101,39 +103,29 @@ class Run:
         Raises:
             TPUValidationError: The run has no such metric.
         """
-        self._poll_metrics()
-        name = RECORDED_AS.get(metric, metric)
-        if name in self._table.names() and name not in ("step", "time"):
-            x, y = self._table.columns(by, name)
-        elif metric in METRICS and process in self.processes():
-            x, y = self._host(process).history(metric, chip)
-            if by == "step":
-                x = self._steps_at(x)
-        else:
-            known = self.metrics()
-            raise TPUValidationError(
-                f"{self.name} has no metric '{metric}'; it has {', '.join(known) or 'none yet'}."
-                + did_you_mean(metric, known)
-            )
-        return make_series(metric, x, y, by=by, points=points, start=start, end=end)
+        with self._lock:
+            x, y = self._columns(metric, by, process, chip)
+            return make_series(metric, x, y, by=by, points=points, start=start, end=end)
 
     def metrics(self) -> list[str]:
         """Return the names that `series` knows."""
-        self._poll_metrics()
-        own = [name for name in self._table.names() if name not in ("step", "time")]
-        read = (name for process in self.processes() for name in self._host(process).metrics())
-        return list(dict.fromkeys([*own, *read]))
+        with self._lock:
+            self._poll_metrics()
+            own = [name for name in self._table.names() if name not in ("step", "time")]
+            read = (name for process in self.processes() for name in self._host(process).metrics())
+            return list(dict.fromkeys([*own, *read]))
 
     def events(self) -> Sequence[Event]:
         """Return what happened, in order."""
-        for piece in self._events_file.poll():
-            if piece.keep < len(self._event_lines):
-                kept = self._event_lines[piece.keep]
-                del self._events[kept:], self._event_lines[piece.keep :]
-            for line in piece.lines:
-                self._event_lines.append(len(self._events))
-                self._events += parse_events([line])
-        return tuple(self._events)
+        with self._lock:
+            for piece in self._events_file.poll():
+                if piece.keep < len(self._event_lines):
+                    kept = self._event_lines[piece.keep]
+                    del self._events[kept:], self._event_lines[piece.keep :]
+                for line in piece.lines:
+                    self._event_lines.append(len(self._events))
+                    self._events += parse_events([line])
+            return tuple(self._events)
 
     def attempts(self) -> list[Attempt]:
         """Return the attempts at the run, the last up to its newest step."""
@@ -173,6 +165,23 @@ class Run:
             readings = newest_readings(self.readings_file(process), reading_bytes)
             hosts.append(HostRecords(process, steps, [r for r in readings if r.time >= since]))
         return detect_stragglers(hosts)
+
+    def _columns(
+        self, metric: str, by: Axis, process: int, chip: int | None
+    ) -> tuple[Numbers, Numbers]:
+        self._poll_metrics()
+        name = RECORDED_AS.get(metric, metric)
+        if name in self._table.names() and name not in ("step", "time"):
+            x, y = self._table.columns(by, name)
+            return x, y
+        if metric in METRICS and process in self.processes():
+            x, y = self._host(process).history(metric, chip)
+            return (self._steps_at(x), y) if by == "step" else (x, y)
+        known = self.metrics()
+        raise TPUValidationError(
+            f"{self.name} has no metric '{metric}'; it has {', '.join(known) or 'none yet'}."
+            + did_you_mean(metric, known)
+        )
 
     def _host(self, process: int) -> HostReadings:
         if process not in self._hosts:
