@@ -106,9 +106,10 @@ class Session:
         resumed_from = None if state is None else first
         self._record_start(first, predicted)
         if first < self._total:
-            source.look()
-            if keeper is not None:
-                keeper.prepare()
+            with self._ledger.doing("initialise"):
+                source.look()
+                if keeper is not None:
+                    keeper.prepare()
         program = self._compile()
         evaluator = self._evaluator()
         if predicted.value is not None:
@@ -194,6 +195,7 @@ class Session:
             processes=jax.process_count(),
             slice=self._on,
             mfu_convention=about.mfu_convention,
+            no_mfu=about.no_mfu,
             flops_per_step=about.flops_per_step.value,
             tokens_per_step=about.tokens_per_step,
             predicted_step_s=predicted.value,

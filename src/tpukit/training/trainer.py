@@ -154,6 +154,9 @@ class TPUTrainer:
             sizes, note = fit_mesh(job.mesh, len(self.devices), planned_for=job.on)
         self.mesh = mesh_here(sizes, self.devices, dcn_mesh_shape=None if note else dcn_mesh)
         self._notes += [note] if note else []
+        # The slice it runs on, not the one it was planned for.
+        is_there = note is None and self.devices[0].platform == "tpu"
+        self._slice = job.on if is_there else None
         self.job = job
         examples = job.examples if job.on is not None else job.batch_size
         # The same step, on the devices here: neither the slice nor its mesh says how many.
@@ -210,12 +213,13 @@ class TPUTrainer:
         job = self._here.replace(changes)
         self.job = self.job.replace(changes)
         settings = job.train
-        prepared = prepare(
-            job,
-            mesh=self.mesh,
-            train_data=train_data if train_data is not None else settings.data,
-            eval_data=eval_data if eval_data is not None else settings.eval_data,
-        )
+        with ledger.doing("initialise"):
+            prepared = prepare(
+                job,
+                mesh=self.mesh,
+                train_data=train_data if train_data is not None else settings.data,
+                eval_data=eval_data if eval_data is not None else settings.eval_data,
+            )
         notes = [*self._notes, *prepared.notes, *settings_without_effect(self.job)]
         if notes and job.observe.enable_strict_validation:
             raise ConfigError(f"enable_strict_validation is set, and {'; '.join(notes)}.")
@@ -230,7 +234,7 @@ class TPUTrainer:
             hooks=make_hooks(wanted) if first else (),
             compiler_options=self._compiler_options(),
             log_placement=job.observe.log_device_placement,
-            on=self.job.on,
+            on=self._slice,
         ) as session:
             for note in notes:
                 session.say(note)

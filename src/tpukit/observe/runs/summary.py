@@ -141,7 +141,7 @@ def summarise(
         step_time_p50_s=statistics.median(times) if times else not_yet,
         step_time_p99_s=times[int(0.99 * (len(times) - 1))] if times else not_yet,
         tokens_per_s_per_chip=_mean(steps, "tokens_per_s_per_chip"),
-        mfu=_mean(steps, "mfu"),
+        mfu=_mean(steps, "mfu", why=str(about.get("no_mfu") or "")),
         mfu_convention=str(about.get("mfu_convention") or ""),
         predicted_step_s=_predicted(about),
         goodput=Missing("no attempt is recorded") if goodput.share is None else goodput.share,
@@ -191,12 +191,13 @@ def _last(records: Sequence[Mapping[str, Any]], name: str) -> Measured:
     return value if value == value else Missing("the run does not record it")
 
 
-def _mean(records: Sequence[Mapping[str, Any]], name: str) -> Measured:
+def _mean(records: Sequence[Mapping[str, Any]], name: str, *, why: str = "") -> Measured:
     """Of the last steps: one alone jumps, as its completion is seen late."""
     values = _numbers(records[-20:], name)
     if values:
         return statistics.fmean(values)
-    return Missing("the run does not record it" if records else "no step has completed yet")
+    why = why or "the run does not record it"
+    return Missing(why if records else "no step has completed yet")
 
 
 def _predicted(about: Mapping[str, Any]) -> Measured:

@@ -45,7 +45,7 @@ class Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         ascii_only = not options.encoding.lower().startswith("utf")
-        below = list(training_lines(self.snapshot, options.max_width, ascii_only=ascii_only))
+        below = list(training_lines(self.snapshot, ascii_only=ascii_only))
         below += self._footer()
         yield self._header()
         lines = sum(len(console.render_lines(one, options, pad=False)) for one in below)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from ...hardware.missing import Measured, Missing
+from ...hardware.missing import Missing
 from ..runs.goodput import label_of
 from .bars import bar, sparkline
 from .snapshot import Snapshot, Training
@@ -13,7 +13,7 @@ PROGRESS, LOSSES = 20, 20
 NAMED = 3  # causes of lost time that are named
 
 
-def training_lines(snapshot: Snapshot, width: int, *, ascii_only: bool = False) -> Iterator[Text]:
+def training_lines(snapshot: Snapshot, *, ascii_only: bool = False) -> Iterator[Text]:
     """Yield the lines of the run's pane; none where there is no run."""
     training = snapshot.training
     if training is None:
@@ -23,8 +23,11 @@ def training_lines(snapshot: Snapshot, width: int, *, ascii_only: bool = False) 
     for line in _lines(training, ascii_only=ascii_only):
         line.no_wrap, line.overflow = True, "ellipsis"
         yield line
+    # As many lines as it takes.
     for one in training.stragglers.found[:NAMED]:
-        yield Text(f"! {one}", style="red")  # as many lines as it takes
+        yield Text(f"! {one}", style="red")
+    for reason, names in _missing(training).items():
+        yield Text(f"– {', '.join(names)}: {reason}", style="dim")
 
 
 def _lines(training: Training, *, ascii_only: bool) -> Iterator[Text]:
@@ -38,11 +41,11 @@ def _lines(training: Training, *, ascii_only: bool) -> Iterator[Text]:
         first.append(f" of {now.total_steps:,} ")
         first.append(bar_of(now.step / now.total_steps, ascii_only=ascii_only))
     yield first
-    loss = Text("loss ").append(known(now.loss, ".4f"))
+    loss = Text(f"loss {now.loss:.4f}")
     drawn = sparkline(training.losses, LOSSES, ascii_only=ascii_only)
     loss.append(f" {drawn}" if drawn else "")
-    loss.append(f"{dot}{known(now.tokens_per_s_per_chip, ',.0f')} tokens/s/chip")
-    yield loss.append(f"{dot}MFU {known(now.mfu, '.1%')}")
+    loss.append(f"{dot}{now.tokens_per_s_per_chip:,.0f} tokens/s/chip")
+    yield loss.append(f"{dot}MFU {now.mfu:.1%}")
     if not isinstance(now.mfu, Missing) and now.mfu_convention:
         yield _line(f"MFU: {now.mfu_convention}", style="dim")
     yield _line(step_text(training, dot))
@@ -56,20 +59,35 @@ def _lines(training: Training, *, ascii_only: bool) -> Iterator[Text]:
 def step_text(training: Training, dot: str) -> str:
     """Return step times, the predicted one beside the measured."""
     now = training.summary
-    if isinstance(now.step_time_p50_s, Missing):
-        return f"step time {known(now.step_time_p50_s, '.4g')}"
-    text = f"step {now.step_time_p50_s:.4g} s p50, {now.step_time_p99_s:.4g} s p99"
-    if isinstance(now.predicted_step_s, Missing) or not now.predicted_step_s:
-        return f"{text}{dot}predicted {known(now.predicted_step_s, '.4g')}"
-    apart = now.step_time_p50_s / now.predicted_step_s - 1
-    return f"{text}{dot}predicted {now.predicted_step_s:.4g} s (measured is {apart:+.1%})"
+    measured, predicted = now.step_time_p50_s, now.predicted_step_s
+    text = f"step {measured:.4g} s p50, {now.step_time_p99_s:.4g} s p99{dot}predicted "
+    if isinstance(measured, Missing) or isinstance(predicted, Missing) or not predicted:
+        return f"{text}{predicted:.4g}"
+    return f"{text}{predicted:.4g} s (measured is {measured / predicted - 1:+.1%})"
+
+
+def _missing(training: Training) -> dict[str, list[str]]:
+    """Return what has no figure, by the reason."""
+    now = training.summary
+    found: dict[str, list[str]] = {}
+    for name, value in {
+        "loss": now.loss,
+        "tokens/s/chip": now.tokens_per_s_per_chip,
+        "MFU": now.mfu,
+        "step": now.step_time_p50_s,
+        "prediction": now.predicted_step_s,
+        "goodput": now.goodput,
+    }.items():
+        if isinstance(value, Missing):
+            found.setdefault(value.reason, []).append(name)
+    return found
 
 
 def goodput_text(training: Training) -> str:
     """Return goodput and what cost most of the rest."""
     goodput = training.goodput
     if goodput.share is None:
-        return "goodput –: no attempt is recorded"
+        return "goodput –"
     costs = [
         f"{label_of(cause)} {seconds / goodput.total.wall_s:.1%}"
         for cause, seconds in list(goodput.badput_s.items())[:NAMED]
@@ -78,11 +96,6 @@ def goodput_text(training: Training) -> str:
     tries = "" if goodput.attempts < 2 else f" over {goodput.attempts} attempts"
     rest = f" ({', '.join(costs)})" if costs else ""
     return f"goodput {goodput.share:.1%}{tries}{rest}"
-
-
-def known(value: Measured, form: str) -> str:
-    """Return a figure, or a dash with the reason."""
-    return f"– ({value.reason})" if isinstance(value, Missing) else format(value, form)
 
 
 def bar_of(share: float, *, ascii_only: bool) -> Text:
