@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...runtime.run_tail import METRICS, RunTail, RunTailReader, is_number, newest_run
+from ...runtime.run_tail import METRICS, RunTail, newest_run, read_tail
 from ..readings import Reading, ReadingBuilder
 
 # What the record calls each.
@@ -42,7 +42,6 @@ class TrainerSource:
     ) -> None:
         self._given = None if run_dir is None else Path(run_dir)
         self._process, self._clock = process, clock
-        self._reader: RunTailReader | None = None
         self._changed: tuple[tuple[int, int, int], float] | None = None
 
     def read(self) -> Reading:
@@ -50,15 +49,10 @@ class TrainerSource:
         found = ReadingBuilder(self.name, WANTED, process=self._process)
         run = self._given or newest_run()
         if run is None:
-            return found.build(
-                otherwise="there is no run under runs/; give run_dir, or call record_step of the "
-                "monitor in a loop of your own"
-            )
+            return found.build(otherwise="there is no run under runs/; give run_dir")
         try:
-            if self._reader is None or self._reader.path != run:
-                self._reader, self._changed = RunTailReader(run), None
             silent_s = self._silent_for(run / METRICS)
-            tail = self._reader.read(steps=1)
+            tail = read_tail(run)
         except OSError as error:
             return found.build(otherwise=f"{run / METRICS} cannot be read ({error.strerror})")
         if tail is None:
@@ -66,8 +60,7 @@ class TrainerSource:
         if silent_s > max(SILENT_S, SILENT_STEPS * tail.step_time_s):
             return found.build(otherwise=f"{run} has written nothing for {silent_s:.0f} s")
         _add(found, tail)
-        at = tail.record.get("time")
-        return found.build(at=at if is_number(at) else None, otherwise=f"{run} does not record it")
+        return found.build(at=tail.record.get("time"), otherwise=f"{run} does not record it")
 
     def close(self) -> None:
         """Do nothing: the file is opened for each reading."""
@@ -86,11 +79,10 @@ class TrainerSource:
 
 
 def _add(found: ReadingBuilder, tail: RunTail) -> None:
-    said = tail.record.get("not_finite")
-    odd: dict[str, object] = said if isinstance(said, dict) else {}
+    odd = tail.record.get("not_finite", {})
     for metric, recorded in RECORDED.items():
         value = tail.record.get(recorded)
-        if is_number(value):
+        if isinstance(value, int | float):
             found.add(metric, value)
         elif recorded in odd:
             found.lack(metric, f"it is {odd[recorded]} at step {tail.record.get('step')}")
