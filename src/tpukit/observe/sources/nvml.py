@@ -29,17 +29,18 @@ class NvmlSource:
             import pynvml
         except ImportError:
             return found.build(otherwise="needs 'nvidia-ml-py': pip install 'tpukit[monitor]'")
+        nvml: Any = pynvml  # its errors have a `value` that the module does not declare
         try:
-            self._open(pynvml)
-        except pynvml.NVMLError as error:
+            self._open(nvml)
+        except nvml.NVMLError as error:
             return found.build(otherwise=f"no NVIDIA driver answers here ({error})")
         lost = ""
         for chip, device in enumerate(self._devices):
-            for metric, ask in _questions(pynvml, device):
+            for metric, ask in _questions(nvml, device):
                 try:
                     found.add(metric, ask(), chip=chip)
-                except pynvml.NVMLError as error:
-                    if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+                except nvml.NVMLError as error:
+                    if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
                         found.lack(metric, "this GPU does not tell it")
                         continue
                     lost = f"GPU {chip} no longer answers ({error})"
