@@ -11,11 +11,11 @@ from ..hardware.prices import PriceBook
 from ..job.config import TPUConfig
 from ..job.document import Origin
 from ..job.sections import LaunchSettings
+from ..runtime.calls import either_way
 from ..runtime.doctor.finding import Finding
 from ..runtime.progress import Progress, silent
 from .allocation import Allocation, wait_until_gone
 from .alternates import Alternate, alternates_of
-from .calls import either_way
 from .config import PodConfig
 from .health import PodHealth
 from .pod import Pod

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import TPUError
-from .calls import either_way
+from ..runtime.calls import either_way
 from .config import PodConfig
 from .pod import Pod
 from .store.records import split_pod_name

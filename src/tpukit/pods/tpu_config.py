@@ -4,7 +4,7 @@ import os
 from typing import Self
 
 from ..job.config import TPUConfig
-from .calls import either_way
+from ..runtime.calls import either_way
 
 
 class TpuConfig(TPUConfig):

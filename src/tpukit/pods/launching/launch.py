@@ -14,9 +14,9 @@ from typing import Any
 from ...errors import ConfigError, TPUError
 from ...job.job import Job
 from ...job.reading import read_job
+from ...runtime.calls import either_way
 from ...runtime.progress import Progress, silent
 from ..allocation import check_request, wait_until_gone
-from ..calls import either_way
 from ..causes import Cause
 from ..config import PodConfig
 from ..manager import TpuManager

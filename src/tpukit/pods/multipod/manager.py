@@ -9,8 +9,8 @@ import optax
 
 from ...annotations import Device
 from ...errors import ConfigError
+from ...runtime.calls import either_way
 from ...runtime.ranges import COUNT
-from ..calls import either_way
 from ..config import PodConfig
 from .member import Member, PodKeeper, Watch, watch_pods
 from .mesh import devices_by_pod

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator
 from datetime import timedelta
 from typing import Any
 
-from ..calls import either_way
+from ...runtime.calls import either_way
 from .result import SynchronizedStep
 
 DEFAULT_S = 300.0

@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding
 from ...annotations import Device, PyTree
 from ...errors import CommunicationTimeout, PodUnavailable, TPUValidationError
 from ...parallel.rebalancing.reshard import move
+from ...runtime.calls import either_way
 from ...training.checkpoint import TPUCheckpointer
-from ..calls import either_way
 from ..causes import Cause
 from ..failures import pod_errors, within
 from .contributions import Contributions, place_gradients

@@ -15,9 +15,8 @@ import optax
 from ...annotations import Device, PyTree
 from ...errors import ConfigError, PodUnavailable
 from ...hardware import Slice
-from ...observe.stragglers import Stragglers, find_stragglers
+from ...runtime.calls import either_way
 from ...runtime.ranges import COUNT
-from ..calls import either_way
 from ..causes import Cause
 from ..config import PodConfig
 from ..failures import pod_errors, within

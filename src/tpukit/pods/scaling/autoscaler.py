@@ -8,8 +8,8 @@ from typing import Self
 from ...errors import ConfigError
 from ...hardware import PriceBook, public_prices
 from ...planner.cost.spot import Preemption
+from ...runtime.calls import either_way
 from ...runtime.ranges import COUNT, SECONDS, SHARE
-from ..calls import either_way
 from .choosing import Wanted, by_cost, by_performance, by_schedule
 from .decision import ScalingDecision
 from .metrics import WorkloadMetrics

@@ -10,9 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 from ...errors import TPUValidationError
 from ...hardware import Figure
 from ...records.metrics import read_metrics
+from ...runtime.calls import either_way
 from ...training.result import TrainingResult
 from ...training.trainer import TPUTrainer
-from ..calls import either_way
 from ..config import PodConfig
 
 RECENT = 64

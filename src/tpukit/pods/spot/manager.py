@@ -8,8 +8,8 @@ from typing import Any, Protocol, Self
 
 from ...errors import PodUnavailable
 from ...hardware import Figure, PriceBook, public_prices
+from ...runtime.calls import either_way
 from ...runtime.ranges import Range
-from ..calls import either_way
 from ..causes import Cause
 from ..config import PodConfig
 from ..pod import Pod, Tier

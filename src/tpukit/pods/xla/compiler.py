@@ -14,7 +14,7 @@ from ...compiler.aot import DEFAULT_TIMEOUT_S, compile_for
 from ...errors import ConfigError, TPUOutOfMemoryError, TPUValidationError
 from ...hardware import Slice
 from ...hardware.target import target_chip
-from ..calls import either_way
+from ...runtime.calls import either_way
 from ..optimizer.placement import mesh_without_devices
 from ..optimizer.program import LossFunction, StepProgram
 from .flags import OFF, OptimizationFlags

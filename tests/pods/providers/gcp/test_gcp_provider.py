@@ -18,12 +18,12 @@ from tpukit.pods.pod import PodState, Tier
 from tpukit.pods.providers.gcp.failures import cause_of_failure
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
 from tpukit.pods.providers.gcp.runtimes import runtime_version
-from tpukit.pods.providers.google import credentials as credentials_module
-from tpukit.pods.providers.google.credentials import Identity, find_identity
 from tpukit.pods.providers.protocol import Command
 from tpukit.pods.providers.ssh.keys import own_key
 from tpukit.pods.supervision.policy import Policy
 from tpukit.pods.supervision.zone_search import NoPod, ZoneSearch
+from tpukit.runtime import google_credentials as credentials_module
+from tpukit.runtime.google_credentials import Identity, find_identity
 
 V6E = PodConfig(tpu_type="v6e-8", zones=("us-east5-b",))
 HERE = "projects/rehearsal/locations/us-east5-b"

@@ -14,8 +14,8 @@ from google.auth import exceptions as auth_exceptions
 from google.cloud import compute_v1
 
 from ....errors import ConfigError, PodUnavailable, ProviderError, TPUError
+from ....runtime.google_credentials import WAY_OUT
 from ...causes import Cause
-from ..google.credentials import WAY_OUT
 
 _CALL = re.compile(r"^[A-Z]+ https?://\S+: ")
 _ZONE = re.compile(r"'zone': '([^']+)'|/zones/([^/']+)' was not found")

@@ -6,8 +6,8 @@ from google.api_core import exceptions
 from google.auth import exceptions as auth_exceptions
 
 from ....errors import ConfigError, PodUnavailable, ProviderError, TPUError
+from ....runtime.google_credentials import WAY_OUT
 from ...causes import Cause
-from ..google.credentials import WAY_OUT
 
 # As users saw it: github.com/skypilot-org/skypilot/issues/3840.
 _NOT_OFFERED = re.compile(r"the accelerator \S+ was not found in zone")

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from ....errors import ConfigError
 from ....job.sections import LaunchSettings
-from .credentials import Identity, find_identity
+from ....runtime.google_credentials import Identity, find_identity
 
 
 class GoogleProject:

@@ -17,7 +17,7 @@ from google.auth import compute_engine, exceptions, jwt
 from google.auth.credentials import Credentials
 from google.oauth2 import service_account
 
-from ....errors import ProviderError
+from ..errors import ProviderError
 
 VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tpukit.pods.calls import either_way
+from tpukit.runtime.calls import either_way
 
 
 @either_way
