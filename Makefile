@@ -8,7 +8,7 @@ export TPU_SKIP_MDS_QUERY := 1
 export NO_GCE_CHECK := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-slow browser lint format bench mutants clean
+.PHONY: help setup demo test test-slow browser prometheus lint format bench mutants clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## the main job, start to end, with no TPU
 	@$(BIN)/python examples/demo.py
 
-test: $(READY) browser ## the suite (under 12 minutes on 2 cores)
+test: $(READY) browser prometheus ## the suite (under 12 minutes on 2 cores)
 	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-slow: $(READY) ## the cases that take minutes
@@ -34,6 +34,13 @@ browser: ## Chromium for the browser tests, on Debian as root
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	  && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	|| echo "no Chromium: the browser tests are skipped (apt-get install chromium)"
+
+# Without it the test that has one scrape the exporter is skipped.
+prometheus: ## Prometheus for the exporter's test, on Debian as root
+	@command -v prometheus >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus >/dev/null; } \
+	|| echo "no Prometheus: the test that scrapes with it is skipped (apt-get install prometheus)"
 
 lint: $(READY) ## ruff and pyright, strict on src
 	$(BIN)/ruff check .

@@ -1,0 +1,87 @@
+"""Readings as lines of JSON beside the run, one file a process: hosts/<process>/readings.jsonl."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from ..readings import Reading
+
+HOSTS, FILE = "hosts", "readings.jsonl"
+REPEAT_S = 60.0
+
+
+class JsonlExporter:
+    """Appends each reading as one line.
+
+    A reading that says the same as the one before it is written again only after a minute: a
+    source that is gone would otherwise fill the disk with its reason.
+
+    Args:
+        run_dir: The run's folder.
+        process: Index of the process whose host this is.
+        clock: Seconds that only go forward.
+    """
+
+    name = "readings.jsonl"
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        process: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = Path(run_dir) / HOSTS / str(process) / FILE
+        self._clock = clock
+        self._file: TextIO | None = None
+        self._written: dict[str, tuple[Reading, float]] = {}
+        self._is_cut = False
+
+    def export(self, readings: Sequence[Reading]) -> None:
+        """Append the readings.
+
+        Raises:
+            OSError: The disk is full, or the folder cannot be written. The next call tries again.
+        """
+        now = self._clock()
+        due = [reading for reading in readings if self._is_news(reading, now)]
+        if not due:
+            return
+        lines = [json.dumps(one.to_dict(), separators=(",", ":")) + "\n" for one in due]
+        # Half a line may have been written when the disk was full: end it, so that readers pass it.
+        text = ("\n" if self._is_cut else "") + "".join(lines)
+        try:
+            file = self._open()
+            file.write(text)
+            file.flush()
+        except OSError:
+            self._is_cut = True
+            self.close()
+            raise
+        self._is_cut = False
+        for reading in due:
+            self._written[reading.source] = (reading, now)
+
+    def close(self) -> None:
+        """Close the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError:
+                return  # what it could not write is lost, and was reported when it was tried
+
+    def _open(self) -> TextIO:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a", encoding="utf-8")
+        return self._file
+
+    def _is_news(self, reading: Reading, now: float) -> bool:
+        before = self._written.get(reading.source)
+        if before is None or now - before[1] >= REPEAT_S:
+            return True
+        old = before[0]
+        return (old.samples, old.missing) != (reading.samples, reading.missing)
