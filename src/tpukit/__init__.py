@@ -26,7 +26,10 @@ HOMES = {
         *("export_huggingface", "get_preset", "import_huggingface", "list_presets"),
     ),
     ".models.generation": ("Generator", "Sampling", "generate"),
-    ".observe": ("TPUProfiler", "diagnose_performance", "profile_tpu_usage"),
+    ".observe": (
+        *("TPUMonitor", "TPUProfiler", "TpuMonitor", "diagnose_performance"),
+        "profile_tpu_usage",
+    ),
     ".parallel": (
         *("Layout", "MeshConfig", "abstract_mesh", "create_mesh", "detect_hotspots"),
         *("get_sharding_spec", "make_layout", "optimize_sharding", "reshard", "shard_model"),

@@ -32,7 +32,9 @@ from .models import list_presets as list_presets
 from .models.generation import Generator as Generator
 from .models.generation import Sampling as Sampling
 from .models.generation import generate as generate
+from .observe import TPUMonitor as TPUMonitor
 from .observe import TPUProfiler as TPUProfiler
+from .observe import TpuMonitor as TpuMonitor
 from .observe import diagnose_performance as diagnose_performance
 from .observe import profile_tpu_usage as profile_tpu_usage
 from .parallel import Layout as Layout
@@ -86,8 +88,10 @@ __all__ = [
     "TPUCheckpointer",
     "TPUConfig",
     "TPUError",
+    "TPUMonitor",
     "TPUProfiler",
     "TPUTrainer",
+    "TpuMonitor",
     "TrainingResult",
     "TrainingSettings",
     "Transformer",

@@ -1,8 +1,9 @@
-"""What reads runs and programs: diagnosis and profiler, and later monitor and dashboard."""
+"""What reads runs, chips and programs: monitor, alerts, exporters, profiler, diagnosis."""
 
 from ..lazy import lazy_names
 
 HOMES = {
+    ".alerts": ("Alert", "AlertRule"),
     ".diagnosis.evidence": ("Bottlenecks",),
     ".diagnosis.input_rate": (
         "InputRate",
@@ -15,6 +16,10 @@ HOMES = {
         "StepTiming",
         "time_steps",
     ),
+    ".exporters.cloud_monitoring": ("CloudMonitoringExporter",),
+    ".exporters.jsonl": ("JsonlExporter",),
+    ".exporters.prometheus": ("PrometheusExporter",),
+    ".exporters.tensorboard": ("TensorBoardExporter",),
     ".memory_watch": ("watch",),
     ".profiling.analysis": ("BottleneckAnalysis",),
     ".profiling.comparison": ("StepComparison",),
@@ -23,21 +28,11 @@ HOMES = {
         "DeviceUsage",
         "profile_tpu_usage",
     ),
-    ".runs.goodput": ("RunGoodput",),
-    ".runs.run": (
-        "Run",
-        "find_runs",
-    ),
-    ".runs.series": ("Series",),
-    ".runs.summary": ("RunSummary",),
-    ".stragglers.detection": (
-        "HostRecords",
-        "detect_stragglers",
-    ),
-    ".stragglers.report": (
-        "Straggler",
-        "StragglerReport",
-    ),
+    ".monitor.cloud_monitor": ("TpuMonitor",),
+    ".monitor.collector": ("MetricsCollector",),
+    ".monitor.current": ("CurrentMetrics",),
+    ".monitor.monitor": ("TPUMonitor",),
+    ".readings": ("METRICS", "Reading", "Sample"),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

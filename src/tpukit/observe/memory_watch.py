@@ -1,8 +1,9 @@
 """Readings at even intervals for a while: the one loop behind every watch, of memory or else."""
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ..errors import TPUValidationError
@@ -39,22 +40,43 @@ def watch(
     Example:
         >>> peak = max(one.allocated_memory for one in watch(read, interval_s=1, duration_s=60))
     """
-    if interval_s <= 0 or duration_s < 0:
+    readings: list[Reading] = []
+    try:
+        for _ in ticks(interval_s, duration_s=duration_s, stop=stop, clock=clock):
+            readings.append(read())
+            if on_reading is not None:
+                on_reading(readings[-1])
+    except KeyboardInterrupt:
+        return readings
+    return readings
+
+
+def ticks(
+    interval_s: float,
+    *,
+    duration_s: float = math.inf,
+    stop: threading.Event | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[float]:
+    """Yield the seconds passed, now and at every `interval_s`, until the end or `stop`.
+
+    Times keep to the interval's grid, however long the caller takes for each.
+
+    Raises:
+        TPUValidationError: The interval is not above 0, or the duration below it.
+    """
+    if not interval_s > 0 or not duration_s >= 0:
         raise TPUValidationError(
             f"interval={interval_s:g} s and duration={duration_s:g} s describe no watch; give an "
             "interval above 0 and a duration of at least 0."
         )
     ended = stop or threading.Event()
-    readings: list[Reading] = []
     began = clock()
-    try:
-        while True:
-            readings.append(read())
-            if on_reading is not None:
-                on_reading(readings[-1])
-            passed = clock() - began
-            next_at = (passed // interval_s + 1) * interval_s
-            if next_at > duration_s or ended.wait(next_at - passed):
-                return readings
-    except KeyboardInterrupt:
-        return readings
+    passed = 0.0
+    while True:
+        yield passed
+        passed = clock() - began
+        next_at = (passed // interval_s + 1) * interval_s
+        if next_at > duration_s or ended.wait(next_at - passed):
+            return
+        passed = next_at

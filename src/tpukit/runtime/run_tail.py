@@ -3,7 +3,9 @@
 Runs are written by rooms below; a configuration, which stands above them, asks here.
 """
 
+import itertools
 import json
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any, cast
 RUNS = "runs"
 METRICS, EVENTS, IDENTITY = "metrics.jsonl", "events.jsonl", "run.json"
 TAIL_BYTES = 64 * 1024
+RECENT = 32
+"""Steps that count as now, where one alone would be noisy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,20 +24,30 @@ class RunTail:
 
     Attributes:
         path: The run directory.
-        record: The last line of metrics.jsonl that is of a step.
+        records: The last lines of metrics.jsonl that are of steps, the newest first.
         batch_size: Sequences a step, of all chips together; None where run.json does not say.
         flops_per_step: Of the model, of all chips together; None where no attempt says.
     """
 
     path: Path
-    record: Mapping[str, Any]
+    records: tuple[Mapping[str, Any], ...]
     batch_size: int | None = None
     flops_per_step: float | None = None
 
     @property
+    def record(self) -> Mapping[str, Any]:
+        """The newest step."""
+        return self.records[0]
+
+    @property
     def step_time_s(self) -> float:
-        """Wall time of the step."""
+        """Wall time of the newest step."""
         return float(self.record["step_time_s"])
+
+    def median(self, name: str) -> float | None:
+        """Return the median of a figure over the last steps; None where none recorded it."""
+        values = [one[name] for one in self.records if isinstance(one.get(name), int | float)]
+        return statistics.median(values) if values else None
 
     @property
     def samples_per_s(self) -> float | None:
@@ -61,15 +75,20 @@ def read_tail(run_dir: str | Path) -> RunTail | None:
         OSError: The run has no metrics.jsonl, or it cannot be read.
     """
     path = Path(run_dir)
-    for record in _last_lines(path / METRICS):
-        if isinstance(record.get("step_time_s"), int | float):
-            return RunTail(
-                path=path,
-                record=record,
-                batch_size=_batch_size(path),
-                flops_per_step=_flops_per_step(path),
-            )
-    return None
+    steps = (
+        one
+        for one in _last_lines(path / METRICS)
+        if isinstance(one.get("step_time_s"), int | float)
+    )
+    records = tuple(itertools.islice(steps, RECENT))
+    if not records:
+        return None
+    return RunTail(
+        path=path,
+        records=records,
+        batch_size=_batch_size(path),
+        flops_per_step=_flops_per_step(path),
+    )
 
 
 def _rate(amount: float | None, seconds: float) -> float | None:

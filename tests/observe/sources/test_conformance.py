@@ -22,6 +22,7 @@ from tpukit.observe.sources.jax_memory import JaxSource
 from tpukit.observe.sources.libtpu_grpc import LibtpuSource
 from tpukit.observe.sources.libtpu_sdk import LibtpuSdkSource
 from tpukit.observe.sources.nvml import NvmlSource
+from tpukit.observe.sources.overhead import OverheadSource
 from tpukit.observe.sources.protocol import Source
 from tpukit.observe.sources.replay import ReplaySource
 from tpukit.observe.sources.scraped import PrometheusSource
@@ -225,7 +226,21 @@ def replayed(tmp_path, monkeypatch, after):
     return Rig(ReplaySource(file), "memory_used", 5.0, file.unlink, write)
 
 
-RIGS = [libtpu_grpc, libtpu_sdk, jax_devices, nvml, host, trainer, scraped, replayed]
+def overhead(tmp_path, monkeypatch, after):
+    file = tmp_path / "profile" / "report.json"
+    file.parent.mkdir()
+
+    def write():
+        file.write_text(json.dumps({"analysis": {"communication_bound": 0.25}}))
+
+    write()
+    return Rig(OverheadSource(tmp_path), "communication_overhead", 0.25, file.unlink, write)
+
+
+RIGS = [
+    *(libtpu_grpc, libtpu_sdk, jax_devices, nvml, host, trainer, scraped, replayed),
+    overhead,
+]
 
 
 @pytest.fixture(params=RIGS, ids=lambda make: make.__name__)

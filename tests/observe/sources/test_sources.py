@@ -13,6 +13,7 @@ from tpukit.observe.sources.host import HostSource
 from tpukit.observe.sources.jax_memory import JaxSource
 from tpukit.observe.sources.libtpu_sdk import LibtpuSdkSource, read_answer
 from tpukit.observe.sources.nvml import NvmlSource
+from tpukit.observe.sources.overhead import OverheadSource, _predicted_share
 from tpukit.observe.sources.replay import ReplaySource, replay
 from tpukit.observe.sources.trainer import TrainerSource
 
@@ -304,3 +305,35 @@ class TestReplay:
     def test_a_source_it_does_not_hold(self, recording):
         reading = ReplaySource(recording, source="psutil").read()
         assert "no reading of 'psutil'" in next(iter(reading.missing.values()))
+
+
+class TestOverhead:
+    def test_measured_comes_before_predicted(self, tmp_path):
+        predicted = {"step_time_s": 2.0, "seconds_by_cause": {"ici": 0.2, "dcn": 0.0}}
+        (tmp_path / "check.json").write_text(json.dumps({"prediction": predicted}))
+        source = OverheadSource(tmp_path)
+        (sample,) = source.read().samples
+        assert (sample.value, sample.labels) == (0.1, {"origin": "model"})
+        report = tmp_path / "profile" / "train_step" / "report.json"
+        report.parent.mkdir(parents=True)
+        report.write_text(json.dumps({"analysis": {"communication_bound": 0.3}}))
+        (sample,) = source.read().samples
+        assert (sample.value, sample.labels) == (0.3, {"origin": "measured"})
+
+    def test_a_check_that_predicted_nothing_has_a_reason(self, tmp_path):
+        (tmp_path / "check.json").write_text(json.dumps({"prediction": None}))
+        reading = OverheadSource(tmp_path).read()
+        assert (
+            "check.json is no report that can be read" in reading.missing["communication_overhead"]
+        )
+
+    def test_nothing_there_says_what_to_do(self, tmp_path):
+        missing = OverheadSource(tmp_path).read().missing["communication_overhead"]
+        assert "profile a few steps" in missing
+
+    def test_a_real_check_is_read(self):
+        from sample_report import sample_report
+
+        report = sample_report()
+        share = _predicted_share(report)
+        assert 0 <= share < 1

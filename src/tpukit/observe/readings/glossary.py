@@ -154,6 +154,12 @@ _ALL = (
     Metric("tflops", "TFLOP/s", "Model FLOPs a second of all chips together.", scope="run"),
     Metric("samples_per_second", "", "Sequences a second of all chips together.", scope="run"),
     Metric("input_stall_seconds", "s", "Wait for the batch of the newest step.", scope="run"),
+    Metric(
+        "communication_overhead",
+        "share",
+        "Share of a step in which the chips wait for each other.",
+        scope="run",
+    ),
     Metric("goodput", "share", "Wall time spent in steps that count.", scope="run"),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}

@@ -1,0 +1,1 @@
+"""The monitor: reads all sources at even intervals, keeps the newest, alerts and exports."""

@@ -1,0 +1,175 @@
+"""`CurrentMetrics`: the newest readings of a host as one mapping, under the documents' names."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from ...errors import did_you_mean
+from ...hardware.missing import Measured, Missing, plain
+from ..readings import METRICS, Reading, Sample
+
+Combine = Callable[[list[float]], float]
+GB = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """How one key follows from a metric of the glossary.
+
+    Attributes:
+        metric: Which.
+        combine: What the numbers of several chips make together.
+        scale: What the result is multiplied with, for another unit.
+    """
+
+    metric: str
+    combine: Combine = fmean
+    scale: float = 1.0
+
+
+# Of several chips: shares are averaged, memory and warnings are those of the worst, power adds up.
+KEYS: dict[str, Key] = {
+    "utilization": Key("duty_cycle"),
+    "duty_cycle": Key("duty_cycle"),
+    "tensorcore_utilization": Key("tensorcore_utilization"),
+    "memory_bandwidth_utilization": Key("memory_bandwidth_utilization"),
+    "memory_usage_gb": Key("memory_used", max, GB),
+    "memory_total_gb": Key("memory_total", max, GB),
+    "memory_peak_gb": Key("memory_peak", max, GB),
+    "current_tflops": Key("tflops"),
+    "mfu": Key("mfu"),
+    "computation_efficiency": Key("mfu"),
+    "communication_overhead": Key("communication_overhead"),
+    "step": Key("step"),
+    "step_time_s": Key("step_time_seconds"),
+    "input_stall_s": Key("input_stall_seconds"),
+    "loss": Key("loss"),
+    "tokens_per_s_per_chip": Key("tokens_per_second_per_chip"),
+    "samples_per_s": Key("samples_per_second"),
+    "power_watts": Key("power_watts", sum),
+    "temperature_celsius": Key("temperature_celsius", max),
+    "throttle_score": Key("throttle_score", max),
+    "ici_link_health": Key("ici_link_health", max),
+    "hlo_queue_size": Key("hlo_queue_size", min),
+    "idle_seconds": Key("idle_seconds", max),
+    "dcn_latency_s": Key("dcn_latency_seconds", max),
+    "collective_latency_s": Key("collective_latency_seconds", max),
+    "host_cpu_utilization": Key("host_cpu_utilization"),
+    "host_memory_usage_gb": Key("host_memory_used", sum, GB),
+    "host_memory_total_gb": Key("host_memory_total", sum, GB),
+}
+MEDIAN = "0.5"
+NOT_YET = "no reading has been taken yet"
+
+
+@dataclass(frozen=True, eq=False)
+class CurrentMetrics(Mapping[str, Measured]):
+    """What is known now; read it like a dictionary, or by attribute.
+
+    Every key is always there: a figure that is missing formats as a dash under any format spec and
+    says why in `.reason`. Sizes are in GB of 10^9 bytes; shares are 0 to 1. `utilization` is the
+    share of time in which the chips were busy (duty cycle), the mean over the chips of this host;
+    `mfu` says how well they were used. Memory is that of the fullest chip.
+
+    Attributes:
+        figures: The mapping itself.
+        origins: Which source each figure is from.
+        time: Unix seconds.
+        readings: What they were made of: each source's own numbers, chip by chip.
+    """
+
+    figures: Mapping[str, Measured]
+    origins: Mapping[str, str] = field(default_factory=dict[str, str])
+    time: float = 0.0
+    readings: tuple[Reading, ...] = ()
+
+    def __getitem__(self, name: str) -> Measured:
+        return self.figures[name]
+
+    def __getattr__(self, name: str) -> Measured:
+        # Only asked for what is no attribute; a copy in the making has no figures yet.
+        figures: Mapping[str, Measured] = self.__dict__.get("figures", {})
+        if name not in figures:
+            raise AttributeError(
+                f"there is no metric {name!r}; {', '.join(figures)} are there."
+                + did_you_mean(name, figures)
+            )
+        return figures[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.figures)
+
+    def __len__(self) -> int:
+        return len(self.figures)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """The keys without a number, each with the reason."""
+        return {
+            name: value.reason for name, value in self.figures.items() if isinstance(value, Missing)
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: numbers, null where one is missing, and the reasons."""
+        numbers = {name: plain(value) for name, value in self.figures.items()}
+        return {"time": self.time, **numbers, "missing": self.missing, "origins": {**self.origins}}
+
+    def __rich__(self) -> Any:
+        """A table: figure, value, and its source or why it is missing."""
+        from rich.table import Table
+
+        table = Table("figure", "value", "source", box=None)
+        for name, value in self.figures.items():
+            why = value.reason if isinstance(value, Missing) else self.origins.get(name, "")
+            table.add_row(name, f"{value:,.4g}", why)
+        return table
+
+
+def summarize(
+    readings: Iterable[Reading], *, absent: Mapping[str, str] | None = None, reason: str = NOT_YET
+) -> CurrentMetrics:
+    """Make one mapping of the readings of a host; where two know a metric, the first counts.
+
+    Args:
+        readings: One a source, the surest source first.
+        absent: Metrics that no source is there for, with the reason.
+        reason: For a metric that nobody said anything of.
+    """
+    samples: dict[str, tuple[str, list[Sample]]] = {}
+    reasons: dict[str, list[str]] = {}
+    newest, taken = 0.0, tuple(readings)
+    for reading in taken:
+        newest = max(newest, reading.time)
+        own: dict[str, list[Sample]] = {}
+        for sample in reading.samples:
+            if sample.labels.get("quantile", MEDIAN) == MEDIAN:
+                own.setdefault(sample.metric, []).append(sample)
+        for metric, found in own.items():
+            samples.setdefault(metric, (reading.source, found))
+        for metric, why in reading.missing.items():
+            told = reasons.setdefault(metric, [])
+            if why not in told:
+                told.append(why)
+    figures: dict[str, Measured] = {}
+    origins: dict[str, str] = {}
+    for name, key in _keys(samples):
+        if key.metric in samples:
+            source, found = samples[key.metric]
+            figures[name] = key.combine([one.value for one in found]) * key.scale
+            origin = found[0].labels.get("origin")
+            origins[name] = f"{source} ({origin})" if origin else source
+        else:
+            known = (absent or {}).get(key.metric)
+            said = reasons.get(key.metric) or [known or reason]
+            figures[name] = Missing("; ".join(said))
+    return CurrentMetrics(figures, origins, newest or time.time(), taken)
+
+
+def _keys(samples: Mapping[str, object]) -> Iterator[tuple[str, Key]]:
+    """Yield every key, and what Orbax and Grain named, under its own name."""
+    yield from KEYS.items()
+    for metric in samples:
+        if metric not in METRICS:
+            yield metric, Key(metric, sum)
