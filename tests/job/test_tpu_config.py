@@ -1,3 +1,6 @@
+import json
+import os
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -6,11 +9,13 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from tpukit.errors import ConfigError, SliceError, TPUValidationError
+from tpukit.hardware.missing import Missing
 from tpukit.job.config import TPUConfig, presets
 from tpukit.job.precision import NARROW, in_precision
 from tpukit.job.train import TrainingSettings
 from tpukit.models import get_preset
 from tpukit.models.transformer.config import OPERANDS
+from tpukit.runtime.measurements import publish, withdraw
 
 
 def test_document_000_basic_form():
@@ -135,18 +140,95 @@ def test_validate_refuses_a_configuration_without_a_slice():
         TPUConfig(tpu_version="v5e").get_total_tflops()
 
 
-def test_performance_is_peak_until_something_was_measured():
+def test_performance_is_peak_until_something_was_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there are no runs
     config = TPUConfig(tpu_version="v5p", num_chips=64)
     metrics = config.get_performance_metrics()
     assert metrics["total_tflops"] == 64 * 459
     assert metrics.origins["total_tflops"] == "datasheet"
-    assert metrics["utilization"] is None
-    assert metrics["throughput_samples_s"] is None
+    assert not metrics["utilization"]
+    assert f"{metrics['throughput_samples_s']:.1f}" == "–"
+    assert metrics.to_dict()["utilization"]["value"] is None
     assert "nothing was measured" in metrics.reasons["utilization"]
     measured = config.get_performance_metrics(samples_per_s=10.0, achieved_tflops=64 * 459 / 2)
     assert measured["utilization"] == pytest.approx(0.5)
     assert measured.origins["throughput_samples_s"] == "measured"
-    assert TPUConfig().get_performance_metrics()["total_tflops"] is None
+    assert isinstance(TPUConfig().get_performance_metrics()["total_tflops"], Missing)
+
+
+class TestMeasured:
+    CONFIG = TPUConfig(tpu_version="v6e", num_chips=64, topology="8x8")
+
+    def write_run(self, folder, *, step_times, batch_size=32):
+        folder.mkdir(parents=True)
+        records = [
+            {"step": step, "loss": 1.0, "step_time_s": took, "mfu": 0.2 / took, "time": 1.0}
+            for step, took in enumerate(step_times, 1)
+        ]
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (folder / "metrics.jsonl").write_text(lines)
+        identity = {"format": 1, "identity": {"batch_size": batch_size}}
+        (folder / "run.json").write_text(json.dumps(identity))
+        return folder
+
+    def test_it_comes_from_the_newest_run(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        self.write_run(tmp_path / "runs" / "a", step_times=[9.0])
+        os.utime(tmp_path / "runs" / "a" / "metrics.jsonl", (1, 1))
+        self.write_run(tmp_path / "runs" / "b", step_times=[0.5, 0.5, 99.0])
+        metrics = self.CONFIG.get_performance_metrics()
+        assert metrics["utilization"] == pytest.approx(0.4), "one slow step does not count"
+        assert metrics["throughput_samples_s"] == 64.0
+        assert metrics.origins["utilization"] == "measured"
+        assert metrics.sources["utilization"] == "runs/b, the 3 steps to step 3"
+
+    def test_a_run_that_is_given_counts_before_any(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        self.write_run(tmp_path / "runs" / "b", step_times=[0.5])
+        other = self.write_run(tmp_path / "elsewhere", step_times=[1.0])
+        metrics = self.CONFIG.get_performance_metrics(run_dir=other)
+        assert metrics["throughput_samples_s"] == 32.0
+        gone = self.CONFIG.get_performance_metrics(run_dir=tmp_path / "none")
+        assert "cannot be read" in gone.reasons["utilization"]
+
+    def test_the_running_monitor_counts_before_the_newest_run(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        self.write_run(tmp_path / "runs" / "b", step_times=[0.5])
+        offered = {"mfu": 0.61, "samples_per_s": 700.0}
+
+        def provider():
+            return offered
+
+        publish(provider)
+        try:
+            metrics = self.CONFIG.get_performance_metrics()
+            assert (metrics["utilization"], metrics["throughput_samples_s"]) == (0.61, 700.0)
+            assert metrics.sources["utilization"] == "the running monitor"
+            offered.update(mfu=Missing("no run"), samples_per_s=Missing("no run"))
+            assert self.CONFIG.get_performance_metrics()["throughput_samples_s"] == 64.0
+        finally:
+            withdraw(provider)
+        assert self.CONFIG.get_performance_metrics().sources["utilization"] == ("runs/b, step 1")
+
+    def test_the_documents_block_prints_measured_or_dashes(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+        def block(perf_metrics):
+            return [
+                f"Total TFLOPS: {perf_metrics['total_tflops']:.1f}",
+                f"Memory bandwidth: {perf_metrics['memory_bandwidth_gb_s']:.1f}GB/s",
+                f"Interconnect bandwidth: {perf_metrics['interconnect_bandwidth_gb_s']:.1f}GB/s",
+                f"Utilization: {perf_metrics['utilization']:.1%}",
+                f"Samples/sec: {perf_metrics['throughput_samples_s']:.1f}",
+            ]
+
+        peaks = ["Total TFLOPS: 58752.0", "Memory bandwidth: 1638.0GB/s"]
+        shown = block(self.CONFIG.get_performance_metrics())
+        assert shown[:2] == peaks
+        assert shown[3:] == ["Utilization: –", "Samples/sec: –"]
+        self.write_run(tmp_path / "runs" / "b", step_times=[0.5])
+        shown = block(self.CONFIG.get_performance_metrics())
+        assert shown[3:] == ["Utilization: 40.0%", "Samples/sec: 64.0"]
 
 
 def test_memory_config_follows_the_compiler_s_limit():

@@ -4,40 +4,49 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...hardware.missing import Measured, Missing, plain
+
 
 @dataclass(frozen=True)
-class PerformanceMetrics(Mapping[str, float | None]):
-    """Named figures, each with its origin, or None with the reason it is missing.
+class PerformanceMetrics(Mapping[str, Measured]):
+    """Named figures, each with its origin, or missing with the reason.
 
     Read it like a dictionary: `metrics["total_tflops"]`, `metrics.origins["total_tflops"]`,
-    `metrics.reasons["utilization"]`.
+    `metrics.reasons["utilization"]`. A missing figure formats as a dash under any format spec.
     """
 
-    values_by_name: Mapping[str, float | None]
+    values_by_name: Mapping[str, Measured]
     origins: Mapping[str, str] = field(default_factory=dict[str, str])
-    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
     class Builder:
         """Collects figures one by one."""
 
         def __init__(self) -> None:
-            self._values: dict[str, float | None] = {}
+            self._values: dict[str, Measured] = {}
             self._origins: dict[str, str] = {}
-            self._reasons: dict[str, str] = {}
+            self._sources: dict[str, str] = {}
 
-        def add(self, name: str, value: float | None, origin: str, reason: str) -> None:
-            """Add a figure: its origin counts if there is a value, the reason if there is none."""
+        def add(self, name: str, value: Measured, origin: str, source: str = "") -> None:
+            """Add a figure; origin and source count if it is not missing."""
             self._values[name] = value
-            if value is None:
-                self._reasons[name] = reason
-            else:
-                self._origins[name] = origin
+            if not isinstance(value, Missing):
+                self._origins[name], self._sources[name] = origin, source
 
         def build(self) -> "PerformanceMetrics":
             """The figures, frozen."""
-            return PerformanceMetrics(self._values, self._origins, self._reasons)
+            return PerformanceMetrics(self._values, self._origins, self._sources)
 
-    def __getitem__(self, name: str) -> float | None:
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why each missing figure is missing."""
+        return {
+            name: value.reason
+            for name, value in self.values_by_name.items()
+            if isinstance(value, Missing)
+        }
+
+    def __getitem__(self, name: str) -> Measured:
         return self.values_by_name[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -47,11 +56,12 @@ class PerformanceMetrics(Mapping[str, float | None]):
         return len(self.values_by_name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Each figure with its origin, or None with its reason."""
+        """Each figure with its origin and source, or null with its reason."""
         return {
             name: {
-                "value": value,
+                "value": plain(value),
                 "origin": self.origins.get(name),
+                "source": self.sources.get(name) or None,
                 "reason": self.reasons.get(name),
             }
             for name, value in self.values_by_name.items()
@@ -63,8 +73,9 @@ class PerformanceMetrics(Mapping[str, float | None]):
 
         table = Table("figure", "value", "origin", box=None)
         for name, value in self.values_by_name.items():
-            shown = "—" if value is None else f"{value:,.4g}" if value < 1 else f"{value:,.1f}"
-            table.add_row(name, shown, self.origins.get(name) or self.reasons.get(name, ""))
+            shown = f"{value:,.4g}" if value < 1 else f"{value:,.1f}"
+            origin = ", ".join(filter(None, (self.origins.get(name), self.sources.get(name))))
+            table.add_row(name, shown, origin or self.reasons.get(name, ""))
         return table
 
 

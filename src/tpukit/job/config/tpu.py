@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping, MutableMapping
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
@@ -10,6 +11,7 @@ from pydantic import model_validator
 from ...errors import ConfigError, TPUValidationError
 from ...hardware import Chip, Figure, Slice, get_chip, list_chips, model_flop_utilization
 from ...hardware.formats import parse_format
+from ...hardware.missing import Missing
 from ...parallel.mesh.axes import spec_for_shape
 from ...runtime.debugging import DebugMode, enable_debugging_mode
 from ..document import Document, Origin, unknown_key
@@ -24,6 +26,7 @@ from ..sections import (
     Precision,
 )
 from ..settings import Settings
+from .measured import measured_figures
 from .presets import preset_values
 from .results import MemoryConfig, PerformanceMetrics
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
     from ...runtime.environment import EnvironmentReport, Platform
 
+GIVEN = "given by you"
 SAME_WITHIN = 0.02  # two datasheet figures this close are the same figure, rounded
 
 
@@ -219,35 +223,51 @@ class TPUConfig(
         return float(chips * peak)
 
     def get_performance_metrics(
-        self, *, samples_per_s: float | None = None, achieved_tflops: float | None = None
+        self,
+        *,
+        run_dir: str | os.PathLike[str] | None = None,
+        samples_per_s: float | None = None,
+        achieved_tflops: float | None = None,
     ) -> PerformanceMetrics:
-        """Peak figures from the catalog, and what was measured if you pass it.
+        """Peak figures from the catalog, and what was measured of the newest run.
 
         TFLOP/s are of all chips together; bandwidths are of one chip (ICI: all links, one way).
+        `utilization` is MFU: model FLOPs over the peak. It and `throughput_samples_s` come from the
+        run given, else from the monitor that runs in this process, else from the newest run under
+        runs/; where there is none they are missing, with the reason.
 
         Args:
-            samples_per_s: Measured throughput of all chips together.
-            achieved_tflops: Measured model TFLOP/s of all chips together; utilization is this
-                over the bf16 peak (MFU; the caller's convention for counting FLOPs applies).
+            run_dir: The run.
+            samples_per_s: Throughput of all chips together, where you measured it yourself.
+            achieved_tflops: Model TFLOP/s of all chips together, where you measured them yourself;
+                utilization is this over the bf16 peak (your convention for counting FLOPs applies).
         """
-        no_chip = "no generation is set: give tpu_version or accelerator_type"
-        not_measured = "nothing was measured: pass samples_per_s= and achieved_tflops= from a run"
+        no_chip = Missing("no generation is set: give tpu_version or accelerator_type")
         chip, described = self.chip, self.slice
         chips = described.chips if described else self.num_chips
         peak = self.get_total_tflops() if chips and (chip or self.flops_per_chip) else None
         figures = PerformanceMetrics.Builder()
+        no_total = no_chip if chips else Missing("no num_chips is set")
         stated = "datasheet" if chip else "user"
-        figures.add("total_tflops", peak, stated, no_chip if chips else "no num_chips is set")
+        figures.add("total_tflops", no_total if peak is None else peak, stated)
         for name, figure in (
             ("memory_bandwidth_gb_s", chip.hbm_gbps if chip else None),
             ("interconnect_bandwidth_gb_s", _all_links(chip) if chip else None),
         ):
-            value, reason = (figure.value, figure.reason) if figure else (None, no_chip)
-            figures.add(name, value, "datasheet", reason or no_chip)
-        flops = None if achieved_tflops is None else achieved_tflops * 1e12
-        achieved = model_flop_utilization(flops, 1.0, peak)
-        figures.add("utilization", achieved, "measured", not_measured)
-        figures.add("throughput_samples_s", samples_per_s, "measured", not_measured)
+            if figure is None or figure.value is None:
+                figures.add(name, no_chip if figure is None else Missing(figure.reason), "")
+            else:
+                figures.add(name, figure.value, "datasheet", figure.source)
+        run = measured_figures(None if run_dir is None else Path(run_dir))
+        if achieved_tflops is None:
+            figures.add("utilization", run.utilization, "measured", run.source)
+        else:
+            share = model_flop_utilization(achieved_tflops * 1e12, 1.0, peak)
+            figures.add("utilization", no_total if share is None else share, "measured", GIVEN)
+        if samples_per_s is None:
+            figures.add("throughput_samples_s", run.samples_per_s, "measured", run.source)
+        else:
+            figures.add("throughput_samples_s", samples_per_s, "measured", GIVEN)
         return figures.build()
 
     def get_memory_config(self) -> MemoryConfig:

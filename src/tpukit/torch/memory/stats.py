@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from ...hardware import Figure
+from ...observe.sources.jax_memory import JaxSource
 
 _COUNTED = "bytes of this manager's tensors that are alive"
 
@@ -85,15 +86,8 @@ class MemoryStats:
 
 def device_memory() -> Figure:
     """Return what jax has in use on its first device, where it is known."""
-    from ...runtime.environment import jax_state
-
-    # Asking would open the devices of a process that may never need them.
-    if jax_state() != "initialised":
-        return Figure.missing("B", "jax has not opened its devices in this process.")
-    import jax
-
-    device = jax.local_devices()[0]
-    found = device.memory_stats()
-    if not found or "bytes_in_use" not in found:
-        return Figure.missing("B", f"the runtime of {device.device_kind} counts no memory.")
-    return Figure(found["bytes_in_use"], "B", "measured", f"{device.device_kind}, by its runtime")
+    reading = JaxSource().read()
+    used = reading.values("memory_used")
+    if not used:
+        return Figure.missing("B", f"{reading.missing['memory_used']}.")
+    return Figure(used[0], "B", "measured", "jax's runtime, of its first device")
