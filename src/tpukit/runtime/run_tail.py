@@ -6,14 +6,15 @@ Runs are written by rooms below; a configuration, which stands above them, asks 
 import itertools
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 RUNS = "runs"
 METRICS, EVENTS, IDENTITY = "metrics.jsonl", "events.jsonl", "run.json"
-TAIL_BYTES = 64 * 1024
+# A record takes a few hundred bytes; one that is far longer is looked for further up.
+TAIL_BYTES = (8 * 1024, 1024 * 1024)
 RECENT = 32
 """Steps that count as now, where one alone would be noisy."""
 
@@ -68,62 +69,105 @@ def newest_run(folder: str | Path = RUNS) -> Path | None:
     return None if newest is None else newest.parent
 
 
-def read_tail(run_dir: str | Path) -> RunTail | None:
-    """Return the newest completed step of a run; None before the first.
+def read_tail(run_dir: str | Path, *, steps: int = RECENT) -> RunTail | None:
+    """Return the newest completed steps of a run; None before the first.
+
+    Args:
+        run_dir: The run.
+        steps: How many at most.
 
     Raises:
         OSError: The run has no metrics.jsonl, or it cannot be read.
     """
-    path = Path(run_dir)
-    steps = (
-        one
-        for one in _last_lines(path / METRICS)
-        if isinstance(one.get("step_time_s"), int | float)
-    )
-    records = tuple(itertools.islice(steps, RECENT))
-    if not records:
-        return None
-    return RunTail(
-        path=path,
-        records=records,
-        batch_size=_batch_size(path),
-        flops_per_step=_flops_per_step(path),
-    )
+    return RunTailReader(run_dir).read(steps=steps)
+
+
+class RunTailReader:
+    """Reads the end of a run again and again, and each event of it once.
+
+    Args:
+        run_dir: The run.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.path = Path(run_dir)
+        self._batch_size: int | None = None
+        self._events: tuple[int, int] = (0, 0)  # which file, and how much of it was read
+        self._flops_per_step: float | None = None
+
+    def read(self, *, steps: int = RECENT) -> RunTail | None:
+        """Return the newest completed steps; None before the first.
+
+        Raises:
+            OSError: There is no metrics.jsonl, or it cannot be read.
+        """
+        records: tuple[Mapping[str, Any], ...] = ()
+        for most_bytes in TAIL_BYTES:
+            lines = _last_lines(self.path / METRICS, most_bytes)
+            timed = (one for one in lines if isinstance(one.get("step_time_s"), int | float))
+            records = tuple(itertools.islice(timed, steps))
+            if len(records) == steps:
+                break
+        if not records:
+            return None
+        self._read_identity()
+        self._read_events()
+        return RunTail(
+            path=self.path,
+            records=records,
+            batch_size=self._batch_size,
+            flops_per_step=self._flops_per_step,
+        )
+
+    def _read_identity(self) -> None:
+        if self._batch_size is not None:
+            return  # it is what makes the run this run, and stays
+        try:
+            size = json.loads((self.path / IDENTITY).read_text())["identity"]["batch_size"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        self._batch_size = size if type(size) is int else None
+
+    def _read_events(self) -> None:
+        """Find the newest attempt's FLOPs: another may have had another batch."""
+        path = self.path / EVENTS
+        try:
+            about = path.stat()
+            file_id, seen = self._events
+            if about.st_ino != file_id or about.st_size < seen:
+                seen, self._flops_per_step = 0, None
+            if about.st_size == seen:
+                return
+            with path.open("rb") as file:
+                file.seek(seen)
+                new = file.read()
+        except OSError:
+            return
+        whole = new[: new.rfind(b"\n") + 1]
+        self._events = (about.st_ino, seen + len(whole))
+        for event in _objects(whole.split(b"\n")):
+            if event.get("event") == "attempt started":
+                flops = event.get("flops_per_step")
+                self._flops_per_step = float(flops) if isinstance(flops, int | float) else None
 
 
 def _rate(amount: float | None, seconds: float) -> float | None:
     return None if amount is None or seconds <= 0 else amount / seconds
 
 
-def _batch_size(path: Path) -> int | None:
-    try:
-        size = json.loads((path / IDENTITY).read_text())["identity"]["batch_size"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return size if type(size) is int else None
-
-
-def _flops_per_step(path: Path) -> float | None:
-    """Of the newest attempt: another may have had another batch."""
-    try:
-        for event in _last_lines(path / EVENTS):
-            if event.get("event") == "attempt started":
-                flops = event.get("flops_per_step")
-                return float(flops) if isinstance(flops, int | float) else None
-    except OSError:
-        return None
-    return None
-
-
-def _last_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _last_lines(path: Path, most_bytes: int) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects at the end of a file, the last first; a line half written waits."""
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        begin = max(0, size - TAIL_BYTES)
+        begin = max(0, file.seek(0, 2) - most_bytes)
         file.seek(begin)
         lines = file.read().split(b"\n")
     # The first may have been cut by where the reading began, the last by its writer.
-    for line in reversed(lines[1 if begin else 0 : -1]):
+    yield from _objects(reversed(lines[1 if begin else 0 : -1]))
+
+
+def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the lines that are JSON objects."""
+    for line in lines:
         try:
             found: Any = json.loads(line)
         except ValueError:

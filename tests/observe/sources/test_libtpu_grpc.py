@@ -105,6 +105,30 @@ def test_memory_of_two_cores_is_one_chips():
     assert by_chip(reading, "duty_cycle") == {0: 0.5, 1: 0.6}
 
 
+def test_what_changes_slowly_is_asked_for_now_and_then(server):
+    now = [0.0]
+    source = LibtpuSource(server.address, seldom_s=10.0, clock=lambda: now[0])
+    for second in range(21):
+        now[0] = float(second)
+        reading = source.read()
+        assert by_chip(reading, "memory_total")
+        assert reading.values("dcn_latency_seconds")
+    source.close()
+    assert server.asked.count(DUTY_CYCLE) == 21
+    assert server.asked.count(DCN) == 3
+
+
+def test_what_is_kept_does_not_outlive_its_server(server):
+    source = LibtpuSource(server.address)
+    assert by_chip(source.read(), "memory_total")
+    server.stop()
+    reading = source.read()
+    source.close()
+    server.start()
+    assert reading.samples == ()
+    assert "no libtpu serves metrics" in reading.missing["memory_total"]
+
+
 def test_devices_are_numbered_from_0_on_each_host(server, source):
     server.chips.first_device = 8
     assert set(by_chip(source.read(), "memory_used")) == {0, 1}
@@ -119,7 +143,7 @@ def test_a_metric_this_libtpu_has_not_is_missing_by_name(server, source):
 
 
 def test_a_metric_that_is_refused_has_the_servers_reason(server, source):
-    source.read()  # what is supported is known now
+    source._list_supported()  # what is supported is known now
     server.chips.supported = tuple(one for one in server.chips.supported if one != TIMING)
     assert "no metric hlo.execution.timing" in source.read().missing["hlo_execution_seconds"]
 

@@ -1,17 +1,24 @@
 """libtpu's runtime metrics, from the process on this host that holds the chips."""
 
-from collections.abc import Iterable
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
-from ..readings import METRICS, Reading, ReadingBuilder
+from ..readings import METRICS, Metric, Reading, ReadingBuilder
 from .distributions import Buckets, quantiles_of
 from .libtpu_messages import SERVICE, message_class
 
+# Device, what else tells it from its neighbours, value.
+Row: TypeAlias = tuple[int | None, dict[str, str], float]
 ADDRESS = "localhost:8431"
 TIMEOUT_S = 2.0
 # By libtpu's name; those with a short name are the SDK's, which serves them by other means.
 SERVED = {one.libtpu_name: one for one in METRICS.values() if "." in one.libtpu_name}
 PER_CORE = ("memory_used", "memory_total")
+# Asked for with every reading. The rest hardly changes, or sums up all that ever happened: it is
+# asked for now and then, because each question costs 0.2 ms of CPU time.
+EVERY_TIME = ("duty_cycle", "memory_used", "memory_bandwidth_utilization")
+SELDOM_S = 10.0
 # A server that is back should be seen at the next reading: gRPC itself would wait up to 2 minutes.
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -26,15 +33,25 @@ class LibtpuSource:
     Args:
         address: Where libtpu serves; it does so on loopback only.
         timeout_s: For all answers of a reading together.
+        seldom_s: How old metrics that change slowly may be.
         process: Index of the process of the run.
+        clock: Seconds that only go forward.
     """
 
     name = "libtpu grpc"
 
     def __init__(
-        self, address: str = ADDRESS, *, timeout_s: float = TIMEOUT_S, process: int = 0
+        self,
+        address: str = ADDRESS,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        seldom_s: float = SELDOM_S,
+        process: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address, self._timeout_s, self._process = address, timeout_s, process
+        self._seldom_s, self._clock = seldom_s, clock
+        self._kept: dict[str, tuple[float, list[Row]]] = {}
         self._channel: Any = None
         self._calls: dict[str, Any] = {}
         self._supported: frozenset[str] | None = None
@@ -52,28 +69,39 @@ class LibtpuSource:
             supported = self._list_supported()
         except grpc.RpcError as error:
             return found.build(otherwise=self._reason(error))
-        calls = {
-            name: self._call("GetRuntimeMetric", "MetricResponse").future(
-                message_class("MetricRequest")(metric_name=name), timeout=self._timeout_s
-            )
-            for name in SERVED
-            if name in supported
+        now = self._clock()
+        self._kept = {
+            name: (at, rows)
+            for name, (at, rows) in self._kept.items()
+            if now - at < self._seldom_s and SERVED[name].name not in EVERY_TIME
         }
-        answers: dict[str, Any] = {}
-        for name, call in calls.items():
+        otherwise = f"the libtpu at {self.address} does not offer it now"
+        deadline = now + self._timeout_s
+        ask = self._call("GetRuntimeMetric", "MetricResponse")
+        for name, metric in SERVED.items():
+            if name not in supported or name in self._kept:
+                continue
+            # One after the other: in parallel they cost more CPU time, in threads of gRPC's.
+            left = max(0.0, deadline - self._clock())
             try:
-                answers[name] = call.result().metric.metrics
+                answer = ask(message_class("MetricRequest")(metric_name=name), timeout=left)
             except grpc.RpcError as error:
+                found.lack(metric.name, self._reason(error))
                 if error.code() == grpc.StatusCode.UNAVAILABLE:
-                    self._supported = None  # what comes back may be another libtpu
-                found.lack(SERVED[name].name, self._reason(error))
-        add_answers(found, answers)
-        return found.build(otherwise=f"the libtpu at {self.address} does not offer it now")
+                    # What comes back may be another libtpu, and what is kept is of this one.
+                    otherwise, self._supported = self._reason(error), None
+                    self._kept.clear()
+                    break
+            else:
+                self._kept[name] = (now, rows_of(metric, answer.metric.metrics))
+        add_rows(found, {SERVED[name].name: rows for name, (_, rows) in self._kept.items()})
+        return found.build(otherwise=otherwise)
 
     def close(self) -> None:
         """Close the connection."""
         channel, self._channel, self._supported = self._channel, None, None
         self._calls.clear()
+        self._kept.clear()
         if channel is not None:
             channel.close()
 
@@ -113,53 +141,60 @@ class LibtpuSource:
         return f"the libtpu at {self.address} refused: {error.details() or error.code().name}"
 
 
-def add_answers(found: ReadingBuilder, answers: dict[str, Iterable[Any]]) -> None:
-    """Add what libtpu answered, by its name of the metric.
+def rows_of(metric: Metric, answers: Iterable[Any]) -> list[Row]:
+    """Turn libtpu's answers about a metric into rows of our units."""
+    if is_distribution(metric):
+        return _quantile_rows(answers)
+    scale = 0.01 if metric.unit == "share" else 1.0
+    return [(*_device(one), _gauge(one) * scale) for one in answers]
 
-    Devices are numbered from 0 on each host. Chips of two cores (v2, v3, 7x) count memory by core
-    and the duty cycle by chip: then the memory of the two cores is one chip's.
+
+def add_rows(found: ReadingBuilder, rows: Mapping[str, list[Row]]) -> None:
+    """Add rows by metric, devices numbered from 0 on each host.
+
+    Chips of two cores (v2, v3, 7x) count memory by core and the duty cycle by chip: then the memory
+    of the two cores is one chip's.
     """
-    gauges: dict[str, list[tuple[int, dict[str, str], float]]] = {}
-    for name, metrics in answers.items():
-        metric = SERVED[name]
-        if metric.scope == "host" or metric.name == "hlo_execution_seconds":
-            _add_distributions(found, metric.name, metrics)
+    chips = len({device for device, _, _ in rows.get("duty_cycle", [])})
+    for metric, of_metric in rows.items():
+        if not of_metric and is_distribution(METRICS[metric]):
+            found.lack(metric, "nothing of the kind has happened yet")
+        devices = sorted({device for device, _, _ in of_metric if device is not None})
+        index = {device: number for number, device in enumerate(devices)}
+        if metric in PER_CORE and chips and len(devices) == 2 * chips:
+            summed = [0.0] * chips
+            for device, _, value in of_metric:
+                summed[index[device or 0] // 2] += value
+            for chip, value in enumerate(summed):
+                found.add(metric, value, chip=chip)
             continue
-        scale = 0.01 if metric.unit == "share" else 1.0
-        gauges[metric.name] = [(*_device(one), _gauge(one) * scale) for one in metrics]
-    chips = len({device for device, _, _ in gauges.get("duty_cycle", [])})
-    for metric, rows in gauges.items():
-        order = sorted({device for device, _, _ in rows})
-        if metric in PER_CORE and chips and len(order) == 2 * chips:
-            for chip in range(chips):
-                cores = order[2 * chip : 2 * chip + 2]
-                found.add(metric, sum(v for core, _, v in rows if core in cores), chip=chip)
-            continue
-        for device, labels, value in sorted(rows, key=lambda row: row[0]):
-            found.add(metric, value, chip=order.index(device), labels=labels)
+        for device, labels, value in of_metric:
+            chip = None if device is None else index[device]
+            found.add(metric, value, chip=chip, labels=labels)
 
 
-def _add_distributions(found: ReadingBuilder, metric: str, metrics: Iterable[Any]) -> None:
-    """Add quantiles in seconds; those of one buffer size, over all cores, are one distribution."""
-    by_labels: dict[tuple[int | None, str], Buckets] = {}
-    for one in metrics:
+def is_distribution(metric: Metric) -> bool:
+    """Whether libtpu keeps the metric as counts by bucket."""
+    return "distribution" in metric.libtpu_name
+
+
+def _quantile_rows(answers: Iterable[Any]) -> list[Row]:
+    """Return quantiles in seconds; those of one buffer size, over all cores, are one row each."""
+    summed: dict[tuple[int | None, str], Buckets] = {}
+    for one in answers:
         options = one.distribution.bucket_options.exponential_buckets
-        buckets = Buckets(
-            tuple(one.distribution.bucket_counts), options.scale, options.growth_factor
-        )
+        counts = tuple(one.distribution.bucket_counts)
+        buckets = Buckets(counts, options.scale, options.growth_factor)
         attributes = {item.key: item.value for item in one.attribute.value.kvlist_attr.attributes}
-        chip: int | None = None
-        if "device_ordinal" in attributes:
-            chip, _ = _device(one)
+        device = _device(one)[0] if "device_ordinal" in attributes else None
         size = attributes["buffer-size"].string_attr if "buffer-size" in attributes else ""
-        before = by_labels.get((chip, size))
-        by_labels[chip, size] = buckets if before is None else before + buckets
-    for (chip, size), buckets in by_labels.items():
-        for quantile, value in quantiles_of(buckets).items():
-            labels = {"quantile": quantile} | ({"buffer_size": size} if size else {})
-            found.add(metric, value / 1e6, chip=chip, labels=labels)
-    if not any(buckets.count for buckets in by_labels.values()):
-        found.lack(metric, "nothing of the kind has happened yet")
+        before = summed.get((device, size))
+        summed[device, size] = buckets if before is None else before + buckets
+    return [
+        (device, {"quantile": name} | ({"buffer_size": size} if size else {}), value / 1e6)
+        for (device, size), buckets in summed.items()
+        for name, value in quantiles_of(buckets).items()
+    ]
 
 
 def _device(metric: Any) -> tuple[int, dict[str, str]]:

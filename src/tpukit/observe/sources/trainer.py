@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...runtime.run_tail import METRICS, RunTail, newest_run, read_tail
+from ...runtime.run_tail import METRICS, RunTail, RunTailReader, newest_run
 from ..readings import Reading, ReadingBuilder
 
 # What the record calls each.
@@ -42,6 +42,7 @@ class TrainerSource:
     ) -> None:
         self._given = None if run_dir is None else Path(run_dir)
         self._process, self._clock = process, clock
+        self._reader: RunTailReader | None = None
         self._changed: tuple[tuple[int, int, int], float] | None = None
 
     def read(self) -> Reading:
@@ -51,8 +52,10 @@ class TrainerSource:
         if run is None:
             return found.build(otherwise="there is no run under runs/; give run_dir")
         try:
+            if self._reader is None or self._reader.path != run:
+                self._reader, self._changed = RunTailReader(run), None
             silent_s = self._silent_for(run / METRICS)
-            tail = read_tail(run)
+            tail = self._reader.read(steps=1)
         except OSError as error:
             return found.build(otherwise=f"{run / METRICS} cannot be read ({error.strerror})")
         if tail is None:
