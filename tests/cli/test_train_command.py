@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from tpukit.cli.train import train
 from tpukit.errors import ConfigError, TPUModelError, TPUValidationError
 from tpukit.job import read_job
+from tpukit.observe.sources.replay import read_readings
 
 MODEL = """
 import jax
@@ -69,6 +70,17 @@ def test_trains_resumes_and_prints(run, job, tmp_path):
     other = run(job, "--set", "train.seed=7")
     assert isinstance(other.exception, TPUValidationError)
     assert "another run: seed was 0, is 7" in str(other.exception)
+
+
+def test_readings_of_the_host_are_kept_beside_the_run(run, job, tmp_path):
+    assert run(job, "--set", "observe.monitoring_interval_seconds=0.5").exit_code == 0
+    kept = read_readings(tmp_path / "run" / "hosts" / "0" / "readings.jsonl")
+    assert {"jax", "psutil", "trainer", "profile"} <= {reading.source for reading in kept}
+    assert [one for one in kept if one.values("host_memory_total")]
+    quiet = tmp_path / "quiet"
+    done = run(job, "--run-dir", quiet, "--set", "observe.enable_monitoring=false")
+    assert done.exit_code == 0
+    assert not (quiet / "hosts" / "0" / "readings.jsonl").exists()
 
 
 def test_diverging_has_an_exit_code_of_its_own(run, job, tmp_path):

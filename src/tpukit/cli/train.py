@@ -15,6 +15,7 @@ from .values import output_folder, within
 
 if TYPE_CHECKING:
     from ..job.job import Job
+    from ..records.hooks import TrainingHook
 
 Data = Annotated[str | None, typer.Option(help="Tokens, text, a folder of them, or gs://…")]
 Steps = Annotated[int | None, typer.Option(help="Steps of the whole run.", callback=within(COUNT))]
@@ -101,9 +102,18 @@ def _train(job: "Job", *, debug: bool, json: bool) -> None:
 
         from ..training import TPUTrainer
 
-        result = TPUTrainer.from_job(job).train()
+        result = TPUTrainer.from_job(job, hooks=_hooks(job)).train()
         if jax.process_index() == 0:
             show(result, json=json)
+
+
+def _hooks(job: "Job") -> "list[TrainingHook]":
+    """Watch the chips and the host beside the run, unless the job says not to."""
+    if not job.observe.enable_monitoring:
+        return []
+    from ..observe.monitor.hook import MonitorHook
+
+    return [MonitorHook(job.observe.monitoring_interval_seconds)]
 
 
 @contextmanager

@@ -201,6 +201,9 @@ class ObserveSettings(Section):
     scaling_config: ScalingConfig = Field(
         default_factory=ScalingConfig, description="hot-spot threshold"
     )
+    enable_monitoring: bool = Field(
+        default=True, description="`tpukit train` keeps readings of chips and hosts in its folder"
+    )
     monitoring_interval_seconds: Seconds = Field(default=1.0, description="between two readings")
     monitoring_duration_seconds: Seconds = Field(default=60.0, description="of one watch")
     allocation_history_retention_seconds: Seconds = Field(

@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 # Settings that nothing reads yet, and why: whoever sets one is told.
-_NO_MONITOR = "no monitor runs beside a job in this version"
+_OF_TORCH = "a run is watched to its end; it is for tpukit.torch's memory manager"
 WITHOUT_EFFECT = {
-    "observe.monitoring_interval_seconds": _NO_MONITOR,
-    "observe.monitoring_duration_seconds": _NO_MONITOR,
-    "observe.allocation_history_retention_seconds": _NO_MONITOR,
+    "observe.monitoring_duration_seconds": _OF_TORCH,
+    "observe.allocation_history_retention_seconds": _OF_TORCH,
 }
 
 

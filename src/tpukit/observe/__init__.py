@@ -31,6 +31,7 @@ HOMES = {
     ".monitor.cloud_monitor": ("TpuMonitor",),
     ".monitor.collector": ("MetricsCollector",),
     ".monitor.current": ("CurrentMetrics",),
+    ".monitor.hook": ("MonitorHook",),
     ".monitor.monitor": ("TPUMonitor",),
     ".readings": ("METRICS", "Reading", "Sample"),
 }

@@ -18,6 +18,7 @@ from .memory_watch import watch as watch
 from .monitor.cloud_monitor import TpuMonitor as TpuMonitor
 from .monitor.collector import MetricsCollector as MetricsCollector
 from .monitor.current import CurrentMetrics as CurrentMetrics
+from .monitor.hook import MonitorHook as MonitorHook
 from .monitor.monitor import TPUMonitor as TPUMonitor
 from .profiling.analysis import BottleneckAnalysis as BottleneckAnalysis
 from .profiling.comparison import StepComparison as StepComparison
@@ -41,6 +42,7 @@ __all__ = [
     "JsonlExporter",
     "METRICS",
     "MetricsCollector",
+    "MonitorHook",
     "PerformanceDiagnosis",
     "PerformanceIssue",
     "PrometheusExporter",

@@ -31,7 +31,10 @@ class RunEnd(Protocol):
 
 
 class TrainingHook(Protocol):
-    """Observer of a run; called on process 0 only, between steps, so it must not wait."""
+    """Observer of a run; called between steps, so it must not wait.
+
+    It is called on process 0 only, unless it has an attribute `on_every_process` that is true.
+    """
 
     def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
         """The run is about to take its first step; `identity` says which, and how it learns."""
@@ -159,8 +162,8 @@ class WandbHook:
             self._run.finish(exit_code=0 if result is not None else 1)
 
 
-def make_hooks(wanted: Iterable[str | TrainingHook]) -> list[TrainingHook]:
-    """The hooks that are wanted, those called by their names made.
+def make_hooks(wanted: Iterable[str | TrainingHook], *, process: int = 0) -> list[TrainingHook]:
+    """The hooks that are wanted on a process, those called by their names made.
 
     Raises:
         ConfigError: There is none of that name.
@@ -169,12 +172,14 @@ def make_hooks(wanted: Iterable[str | TrainingHook]) -> list[TrainingHook]:
     hooks: list[TrainingHook] = []
     for name in wanted:
         if not isinstance(name, str):
-            hooks.append(name)
+            if process == 0 or getattr(name, "on_every_process", False):
+                hooks.append(name)
             continue
         if name not in known:
             raise ConfigError(
                 f"no hook is called '{name}'; there are {', '.join(known)}."
                 + did_you_mean(name, known)
             )
-        hooks.append(known[name]())
+        if process == 0:
+            hooks.append(known[name]())
     return hooks

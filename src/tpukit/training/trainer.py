@@ -231,7 +231,7 @@ class TPUTrainer:
             total_steps=total,
             ledger=ledger,
             progress=self._view() if first else NoProgress(),
-            hooks=make_hooks(wanted) if first else (),
+            hooks=make_hooks(wanted, process=jax.process_index()),
             compiler_options=self._compiler_options(),
             log_placement=job.observe.log_device_placement,
             on=self._slice,

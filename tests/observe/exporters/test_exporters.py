@@ -24,7 +24,7 @@ def reading(value=0.5, *, at=1_700_000_000.0, source="jax", samples=None, missin
 
 class TestJsonl:
     def test_lines_read_back_as_they_were(self, tmp_path):
-        exporter = JsonlExporter(tmp_path, process=3)
+        exporter = JsonlExporter(tmp_path, process=3, every_s=0)
         first = reading(1.0, missing={"memory_peak": "not counted"})
         second = reading(2.0)
         exporter.export([first])
@@ -41,7 +41,7 @@ class TestJsonl:
 
     def test_the_same_reason_is_repeated_once_a_minute(self, tmp_path):
         now = [0.0]
-        exporter = JsonlExporter(tmp_path, clock=lambda: now[0])
+        exporter = JsonlExporter(tmp_path, every_s=0, clock=lambda: now[0])
         gone = {"duty_cycle": "no server"}
         for second in range(121):
             now[0] = float(second)
@@ -50,6 +50,16 @@ class TestJsonl:
         exporter.export([reading(1.0)])
         assert len(read_readings(exporter.path)) == 4
         exporter.close()
+
+    def test_rounds_are_kept_every_so_often(self, tmp_path):
+        now = [0.0]
+        exporter = JsonlExporter(tmp_path, every_s=10, clock=lambda: now[0])
+        for second in range(25):
+            now[0] = float(second)
+            exporter.export([reading(float(second)), reading(-float(second), source="nvml")])
+        exporter.close()
+        kept = read_readings(exporter.path)
+        assert [one.values("memory_used")[0] for one in kept] == [0, 0, 10, -10, 20, -20]
 
     def test_a_full_disk_is_an_error_each_time_and_over_when_there_is_room(self, tmp_path):
         exporter = JsonlExporter(tmp_path)

@@ -13,16 +13,17 @@ import urllib.request
 import pytest
 from libtpu_server import LibtpuServer
 
-from tpukit.errors import TPUValidationError
+from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.hardware.detect import Accelerators
 from tpukit.hardware.missing import Missing
-from tpukit.observe import TPUMonitor
+from tpukit.observe import MonitorHook, TPUMonitor
 from tpukit.observe.monitor.collector import NO_CHIPS, NO_POWER, MetricsCollector
 from tpukit.observe.monitor.current import KEYS, CurrentMetrics, summarize
 from tpukit.observe.readings import METRICS, Reading, Sample
 from tpukit.observe.sources.libtpu_grpc import LibtpuSource
 from tpukit.observe.sources.replay import read_readings
 from tpukit.observe.sources.trainer import TrainerSource
+from tpukit.records.hooks import make_hooks
 
 
 class Scripted:
@@ -225,7 +226,7 @@ class TestRunning:
     def test_the_program_ends_without_stop(self):
         """A thread that is left running, with its server, must not keep the interpreter alive."""
         code = (
-            "from tpukit.observe import TPUMonitor\n"
+            "from tpukit.observe import MonitorHook, TPUMonitor\n"
             "TPUMonitor(0.01, enable_prometheus=True, prometheus_port=0).start()\n"
             "print('done')\n"
         )
@@ -392,3 +393,28 @@ class TestDocument000:
         self.wait(monitor)
         monitor.stop()
         assert capsys.readouterr().out == "⚠️ Low TPU utilization!\n"
+
+
+class TestHook:
+    class Quiet:
+        def on_start(self, run_dir, identity): ...
+        def on_record(self, record): ...
+        def on_end(self, result): ...
+
+    def test_it_watches_from_start_to_end_on_every_process(self, tmp_path):
+        source, quiet = Scripted(loss=1.0), self.Quiet()
+        hook = MonitorHook(0.01, sources=[source])
+        assert make_hooks([hook, quiet, "profile"], process=3) == [hook]
+        assert make_hooks([hook, quiet], process=0) == [hook, quiet]
+        hook.on_start(tmp_path, {})
+        assert hook.monitor.is_running
+        source.wait_for_another()
+        hook.on_record({"step": 1})
+        hook.on_end(None)
+        hook.on_end(None)
+        assert hook.monitor is None
+        assert read_readings(tmp_path / "hosts" / "0" / "readings.jsonl")
+
+    def test_an_unknown_name_is_refused_on_every_process(self):
+        with pytest.raises(ConfigError, match="no hook is called 'tensorbord'"):
+            make_hooks(["tensorbord"], process=1)

@@ -119,8 +119,10 @@ class TPUMonitor:
             return
         withdraw(self.get_current_metrics)
         self._ended.set()
-        thread.join(STOP_WAIT_S)  # not for ever: a source may be waiting for an answer
-        self._exporters.close()
+        # The round that is being read is still exported, but not waited for for ever.
+        thread.join(STOP_WAIT_S)
+        exporters, self._exporters = self._exporters, GuardedExporters(())
+        exporters.close()
         self._prometheus = None
         self._alerts.close()
         self._collector.close()
@@ -215,8 +217,6 @@ class TPUMonitor:
     def _run(self, ended: threading.Event) -> None:
         for _ in ticks(self.update_frequency_seconds, stop=ended):
             readings = self._collector.collect()
-            if ended.is_set():
-                return  # the exporters are closed, or about to be
             self._observe(readings)
             self._exporters.export(readings)
 
