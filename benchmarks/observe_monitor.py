@@ -4,10 +4,11 @@
   the kernel's count, over the wall time of a training loop it watches at 1 Hz: that is the most of
   a step it can take. It reads all there is: libtpu's metrics of 8 chips (a loopback server in
   another process, where tpu-info is installed), jax, psutil, the trainer's records, a check's
-    report; it writes readings.jsonl, holds two alert rules, and is scraped every 15 seconds. What
+  report; it writes readings.jsonl, holds two alert rules, and is scraped every 15 seconds. What
   it takes to start (importing gRPC) is counted apart.
 - scrape: HTTP requests for 5,120 series of 512 chips on 128 hosts, each after new readings, so that
-  none is answered from what was written before.
+  none is answered from what was written before. Wall time means something on a machine that does
+  nothing else; CPU time of the server is what a busy one does not change.
 
 On a machine with NVIDIA GPUs the first line shows what NVML says of them.
 
@@ -197,14 +198,15 @@ def main():
     server.kill()
     walls, cpus, size = time_scrapes(options.scrapes)
     assert threading.active_count() < 20
-    worst = statistics.quantiles(walls, n=100)[98]
+    worst, worst_cpu = (statistics.quantiles(times, n=100)[98] for times in (walls, cpus))
     report(
         Claim("monitor at 1 Hz, CPU time over the loop's wall time", used / wall * 100, "%", 0.5),
         Claim("its start, CPU time", started * 1e3, "ms"),
         Claim("readings.jsonl, bytes a second", kept / wall, "B/s"),
         Claim("scrape of 512 chips' series, median", statistics.median(walls) * 1e3, "ms"),
         Claim("scrape of 512 chips' series, p99", worst * 1e3, "ms", at_most=20.0),
-        Claim("  CPU time of the server a scrape", statistics.median(cpus) * 1e3, "ms"),
+        Claim("  CPU time of the server a scrape, median", statistics.median(cpus) * 1e3, "ms"),
+        Claim("  CPU time of the server a scrape, p99", worst_cpu * 1e3, "ms", at_most=20.0),
         Claim("  size of the answer", size / 1e3, "kB"),
     )
     assert rounds >= options.seconds - 2, "the monitor lost rounds"
