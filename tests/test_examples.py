@@ -62,3 +62,13 @@ def test_a_torch_model_trains_is_optimised_saved_and_loaded(tmp_path):
         assert figure(output, f"{level:<15} differs by") < 0.05
     assert "the same outputs" in output
     assert "tpukit check --torch" in output
+
+
+def test_a_loop_of_ones_own_is_watched():
+    output = run("monitor_loop.py")
+    assert "scrape it at http://127.0.0.1:" in output
+    assert figure(output, "step 20: loss") < 1
+    assert figure(output, "TFLOP/s") > 0
+    (alert,) = [line for line in output.splitlines() if line.startswith("alert: step time on")]
+    assert "above 0.03 s" in alert
+    assert "Likely cause:" in alert

@@ -6,10 +6,11 @@ Runs are written by rooms below; a configuration, which stands above them, asks 
 import itertools
 import json
 import statistics
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 RUNS = "runs"
 METRICS, EVENTS, IDENTITY = "metrics.jsonl", "events.jsonl", "run.json"
@@ -47,7 +48,7 @@ class RunTail:
 
     def median(self, name: str) -> float | None:
         """Return the median of a figure over the last steps; None where none recorded it."""
-        values = [one[name] for one in self.records if isinstance(one.get(name), int | float)]
+        values = [one[name] for one in self.records if is_number(one.get(name))]
         return statistics.median(values) if values else None
 
     @property
@@ -104,7 +105,7 @@ class RunTailReader:
         records: tuple[Mapping[str, Any], ...] = ()
         for most_bytes in TAIL_BYTES:
             lines = _last_lines(self.path / METRICS, most_bytes)
-            timed = (one for one in lines if isinstance(one.get("step_time_s"), int | float))
+            timed = (one for one in lines if is_number(one.get("step_time_s")))
             records = tuple(itertools.islice(timed, steps))
             if len(records) == steps:
                 break
@@ -124,7 +125,7 @@ class RunTailReader:
             return  # it is what makes the run this run, and stays
         try:
             size = json.loads((self.path / IDENTITY).read_text())["identity"]["batch_size"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return
         self._batch_size = size if type(size) is int else None
 
@@ -148,7 +149,12 @@ class RunTailReader:
         for event in _objects(whole.split(b"\n")):
             if event.get("event") == "attempt started":
                 flops = event.get("flops_per_step")
-                self._flops_per_step = float(flops) if isinstance(flops, int | float) else None
+                self._flops_per_step = float(flops) if is_number(flops) else None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a record is a finite number, as those that were written all are."""
+    return type(value) in (int, float) and abs(cast("float", value)) <= sys.float_info.max
 
 
 def _rate(amount: float | None, seconds: float) -> float | None:
@@ -170,7 +176,7 @@ def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             found: Any = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(found, dict):
             yield cast("dict[str, Any]", found)

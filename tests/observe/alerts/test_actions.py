@@ -69,6 +69,24 @@ def test_the_explanation_names_value_threshold_time_host_and_cause():
     )
 
 
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("step_time_s", "step time on h is 2 s, above 1 s since"),
+        ("memory_usage_gb", "memory usage on h is 2 GB, above 1 GB since"),
+        ("power_watts", "power on h is 2 W, above 1 W since"),
+        ("current_tflops", "current tflops on h is 2 TFLOP/s, above 1 TFLOP/s since"),
+        ("idle_seconds", "idle on h is 2 s, above 1 s since"),
+        ("communication_overhead", "communication overhead on h is 200.0%, above 100.0% since"),
+        ("hlo_queue_size", "hlo queue size on h is 2, above 1 since"),
+    ],
+)
+def test_values_are_said_with_their_units(metric, said):
+    rule = AlertRule(metric=metric, condition=">", threshold=1)
+    alert = Alert(rule=rule, value=2.0, since=5.0, time=5.0, host="h", cause="none")
+    assert said in alert.explanation
+
+
 def test_callables_get_the_alert_if_they_take_it():
     seen = []
     as_action(lambda: seen.append("called"))(ALERT)

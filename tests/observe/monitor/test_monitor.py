@@ -242,6 +242,27 @@ class TestRunning:
             TPUMonitor(update_frequency_seconds=seconds)
 
 
+class TestOwnLoop:
+    def test_steps_that_are_recorded_are_the_surest(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monitor = TPUMonitor(sources=[Scripted(loss=99.0)])
+        assert monitor.get_current_metrics()["loss"] == 99.0
+        monitor.record_step(loss=3.0, flops=1e12, samples=4)
+        first = monitor.get_current_metrics()
+        assert (first["step"], first["loss"]) == (1, 3.0)
+        assert "a second step is needed" in first["step_time_s"].reason
+        monitor.record_step(loss=2.0, flops=1e12, samples=4)
+        second = monitor.get_current_metrics()
+        assert (second["step"], second["loss"]) == (2, 2.0)
+        rate = second["current_tflops"] * second["step_time_s"]
+        assert rate == pytest.approx(1.0)
+        assert second["samples_per_s"] * second["step_time_s"] == pytest.approx(4.0)
+        monitor.record_step(40)
+        monitor.record_step()
+        assert monitor.get_current_metrics()["step"] == 41
+        assert "does not record it" in monitor.get_current_metrics()["current_tflops"].reason
+
+
 class TestExports:
     def test_readings_are_kept_beside_the_run(self, tmp_path):
         source = Scripted(loss=1.0)

@@ -23,6 +23,7 @@ from tpukit.observe.sources.libtpu_grpc import LibtpuSource
 from tpukit.observe.sources.libtpu_sdk import LibtpuSdkSource
 from tpukit.observe.sources.nvml import NvmlSource
 from tpukit.observe.sources.overhead import OverheadSource
+from tpukit.observe.sources.program import ProgramSource
 from tpukit.observe.sources.protocol import Source
 from tpukit.observe.sources.replay import ReplaySource
 from tpukit.observe.sources.scraped import PrometheusSource
@@ -237,9 +238,26 @@ def overhead(tmp_path, monkeypatch, after):
     return Rig(OverheadSource(tmp_path), "communication_overhead", 0.25, file.unlink, write)
 
 
+def program(tmp_path, monkeypatch, after):
+    """A loop of one's own: gone when it no longer tells of its steps."""
+    now = [0.0]
+    source = ProgramSource(clock=lambda: now[0])
+
+    def steps():
+        for _ in range(2):
+            now[0] += 0.5
+            source.record(loss=1.0, flops=4e12, samples=8)
+
+    def silence():
+        now[0] += 1000.0
+
+    steps()
+    return Rig(source, "tflops", 8.0, silence, steps)
+
+
 RIGS = [
     *(libtpu_grpc, libtpu_sdk, jax_devices, nvml, host, trainer, scraped, replayed),
-    overhead,
+    *(overhead, program),
 ]
 
 

@@ -9,6 +9,7 @@ from ...hardware.missing import Measured
 from .causes import likely_cause
 from .rule import WORDS, AlertRule
 
+UNITS = {"_gb": " GB", "_s": " s", "_seconds": " s", "_watts": " W", "tflops": " TFLOP/s"}
 SHARES = ("utilization", "duty_cycle", "mfu", "goodput", "overhead", "efficiency")
 
 
@@ -60,7 +61,7 @@ class Alert:
         lasted = max(0.0, self.time - self.since)
         held = f" for {lasted:.0f} s, since {began}" if lasted >= 1 else f" since {began}"
         return (
-            f"{rule.metric.replace('_', ' ')} on {self.host} is {show(rule.metric, self.value)}, "
+            f"{_spoken(rule.metric)} on {self.host} is {show(rule.metric, self.value)}, "
             f"{WORDS[rule.condition]} {show(rule.metric, rule.threshold)}{held}. "
             f"Likely cause: {self.cause}."
         )
@@ -88,7 +89,11 @@ def show(metric: str, value: float) -> str:
     """Return a value as a person reads it: shares in percent, sizes and times with their unit."""
     if metric.endswith(SHARES):
         return f"{value:.1%}"
-    for ending, unit in (("_gb", " GB"), ("_s", " s"), ("_watts", " W"), ("tflops", " TFLOP/s")):
-        if metric.endswith(ending):
-            return f"{value:.4g}{unit}"
-    return f"{value:.4g}"
+    unit = next((unit for ending, unit in UNITS.items() if metric.endswith(ending)), "")
+    return f"{value:.4g}{unit}"
+
+
+def _spoken(metric: str) -> str:
+    """Return the metric's name without its unit, which its value has."""
+    ending = next((one for one in UNITS if one[0] == "_" and metric.endswith(one)), "")
+    return metric.removesuffix(ending).replace("_", " ")

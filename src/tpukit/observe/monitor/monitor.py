@@ -20,6 +20,7 @@ from ..exporters.protocol import Exporter
 from ..memory_watch import ticks
 from ..readings import Reading
 from ..readings.reading import HOST
+from ..sources.program import ProgramSource
 from ..sources.protocol import Source
 from .collector import MetricsCollector
 from .current import KEYS, CurrentMetrics
@@ -37,6 +38,7 @@ class TPUMonitor:
     with monitor:
         for batch in batches:
             step(batch)
+            monitor.record_step()
             print(f"{monitor.get_current_metrics()['utilization']:.1%}")
     ```
 
@@ -77,6 +79,8 @@ class TPUMonitor:
         self._prometheus_at = (prometheus_port, prometheus_address)
         self._prometheus: PrometheusExporter | None = None
         self._collector = MetricsCollector(sources, run_dir=run_dir, process=process)
+        self._process = process
+        self._program: ProgramSource | None = None
         self._given = [*exporters]
         if run_dir is not None:
             self._given.append(JsonlExporter(run_dir, process=process))
@@ -159,6 +163,27 @@ class TPUMonitor:
     def get_history(self) -> list[CurrentMetrics]:
         """Return the last rounds, the oldest first."""
         return [*self._history]
+
+    def record_step(
+        self,
+        step: int | None = None,
+        *,
+        loss: float | None = None,
+        flops: float | None = None,
+        samples: float | None = None,
+    ) -> None:
+        """Tell it that a step of your own loop has completed; `TPUTrainer`'s it reads itself.
+
+        Args:
+            step: Its number; counted by default.
+            loss: Of the step, as a number of the host: one on a device would be waited for.
+            flops: Of the model in this step, on all chips together, for `current_tflops`.
+            samples: Sequences in this step, on all chips together, for `samples_per_s`.
+        """
+        if self._program is None:
+            self._program = ProgramSource(process=self._process)
+            self._collector.add(self._program)
+        self._program.record(step, loss=loss, flops=flops, samples=samples)
 
     # --- alerts ----------------------------------------------------------------------------
 

@@ -35,8 +35,15 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Sample":
-        """Read what `to_dict` wrote."""
-        return cls(data["metric"], data["value"], data.get("chip"), data.get("labels", {}))
+        """Read what `to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError: It is something else.
+        """
+        metric, labels = data["metric"], data.get("labels", {})
+        if not isinstance(metric, str) or not isinstance(labels, Mapping):
+            raise TypeError(f"{data!r:.60} is no sample")
+        return cls(metric, data["value"], data.get("chip"), labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +83,21 @@ class Reading:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Reading":
-        """Read what `to_dict` wrote."""
+        """Read what `to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError: It is something else.
+        """
+        missing = data.get("missing", {})
+        if not isinstance(data["source"], str) or not isinstance(missing, Mapping):
+            raise TypeError(f"{data!r:.60} is no reading")
         return cls(
             time=data["time"],
             host=data["host"],
             process=data["process"],
             source=data["source"],
             samples=tuple(Sample.from_dict(one) for one in data["samples"]),
-            missing=data.get("missing", {}),
+            missing=missing,
         )
 
 

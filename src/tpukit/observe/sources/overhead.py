@@ -13,6 +13,9 @@ METRIC = "communication_overhead"
 PROFILES, CHECK = ("profile/report.json", "profile/*/report.json"), "check.json"
 
 
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError)
+
+
 class OverheadSource:
     """Reads the share of communication from what a run directory holds, when that changes.
 
@@ -47,7 +50,7 @@ class OverheadSource:
                 found.add(METRIC, self._share(path, share_of), labels={"origin": origin})
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except UNREADABLE as error:
                 found.lack(METRIC, f"{path} is no report that can be read ({error})")
                 continue
             return found.build()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ...runtime.run_tail import is_number
 from ..readings import Reading, ReadingBuilder
 
 
@@ -91,7 +92,9 @@ def read_readings(path: Path) -> list[Reading]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                readings.append(Reading.from_dict(json.loads(line)))
-            except (ValueError, KeyError, TypeError):
+                reading = Reading.from_dict(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue
+            if is_number(reading.time) and all(is_number(one.value) for one in reading.samples):
+                readings.append(reading)
     return readings

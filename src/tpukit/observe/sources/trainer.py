@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...runtime.run_tail import METRICS, RunTail, RunTailReader, newest_run
+from ...runtime.run_tail import METRICS, RunTail, RunTailReader, is_number, newest_run
 from ..readings import Reading, ReadingBuilder
 
 # What the record calls each.
@@ -50,7 +50,10 @@ class TrainerSource:
         found = ReadingBuilder(self.name, WANTED, process=self._process)
         run = self._given or newest_run()
         if run is None:
-            return found.build(otherwise="there is no run under runs/; give run_dir")
+            return found.build(
+                otherwise="there is no run under runs/; give run_dir, or call record_step of the "
+                "monitor in a loop of your own"
+            )
         try:
             if self._reader is None or self._reader.path != run:
                 self._reader, self._changed = RunTailReader(run), None
@@ -63,7 +66,8 @@ class TrainerSource:
         if silent_s > max(SILENT_S, SILENT_STEPS * tail.step_time_s):
             return found.build(otherwise=f"{run} has written nothing for {silent_s:.0f} s")
         _add(found, tail)
-        return found.build(at=tail.record.get("time"), otherwise=f"{run} does not record it")
+        at = tail.record.get("time")
+        return found.build(at=at if is_number(at) else None, otherwise=f"{run} does not record it")
 
     def close(self) -> None:
         """Do nothing: the file is opened for each reading."""
@@ -82,10 +86,11 @@ class TrainerSource:
 
 
 def _add(found: ReadingBuilder, tail: RunTail) -> None:
-    odd = tail.record.get("not_finite", {})
+    said = tail.record.get("not_finite")
+    odd: dict[str, object] = said if isinstance(said, dict) else {}
     for metric, recorded in RECORDED.items():
         value = tail.record.get(recorded)
-        if isinstance(value, int | float):
+        if is_number(value):
             found.add(metric, value)
         elif recorded in odd:
             found.lack(metric, f"it is {odd[recorded]} at step {tail.record.get('step')}")
