@@ -439,3 +439,15 @@ class TestHook:
     def test_an_unknown_name_is_refused_on_every_process(self):
         with pytest.raises(ConfigError, match="no hook is called 'tensorbord'"):
             make_hooks(["tensorbord"], process=1)
+
+
+def test_importing_the_monitor_imports_none_of_what_it_may_need():
+    heavy = ("jax", "grpc", "google.cloud", "google.auth", "pynvml", "prometheus_client", "libtpu")
+    code = (
+        "import sys, tpukit\n"
+        "from tpukit import TPUMonitor, TpuMonitor\n"
+        "from tpukit.observe import PrometheusExporter, CloudMonitoringExporter, MonitorHook\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n", done.stderr
