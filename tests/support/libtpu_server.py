@@ -107,20 +107,13 @@ class LibtpuServer:
         self._server = grpc.server(
             futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)]
         )
-        methods = {
-            "GetRuntimeMetric": ("MetricRequest", self._get),
-            "ListSupportedMetrics": ("ListSupportedMetricsRequest", self._list),
-        }
-        handlers = {
-            method: grpc.unary_unary_rpc_method_handler(
-                serve,
-                request_deserializer=self._build(request).FromString,
-                response_serializer=lambda message: message.SerializeToString(),
-            )
-            for method, (request, serve) in methods.items()
-        }
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._get,
+            request_deserializer=self._build("MetricRequest").FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, handlers),)
+            (grpc.method_handlers_generic_handler(SERVICE, {"GetRuntimeMetric": handler}),)
         )
         credentials = grpc.local_server_credentials()
         self.port = self._server.add_secure_port(f"localhost:{self.port}", credentials)
@@ -134,12 +127,6 @@ class LibtpuServer:
         if request.metric_name not in self.chips.supported:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no metric {request.metric_name}")
         return self.chips.answer(request.metric_name, self._build)
-
-    def _list(self, request: Any, context: grpc.ServicerContext) -> Any:
-        one = self._build("SupportedMetric")
-        return self._build("ListSupportedMetricsResponse")(
-            supported_metric=[one(metric_name=name) for name in self.chips.supported]
-        )
 
 
 def _metric(build: Build, value: Any, **measure: Any) -> Any:

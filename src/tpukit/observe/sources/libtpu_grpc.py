@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..readings import METRICS, Metric, Reading, ReadingBuilder
@@ -25,6 +26,15 @@ OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What libtpu answered about one metric, and when: rows, or why not."""
+
+    at: float
+    rows: list[Row] = field(default_factory=list[Row])
+    refusal: str = ""
 
 
 class LibtpuSource:
@@ -51,82 +61,72 @@ class LibtpuSource:
     ) -> None:
         self.address, self._timeout_s, self._process = address, timeout_s, process
         self._seldom_s, self._clock = seldom_s, clock
-        self._kept: dict[str, tuple[float, list[Row]]] = {}
+        self._kept: dict[str, _Kept] = {}
         self._channel: Any = None
-        self._calls: dict[str, Any] = {}
-        self._supported: frozenset[str] | None = None
+        self._call: Any = None
 
     def read(self) -> Reading:
-        """Ask for every metric that this libtpu supports, all at once."""
-        found = ReadingBuilder(
-            self.name, [one.name for one in SERVED.values()], process=self._process
-        )
+        """Ask for what is due; what was asked for a moment ago and changes slowly is told again."""
+        wanted = [metric.name for metric in SERVED.values()]
+        found = ReadingBuilder(self.name, wanted, process=self._process)
         try:
             import grpc
         except ImportError:
             return found.build(otherwise="needs 'grpcio': pip install 'tpukit[monitor]'")
-        try:
-            supported = self._list_supported()
-        except grpc.RpcError as error:
-            return found.build(otherwise=self._reason(error))
         now = self._clock()
         self._kept = {
-            name: (at, rows)
-            for name, (at, rows) in self._kept.items()
-            if now - at < self._seldom_s and SERVED[name].name not in EVERY_TIME
+            name: kept for name, kept in self._kept.items() if not self._is_due(name, kept, now)
         }
-        otherwise = f"the libtpu at {self.address} does not offer it now"
-        deadline = now + self._timeout_s
-        ask = self._call("GetRuntimeMetric", "MetricResponse")
-        for name, metric in SERVED.items():
-            if name not in supported or name in self._kept:
-                continue
-            # One after the other: in parallel they cost more CPU time, in threads of gRPC's.
-            left = max(0.0, deadline - self._clock())
+        otherwise = ""
+        # One after the other: in parallel they cost more CPU time, in threads of gRPC's.
+        for name in [name for name in SERVED if name not in self._kept]:
+            left = max(0.0, now + self._timeout_s - self._clock())
             try:
-                answer = ask(message_class("MetricRequest")(metric_name=name), timeout=left)
+                self._kept[name] = _Kept(now, rows=self._ask(name, left))
             except grpc.RpcError as error:
-                found.lack(metric.name, self._reason(error))
-                if error.code() == grpc.StatusCode.UNAVAILABLE:
+                code: Any = error.code()  # pyright: ignore[reportAttributeAccessIssue]  of any call
+                if code == grpc.StatusCode.UNAVAILABLE:
                     # What comes back may be another libtpu, and what is kept is of this one.
-                    otherwise, self._supported = self._reason(error), None
                     self._kept.clear()
-                    break
-            else:
-                self._kept[name] = (now, rows_of(metric, answer.metric.metrics))
-        add_rows(found, {SERVED[name].name: rows for name, (_, rows) in self._kept.items()})
-        return found.build(otherwise=otherwise)
+                elif code != grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self._kept[name] = _Kept(now, refusal=self._reason(error))
+                    continue
+                otherwise = self._reason(error)
+                break
+        for name, kept in self._kept.items():
+            if kept.refusal:
+                found.lack(SERVED[name].name, kept.refusal)
+        add_rows(
+            found,
+            {SERVED[name].name: kept.rows for name, kept in self._kept.items() if not kept.refusal},
+        )
+        return found.build(otherwise=otherwise or f"the libtpu at {self.address} has none now")
 
-    def close(self) -> None:
-        """Close the connection."""
-        channel, self._channel, self._supported = self._channel, None, None
-        self._calls.clear()
-        self._kept.clear()
-        if channel is not None:
-            channel.close()
+    def _is_due(self, name: str, kept: "_Kept", now: float) -> bool:
+        often = SERVED[name].name in EVERY_TIME and not kept.refusal
+        return often or now - kept.at >= self._seldom_s
 
-    def _call(self, method: str, answer: str) -> Any:
-        if self._channel is None:
+    def _ask(self, name: str, timeout_s: float) -> list[Row]:
+        if self._call is None:
             import grpc
 
             self._channel = grpc.secure_channel(
                 self.address, grpc.local_channel_credentials(), options=OPTIONS
             )
-        if method not in self._calls:
-            self._calls[method] = self._channel.unary_unary(
-                f"/{SERVICE}/{method}",
+            self._call = self._channel.unary_unary(
+                f"/{SERVICE}/GetRuntimeMetric",
                 request_serializer=lambda message: message.SerializeToString(),
-                response_deserializer=message_class(answer).FromString,
+                response_deserializer=message_class("MetricResponse").FromString,
             )
-        return self._calls[method]
+        answer = self._call(message_class("MetricRequest")(metric_name=name), timeout=timeout_s)
+        return rows_of(SERVED[name], answer.metric.metrics)
 
-    def _list_supported(self) -> frozenset[str]:
-        if self._supported is None:
-            answer = self._call("ListSupportedMetrics", "ListSupportedMetricsResponse")(
-                message_class("ListSupportedMetricsRequest")(), timeout=self._timeout_s
-            )
-            self._supported = frozenset(one.metric_name for one in answer.supported_metric)
-        return self._supported
+    def close(self) -> None:
+        """Close the connection."""
+        channel, self._channel, self._call = self._channel, None, None
+        self._kept.clear()
+        if channel is not None:
+            channel.close()
 
     def _reason(self, error: Any) -> str:
         import grpc

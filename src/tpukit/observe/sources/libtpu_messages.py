@@ -53,9 +53,6 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     },
     "MetricRequest": {"metric_name": (1, "string"), "skip_node_aggregation": (2, "bool")},
     "MetricResponse": {"metric": (1, "TPUMetric")},
-    "ListSupportedMetricsRequest": {"filter": (1, "string")},
-    "SupportedMetric": {"metric_name": (1, "string")},
-    "ListSupportedMetricsResponse": {"supported_metric": (1, "SupportedMetric*")},
 }
 
 
