@@ -30,6 +30,7 @@ from .readings import Reading as Reading
 from .readings import Sample as Sample
 
 __all__ = [
+    "METRICS",
     "Alert",
     "AlertRule",
     "BottleneckAnalysis",
@@ -40,7 +41,6 @@ __all__ = [
     "HostRecords",
     "InputRate",
     "JsonlExporter",
-    "METRICS",
     "MetricsCollector",
     "MonitorHook",
     "PerformanceDiagnosis",
