@@ -5,9 +5,11 @@ import os
 import time
 from types import SimpleNamespace
 
+import jax
 import psutil
 import pytest
 
+from tpukit.observe import TPUProfiler
 from tpukit.observe.sources import jax_memory
 from tpukit.observe.sources.host import HostSource
 from tpukit.observe.sources.jax_memory import JaxSource
@@ -337,3 +339,15 @@ class TestOverhead:
         report = sample_report()
         share = _predicted_share(report)
         assert 0 <= share < 1
+
+    def test_what_the_profiler_writes_is_read(self, tmp_path):
+        profiler = TPUProfiler(output_dir=str(tmp_path / "profile"))
+        square = jax.jit(lambda x: x @ x)
+        x = jax.numpy.ones((64, 64))
+        square(x).block_until_ready()
+        with profiler.profile("train_step"):
+            square(x).block_until_ready()
+        profiler.generate_report()
+        (sample,) = OverheadSource(tmp_path).read().samples
+        assert sample.labels == {"origin": "measured"}
+        assert sample.value == pytest.approx(profiler.analyze_bottlenecks()["communication_bound"])
