@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from libtpu_server import DCN, DUTY_CYCLE, Chips, LibtpuServer, generated, ours
+from libtpu_server import DCN, DUTY_CYCLE, MEMORY_USED, Chips, LibtpuServer, generated, ours
 from tpu_info import device as tpu_device
 from tpu_info import metrics as tpu_info
 
@@ -117,6 +117,7 @@ def test_what_changes_slowly_is_asked_for_now_and_then(server):
         assert reading.values("dcn_latency_seconds")
     source.close()
     assert server.asked.count(DUTY_CYCLE) == 21
+    assert server.asked.count(MEMORY_USED) == 5
     assert server.asked.count(DCN) == 3
 
 

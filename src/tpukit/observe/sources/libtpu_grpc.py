@@ -16,9 +16,9 @@ TIMEOUT_S = 2.0
 # By libtpu's name; those with a short name are the SDK's, which serves them by other means.
 SERVED = {one.libtpu_name: one for one in METRICS.values() if "." in one.libtpu_name}
 PER_CORE = ("memory_used", "memory_total")
-# Asked for with every reading. The rest hardly changes, or sums up all that ever happened: it is
-# asked for now and then, because each question costs 0.2 ms of CPU time.
-EVERY_TIME = ("duty_cycle", "memory_used", "memory_bandwidth_utilization")
+# How old an answer may be when it is told again, because each question wakes threads of gRPC's and
+# costs about 1 ms of CPU time. What is not listed hardly changes, or sums up all that happened.
+OLDEST_S = {"duty_cycle": 0.0, "memory_used": 5.0, "memory_bandwidth_utilization": 5.0}
 SELDOM_S = 10.0
 # A server that is back should be seen at the next reading: gRPC itself would wait up to 2 minutes.
 OPTIONS = (
@@ -43,7 +43,7 @@ class LibtpuSource:
     Args:
         address: Where libtpu serves; it does so on loopback only.
         timeout_s: For all answers of a reading together.
-        seldom_s: How old metrics that change slowly may be.
+        seldom_s: How old an answer about what changes slowly may be.
         process: Index of the process of the run.
         clock: Seconds that only go forward.
     """
@@ -103,8 +103,8 @@ class LibtpuSource:
         return found.build(otherwise=otherwise or f"the libtpu at {self.address} has none now")
 
     def _is_due(self, name: str, kept: "_Kept", now: float) -> bool:
-        often = SERVED[name].name in EVERY_TIME and not kept.refusal
-        return often or now - kept.at >= self._seldom_s
+        oldest_s = OLDEST_S.get(SERVED[name].name, self._seldom_s)
+        return now - kept.at >= (self._seldom_s if kept.refusal else oldest_s)
 
     def _ask(self, name: str, timeout_s: float) -> list[Row]:
         if self._call is None:
