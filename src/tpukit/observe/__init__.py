@@ -1,4 +1,4 @@
-"""What reads runs, chips and programs: monitor, alerts, exporters, profiler, diagnosis."""
+"""What reads runs, chips and programs: monitor, alerts, exporters, profiler, runs, diagnosis."""
 
 from ..lazy import lazy_names
 
@@ -34,6 +34,21 @@ HOMES = {
     ".monitor.hook": ("MonitorHook",),
     ".monitor.monitor": ("TPUMonitor",),
     ".readings": ("METRICS", "Reading", "Sample"),
+    ".runs.goodput": ("RunGoodput",),
+    ".runs.run": (
+        "Run",
+        "find_runs",
+    ),
+    ".runs.series": ("Series",),
+    ".runs.summary": ("RunSummary",),
+    ".stragglers.detection": (
+        "HostRecords",
+        "detect_stragglers",
+    ),
+    ".stragglers.report": (
+        "Straggler",
+        "StragglerReport",
+    ),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

@@ -28,6 +28,15 @@ from .profiling.usage import profile_tpu_usage as profile_tpu_usage
 from .readings import METRICS as METRICS
 from .readings import Reading as Reading
 from .readings import Sample as Sample
+from .runs.goodput import RunGoodput as RunGoodput
+from .runs.run import Run as Run
+from .runs.run import find_runs as find_runs
+from .runs.series import Series as Series
+from .runs.summary import RunSummary as RunSummary
+from .stragglers.detection import HostRecords as HostRecords
+from .stragglers.detection import detect_stragglers as detect_stragglers
+from .stragglers.report import Straggler as Straggler
+from .stragglers.report import StragglerReport as StragglerReport
 
 __all__ = [
     "METRICS",
@@ -47,13 +56,20 @@ __all__ = [
     "PerformanceIssue",
     "PrometheusExporter",
     "Reading",
+    "Run",
+    "RunGoodput",
+    "RunSummary",
     "Sample",
+    "Series",
     "StepComparison",
     "StepTiming",
+    "Straggler",
+    "StragglerReport",
     "TPUMonitor",
     "TPUProfiler",
     "TensorBoardExporter",
     "TpuMonitor",
+    "detect_stragglers",
     "diagnose_performance",
     "find_runs",
     "measure_input",

@@ -15,6 +15,7 @@ import optax
 from ...annotations import Device, PyTree
 from ...errors import ConfigError, PodUnavailable
 from ...hardware import Slice
+from ...observe.stragglers import Stragglers, find_stragglers
 from ...runtime.calls import either_way
 from ...runtime.ranges import COUNT
 from ..causes import Cause
