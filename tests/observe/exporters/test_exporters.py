@@ -59,7 +59,10 @@ class TestJsonl:
             exporter.export([reading(float(second)), reading(-float(second), source="nvml")])
         exporter.close()
         kept = read_readings(exporter.path)
-        assert [one.values("memory_used")[0] for one in kept] == [0, 0, 10, -10, 20, -20]
+        assert [one.values("memory_used")[0] for one in kept] == [
+            *(0, 0, 10, -10, 20, -20),
+            *(24, -24),  # the last round, when it is closed
+        ]
 
     def test_a_full_disk_is_an_error_each_time_and_over_when_there_is_room(self, tmp_path):
         exporter = JsonlExporter(tmp_path)

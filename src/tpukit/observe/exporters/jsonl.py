@@ -39,40 +39,50 @@ class JsonlExporter:
         self.path = Path(run_dir) / HOSTS / str(process) / FILE
         self._every_s, self._clock = every_s, clock
         self._kept_at: float | None = None
+        self._left_out: Sequence[Reading] = ()
         self._file: TextIO | None = None
         self._written: dict[str, tuple[Reading, float]] = {}
         self._is_cut = False
 
     def export(self, readings: Sequence[Reading]) -> None:
-        """Append the readings.
+        """Append the readings, if it is time.
 
         Raises:
             OSError: The disk is full, or the folder cannot be written. The next call tries again.
         """
         now = self._clock()
         if self._kept_at is not None and now - self._kept_at < self._every_s:
-            return
-        due = [reading for reading in readings if self._is_news(reading, now)]
-        if not due:
-            self._kept_at = now
-            return
-        lines = [json.dumps(one.to_dict(), separators=(",", ":")) + "\n" for one in due]
-        # Half a line may have been written when the disk was full: end it, so that readers pass it.
-        text = ("\n" if self._is_cut else "") + "".join(lines)
+            self._left_out = readings
+        else:
+            self._append(readings, now)
+
+    def close(self) -> None:
+        """Append the last round, if it was left out, and close the file."""
         try:
-            file = self._open()
-            file.write(text)
-            file.flush()
-        except OSError:
-            self._is_cut = True
-            self.close()
-            raise
-        self._is_cut, self._kept_at = False, now
+            self._append(self._left_out, self._clock())
+        finally:
+            self._let_go()
+
+    def _append(self, readings: Sequence[Reading], now: float) -> None:
+        due = [reading for reading in readings if self._is_news(reading, now)]
+        lines = [json.dumps(one.to_dict(), separators=(",", ":")) + "\n" for one in due]
+        if lines:
+            # Half a line may have been written when the disk was full: end it, so that readers
+            # pass over it.
+            text = ("\n" if self._is_cut else "") + "".join(lines)
+            try:
+                file = self._open()
+                file.write(text)
+                file.flush()
+            except OSError:
+                self._is_cut = True
+                self._let_go()
+                raise
+        self._is_cut, self._kept_at, self._left_out = False, now, ()
         for reading in due:
             self._written[reading.source] = (reading, now)
 
-    def close(self) -> None:
-        """Close the file."""
+    def _let_go(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             try:
