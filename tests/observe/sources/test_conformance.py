@@ -17,6 +17,7 @@ from libtpu_server import LibtpuServer
 
 from tpukit.observe.readings import METRICS, Reading
 from tpukit.observe.sources import jax_memory
+from tpukit.observe.sources import libtpu_sdk as libtpu_sdk_module
 from tpukit.observe.sources.host import HostSource
 from tpukit.observe.sources.jax_memory import JaxSource
 from tpukit.observe.sources.libtpu_grpc import LibtpuSource
@@ -78,6 +79,7 @@ def libtpu_sdk(tmp_path, monkeypatch, after):
         (bus / "device").write_text("0x006f\n")
 
     plug_in()
+    monkeypatch.setattr(libtpu_sdk_module, "jax_state", lambda: "initialised")
     source = LibtpuSdkSource(root=tmp_path, every_s=0.0, timeout_s=60.0)
 
     def settle():

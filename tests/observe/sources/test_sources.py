@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tpukit.observe import TPUProfiler
-from tpukit.observe.sources import jax_memory
+from tpukit.observe.sources import jax_memory, libtpu_sdk
 from tpukit.observe.sources.host import HostSource
 from tpukit.observe.sources.jax_memory import JaxSource
 from tpukit.observe.sources.libtpu_sdk import LibtpuSdkSource, read_answer
@@ -175,7 +175,18 @@ class TestSdk:
         device.mkdir(parents=True)
         (device / "vendor").write_text("0x1ae0")
         (device / "device").write_text("0x006f")
+        monkeypatch.setattr(libtpu_sdk, "jax_state", lambda: "initialised")
         return tmp_path
+
+    def test_it_keeps_away_while_jax_may_be_opening_the_chips(self, plugged, monkeypatch):
+        source = LibtpuSdkSource(root=plugged, timeout_s=0.2)
+        monkeypatch.setattr(libtpu_sdk, "jax_state", lambda: "imported")
+        assert "once jax has opened its devices" in source.read().missing["throttle_score"]
+        assert not source.is_asking
+        monkeypatch.setattr(libtpu_sdk, "jax_state", lambda: "absent")
+        source.read()
+        assert source.is_asking
+        source.wait()
 
     def test_a_child_that_blocks_is_killed_and_delays_nobody(self, plugged):
         source = LibtpuSdkSource(root=plugged, timeout_s=1.0)

@@ -15,6 +15,7 @@ from pathlib import Path
 from ...errors import TPUBackendError
 from ...hardware.detect import detect_accelerators
 from ...runtime.child import run_child
+from ...runtime.environment import jax_state
 from ..readings import Reading, ReadingBuilder
 
 # The SDK's name of each.
@@ -62,6 +63,11 @@ class LibtpuSdkSource:
         if detect_accelerators(root=self._root).kind != "tpu":
             self._newest, self._asked_at = None, None
             return self._lacking("this host has no TPU on its PCI bus")
+        if jax_state() == "imported":
+            return self._lacking(
+                "libtpu's SDK is asked once jax has opened its devices here, so that it cannot "
+                "get in the way"
+            )
         now = self._clock()
         due = self._asked_at is None or now - self._asked_at >= self._every_s
         if due and not self.is_asking:
@@ -91,7 +97,8 @@ class LibtpuSdkSource:
                 CHILD,
                 {"metrics": sorted(ASKED.values())},
                 timeout_s=self._timeout_s,
-                environment=dict(os.environ),  # not the offline one: there are chips to find
+                # Not the offline one: there are chips to find, though another process has them.
+                environment={**os.environ, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"},
             )
         except TPUBackendError as error:
             self._newest = self._lacking(f"libtpu's SDK: {str(error).splitlines()[0]}")
