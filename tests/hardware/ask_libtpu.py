@@ -33,8 +33,19 @@ def describe(name, options):
         "cores_per_device": sorted({device.num_cores for device in devices}),
         "slices": sorted({getattr(device, "slice_index", 0) or 0 for device in devices}),
         "hosts": len({device.process_index for device in devices}),
+        "chips_by_process": chips_by_process(devices),
         "device_kinds": sorted({device.device_kind for device in devices}),
     }
+
+
+def chips_by_process(devices):
+    """The coordinates of the chips of each process, in its own order; cores of a chip once."""
+    found = {}
+    for device in devices:
+        chips = found.setdefault(device.process_index, [])
+        if device.coords not in chips:
+            chips.append(device.coords)
+    return [found[process] for process in sorted(found)]
 
 
 def memory_limit(name, options):

@@ -10,6 +10,7 @@ import pytest
 
 from tpukit.compiler.dump import KernelDump
 from tpukit.hardware import Slice, list_chips, list_slices, parse_format
+from tpukit.hardware.layout import chip_positions
 from tpukit.runtime.child import offline_environment
 
 pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
@@ -50,6 +51,19 @@ def libtpu(tmp_path_factory):
         topologies=[*map(arguments, SLICES), *([name, {}] for name in REFUSED)],
         limits=[arguments(list_slices(chip.name)[0]) for chip in COMPILED],
     )
+
+
+@pytest.mark.parametrize("index", range(len(SLICES)), ids=map(str, SLICES))
+def test_chips_of_hosts_lie_where_libtpu_has_them(libtpu, index):
+    positions = chip_positions(SLICES[index])
+    seen = libtpu["topologies"][index]["chips_by_process"]
+    expected = [
+        (process, chip, coordinates)
+        for process, chips in enumerate(seen)
+        for chip, coordinates in enumerate(chips)
+    ]
+    found = [(one.process, one.chip, [*one.coordinates, 0][:3]) for one in positions]
+    assert found == expected
 
 
 @pytest.mark.parametrize("index", range(len(SLICES)), ids=map(str, SLICES))
