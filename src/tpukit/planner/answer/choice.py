@@ -1,6 +1,7 @@
 """One candidate in full: where, how, how long, how much, and what the compiler says of it."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -214,11 +215,15 @@ class Choice:
             "memory_by_purpose_model": self.memory,
             "usable_bytes": self.usable_bytes,
             "host_bytes": self.host_bytes,
+            "modelled_step_s": self.modelled_step_s,
+            "correction": self.correction,
             "step_time_s": self.step_time_s,
             "step_origin": self.step_time.origin,
             "step_source": self.step_time.source,
             "seconds_by_cause_model": self.seconds_by_cause,
+            "steps": self.steps,
             "tokens_per_step": self.tokens_per_step,
+            "model_flops": self.model_flops,
             "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
             "mfu": self.mfu,
             "mfu_peak": self.mfu_peak,
@@ -229,7 +234,34 @@ class Choice:
             "usd": self.usd.to_dict(),
             "usd_per_chip_hour": self.usd_per_chip_hour.to_dict(),
             "region": self.region,
+            "preemption": None if self.preemption is None else vars(self.preemption),
             "preemption_waste": self.waste,
+            "save_s": self.save_s,
             "checkpoint_interval_s": self.checkpoint_interval_s,
             "verified": None if self.verified is None else self.verified.to_dict(),
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Choice":
+        """Read what `to_dict` wrote; what follows from the rest is reckoned anew."""
+        known = data["verified"]
+        unsaid = ("memory_origin", "step_origin")
+        return cls(
+            **{name: data[name] for name in _AS_WRITTEN},
+            slice=Slice.parse(data["slice"]),
+            optimizer=OptimizerSpec(name=data["optimizer"], moment_dtype=data["moment_dtype"]),
+            job=Job.from_dict(data["job"]),
+            memory=data["memory_by_purpose_model"],
+            seconds_by_cause=data["seconds_by_cause_model"],
+            usd_per_chip_hour=Figure(**data["usd_per_chip_hour"]),
+            preemption=None if data["preemption"] is None else Preemption(**data["preemption"]),
+            verified=known
+            and Verified(**{key: value for key, value in known.items() if key not in unsaid}),
+        )
+
+
+_AS_WRITTEN = (
+    *("mesh", "batch_size", "microbatches", "remat", "precision", "usable_bytes"),
+    *("modelled_step_s", "correction", "steps", "tokens_per_step", "model_flops"),
+    *("region", "save_s"),
+)

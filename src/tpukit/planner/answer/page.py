@@ -37,7 +37,7 @@ from .report import (
 )
 
 if TYPE_CHECKING:
-    from .result import PlanResult
+    from .report import AnyPlan
 
 # Causes and purposes, as the style sheet names their colors.
 _CAUSE_KINDS = {
@@ -53,16 +53,15 @@ _PURPOSE_KINDS = {
 }
 
 
-def render_page(result: "PlanResult") -> str:
-    """The page as text."""
-    subject = result.ask.subject
+def render_page(result: "AnyPlan") -> str:
+    """The page as text, of a new plan or of one that was kept as JSON."""
     word, words = verdict_words(result)
     mood: Mood = "good" if result.feasible else "unsure" if result.best else "bad"
     return Page(
-        title=f"Plan for {subject.name}",
+        title=f"Plan for {result.model}",
         headline=headline(
-            subject.name,
-            f"on {count_text(result.ask.tokens)} tokens",
+            result.model,
+            f"on {count_text(result.tokens)} tokens",
             verdict=(word, mood),
             lead=words,
             cards=_cards(result.best) if result.best else (),
@@ -89,7 +88,7 @@ def _cards(best: Choice) -> list[Markup]:
     ]
 
 
-def _sections(result: "PlanResult") -> list[Section]:
+def _sections(result: "AnyPlan") -> list[Section]:
     shown = [_choices("Choices", result.choices, result)]
     if result.unpriced:
         shown.append(_choices("Without a price", result.unpriced, result))
@@ -109,7 +108,7 @@ def _sections(result: "PlanResult") -> list[Section]:
     return shown
 
 
-def _choices(title: str, choices: Sequence[Choice], result: "PlanResult") -> Section:
+def _choices(title: str, choices: Sequence[Choice], result: "AnyPlan") -> Section:
     if not choices:
         return section(title, absent(result.shortfall))
     columns = (
@@ -200,7 +199,7 @@ def _bars(bar: str, amount: str, rows: Sequence[Sequence[Child]], *, caption: st
     return table(columns, rows, caption=caption)
 
 
-def _front(result: "PlanResult") -> Section:
+def _front(result: "AnyPlan") -> Section:
     columns = (
         Column("slice"),
         Column("time", is_number=True, origin="model"),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -15,7 +15,10 @@ from .amounts import days_text
 from .choice import Choice
 
 if TYPE_CHECKING:
+    from .recorded import RecordedPlan
     from .result import PlanResult
+
+    AnyPlan: TypeAlias = PlanResult | RecordedPlan
 
 BAR_WIDTH = 14
 COLORS = {
@@ -81,7 +84,7 @@ def verdict_line(result: "PlanResult") -> Text:
     return Text.assemble((f"{word} ", f"bold {color}"), words)
 
 
-def verdict_words(result: "PlanResult") -> tuple[str, str]:
+def verdict_words(result: "AnyPlan") -> tuple[str, str]:
     """The answer in a word, and the sentence behind it."""
     best = result.best
     if best is None:
@@ -95,7 +98,7 @@ def verdict_words(result: "PlanResult") -> tuple[str, str]:
         f"{mfu_text(best)}, {origin}."
     )
     if result.feasible:
-        return result.ask.objective.upper(), words
+        return result.objective.upper(), words
     return "NOT AS ASKED", f"{result.shortfall}. Nearest: {words}"
 
 
@@ -135,7 +138,7 @@ def _front(result: "PlanResult") -> Table:
     return table
 
 
-def front_words(result: "PlanResult") -> str:
+def front_words(result: "AnyPlan") -> str:
     """What the figures of slices that were not compiled rest on, where others were."""
     ratio = max((one.correction for one in result.front), key=lambda r: abs(r - 1.0))
     if ratio == 1.0:

@@ -9,6 +9,7 @@ from ...job.model_source import is_own_model
 from ...runtime.files import write_output
 from ..search.search import Ask
 from .choice import Choice
+from .recorded import SCHEMA
 from .rejections import Rejection
 
 FEASIBLE, INFEASIBLE = 0, 3
@@ -44,6 +45,21 @@ class PlanResult:
     search_s: float = field(repr=False)
     verify_s: float | None = field(default=None, repr=False)
     job_file: Path | None = None
+
+    @property
+    def model(self) -> str:
+        """What is trained."""
+        return self.ask.subject.name
+
+    @property
+    def tokens(self) -> float:
+        """How many it is trained on."""
+        return self.ask.tokens
+
+    @property
+    def objective(self) -> str:
+        """What the choices are ranked by."""
+        return self.ask.objective
 
     @property
     def feasible(self) -> bool:
@@ -108,6 +124,7 @@ class PlanResult:
         """Everything as plain data."""
         ask = self.ask
         return {
+            "schema": SCHEMA,
             "model": ask.subject.name,
             "parameters": ask.subject.shape.parameters if ask.subject.known else None,
             "tokens": ask.tokens,
