@@ -16,6 +16,7 @@ from tpukit.cli import main, values
 from tpukit.cli.app import app
 from tpukit.compiler import aot
 from tpukit.errors import TPUError, TPUValidationError
+from tpukit.observe.dashboard import serving
 from tpukit.runtime.child import ChildError
 
 COMMANDS = every_command()
@@ -28,7 +29,7 @@ OUTPUTS = [
 # Files that are read: who reads them says what they should hold.
 READ = {
     *("files", "nodes", "after", "before", "file", "predicted", "rates", "recording", "report"),
-    "timings",
+    *("folders", "timings"),
 }
 # The planner gives its own numbers their ranges, in Python too.
 RANGES_ELSEWHERE = {"plan"}
@@ -70,6 +71,13 @@ def no_compiler(monkeypatch):
         raise ChildError("nothing is compiled here", kind="timeout")
 
     monkeypatch.setattr(aot, "watch_child", refuse)
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch):
+    """The dashboard gets ready, takes its port, and would serve until Ctrl-C."""
+    monkeypatch.setattr(serving, "run_server", lambda app, listener: None)
+    monkeypatch.setattr(serving.webbrowser, "open", lambda address: True)
 
 
 def answer(typed):

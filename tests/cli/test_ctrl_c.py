@@ -28,6 +28,7 @@ TYPED = {
     "compile": ("own.py:product --on v6e-4 --arg f32[512,512]", 6),
     "config check": ("job.yaml", 0.4),
     "config show": ("job.yaml", 0.4),
+    "dashboard": (". --port 0", 3),
     "data inspect": ("corpus.jsonl --tokenizer bytes", 5),
     "data prepare": ("corpus.jsonl -o out --tokenizer bytes", 5),
     "doctor": ("--deep", 2),

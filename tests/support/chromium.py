@@ -11,6 +11,18 @@ import time
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ANSWER_S = 60
+KEY_NUMBERS = {
+    "Tab": 9,
+    "Enter": 13,
+    "Escape": 27,
+    "End": 35,
+    "Home": 36,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
+KEY_TEXTS = {"Enter": "\r"}
 # Chromium reads its debugging pipe at descriptor 3 and writes it at 4.
 AS_THREE_AND_FOUR = """
 import os, sys
@@ -85,11 +97,8 @@ class Browser:
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
         )  # fmt: skip
-        self.call("Page.navigate", url=path.as_uri())
-        deadline = time.monotonic() + ANSWER_S
-        while self.run("document.readyState") != "complete":
-            assert time.monotonic() < deadline, "the page did not load"
-            time.sleep(0.02)
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.as_uri())
+        self.wait_until("document.readyState === 'complete'")
         if scripts:  # one drawn frame later everything the page asked for is done
             frame = "(done) => requestAnimationFrame(() => requestAnimationFrame(done))"
             self.run(f"new Promise({frame})")
@@ -101,9 +110,46 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def press(self, key, text=""):
+    def wait_until(self, condition):
+        """Wait until a script says something true, and return it."""
+        deadline = time.monotonic() + ANSWER_S
+        while not (found := self.run(condition)):
+            assert time.monotonic() < deadline, f"it never came: {condition}"
+            time.sleep(0.02)
+        return found
+
+    def press(self, key, text="", *, shift=False):
+        """Press a key; a browser moves the focus, or clicks, only for those it knows by number."""
+        about = {"key": key, "text": text or KEY_TEXTS.get(key, ""), "modifiers": 8 if shift else 0}
+        about["windowsVirtualKeyCode"] = KEY_NUMBERS.get(key, 0)
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, text=text)
+            self.call("Input.dispatchKeyEvent", type=kind, **about)
+
+    def click(self, selector):
+        """Click in the middle of an element, as a person does."""
+        self.drag(selector, 0.5, 0.5)
+
+    def drag(self, selector, begin, end):
+        """Press at one share of an element's width, and let go at another."""
+        box = self.run(f"""(() => {{
+            const one = document.querySelector({selector!r});
+            one.scrollIntoView({{block: "center", behavior: "instant"}});
+            const {{x, y, width, height}} = one.getBoundingClientRect();
+            return {{x, y, width, height}};
+        }})()""")
+        middle = box["y"] + box["height"] / 2
+        first, last = (box["x"] + box["width"] * share for share in (begin, end))
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=first, y=middle)
+        for kind, x in (("mousePressed", first), ("mouseMoved", last), ("mouseReleased", last)):
+            self.call(
+                "Input.dispatchMouseEvent", type=kind, x=x, y=middle, button="left", clickCount=1
+            )
+
+    def save_downloads_in(self, folder):
+        """Put what is downloaded from now on into a folder."""
+        session, self._session = self._session, None  # of the browser, not of its page
+        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self._session = session
 
     def screenshot(self, path, *, selector=None):
         clip = {}

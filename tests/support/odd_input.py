@@ -18,6 +18,7 @@ RIGHT = {
     "compile": ["own.py:f", "--on", "v6e-4", "--arg", "bf16[8,128]"],
     "config check": ["job.yaml"],
     "config show": ["job.yaml"],
+    "dashboard": [".", "--port", "0"],
     "data inspect": ["tokens.npy"],
     "data prepare": ["text.jsonl", "--output", "out", "--tokenizer", "bytes"],
     "doctor": [],

@@ -9,6 +9,7 @@ from . import (
     cache,
     check,
     config,
+    dashboard,
     data,
     doctor,
     export,
@@ -62,6 +63,7 @@ app.command("train")(train.train)
 app.command("profile")(profile.profile)
 app.command("launch")(launch.launch)
 app.command("top")(top.top)
+app.command("dashboard")(dashboard.dashboard)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
 app.add_typer(pods.app, name="pods", help="List, get, give back, rehearse and count pods.")

@@ -38,6 +38,7 @@ class PodRow:
         return {
             **self.wanted.to_dict(),
             "provider": self.provider,
+            "tier": str(self.wanted.config.tier),
             "state": self.state,
             "age_s": self.age_s,
             "usd_per_hour": self.usd_per_hour,
@@ -61,11 +62,15 @@ class PodListing:
     def look(cls, store: Store, reconciler: Reconciler) -> "PodListing":
         """Reconcile once, and return what is there."""
         report = reconciler.run_pass()
-        records = store.wanted.providers()
         problems = dict.fromkeys(str(error) for error in report.errors.values())
+        return cls(cls.last_seen(store).rows, tuple(problems))
+
+    @classmethod
+    def last_seen(cls, store: Store) -> "PodListing":
+        """Return what the store holds, asking no provider and changing nothing."""
+        records = store.wanted.providers()
         return cls(
-            tuple(_row(store, one, records[one.provider].name) for one in store.wanted.all()),
-            tuple(problems),
+            tuple(_row(store, one, records[one.provider].name) for one in store.wanted.all())
         )
 
     def to_dict(self) -> dict[str, Any]:

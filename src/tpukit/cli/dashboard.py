@@ -1,0 +1,60 @@
+"""`tpukit dashboard`: runs, chips, pods, plans and checks in a browser, on this machine."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..runtime.ranges import Range
+from .values import within
+
+Folders = Annotated[
+    list[Path] | None, typer.Argument(help="With runs, plans and checks; by default here.")
+]
+Port = Annotated[
+    int, typer.Option(help="0 for any that is free.", callback=within(Range(0, 65535)))
+]
+Host = Annotated[str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a token.")]
+TokenText = Annotated[
+    str | None,
+    typer.Option(
+        help="What viewers must know, 16 characters or more.", envvar="TPUKIT_DASHBOARD_TOKEN"
+    ),
+]
+Open = Annotated[bool, typer.Option("--open", help="Open a browser.")]
+
+
+def dashboard(
+    folders: Folders = None,
+    port: Port = 8780,
+    host: Host = "127.0.0.1",
+    token: TokenText = None,
+    open_browser: Open = False,
+) -> None:
+    """Show runs, chips, pods, plans and checks in a browser until Ctrl-C; works offline."""
+    from ..observe.dashboard.serving import serve
+
+    serve(
+        folders or [Path()],
+        host=host,
+        port=port,
+        token=token,
+        open_browser=open_browser,
+        fleet=_fleet,
+        say=typer.echo,
+    )
+
+
+def _fleet() -> Mapping[str, Any]:
+    """Return pods as they were last seen, and what was spent; nobody is asked, nothing changed."""
+    from ..pods.cost import CostReport
+    from ..pods.listing import PodListing
+    from ..pods.store import Store
+
+    store = Store()
+    try:
+        listing = PodListing.last_seen(store)
+        return {**listing.to_dict(), "costs": CostReport.of(store).to_dict()}
+    finally:
+        store.close()

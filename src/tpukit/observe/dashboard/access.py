@@ -1,0 +1,174 @@
+"""Who may ask: the token, the host name asked for, and how much may be sent.
+
+Every request passes `Guard` before anything else. On a loopback address the machine itself is the
+border, and only names of that machine are answered, since a web page elsewhere can point a name of
+its own at 127.0.0.1. On any other address every page and every number needs the token.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import FileResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...errors import ConfigError
+from ...pages.served import APPLICATION_HEADERS
+from .answers import assets_folder, refusal
+
+LONGEST_QUERY = 2048
+LARGEST_BODY = 4096
+LARGEST_HEADERS = 32 << 10
+SHORTEST_TOKEN = 16
+LOGIN = "/login"
+# What the page that asks for the token is made of; nothing else is answered without one.
+WITHOUT_TOKEN = frozenset((LOGIN, "/assets/login.css", "/assets/login.js"))
+MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_urlsafe())'"
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a viewer must know; its text is in no log, page or cookie."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if (
+            len(self.text) < SHORTEST_TOKEN
+            or not self.text.isascii()
+            or not self.text.isprintable()
+        ):
+            raise ConfigError(
+                f"the token has {len(self.text)} characters; it needs {SHORTEST_TOKEN} or more "
+                f"that can be typed, such as those of `{MAKE_TOKEN}`."
+            )
+
+    def __repr__(self) -> str:
+        return "Token(…)"
+
+    @property
+    def session(self) -> str:
+        """What the cookie holds: it follows from the token, which does not follow from it."""
+        return hmac.new(self.text.encode(), b"tpukit dashboard", hashlib.sha256).hexdigest()
+
+    @property
+    def cookie(self) -> str:
+        """The cookie's name, another one for another token: cookies do not tell ports apart."""
+        return f"tpukit-{self.session[:8]}"
+
+    def is_known_by(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request comes with the token or with the cookie that was given for it."""
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self.equals(given.strip()):
+            return True
+        try:
+            held = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return False
+        return held is not None and _same(held.value, self.session)
+
+    def equals(self, given: str) -> bool:
+        """Whether it is the same text, found in a time that does not tell how much of it is."""
+        return _same(given, self.text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or a name in a request, is this machine itself."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Answers requests that may not be answered, and hands on the others.
+
+    Args:
+        app: What answers the others.
+        token: What every request must know; None on a loopback address.
+        only_loopback: Whether names of this machine alone are answered.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: Token | None, only_loopback: bool) -> None:
+        self._app, self._token, self._only_loopback = app, token, only_loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # no web socket is spoken here: the server closes it
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in APPLICATION_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        answer = await self._refused(scope, receive)
+        await (answer or self._app)(scope, receive, send_with_headers)
+
+    async def _refused(self, scope: Scope, receive: Receive) -> Response | None:
+        headers = Headers(scope=scope)
+        if len(scope["query_string"]) > LONGEST_QUERY or len(scope["path"]) > LONGEST_QUERY:
+            return refusal(
+                414, f"the address is longer than {LONGEST_QUERY} characters", "shorten it"
+            )
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > LARGEST_HEADERS:
+            return refusal(431, f"the headers are over {LARGEST_HEADERS} bytes", "send fewer")
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > LARGEST_BODY or "transfer-encoding" in headers:
+            most = f"send at most {LARGEST_BODY} bytes, with their content-length"
+            return refusal(413, "the body is too large, or does not say how large it is", most)
+        if self._only_loopback and not is_loopback(_host_name(headers.get("host", ""))):
+            return refusal(
+                421,
+                f"this server is 127.0.0.1 and localhost, not {headers.get('host', '')!r:.80}",
+                "ask for http://127.0.0.1, or start it with --host and --token for other addresses",
+            )
+        if scope["path"] == LOGIN and scope["method"] == "POST":
+            return await self._signed_in(Request(scope, receive))
+        if scope["method"] not in ("GET", "HEAD"):
+            return refusal(405, f"{scope['method']} changes nothing here", "use GET")
+        if self._token is None or self._token.is_known_by(headers):
+            return None
+        if scope["path"] in WITHOUT_TOKEN - {LOGIN}:
+            return None
+        if scope["path"].startswith(("/api/", "/assets/")):
+            way_out = "send it as `Authorization: Bearer TOKEN`, or sign in at /login"
+            return refusal(401, "this needs the token the dashboard was started with", way_out)
+        return FileResponse(assets_folder() / "login.html", status_code=401)
+
+    async def _signed_in(self, request: Request) -> Response:
+        """Trade the token for a cookie."""
+        body = (await request.body()).decode("ascii", errors="replace")
+        given = parse_qs(body, max_num_fields=2).get("token", [""])[0]
+        if self._token is not None and not self._token.equals(given):
+            return refusal(401, "that is not the token", "look where the dashboard was started")
+        answer = RedirectResponse("/", status_code=303)
+        if self._token is not None:
+            answer.set_cookie(
+                self._token.cookie, self._token.session, httponly=True, samesite="strict"
+            )
+        return answer
+
+
+def _host_name(host: str) -> str:
+    """The name of a Host header, without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+def _same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())

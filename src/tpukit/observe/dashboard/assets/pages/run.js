@@ -1,0 +1,199 @@
+// Run: loss, step time, MFU, goodput and memory on one axis, with what happened marked on it.
+
+import { Chart, Group, MARKS } from "../chart.js";
+import { ask, ofRun, runs } from "../data.js";
+import { fill, h, seldom } from "../dom.js";
+import { ago, clock, quantity } from "../format.js";
+import { cards, empty, failure, section, shares, table } from "../parts.js";
+import { chosenRun } from "../shell.js";
+import { address, change, state } from "../state.js";
+import { stateWord } from "./fleet.js";
+
+const CHARTS = ["loss", "step_time_s", "mfu", "goodput", "memory_used"];
+const TITLES = { loss: "Loss", step_time_s: "Step time", mfu: "MFU", goodput: "Goodput", memory_used: "HBM in use", tokens_per_s_per_chip: "Tokens/s/chip", input_stall_s: "Input stall" };
+const CARDS = ["step", "loss", "step_time", "predicted_step", "mfu", "tokens_per_s_per_chip", "goodput", "checkpoint"];
+const EVERY_MS = 2000;
+const EVENTS_SHOWN = 60;
+const CAUSE_KINDS = { initialise: "c-host", compile: "c-vector", restore: "c-kernel", input_stall: "c-hbm", checkpoint: "p-weight-copies", evaluate: "p-results", lost: "c-ici", restart: "c-dcn", other: "c-overhead" };
+
+export function runPage() {
+  const head = h("div");
+  const bar = h("div.controls");
+  const plots = h("div.plots");
+  const side = { goodput: h("div"), stragglers: h("div"), events: h("div") };
+  const said = h("div");
+  const root = h("div.page", head, said, bar, h("div.columns", plots, h("aside", side.goodput, side.stragglers, side.events)));
+  let group = null;
+  let charts = new Map();
+  let shownFor = "";
+  let offered = [];
+  let events = [];
+  let asking = null;
+
+  const settings = () => {
+    const now = state();
+    return {
+      run: chosenRun(),
+      by: now.by === "step" ? "step" : "time",
+      from: now.from ? Number(now.from) : null,
+      to: now.to ? Number(now.to) : null,
+      charts: now.charts ? now.charts.split(",") : CHARTS,
+    };
+  };
+
+  function onRange(range) {
+    const [from, to] = range ?? ["", ""];
+    const round = (value) => (value === "" ? "" : Number(value.toFixed(3)));
+    change({ from: round(from), to: round(to) });
+  }
+
+  function drawHead() {
+    const run = runs().get(chosenRun());
+    if (!run) return;
+    const chips = run.chips ? ` · ${run.chips} chips` : "";
+    fill(head,
+      h("header.run-head",
+        h("h1", run.name, h("span.rest", ` ${run.slice ?? run.device_kind ?? ""}${chips}`)),
+        h("p.lead", stateWord(run.state, run.state_in_words), " · seen ", ago(run.last_seen), run.saved_at ? [" · saved ", ago(run.saved_at)] : null, " · ", h("code.path", run.path))),
+      run.problem ? failure(new Error(run.problem)) : null,
+      cards(CARDS.map((key) => run.figures[key])));
+  }
+
+  function drawBar(now) {
+    const others = offered.filter((name) => !now.charts.includes(name));
+    fill(bar,
+      h("fieldset.switch", h("legend.unseen", "Along the axis"),
+        ["time", "step"].map((by) => h("button", { type: "button", "aria-pressed": String(now.by === by), onclick: () => change({ by, from: "", to: "" }) }, by))),
+      h("button", { type: "button", disabled: now.from === null, title: "Show everything (0)", onclick: () => onRange(null) }, "Whole run"),
+      others.length ? h("label", h("span.unseen", "Add a chart"), h("select", { "data-add": "", onchange: (event) => change({ charts: [...now.charts, event.target.value].join(",") }) },
+        h("option", { value: "" }, "Add a chart …"), others.map((name) => h("option", { value: name }, name)))) : null,
+      now.charts.join() === CHARTS.join() ? null : h("button", { type: "button", onclick: () => change({ charts: "" }) }, "Usual charts"),
+      h("span.marks", Object.entries(MARKS).filter(([name]) => events.some((one) => one.event === name)).map(([name, mark]) => h("span.nowrap", h("b", { class: `mark-letter as-${mark.color}` }, mark.letter), ` ${name}`))),
+      h("span.hint", "drag to zoom, double-click for everything"));
+  }
+
+  function layOut(now) {
+    const want = `${now.run} ${now.by} ${now.charts}`;
+    if (want === shownFor) return;
+    shownFor = want;
+    group?.close();
+    group = new Group({ onRange });
+    charts = new Map(now.charts.map((name) => [name, null]));
+    fill(plots);
+  }
+
+  function marksOf(now) {
+    return events.flatMap((event) => {
+      const x = now.by === "time" ? event.time : event.step;
+      return x === null || !(event.event in MARKS) ? [] : [{ x, event: event.event, words: `${event.event}${event.step === null ? "" : ` at step ${event.step}`}${event.words ? `: ${event.words}` : ""}` }];
+    });
+  }
+
+  async function drawCharts() {
+    const now = settings();
+    if (!now.run) return;
+    layOut(now);
+    asking?.abort();
+    asking = new AbortController();
+    const mine = asking;
+    plots.setAttribute("aria-busy", "true");
+    try {
+      const points = Math.max(200, Math.min(1600, Math.round(plots.clientWidth || 800)));
+      const [found, happened] = await Promise.all([
+        ask(ofRun(now.run, "series"), { metrics: now.charts.join(","), by: now.by, points, start: now.from, end: now.to }, mine),
+        ask(ofRun(now.run, "events"), {}, mine),
+      ]);
+      events = happened.events;
+      offered = found.metrics;
+      drawBar(now);
+      group.range = now.from === null ? null : [now.from, now.to];
+      for (const one of found.series) {
+        if (!charts.get(one.metric)) {
+          const chart = new Chart(group, {
+            name: one.metric, unit: one.unit, meaning: one.meaning, title: TITLES[one.metric] ?? one.metric,
+            canLog: one.metric.includes("loss"), file: () => now.run,
+          });
+          charts.set(one.metric, chart);
+          plots.append(chart.root);
+        }
+        charts.get(one.metric).show({ lines: [one], marks: marksOf(now), by: now.by });
+      }
+      for (const chart of group.charts) chart.setRange();
+      fill(said);
+      document.documentElement.dataset.drawn = now.run;
+      if (!performance.getEntriesByName("drawn").length) performance.mark("drawn");
+      drawEvents(happened);
+    } catch (error) {
+      if (error.name !== "AbortError") fill(said, failure(error));
+    } finally {
+      if (asking === mine) plots.removeAttribute("aria-busy");
+    }
+  }
+
+  function drawEvents({ left_out: leftOut }) {
+    const newest = events.slice(-EVENTS_SHOWN).reverse();
+    fill(side.events, section("Events",
+      newest.length ? table("Events", [["when"], ["what"]], newest.map((event) => [
+        h("span.nowrap", { title: clock(event.time) }, ago(event.time)),
+        [h("b", { class: `mark-letter as-${(MARKS[event.event] ?? MARKS.note).color}` }, (MARKS[event.event] ?? MARKS.note).letter), " ", event.event, event.step === null ? "" : ` · step ${event.step.toLocaleString("en-US")}`, event.words ? h("div.details", event.words) : null],
+      ])) : h("p.absent", "This run wrote no events.jsonl: it is of an older tpukit, or has not begun."),
+      events.length + leftOut > newest.length ? h("p.intro", `${events.length + leftOut - newest.length} older ones are in events.jsonl.`) : null));
+  }
+
+  async function drawSide() {
+    const run = chosenRun();
+    if (!run) return;
+    try {
+      const goodput = await ask(ofRun(run, "goodput"));
+      fill(side.goodput, section("Where the time went", goodputParts(goodput)));
+    } catch (error) {
+      fill(side.goodput, failure(error));
+    }
+    try {
+      fill(side.stragglers, stragglerSection(run, await ask(ofRun(run, "stragglers"))));
+    } catch (error) {
+      fill(side.stragglers, failure(error));
+    }
+  }
+
+  function drawAll() {
+    if (!chosenRun()) {
+      fill(head, empty("No run to show", "Loss, step time, MFU, goodput and memory of a run stand here on one axis, and move while it trains.", "tpukit train tiny --data text.jsonl --tokenizer bytes --steps 200 --run-dir runs/first"));
+      root.classList.add("has-none");
+      return;
+    }
+    root.classList.remove("has-none");
+    drawHead();
+    drawCharts();
+    drawSide();
+  }
+
+  const again = seldom(EVERY_MS, () => { if (!document.hidden) { drawCharts(); drawSide(); } });
+  return {
+    root,
+    show: drawAll,
+    hear: (names, isOtherList) => {
+      if (isOtherList && !shownFor) return drawAll();
+      if (names.has(chosenRun())) { drawHead(); again(); }
+    },
+    close: () => { asking?.abort(); group?.close(); },
+  };
+}
+
+function goodputParts(goodput) {
+  if (goodput.goodput === null) return h("p.absent", "No attempt is recorded, so nobody knows where the time went.");
+  const pieces = [{ kind: "c-matrix", amount: goodput.productive_s, words: `steps that count ${quantity(goodput.productive_s, "s")}` },
+    ...goodput.badput.map((one) => ({ kind: CAUSE_KINDS[one.cause] ?? "c-overhead", amount: one.seconds, words: `${one.label} ${quantity(one.seconds, "s")}` }))];
+  const lost = goodput.lost_steps ? `, ${goodput.lost_steps.toLocaleString("en-US")} steps lost` : "";
+  return [h("p.intro", `${quantity(goodput.goodput, "share")} of ${quantity(goodput.wall_s, "s")} productive, ${goodput.attempts} attempt${goodput.attempts === 1 ? "" : "s"}${lost}.`), shares(pieces, "Where the time went")];
+}
+
+function stragglerSection(run, { found, hosts, steps, notes }) {
+  return section("Hosts",
+    found.length ? table("Slow hosts", [["host"], ["why"]], found.map((one) => [
+      h("b", one.host),
+      [`slow at ${one.cause}${one.share === null ? "" : `, ${quantity(one.share, "share")} of the time`}`, h("div.details", one.evidence), h("div.details", `→ ${one.advice}`)],
+    ])) : h("p.intro", hosts > 1 ? `No straggler among ${hosts} hosts over ${steps} steps.` : "One host, so there is none to compare it with."),
+    notes.length && hosts > 1 ? h("p.intro", notes.join("; ")) : null,
+    h("p", h("a", { href: address({ page: "chips", run }) }, "Chips of this run")));
+}

@@ -1,0 +1,82 @@
+"""Plans and checks that were kept as JSON: a list of them, and each as the page it always has."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ...checker.report.html import render_html
+from ...checker.report.schema import as_report
+from ...errors import TPUValidationError
+from ...planner.answer.page import render_page
+from ...planner.answer.recorded import RecordedPlan
+from .library import Document
+
+
+def read_document(document: Document) -> dict[str, Any]:
+    """Return what the file holds.
+
+    Raises:
+        TPUValidationError: It cannot be read.
+    """
+    try:
+        data: Any = json.loads(document.path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TPUValidationError(f"{document.path.name} cannot be read ({error}).") from None
+    if not isinstance(data, dict):
+        raise TPUValidationError(f"{document.path.name} holds no object.")
+    return cast("dict[str, Any]", data)
+
+
+def page_of(document: Document) -> str:
+    """Return the page of a plan or a check, one file that needs nothing else."""
+    data = read_document(document)
+    if document.kind == "plan":
+        return render_page(RecordedPlan.from_dict(data, name=document.path.name))
+    return render_html(as_report(data, name=document.path.name))
+
+
+def row_of(name: str, document: Document) -> dict[str, Any]:
+    """Return a line of the list: what it is about, and its answer in a word."""
+    row: dict[str, Any] = {"name": name, "written_at": document.stamp[1]}
+    try:
+        data = read_document(document)
+        about = _plan_row(data) if document.kind == "plan" else _check_row(data)
+    except (TPUValidationError, KeyError, TypeError, AttributeError, IndexError) as error:
+        return {**row, "problem": str(error) or type(error).__name__}
+    return {**row, **about}
+
+
+def _plan_row(data: Mapping[str, Any]) -> dict[str, Any]:
+    best = data["choices"][0] if data["choices"] else None
+    return {
+        "about": data["model"],
+        "verdict": "meets the limits" if data["feasible"] else "not as asked",
+        "good": data["feasible"],
+        "slice": best and best["slice"],
+        "step": best and {"value": best["step_time_s"], "unit": "s", "origin": best["step_origin"]},
+        "cost": best and best["usd"],
+        "choices": [_choice(one) for one in (*data["choices"], *data["pareto_front"])],
+    }
+
+
+def _choice(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "slice": one["slice"],
+        "days": one["days"],
+        "usd": one["usd"]["value"],
+        "step_time_s": one["step_time_s"],
+        "origin": one["usd"].get("origin", "model"),
+    }
+
+
+def _check_row(data: Mapping[str, Any]) -> dict[str, Any]:
+    prediction = data.get("prediction")
+    return {
+        "about": data.get("program", ""),
+        "verdict": data.get("verdict", "could not tell"),
+        "good": data.get("verdict") == "fits",
+        "slice": (data.get("slice") or {}).get("name"),
+        "step": prediction and {"value": prediction["step_time_s"], "unit": "s", "origin": "model"},
+        "memory": data.get("memory")
+        and {"value": data["memory"]["total_bytes"], "unit": "B", "origin": "compiler"},
+    }
