@@ -111,12 +111,11 @@ class Browser:
         return answer["result"].get("value")
 
     def wait_until(self, condition):
-        """Wait until a script says something true, and return it."""
+        """Wait until a script says something true."""
         deadline = time.monotonic() + ANSWER_S
-        while not (found := self.run(condition)):
+        while not self.run(f"!!({condition})"):
             assert time.monotonic() < deadline, f"it never came: {condition}"
             time.sleep(0.02)
-        return found
 
     def press(self, key, text="", *, shift=False):
         """Press a key; a browser moves the focus, or clicks, only for those it knows by number."""

@@ -3,16 +3,20 @@
 import csv
 import json
 import time
+from functools import partial
 
 import pytest
 from sample_runs import make_run, metric, reading, write_lines
 from served import Served
 
 from tpukit.observe.dashboard.access import Token
+from tpukit.observe.dashboard.library import Library
+from tpukit.observe.dashboard.live import Pulse
+from tpukit.observe.dashboard.run_api import look
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
-DRAWN = "document.documentElement.dataset.drawn"
+DRAWN = "document.documentElement?.dataset.drawn"
 # Each page with what shows that it is there.
 PAGES = {
     "fleet": "document.querySelectorAll('td .spark').length === 3",
@@ -25,9 +29,10 @@ PAGES = {
 
 
 def opened(browser, served, path, until="true", **options):
+    browser.open("about:blank")  # so that what the page before still asks is not counted
     browser.open(f"{served.url}/{path}", **options)
     browser.wait_until("document.documentElement.dataset.ready")
-    browser.wait_until(f"!!({until})")
+    browser.wait_until(until)
 
 
 def nothing_went_wrong(browser, served):
@@ -36,6 +41,10 @@ def nothing_went_wrong(browser, served):
     assert browser.complaints == []
     for sign in ("error", "blocked"):
         assert browser.run(f"document.documentElement.dataset.{sign} ?? null") is None
+
+
+def recorded(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def focused(browser):
@@ -149,7 +158,7 @@ def test_the_torus_is_walked_by_keyboard(browser, served):
 def test_a_chart_is_read_by_keyboard(browser, served, folder):
     opened(browser, served, "run?run=second&by=step&charts=loss", f"{DRAWN}")
     browser.wait_until("document.querySelector('[data-chart=loss] canvas')")
-    records = [json.loads(one) for one in (folder / "runs/second/metrics.jsonl").open()]
+    records = recorded(folder / "runs/second/metrics.jsonl")
     assert value_at(browser, "Home") == f"step 1 · {records[0]['loss']:.4g}"
     assert value_at(browser, "ArrowRight").startswith("step 2 · ")
     browser.press("+", "+")
@@ -186,6 +195,18 @@ def test_a_server_that_comes_back_is_found_again(browser, folder):
         browser.wait_until(f"{lamp} === 'live'")
 
 
+def test_a_page_that_was_left_listens_no_longer(browser, folder):
+    """A browser has six lines to a server: pages that keep theirs would block the seventh."""
+    pulse = Pulse(partial(look, Library([folder])))
+    with Served([folder], pulse=pulse) as served:
+        for _ in range(8):
+            opened(browser, served, "plan", PAGES["plan"])
+        deadline = time.monotonic() + 30
+        while pulse.viewers > 1:
+            assert time.monotonic() < deadline, f"{pulse.viewers} pages still listen"
+            time.sleep(0.02)
+
+
 def saved(browser, folder, button):
     """Click a button, and return the file that it saves."""
     browser.save_downloads_in(folder)
@@ -203,10 +224,10 @@ def saved(browser, folder, button):
 def test_what_is_saved_is_what_is_shown(browser, served, folder, tmp_path):
     opened(browser, served, "run?run=second&by=step&charts=loss&from=50&to=80", f"{DRAWN}")
     browser.wait_until("document.querySelector('[data-chart=loss] canvas')")
-    records = [json.loads(one) for one in (folder / "runs/second/metrics.jsonl").open()]
+    records = recorded(folder / "runs/second/metrics.jsonl")
     part = [(one["step"], one["loss"]) for one in records if 50 <= one["step"] <= 80]
     button = "[data-chart=loss] button[aria-label$={}]".format
-    rows = list(csv.reader(saved(browser, tmp_path, button("CSV")).open()))
+    rows = list(csv.reader(saved(browser, tmp_path, button("CSV")).read_text().splitlines()))
     assert rows[0] == ["step", "loss"]
     assert [(int(step), float(loss)) for step, loss in rows[1:]] == part
     data = json.loads(saved(browser, tmp_path, button("JSON")).read_text())
@@ -219,7 +240,8 @@ def test_what_is_saved_is_what_is_shown(browser, served, folder, tmp_path):
 
 def test_the_chips_are_saved_with_their_places(browser, served, tmp_path):
     opened(browser, served, "chips?run=first", PAGES["chips?run=first"])
-    rows = list(csv.DictReader(saved(browser, tmp_path, "button[aria-label$=CSV]").open()))
+    text = saved(browser, tmp_path, "button[aria-label$=CSV]").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
     found = {(row["process"], row["chip"]): row for row in rows}
     assert len(rows) == 16
     assert float(found["2", "1"]["duty_cycle"]) == 0.41

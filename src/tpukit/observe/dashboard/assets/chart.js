@@ -9,7 +9,7 @@ const HEIGHT = 168;
 const LEFT = 66;
 /** What an event is drawn as: the letter says it, the color only helps. */
 export const MARKS = {
-  preempted: { letter: "P", color: "bad" },
+  preempted: { letter: "P", color: "bad" }, // the most telling first: where two meet, it has the place
   "rolled back": { letter: "B", color: "bad" },
   recompiled: { letter: "R", color: "unsure" },
   "attempt started": { letter: "A", color: "accent" },
@@ -68,9 +68,10 @@ export class Chart {
       tabindex: "0", role: "application", onkeydown: (event) => this.onKey(event),
     });
     this.tip = h("div.chart-tip", { hidden: true });
+    const isWord = options.unit && !["share", "s", "B"].includes(options.unit);
     this.root = h(
       "figure.chart-box", { "data-chart": options.name },
-      h("figcaption", h("h3", { title: options.meaning }, options.title), this.tags, this.value,
+      h("figcaption", h("h3", { title: options.meaning }, options.title, isWord && !options.title.includes("/") ? ` (${options.unit})` : ""), this.tags, this.value,
         h("span.chart-actions",
           options.canLog && h("button", { type: "button", "aria-pressed": "false", title: "Logarithmic scale", onclick: (event) => this.toggleLog(event.currentTarget) }, "log"),
           exports({
@@ -115,7 +116,7 @@ export class Chart {
     const font = "11px system-ui, sans-serif";
     const axis = { stroke: soft, font, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 } };
     this.plot = new uPlot({
-      width: this.width(), height: HEIGHT, legend: { show: false }, padding: [8, 10, 0, 0],
+      width: this.width(), height: HEIGHT, legend: { show: false }, padding: [8, 26, 0, 0],
       cursor: {
         sync: { key: this.group.key, scales: ["x", null] }, points: { size: 6 }, y: false,
         drag: { x: true, y: false, setScale: false, dist: 6 },
@@ -126,8 +127,8 @@ export class Chart {
         y: { distr: this.isLog ? 3 : 1, range: this.isLog ? undefined : (plot, low, high) => span(low, high) },
       },
       axes: [
-        { ...axis, size: 26, space: 70, ...(this.by === "step" ? { values: (plot, splits) => splits.map((one) => (one === null ? "" : short(one))) } : {}) },
-        { ...axis, size: LEFT, space: 28, values: (plot, splits) => splits.map((one) => (one === null ? "" : quantity(one, this.options.unit))) },
+        { ...axis, size: 26, space: 70, values: (plot, splits, at, space, apart) => splits.map((one) => (one === null ? "" : this.by === "step" ? short(one) : hour(one, apart))) },
+        { ...axis, size: LEFT, space: 28, values: (plot, splits) => splits.map((one) => (one === null ? "" : tick(one, this.options.unit))) },
       ],
       series: [{}, ...this.lines.map((one, at) => ({
         label: one.label, stroke: color(LINES[at % LINES.length]), width: 1.5, dash: DASHES[at % DASHES.length],
@@ -239,11 +240,12 @@ export class Chart {
     pen.save();
     pen.font = `600 ${9 * scale}px system-ui, sans-serif`;
     pen.textAlign = "center";
-    let free = -Infinity;
-    for (const mark of this.marks) {
+    const taken = [];
+    const order = Object.keys(MARKS);
+    for (const mark of [...this.marks].sort((one, other) => order.indexOf(one.event) - order.indexOf(other.event))) {
       const x = plot.valToPos(mark.x, "x", true);
       if (x < left || x > left + width) continue;
-      const kind = MARKS[mark.event] ?? MARKS.note;
+      const kind = MARKS[mark.event];
       pen.strokeStyle = pen.fillStyle = color(kind.color);
       pen.setLineDash([3 * scale, 3 * scale]);
       pen.globalAlpha = mark.event === "saved" ? 0.35 : 0.8;
@@ -252,8 +254,8 @@ export class Chart {
       pen.lineTo(x, top + height);
       pen.stroke();
       pen.globalAlpha = 1;
-      if (x - free < 10 * scale) continue; // letters side by side would be none
-      free = x;
+      if (taken.some((one) => Math.abs(one - x) < 10 * scale)) continue; // two letters would be none
+      taken.push(x);
       pen.fillText(kind.letter, x, top + 8 * scale);
     }
     pen.restore();
@@ -294,6 +296,14 @@ function span(low, high) {
   if (low === high) return [low - Math.abs(low || 1) * 0.1, high + Math.abs(high || 1) * 0.1];
   const air = (high - low) * 0.08;
   return [low >= 0 && low < air * 4 ? 0 : low - air, high + air];
+}
+
+/** A number on an axis: its unit stands in the title where it is a word. */
+const tick = (value, unit) => quantity(value, ["share", "s", "B", "USD"].includes(unit) ? unit : "");
+
+function hour(unix, apart) {
+  const text = clock(unix);
+  return apart >= 86_400 ? text.slice(5, 10) : apart >= 60 ? text.slice(11, 16) : text.slice(11);
 }
 
 const short = (value) => (Math.abs(value) >= 10_000 ? `${Number((value / 1000).toFixed(2))} k` : value.toLocaleString("en-US"));

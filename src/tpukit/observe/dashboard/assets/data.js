@@ -28,12 +28,10 @@ const summaries = new Map();
 const listeners = new Set();
 let source = null;
 let connection = "connecting";
-let heard = 0;
 
 /** Runs by name, as the stream last told of them. */
 export const runs = () => summaries;
 export const isLive = () => connection;
-export const lastHeard = () => heard;
 
 /** Hear `(changed names, whether runs came or went)`, and `(empty, false)` when the line changes. */
 export function onChange(listener) {
@@ -45,8 +43,21 @@ function tell(names, isOtherList) {
   for (const listener of [...listeners]) listener(names, isOtherList);
 }
 
-/** Listen to the stream for as long as the page is open. */
+/** Listen to the stream for as long as the page is looked at: a browser has six lines to a server. */
 export function follow() {
+  addEventListener("pagehide", rest);
+  addEventListener("pageshow", listen);
+  document.addEventListener("visibilitychange", () => (document.hidden ? rest() : listen()));
+  listen();
+}
+
+function rest() {
+  source?.close();
+  source = null;
+}
+
+function listen() {
+  if (source || document.hidden) return;
   source = new EventSource("/api/live");
   source.addEventListener("runs", (event) => {
     const said = JSON.parse(event.data);
@@ -55,18 +66,18 @@ export function follow() {
     for (const run of said.runs) summaries.set(run.name, run);
     for (const name of said.gone) summaries.delete(name);
     connection = "live";
-    heard = Date.now();
     tell(new Set(said.runs.map((run) => run.name)), said.whole || summaries.size !== before);
   });
   source.addEventListener("beat", () => {
     connection = "live";
-    heard = Date.now();
     tell(new Set(), false);
   });
   source.addEventListener("error", () => {
-    connection = source.readyState === EventSource.CLOSED ? "closed" : "reconnecting";
+    const isClosed = source?.readyState === EventSource.CLOSED;
+    connection = isClosed ? "closed" : "reconnecting";
     tell(new Set(), false);
-    // The server answered with an error instead of a stream: the browser would not try again.
-    if (source.readyState === EventSource.CLOSED) setTimeout(follow, 3000);
+    if (!isClosed) return; // the browser tries again by itself
+    rest(); // the server answered with an error instead of a stream
+    setTimeout(listen, 3000);
   });
 }

@@ -20,7 +20,7 @@ export function chipsPage() {
   const map = h("div");
   const history = h("div");
   const list = h("div");
-  const root = h("div.page", head, map, history, list);
+  const root = h("div.page", head, h("div.map-and-list", map, h("div", history, list)));
   let group = null;
   let chart = null;
   let shownChip = "";
@@ -49,7 +49,8 @@ export function chipsPage() {
     fill(map, section(`${found.layout.words}`,
       h("div.section-actions", exports({ name: () => `${run}-chips-${found.metric}`, table: () => asTable(found), data: () => found, picture: () => titled(drawPicture(found, scale), `${run}: ${found.metric}`, `${found.layout.words}, measured`) })),
       legend(scale, known.length, found.chips.length),
-      drawTorus(found, scale, { size: cellSize(found.layout, map.clientWidth || 900), chosen: state().chip, onChoose: (id) => change({ chip: id }) })));
+      h("p.hint", linkWords(found.layout)),
+      drawTorus(found, scale, { size: cellSize(found.layout, root.clientWidth - 40), chosen: state().chip, onChoose: (id) => change({ chip: id }) })));
     drawList(known, scale);
     document.documentElement.dataset.drawn = run;
   }
@@ -115,11 +116,20 @@ export function chipsPage() {
   };
 }
 
+/** How the drawing is to be read. */
+function linkWords({ kind, shape, wraps }) {
+  if (kind === "rows") return "";
+  const rings = ["x", "y", "z"].filter((_, at) => wraps[at]);
+  const planes = shape.length > 2 ? "Planes are linked chip by chip along z. " : "";
+  const closed = rings.length ? `Lines that leave a plane close ${rings.join(", ")} to rings. ` : "No axis is closed to a ring. ";
+  return `${planes}${closed}Dotted: the chips of one host.`;
+}
+
 function legend(scale, known, all) {
   const steps = Array.from({ length: 24 }, (_, at) => h("rect", { x: `${(100 * at) / 24}%`, width: `${100 / 24 + 0.3}%`, height: 10, fill: shade(at / 23) }));
   return h("div.ramp",
     h("span", quantity(scale.low, scale.unit)), h("svg", { height: 10, role: "img", "aria-label": "from the lowest to the highest value" }, steps), h("span", quantity(scale.high, scale.unit)),
-    h("span.hint", `median ${quantity(scale.middle, scale.unit)} · ${known} of ${all} chips have a value · hatched: none · thick frame: far from the median`));
+    h("span.hint", [`median ${quantity(scale.middle, scale.unit)}`, `${known} of ${all} chips have a value`, known < all ? "hatched: none" : "", "thick frame: far from the median"].filter(Boolean).join(" · ")));
 }
 
 function asTable({ chips, metric }) {

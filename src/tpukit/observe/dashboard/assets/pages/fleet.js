@@ -11,7 +11,7 @@ const SPARKS = 24;
 const STATES = { running: "●", ended: "■", silent: "▲", ready: "●", wanted: "○", creating: "○", deleting: "✕" };
 
 export const stateWord = (state, words = state) =>
-  h("span.nowrap", { class: `nowrap state is-${state}` }, h("span", { "aria-hidden": "true" }, `${STATES[state] ?? "○"} `), words);
+  h("span", { class: `nowrap state is-${state}` }, h("span", { "aria-hidden": "true" }, `${STATES[state] ?? "○"} `), words);
 
 export function fleetPage() {
   const top = h("div");
@@ -45,7 +45,7 @@ export function fleetPage() {
       if (at < SPARKS && !curves.has(run.name)) curve(run.name);
       return [
         h("a", { href: address({ page: "run", run: run.name }) }, run.name),
-        stateWord(run.state, run.state_in_words),
+        h("span", { title: run.state_in_words }, stateWord(run.state, run.state === "silent" ? "silent" : run.state_in_words)),
         progress(figures.step, figures.total_steps),
         figure(figures.loss),
         curves.get(run.name) ?? "",

@@ -5,15 +5,24 @@ import { quantity } from "../format.js";
 
 const GAP = 0.3; // of a cell, between two of them
 const EDGE = 0.8; // of a cell, around a plane: room for the links that close a ring
+const [SMALLEST, READABLE, LARGEST] = [9, 26, 52]; // pixels of a cell
+const BETWEEN = 20; // pixels between planes
 const FAR = 6; // times the usual distance from the median: worth a frame
 
 /** How large a chip is drawn: as large as the page has room for, and no larger than it reads well. */
 export function cellSize({ shape, slices }, width) {
-  const [columns, , planes = 1] = shape;
+  const [columns, rows, planes = 1] = shape;
   const all = planes * slices;
-  const across = all === 1 ? 1 : Math.min(all, Math.max(1, Math.floor(width / ((columns * (1 + GAP) + 2 * EDGE) * 16))));
-  const room = width / across / (columns * (1 + GAP) + 2 * EDGE);
-  return Math.max(9, Math.min(54, Math.floor(room)));
+  const cells = (count) => count * (1 + GAP) - GAP + 2 * EDGE;
+  const ways = Array.from({ length: all }, (_, at) => {
+    const across = at + 1;
+    const size = Math.min(LARGEST, Math.floor((width - BETWEEN * at) / across / cells(columns)));
+    return { size, height: Math.ceil(all / across) * (cells(rows) * size + BETWEEN) };
+  });
+  // All planes on a screen with their numbers where that can be; else as many as can be told apart.
+  const readable = ways.filter((one) => one.size >= READABLE && one.height < 1400);
+  const possible = readable.length ? readable : ways.filter((one) => one.size >= SMALLEST);
+  return possible.reduce((best, one) => (one.height < best.height ? one : best), possible[0] ?? { size: SMALLEST, height: Infinity }).size;
 }
 
 /** A color for a share of the way from the lowest to the highest value. */
@@ -120,7 +129,7 @@ export function drawTorus(found, scale, { size, chosen, onChoose }) {
         },
         h("title", {}, words(chip, scale.unit)),
         h("rect", { x, y, width: size, height: size, rx: Math.min(6, size / 6), fill: chip.value === null ? "url(#none)" : shade(share) }),
-        size >= 26 ? h("text", { x: x + size / 2, y: y + size / 2, class: chip.value !== null && isStrong(share) ? "on-strong" : "" }, inCell(chip.value, scale.unit)) : null);
+        size >= READABLE ? h("text", { x: x + size / 2, y: y + size / 2, class: chip.value !== null && isStrong(share) ? "on-strong" : "" }, inCell(chip.value, scale.unit)) : null);
         cells.set([chip.slice_index, ...chip.coordinates].join(), cell);
         return cell;
       })),
@@ -181,7 +190,7 @@ export function drawPicture(found, scale) {
       const [x, y] = chip.coordinates.map((one) => at(one, size));
       pen.fillStyle = chip.value === null ? line : shade(share);
       pen.fillRect(x, y, size, size);
-      if (size < 26) continue;
+      if (size < READABLE) continue;
       pen.fillStyle = isStrong(share) ? color("card") : ink;
       pen.font = `600 ${Math.max(9, size * 0.3)}px system-ui, sans-serif`;
       pen.fillText(inCell(chip.value, scale.unit), x + size / 2, y + size / 2);
