@@ -89,6 +89,7 @@ class Browser:
         return json.loads(message)
 
     def open(self, path, *, width=1400, height=900, dark=False, scripts=True):
+        self.call("Page.navigate", url="about:blank")  # what the page before still asks is its own
         self.events.clear()
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}

@@ -34,7 +34,7 @@ def refusal(status: int, error: str, way_out: str) -> Response:
 @cache
 def assets_folder() -> Path:
     """Where the files of the front end are installed."""
-    return Path(str(files(__package__) / "assets"))
+    return Path(str(files("tpukit.observe.dashboard") / "assets"))
 
 
 def _finite(data: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...hardware.figure import seconds_text
 from ...hardware.missing import Measured, Missing, plain
 from ..runs import Run, RunSummary
 
@@ -67,10 +68,10 @@ def _figures(found: RunSummary) -> list[dict[str, Any]]:
         shown("loss", "Loss", found.loss, below="of the newest step"),
         shown(
             "step_time",
-            "Step time, p50",
+            "Step time",
             found.step_time_p50_s,
             unit="s",
-            below="" if isinstance(p99, Missing) else f"p99 {p99:.4g} s",
+            below="" if isinstance(p99, Missing) else f"median; p99 {seconds_text(p99)}",
         ),
         shown("step_time_p99", "Step time, p99", p99, unit="s"),
         shown(
@@ -98,7 +99,7 @@ def _figures(found: RunSummary) -> list[dict[str, Any]]:
         ),
         shown(
             "checkpoint",
-            "Last checkpoint",
+            "Checkpoint",
             found.checkpoint_step,
             below="step saved",
             reason="none was saved",

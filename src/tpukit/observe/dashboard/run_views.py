@@ -68,7 +68,7 @@ def _series(run: Run, metric: str, window: Window) -> dict[str, Any]:
         place = {"process": process, "chip": chip}
         where = f"process {process}" + ("" if chip is None else f", chip {chip}")
         about["label"] = f"{metric} of {where}"
-    limits = {"points": window.points, "start": window.start, "end": window.end}
+    limits: dict[str, Any] = {"points": window.points, "start": window.start, "end": window.end}
     try:
         if metric == GOODPUT and GOODPUT not in run.metrics():
             times, shares = goodput_over_time(run.events())

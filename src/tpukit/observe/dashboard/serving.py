@@ -110,8 +110,9 @@ def make_server(app: "ASGIApp") -> "uvicorn.Server":
 class _Server(uvicorn.Server):
     """Does not catch signals: Ctrl-C ends a command at once, and a program as it likes."""
 
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
 
 
 @contextlib.contextmanager

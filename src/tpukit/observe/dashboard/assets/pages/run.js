@@ -3,6 +3,7 @@
 import { Chart, Group, MARKS } from "../chart.js";
 import { ask, ofRun, runs } from "../data.js";
 import { fill, h, seldom } from "../dom.js";
+import { exports } from "../export.js";
 import { ago, clock, quantity } from "../format.js";
 import { cards, empty, failure, section, shares, table } from "../parts.js";
 import { chosenRun } from "../shell.js";
@@ -145,7 +146,7 @@ export function runPage() {
     if (!run) return;
     try {
       const goodput = await ask(ofRun(run, "goodput"));
-      fill(side.goodput, section("Where the time went", goodputParts(goodput)));
+      fill(side.goodput, section("Where the time went", goodputParts(run, goodput)));
     } catch (error) {
       fill(side.goodput, failure(error));
     }
@@ -180,12 +181,14 @@ export function runPage() {
   };
 }
 
-function goodputParts(goodput) {
+function goodputParts(run, goodput) {
   if (goodput.goodput === null) return h("p.absent", "No attempt is recorded, so nobody knows where the time went.");
   const pieces = [{ kind: "c-matrix", amount: goodput.productive_s, words: `steps that count ${quantity(goodput.productive_s, "s")}` },
     ...goodput.badput.map((one) => ({ kind: CAUSE_KINDS[one.cause] ?? "c-overhead", amount: one.seconds, words: `${one.label} ${quantity(one.seconds, "s")}` }))];
   const lost = goodput.lost_steps ? `, ${goodput.lost_steps.toLocaleString("en-US")} steps lost` : "";
-  return [h("p.intro", `${quantity(goodput.goodput, "share")} of ${quantity(goodput.wall_s, "s")} productive, ${goodput.attempts} attempt${goodput.attempts === 1 ? "" : "s"}${lost}.`), shares(pieces, "Where the time went")];
+  const rows = [["steps that count", goodput.productive_s], ...goodput.badput.map((one) => [one.label, one.seconds])];
+  const save = exports({ name: () => `${run}-goodput`, table: () => ({ columns: ["where", "seconds"], rows }), data: () => goodput });
+  return [h("div.section-actions", save), h("p.intro", `${quantity(goodput.goodput, "share")} of ${quantity(goodput.wall_s, "s")} productive, ${goodput.attempts} attempt${goodput.attempts === 1 ? "" : "s"}${lost}.`), shares(pieces, "Where the time went")];
 }
 
 function stragglerSection(run, { found, hosts, steps, notes }) {
