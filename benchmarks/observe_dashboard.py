@@ -110,8 +110,9 @@ async def view(port, until, waits, told):
             break
         if not line.startswith(b'data: {"runs"'):
             continue
-        (run,) = json.loads(line[6:])["runs"]
-        told.append(time.time() - run["last_seen"])
+        said = json.loads(line[6:])
+        if not said["whole"]:  # the first tells what was there before
+            told.append(time.time() - said["runs"][0]["last_seen"])
         if time.monotonic() - asked >= ASKED_AT_MOST_EVERY_S:
             asked = time.monotonic()
             await ask(port, f"/api/runs/{RUN}/series?metrics={CHARTS}&by=time&points=1000")

@@ -135,20 +135,28 @@ def _events(began, steps, step_time_s, slice_name, chips, ended):
     yield {"time": began, "event": "attempt started", "attempt": 0, "step": 0, **about}
     yield {"time": began + 4, "event": "spent", "what": "initialise", "seconds": 4.0}
     yield {"time": first, "event": "spent", "what": "compile", "seconds": 16.0}
-    for step in range(max(1, steps // 8), half, max(1, steps // 8)):
-        yield {**_reached(first, step, step_time_s, 20.0), "event": "saved"}
-    at = _reached(first, half, step_time_s, 20.0)
+    yield from _on_the_way(first, 0, half, steps, step_time_s, STARTING_S)
+    at = _reached(first, half, step_time_s, STARTING_S)
     yield {**at, "event": "preempted", "signal": "SIGTERM"}
     yield {**at, "event": "attempt ended", "reason": "preempted"}
     again = first + half * step_time_s + RESTART_S
     yield {"time": again, "event": "attempt started", "attempt": 1, "step": half, **about}
     yield {"time": again + 3, "event": "spent", "what": "restore", "seconds": 3.0}
     yield {"time": again + 9, "event": "recompiled", "step": half + 1, "argument": "batch"}
-    for step in range(half + max(1, steps // 8), steps, max(1, steps // 8)):
-        yield {**_reached(again, step - half, step_time_s, 6.0), "step": step, "event": "saved"}
+    yield from _on_the_way(again, half, steps, steps, step_time_s, RESTART_S)
     if ended:
-        last = _reached(again, steps - half, step_time_s, 6.0)
+        last = _reached(again, steps - half, step_time_s, RESTART_S)
         yield {**last, "step": steps, "event": "attempt ended", "reason": ended}
+
+
+def _on_the_way(began, begin, end, steps, step_time_s, before_s):
+    """How far an attempt was: said once a minute, and at each of eight saves of the run."""
+    minute, save = max(1, int(60 / step_time_s)), max(1, steps // 8)
+    for step in range(begin + 1, end):
+        if step % minute == 0 or step % save == 0:
+            kind = "saved" if step % save == 0 else "progress"
+            said = _reached(began, step - begin, step_time_s, before_s)
+            yield {**said, "step": step, "event": kind}
 
 
 def _reached(began, step, step_time_s, before_s):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import TPUValidationError
-from ...records.attempts import attempts_of
+from ...records.attempts import Attempt, attempts_of
 from ...records.events import Event
 from ..readings import METRICS
 from ..runs import Run
@@ -105,9 +105,17 @@ def goodput_over_time(events: Sequence[Event]) -> tuple[Numbers, Numbers]:
     chosen = said[:: max(1, -(-len(said) // MOST_GOODPUTS))]
     if said and chosen[-1] != said[-1]:
         chosen.append(said[-1])
-    times = [events[at].time for at in chosen]
-    shares = [goodput_of(attempts_of(events[: at + 1])).share for at in chosen]
-    return np.array(times), np.array([np.nan if one is None else one for one in shares])
+    wanted, shares = set(chosen), list[float | None]()
+    attempts: list[Attempt] = []
+    for at, event in enumerate(events):  # once, however many are chosen
+        if event.event == "attempt started":
+            attempts += attempts_of([event])
+        elif attempts:
+            attempts[-1].add(event)
+        if at in wanted:
+            shares.append(goodput_of(attempts).share)
+    times = np.array([events[at].time for at in chosen])
+    return times, np.array([np.nan if one is None else one for one in shares])
 
 
 def steps_at(run: Run, times: Numbers) -> Numbers:
