@@ -39,6 +39,7 @@ def make_run(
     folder: Path,
     *,
     steps=400,
+    total_steps=1000,
     slice_name="v6e-16",
     chips=16,
     hosts=4,
@@ -52,7 +53,11 @@ def make_run(
     """Make a run of two attempts with checkpoints, a preemption, a recompile and chip readings."""
     began = time.time() - steps * step_time_s - 30 if began is None else began
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"steps": max(steps, 1000), "learning_rate": learning_rate, "optimizer": "adamw"}
+    settings = {
+        "steps": max(steps, total_steps),
+        "learning_rate": learning_rate,
+        "optimizer": "adamw",
+    }
     document = {
         "format": 1,
         "identity": {"model": "llama3.2-1b", "batch_size": 64, "sequence_length": 4096},
@@ -74,7 +79,8 @@ def make_run(
         ),
     )
     write_lines(
-        folder / "events.jsonl", _events(began, steps, step_time_s, slice_name, chips, ended)
+        folder / "events.jsonl",
+        _events(began, steps, max(steps, total_steps), step_time_s, slice_name, chips, ended),
     )
     for process in range(hosts):
         host = folder / "hosts" / str(process)
@@ -119,10 +125,10 @@ def reading(at, process, chips, slow_chip=(2, 1)):
     return Reading(at, f"host-{process}", process, "libtpu grpc", tuple(samples), missing)
 
 
-def _events(began, steps, step_time_s, slice_name, chips, ended):
+def _events(began, steps, total_steps, step_time_s, slice_name, chips, ended):
     first = began + STARTING_S
     about = {
-        "total_steps": max(steps, 1000),
+        "total_steps": total_steps,
         "device_kind": "TPU v6 lite",
         "devices": chips,
         "chips": chips,
@@ -142,7 +148,12 @@ def _events(began, steps, step_time_s, slice_name, chips, ended):
     again = first + half * step_time_s + RESTART_S
     yield {"time": again, "event": "attempt started", "attempt": 1, "step": half, **about}
     yield {"time": again + 3, "event": "spent", "what": "restore", "seconds": 3.0}
-    yield {"time": again + 9, "event": "recompiled", "step": half + 1, "argument": "batch"}
+    yield {
+        "time": again + 9,
+        "event": "recompiled",
+        "step": half + 1,
+        "change": "inputs was int32[64,4096], is int32[32,4096]",
+    }
     yield from _on_the_way(again, half, steps, steps, step_time_s, RESTART_S)
     if ended:
         last = _reached(again, steps - half, step_time_s, RESTART_S)

@@ -254,7 +254,7 @@ def test_markup_in_names_is_only_text(browser, tmp_path):
     odd = reading(0.0, 0, 1).to_dict() | {"host": attack, "missing": {"power_watts": attack}}
     write_lines(run / "hosts/0/readings.jsonl", [odd])
     write_lines(run / "metrics.jsonl", [{**metric(4, began=time.time()), attack: 1.0}])
-    write_lines(run / "events.jsonl", [{"time": 1.0, "event": attack, "note": attack, "step": 1}])
+    write_lines(run / "events.jsonl", [{"time": 1.0, "event": attack, "text": attack, "step": 1}])
     make_run(tmp_path / "other", steps=3)
     shown = {
         "fleet": "td a",

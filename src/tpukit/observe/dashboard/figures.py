@@ -1,5 +1,6 @@
 """Numbers as the dashboard shows them: value, unit, where it comes from, or why there is none."""
 
+from pathlib import Path
 from typing import Any
 
 from ...hardware.figure import seconds_text
@@ -35,7 +36,7 @@ def summary_view(name: str, run: Run) -> dict[str, Any]:
     found = run.summary()
     return {
         "name": name,
-        "path": found.path,
+        "path": _from_here(run.path),
         "state": found.state,
         "state_in_words": found.state_in_words,
         "last_seen": found.last_seen,
@@ -88,7 +89,7 @@ def _figures(found: RunSummary) -> list[dict[str, Any]]:
             "tokens_per_s_per_chip",
             "Tokens/s/chip",
             found.tokens_per_s_per_chip,
-            below="" if found.chips is None else f"{found.chips:,} chips",
+            below="" if found.chips is None else f"{found.chips:,} chip{'s' * (found.chips != 1)}",
         ),
         shown(
             "goodput",
@@ -105,6 +106,12 @@ def _figures(found: RunSummary) -> list[dict[str, Any]]:
             reason="none was saved",
         ),
     ]
+
+
+def _from_here(path: Path) -> str:
+    """The path as one would type it where the dashboard was started."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _saved_at(run: Run) -> float | None:

@@ -26,8 +26,7 @@ _UNITS = {
 _QUIET = ("spent", "progress")  # many, and shown as goodput
 # What a line says besides; the rest is in the figures of the run, or only the run's own business.
 _WORTH_TELLING = (
-    *("attempt", "slice", "reason", "signal", "argument", "lost_steps", "to_step", "text"),
-    *("seen_by", "note", "what", "why", "changed"),
+    *("attempt", "slice", "reason", "signal", "change", "lost_steps", "text", "seen_by"),
 )
 
 
@@ -79,7 +78,8 @@ def _series(run: Run, metric: str, window: Window) -> dict[str, Any]:
     except TPUValidationError as error:
         return {**about, "x": [], "y": [], "total": 0, "origin": "", "reason": str(error)}
     data = found.to_dict()
-    reason = {} if data["x"] else {"reason": "nothing is written down for it in this range yet"}
+    known_values = any(value is not None for value in data["y"])
+    reason = {} if known_values else {"reason": "the run wrote down no value of it in this range"}
     if window.by == "step":
         data["x"] = [int(x) if x == x else None for x in data["x"]]
     return {**data, **about, **reason}

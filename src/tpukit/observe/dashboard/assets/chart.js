@@ -18,6 +18,7 @@ export const MARKS = {
   note: { letter: "N", color: "soft" },
 };
 const LINES = ["matrix", "hbm", "kernel", "ici"];
+const WHOLE_BYTES = Array.from({ length: 50 }, (_, at) => 2 ** at); // so that ticks are round in GiB
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
 
 /** Charts that look at the same thing. */
@@ -94,8 +95,8 @@ export class Chart {
     const tables = lines.map((line) => [line.x, line.y]);
     this.joined = tables.length === 1 ? tables[0] : uPlot.join(tables);
     this.xs = this.joined[0];
-    fill(this.tags, [...new Set(lines.map((line) => line.origin))].map(origin));
-    const none = lines.every((line) => !line.x.length);
+    const none = lines.every((line) => line.y.every((one) => one === null));
+    fill(this.tags, none ? null : [...new Set(lines.map((line) => line.origin))].map(origin), lines.length > 1 ? lines.map(key) : null);
     this.root.classList.toggle("is-empty", none);
     if (none) {
       this.close({ keep: true });
@@ -128,7 +129,7 @@ export class Chart {
       },
       axes: [
         { ...axis, size: 26, space: 70, values: (plot, splits, at, space, apart) => splits.map((one) => (one === null ? "" : this.by === "step" ? short(one) : hour(one, apart))) },
-        { ...axis, size: LEFT, space: 28, values: (plot, splits) => splits.map((one) => (one === null ? "" : tick(one, this.options.unit))) },
+        { ...axis, size: LEFT, space: 28, ...(this.options.unit === "B" ? { incrs: WHOLE_BYTES } : {}), values: (plot, splits) => splits.map((one) => (one === null ? "" : tick(one, this.options.unit))) },
       ],
       series: [{}, ...this.lines.map((one, at) => ({
         label: one.label, stroke: color(LINES[at % LINES.length]), width: 1.5, dash: DASHES[at % DASHES.length],
@@ -176,7 +177,7 @@ export class Chart {
       this.rest();
       return;
     }
-    const values = this.lines.map((line, index) => `${this.lines.length > 1 ? `${line.label} ` : ""}${quantity(this.joined[index + 1][at], this.options.unit)}`);
+    const values = this.lines.map((line, index) => `${this.prefix(line)}${quantity(this.joined[index + 1][at], this.options.unit)}`);
     this.value.textContent = `${this.place(this.xs[at])} · ${values.join(" · ")}`;
     this.onMark(plot);
   }
@@ -195,10 +196,15 @@ export class Chart {
   rest() {
     const last = this.lines.map((line) => {
       const at = line.y.findLastIndex((one) => one !== null);
-      return `${this.lines.length > 1 ? `${line.label} ` : ""}${at < 0 ? "–" : quantity(line.y[at], this.options.unit)}`;
+      return `${this.prefix(line)}${at < 0 ? "–" : quantity(line.y[at], this.options.unit)}`;
     });
     this.value.textContent = last.join(" · ");
     this.value.title = this.lines.map((line) => `${line.label}: ${line.x.length.toLocaleString("en-US")} of ${line.total.toLocaleString("en-US")} points, least and greatest kept. ${why(line)}`).join("\n");
+  }
+
+  /** Of several lines each value stands with the letter of its own. */
+  prefix(line) {
+    return this.lines.length > 1 ? `${line.label.split(" ")[0]} ` : "";
   }
 
   place(x) {
@@ -290,6 +296,11 @@ export class Chart {
   }
 }
 
+/** Which line is which: by its dashes as well as by its color. */
+function key(line, at) {
+  return h("span.key", { title: line.label }, h("svg", { width: 22, height: 8, "aria-hidden": "true" }, h("line", { x1: 0, x2: 22, y1: 4, y2: 4, class: `c-${LINES[at]}`, "stroke-dasharray": DASHES[at].join(" ") })), line.label.split(" ")[0]);
+}
+
 /** A range with air around it, which a flat line has too. */
 function span(low, high) {
   if (low === null || high === null) return [0, 1];
@@ -303,6 +314,7 @@ const tick = (value, unit) => quantity(value, ["share", "s", "B", "USD"].include
 
 function hour(unix, apart) {
   const text = clock(unix);
+  if (apart < 1) return `${text.slice(14)}.${String(Math.round((unix % 1) * 1000)).padStart(3, "0")}`;
   return apart >= 86_400 ? text.slice(5, 10) : apart >= 60 ? text.slice(11, 16) : text.slice(11);
 }
 

@@ -10,7 +10,7 @@ export function card(one) {
     { "data-figure": one.key },
     h("div.card-title", h("span", one.title), " ", origin(one.value === null ? "" : one.origin)),
     h("div.card-value", figure(one)),
-    h("div.card-below", one.below ?? ""),
+    h("div.card-below", one.value === null ? one.reason : one.below ?? ""),
   );
 }
 

@@ -48,7 +48,7 @@ export function chipsPage() {
     const scale = { low: known[0] ?? 0, high: known.at(-1) ?? 1, middle: known[known.length >> 1] ?? 0, unit: found.unit };
     fill(map, section(`${found.layout.words}`,
       h("div.section-actions", exports({ name: () => `${run}-chips-${found.metric}`, table: () => asTable(found), data: () => found, picture: () => titled(drawPicture(found, scale), `${run}: ${found.metric}`, `${found.layout.words}, measured`) })),
-      legend(scale, known.length, found.chips.length),
+      known.length ? legend(scale, known.length, found.chips.length) : null,
       h("p.hint", linkWords(found.layout)),
       drawTorus(found, scale, { size: cellSize(found.layout, root.clientWidth - 40), chosen: state().chip, onChoose: (id) => change({ chip: id }) })));
     drawList(known, scale);
@@ -63,10 +63,14 @@ export function chipsPage() {
       h("label", h("span", "Metric "), h("select", { id: "metric", onchange: (event) => change({ metric: event.target.value }) },
         (metrics.includes(found.metric) ? metrics : [found.metric, ...metrics]).map((name) => h("option", { value: name, selected: name === found.metric }, name)))),
       h("span.hint", found.meaning)),
-    !known.length && found.chips.length ? h("p.warning", `No value of ${found.metric}: ${found.chips[0].reason}.`) : null);
+    !known.length && found.chips.length ? h("p.warning", `No value of ${found.metric}: ${found.chips[0].reason}. tpukit train keeps readings of each host in hosts/N/readings.jsonl of the run; another program does so with TPUMonitor(run_dir=…).`) : null);
   }
 
   function drawList(known, scale) {
+    if (!known.length) {
+      fill(list);
+      return;
+    }
     const away = (chip) => (chip.value === null ? Infinity : Math.abs(chip.value - scale.middle));
     const rows = [...found.chips].sort((one, other) => away(other) - away(one)).slice(0, LISTED);
     fill(list, section("Farthest from the median", table("Farthest from the median", [["chip"], ["host"], ["at"], [found.metric, "number"], ["median", "number"]], rows.map((chip) => [
@@ -127,9 +131,9 @@ function linkWords({ kind, shape, wraps }) {
 
 function legend(scale, known, all) {
   const steps = Array.from({ length: 24 }, (_, at) => h("rect", { x: `${(100 * at) / 24}%`, width: `${100 / 24 + 0.3}%`, height: 10, fill: shade(at / 23) }));
-  return h("div.ramp",
-    h("span", quantity(scale.low, scale.unit)), h("svg", { height: 10, role: "img", "aria-label": "from the lowest to the highest value" }, steps), h("span", quantity(scale.high, scale.unit)),
-    h("span.hint", [`median ${quantity(scale.middle, scale.unit)}`, `${known} of ${all} chips have a value`, known < all ? "hatched: none" : "", "thick frame: far from the median"].filter(Boolean).join(" · ")));
+  return [h("div.ramp",
+    h("span", quantity(scale.low, scale.unit)), h("svg", { height: 10, role: "img", "aria-label": "from the lowest to the highest value" }, steps), h("span", quantity(scale.high, scale.unit))),
+  h("p.hint", [`median ${quantity(scale.middle, scale.unit)}`, `${known} of ${all} chips have a value`, known < all ? "hatched: none" : "", "thick frame: far from the median"].filter(Boolean).join(" · "))];
 }
 
 function asTable({ chips, metric }) {

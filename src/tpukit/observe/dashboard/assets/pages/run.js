@@ -51,7 +51,7 @@ export function runPage() {
   function drawHead() {
     const run = runs().get(chosenRun());
     if (!run) return;
-    const chips = run.chips ? ` · ${run.chips} chips` : "";
+    const chips = run.chips ? ` · ${run.chips} chip${run.chips === 1 ? "" : "s"}` : "";
     fill(head,
       h("header.run-head",
         h("h1", run.name, h("span.rest", ` ${run.slice ?? run.device_kind ?? ""}${chips}`)),
