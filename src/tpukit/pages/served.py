@@ -20,7 +20,7 @@ _APPLICATION = (
     "form-action 'self'",
     "frame-ancestors 'none'",
     "frame-src 'self'",
-    "img-src 'self' data: blob:",
+    "img-src 'self' data:",
     "script-src 'self'",
     "style-src 'self'",
     "require-trusted-types-for 'script'",  # a script cannot turn text into markup either

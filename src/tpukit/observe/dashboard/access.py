@@ -113,6 +113,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in APPLICATION_HEADERS.items():
                     headers.setdefault(name, value)
+                headers.setdefault("cache-control", "no-cache")  # ask whether a file is still so
             await send(message)
 
         answer = await self._refused(scope, receive)

@@ -32,13 +32,18 @@ export function fill(element, ...children) {
   return element;
 }
 
+const colors = new Map();
+document.addEventListener("themechange", () => colors.clear()); // before anything is drawn anew
+
 /** A color of the style sheet as a canvas understands it, in light and dark. */
 export function color(name) {
-  const probe = document.documentElement.appendChild(document.createElement("span"));
-  probe.style.color = `var(--${name})`;
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
+  if (!colors.has(name)) {
+    const probe = document.documentElement.appendChild(document.createElement("span"));
+    probe.style.color = `var(--${name})`;
+    colors.set(name, getComputedStyle(probe).color);
+    probe.remove();
+  }
+  return colors.get(name);
 }
 
 /** Call at most once in a while, the last time included. */

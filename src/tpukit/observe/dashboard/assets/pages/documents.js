@@ -7,6 +7,7 @@ import { ago, figure } from "../format.js";
 import { empty, failure, section, table } from "../parts.js";
 import { address, state } from "../state.js";
 
+const LOOKED_FOR_EVERY_MS = 10_000; // files that are new, while the page is open
 const ABOUT = {
   plan: {
     title: "Plans", none: "No plan is kept here",
@@ -76,10 +77,11 @@ export function documentsPage(kind) {
     h("div.frame-hold", frame));
   }
 
+  const timer = setInterval(() => { if (!document.hidden) draw(); }, LOOKED_FOR_EVERY_MS);
   return {
     root,
     show: draw,
     hear: () => {},
-    close: () => {},
+    close: () => clearInterval(timer),
   };
 }
