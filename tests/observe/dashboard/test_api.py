@@ -207,3 +207,49 @@ def test_the_first_answer_does_not_wait_for_a_long_file(tmp_path):
         with watched.whole.lock:  # as while the whole file is read
             assert one.get("/api/runs/long/summary")["figures"]["step"]["value"] == 3000
         assert np.all(np.diff(one.get("/api/runs/long/series?metrics=loss")["series"][0]["x"]) > 0)
+
+
+def damage_nothing(run):
+    """As soon as it is there: one file, and no step."""
+
+
+def damage_bytes(run):
+    for name in ("metrics.jsonl", "events.jsonl", "check.json", "hosts/0/readings.jsonl"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(bytes(range(256)) * 3 + b"\n{}\n[]\n3\n")
+
+
+def damage_kinds(run):
+    for name in ("metrics.jsonl", "events.jsonl", "check.json"):
+        (run / name).mkdir()
+    (run / "hosts").write_text("no folder")
+
+
+def damage_values(run):
+    odd = {"time": "x", "step": [], "loss": {}, "event": 3, "samples": [{"metric": 1}]}
+    started = {"time": 1.0, "event": "attempt started", "step": "x", "slice": 7, "chips": "many"}
+    write_lines(run / "metrics.jsonl", [odd, {**metric(1, began=0.0), "loss": "high"}])
+    write_lines(run / "events.jsonl", [odd, started, {**started, "predicted_step_s": "soon"}])
+    for process in ("0", "1", "x"):
+        write_lines(run / "hosts" / process / "readings.jsonl", [odd, {**odd, "process": {}}])
+        write_lines(run / "hosts" / process / "steps.jsonl", [odd])
+
+
+@pytest.mark.parametrize("damage", [damage_nothing, damage_bytes, damage_kinds, damage_values])
+@pytest.mark.parametrize("identity", ["{}", "no json", "[1]", '{"settings": 3}'])
+def test_a_damaged_run_hurts_nobody(tmp_path, damage, identity, folder):
+    run = tmp_path / "odd"
+    run.mkdir()
+    (run / "run.json").write_text(identity)
+    damage(run)
+    with Served([tmp_path, folder]) as one:
+        for what in (
+            *("summary", "events", "goodput", "stragglers", "chips", "chips?metric=duty_cycle"),
+            "series?metrics=loss,goodput,mfu,memory_used,duty_cycle&by=time",
+            "series?metrics=loss,goodput,memory_used&by=step&process=1&chip=0",
+        ):
+            answer = one.ask(f"/api/runs/odd/{what}")
+            assert answer.status == 200, (what, answer.body)
+        assert one.ask("/api/compare?a=odd&b=first").status == 200
+        assert {"odd", "first"} <= {run["name"] for run in one.get("/api/runs")["runs"]}
+        assert one.ask("/api/compile").status == 200

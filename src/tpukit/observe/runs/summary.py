@@ -136,7 +136,7 @@ def summarise(
         reason=(last.reason or "") if last else "",
         last_seen=last_seen,
         step=step,
-        total_steps=about.get("total_steps") or _planned_steps(path),
+        total_steps=_count(about.get("total_steps")) or _planned_steps(path),
         loss=_last(steps, "loss"),
         step_time_p50_s=statistics.median(times) if times else not_yet,
         step_time_p99_s=times[int(0.99 * (len(times) - 1))] if times else not_yet,
@@ -148,9 +148,9 @@ def summarise(
         checkpoint_step=int(saved[-1].number("step") or 0) if saved else None,
         checkpoint_age_s=max(0.0, now - saved[-1].time) if saved else Missing("none was saved"),
         device_kind=str(about.get("device_kind") or ""),
-        devices=about.get("devices"),
-        chips=about.get("chips"),
-        slice=about.get("slice"),
+        devices=_count(about.get("devices")),
+        chips=_count(about.get("chips")),
+        slice=str(about["slice"]) if about.get("slice") else None,
         attempts=len(attempts),
         problem=problem,
     )
@@ -205,6 +205,11 @@ def _predicted(about: Mapping[str, Any]) -> Measured:
     if value == value:
         return value
     return Missing(str(about.get("no_prediction") or "the job was not checked"))
+
+
+def _count(value: Any) -> int | None:
+    """Return a whole number of a line that may hold anything."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _planned_steps(path: Path) -> int | None:
