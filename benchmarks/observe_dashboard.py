@@ -68,7 +68,7 @@ def page_loads(server):
     program = find_browser()
     if program is None:
         sys.exit("no browser: apt-get install chromium")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # its children linger
         browser = Browser(program, folder)
         try:
             found = []
