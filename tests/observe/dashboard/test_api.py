@@ -96,6 +96,15 @@ def test_events_are_those_worth_telling(served):
     assert (taken["step"], taken["words"]) == (200, "signal SIGTERM")
 
 
+def test_the_end_of_the_log_is_told(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    (run / "train.log").write_text("".join(f"line {at}\n" for at in range(99)) + "half a li")
+    with Served([tmp_path]) as one:
+        assert one.get("/api/runs/run/log")["lines"] == [f"line {at}" for at in range(59, 99)]
+
+
 def test_stragglers_are_those_of_the_run(served):
     found = served.get("/api/runs/first/stragglers")
     assert found["hosts"] == 4
@@ -235,8 +244,15 @@ def damage_values(run):
         write_lines(run / "hosts" / process / "steps.jsonl", [odd])
 
 
-@pytest.mark.parametrize("damage", [damage_nothing, damage_bytes, damage_kinds, damage_values])
-@pytest.mark.parametrize("identity", ["{}", "no json", "[1]", '{"settings": 3}'])
+@pytest.mark.parametrize(
+    ("damage", "identity"),
+    [
+        (damage_nothing, "{}"),
+        (damage_bytes, "no json"),
+        (damage_kinds, "[1]"),
+        (damage_values, '{"settings": 3}'),
+    ],
+)
 def test_a_damaged_run_hurts_nobody(tmp_path, damage, identity, folder):
     run = tmp_path / "odd"
     run.mkdir()
@@ -244,7 +260,7 @@ def test_a_damaged_run_hurts_nobody(tmp_path, damage, identity, folder):
     damage(run)
     with Served([tmp_path, folder]) as one:
         for what in (
-            *("summary", "events", "goodput", "stragglers", "chips", "chips?metric=duty_cycle"),
+            *("summary", "events", "goodput", "log", "stragglers", "chips"),
             "series?metrics=loss,goodput,mfu,memory_used,duty_cycle&by=time",
             "series?metrics=loss,goodput,memory_used&by=step&process=1&chip=0",
         ):

@@ -10,7 +10,7 @@ from .chips import chips_view
 from .figures import summary_view
 from .library import Library, WatchedRun
 from .queries import Query
-from .run_views import events_view, series_view
+from .run_views import events_view, log_view, series_view
 
 LOOKED_AT_LEAST_EVERY_S = 15
 
@@ -60,6 +60,7 @@ RUN_VIEWS: dict[str, Callable[[Query], tuple[Hashable, View]]] = {
     "events": _plain(events_view),
     "goodput": _plain(lambda run: run.goodput().to_dict()),
     "chips": _chips,
+    "log": _plain(log_view),
     "stragglers": _plain(lambda run: run.stragglers().to_dict()),
 }
 NEEDS_WHOLE = ("series",)

@@ -9,6 +9,7 @@ import numpy as np
 from ...errors import TPUValidationError
 from ...records.attempts import Attempt, attempts_of
 from ...records.events import Event
+from ...records.lines import read_end
 from ..readings import METRICS
 from ..runs import Run
 from ..runs.goodput import goodput_of
@@ -17,6 +18,7 @@ from ..runs.series import Axis, Numbers, make_series
 GOODPUT = "goodput"
 MOST_GOODPUTS = 80
 MOST_EVENTS = 2000
+LOG_BYTES, LOG_LINES = 16 << 10, 40
 _UNITS = {
     "step_time_s": "s",
     "input_stall_s": "s",
@@ -125,6 +127,12 @@ def steps_at(run: Run, times: Numbers) -> Numbers:
     if not known:
         return np.full(len(times), np.nan)
     return np.interp(times, [at for at, _ in known], [step for _, step in known])
+
+
+def log_view(run: Run) -> dict[str, Any]:
+    """Return the newest lines of train.log."""
+    lines, _ = read_end(run.path / "train.log", LOG_BYTES)
+    return {"lines": [line.decode(errors="replace") for line in lines[-LOG_LINES:]]}
 
 
 def events_view(run: Run) -> dict[str, Any]:

@@ -21,9 +21,9 @@ export function runPage() {
   const head = h("div");
   const bar = h("div.controls");
   const plots = h("div.plots");
-  const side = { goodput: h("div"), stragglers: h("div"), events: h("div") };
+  const side = { goodput: h("div"), stragglers: h("div"), events: h("div"), log: h("div") };
   const said = h("div");
-  const root = h("div.page", head, said, bar, h("div.columns", plots, h("aside", side.goodput, side.stragglers, side.events)));
+  const root = h("div.page", head, said, bar, h("div.columns", plots, h("aside", side.goodput, side.stragglers, side.events, side.log)));
   let group = null;
   let charts = new Map();
   let shownFor = "";
@@ -152,6 +152,8 @@ export function runPage() {
     }
     try {
       fill(side.stragglers, stragglerSection(run, await ask(ofRun(run, "stragglers"))));
+      const { lines } = await ask(ofRun(run, "log"));
+      fill(side.log, lines.length ? section("train.log", h("pre.log", { tabindex: "0" }, lines.join("\n"))) : null);
     } catch (error) {
       fill(side.stragglers, failure(error));
     }
