@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from ..runtime.ranges import Range
 from .output import show
+from .values import within
 
 
 def top(
@@ -16,7 +18,8 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one screen and end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one screen as JSON.")] = False,
     rate: Annotated[
-        float, typer.Option(help="Seconds between two screens.", min=0.1, max=3600)
+        float,
+        typer.Option(help="Seconds between two screens.", callback=within(Range(0.1, 3600))),
     ] = 1.0,
     hosts: Annotated[
         str | None,
