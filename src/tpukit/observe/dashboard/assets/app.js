@@ -12,9 +12,15 @@ import { drawShell } from "./shell.js";
 import { onState, state } from "./state.js";
 
 // Anything that goes wrong is written where a person, and the browser test, can see it.
-addEventListener("error", (event) => { document.documentElement.dataset.error = event.message; });
-addEventListener("unhandledrejection", (event) => { document.documentElement.dataset.error = String(event.reason); });
-document.addEventListener("securitypolicyviolation", (event) => { document.documentElement.dataset.blocked = event.blockedURI; });
+addEventListener("error", (event) => {
+  document.documentElement.dataset.error = event.message;
+});
+addEventListener("unhandledrejection", (event) => {
+  document.documentElement.dataset.error = String(event.reason);
+});
+document.addEventListener("securitypolicyviolation", (event) => {
+  document.documentElement.dataset.blocked = event.blockedURI;
+});
 
 const MAKERS = {
   fleet: fleetPage,

@@ -1,57 +1,15 @@
 // One chart: lines over steps or time, event marks, zoom by mouse and keyboard, export.
-// Charts of a group share their range and their cursor.
 
+import { hour, short, span, tick, WHOLE_BYTES } from "./axes.js";
 import { color, fill, h, seldom } from "./dom.js";
 import { exports, titled } from "./export.js";
 import { clock, origin, quantity, why } from "./format.js";
+import { drawMarks } from "./marks.js";
 
 const HEIGHT = 168;
 const LEFT = 66;
-/** What an event is drawn as: the letter says it, the color only helps. */
-export const MARKS = {
-  preempted: { letter: "P", color: "bad" }, // the most telling first: where two meet, it has the place
-  "rolled back": { letter: "B", color: "bad" },
-  recompiled: { letter: "R", color: "unsure" },
-  "attempt started": { letter: "A", color: "accent" },
-  "attempt ended": { letter: "E", color: "soft" },
-  saved: { letter: "S", color: "good" },
-  note: { letter: "N", color: "soft" },
-};
 const LINES = ["matrix", "hbm", "kernel", "ici"];
-const WHOLE_BYTES = Array.from({ length: 50 }, (_, at) => 2 ** at); // so that ticks are round in GiB
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
-
-/** Charts that look at the same thing. */
-export class Group {
-  constructor({ onRange }) {
-    this.charts = new Set();
-    this.key = `group-${Math.random()}`;
-    this.onRange = onRange;
-    this.range = null;
-    this.drawAgain = () => this.charts.forEach((one) => one.redraw());
-    document.addEventListener("themechange", this.drawAgain);
-  }
-
-  /** Every point of every chart lies between these, unless a part was chosen. */
-  extent() {
-    let [low, high] = [Infinity, -Infinity];
-    for (const { xs } of this.charts) {
-      if (!xs.length) continue;
-      low = Math.min(low, xs[0]);
-      high = Math.max(high, xs.at(-1));
-    }
-    return low <= high ? [low, high === low ? low + 1 : high] : null;
-  }
-
-  shown() {
-    return this.range ?? this.extent();
-  }
-
-  close() {
-    document.removeEventListener("themechange", this.drawAgain);
-    for (const one of this.charts) one.close();
-  }
-}
 
 export class Chart {
   /** `options`: title, unit, name (of the exported file), meaning. */
@@ -66,21 +24,51 @@ export class Chart {
     this.value = h("output.chart-value");
     this.tags = h("span.chart-tags");
     this.ground = h("div.chart-ground", {
-      tabindex: "0", role: "application", onkeydown: (event) => this.onKey(event),
+      tabindex: "0",
+      role: "application",
+      onkeydown: (event) => this.onKey(event),
     });
     this.tip = h("div.chart-tip", { hidden: true });
     const isWord = options.unit && !["share", "s", "B"].includes(options.unit);
     this.root = h(
-      "figure.chart-box", { "data-chart": options.name },
-      h("figcaption", h("h3", { title: options.meaning }, options.title, isWord && !options.title.includes("/") ? ` (${options.unit})` : ""), this.tags, this.value,
-        h("span.chart-actions",
-          options.canLog && h("button", { type: "button", "aria-pressed": "false", title: "Logarithmic scale", onclick: (event) => this.toggleLog(event.currentTarget) }, "log"),
+      "figure.chart-box",
+      { "data-chart": options.name },
+      h(
+        "figcaption",
+        h(
+          "h3",
+          { title: options.meaning },
+          options.title,
+          isWord && !options.title.includes("/") ? ` (${options.unit})` : "",
+        ),
+        this.tags,
+        this.value,
+        h(
+          "span.chart-actions",
+          options.canLog &&
+            h(
+              "button",
+              {
+                type: "button",
+                "aria-pressed": "false",
+                title: "Logarithmic scale",
+                onclick: (event) => this.toggleLog(event.currentTarget),
+              },
+              "log",
+            ),
           exports({
             name: () => `${options.file()}-${options.name}`,
             table: () => this.table(),
             data: () => this.data(),
-            picture: () => titled(this.plot.ctx.canvas, `${options.title} ${options.unit ? `(${options.unit})` : ""}`, this.label()),
-          }))),
+            picture: () =>
+              titled(
+                this.plot.ctx.canvas,
+                `${options.title} ${options.unit ? `(${options.unit})` : ""}`,
+                this.label(),
+              ),
+          }),
+        ),
+      ),
       h("div.chart-hold", this.ground, this.tip),
     );
     this.watcher = new ResizeObserver(seldom(60, () => this.resize()));
@@ -96,7 +84,11 @@ export class Chart {
     this.joined = tables.length === 1 ? tables[0] : uPlot.join(tables);
     this.xs = this.joined[0];
     const none = lines.every((line) => line.y.every((one) => one === null));
-    fill(this.tags, none ? null : [...new Set(lines.map((line) => line.origin))].map(origin), lines.length > 1 ? lines.map(key) : null);
+    fill(
+      this.tags,
+      none ? null : [...new Set(lines.map((line) => line.origin))].map(origin),
+      lines.length > 1 ? lines.map(key) : null,
+    );
     this.root.classList.toggle("is-empty", none);
     if (none) {
       this.close({ keep: true });
@@ -106,7 +98,10 @@ export class Chart {
     }
     if (isNew || !this.plot) this.make();
     else this.plot.setData(this.joined, false);
-    this.ground.setAttribute("aria-label", `${this.options.title}: ${this.label()}. Arrow keys move the cursor, plus and minus zoom, 0 shows everything.`);
+    this.ground.setAttribute(
+      "aria-label",
+      `${this.options.title}: ${this.label()}. Arrow keys move the cursor, plus and minus zoom, 0 shows everything.`,
+    );
     this.rest();
   }
 
@@ -115,32 +110,72 @@ export class Chart {
     fill(this.ground);
     const [ink, soft, line] = ["ink", "soft", "line"].map(color);
     const font = "11px system-ui, sans-serif";
-    const axis = { stroke: soft, font, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 } };
-    this.plot = new uPlot({
-      width: this.width(), height: HEIGHT, legend: { show: false }, padding: [8, 26, 0, 0],
-      cursor: {
-        sync: { key: this.group.key, scales: ["x", null] }, points: { size: 6 }, y: false,
-        drag: { x: true, y: false, setScale: false, dist: 6 },
-        bind: { dblclick: () => () => { this.group.onRange(null); return null; } },
+    const axis = {
+      stroke: soft,
+      font,
+      grid: { stroke: line, width: 1 },
+      ticks: { stroke: line, width: 1, size: 4 },
+    };
+    this.plot = new uPlot(
+      {
+        width: this.width(),
+        height: HEIGHT,
+        legend: { show: false },
+        padding: [8, 26, 0, 0],
+        cursor: {
+          sync: { key: this.group.key, scales: ["x", null] },
+          points: { size: 6 },
+          y: false,
+          drag: { x: true, y: false, setScale: false, dist: 6 },
+          bind: {
+            dblclick: () => () => {
+              this.group.onRange(null);
+              return null;
+            },
+          },
+        },
+        scales: {
+          x: { time: this.by === "time", range: () => this.group.shown() ?? [0, 1] },
+          y: {
+            distr: this.isLog ? 3 : 1,
+            range: this.isLog ? undefined : (plot, low, high) => span(low, high),
+          },
+        },
+        axes: [
+          {
+            ...axis,
+            size: 26,
+            space: 70,
+            values: (plot, splits, at, space, apart) =>
+              splits.map((one) => (one === null ? "" : this.by === "step" ? short(one) : hour(one, apart))),
+          },
+          {
+            ...axis,
+            size: LEFT,
+            space: 28,
+            ...(this.options.unit === "B" ? { incrs: WHOLE_BYTES } : {}),
+            values: (plot, splits) => splits.map((one) => (one === null ? "" : tick(one, this.options.unit))),
+          },
+        ],
+        series: [
+          {},
+          ...this.lines.map((one, at) => ({
+            label: one.label,
+            stroke: color(LINES[at % LINES.length]),
+            width: 1.5,
+            dash: DASHES[at % DASHES.length],
+            points: { show: one.x.length < 40, size: 4 },
+          })),
+        ],
+        hooks: {
+          setCursor: [(plot) => this.onCursor(plot)],
+          setSelect: [(plot) => this.onSelect(plot)],
+          draw: [(plot) => drawMarks(plot, this.marks)],
+        },
       },
-      scales: {
-        x: { time: this.by === "time", range: () => this.group.shown() ?? [0, 1] },
-        y: { distr: this.isLog ? 3 : 1, range: this.isLog ? undefined : (plot, low, high) => span(low, high) },
-      },
-      axes: [
-        { ...axis, size: 26, space: 70, values: (plot, splits, at, space, apart) => splits.map((one) => (one === null ? "" : this.by === "step" ? short(one) : hour(one, apart))) },
-        { ...axis, size: LEFT, space: 28, ...(this.options.unit === "B" ? { incrs: WHOLE_BYTES } : {}), values: (plot, splits) => splits.map((one) => (one === null ? "" : tick(one, this.options.unit))) },
-      ],
-      series: [{}, ...this.lines.map((one, at) => ({
-        label: one.label, stroke: color(LINES[at % LINES.length]), width: 1.5, dash: DASHES[at % DASHES.length],
-        points: { show: one.x.length < 40, size: 4 },
-      }))],
-      hooks: {
-        setCursor: [(plot) => this.onCursor(plot)],
-        setSelect: [(plot) => this.onSelect(plot)],
-        draw: [(plot) => this.drawMarks(plot)],
-      },
-    }, this.joined, this.ground);
+      this.joined,
+      this.ground,
+    );
     this.plot.root.style.color = ink;
   }
 
@@ -160,12 +195,16 @@ export class Chart {
   }
 
   resize() {
-    if (this.plot && this.width() !== this.plot.width) this.plot.setSize({ width: this.width(), height: HEIGHT });
+    if (this.plot && this.width() !== this.plot.width)
+      this.plot.setSize({ width: this.width(), height: HEIGHT });
   }
 
   onSelect(plot) {
     if (plot.select.width < 6) return;
-    const range = [plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")];
+    const range = [
+      plot.posToVal(plot.select.left, "x"),
+      plot.posToVal(plot.select.left + plot.select.width, "x"),
+    ];
     plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
     this.group.onRange(range);
   }
@@ -177,18 +216,26 @@ export class Chart {
       this.rest();
       return;
     }
-    const values = this.lines.map((line, index) => `${this.prefix(line)}${quantity(this.joined[index + 1][at], this.options.unit)}`);
+    const values = this.lines.map(
+      (line, index) => `${this.prefix(line)}${quantity(this.joined[index + 1][at], this.options.unit)}`,
+    );
     this.value.textContent = `${this.place(this.xs[at])} · ${values.join(" · ")}`;
     this.onMark(plot);
   }
 
   /** Say what the mark under the cursor is. */
   onMark(plot) {
-    const near = this.marks.map((mark) => [Math.abs(plot.valToPos(mark.x, "x") - plot.cursor.left), mark])
-      .filter(([away]) => away < 6).sort(([one], [other]) => one - other).slice(0, 4);
+    const near = this.marks
+      .map((mark) => [Math.abs(plot.valToPos(mark.x, "x") - plot.cursor.left), mark])
+      .filter(([away]) => away < 6)
+      .sort(([one], [other]) => one - other)
+      .slice(0, 4);
     this.tip.hidden = !near.length || plot.cursor.left < 0;
     if (this.tip.hidden) return;
-    fill(this.tip, near.map(([, mark]) => h("div", mark.words)));
+    fill(
+      this.tip,
+      near.map(([, mark]) => h("div", mark.words)),
+    );
     this.tip.style.left = `${Math.min(plot.cursor.left + LEFT + 10, this.width() - 220)}px`;
   }
 
@@ -199,7 +246,12 @@ export class Chart {
       return `${this.prefix(line)}${at < 0 ? "–" : quantity(line.y[at], this.options.unit)}`;
     });
     this.value.textContent = last.join(" · ");
-    this.value.title = this.lines.map((line) => `${line.label}: ${line.x.length.toLocaleString("en-US")} of ${line.total.toLocaleString("en-US")} points, least and greatest kept. ${why(line)}`).join("\n");
+    this.value.title = this.lines
+      .map(
+        (line) =>
+          `${line.label}: ${line.x.length.toLocaleString("en-US")} of ${line.total.toLocaleString("en-US")} points, least and greatest kept. ${why(line)}`,
+      )
+      .join("\n");
   }
 
   /** Of several lines each value stands with the letter of its own. */
@@ -217,16 +269,25 @@ export class Chart {
     const zooms = { "+": 0.5, "=": 0.5, "-": 2 };
     if (event.key in moves) {
       const at = this.plot.cursor.idx ?? this.xs.length - 1;
-      const next = Math.max(0, Math.min(this.xs.length - 1, at + moves[event.key] * (event.shiftKey ? 10 : 1)));
+      const next = Math.max(
+        0,
+        Math.min(this.xs.length - 1, at + moves[event.key] * (event.shiftKey ? 10 : 1)),
+      );
       const value = this.joined[1][next] ?? this.plot.scales.y.min;
-      this.plot.setCursor({ left: this.plot.valToPos(this.xs[next], "x"), top: this.plot.valToPos(value, "y") });
+      this.plot.setCursor({
+        left: this.plot.valToPos(this.xs[next], "x"),
+        top: this.plot.valToPos(value, "y"),
+      });
     } else if (event.key in zooms) {
       const [low, high] = this.group.shown();
       const idx = this.plot.cursor.idx;
       const middle = idx === null || idx === undefined ? (low + high) / 2 : this.xs[idx];
       const extent = this.group.extent();
       const half = ((high - low) / 2) * zooms[event.key];
-      this.group.onRange([Math.max(extent[0], middle - half), Math.min(Math.max(extent[1], high), middle + half)]);
+      this.group.onRange([
+        Math.max(extent[0], middle - half),
+        Math.min(Math.max(extent[1], high), middle + half),
+      ]);
     } else if (event.key === "0") this.group.onRange(null);
     else return;
     event.preventDefault();
@@ -239,34 +300,6 @@ export class Chart {
     this.redraw();
   }
 
-  drawMarks(plot) {
-    const pen = plot.ctx;
-    const scale = devicePixelRatio || 1;
-    const { left, top, width, height } = plot.bbox;
-    pen.save();
-    pen.font = `600 ${9 * scale}px system-ui, sans-serif`;
-    pen.textAlign = "center";
-    const taken = [];
-    const order = Object.keys(MARKS);
-    for (const mark of [...this.marks].sort((one, other) => order.indexOf(one.event) - order.indexOf(other.event))) {
-      const x = plot.valToPos(mark.x, "x", true);
-      if (x < left || x > left + width) continue;
-      const kind = MARKS[mark.event];
-      pen.strokeStyle = pen.fillStyle = color(kind.color);
-      pen.setLineDash([3 * scale, 3 * scale]);
-      pen.globalAlpha = mark.event === "saved" ? 0.35 : 0.8;
-      pen.beginPath();
-      pen.moveTo(x, top + 11 * scale);
-      pen.lineTo(x, top + height);
-      pen.stroke();
-      pen.globalAlpha = 1;
-      if (taken.some((one) => Math.abs(one - x) < 10 * scale)) continue; // two letters would be none
-      taken.push(x);
-      pen.fillText(kind.letter, x, top + 8 * scale);
-    }
-    pen.restore();
-  }
-
   label() {
     const [line] = this.lines;
     const range = this.xs.length ? ` from ${this.place(this.xs[0])} to ${this.place(this.xs.at(-1))}` : "";
@@ -276,14 +309,28 @@ export class Chart {
   /** What is drawn, and nothing else. */
   table() {
     const [low, high] = this.group.shown();
-    const rows = this.xs.flatMap((x, at) => (x < low || x > high ? [] : [[x, ...this.lines.map((_, index) => this.joined[index + 1][at] ?? null)]]));
+    const rows = this.xs.flatMap((x, at) =>
+      x < low || x > high ? [] : [[x, ...this.lines.map((_, index) => this.joined[index + 1][at] ?? null)]],
+    );
     return { columns: [this.by, ...this.lines.map((line) => line.label)], rows };
   }
 
   data() {
     const { columns, rows } = this.table();
-    const about = this.lines.map(({ label, origin: from, total }) => ({ label, origin: from, points_in_file: total }));
-    return { chart: this.options.name, unit: this.options.unit, by: this.by, lines: about, columns, rows, events: this.marks };
+    const about = this.lines.map(({ label, origin: from, total }) => ({
+      label,
+      origin: from,
+      points_in_file: total,
+    }));
+    return {
+      chart: this.options.name,
+      unit: this.options.unit,
+      by: this.by,
+      lines: about,
+      columns,
+      rows,
+      events: this.marks,
+    };
   }
 
   close({ keep = false } = {}) {
@@ -298,24 +345,21 @@ export class Chart {
 
 /** Which line is which: by its dashes as well as by its color. */
 function key(line, at) {
-  return h("span.key", { title: line.label }, h("svg", { width: 22, height: 8, "aria-hidden": "true" }, h("line", { x1: 0, x2: 22, y1: 4, y2: 4, class: `c-${LINES[at]}`, "stroke-dasharray": DASHES[at].join(" ") })), line.label.split(" ")[0]);
+  return h(
+    "span.key",
+    { title: line.label },
+    h(
+      "svg",
+      { width: 22, height: 8, "aria-hidden": "true" },
+      h("line", {
+        x1: 0,
+        x2: 22,
+        y1: 4,
+        y2: 4,
+        class: `c-${LINES[at]}`,
+        "stroke-dasharray": DASHES[at].join(" "),
+      }),
+    ),
+    line.label.split(" ")[0],
+  );
 }
-
-/** A range with air around it, which a flat line has too. */
-function span(low, high) {
-  if (low === null || high === null) return [0, 1];
-  if (low === high) return [low - Math.abs(low || 1) * 0.1, high + Math.abs(high || 1) * 0.1];
-  const air = (high - low) * 0.08;
-  return [low >= 0 && low < air * 4 ? 0 : low - air, high + air];
-}
-
-/** A number on an axis: its unit stands in the title where it is a word. */
-const tick = (value, unit) => quantity(value, ["share", "s", "B", "USD"].includes(unit) ? unit : "");
-
-function hour(unix, apart) {
-  const text = clock(unix);
-  if (apart < 1) return `${text.slice(14)}.${String(Math.round((unix % 1) * 1000)).padStart(3, "0")}`;
-  return apart >= 86_400 ? text.slice(5, 10) : apart >= 60 ? text.slice(11, 16) : text.slice(11);
-}
-
-const short = (value) => (Math.abs(value) >= 10_000 ? `${Number((value / 1000).toFixed(2))} k` : value.toLocaleString("en-US"));

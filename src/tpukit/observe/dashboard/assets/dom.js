@@ -2,7 +2,19 @@
 // allows, turns a string into markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const SHAPES = new Set(["svg", "g", "rect", "line", "path", "text", "title", "circle", "polyline", "pattern", "defs"]);
+const SHAPES = new Set([
+  "svg",
+  "g",
+  "rect",
+  "line",
+  "path",
+  "text",
+  "title",
+  "circle",
+  "polyline",
+  "pattern",
+  "defs",
+]);
 
 /** Make an element: `h("a.link", {href}, "text", other)`. Properties that begin with "on" are listeners. */
 export function h(kind, ...rest) {
@@ -52,10 +64,13 @@ export function seldom(wait, call) {
   let last = 0;
   return () => {
     if (timer !== null) return;
-    timer = setTimeout(() => {
-      timer = null;
-      last = performance.now();
-      call();
-    }, Math.max(0, last + wait - performance.now()));
+    timer = setTimeout(
+      () => {
+        timer = null;
+        last = performance.now();
+        call();
+      },
+      Math.max(0, last + wait - performance.now()),
+    );
   };
 }

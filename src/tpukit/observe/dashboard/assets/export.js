@@ -30,13 +30,19 @@ export function csv({ columns, rows }) {
  */
 export function exports({ name, table, data, picture }) {
   const button = (kind, act) =>
-    h("button", { type: "button", title: `Save as ${kind}`, "aria-label": `Save ${name()} as ${kind}`, onclick: act }, kind);
+    h(
+      "button",
+      { type: "button", title: `Save as ${kind}`, "aria-label": `Save ${name()} as ${kind}`, onclick: act },
+      kind,
+    );
   const file = (kind) => `${safe(name())}.${kind}`;
   return h(
     "span.exports",
     button("CSV", () => save(file("csv"), new Blob([csv(table())], { type: "text/csv" }))),
     picture && button("PNG", () => picture().toBlob((made) => save(file("png"), made), "image/png")),
-    button("JSON", () => save(file("json"), new Blob([JSON.stringify(data(), null, 2)], { type: "application/json" }))),
+    button("JSON", () =>
+      save(file("json"), new Blob([JSON.stringify(data(), null, 2)], { type: "application/json" })),
+    ),
   );
 }
 

@@ -11,8 +11,19 @@ export const ORIGINS = {
   user: "user: given by you",
 };
 
-const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
-const BYTES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
+const PREFIXES = [
+  [1e12, "T"],
+  [1e9, "G"],
+  [1e6, "M"],
+  [1e3, "k"],
+];
+const BYTES = [
+  [2 ** 40, "TiB"],
+  [2 ** 30, "GiB"],
+  [2 ** 20, "MiB"],
+  [2 ** 10, "KiB"],
+  [1, "B"],
+];
 
 /** Three to four figures, never more than a cell can hold. */
 export function plain(value) {
@@ -49,7 +60,8 @@ export function quantity(value, unit = "") {
   if (unit === "share") return `${(value * 100).toFixed(Math.abs(value) < 0.0995 ? 2 : 1)} %`;
   if (unit === "s") return seconds(value);
   if (unit === "B") return bytes(value);
-  if (unit === "USD") return `$${value.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`;
+  if (unit === "USD")
+    return `$${value.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`;
   if (unit === "USD/h") return `$${value.toFixed(2)}/h`;
   return unit ? `${plain(value)} ${unit}` : plain(value);
 }

@@ -10,7 +10,7 @@ export function card(one) {
     { "data-figure": one.key },
     h("div.card-title", h("span", one.title), " ", origin(one.value === null ? "" : one.origin)),
     h("div.card-value", figure(one)),
-    h("div.card-below", one.value === null ? one.reason : one.below ?? ""),
+    h("div.card-below", one.value === null ? one.reason : (one.below ?? "")),
   );
 }
 
@@ -26,18 +26,39 @@ export function table(caption, columns, rows, { id } = {}) {
       "table",
       { id },
       h("caption.unseen", caption),
-      h("thead", h("tr", columns.map(([title], at) => h(`th${kind(at)}`, { scope: "col" }, title)))),
-      h("tbody", rows.map((row) => h("tr", row.map((cell, at) => h(`td${kind(at)}`, cell))))),
+      h(
+        "thead",
+        h(
+          "tr",
+          columns.map(([title], at) => h(`th${kind(at)}`, { scope: "col" }, title)),
+        ),
+      ),
+      h(
+        "tbody",
+        rows.map((row) =>
+          h(
+            "tr",
+            row.map((cell, at) => h(`td${kind(at)}`, cell)),
+          ),
+        ),
+      ),
     ),
   );
 }
 
 /** A command to type next, with a button that copies it. */
 export function command(text) {
-  const copy = h("button", {
-    type: "button",
-    onclick: () => navigator.clipboard?.writeText(text).then(() => { copy.textContent = "Copied"; }),
-  }, "Copy");
+  const copy = h(
+    "button",
+    {
+      type: "button",
+      onclick: () =>
+        navigator.clipboard?.writeText(text).then(() => {
+          copy.textContent = "Copied";
+        }),
+    },
+    "Copy",
+  );
   return h("div.command", h("pre", h("code", text)), copy);
 }
 
@@ -62,11 +83,20 @@ export function shares(pieces, label) {
   const drawn = pieces.map((one) => {
     const x = reached;
     reached += one.amount;
-    return h("rect", { class: one.kind, x: `${(100 * x) / whole}%`, width: `${(100 * one.amount) / whole}%`, height: 14 }, h("title", {}, one.words));
+    return h(
+      "rect",
+      { class: one.kind, x: `${(100 * x) / whole}%`, width: `${(100 * one.amount) / whole}%`, height: 14 },
+      h("title", {}, one.words),
+    );
   });
   return [
     h("svg.bar", { height: 14, role: "img", "aria-label": label }, drawn),
-    h("ul.legend", pieces.map((one) => h("li", h("span.nowrap", h(`span.swatch.${one.kind}`, { "aria-hidden": "true" }), one.words)))),
+    h(
+      "ul.legend",
+      pieces.map((one) =>
+        h("li", h("span.nowrap", h(`span.swatch.${one.kind}`, { "aria-hidden": "true" }), one.words)),
+      ),
+    ),
   ];
 }
 
@@ -76,9 +106,15 @@ export function spark(values, label) {
   if (known.length < 2) return h("span.missing", { title: "fewer than two points" }, "–");
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const place = (value) => (high > low ? 19 - (18 * (value - low)) / (high - low) : 10);
-  const points = values.flatMap((value, at) => (value === null ? [] : [`${((100 * at) / (values.length - 1)).toFixed(1)},${place(value).toFixed(1)}`]));
-  return h("svg.spark", { viewBox: "0 0 100 20", preserveAspectRatio: "none", role: "img", "aria-label": label },
-    h("title", {}, label), h("polyline", { points: points.join(" ") }));
+  const points = values.flatMap((value, at) =>
+    value === null ? [] : [`${((100 * at) / (values.length - 1)).toFixed(1)},${place(value).toFixed(1)}`],
+  );
+  return h(
+    "svg.spark",
+    { viewBox: "0 0 100 20", preserveAspectRatio: "none", role: "img", "aria-label": label },
+    h("title", {}, label),
+    h("polyline", { points: points.join(" ") }),
+  );
 }
 
 /** How far, in words and as a bar. */
@@ -86,7 +122,11 @@ export function progress(step, total) {
   if (!step || step.value === null) return figure(step);
   const words = total?.value ? `${figureText(step)} / ${figureText(total)}` : figureText(step);
   if (!total?.value) return h("span", words);
-  return h("span.progress", h("span", words), h("progress", { max: total.value, value: step.value, "aria-label": `step ${words}` }));
+  return h(
+    "span.progress",
+    h("span", words),
+    h("progress", { max: total.value, value: step.value, "aria-label": `step ${words}` }),
+  );
 }
 
 const figureText = (one) => one.value.toLocaleString("en-US");

@@ -4,7 +4,14 @@ import { isLive, onChange, runs } from "./data.js";
 import { fill, h } from "./dom.js";
 import { address, change, go, onState, PAGES, state } from "./state.js";
 
-const TITLES = { fleet: "Fleet", run: "Run", chips: "Chips", plan: "Plan", compile: "Compile", compare: "Compare" };
+const TITLES = {
+  fleet: "Fleet",
+  run: "Run",
+  chips: "Chips",
+  plan: "Plan",
+  compile: "Compile",
+  compare: "Compare",
+};
 const OF_A_RUN = ["run", "chips"];
 const KEYS = [
   ["1 … 6", "Fleet, Run, Chips, Plan, Compile, Compare"],
@@ -18,13 +25,23 @@ const KEYS = [
   ["Esc", "close"],
 ];
 
-const picker = h("select", { id: "picker", "aria-label": "Run", onchange: () => change({ run: picker.value, from: "", to: "", chip: "" }) });
+const picker = h("select", {
+  id: "picker",
+  "aria-label": "Run",
+  onchange: () => change({ run: picker.value, from: "", to: "", chip: "" }),
+});
 const lamp = h("span.lamp", { role: "status" });
 const theme = h("button", { type: "button", title: "Theme (t)", onclick: () => turnTheme() });
-const help = h("dialog", { "aria-labelledby": "keys-title" },
+const help = h(
+  "dialog",
+  { "aria-labelledby": "keys-title" },
   h("h2", { id: "keys-title" }, "Keys"),
-  h("dl.keys", KEYS.map(([key, what]) => [h("dt", h("kbd", key)), h("dd", what)])),
-  h("form", { method: "dialog" }, h("button", { autofocus: true }, "Close")));
+  h(
+    "dl.keys",
+    KEYS.map(([key, what]) => [h("dt", h("kbd", key)), h("dd", what)]),
+  ),
+  h("form", { method: "dialog" }, h("button", { autofocus: true }, "Close")),
+);
 const links = PAGES.map((page) => h("a.tab", { "data-page": page }, TITLES[page]));
 
 /** Draw the bar, and keep it true. */
@@ -38,7 +55,11 @@ export function drawShell() {
     h("label.picker", h("span", "Run"), picker),
     lamp,
     theme,
-    h("button", { type: "button", title: "Keys (?)", "aria-label": "Keys", onclick: () => help.showModal() }, "?"),
+    h(
+      "button",
+      { type: "button", title: "Keys (?)", "aria-label": "Keys", onclick: () => help.showModal() },
+      "?",
+    ),
   );
   fill(document.getElementById("help"), help);
   showTheme();
@@ -61,19 +82,27 @@ function showPlace() {
   document.title = `${TITLES[now.page]}${OF_A_RUN.includes(now.page) && chosenRun() ? ` · ${chosenRun()}` : ""} · tpukit`;
   for (const link of links) {
     const page = link.dataset.page;
-    link.setAttribute("href", address({ page, run: OF_A_RUN.includes(page) ? now.run ?? now.a : now.run }));
+    link.setAttribute("href", address({ page, run: OF_A_RUN.includes(page) ? (now.run ?? now.a) : now.run }));
     if (page === now.page) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   picker.parentElement?.classList.toggle("away", !OF_A_RUN.includes(now.page));
   const names = [...runs().keys()];
   if (now.run && !names.includes(now.run)) names.unshift(now.run);
-  fill(picker, names.map((name) => h("option", { value: name }, name)));
+  fill(
+    picker,
+    names.map((name) => h("option", { value: name }, name)),
+  );
   picker.value = chosenRun() ?? "";
 }
 
 function showLamp() {
-  const words = { live: "live", connecting: "connecting …", reconnecting: "reconnecting …", closed: "no server" }[isLive()];
+  const words = {
+    live: "live",
+    connecting: "connecting …",
+    reconnecting: "reconnecting …",
+    closed: "no server",
+  }[isLive()];
   lamp.dataset.state = isLive();
   lamp.title = "Changes are sent by the server as they are written";
   if (lamp.textContent !== words) lamp.textContent = words;
@@ -85,7 +114,9 @@ function announce() {
 }
 
 function showTheme() {
-  theme.textContent = { auto: "◐ auto", light: "☀ light", dark: "☾ dark" }[document.documentElement.dataset.theme];
+  theme.textContent = { auto: "◐ auto", light: "☀ light", dark: "☾ dark" }[
+    document.documentElement.dataset.theme
+  ];
   theme.setAttribute("aria-label", `Theme: ${document.documentElement.dataset.theme}`);
 }
 
@@ -109,7 +140,8 @@ function onKey(event) {
     const page = PAGES[event.key - 1];
     go({ page, run: now.run });
   } else if (event.key === "/") picker.focus();
-  else if (event.key === "x" && "by" in AXES_OF(now.page)) change({ by: now.by === "step" ? "time" : "step", from: "", to: "" });
+  else if (event.key === "x" && "by" in AXES_OF(now.page))
+    change({ by: now.by === "step" ? "time" : "step", from: "", to: "" });
   else if (event.key === "0") change({ from: "", to: "" });
   else if (event.key === "t") turnTheme();
   else if (event.key === "?") help.showModal();

@@ -7,7 +7,10 @@ const listeners = new Set();
 /** The page and its settings, as the address has them. */
 export function state() {
   const page = location.pathname.slice(1) || "fleet";
-  return { page: PAGES.includes(page) ? page : "fleet", ...Object.fromEntries(new URLSearchParams(location.search)) };
+  return {
+    page: PAGES.includes(page) ? page : "fleet",
+    ...Object.fromEntries(new URLSearchParams(location.search)),
+  };
 }
 
 /** The address of another state; settings that are empty are left out. */

@@ -1,29 +1,51 @@
 // Run: loss, step time, MFU, goodput and memory on one axis, with what happened marked on it.
 
-import { Chart, Group, MARKS } from "../chart.js";
+import { Chart } from "../chart.js";
 import { ask, ofRun, runs } from "../data.js";
 import { fill, h, seldom } from "../dom.js";
-import { exports } from "../export.js";
-import { ago, clock, quantity } from "../format.js";
-import { cards, empty, failure, section, shares, table } from "../parts.js";
+import { ago } from "../format.js";
+import { Group } from "../group.js";
+import { letter, MARKS } from "../marks.js";
+import { cards, empty, failure, section } from "../parts.js";
 import { chosenRun } from "../shell.js";
-import { address, change, state } from "../state.js";
+import { change, state } from "../state.js";
 import { stateWord } from "./fleet.js";
+import { eventSection, goodputSection, stragglerSection } from "./run_side.js";
 
 const CHARTS = ["loss", "step_time_s", "mfu", "goodput", "memory_used"];
-const TITLES = { loss: "Loss", step_time_s: "Step time", mfu: "MFU", goodput: "Goodput", memory_used: "HBM in use", tokens_per_s_per_chip: "Tokens/s/chip", input_stall_s: "Input stall" };
-const CARDS = ["step", "loss", "step_time", "predicted_step", "mfu", "tokens_per_s_per_chip", "goodput", "checkpoint"];
+const TITLES = {
+  loss: "Loss",
+  step_time_s: "Step time",
+  mfu: "MFU",
+  goodput: "Goodput",
+  memory_used: "HBM in use",
+  tokens_per_s_per_chip: "Tokens/s/chip",
+  input_stall_s: "Input stall",
+};
+const CARDS = [
+  "step",
+  "loss",
+  "step_time",
+  "predicted_step",
+  "mfu",
+  "tokens_per_s_per_chip",
+  "goodput",
+  "checkpoint",
+];
 const EVERY_MS = 2000;
-const EVENTS_SHOWN = 60;
-const CAUSE_KINDS = { initialise: "c-host", compile: "c-vector", restore: "c-kernel", input_stall: "c-hbm", checkpoint: "p-weight-copies", evaluate: "p-results", lost: "c-ici", restart: "c-dcn", other: "c-overhead" };
-
 export function runPage() {
   const head = h("div");
   const bar = h("div.controls");
   const plots = h("div.plots");
   const side = { goodput: h("div"), stragglers: h("div"), events: h("div"), log: h("div") };
   const said = h("div");
-  const root = h("div.page", head, said, bar, h("div.columns", plots, h("aside", side.goodput, side.stragglers, side.events, side.log)));
+  const root = h(
+    "div.page",
+    head,
+    said,
+    bar,
+    h("div.columns", plots, h("aside", side.goodput, side.stragglers, side.events, side.log)),
+  );
   let group = null;
   let charts = new Map();
   let shownFor = "";
@@ -52,25 +74,81 @@ export function runPage() {
     const run = runs().get(chosenRun());
     if (!run) return;
     const chips = run.chips ? ` · ${run.chips} chip${run.chips === 1 ? "" : "s"}` : "";
-    fill(head,
-      h("header.run-head",
+    fill(
+      head,
+      h(
+        "header.run-head",
         h("h1", run.name, h("span.rest", ` ${run.slice ?? run.device_kind ?? ""}${chips}`)),
-        h("p.lead", stateWord(run.state, run.state_in_words), " · seen ", ago(run.last_seen), run.saved_at ? [" · saved ", ago(run.saved_at)] : null, " · ", h("code.path", run.path))),
+        h(
+          "p.lead",
+          stateWord(run.state, run.state_in_words),
+          " · seen ",
+          ago(run.last_seen),
+          run.saved_at ? [" · saved ", ago(run.saved_at)] : null,
+          " · ",
+          h("code.path", run.path),
+        ),
+      ),
       run.problem ? failure(new Error(run.problem)) : null,
-      cards(CARDS.map((key) => run.figures[key])));
+      cards(CARDS.map((key) => run.figures[key])),
+    );
   }
 
   function drawBar(now) {
     const others = offered.filter((name) => !now.charts.includes(name));
-    fill(bar,
-      h("fieldset.switch", h("legend.unseen", "Along the axis"),
-        ["time", "step"].map((by) => h("button", { type: "button", "aria-pressed": String(now.by === by), onclick: () => change({ by, from: "", to: "" }) }, by))),
-      h("button", { type: "button", disabled: now.from === null, title: "Show everything (0)", onclick: () => onRange(null) }, "Whole run"),
-      others.length ? h("label", h("span.unseen", "Add a chart"), h("select", { "data-add": "", onchange: (event) => change({ charts: [...now.charts, event.target.value].join(",") }) },
-        h("option", { value: "" }, "Add a chart …"), others.map((name) => h("option", { value: name }, name)))) : null,
-      now.charts.join() === CHARTS.join() ? null : h("button", { type: "button", onclick: () => change({ charts: "" }) }, "Usual charts"),
-      h("span.marks", Object.entries(MARKS).filter(([name]) => events.some((one) => one.event === name)).map(([name, mark]) => h("span.nowrap", h("b", { class: `mark-letter as-${mark.color}` }, mark.letter), ` ${name}`))),
-      h("span.hint", "drag to zoom, double-click for everything"));
+    fill(
+      bar,
+      h(
+        "fieldset.switch",
+        h("legend.unseen", "Along the axis"),
+        ["time", "step"].map((by) =>
+          h(
+            "button",
+            {
+              type: "button",
+              "aria-pressed": String(now.by === by),
+              onclick: () => change({ by, from: "", to: "" }),
+            },
+            by,
+          ),
+        ),
+      ),
+      h(
+        "button",
+        {
+          type: "button",
+          disabled: now.from === null,
+          title: "Show everything (0)",
+          onclick: () => onRange(null),
+        },
+        "Whole run",
+      ),
+      others.length
+        ? h(
+            "label",
+            h("span.unseen", "Add a chart"),
+            h(
+              "select",
+              {
+                "data-add": "",
+                onchange: (event) => change({ charts: [...now.charts, event.target.value].join(",") }),
+              },
+              h("option", { value: "" }, "Add a chart …"),
+              others.map((name) => h("option", { value: name }, name)),
+            ),
+          )
+        : null,
+      now.charts.join() === CHARTS.join()
+        ? null
+        : h("button", { type: "button", onclick: () => change({ charts: "" }) }, "Usual charts"),
+      h(
+        "span.marks",
+        Object.keys(MARKS)
+          .filter((name) => events.some((one) => one.event === name))
+          .map((name) => h("span.nowrap", letter(name), ` ${name}`)),
+      ),
+      h("span.hint", "drag to zoom, double-click for everything"),
+    );
   }
 
   function layOut(now) {
@@ -86,7 +164,15 @@ export function runPage() {
   function marksOf(now) {
     return events.flatMap((event) => {
       const x = now.by === "time" ? event.time : event.step;
-      return x === null || !(event.event in MARKS) ? [] : [{ x, event: event.event, words: `${event.event}${event.step === null ? "" : ` at step ${event.step}`}${event.words ? `: ${event.words}` : ""}` }];
+      return x === null || !(event.event in MARKS)
+        ? []
+        : [
+            {
+              x,
+              event: event.event,
+              words: `${event.event}${event.step === null ? "" : ` at step ${event.step}`}${event.words ? `: ${event.words}` : ""}`,
+            },
+          ];
     });
   }
 
@@ -101,7 +187,11 @@ export function runPage() {
     try {
       const points = Math.max(200, Math.min(1600, Math.round(plots.clientWidth || 800)));
       const [found, happened] = await Promise.all([
-        ask(ofRun(now.run, "series"), { metrics: now.charts.join(","), by: now.by, points, start: now.from, end: now.to }, mine),
+        ask(
+          ofRun(now.run, "series"),
+          { metrics: now.charts.join(","), by: now.by, points, start: now.from, end: now.to },
+          mine,
+        ),
         ask(ofRun(now.run, "events"), {}, mine),
       ]);
       events = happened.events;
@@ -111,8 +201,12 @@ export function runPage() {
       for (const one of found.series) {
         if (!charts.get(one.metric)) {
           const chart = new Chart(group, {
-            name: one.metric, unit: one.unit, meaning: one.meaning, title: TITLES[one.metric] ?? one.metric,
-            canLog: one.metric.includes("loss"), file: () => now.run,
+            name: one.metric,
+            unit: one.unit,
+            meaning: one.meaning,
+            title: TITLES[one.metric] ?? one.metric,
+            canLog: one.metric.includes("loss"),
+            file: () => now.run,
           });
           charts.set(one.metric, chart);
           plots.append(chart.root);
@@ -123,7 +217,7 @@ export function runPage() {
       fill(said);
       document.documentElement.dataset.drawn = now.run;
       if (!performance.getEntriesByName("drawn").length) performance.mark("drawn");
-      drawEvents(happened);
+      fill(side.events, eventSection(happened));
     } catch (error) {
       if (error.name !== "AbortError") fill(said, failure(error));
     } finally {
@@ -131,29 +225,22 @@ export function runPage() {
     }
   }
 
-  function drawEvents({ left_out: leftOut }) {
-    const newest = events.slice(-EVENTS_SHOWN).reverse();
-    fill(side.events, section("Events",
-      newest.length ? table("Events", [["when"], ["what"]], newest.map((event) => [
-        h("span.nowrap", { title: clock(event.time) }, ago(event.time)),
-        [h("b", { class: `mark-letter as-${(MARKS[event.event] ?? MARKS.note).color}` }, (MARKS[event.event] ?? MARKS.note).letter), " ", event.event, event.step === null ? "" : ` · step ${event.step.toLocaleString("en-US")}`, event.words ? h("div.details", event.words) : null],
-      ])) : h("p.absent", "This run wrote no events.jsonl: it is of an older tpukit, or has not begun."),
-      events.length + leftOut > newest.length ? h("p.intro", `${events.length + leftOut - newest.length} older ones are in events.jsonl.`) : null));
-  }
-
   async function drawSide() {
     const run = chosenRun();
     if (!run) return;
     try {
       const goodput = await ask(ofRun(run, "goodput"));
-      fill(side.goodput, section("Where the time went", goodputParts(run, goodput)));
+      fill(side.goodput, goodputSection(run, goodput));
     } catch (error) {
       fill(side.goodput, failure(error));
     }
     try {
       fill(side.stragglers, stragglerSection(run, await ask(ofRun(run, "stragglers"))));
       const { lines } = await ask(ofRun(run, "log"));
-      fill(side.log, lines.length ? section("train.log", h("pre.log", { tabindex: "0" }, lines.join("\n"))) : null);
+      fill(
+        side.log,
+        lines.length ? section("train.log", h("pre.log", { tabindex: "0" }, lines.join("\n"))) : null,
+      );
     } catch (error) {
       fill(side.stragglers, failure(error));
     }
@@ -161,7 +248,14 @@ export function runPage() {
 
   function drawAll() {
     if (!chosenRun()) {
-      fill(head, empty("No run to show", "Loss, step time, MFU, goodput and memory of a run stand here on one axis, and move while it trains.", "tpukit train tiny --data text.jsonl --tokenizer bytes --steps 200 --run-dir runs/first"));
+      fill(
+        head,
+        empty(
+          "No run to show",
+          "Loss, step time, MFU, goodput and memory of a run stand here on one axis, and move while it trains.",
+          "tpukit train tiny --data text.jsonl --tokenizer bytes --steps 200 --run-dir runs/first",
+        ),
+      );
       root.classList.add("has-none");
       return;
     }
@@ -171,34 +265,25 @@ export function runPage() {
     drawSide();
   }
 
-  const again = seldom(EVERY_MS, () => { if (!document.hidden) { drawCharts(); drawSide(); } });
+  const again = seldom(EVERY_MS, () => {
+    if (!document.hidden) {
+      drawCharts();
+      drawSide();
+    }
+  });
   return {
     root,
     show: drawAll,
     hear: (names, isOtherList) => {
       if (isOtherList && !shownFor) return drawAll();
-      if (names.has(chosenRun())) { drawHead(); again(); }
+      if (names.has(chosenRun())) {
+        drawHead();
+        again();
+      }
     },
-    close: () => { asking?.abort(); group?.close(); },
+    close: () => {
+      asking?.abort();
+      group?.close();
+    },
   };
-}
-
-function goodputParts(run, goodput) {
-  if (goodput.goodput === null) return h("p.absent", "No attempt is recorded, so nobody knows where the time went.");
-  const pieces = [{ kind: "c-matrix", amount: goodput.productive_s, words: `steps that count ${quantity(goodput.productive_s, "s")}` },
-    ...goodput.badput.map((one) => ({ kind: CAUSE_KINDS[one.cause] ?? "c-overhead", amount: one.seconds, words: `${one.label} ${quantity(one.seconds, "s")}` }))];
-  const lost = goodput.lost_steps ? `, ${goodput.lost_steps.toLocaleString("en-US")} steps lost` : "";
-  const rows = [["steps that count", goodput.productive_s], ...goodput.badput.map((one) => [one.label, one.seconds])];
-  const save = exports({ name: () => `${run}-goodput`, table: () => ({ columns: ["where", "seconds"], rows }), data: () => goodput });
-  return [h("div.section-actions", save), h("p.intro", `${quantity(goodput.goodput, "share")} of ${quantity(goodput.wall_s, "s")} productive, ${goodput.attempts} attempt${goodput.attempts === 1 ? "" : "s"}${lost}.`), shares(pieces, "Where the time went")];
-}
-
-function stragglerSection(run, { found, hosts, steps, notes }) {
-  return section("Hosts",
-    found.length ? table("Slow hosts", [["host"], ["why"]], found.map((one) => [
-      h("b", one.host),
-      [`slow at ${one.cause}${one.share === null ? "" : `, ${quantity(one.share, "share")} of the time`}`, h("div.details", one.evidence), h("div.details", `→ ${one.advice}`)],
-    ])) : h("p.intro", hosts > 1 ? `No straggler among ${hosts} hosts over ${steps} steps.` : "One host, so there is none to compare it with."),
-    notes.length && hosts > 1 ? h("p.intro", notes.join("; ")) : null,
-    h("p", h("a", { href: address({ page: "chips", run }) }, "Chips of this run")));
 }

@@ -22,13 +22,27 @@ export function cellSize({ shape, slices }, width) {
   // All planes on a screen with their numbers where that can be; else as many as can be told apart.
   const readable = ways.filter((one) => one.size >= READABLE && one.height < 1400);
   const possible = readable.length ? readable : ways.filter((one) => one.size >= SMALLEST);
-  return possible.reduce((best, one) => (one.height < best.height ? one : best), possible[0] ?? { size: SMALLEST, height: Infinity }).size;
+  return possible.reduce(
+    (best, one) => (one.height < best.height ? one : best),
+    possible[0] ?? { size: SMALLEST, height: Infinity },
+  ).size;
 }
 
 /** A color for a share of the way from the lowest to the highest value. */
 export function shade(share) {
-  const dark = getComputedStyle(document.documentElement).colorScheme === "dark" || (getComputedStyle(document.documentElement).colorScheme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
-  const [from, to] = dark ? [[30, 41, 59], [132, 184, 255]] : [[226, 236, 250], [18, 71, 156]];
+  const dark =
+    getComputedStyle(document.documentElement).colorScheme === "dark" ||
+    (getComputedStyle(document.documentElement).colorScheme !== "light" &&
+      matchMedia("(prefers-color-scheme: dark)").matches);
+  const [from, to] = dark
+    ? [
+        [30, 41, 59],
+        [132, 184, 255],
+      ]
+    : [
+        [226, 236, 250],
+        [18, 71, 156],
+      ];
   return `rgb(${from.map((low, at) => Math.round(low + (to[at] - low) * share)).join(" ")})`;
 }
 
@@ -52,7 +66,10 @@ function titleOf({ slice, z }, { shape, slices }) {
 
 /** Chips that are much farther from the median than most. */
 function farFrom({ chips }, { middle }) {
-  const away = chips.filter((one) => one.value !== null).map((one) => Math.abs(one.value - middle)).sort((a, b) => a - b);
+  const away = chips
+    .filter((one) => one.value !== null)
+    .map((one) => Math.abs(one.value - middle))
+    .sort((a, b) => a - b);
   const usual = away[away.length >> 1] ?? 0;
   const least = Math.max(usual * FAR, Math.abs(middle) * 0.05);
   return (chip) => chip.value !== null && Math.abs(chip.value - middle) > least;
@@ -75,10 +92,27 @@ function linksOf(layout, size) {
       if (x + 1 < columns) lines.push([left + size, top + middle, at(x + 1, size), top + middle]);
       if (y + 1 < rows) lines.push([left + middle, top + size, left + middle, at(y + 1, size)]);
     }
-    if (ringX && columns > 1) lines.push([at(0, size) - stub, at(y, size) + middle, at(0, size), at(y, size) + middle], [at(columns - 1, size) + size, at(y, size) + middle, at(columns - 1, size) + size + stub, at(y, size) + middle]);
+    if (ringX && columns > 1)
+      lines.push(
+        [at(0, size) - stub, at(y, size) + middle, at(0, size), at(y, size) + middle],
+        [
+          at(columns - 1, size) + size,
+          at(y, size) + middle,
+          at(columns - 1, size) + size + stub,
+          at(y, size) + middle,
+        ],
+      );
   }
   for (let x = 0; ringY && rows > 1 && x < columns; x += 1) {
-    lines.push([at(x, size) + middle, at(0, size) - stub, at(x, size) + middle, at(0, size)], [at(x, size) + middle, at(rows - 1, size) + size, at(x, size) + middle, at(rows - 1, size) + size + stub]);
+    lines.push(
+      [at(x, size) + middle, at(0, size) - stub, at(x, size) + middle, at(0, size)],
+      [
+        at(x, size) + middle,
+        at(rows - 1, size) + size,
+        at(x, size) + middle,
+        at(rows - 1, size) + size + stub,
+      ],
+    );
   }
   return lines;
 }
@@ -89,15 +123,28 @@ function hostsOf({ chips }, size) {
   for (const chip of chips) {
     const [x, y] = chip.coordinates;
     const box = hosts.get(chip.process) ?? [x, y, x, y];
-    hosts.set(chip.process, [Math.min(box[0], x), Math.min(box[1], y), Math.max(box[2], x), Math.max(box[3], y)]);
+    hosts.set(chip.process, [
+      Math.min(box[0], x),
+      Math.min(box[1], y),
+      Math.max(box[2], x),
+      Math.max(box[3], y),
+    ]);
   }
   const air = size * GAP * 0.32;
-  return [...hosts].map(([process, [left, top, right, bottom]]) => [process, at(left, size) - air, at(top, size) - air, at(right, size) + size - at(left, size) + 2 * air, at(bottom, size) + size - at(top, size) + 2 * air]);
+  return [...hosts].map(([process, [left, top, right, bottom]]) => [
+    process,
+    at(left, size) - air,
+    at(top, size) - air,
+    at(right, size) + size - at(left, size) + 2 * air,
+    at(bottom, size) + size - at(top, size) + 2 * air,
+  ]);
 }
 
-const extentOf = ({ shape }, size) => shape.slice(0, 2).map((count) => (count * (1 + GAP) - GAP + 2 * EDGE) * size);
+const extentOf = ({ shape }, size) =>
+  shape.slice(0, 2).map((count) => (count * (1 + GAP) - GAP + 2 * EDGE) * size);
 
-const words = (chip, unit) => `process ${chip.process}, chip ${chip.chip}${chip.host ? ` on ${chip.host}` : ""} at (${chip.coordinates.join(", ")}): ${chip.value === null ? `no value, ${chip.reason}` : quantity(chip.value, unit)}`;
+const words = (chip, unit) =>
+  `process ${chip.process}, chip ${chip.chip}${chip.host ? ` on ${chip.host}` : ""} at (${chip.coordinates.join(", ")}): ${chip.value === null ? `no value, ${chip.reason}` : quantity(chip.value, unit)}`;
 
 /** The numbers that fit into a cell: percent without its sign, or three figures. */
 function inCell(value, unit) {
@@ -113,27 +160,91 @@ export function drawTorus(found, scale, { size, chosen, onChoose }) {
   const cells = new Map();
   const [width, height] = extentOf(found.layout, size);
   const planes = planesOf(found);
-  const first = chosen && found.chips.some((one) => `${one.process}:${one.chip}` === chosen) ? chosen : `${found.chips[0].process}:${found.chips[0].chip}`;
-  const drawn = planes.map((plane, number) => h("figure.plane",
-    h("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": plane.title || found.layout.words },
-      number === 0 ? h("defs", h("pattern", { id: "none", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, h("line.hatch", { x1: 0, y1: 0, x2: 0, y2: 6 }))) : null,
-      h("g.links", linksOf(found.layout, size).map(([x1, y1, x2, y2]) => h("line", { x1, y1, x2, y2 }))),
-      h("g.hosts", hostsOf(plane, size).map(([process, x, y, w, h_]) => h("rect", { x, y, width: w, height: h_, rx: 4 }, h("title", {}, `process ${process}`)))),
-      plane.chips.map((chip) => {
-        const id = `${chip.process}:${chip.chip}`;
-        const share = chip.value === null ? 0 : shareOf(chip.value, scale);
-        const [x, y] = chip.coordinates.map((one) => at(one, size));
-        const cell = h("g", {
-          class: `chip${isFar(chip) ? " is-far" : ""}${id === chosen ? " is-chosen" : ""}`, tabindex: id === first ? "0" : "-1", role: "button", "data-chip": id, "aria-label": words(chip, scale.unit), "aria-pressed": String(id === chosen),
-          onclick: () => onChoose(id === chosen ? "" : id),
+  const first =
+    chosen && found.chips.some((one) => `${one.process}:${one.chip}` === chosen)
+      ? chosen
+      : `${found.chips[0].process}:${found.chips[0].chip}`;
+  const drawn = planes.map((plane, number) =>
+    h(
+      "figure.plane",
+      h(
+        "svg",
+        {
+          width,
+          height,
+          viewBox: `0 0 ${width} ${height}`,
+          role: "group",
+          "aria-label": plane.title || found.layout.words,
         },
-        h("title", {}, words(chip, scale.unit)),
-        h("rect", { x, y, width: size, height: size, rx: Math.min(6, size / 6), fill: chip.value === null ? "url(#none)" : shade(share) }),
-        size >= READABLE ? h("text", { x: x + size / 2, y: y + size / 2, class: chip.value !== null && isStrong(share) ? "on-strong" : "" }, inCell(chip.value, scale.unit)) : null);
-        cells.set([chip.slice_index, ...chip.coordinates].join(), cell);
-        return cell;
-      })),
-    plane.title ? h("figcaption", plane.title) : null));
+        number === 0
+          ? h(
+              "defs",
+              h(
+                "pattern",
+                {
+                  id: "none",
+                  width: 6,
+                  height: 6,
+                  patternUnits: "userSpaceOnUse",
+                  patternTransform: "rotate(45)",
+                },
+                h("line.hatch", { x1: 0, y1: 0, x2: 0, y2: 6 }),
+              ),
+            )
+          : null,
+        h(
+          "g.links",
+          linksOf(found.layout, size).map(([x1, y1, x2, y2]) => h("line", { x1, y1, x2, y2 })),
+        ),
+        h(
+          "g.hosts",
+          hostsOf(plane, size).map(([process, x, y, w, h_]) =>
+            h("rect", { x, y, width: w, height: h_, rx: 4 }, h("title", {}, `process ${process}`)),
+          ),
+        ),
+        plane.chips.map((chip) => {
+          const id = `${chip.process}:${chip.chip}`;
+          const share = chip.value === null ? 0 : shareOf(chip.value, scale);
+          const [x, y] = chip.coordinates.map((one) => at(one, size));
+          const cell = h(
+            "g",
+            {
+              class: `chip${isFar(chip) ? " is-far" : ""}${id === chosen ? " is-chosen" : ""}`,
+              tabindex: id === first ? "0" : "-1",
+              role: "button",
+              "data-chip": id,
+              "aria-label": words(chip, scale.unit),
+              "aria-pressed": String(id === chosen),
+              onclick: () => onChoose(id === chosen ? "" : id),
+            },
+            h("title", {}, words(chip, scale.unit)),
+            h("rect", {
+              x,
+              y,
+              width: size,
+              height: size,
+              rx: Math.min(6, size / 6),
+              fill: chip.value === null ? "url(#none)" : shade(share),
+            }),
+            size >= READABLE
+              ? h(
+                  "text",
+                  {
+                    x: x + size / 2,
+                    y: y + size / 2,
+                    class: chip.value !== null && isStrong(share) ? "on-strong" : "",
+                  },
+                  inCell(chip.value, scale.unit),
+                )
+              : null,
+          );
+          cells.set([chip.slice_index, ...chip.coordinates].join(), cell);
+          return cell;
+        }),
+      ),
+      plane.title ? h("figcaption", plane.title) : null,
+    ),
+  );
   const root = h("div.planes", { onkeydown: (event) => onKey(event, found, cells, onChoose, chosen) }, drawn);
   return root;
 }
@@ -142,7 +253,14 @@ function onKey(event, found, cells, onChoose, chosen) {
   const id = event.target.dataset?.chip;
   if (!id || event.ctrlKey || event.metaKey || event.altKey) return;
   const chip = found.chips.find((one) => `${one.process}:${one.chip}` === id);
-  const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, -1], ArrowDown: [1, 1], PageUp: [2, -1], PageDown: [2, 1] };
+  const moves = {
+    ArrowLeft: [0, -1],
+    ArrowRight: [0, 1],
+    ArrowUp: [1, -1],
+    ArrowDown: [1, 1],
+    PageUp: [2, -1],
+    PageDown: [2, 1],
+  };
   if (event.key === "Enter" || event.key === " ") onChoose(id === chosen ? "" : id);
   else if (event.key in moves) {
     const [axis, step] = moves[event.key];
@@ -151,7 +269,9 @@ function onKey(event, found, cells, onChoose, chosen) {
     const next = [...chip.coordinates];
     const moved = next[axis] + step;
     // Around a ring as the links go; at an end that is not closed the cursor stays.
-    next[axis] = found.layout.wraps[axis] ? (moved + length) % length : Math.max(0, Math.min(length - 1, moved));
+    next[axis] = found.layout.wraps[axis]
+      ? (moved + length) % length
+      : Math.max(0, Math.min(length - 1, moved));
     const cell = cells.get([chip.slice_index, ...next].join());
     if (!cell) return;
     event.target.setAttribute("tabindex", "-1");
@@ -169,7 +289,10 @@ export function drawPicture(found, scale) {
   const [width, height] = extentOf(found.layout, size);
   const planes = planesOf(found);
   const across = Math.max(1, Math.min(planes.length, Math.floor(1100 / width)));
-  const canvas = h("canvas", { width: Math.ceil(across * width * ratio), height: Math.ceil(Math.ceil(planes.length / across) * (height + 18) * ratio) });
+  const canvas = h("canvas", {
+    width: Math.ceil(across * width * ratio),
+    height: Math.ceil(Math.ceil(planes.length / across) * (height + 18) * ratio),
+  });
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
   pen.textAlign = "center";
