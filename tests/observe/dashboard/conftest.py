@@ -9,8 +9,6 @@ from served import Served
 
 from tpukit.planner.planning import plan
 
-ATTACK = "<img src=x onerror=document.title='owned'>\"'&"
-
 
 @pytest.fixture(scope="session")
 def plan_data():
