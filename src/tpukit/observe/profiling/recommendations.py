@@ -119,12 +119,13 @@ def _by_finding(analysis: BottleneckAnalysis) -> Iterator[_Advice]:
             f"({analysis.origin}), first {_named(analysis.findings.unfused[0])}: keep elementwise "
             "work and changes of layout in one jitted function beside what they feed.",
         )
-    # What the host spends on copies delays one device after another, so one window counts.
+    # What the host spends on copies delays one device after another, so one window counts. A call
+    # that copies a result waits for it first: as long as the device is busy, that costs nothing.
     copies = sum(one.seconds for one in analysis.findings.transfers)
-    if copies > COPIES * analysis.duration_s:
-        share = copies / analysis.duration_s
+    share = min(copies / analysis.duration_s, analysis.shares[INPUT])
+    if share > COPIES:
         yield _Advice(
-            min(share, analysis.shares[INPUT]),
+            share,
             f"Copies between host and device take {seconds_text(copies)} ({analysis.origin}), "
             f"first {_named(analysis.findings.transfers[0])}: keep arrays on the device, read "
             "metrics a step late, and donate what is not needed any more.",
