@@ -22,6 +22,9 @@ TokenText = Annotated[
         help="What viewers must know, 16 characters or more.", envvar="TPUKIT_DASHBOARD_TOKEN"
     ),
 ]
+Live = Annotated[
+    list[str] | None, typer.Option("--live", help="host:port of a monitor to watch; repeat.")
+]
 Open = Annotated[bool, typer.Option("--open", help="Open a browser.")]
 
 
@@ -30,6 +33,7 @@ def dashboard(
     port: Port = 8780,
     host: Host = "127.0.0.1",
     token: TokenText = None,
+    live: Live = None,
     open_browser: Open = False,
 ) -> None:
     """Show runs, chips, pods, plans and checks in a browser until Ctrl-C; works offline."""
@@ -42,6 +46,7 @@ def dashboard(
         token=token,
         open_browser=open_browser,
         fleet=_fleet,
+        live=live or (),
         say=typer.echo,
     )
 

@@ -23,10 +23,10 @@ from tpukit.cli.app import app
 from tpukit.errors import TPUValidationError
 from tpukit.observe.exporters.prometheus_text import Labels, write_text
 from tpukit.observe.readings import METRICS, Reading, Sample
+from tpukit.observe.scraping import ScrapedHost
 from tpukit.observe.top.bars import sparkline
 from tpukit.observe.top.feed import Feed
 from tpukit.observe.top.live import Keys
-from tpukit.observe.top.scraping import ScrapedHost
 from tpukit.observe.top.screen import Screen
 
 

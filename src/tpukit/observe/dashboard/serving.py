@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, MissingExtraError, TPUValidationError
+from ...runtime.files import temporary_folder
 from ...runtime.progress import Progress
 
 try:
@@ -25,6 +26,7 @@ except ModuleNotFoundError as error:
         "dashboard", needed_for="The dashboard", module=str(error.name)
     ) from error
 from .library import Library, WatchedRun
+from .live_hosts import LiveHosts
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -44,6 +46,7 @@ def serve(
     token: str | None = None,
     open_browser: bool = False,
     fleet: "Fleet" = lambda: NO_FLEET,
+    live: Sequence[str] = (),
     say: Progress,
 ) -> None:
     """Serve the dashboard until Ctrl-C.
@@ -55,11 +58,12 @@ def serve(
         token: What viewers must know.
         open_browser: Whether to open a browser on this machine.
         fleet: Returns pods and what they cost.
+        live: `host:port` of monitors to read as one more run.
         say: Told the lines that a person needs.
 
     Raises:
         ConfigError: The address needs a token, or cannot be had.
-        TPUValidationError: A folder is not there.
+        TPUValidationError: A folder is not there, or an address is none.
     """
     for folder in folders:
         if not folder.is_dir():
@@ -74,9 +78,15 @@ def serve(
             f"{host} can be reached by others, so the dashboard needs a token there: set "
             f"TPUKIT_DASHBOARD_TOKEN, or --token. `{MAKE_TOKEN}` makes one."
         )
-    library = Library(folders)
-    app = make_app(library, fleet=fleet, token=known, only_loopback=only_loopback)
-    with listening(host, port) as listener:
+    with (
+        listening(host, port) as listener,
+        temporary_folder("tpukit-live-") as kept,
+        contextlib.ExitStack() as opened,
+    ):
+        if live:
+            opened.callback(LiveHosts(live, kept).close)
+        library = Library([*folders, kept])
+        app = make_app(library, fleet=fleet, token=known, only_loopback=only_loopback)
         address = f"http://{_written(host)}:{listener.getsockname()[1]}/"
         say(f"{address} shows {', '.join(map(str, folders))}; Ctrl-C ends it")
         if known is not None:

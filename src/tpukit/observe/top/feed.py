@@ -29,7 +29,7 @@ from .fleet import Fleet
 from .snapshot import Snapshot, Training
 
 if TYPE_CHECKING:
-    from .scraping import ScrapedHost
+    from ..scraping import ScrapedHost
 
 RUNS = Path("runs")
 SETTLE_S = 0.1  # between two looks at the CPUs, which count by hundredths of a second
@@ -98,7 +98,7 @@ class Feed:
             time.sleep(SETTLE_S)
             readings += [one.read() for one in self._sources if isinstance(one, HostSource)]
         if self._scraped:
-            from .scraping import scrape
+            from ..scraping import scrape
 
             readings += scrape(self._scraped)
         self._fleet.take(self._recorded())
@@ -187,7 +187,7 @@ class Feed:
 
 
 def _scraped(address: str) -> "ScrapedHost":
-    from .scraping import ScrapedHost  # loads what HTTP needs, which nothing else here does
+    from ..scraping import ScrapedHost  # loads what HTTP needs, which nothing else here does
 
     return ScrapedHost(address)
 

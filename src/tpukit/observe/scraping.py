@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
-from ...errors import TPUValidationError
-from ..exporters.prometheus_text import prometheus_name
-from ..readings import METRICS, Reading, Sample
-from ..sources.scraped import PrometheusSource
+from ..errors import TPUValidationError
+from .exporters.prometheus_text import prometheus_name
+from .readings import METRICS, Reading, Sample
+from .sources.scraped import PrometheusSource
 
 PORT = 9090
 # What the text calls each metric, back to ours.
