@@ -61,7 +61,7 @@ export function color(name) {
 /** Call at most once in a while, the last time included. */
 export function seldom(wait, call) {
   let timer = null;
-  let last = 0;
+  let last = -Infinity; // the first time at once
   return () => {
     if (timer !== null) return;
     timer = setTimeout(

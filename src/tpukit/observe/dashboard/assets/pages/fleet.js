@@ -1,6 +1,6 @@
 // Fleet: pods, what they cost, and every run with how it is doing.
 
-import { ask, ofRun, runs } from "../data.js";
+import { ask, isLive, ofRun, runs } from "../data.js";
 import { fill, h, seldom } from "../dom.js";
 import { exports } from "../export.js";
 import { ago, figure, quantity } from "../format.js";
@@ -8,6 +8,7 @@ import { cards, empty, failure, progress, section, spark, table } from "../parts
 import { address } from "../state.js";
 
 const SPARKS = 24;
+const CURVES_MS = 20_000; // how old they may be
 const STATES = {
   running: "●",
   ended: "■",
@@ -36,6 +37,7 @@ export function fleetPage() {
 
   function draw() {
     const found = [...runs().values()];
+    const isKnown = found.length > 0 || isLive() === "live";
     const running = found.filter((run) => run.state === "running").length;
     const silent = found.filter((run) => run.state === "silent").length;
     const costs = fleet?.costs;
@@ -45,16 +47,18 @@ export function fleetPage() {
         {
           key: "running",
           title: "Runs",
-          value: running,
+          value: isKnown ? running : null,
+          reason: "the server has not said yet",
           unit: "running",
           origin: "measured",
-          below: `${found.length} found${silent ? `, ${silent} silent` : ""}`,
+          below: isKnown ? `${found.length} found${silent ? `, ${silent} silent` : ""}` : "",
         },
         podFigure(fleet),
         hourFigure(fleet),
         costFigure(costs),
       ]),
     );
+    if (!isKnown) return;
     fill(
       list,
       found.length
@@ -132,21 +136,20 @@ export function fleetPage() {
 
   const timer = setInterval(askFleet, 10_000);
   const redraw = seldom(1000, draw);
-  const refreshCurves = seldom(20_000, () => {
-    curves.clear();
-    redraw();
-  });
+  let curvesFrom = performance.now();
   return {
     root,
     show: () => {
       draw();
       askFleet();
     },
-    hear: (names) => {
-      if (names.size) {
-        redraw();
-        refreshCurves();
+    hear: (names, isOtherList) => {
+      if (!names.size && !isOtherList) return;
+      if (performance.now() - curvesFrom > CURVES_MS) {
+        curves.clear();
+        curvesFrom = performance.now();
       }
+      redraw();
     },
     close: () => clearInterval(timer),
   };
