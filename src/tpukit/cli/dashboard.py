@@ -47,7 +47,7 @@ def dashboard(
         open_browser=open_browser,
         fleet=_fleet,
         live=live or (),
-        say=typer.echo,
+        progress=typer.echo,
     )
 
 

@@ -33,6 +33,7 @@ NOT_SETTINGS = frozenset(
         "CHILD_REPLY",
         "COORDINATOR",
         "COORDINATOR_HOST",
+        "DASHBOARD_TOKEN",
         "EMULATED_HOST",
         "HEARTBEAT_S",
         "HOSTS_PER_SLICE",

@@ -76,17 +76,17 @@ def test_short_tokens_are_none():
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "pod-3.internal"])
 def test_other_addresses_refuse_to_start_without_a_token(host, tmp_path):
     with pytest.raises(ConfigError, match="TPUKIT_DASHBOARD_TOKEN"):
-        serve([tmp_path], host=host, port=0, say=print)
+        serve([tmp_path], host=host, port=0, progress=print)
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path):
     with pytest.raises(TPUValidationError, match="is no folder"):
-        serve([tmp_path / "none"], say=print)
+        serve([tmp_path / "none"], progress=print)
 
 
 def test_a_busy_port_is_said(served, tmp_path):
     with pytest.raises(ConfigError, match="--port"):
-        serve([tmp_path], port=served.port, say=print)
+        serve([tmp_path], port=served.port, progress=print)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost@evil"])

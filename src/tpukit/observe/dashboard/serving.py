@@ -47,7 +47,7 @@ def serve(
     open_browser: bool = False,
     fleet: "Fleet" = lambda: NO_FLEET,
     live: Sequence[str] = (),
-    say: Progress,
+    progress: Progress,
 ) -> None:
     """Serve the dashboard until Ctrl-C.
 
@@ -59,7 +59,7 @@ def serve(
         open_browser: Whether to open a browser on this machine.
         fleet: Returns pods and what they cost.
         live: `host:port` of monitors to read as one more run.
-        say: Told the lines that a person needs.
+        progress: Told the lines that a person needs.
 
     Raises:
         ConfigError: The address needs a token, or cannot be had.
@@ -88,9 +88,9 @@ def serve(
         library = Library([*folders, kept])
         app = make_app(library, fleet=fleet, token=known, only_loopback=only_loopback)
         address = f"http://{_written(host)}:{listener.getsockname()[1]}/"
-        say(f"{address} shows {', '.join(map(str, folders))}; Ctrl-C ends it")
+        progress(f"{address} shows {', '.join(map(str, folders))}; Ctrl-C ends it")
         if known is not None:
-            say("it asks for the token once in each browser")
+            progress("it asks for the token once in each browser")
         threading.Thread(target=_read_all, args=(library,), daemon=True).start()
         if open_browser:
             webbrowser.open(address)

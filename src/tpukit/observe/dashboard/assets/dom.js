@@ -59,9 +59,8 @@ export function color(name) {
 }
 
 /** Call at most once in a while, the last time included. */
-export function seldom(wait, call) {
+export function seldom(wait, call, last = 0) {
   let timer = null;
-  let last = -Infinity; // the first time at once
   return () => {
     if (timer !== null) return;
     timer = setTimeout(

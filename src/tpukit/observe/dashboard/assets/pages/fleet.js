@@ -135,7 +135,7 @@ export function fleetPage() {
   }
 
   const timer = setInterval(askFleet, 10_000);
-  const redraw = seldom(1000, draw);
+  const redraw = seldom(1000, draw, -Infinity); // the first news at once
   let curvesFrom = performance.now();
   return {
     root,
