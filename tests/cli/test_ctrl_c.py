@@ -132,13 +132,18 @@ def interrupt(command, folder, after_s, seed):
         took = time.monotonic() - pressed
     finally:
         process.kill()
-    about = f"{command} after {after_s:.2f} s: {errors}"
-    if process.returncode == 0:  # it was over, but for the interpreter's own end
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+    about = f"{command} after {after_s:.2f} s, exit {process.returncode}: {errors}"
+    at_its_end = process.returncode == -signal.SIGINT and "Traceback" not in errors
+    if process.returncode == 0 or at_its_end:  # it was over, but for the interpreter's own end
         return None
     assert process.returncode == INTERRUPTED, about
     assert "Traceback" not in errors, about
-    assert errors.endswith("interrupted\n"), about
-    assert errors.count("nterrupt") == 1, about
+    # A run of training says more: which step it saved, and how to go on.
+    assert errors.endswith("interrupted\n") or "stopped after step" in errors, about
+    assert errors.count("nterrupt") <= 1, about
     assert not list((place / "temporary").iterdir()), about
     assert not [path for path in folder.glob("*") if ".partial" in path.name], about
     alive = [one for one in psutil.process_iter() if _pressed_in(one) == str(place)]

@@ -1,5 +1,6 @@
 """`tpukit report`: two checks, or a check and a measurement, and one check as a page or a trace."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ def diff(
     """Compare two checks, only what changed; or a check with what was measured, op by op."""
     from ..checker.report import diff_reports, read_report
 
-    if after.is_dir() or after.name.endswith(".pb"):
+    if os.path.isdir(after) or after.name.endswith(".pb"):
         from ..observe.profiling.comparison import compare
         from ..observe.profiling.profile import read_newest
         from ..observe.profiling.steps import predicted_step

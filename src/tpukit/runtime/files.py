@@ -14,12 +14,12 @@ import socket
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..errors import TPUValidationError
-from .interruption import undone_if_interrupted
+from .interruption import undone_if_interrupted, whole_or_not_begun
 
 PARTIAL = ".partial"
 """How the name of a file that is being written ends; it starts with a dot."""
@@ -91,10 +91,12 @@ def write_output(path: Path, content: bytes | str) -> None:
 @contextmanager
 def temporary_folder(prefix: str = "", *, inside: Path | None = None) -> Generator[Path]:
     """Make a folder that is gone after the block, also where Ctrl-C ends the process."""
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=inside) as made:
-        folder = Path(made)
-        with undone_if_interrupted(lambda: _remove_folder(folder)):
-            yield folder
+    with ExitStack() as stack:
+        with whole_or_not_begun():  # or Ctrl-C could come when it is there and nobody knows of it
+            made = tempfile.TemporaryDirectory(prefix=prefix, dir=inside)
+            folder = Path(stack.enter_context(made))
+            stack.enter_context(undone_if_interrupted(lambda: _remove_folder(folder)))
+        yield folder
 
 
 @contextmanager
