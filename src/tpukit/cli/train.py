@@ -147,7 +147,7 @@ def _failures_as_exit_codes(joined: bool) -> Generator[None]:
     except TrainingDiverged as error:  # on all hosts alike, and what they save is to be kept
         typer.secho(f"diverged: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(ExitCode.DIVERGED) from None
-    except Exception as error:
+    except Exception as error:  # whatever it is, the other hosts must not wait for this one
         if not joined and not isinstance(error, TPUOutOfMemoryError):
             raise
         code = tell(error)

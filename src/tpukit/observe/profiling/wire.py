@@ -2,13 +2,14 @@
 
 An xplane file is a protocol buffer (tsl/profiler/protobuf/xplane.proto). Planes, lines and events
 are read by jax's own `ProfileData`. The programs that ran lie in the metadata of a plane that has
-no events, which that class does not show; XProf shows them and is an optional dependency. Thirty
-lines of a wire format that has not changed since 2008 read them on every machine with jax.
+no events, which that class does not show; XProf shows them and is an optional dependency. Reading
+the wire format finds them on every machine with jax.
 """
 
 from collections.abc import Iterator
 
 from ...errors import TPUValidationError
+from ...runtime.protobuf_wire import iter_fields, iter_packed
 
 METADATA_PLANE = b"/host:metadata"
 # Field numbers, which a published protocol buffer never changes.
@@ -18,8 +19,6 @@ VALUE = 2  # of an entry of a map
 NAME, STATS = 2, 5  # of XEventMetadata
 BYTES = 6  # of XStat
 HLO_MODULE = 1  # of HloProto
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_LONGEST_VARINT = 10
 
 
 def programs_in(content: bytes) -> Iterator[tuple[str, bytes]]:
@@ -64,48 +63,23 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     Raises:
         TPUValidationError: The bytes are cut short or no message.
     """
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        kind = key & 7
-        if kind == _VARINT:
-            value, at = _varint(message, at)
-            yield key >> 3, value
-            continue
-        if kind == _LENGTH:
-            length, at = _varint(message, at)
-        elif kind in (_FIXED64, _FIXED32):
-            length = 8 if kind == _FIXED64 else 4
-        else:
-            raise _damaged(f"a field of unknown kind {kind} at byte {at}")
-        if at + length > len(message):
-            raise _damaged(f"a field of {length} bytes with {len(message) - at} left")
-        yield key >> 3, message[at : at + length]
-        at += length
+    try:
+        yield from iter_fields(message)
+    except ValueError as error:
+        raise _damaged(error) from None
 
 
 def packed_numbers(content: bytes) -> list[int]:
-    """Numbers that were written one after another without keys."""
-    numbers: list[int] = []
-    at = 0
-    while at < len(content):
-        value, at = _varint(content, at)
-        numbers.append(value)
-    return numbers
+    """Numbers that were written one after another without keys.
+
+    Raises:
+        TPUValidationError: The last one is cut short.
+    """
+    try:
+        return list(iter_packed(content))
+    except ValueError as error:
+        raise _damaged(error) from None
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for place in range(_LONGEST_VARINT):
-        if at >= len(message):
-            raise _damaged("a number that is cut short")
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return value, at
-    raise _damaged(f"a number that does not end before byte {at}")
-
-
-def _damaged(seen: str) -> TPUValidationError:
-    return TPUValidationError(f"it is cut short or damaged: it holds {seen}.")
+def _damaged(error: ValueError) -> TPUValidationError:
+    return TPUValidationError(f"it is cut short or damaged: {error}.")

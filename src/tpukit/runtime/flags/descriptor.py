@@ -1,14 +1,14 @@
 """Read the protobuf schemas that jaxlib and libtpu carry inside their shared libraries.
 
-Only what the flag registry needs: the fields of one message by name, and the scalar values of a
-serialized message. A full protobuf runtime would be a dependency for a hundred lines of work.
+Only what the flag registry needs: the fields of one message by name. A full protobuf runtime would
+be a dependency for a hundred lines of work.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+from ..protobuf_wire import iter_fields, read_varint
+
 # Field numbers of google/protobuf/descriptor.proto, frozen since protobuf was published.
 MESSAGE_FIELD, MESSAGE_ENUM = 2, 4
 FIELD_NAME, FIELD_NUMBER, FIELD_LABEL, FIELD_TYPE, FIELD_TYPE_NAME = 1, 3, 4, 5, 6
@@ -39,32 +39,6 @@ class Field:
     enum_names: tuple[tuple[int, str], ...]  # of an enum nested in the same message
 
 
-def iter_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (field number, value) of a serialized message.
-
-    Raises:
-        ValueError: `data` is not a protobuf message.
-    """
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == VARINT:
-            value, at = _varint(data, at)
-            yield number, value
-            continue
-        if kind == BYTES:
-            size, at = _varint(data, at)
-        elif kind in (FIXED32, FIXED64):
-            size = 4 if kind == FIXED32 else 8
-        else:
-            raise ValueError(f"wire type {kind} at byte {at} is not protobuf")
-        if at + size > len(data):
-            raise ValueError(f"field {number} runs past the end of the message")
-        yield number, data[at : at + size]
-        at += size
-
-
 def find_message(library: Bytes, name: str) -> dict[str, Field] | None:
     """Return the fields of top-level message `name`, or None if no schema of it is inside."""
     needle = b"\n" + bytes([len(name)]) + name.encode()
@@ -87,7 +61,7 @@ def _length_before(library: Bytes, at: int) -> int | None:
         if before[start] != MESSAGE_OF_FILE_TAG:
             continue
         try:
-            size, end = _varint(before, start + 1)
+            size, end = read_varint(before, start + 1)
         except ValueError:
             continue
         if end == len(before):
@@ -129,19 +103,6 @@ def _read_enum(data: bytes) -> tuple[str, tuple[tuple[int, str], ...]]:
             entry = dict(iter_fields(value))
             values.append((_number(entry.get(VALUE_NUMBER, 0)), _text(entry[VALUE_NAME])))
     return name, tuple(values)
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(data) or shift > 63:
-            raise ValueError("a number runs past the end of the message")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
 
 
 def _text(value: int | bytes) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..child import serve_request
-from .descriptor import Field, find_message, iter_fields
+from ..protobuf_wire import iter_fields
+from .descriptor import Field, find_message
 
 _LIBTPU_FLAG_SYMBOL = re.compile(rb"\0FLAGS_([A-Za-z0-9]\w*)(?=\0)", re.ASCII)
 _XLA_NAME = re.compile(rb"xla_(?!2f)[a-z0-9_]{2,}[a-z0-9]")  # "2f" is a mangled file name
