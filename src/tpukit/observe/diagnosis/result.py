@@ -1,17 +1,17 @@
 """What a diagnosis gives back: figures, shares by bottleneck, issues and what to do."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...hardware import Figure
+from ...runtime.mapped_result import MappedResult
 from .evidence import CAUSES_BY_KIND, Bottlenecks
 from .input_rate import InputRate
 from .issues import PerformanceIssue
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerformanceDiagnosis(Mapping[str, Any]):
+class PerformanceDiagnosis(MappedResult):
     """What was found. Reads like a mapping: `diagnosis["issues"]`, `diagnosis["compute_bound"]`.
 
     Attributes:
@@ -61,15 +61,6 @@ class PerformanceDiagnosis(Mapping[str, Any]):
             "recommendations": self.recommendations,
             "notes": list(self.notes),
         }
-
-    def __getitem__(self, key: str) -> Any:
-        return self.to_dict()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.to_dict())
-
-    def __len__(self) -> int:
-        return len(self.to_dict())
 
     def __rich__(self) -> Any:
         """Figures, shares as bars, then the issues."""

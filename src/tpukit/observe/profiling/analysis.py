@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import TPUValidationError
 from ...hardware.figure import seconds_text
+from ...runtime.mapped_result import MappedResult
 from .attribution import HostTimes, OpTotal, attribute
 from .findings import Findings, find
 from .judging import BY_INTENSITY, KINDS
@@ -71,7 +72,7 @@ class OpShare:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BottleneckAnalysis(Mapping[str, Any]):
+class BottleneckAnalysis(MappedResult):
     """What bounds a program. Reads like a mapping: `analysis["compute_bound"]`.
 
     Shares are of the profiled time over all devices, compiling left out; they add up to one.
@@ -135,15 +136,6 @@ class BottleneckAnalysis(Mapping[str, Any]):
             "roof": self.roof,
             "notes": list(self.notes),
         }
-
-    def __getitem__(self, key: str) -> Any:
-        return self.to_dict()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.to_dict())
-
-    def __len__(self) -> int:
-        return len(self.to_dict())
 
     def __rich__(self) -> Any:
         """The shares as bars, the heaviest ops, what to do."""

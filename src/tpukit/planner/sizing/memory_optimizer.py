@@ -1,12 +1,12 @@
 """`MemoryOptimizer`: trade recomputation for memory on a model, and say what a step will take."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from rich.table import Table
 
 from ...errors import ConfigError, TPUModelError, did_you_mean
+from ...runtime.mapped_result import MappedResult
 from ...step.optimizer.spec import (
     MomentDtype,
     OptimizerName,
@@ -23,7 +23,7 @@ Model = TypeVar("Model")
 
 
 @dataclass(frozen=True)
-class MemoryEstimate(Mapping[str, Any]):
+class MemoryEstimate(MappedResult):
     """Memory of one chip by purpose, in GB (10⁹ bytes); also a mapping. Origin: model.
 
     Example:
@@ -38,15 +38,6 @@ class MemoryEstimate(Mapping[str, Any]):
         """GB by purpose and in total, and what they are about."""
         amounts = {f"{name}_gb": float(v) / GIGABYTE for name, v in self.split.to_dict().items()}
         return {**amounts, "chips": self.chips, "remat": self.remat, "origin": "model"}
-
-    def __getitem__(self, key: str) -> Any:
-        return self.to_dict()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.to_dict())
-
-    def __len__(self) -> int:
-        return len(self.to_dict())
 
     def __rich__(self) -> Table:
         table = Table("on one chip", "GB", title="estimated memory (model)")

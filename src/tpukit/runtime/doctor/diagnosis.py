@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -10,6 +10,7 @@ from typing import Any, get_args
 import psutil
 
 from ...hardware.detect import detect_accelerators
+from ..mapped_result import MappedResult
 from . import compiler, devices, resources, software, variables
 from .finding import Check, Finding, Severity, Site, Topic
 
@@ -30,7 +31,7 @@ SIGNS: Mapping[Severity, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Diagnosis(Mapping[str, Any]):
+class Diagnosis(MappedResult):
     """Every finding. Reads like a mapping: `diagnosis["summary"]`, `diagnosis["findings"]`."""
 
     machine: str
@@ -63,15 +64,6 @@ class Diagnosis(Mapping[str, Any]):
             "machine": self.machine,
             "findings": [asdict(finding) for finding in self.findings],
         }
-
-    def __getitem__(self, key: str) -> Any:
-        return self.to_dict()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.to_dict())
-
-    def __len__(self) -> int:
-        return len(self.to_dict())
 
     def __rich__(self) -> Any:
         from rich.console import Group
