@@ -13,6 +13,10 @@ from .ops.cross_entropy.terms import CrossEntropy as CrossEntropy
 from .ops.flash_attention.api import flash_attention as flash_attention
 from .ops.flash_attention.visibility import BlockMask as BlockMask
 from .ops.gated_activation.api import gated_activation as gated_activation
+from .ops.gated_delta.api import gated_delta as gated_delta
+from .ops.gated_delta.api import gated_delta_step as gated_delta_step
+from .ops.gated_delta.convolution import short_convolution as short_convolution
+from .ops.gated_delta.convolution import short_convolution_step as short_convolution_step
 from .ops.gated_mlp.api import gated_mlp as gated_mlp
 from .ops.gemm.api import adaptive_matmul as adaptive_matmul
 from .ops.gemm.api import gemm as gemm
@@ -71,6 +75,8 @@ __all__ = [
     "flash_attention",
     "from_blocked",
     "gated_activation",
+    "gated_delta",
+    "gated_delta_step",
     "gated_mlp",
     "gemm",
     "get_tpu_op",
@@ -92,6 +98,8 @@ __all__ = [
     "rope",
     "rope_frequencies",
     "rope_tables",
+    "short_convolution",
+    "short_convolution_step",
     "to_blocked",
     "tpu_kernel",
     "unpack",

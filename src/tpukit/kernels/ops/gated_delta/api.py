@@ -1,0 +1,154 @@
+"""`gated_delta` and `gated_delta_step`: linear attention over sequences, and over one token."""
+
+import jax
+import jax.numpy as jnp
+
+from ....errors import TPUKernelError
+from ...partition.splits import Splits
+from ...registry.gradient import dispatch_with_gradient, recomputed
+from ...registry.op import REFERENCE, XLA
+from . import reference, xla
+
+OP_NAME = "gated_delta"
+LARGEST_CHUNK = 256
+PASSES = {
+    XLA: recomputed(xla.gated_delta, constants=1),
+    REFERENCE: recomputed(reference.gated_delta, constants=1),
+}
+# Heads are apart from each other, and so are sequences; along tokens the state is passed on.
+ARGUMENTS = ("b s h d", "b s h d", "b s h e", "b s h", "b s h", "b h d e", "b s")
+SPLITS = Splits(
+    free="b h",
+    arguments=ARGUMENTS,
+    result=("b s h e", "b h d e"),
+    residuals=ARGUMENTS,
+    shared="h",
+)
+
+
+def gated_delta(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    g: jax.Array,
+    beta: jax.Array,
+    *,
+    initial_state: jax.Array | None = None,
+    segment_ids: jax.Array | None = None,
+    chunk: int = 64,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Linear attention by the gated delta rule, as Qwen3-Next's layers have it.
+
+    Queries and keys are brought to length one and queries divided by the root of their width. A
+    head of keys serves HV / HK heads of values, neighbours of each other.
+
+    Args:
+        q: (B, S, HK, DK).
+        k: (B, S, HK, DK).
+        v: (B, S, HV, DV).
+        g: (B, S, HV) logarithms of the decay, at most zero; best in float32.
+        beta: (B, S, HV) how much of a value is written, between 0 and 1.
+        initial_state: (B, HV, DK, DV) before the first token; None is an empty one.
+        segment_ids: (B, S) of documents one behind another: where a token's differs from that of
+            the token before it, the state is empty. The first token goes on from `initial_state`.
+        chunk: Tokens that are computed together, a power of two; results do not depend on it.
+        implementation: "xla" (chunks) or "reference" (token by token); None takes chunks.
+
+    Returns:
+        The result (B, S, HV, DV) in the dtype of q, and the state (B, HV, DK, DV) behind the last
+        token in float32 (float64 for such values).
+
+    Raises:
+        TPUKernelError: The arrays do not belong together, or no such chunk.
+    """
+    _check_heads(q, k, v, g, beta, axes="(B, S, {}, {})")
+    if chunk & (chunk - 1) or not 1 < chunk <= LARGEST_CHUNK:
+        raise TPUKernelError(
+            f"chunk={chunk} is not a power of two from 2 to {LARGEST_CHUNK}; 64 is usual."
+        )
+    _check_state(k, v, initial_state)
+    return dispatch_with_gradient(
+        OP_NAME,
+        PASSES,
+        *(q, k, v, g, beta, initial_state, document_starts(segment_ids, q)),
+        splits=SPLITS,
+        implementation=implementation,
+        on_tpu=XLA,
+        on_gpu=XLA,
+        elsewhere=XLA,
+        options={"chunk": chunk},
+    )
+
+
+def gated_delta_step(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    g: jax.Array,
+    beta: jax.Array,
+    state: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """One token of `gated_delta`, for decoding.
+
+    Args:
+        q: (B, HK, DK).
+        k: (B, HK, DK).
+        v: (B, HV, DV).
+        g: (B, HV).
+        beta: (B, HV).
+        state: (B, HV, DK, DV) behind the token before.
+
+    Returns:
+        The result (B, HV, DV) and the state behind this token.
+
+    Raises:
+        TPUKernelError: The arrays do not belong together.
+    """
+    _check_heads(q, k, v, g, beta, axes="(B, {}, {})")
+    _check_state(k, v, state)
+    with jax.named_scope("gated_delta_step"):
+        return reference.step(q, k, v, g, beta, state)
+
+
+def document_starts(segment_ids: jax.Array | None, tokens: jax.Array) -> jax.Array | None:
+    """(B, S) True where a token's document is not that of the token before it.
+
+    Raises:
+        TPUKernelError: There is not one id for each of the tokens.
+    """
+    if segment_ids is None:
+        return None
+    if segment_ids.shape != tokens.shape[:2]:
+        raise TPUKernelError(
+            f"segment_ids are {segment_ids.shape}; expected one for each token, {tokens.shape[:2]}."
+        )
+    differs = segment_ids[:, 1:] != segment_ids[:, :-1]
+    return jnp.pad(differs, [(0, 0), (1, 0)])
+
+
+def _check_heads(
+    q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array, *, axes: str
+) -> None:
+    rank = axes.count(",") + 1
+    ranks_fit = (q.ndim, v.ndim, g.ndim) == (rank, rank, rank - 1)
+    together = ranks_fit and q.shape == k.shape and q.shape[:-2] == v.shape[:-2]
+    if not together or (g.shape, beta.shape) != (v.shape[:-1],) * 2:
+        raise TPUKernelError(
+            f"gated_delta takes q and k {axes.format('HK', 'DK')}, v {axes.format('HV', 'DV')} and "
+            f"g and beta of v's shape without its last axis, and got {q.shape}, {k.shape}, "
+            f"{v.shape}, {g.shape} and {beta.shape}."
+        )
+    if v.shape[-2] % k.shape[-2]:
+        raise TPUKernelError(
+            f"{v.shape[-2]} heads of values cannot share {k.shape[-2]} heads of keys evenly; give "
+            "a multiple."
+        )
+
+
+def _check_state(k: jax.Array, v: jax.Array, state: jax.Array | None) -> None:
+    expected = (v.shape[0], v.shape[-2], k.shape[-1], v.shape[-1])
+    if state is not None and state.shape != expected:
+        raise TPUKernelError(
+            f"the state is {state.shape}; expected (B, HV, DK, DV) = {expected} here."
+        )

@@ -1,0 +1,84 @@
+"""The gated delta rule token by token, in float32 or wider: what everything is judged by.
+
+A head's state maps keys to values. Each token lets it fade by exp(g), reads what it holds for the
+token's key, and writes the share `beta` of what is missing to the token's value:
+
+    S = exp(g) S;    S = S + k (beta (v - kᵀ S))ᵀ;    o = qᵀ S
+
+(Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024; the letters are the paper's.)
+"""
+
+import jax
+import jax.numpy as jnp
+
+EPS = 1e-6  # of the sum of squares, where queries and keys get length one
+
+
+def gated_delta(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    g: jax.Array,
+    beta: jax.Array,
+    initial_state: jax.Array | None = None,
+    starts: jax.Array | None = None,
+    *,
+    chunk: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The result (B, S, HV, DV) and the state behind the last token (B, HV, DK, DV).
+
+    `starts` (B, S) is True at the first token of a document, which begins with an empty state.
+    Other implementations take chunks; here each token is one.
+    """
+    del chunk
+    state = first_state(k, v, initial_state)
+    if starts is None:
+        starts = jnp.zeros(g.shape[:2], bool)
+
+    def token(state: jax.Array, x: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        q, k, v, g, beta, is_start = x
+        state = jnp.where(is_start[:, None, None, None], 0, state)
+        out, state = step(q, k, v, g, beta, state)
+        return state, out
+
+    time_first = [jnp.moveaxis(x, 1, 0) for x in (q, k, v, g, beta, starts)]
+    state, out = jax.lax.scan(token, state, tuple(time_first))
+    return jnp.moveaxis(out, 0, 1), state
+
+
+def step(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    g: jax.Array,
+    beta: jax.Array,
+    state: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """One token of `gated_delta`: heads (B, HK, DK) and (B, HV, DV), rates (B, HV)."""
+    wide = state.dtype
+    group = v.shape[1] // k.shape[1]
+    queries, keys = (jnp.repeat(x, group, axis=1) for x in unit_heads(q, k, wide))
+    values, beta = v.astype(wide), beta.astype(wide)
+    state = state * jnp.exp(g.astype(wide))[..., None, None]
+    held = jnp.sum(state * keys[..., None], axis=-2)
+    missing = (values - held) * beta[..., None]
+    state = state + keys[..., None] * missing[..., None, :]
+    return jnp.sum(state * queries[..., None], axis=-2).astype(q.dtype), state
+
+
+def unit_heads(q: jax.Array, k: jax.Array, wide: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """Queries and keys of length one in `wide`, queries scaled by the root of their width."""
+
+    def unit(x: jax.Array) -> jax.Array:
+        x = x.astype(wide)
+        return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPS)
+
+    return unit(q) * q.shape[-1] ** -0.5, unit(k)
+
+
+def first_state(k: jax.Array, v: jax.Array, initial_state: jax.Array | None) -> jax.Array:
+    """The state before the first token, in the dtype that states have: float32 or wider."""
+    wide = jnp.promote_types(v.dtype, jnp.float32)
+    if initial_state is not None:
+        return initial_state.astype(wide)
+    return jnp.zeros((v.shape[0], v.shape[2], k.shape[3], v.shape[3]), wide)
