@@ -180,7 +180,7 @@ def test_errors_name_the_fix(qkv, mesh):
         ring_attention(q, k, v, mesh=mesh, layout="zigzg")
     with pytest.raises(ShardingError, match=r"3 query heads cannot share 2 key heads"):
         ring_attention(q[:, :, :3], k, v)
-    with pytest.raises(ShardingError, match=r"needs q \(B, S, H, D\) and k and v both"):
+    with pytest.raises(ShardingError, match=r"needs q \(B, S, H, D\), k \(B, S, K, D\) and v"):
         ring_attention(q, k, v[:, :8])
     with pytest.raises(ShardingError, match=r"segment_ids are \(2, 31\) .* one id a token"):
         ring_attention(q, k, v, segment_ids=jnp.zeros((2, 31), int))

@@ -1,15 +1,20 @@
 """Ways to compute causal attention, behind one call so that a model can be given any of them."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from ...annotations import AnyMesh
 from ...errors import TPUModelError, did_you_mean
 from ...hardware.target import current_target
+from ...kernels.ops.flash_attention.chunks import attend_in_chunks
+from ...kernels.ops.flash_attention.cudnn_gpu import WIDEST_HEAD
+from ...kernels.ops.flash_attention.differentiation import implementation as flash_as
 from ...kernels.ops.flash_attention.pallas_tpu import can_flash
+from ...kernels.ops.flash_attention.problem import SegmentIds
+from ...kernels.registry.op import XLA
 from ...parallel.ring.attention import ring_attention
 from .tpu_kernels import flash_attention, splash_attention, splash_attention_in_two
 
@@ -18,10 +23,9 @@ LONGEST_UNBLOCKED = 2048
 
 
 class AttentionFunction(Protocol):
-    """Causal attention of q (B, S, H, D) over k, v (B, S, KV, D) -> (B, S, H, D).
+    """Causal attention of q (B, S, H, Dk) over k (B, S, KV, Dk) and v (B, S, KV, Dv).
 
-    `window` is how many keys back a query sees, itself included (None: all); `segment_ids`
-    (B, S) keeps packed documents apart. The scale is `head_dim ** -0.5`.
+    A function that cannot do one of the options raises TPUModelError with the way out.
     """
 
     def __call__(
@@ -31,9 +35,25 @@ class AttentionFunction(Protocol):
         v: jax.Array,
         *,
         window: int | None = None,
+        chunk: int | None = None,
         segment_ids: jax.Array | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+        sinks: jax.Array | None = None,
     ) -> jax.Array:
-        """Attend."""
+        """The result (B, S, H, Dv).
+
+        Args:
+            q: Queries.
+            k: Keys; H must be a multiple of KV.
+            v: Values.
+            window: How many keys back a query attends to, itself included (None: all).
+            chunk: Query i attends to key j only if i // chunk == j // chunk.
+            segment_ids: (B, S) numbers that keep packed documents apart.
+            scale: Of the scores; `Dk ** -0.5` by default.
+            soft_cap: Scores are bent by a tanh to stay within ± this.
+            sinks: (H,) learned scores that join the sum of a row's weights, and nothing else.
+        """
         ...
 
 
@@ -43,10 +63,86 @@ def dot_attention(
     v: jax.Array,
     *,
     window: int | None = None,
+    chunk: int | None = None,
     segment_ids: jax.Array | None = None,
-    implementation: str = "xla",
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """The whole score matrix at once, through `jax.nn.dot_product_attention`."""
+    """The whole score matrix at once, through `jax.nn.dot_product_attention`.
+
+    Soft caps, sinks and values of another width it does not have: with these the matrix is
+    computed in rows, which are made again for the gradient.
+    """
+    whole = soft_cap is None and sinks is None and v.shape[-1] == q.shape[-1]
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None) -> jax.Array:
+        if whole:
+            return _attend_by_jax(q, k, v, ids, window=window, scale=scale, implementation="xla")
+        pair = None if ids is None else SegmentIds(ids, ids)
+        options = {"causal": True, "window": window, "scale": scale, "soft_cap": soft_cap}
+        return flash_as(XLA)(q, k, v, pair, None, None, sinks, **options)
+
+    return attend_in_chunks(attend, q, k, v, segment_ids, chunk=chunk)
+
+
+def cudnn_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    segment_ids: jax.Array | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """CuDNN's kernel, on an NVIDIA GPU.
+
+    Raises:
+        TPUModelError: cuDNN has no such attention.
+    """
+    reason = _why_not_cudnn(q, v, soft_cap=soft_cap, sinks=sinks)
+    if reason is not None:
+        raise TPUModelError(f"{reason}; use attention='auto', which takes XLA there, or 'xla'.")
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None) -> jax.Array:
+        # Keys and values have one width there: columns of zeros are cut off again.
+        width = v.shape[-1]
+        v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, q.shape[-1] - width)))
+        out = _attend_by_jax(q, k, v, ids, window=window, scale=scale, implementation="cudnn")
+        return out[..., :width]
+
+    return attend_in_chunks(attend, q, k, v, segment_ids, chunk=chunk)
+
+
+def _why_not_cudnn(
+    q: jax.Array, v: jax.Array, *, soft_cap: float | None, sinks: jax.Array | None
+) -> str | None:
+    """What of this call cuDNN does not have; None if it has all."""
+    if q.dtype.itemsize != 2:
+        return f"cuDNN's attention computes in 16 bits and the queries are {q.dtype.name}"
+    if q.shape[-1] % 8 or not v.shape[-1] <= q.shape[-1] <= WIDEST_HEAD:
+        return (
+            f"cuDNN's attention takes heads of multiples of 8 up to {WIDEST_HEAD}, values no wider "
+            f"than keys, and these are of {q.shape[-1]} and {v.shape[-1]}"
+        )
+    if soft_cap is not None or sinks is not None:
+        return "cuDNN's attention has no soft cap and no sinks"
+    return None
+
+
+def _attend_by_jax(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array | None,
+    *,
+    window: int | None,
+    scale: float | None,
+    implementation: str,
+) -> jax.Array:
     mask = None
     if segment_ids is not None:
         mask = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
@@ -56,15 +152,11 @@ def dot_attention(
         k,
         v,
         mask=mask,
+        scale=scale,
         is_causal=True,
         local_window_size=None if window is None else (window - 1, 0),
         implementation=implementation,
     )
-
-
-def can_cudnn(q: jax.Array, segment_ids: jax.Array | None) -> bool:
-    """Whether cuDNN's kernel takes the queries; with a mask it would be slower than XLA."""
-    return segment_ids is None and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0
 
 
 def automatic_attention(
@@ -73,7 +165,11 @@ def automatic_attention(
     v: jax.Array,
     *,
     window: int | None = None,
+    chunk: int | None = None,
     segment_ids: jax.Array | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
     mesh: AnyMesh | None = None,
     batch_axes: tuple[str, ...] = (),
     head_axes: tuple[str, ...] = (),
@@ -84,17 +180,28 @@ def automatic_attention(
     holds the kernel. `mesh`, `batch_axes` and `head_axes` are those of `flash_attention`;
     without a mesh nobody knows how the arrays are spread, so there is no kernel.
     """
-    options: dict[str, Any] = {"window": window, "segment_ids": segment_ids}
-    plain = partial(dot_attention if q.shape[1] <= LONGEST_UNBLOCKED else ring_attention, **options)
-    if current_target() is None and jax.default_backend() == "gpu" and can_cudnn(q, segment_ids):
-        return dot_attention(q, k, v, implementation="cudnn", **options)
-    if mesh is None or not can_flash(q):
-        return plain(q, k, v)
-    kernel = partial(
-        flash_attention, mesh=mesh, batch_axes=batch_axes, head_axes=head_axes, **options
-    )
+    options: dict[str, Any] = {"window": window, "chunk": chunk, "scale": scale}
+    on_gpu = current_target() is None and jax.default_backend() == "gpu"
+    # With a mask cuDNN would be slower than XLA.
+    by_cudnn = segment_ids is None and _why_not_cudnn(q, v, soft_cap=soft_cap, sinks=sinks) is None
+    if on_gpu and by_cudnn:
+        return cudnn_attention(q, k, v, **options)
+    options |= {"segment_ids": segment_ids, "soft_cap": soft_cap}
+    length = min(q.shape[1], chunk or q.shape[1])
+    in_xla = dot_attention if length <= LONGEST_UNBLOCKED else ring_attention
+
+    def plain(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None) -> jax.Array:
+        return in_xla(q, k, v, sinks=sinks, **options)
+
+    if mesh is None or not can_flash(q, v, length=length):
+        return plain(q, k, v, sinks)
+
+    def kernel(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None) -> jax.Array:
+        spread: dict[str, Any] = {"mesh": mesh, "batch_axes": batch_axes, "head_axes": head_axes}
+        return flash_attention(q, k, v, sinks=sinks, **options, **spread)
+
     choose: Any = jax.lax.platform_dependent
-    return choose(q, k, v, tpu=kernel, default=plain)
+    return choose(q, k, v, sinks, tpu=kernel, default=plain)
 
 
 # "ring", "flash" and "splash" without a mesh work on one device; a workload gives them its mesh.
@@ -105,7 +212,7 @@ _BY_NAME: dict[str, Callable[..., jax.Array]] = {
     "flash": flash_attention,
     "splash": splash_attention,
     "splash in two": splash_attention_in_two,
-    "cudnn": partial(dot_attention, implementation="cudnn"),
+    "cudnn": cudnn_attention,
 }
 
 

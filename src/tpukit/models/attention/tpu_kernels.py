@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from ...annotations import AnyMesh
 from ...errors import TPUModelError
+from ...kernels.ops.flash_attention.chunks import attend_in_chunks
 from ...kernels.ops.flash_attention.differentiation import implementation
 from ...kernels.ops.flash_attention.pallas_tpu import KEPT_NAME, NARROWEST, SHORTEST, can_flash
 from ...kernels.ops.flash_attention.problem import SegmentIds
@@ -38,11 +39,14 @@ class LocalAttention(Protocol):
         k: jax.Array,
         v: jax.Array,
         segment_ids: jax.Array | None,
+        sinks: jax.Array | None,
         *,
         window: int | None,
+        scale: float | None,
+        soft_cap: float | None,
         interpret: bool,
     ) -> jax.Array:
-        """Causal attention of q (B, S, H, D) over k, v (B, S, KV, D)."""
+        """Causal attention of q (B, S, H, Dk) over k (B, S, KV, Dk) and v (B, S, KV, Dv)."""
         ...
 
 
@@ -52,11 +56,12 @@ class KernelAttention:
 
     Attributes:
         attend: The kernel.
-        refuse: Raises TPUModelError for queries that the kernel is not made for.
+        refuse: Raises TPUModelError for queries and values, of so many tokens in a sequence, that
+            the kernel is not made for.
     """
 
     attend: LocalAttention
-    refuse: Callable[[jax.Array], None]
+    refuse: Callable[[jax.Array, jax.Array, int], None]
 
     def __call__(
         self,
@@ -65,20 +70,28 @@ class KernelAttention:
         v: jax.Array,
         *,
         window: int | None = None,
+        chunk: int | None = None,
         segment_ids: jax.Array | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+        sinks: jax.Array | None = None,
         mesh: AnyMesh | None = None,
         batch_axes: tuple[str, ...] = (),
         head_axes: tuple[str, ...] = (),
         interpret: bool = False,
     ) -> jax.Array:
-        """Causal attention of q (B, S, H, D) over k, v (B, S, KV, D).
+        """Causal attention of q (B, S, H, Dk) over k (B, S, KV, Dk) and v (B, S, KV, Dv).
 
         Args:
             q: Queries.
             k: Keys; H must be a multiple of KV.
             v: Values.
-            window: How many keys back a query sees, itself included.
+            window: How many keys back a query attends to, itself included.
+            chunk: Query i attends to key j only if i // chunk == j // chunk.
             segment_ids: (B, S) numbers that keep packed documents apart.
+            scale: Of the scores; `Dk ** -0.5` by default.
+            soft_cap: Scores are bent by a tanh to stay within ± this.
+            sinks: (H,) scores that join the sum of a row's weights, and nothing else.
             mesh: The mesh the arrays are spread over; None for one device.
             batch_axes: Mesh axes that split the batch.
             head_axes: Mesh axes that split the heads.
@@ -87,33 +100,57 @@ class KernelAttention:
         Raises:
             TPUModelError: The kernel is not made for such queries.
         """
-        self.refuse(q)
+        self.refuse(q, v, min(q.shape[1], chunk or q.shape[1]))
         if mesh is not None:
             k, v = whole_key_heads(q, k, v, mesh=mesh, axes=head_axes)
 
-        def local(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> jax.Array:
-            return self.attend(q, k, v, ids[0] if ids else None, window=window, interpret=interpret)
+        def local(
+            q: jax.Array,
+            k: jax.Array,
+            v: jax.Array,
+            ids: jax.Array | None,
+            sinks: jax.Array | None,
+        ) -> jax.Array:
+            def attend(
+                q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None
+            ) -> jax.Array:
+                return self.attend(
+                    q,
+                    k,
+                    v,
+                    ids,
+                    sinks,
+                    window=window,
+                    scale=scale,
+                    soft_cap=soft_cap,
+                    interpret=interpret,
+                )
 
-        arguments = (q, k, v) if segment_ids is None else (q, k, v, segment_ids)
+            return attend_in_chunks(attend, q, k, v, ids, chunk=chunk)
+
         if mesh is None or not (batch_axes or head_axes):
-            return local(*arguments)
+            return local(q, k, v, segment_ids, sinks)
         spread = PartitionSpec(batch_axes or None, None, head_axes or None, None)
         rows = PartitionSpec(batch_axes or None, None)
-        specs = (spread,) * 3 if segment_ids is None else (spread,) * 3 + (rows,)
         # Inside a pipeline stage the stage axis is taken already: the kernel takes the others.
         around, free = axes_to_take(mesh)
         call: Any = jax.shard_map(
-            local, mesh=around, in_specs=specs, out_specs=spread, axis_names=free, check_vma=False
+            local,
+            mesh=around,
+            in_specs=(*(spread,) * 3, rows, PartitionSpec(head_axes or None)),
+            out_specs=spread,
+            axis_names=free,
+            check_vma=False,
         )
-        return call(*arguments)
+        return call(q, k, v, segment_ids, sinks)
 
 
-def _refuse_flash(q: jax.Array) -> None:
-    if not can_flash(q):
+def _refuse_flash(q: jax.Array, v: jax.Array, length: int) -> None:
+    if not can_flash(q, v, length=length):
         raise TPUModelError(
-            f"flash attention takes float32 or bfloat16, {SHORTEST} tokens or more and heads of "
-            f"{NARROWEST} or more, and the queries are {q.dtype.name} {q.shape}; change them, or "
-            "use attention='xla'."
+            f"flash attention takes float32 or bfloat16, {SHORTEST} tokens or more (in a chunk) "
+            f"and heads of {NARROWEST} or more, and the queries are {q.dtype.name} {q.shape}, the "
+            f"values {v.shape}; change them, or use attention='xla'."
         )
 
 
@@ -122,30 +159,35 @@ def _flash(
     k: jax.Array,
     v: jax.Array,
     segment_ids: jax.Array | None,
+    sinks: jax.Array | None,
     *,
     window: int | None,
+    scale: float | None,
+    soft_cap: float | None,
     interpret: bool,
 ) -> jax.Array:
     ids = None if segment_ids is None else segment_ids.astype(jnp.int32)
     pair = None if ids is None else SegmentIds(ids, ids)
     kernel = implementation(PALLAS_TPU)
-    return kernel(q, k, v, pair, causal=True, window=window, interpret=interpret)
+    options = {"causal": True, "window": window, "scale": scale, "soft_cap": soft_cap}
+    return kernel(q, k, v, pair, None, None, sinks, interpret=interpret, **options)
 
 
 flash_attention = KernelAttention(_flash, _refuse_flash)
 
 
-def can_splash(q: jax.Array) -> bool:
-    """Whether the kernel's blocks fit queries of this shape."""
-    return q.shape[1] % SMALLEST_BLOCK == 0 and q.shape[-1] % HALF_LANES == 0
+def can_splash(q: jax.Array, v: jax.Array, length: int) -> bool:
+    """Whether the kernel's blocks fit sequences of that length and heads of these widths."""
+    widths = (q.shape[-1], v.shape[-1])
+    return length % SMALLEST_BLOCK == 0 and not any(width % HALF_LANES for width in widths)
 
 
-def _refuse_splash(q: jax.Array) -> None:
-    if not can_splash(q):
+def _refuse_splash(q: jax.Array, v: jax.Array, length: int) -> None:
+    if not can_splash(q, v, length):
         raise TPUModelError(
             f"splash attention works on multiples of {SMALLEST_BLOCK} tokens and heads of "
-            f"multiples of {HALF_LANES}, and the queries are {q.shape}; change the shape, or use "
-            "attention='xla'."
+            f"multiples of {HALF_LANES}, and the queries are {q.shape}, the values {v.shape}; "
+            "change the shape, or use attention='xla'."
         )
 
 
@@ -154,26 +196,37 @@ def _splash(
     k: jax.Array,
     v: jax.Array,
     segment_ids: jax.Array | None,
+    sinks: jax.Array | None,
     *,
     window: int | None,
+    scale: float | None,
+    soft_cap: float | None,
     interpret: bool,
     fused_backward: bool = True,
 ) -> jax.Array:
     heads, kv_heads = q.shape[2], k.shape[2]
-    kernel = _splash_kernel(q.shape[1], heads // kv_heads, window, interpret, fused_backward)
-    by_head = [x.transpose(0, 2, 1, 3) for x in (q * q.shape[-1] ** -0.5, k, v)]
+    group = heads // kv_heads
+    kernel = _splash_kernel(q.shape[1], group, window, soft_cap, interpret, fused_backward)
+    scaled = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    by_head = [x.transpose(0, 2, 1, 3) for x in (scaled, k, v)]
     batch, _, length, width = by_head[0].shape
-    grouped = by_head[0].reshape(batch, kv_heads, heads // kv_heads, length, width)
+    grouped = by_head[0].reshape(batch, kv_heads, group, length, width)
     ids = None if segment_ids is None else splash.SegmentIds(segment_ids, segment_ids)
-    over_heads: Any = jax.vmap(kernel, in_axes=(0, 0, 0, None))
-    over_batch: Any = jax.vmap(over_heads, in_axes=(0, 0, 0, None if ids is None else 0))
-    out = over_batch(grouped, by_head[1], by_head[2], ids)
-    return out.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
+    grouped_sinks = None if sinks is None else sinks.reshape(kv_heads, group)
+    over_heads: Any = jax.vmap(kernel, in_axes=(0, 0, 0, None, None if sinks is None else 0))
+    over_batch: Any = jax.vmap(over_heads, in_axes=(0, 0, 0, None if ids is None else 0, None))
+    out = over_batch(grouped, by_head[1], by_head[2], ids, grouped_sinks)
+    return out.reshape(batch, heads, length, v.shape[-1]).transpose(0, 2, 1, 3)
 
 
 @lru_cache(maxsize=64)
 def _splash_kernel(
-    length: int, queries_per_key: int, window: int | None, interpret: bool, fused_backward: bool
+    length: int,
+    queries_per_key: int,
+    window: int | None,
+    soft_cap: float | None,
+    interpret: bool,
+    fused_backward: bool,
 ) -> Any:
     """The kernel of one key head: its queries share keys, which are read once."""
     block = math.gcd(length, LARGEST_BLOCK)
@@ -197,6 +250,7 @@ def _splash_kernel(
         return splash.make_splash_mqa_single_device(
             masks,
             block_sizes=sizes,
+            attn_logits_soft_cap=soft_cap,
             interpret=interpret,
             residual_checkpoint_name=KEPT_NAME,
         )

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from ...annotations import AnyMesh
 from ...errors import ShardingError, TPUValidationError
 from ...kernels.ops.flash_attention.pallas_tpu import KEPT_NAME, NARROWEST, SHORTEST, can_flash
+from ...kernels.ops.flash_attention.sinks import add_sinks, sink_gradient
 from ...kernels.registry.dispatch import dispatch
 from ...kernels.registry.op import PALLAS_TPU, XLA
 from ..mesh.manual_axes import axes_to_take, axis_size, divisors, mesh_in_use, whole_key_heads
@@ -39,6 +40,9 @@ def ring_attention(
     scale: float | None = None,
     segment_ids: Array | None = None,
     window: int | None = None,
+    chunk: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Array | None = None,
     layout: RingLayout = "contiguous",
     block_size: int = 512,
     batch_axes: tuple[str, ...] | None = None,
@@ -54,7 +58,7 @@ def ring_attention(
     Args:
         q: (B, S, H, D).
         k: (B, S, K, D), where K divides H: a key head serves H/K query heads.
-        v: (B, S, K, D).
+        v: (B, S, K, Dv).
         mesh: Where `axis` is; None uses the mesh in context, or computes everything here.
         axis: The mesh axis the sequence is split over.
         causal: Whether a token attends only to itself and earlier ones.
@@ -62,6 +66,10 @@ def ring_attention(
         segment_ids: (B, S) ints; tokens attend only to tokens of their own segment.
         window: A token attends only to tokens fewer than `window` positions away. With causal, the
             ring then stops as soon as no device needs an older block.
+        chunk: A token attends only to tokens of its own chunk of so many; the ring stops as soon as
+            no chunk reaches farther.
+        soft_cap: Scores are bent by a tanh to stay within ± this.
+        sinks: (H,) scores that join the sum of a row's weights, and nothing else.
         layout: Order of the sequence. "zigzag" evens out causal work over the devices; put tokens,
             positions and targets in that order with `to_zigzag` first.
         block_size: Most queries and keys in one block of scores outside of the kernel.
@@ -72,36 +80,41 @@ def ring_attention(
         interpret: Run the kernel's meaning without a TPU, slowly.
 
     Returns:
-        (B, S, H, D) in the type of `q`; the softmax is computed in float32 (or better).
+        (B, S, H, Dv) in the type of `q`; the softmax is computed in float32 (or better).
 
     Raises:
         ShardingError: Shapes do not fit each other or the mesh, or the kernel asked for cannot.
     """
     check_layout(layout)
-    _check_shapes(q, k, v, segment_ids, window)
+    _check_shapes(q, k, v, segment_ids, sinks)
+    _check_reach(window, chunk)
     in_use = mesh_in_use(mesh, axis)
     shards = 1 if in_use is None else axis_size(in_use, axis, needed_for="Ring attention")
     check_length(q.shape[1], shards=shards, layout=layout, axis=axis)
     piece = q.shape[1] // (shards * pieces_a_shard(layout))
-    sight = Sight(causal, window, q.shape[-1] ** -0.5 if scale is None else scale)
+    sight = Sight(causal, window, q.shape[-1] ** -0.5 if scale is None else scale, chunk, soft_cap)
     near = window is None or (causal and ring_window.reaches_one_piece(window, piece))
     # A kernel gets one device's part: the partitioner cannot split it.
-    kernel_can = batch_axes is not None and near and can_flash(q, length=piece)
+    kernel_can = batch_axes is not None and near and can_flash(q, v, length=piece)
+    kernel_can = kernel_can and chunk is None
     if implementation == PALLAS_TPU and not kernel_can:
         raise ShardingError(
             "The kernel cannot run this ring attention: it needs batch_axes=, no window or a "
-            f"causal one that reaches at most {piece} tokens back, {SHORTEST} tokens or more in a "
-            f"piece and heads of {NARROWEST} or more; leave implementation= out to take blocks of "
-            "scores instead."
+            f"causal one that reaches at most {piece} tokens back, no chunks, {SHORTEST} tokens or "
+            f"more in a piece and heads of {NARROWEST} or more; leave implementation= out to take "
+            "blocks of scores instead."
         )
     kernel = ring_kernel if window is None else ring_window
     ring = Ring(axis, shards, layout, _block(piece, block_size), sight)
 
-    def attend(q: Array, k: Array, v: Array, segment_ids: Array | None) -> Array:
+    def attend(
+        q: Array, k: Array, v: Array, segment_ids: Array | None, sinks: Array | None
+    ) -> Array:
         return _attend(
             {PALLAS_TPU: kernel.forward, XLA: ring_loop.forward},
             {PALLAS_TPU: kernel.backward, XLA: ring_loop.backward},
             (q, k, v, segment_ids),
+            sinks,
             implementation=implementation,
             on_tpu=PALLAS_TPU if kernel_can else XLA,
             on_gpu=XLA,
@@ -111,12 +124,21 @@ def ring_attention(
         )
 
     if in_use is None or (shards == 1 and batch_axes is None):
-        return attend(q, k, v, segment_ids)
+        return attend(q, k, v, segment_ids, sinks)
     if batch_axes is None:
+        rows = P(None, axis)
+
+        def local(
+            q: Array, k: Array, v: Array, segment_ids: Array | None, sinks: Array | None
+        ) -> Array:
+            # Every device has a share of their gradient; of what varies jax adds up the shares.
+            sinks = None if sinks is None else jax.lax.pcast(sinks, axis, to="varying")
+            return attend(q, k, v, segment_ids, sinks)
+
         mapped = jax.shard_map(
-            attend, mesh=in_use, in_specs=P(None, axis), out_specs=P(None, axis), axis_names={axis}
+            local, mesh=in_use, in_specs=(*(rows,) * 4, P()), out_specs=rows, axis_names={axis}
         )
-        return mapped(q, k, v, segment_ids)
+        return mapped(q, k, v, segment_ids, sinks)
     k, v = whole_key_heads(q, k, v, mesh=in_use, axes=head_axes)
     rows = P(batch_axes or None, axis)
     spread = P(*rows, head_axes or None)
@@ -124,18 +146,19 @@ def ring_attention(
     mapped = jax.shard_map(
         attend,
         mesh=around,
-        in_specs=(*(spread,) * 3, rows),
+        in_specs=(*(spread,) * 3, rows, P(head_axes or None)),
         out_specs=spread,
         axis_names=free,
         check_vma=False,
     )
-    return mapped(q, k, v, segment_ids)
+    return mapped(q, k, v, segment_ids, sinks)
 
 
 def _attend(
     forward: Mapping[str, Callable[..., Any]],
     backward: Mapping[str, Callable[..., Any]],
     arrays: tuple[Any, ...],
+    sinks: Array | None,
     **choice: Any,
 ) -> Array:
     """One device's part, with its gradient; each pass is chosen by the platform.
@@ -144,20 +167,33 @@ def _attend(
     stack of all layers would stay in HBM and be written by the host.
     """
 
-    @jax.custom_vjp
-    def call(*arrays: Any) -> Array:
-        return dispatch(OP_NAME, forward, *arrays, **choice)[0]
-
-    def keep(*arrays: Any) -> tuple[Array, ring_loop.Saved]:
+    def attend(arrays: tuple[Any, ...], sinks: Array | None) -> tuple[Array, Array]:
         out, sums = dispatch(OP_NAME, forward, *arrays, **choice)
-        out, sums = (checkpoint_name(x, KEPT_NAME) for x in (out, sums))
-        return out, (*arrays, out, sums)
+        return (out, sums) if sinks is None else add_sinks(out, sums, sinks)
 
-    def pull(saved: ring_loop.Saved, d_out: Array) -> tuple[Any, ...]:
-        return *dispatch(OP_NAME, backward, saved, d_out, **choice), None
+    @jax.custom_vjp
+    def call(arrays: tuple[Any, ...], sinks: Array | None) -> Array:
+        return attend(arrays, sinks)[0]
+
+    def keep(
+        arrays: tuple[Any, ...], sinks: Array | None
+    ) -> tuple[Array, tuple[ring_loop.Saved, Array | None]]:
+        out, sums = (checkpoint_name(x, KEPT_NAME) for x in attend(arrays, sinks))
+        return out, ((*arrays, out, sums), sinks)
+
+    def pull(
+        kept: tuple[ring_loop.Saved, Array | None], d_out: Array
+    ) -> tuple[tuple[Any, ...], Array | None]:
+        saved, sinks = kept
+        of_arrays = *dispatch(OP_NAME, backward, saved, d_out, **choice), None
+        if sinks is None:
+            return of_arrays, None
+        *_, out, sums = saved
+        dots = (out.astype(sums.dtype) * d_out.astype(sums.dtype)).sum(-1)
+        return of_arrays, sink_gradient(sinks, sums, dots)
 
     call.defvjp(keep, pull)
-    return call(*arrays)
+    return call(arrays, sinks)
 
 
 def _block(piece: int, most: int) -> int:
@@ -166,12 +202,13 @@ def _block(piece: int, most: int) -> int:
 
 
 def _check_shapes(
-    q: Array, k: Array, v: Array, segment_ids: Array | None, window: int | None
+    q: Array, k: Array, v: Array, segment_ids: Array | None, sinks: Array | None
 ) -> None:
-    if q.ndim != 4 or k.shape != v.shape or k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
+    together = k.shape[:3] == v.shape[:3] and k.shape[:2] == q.shape[:2]
+    if q.ndim != 4 or not together or k.shape[3] != q.shape[3]:
         raise ShardingError(
-            f"Ring attention got q {q.shape}, k {k.shape}, v {v.shape}; it needs q (B, S, H, D) "
-            "and k and v both (B, S, K, D)."
+            f"Ring attention got q {q.shape}, k {k.shape}, v {v.shape}; it needs q (B, S, H, D), "
+            "k (B, S, K, D) and v (B, S, K, Dv)."
         )
     if q.shape[2] % k.shape[2]:
         raise ShardingError(
@@ -182,6 +219,17 @@ def _check_shapes(
         raise ShardingError(
             f"segment_ids are {segment_ids.shape} for a batch of {q.shape[:2]}; "
             "they need one id a token."
+        )
+    if sinks is not None and sinks.shape != (q.shape[2],):
+        raise ShardingError(
+            f"sinks are {sinks.shape} for {q.shape[2]} query heads; they need one score a head."
+        )
+
+
+def _check_reach(window: int | None, chunk: int | None) -> None:
+    if chunk is not None and chunk < 1:
+        raise TPUValidationError(
+            f"chunk={chunk} has no room for a token; use 1 or more, or None for no chunks."
         )
     if window is not None and window < 1:
         raise TPUValidationError(

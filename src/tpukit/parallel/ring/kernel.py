@@ -67,7 +67,7 @@ def forward(
             out, lse = out.at[pair.queries].set(joined), lse.at[pair.queries].set(after)
         return out, lse
 
-    empty = jnp.zeros(queries.shape, jnp.float32)
+    empty = jnp.zeros((*queries.shape[:-1], v.shape[-1]), jnp.float32)
     so_far = (empty, jnp.full_like(jnp.moveaxis(empty[..., 0], -1, -2), _NOTHING))
     coming = ring.pass_on(keys)
     so_far = see(so_far, keys, _at_home(ring))
@@ -110,6 +110,7 @@ def backward(
                 _ids(pair, own_segments, keys.segments),
                 rope=None,
                 dense_mask=None,
+                sinks=None,
                 out=results[pair.queries],
                 lse=sums[pair.queries],
             )
@@ -124,8 +125,7 @@ def backward(
             d_v = d_v.at[pair.keys].add(more[2].astype(jnp.float32))
         return d_q, (d_k, d_v)
 
-    nothing = jnp.zeros(keys.k.shape, jnp.float32)
-    none = (nothing, nothing)
+    none = (jnp.zeros(keys.k.shape, jnp.float32), jnp.zeros(keys.v.shape, jnp.float32))
     coming = ring.pass_on(keys)
     d_q, d_keys = see(jnp.zeros(queries.shape, jnp.float32), none, keys, _at_home(ring))
     hops, here = ring.shards - 1, ring.here
@@ -170,7 +170,11 @@ def _pieces(ring: Ring) -> int:
 
 
 def _options(ring: Ring, pair: _Pair, interpret: bool) -> dict[str, Any]:
-    return {"causal": pair.causal, "scale": ring.sight.scale, "interpret": interpret}
+    sight = ring.sight
+    return {
+        "causal": pair.causal, "scale": sight.scale, "soft_cap": sight.soft_cap,
+        "interpret": interpret,
+    }  # fmt: skip
 
 
 def _ids(pair: _Pair, own: Array | None, met: Array | None) -> SegmentIds | None:

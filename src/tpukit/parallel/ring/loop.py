@@ -44,11 +44,18 @@ class Ring:
         return lax.axis_index(self.axis) if self.shards > 1 else jnp.zeros((), jnp.int32)
 
     def hops(self, length: int) -> int:
-        """How often keys move on: all the way round, or only as far as a causal window reaches."""
-        sight = self.sight
-        if sight.causal and sight.window is not None and self.layout == "contiguous":
-            return min(self.shards - 1, -(-(sight.window - 1) // length))
-        return self.shards - 1
+        """How often keys move on: all the way round, or as far as a window or chunk reaches."""
+        sight, hops = self.sight, self.shards - 1
+        if not sight.causal or self.layout != "contiguous":
+            return hops
+        if sight.window is not None:
+            hops = min(hops, -(-(sight.window - 1) // length))
+        if sight.chunk is not None:
+            # A chunk that begins where a device's part does lies on no more devices than it must.
+            aligned = sight.chunk % length == 0 or length % sight.chunk == 0
+            farthest = sight.chunk - (length if aligned else 1)
+            hops = min(hops, max(0, -(-farthest // length)))
+        return hops
 
     def pass_on(self, tree: Tree, hops: int = 1) -> Tree:
         """Send arrays `hops` devices on."""
@@ -76,7 +83,7 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
 def forward(
     q: Array, k: Array, v: Array, segments: Array | None, *, ring: Ring
 ) -> tuple[Array, Array]:
-    """This device's output (b, S, H, d), and the log normalizers of its rows (b, H, S)."""
+    """This device's output (b, S, H, v), and the log normalizers of its rows (b, H, S)."""
     queries, keys = ring.split(q, k, v, segments)
 
     def see(softmax: Softmax, keys: Keys) -> Softmax:
@@ -101,11 +108,11 @@ def forward(
         coming = ring.pass_on(keys)
         return (see(softmax, keys), coming), None
 
-    start = (Softmax.empty(queries.q), keys)
+    start = (Softmax.empty(queries.q, v.shape[-1]), keys)
     hops = ring.hops(q.shape[1])
     (softmax, keys), _ = lax.scan(hop, start, length=hops) if hops else (start, None)
     softmax = see(softmax, keys)
-    out = from_blocks(softmax.output).reshape(q.shape).astype(q.dtype)
+    out = from_blocks(softmax.output).reshape(*q.shape[:3], -1).astype(q.dtype)
     rows = jnp.moveaxis(softmax.log_normalizer, 0, -2)  # (b, n, g, blocks, q)
     return out, rows.reshape(q.shape[0], q.shape[2], q.shape[1])
 
@@ -118,7 +125,7 @@ def backward(saved: Saved, d_out: Array, *, ring: Ring) -> tuple[Array, Array, A
     overlap = (d_out.astype(precise) * out.astype(precise)).sum(-1)
     by_head = (q.shape[0], *queries.q.shape[3:5])
     gradient = OutputGradient(
-        to_blocks(d_out, ring.block).reshape(queries.q.shape),
+        to_blocks(d_out, ring.block).reshape(*queries.q.shape[:-1], -1),
         jnp.moveaxis(to_blocks(overlap, ring.block).reshape(queries.q.shape[:-1]), 2, -1),
         jnp.moveaxis(log_normalizer.reshape(*by_head, -1, ring.block), -2, 0),
     )

@@ -48,14 +48,14 @@ def backward(
         *_extended(ring, q, k, v, segments),
         rope=None,
         dense_mask=None,
+        sinks=None,
         out=_before(behind, _apart(ring, out)),
         lse=sums,
     )
     d_result = _before(behind, _apart(ring, d_out))
     d_q, d_k, d_v, *_ = pallas_tpu.backward(residuals, d_result, **_options(ring, interpret))
-    _, send_back = jax.vjp(lambda x: _with_ends(ring, x, behind), k)
-    (d_k,), (d_v,) = send_back(d_k), send_back(d_v)
-    return _together(ring, d_q[:, behind:]), d_k, d_v
+    _, send_back = jax.vjp(lambda *x: tuple(_with_ends(ring, one, behind) for one in x), k, v)
+    return _together(ring, d_q[:, behind:]), *send_back((d_k, d_v))
 
 
 def _extended(
@@ -99,7 +99,8 @@ def _reach(ring: Ring, q: Array) -> int:
 def _options(ring: Ring, interpret: bool) -> dict[str, Any]:
     sight = ring.sight
     return {
-        "causal": True, "window": sight.window, "scale": sight.scale, "interpret": interpret,
+        "causal": True, "window": sight.window, "scale": sight.scale, "soft_cap": sight.soft_cap,
+        "interpret": interpret,
     }  # fmt: skip
 
 

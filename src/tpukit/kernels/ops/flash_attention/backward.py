@@ -30,7 +30,7 @@ from .scores import cap, hide, sparse_table, when
 from .visibility import Position, maximum, minimum
 from .visits import visit_listed
 
-Gradients = tuple[jax.Array, jax.Array, jax.Array]
+ArrayGradients = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def pull_back(
@@ -47,7 +47,7 @@ def pull_back(
     blocks: FlashBlocks,
     vmem_limit_bytes: int | None,
     interpret: Any,
-) -> Gradients:
+) -> ArrayGradients:
     """Gradients of q, k and v, given the result and the log-sum-exp (B, H, S) of `attend`."""
     visibility, width, group = problem.visibility, problem.padded_width, problem.group
     batch, held, columns = q.shape[0], blocks.backward_q, blocks.backward_kv

@@ -35,9 +35,9 @@ SAFE = FlashBlocks()
 
 def problem_of(case: KernelCase) -> Problem:
     """The problem that a case of the op states."""
-    q, k = case.arguments[:2]
+    q, k, v = case.arguments[:3]
     options = {name: case.options[name] for name in _OPTIONS if name in case.options}
-    return make_problem(q, k, **options)
+    return make_problem(q, k, v, **options)
 
 
 _OPTIONS = ("causal", "window", "mask", "soft_cap", "scale", "mask_rows")
@@ -46,6 +46,7 @@ _OPTIONS = ("causal", "window", "mask", "soft_cap", "scale", "mask_rows")
 def make_problem(
     q: Any,
     k: Any,
+    v: Any,
     *,
     causal: bool = False,
     window: int | None = None,
@@ -54,7 +55,7 @@ def make_problem(
     scale: float | None = None,
     mask_rows: int = 0,
 ) -> Problem:
-    """The static part of a call with queries (B, S, H, D) and keys (B, S, KV, D)."""
+    """The static part of a call with q (B, S, H, D), k (B, S, KV, D), v (B, S, KV, Dv)."""
     visibility = Visibility(q.shape[1], k.shape[1], causal, window, mask)
     return Problem(
         visibility=visibility,
@@ -63,6 +64,7 @@ def make_problem(
         heads=q.shape[2],
         kv_heads=k.shape[2],
         width=q.shape[3],
+        v_width=v.shape[3],
         dtype=jnp.dtype(q.dtype),
         mask_rows=mask_rows,
     )

@@ -19,15 +19,15 @@ PASSES = {
     REFERENCE: recomputed(reference.attention),
 }
 _ARGUMENTS = (
-    *("b q h d", "b k h d", "b k h d"),
-    *(("b q", "b k"), ("b p half", "b p half"), "b h q k"),
+    *("b q h d", "b k h d", "b k h v"),
+    *(("b q", "b k"), ("b p half", "b p half"), "b h q k", "h"),
 )
 SPLITS = Splits(
     free="b h",
     arguments=_ARGUMENTS,
     shared="h",
-    result="b q h d",
-    residuals=(*_ARGUMENTS, "b q h d", "b h q"),
+    result="b q h v",
+    residuals=(*_ARGUMENTS, "b q h v", "b h q"),
 )
 
 
@@ -35,7 +35,7 @@ def attend_with_gradient(*arrays: Any, **choice: Any) -> jax.Array:
     """`dispatch` with a gradient, which costs nothing where nobody asks for it.
 
     Args:
-        *arrays: q, k, v, segment ids, RoPE tables and a boolean for every score.
+        *arrays: q, k, v, segment ids, RoPE tables, a boolean for every score, and sinks.
         **choice: The keyword arguments of `dispatch`.
     """
     # The reference keeps its arguments alone.

@@ -11,7 +11,7 @@ from ...blocks.tuned import choose_blocks
 from ...blocks.vmem import check_vmem, vmem_limit_bytes
 from ...registry.op import KernelCase
 from ..rope.tables import RopeTables
-from .backward import Gradients, pull_back
+from .backward import ArrayGradients, pull_back
 from .blocks import (
     backward_bytes,
     bucket,
@@ -22,8 +22,9 @@ from .blocks import (
     problem_of,
 )
 from .forward import attend
-from .problem import LANES, FlashBlocks, Problem, Residuals, SegmentIds
+from .problem import LANES, FlashBlocks, Gradients, Problem, Residuals, SegmentIds
 from .reference import rotate_heads
+from .sinks import add_sinks, sink_gradient
 from .visibility import BlockMask, Visibility
 
 # What a remat policy calls the result and its sums: kept, the backward pass need not run the
@@ -34,8 +35,10 @@ SHORTEST = 128
 NARROWEST = 64
 
 
-def can_flash(q: jax.Array, *, length: int | None = None) -> bool:
-    """Whether the kernel is made for such queries, or for pieces of them of that length."""
+def can_flash(q: jax.Array, v: jax.Array, *, length: int | None = None) -> bool:
+    """Whether the kernel is made for such arrays, or for pieces of them of that length."""
+    if v.shape[-1] != q.shape[-1]:
+        return False
     large = (length or q.shape[1]) >= SHORTEST and q.shape[-1] >= NARROWEST
     return large and q.dtype in (jnp.float32, jnp.bfloat16)
 
@@ -47,10 +50,14 @@ def result(
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
     dense_mask: jax.Array | None = None,
+    sinks: jax.Array | None = None,
     **options: Any,
 ) -> jax.Array:
     """The result alone: nothing is kept for a gradient."""
-    return _attend(q, k, v, segment_ids, rope, dense_mask, with_lse=False, **options)[0]
+    arrays = (q, k, v, segment_ids, rope, dense_mask)
+    if sinks is not None:
+        return with_sums(*arrays, sinks, **options)[0]
+    return _attend(*arrays, with_lse=False, **options)[0]
 
 
 def with_sums(
@@ -60,12 +67,13 @@ def with_sums(
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
     dense_mask: jax.Array | None = None,
+    sinks: jax.Array | None = None,
     **options: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """The result and the log-sum-exp of each row (B, H, S), by which results can be joined."""
     out, lse = _attend(q, k, v, segment_ids, rope, dense_mask, with_lse=True, **options)
     assert lse is not None
-    return out, lse
+    return (out, lse) if sinks is None else add_sinks(out, lse, sinks)
 
 
 def forward(
@@ -75,11 +83,12 @@ def forward(
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
     dense_mask: jax.Array | None = None,
+    sinks: jax.Array | None = None,
     **options: Any,
 ) -> tuple[jax.Array, Residuals]:
     """The result, and what the gradient needs: the arguments, the result, a number for each row."""
-    out, lse = with_sums(q, k, v, segment_ids, rope, dense_mask, **options)
-    return out, Residuals(q, k, v, segment_ids, rope, dense_mask, out, lse)
+    out, lse = with_sums(q, k, v, segment_ids, rope, dense_mask, sinks, **options)
+    return out, Residuals(q, k, v, segment_ids, rope, dense_mask, sinks, out, lse)
 
 
 def backward(
@@ -89,9 +98,9 @@ def backward(
     blocks: FlashBlocks | None = None,
     interpret: Any = False,
     **options: Any,
-) -> tuple[jax.Array, jax.Array, jax.Array, None, None, None]:
-    """Gradients of q, k and v."""
-    q, k, v, segment_ids, rope, dense_mask, out, lse = residuals
+) -> Gradients:
+    """Gradients of q, k, v and the sinks."""
+    q, k, v, segment_ids, rope, dense_mask, sinks, out, lse = residuals
     case = case_of(q, k, v, rope, dense_mask, options)
     chosen, problem = _blocks_for(case, blocks), problem_of(case)
     if rope is not None:
@@ -101,7 +110,11 @@ def backward(
     )
     if rope is not None:
         dq, dk = (rotate_heads(x, rope, back=True) for x in (dq, dk))
-    return dq, dk, dv, None, None, None
+    dsinks = None
+    if sinks is not None:
+        dots = jnp.sum(out.astype(jnp.float32) * cotangent.astype(jnp.float32), axis=-1)
+        dsinks = sink_gradient(sinks, lse, dots)
+    return dq, dk, dv, None, None, None, dsinks
 
 
 def _attend(
@@ -150,7 +163,7 @@ def _pull_back_in_parts(
     problem: Problem,
     blocks: FlashBlocks,
     interpret: Any,
-) -> Gradients:
+) -> ArrayGradients:
     """The backward kernel on as many keys at a time as it can sum gradients for in VMEM."""
     q, k, v, out, lse, cotangent = arrays
     chip, visibility = current_target(), problem.visibility

@@ -75,6 +75,10 @@ class SegmentIds(NamedTuple):
     kv: jax.Array
 
 
+# Of q, k, v, then nothing of segment ids, RoPE tables and mask, and last of the sinks.
+Gradients = tuple[jax.Array, jax.Array, jax.Array, None, None, None, jax.Array | None]
+
+
 class Residuals(NamedTuple):
     """What both passes of an implementation share: arguments, result, log-sum-exp of each row."""
 
@@ -84,6 +88,7 @@ class Residuals(NamedTuple):
     segment_ids: SegmentIds | None
     rope: RopeTables | None
     dense_mask: jax.Array | None
+    sinks: jax.Array | None
     out: jax.Array
     lse: jax.Array
 
@@ -98,7 +103,8 @@ class Problem:
         soft_cap: Scores are bent to stay within ± this.
         heads: Of the queries.
         kv_heads: Of keys and values.
-        width: Of one head, without padding.
+        width: Of one head of queries and keys, without padding.
+        v_width: Of one head of values and of the result.
         dtype: Of queries, keys and values.
         mask_rows: Of the mask that is read with them: one for each query, one for all, or none.
     """
@@ -109,6 +115,7 @@ class Problem:
     heads: int
     kv_heads: int
     width: int
+    v_width: int
     dtype: Any
     mask_rows: int = 0
 

@@ -17,6 +17,7 @@ def attention(
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
     dense_mask: jax.Array | None = None,
+    sinks: jax.Array | None = None,
     *,
     causal: bool = False,
     window: int | None = None,
@@ -24,12 +25,12 @@ def attention(
     soft_cap: float | None = None,
     scale: float | None = None,
 ) -> jax.Array:
-    """Attention of q (B, S, H, D) over k, v (B, S, KV, D), in float32 or wider.
+    """Attention of q (B, S, H, D) over k (B, S, KV, D), v (B, S, KV, Dv), in float32 or wider.
 
     The result of a query that may attend to no key is zero. `dense_mask` broadcasts to
-    (B, H, queries, keys).
+    (B, H, queries, keys). `sinks` (H,) are scores of one more key each, whose value is zero.
     """
-    problem = make_problem(q, k, causal=causal, window=window, mask=mask, scale=scale)
+    problem = make_problem(q, k, v, causal=causal, window=window, mask=mask, scale=scale)
     wide = jnp.promote_types(q.dtype, jnp.float32)
     queries, keys, values = (x.astype(wide) for x in (q, k, v))
     if rope is not None:
@@ -43,7 +44,11 @@ def attention(
         visible = visible & (segment_ids.q[:, None, :, None] == segment_ids.kv[:, None, None, :])
     if dense_mask is not None:
         visible = visible & dense_mask
-    weights = jax.nn.softmax(jnp.where(visible, scores, jnp.finfo(wide).min), axis=-1)
+    scores = jnp.where(visible, scores, jnp.finfo(wide).min)
+    if sinks is not None:
+        column = jnp.broadcast_to(sinks.astype(wide)[:, None, None], (*scores.shape[:3], 1))
+        scores = jnp.concatenate([scores, column], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[1]]
     weights = jnp.where(visible.any(-1, keepdims=True), weights, 0)
     out = jnp.einsum("bhqk,bkhd->bqhd", weights, values, precision="highest")
     return out.astype(q.dtype)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from ..rope.tables import RopeTables
 from .blocks import make_problem
-from .problem import Problem, Residuals, SegmentIds, pad_tokens
+from .problem import Gradients, Problem, Residuals, SegmentIds, pad_tokens
 from .reference import rotate_heads
+from .sinks import sink_gradient
 from .visibility import ceil_div
 
 # Above the first length the whole score matrix outweighs the arrays; then so many rows at a time.
@@ -23,23 +24,31 @@ def forward(
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
     dense_mask: jax.Array | None = None,
+    sinks: jax.Array | None = None,
     **options: Any,
 ) -> tuple[jax.Array, Residuals]:
     """The result, and the same residuals as the kernel's."""
-    problem = make_problem(q, k, **options)
+    problem = make_problem(q, k, v, **options)
     wide = jnp.promote_types(q.dtype, jnp.float32)
     queries, keys = (q, k) if rope is None else (rotate_heads(x, rope) for x in (q, k))
+    sink = None
+    if sinks is not None:
+        sink = sinks.astype(wide).reshape(problem.kv_heads, problem.group, 1, 1)
 
     def rows(row: jax.Array, part: jax.Array, ids: Any) -> tuple[jax.Array, jax.Array]:
         scores, visible, _ = _scores(part, keys, row, ids, segment_ids, mask, problem)
         highest = jnp.max(jnp.where(visible, scores, -jnp.inf), axis=-1, keepdims=True)
+        if sink is not None:
+            highest = jnp.maximum(highest, sink)
         highest = jnp.where(jnp.isfinite(highest), highest, 0)
         weights = jnp.where(visible, jnp.exp(scores - highest), 0)
         total = jnp.sum(weights, axis=-1, keepdims=True)
+        if sink is not None:
+            total = total + jnp.exp(sink - highest)
         weights = (weights / jnp.where(total > 0, total, 1)).astype(v.dtype)
         out = jnp.einsum("bcgqk,bkcd->bqcgd", weights, v, preferred_element_type=wide)
         lse = (highest + jnp.log(jnp.where(total > 0, total, 1)))[..., 0]
-        return out.reshape(part.shape).astype(q.dtype), lse
+        return out.reshape(*part.shape[:3], -1).astype(q.dtype), lse
 
     count = _row_count(q.shape[1])
     mask = _pad_mask(dense_mask, count)
@@ -49,18 +58,16 @@ def forward(
     batch, heads = q.shape[0], q.shape[2]
     # (blocks, B, KV, group, rows) -> (B, H, S)
     lse = jnp.moveaxis(lse, 0, 3).reshape(batch, heads, -1)[..., : q.shape[1]]
-    return out, Residuals(q, k, v, segment_ids, rope, dense_mask, out, lse.astype(wide))
+    return out, Residuals(q, k, v, segment_ids, rope, dense_mask, sinks, out, lse.astype(wide))
 
 
-def backward(
-    residuals: Residuals, cotangent: jax.Array, **options: Any
-) -> tuple[jax.Array, jax.Array, jax.Array, None, None, None]:
-    """Gradients of q, k and v, from weights made again block by block."""
-    q, k, v, segment_ids, rope, dense_mask, out, lse = residuals
-    problem = make_problem(q, k, **options)
+def backward(residuals: Residuals, cotangent: jax.Array, **options: Any) -> Gradients:
+    """Gradients of q, k, v and the sinks, from weights made again block by block."""
+    q, k, v, segment_ids, rope, dense_mask, sinks, out, lse = residuals
+    problem = make_problem(q, k, v, **options)
     wide = jnp.promote_types(q.dtype, jnp.float32)
     queries, keys = (q, k) if rope is None else (rotate_heads(x, rope) for x in (q, k))
-    batch, length, _, width = q.shape
+    batch, length = q.shape[:2]
     group, count = problem.group, _row_count(length)
     mask = _pad_mask(dense_mask, count)
     dots = jnp.sum(out.astype(wide) * cotangent.astype(wide), axis=-1)
@@ -69,13 +76,13 @@ def backward(
         row, part, pulls, part_lse, part_dots, ids = x
         scores, visible, slope = _scores(part, keys, row, ids, segment_ids, mask, problem)
         by_group = (batch, count, problem.kv_heads, group)
-        pulls = pulls.reshape(*by_group, width)
+        pulls = pulls.reshape(*by_group, -1)
         weights = jnp.exp(scores - _to_scores(part_lse, by_group))
         weights = jnp.where(visible, weights, 0)
         dweights = jnp.einsum("bqcgd,bkcd->bcgqk", pulls, v, preferred_element_type=wide)
         dscores = weights * (dweights - _to_scores(part_dots, by_group)) * problem.scale
         dscores = (dscores if slope is None else dscores * slope).astype(k.dtype)
-        part_q = part.reshape(*by_group, width)
+        part_q = part.reshape(*by_group, -1)
         dk = jnp.einsum("bcgqk,bqcgd->bkcd", dscores, part_q, preferred_element_type=wide)
         dv = jnp.einsum(
             "bcgqk,bqcgd->bkcd", weights.astype(v.dtype), pulls, preferred_element_type=wide
@@ -83,16 +90,17 @@ def backward(
         dq = jnp.einsum("bcgqk,bkcd->bqcgd", dscores, keys, preferred_element_type=wide)
         return (sums[0] + dk, sums[1] + dv), dq.reshape(part.shape)
 
-    zeros = jnp.zeros(k.shape, wide)
+    zeros = jnp.zeros(k.shape, wide), jnp.zeros(v.shape, wide)
     rows_first = jnp.moveaxis(lse, 1, 2)
     parts = [_split(x, count) for x in (queries, cotangent, rows_first, dots)]
     (dk, dv), dq = jax.lax.scan(
-        rows, (zeros, zeros), (_starts(q, count), *parts, _split_ids(segment_ids, count))
+        rows, zeros, (_starts(q, count), *parts, _split_ids(segment_ids, count))
     )
     dq, dk = _join(dq, length).astype(q.dtype), dk.astype(k.dtype)
     if rope is not None:
         dq, dk = (rotate_heads(x, rope, back=True) for x in (dq, dk))
-    return dq, dk, dv.astype(v.dtype), None, None, None
+    dsinks = None if sinks is None else sink_gradient(sinks, lse, dots)
+    return dq, dk, dv.astype(v.dtype), None, None, None, dsinks
 
 
 def _scores(
