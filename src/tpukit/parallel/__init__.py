@@ -3,6 +3,7 @@
 from ..lazy import lazy_names
 
 HOMES = {
+    ".experts.feed_forward": ("ExpertBiases",),
     ".experts.layer": (
         "moe_ffn",
         "place_experts",
@@ -12,6 +13,7 @@ HOMES = {
         "balance_experts",
     ),
     ".experts.routing": (
+        "ExpertGroups",
         "RouterStats",
         "Routing",
         "route",

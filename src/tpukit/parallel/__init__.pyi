@@ -1,9 +1,11 @@
 # Written by `make format` from the list in __init__.py.
 
+from .experts.feed_forward import ExpertBiases as ExpertBiases
 from .experts.layer import moe_ffn as moe_ffn
 from .experts.layer import place_experts as place_experts
 from .experts.placement import ExpertPlacement as ExpertPlacement
 from .experts.placement import balance_experts as balance_experts
+from .experts.routing import ExpertGroups as ExpertGroups
 from .experts.routing import RouterStats as RouterStats
 from .experts.routing import Routing as Routing
 from .experts.routing import route as route
@@ -36,6 +38,8 @@ from .sharding.layout import make_layout as make_layout
 from .sharding.validate import validate_sharding as validate_sharding
 
 __all__ = [
+    "ExpertBiases",
+    "ExpertGroups",
     "ExpertPlacement",
     "Layout",
     "MeshConfig",

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from tpukit.errors import MeshError, ShardingError, TPUValidationError
 from tpukit.kernels.ops.grouped_matmul.api import IMPLEMENTATIONS
+from tpukit.parallel.experts.feed_forward import ExpertBiases
 from tpukit.parallel.experts.layer import moe_ffn, place_experts
 
 E, D, F, K = 4, 8, 16, 2
@@ -253,3 +254,27 @@ def test_errors_name_the_fix(arrays, mesh):
         moe_ffn(x, router_w[:, :3], *three, k=K, mesh=mesh)
     with pytest.raises(TPUValidationError, match=r"w_gate has 3 experts and the router 4"):
         moe_ffn(x, router_w, *three, k=K)
+
+
+def test_options_that_do_not_fit_are_refused(arrays):
+    x, router_w, _, w_up, w_down = arrays
+    layer = functools.partial(moe_ffn, *arrays, k=K)
+    biases = ExpertBiases(jnp.ones((E, F)), jnp.ones((E, F)), jnp.ones((E, D)))
+    with pytest.raises(TPUValidationError, match=r"router_x is \(4, 8\) and x \(8, 4, 8\)"):
+        layer(router_x=x[0])
+    with pytest.raises(TPUValidationError, match=r"expert_scale is \(3,\).* must be \(4,\)"):
+        layer(expert_scale=jnp.ones(3))
+    with pytest.raises(TPUValidationError, match=r"bias of w_down is \(4, 16\).*\(4, 8\)"):
+        layer(biases=biases._replace(down=biases.up))
+    with pytest.raises(TPUValidationError, match=r"bias of w_gate is \(4, 16\) and must be None"):
+        moe_ffn(x, router_w, None, w_up, w_down, k=K, biases=biases)
+    with pytest.raises(TPUValidationError, match=r"'clamped_swiglu' .* w_gate is None"):
+        moe_ffn(x, router_w, None, w_up, w_down, k=K, activation="clamped_swiglu")
+    with pytest.raises(TPUValidationError, match=r"kept_groups=2 .* expert_groups is 0"):
+        layer(kept_groups=2)
+    with pytest.raises(TPUValidationError, match=r"4 experts cannot be split into 3 equal groups"):
+        layer(expert_groups=3, kept_groups=1)
+    with pytest.raises(TPUValidationError, match=r"3 best scores and has 2 experts"):
+        layer(expert_groups=2, kept_groups=1, group_top=3)
+    with pytest.raises(TPUValidationError, match=r"0 of 2 groups .* between 1 and 2 groups"):
+        layer(expert_groups=2)

@@ -1,6 +1,5 @@
 """Moving one shard's tokens to their experts and back: fixed buffers, or rows sorted by expert."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
@@ -13,47 +12,40 @@ from ...errors import ShardingError
 from ...kernels.ops.grouped_matmul.api import XLA, grouped_matmul
 from ..mesh.manual_axes import divisors
 from .exchange import Exchange, segment_of_row
+from .feed_forward import Activation, ExpertWeights, add_to_groups, feed_forward
+from .router import Router, RouterSettings, choose_experts
 from .routing import (
     RouterStats,
-    Score,
     expert_capacity,
     invert,
-    route,
     router_stats,
     sort_assignments,
     within_capacity,
 )
 
-ExpertWeights: TypeAlias = tuple[Array | None, Array, Array]  # gate (E, d, f), up, down (E, f, d)
 RoutingMethod: TypeAlias = Literal["capacity", "dropless"]
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "silu": jax.nn.silu,
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-    "relu": jax.nn.relu,
-}
 
 
 @dataclass(frozen=True)
 class MoESettings:
     """What a shard must know beside its arrays; the arguments of `moe_ffn`, localized."""
 
-    k: int
+    router: RouterSettings
+    activation: Activation
+    weigh_inputs: bool
     routing: RoutingMethod
     capacity_factor: float
-    normalize: bool
-    score: Score
-    activation: str
     groups_here: int
     expert_axis: str | None  # None: every expert is on this device
     token_axes: tuple[str, ...]
+    hidden_axes: tuple[str, ...]  # those that split the experts' hidden dimension
     kernels: bool  # whether no mesh axis is automatic, so that Pallas kernels can be used
 
 
 def moe_shard(
     x: Array,
-    router_w: Array,
-    router_bias: Array | None,
+    router_x: Array | None,
+    router: Router,
     slots: Array | None,
     weights: ExpertWeights,
     *,
@@ -61,39 +53,54 @@ def moe_shard(
 ) -> tuple[Array, RouterStats]:
     """`moe_ffn` on the tokens and experts of one device, inside a manual region."""
     tokens = x.reshape(-1, x.shape[-1])
-    precise = jnp.promote_types(x.dtype, jnp.float32)
-    logits = tokens.astype(precise) @ router_w.astype(precise)
-    choice = route(
-        logits, settings.k, normalize=settings.normalize, score=settings.score, bias=router_bias
-    )
+    looked_at = tokens if router_x is None else router_x.reshape(tokens.shape)
+    choice = choose_experts(looked_at, router, settings.router)
+    pair_weights = choice.weights[..., None]
     # From here on experts are numbered by where their weights lie.
     experts = choice.experts if slots is None else slots[choice.experts]
-    if settings.routing == "capacity":
-        expert_rows, kept = _through_buffers(tokens, experts, weights, router_w, settings)
-    else:
-        expert_rows, kept = _through_sorted_rows(tokens, experts, weights, router_w, settings), None
-    combined = (expert_rows.astype(precise) * choice.weights[..., None]).sum(1)
+    inputs = tokens
+    if settings.weigh_inputs:
+        inputs = (tokens[:, None] * pair_weights).astype(x.dtype).reshape(-1, x.shape[-1])
+    through = _through_buffers if settings.routing == "capacity" else _through_sorted_rows
+    weights = _with_down_bias_once(weights, settings)
+    outputs, kept = through(inputs, experts, weights, router.weight.shape[-1], settings)
+    outputs = outputs.astype(pair_weights.dtype)
+    combined = (outputs if settings.weigh_inputs else outputs * pair_weights).sum(1)
     stats = router_stats(choice, kept=kept, axes=settings.token_axes)
     return combined.astype(x.dtype).reshape(x.shape), stats
 
 
+def _with_down_bias_once(weights: ExpertWeights, settings: MoESettings) -> ExpertWeights:
+    """The devices that split the hidden dimension add up what they make: one of them adds it."""
+    if weights.biases is None or not settings.hidden_axes:
+        return weights
+    is_first = lax.axis_index(settings.hidden_axes) == 0
+    biases = weights.biases
+    return weights._replace(
+        biases=biases._replace(down=jnp.where(is_first, biases.down, jnp.zeros_like(biases.down)))
+    )
+
+
 def _through_buffers(
-    tokens: Array,
+    inputs: Array,
     experts: Array,
     weights: ExpertWeights,
-    router_w: Array,
+    num_experts: int,
     settings: MoESettings,
 ) -> tuple[Array, Array]:
-    """Every expert gets `capacity` rows of every group; gives (T, k, d) and who fitted."""
-    num_experts, k, groups = router_w.shape[-1], settings.k, settings.groups_here
-    size = _group_size(tokens.shape[0], groups)
+    """Every expert gets `capacity` rows of every group; gives (T, k, d) and who fitted.
+
+    `inputs` has a row for every token, or for every pair of a token and its choice.
+    """
+    (tokens, k), groups = experts.shape, settings.groups_here
+    size = _group_size(tokens, groups)
     capacity = expert_capacity(
         size, num_experts=num_experts, k=k, capacity_factor=settings.capacity_factor
     )
     buffers_size = groups * num_experts * capacity
 
     # An expert has a buffer in every group, so (group, expert) is what pairs are sorted by.
-    group = jnp.arange(tokens.shape[0]) // size
+    group = jnp.arange(tokens) // size
     buffers = group[:, None] * num_experts + experts
     sorted_pairs = sort_assignments(buffers, groups * num_experts)
     kept = within_capacity(buffers, sorted_pairs, capacity)
@@ -102,12 +109,17 @@ def _through_buffers(
     row = jnp.arange(capacity)
     pair = sorted_pairs.order.at[sorted_pairs.starts[:, None] + row].get(mode="clip")
     pair_of_row = jnp.where(row < sorted_pairs.counts[:, None], pair, experts.size)
-    rows = take_rows(tokens, pair_of_row // k, row_of_pair)
+    pairs_each = experts.size // inputs.shape[0]
+    rows = take_rows(inputs, pair_of_row // pairs_each, row_of_pair.reshape(-1, pairs_each))
     rows = rows.reshape(groups, num_experts, capacity, -1)
     rows = rows.swapaxes(0, 1).reshape(num_experts, groups * capacity, -1)
     if settings.expert_axis:
         rows = lax.all_to_all(rows, settings.expert_axis, split_axis=0, concat_axis=1, tiled=True)
-    rows = _feed_forward(rows, weights, settings.activation, partial(jnp.einsum, "erd,edf->erf"))
+    rows = feed_forward(
+        *(rows, weights, settings.activation),
+        multiply=partial(jnp.einsum, "erd,edf->erf"),
+        add_bias=lambda rows, bias: rows + bias[:, None],
+    )
     if settings.expert_axis:
         rows = lax.all_to_all(rows, settings.expert_axis, split_axis=1, concat_axis=0, tiled=True)
     rows = rows.reshape(num_experts, groups, capacity, -1).swapaxes(0, 1)
@@ -116,21 +128,22 @@ def _through_buffers(
 
 
 def _through_sorted_rows(
-    tokens: Array,
+    inputs: Array,
     experts: Array,
     weights: ExpertWeights,
-    router_w: Array,
+    num_experts: int,
     settings: MoESettings,
-) -> Array:
-    """Every pair is computed by a grouped matmul over rows sorted by expert; returns (T, k, d)."""
-    sorted_pairs = sort_assignments(experts, router_w.shape[-1])
+) -> tuple[Array, None]:
+    """Every pair is computed by a grouped matmul over rows sorted by expert; gives (T, k, d)."""
+    sorted_pairs = sort_assignments(experts, num_experts)
     order, place = sorted_pairs.order, sorted_pairs.place
-    rows = take_rows(tokens, order // settings.k, place.reshape(experts.shape))
+    pairs_each = experts.size // inputs.shape[0]
+    rows = take_rows(inputs, order // pairs_each, place.reshape(-1, pairs_each))
     if settings.expert_axis is None:
         rows = _grouped_feed_forward(rows, sorted_pairs.counts, weights, settings)
     else:
         rows = _on_other_devices(rows, sorted_pairs.counts, weights, settings)
-    return reorder_rows(rows, place, order).reshape(*experts.shape, -1)
+    return reorder_rows(rows, place, order).reshape(*experts.shape, -1), None
 
 
 def _on_other_devices(
@@ -141,7 +154,7 @@ def _on_other_devices(
 ) -> Array:
     axis = settings.expert_axis
     assert axis is not None
-    experts_here = weights[1].shape[0]
+    experts_here = weights.up.shape[0]
     everyones = lax.all_gather(counts, axis).reshape(
         -1, counts.shape[0] // experts_here, experts_here
     )
@@ -176,20 +189,11 @@ def _grouped_feed_forward(
             expected_rows=expected_rows,
         )
 
-    return _feed_forward(rows, weights, settings.activation, multiply)
-
-
-def _feed_forward(
-    rows: Array,
-    weights: ExpertWeights,
-    activation: str,
-    multiply: Callable[[Array, Array], Array],
-) -> Array:
-    w_gate, w_up, w_down = weights
-    act = ACTIVATIONS[activation]
-    hidden = multiply(rows, w_up)
-    hidden = act(hidden) if w_gate is None else act(multiply(rows, w_gate)) * hidden
-    return multiply(hidden, w_down)
+    return feed_forward(
+        *(rows, weights, settings.activation),
+        multiply=multiply,
+        add_bias=partial(add_to_groups, counts=counts),
+    )
 
 
 def _group_size(tokens: int, groups: int) -> int:

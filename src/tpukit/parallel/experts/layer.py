@@ -24,8 +24,10 @@ from ..mesh.manual_axes import (
     mesh_in_use,
 )
 from ..mesh.mesh import axis_sizes
-from .dispatch import ACTIVATIONS, ExpertWeights, MoESettings, RoutingMethod, moe_shard
-from .routing import RouterStats, Score
+from .dispatch import MoESettings, RoutingMethod, moe_shard
+from .feed_forward import Activation, ExpertBiases, ExpertWeights
+from .router import Router, RouterSettings
+from .routing import ExpertGroups, RouterStats, Score
 
 
 def moe_ffn(
@@ -41,8 +43,19 @@ def moe_ffn(
     groups: int | None = None,
     normalize: bool = True,
     score: Score = "softmax",
+    router_x: Array | None = None,
+    logit_bias: Array | None = None,
     router_bias: Array | None = None,
+    expert_groups: int = 0,
+    kept_groups: int = 0,
+    group_top: int = 2,
+    weight_scale: float = 1.0,
+    expert_scale: Array | None = None,
+    weigh_inputs: bool = False,
+    biases: ExpertBiases | None = None,
     activation: str = "silu",
+    activation_limit: float = 7.0,
+    activation_alpha: float = 1.702,
     placement: Array | Sequence[int] | None = None,
     mesh: AnyMesh | None = None,
     axis: str | None = "expert",
@@ -65,10 +78,23 @@ def moe_ffn(
             the same result on every mesh.
         normalize: See `route`.
         score: See `route`.
-        router_bias: (E,) see `route` and `update_router_bias`.
-        activation: One of `ACTIVATIONS`.
+        router_x: The tokens as the router is to see them, shaped like `x`; None: as they are.
+        logit_bias: (E,) added to the router's logits.
+        router_bias: (E,) added to the scores for the choice only; see `route` and
+            `update_router_bias`.
+        expert_groups: Groups of consecutive experts, of which only some stand for choice; 0: every
+            expert does.
+        kept_groups: How many groups a token may choose from.
+        group_top: A group is worth the sum of its so many best scores.
+        weight_scale: Multiplies all weights, normalized or not.
+        expert_scale: (E,) multiplies the weights of each expert, normalized or not.
+        weigh_inputs: Whether weights multiply what goes into an expert, and not what comes out.
+        biases: What experts add to their products.
+        activation: "silu", "gelu", "gelu_tanh", "relu", or "clamped_swiglu": see `Activation`.
+        activation_limit: Of "clamped_swiglu".
+        activation_alpha: Of "clamped_swiglu".
         placement: (E,) a permutation: the weights' row p holds expert `placement[p]` (see
-            `place_experts`). The result does not depend on it.
+            `place_experts`), and so do `biases`. The result does not depend on it.
         mesh: Where `axis` is; None computes all experts here, or uses the mesh in context.
         axis: The mesh axis the experts are split over; None when they are not: every device then
             gathers them, as fsdp does any weight, and computes its own tokens.
@@ -79,25 +105,39 @@ def moe_ffn(
     Returns:
         The layer's output, shaped like `x`, and the statistics of the whole batch.
     """
-    _check_names(routing, activation)
+    if routing not in get_args(RoutingMethod):
+        raise TPUValidationError(
+            f"Routing '{routing}' is unknown; known are {', '.join(get_args(RoutingMethod))}."
+            f"{did_you_mean(routing, get_args(RoutingMethod))}"
+        )
+    if router_x is not None and router_x.shape != x.shape:
+        raise TPUValidationError(
+            f"router_x is {router_x.shape} and x {x.shape}; the router needs the same tokens."
+        )
     num_experts = router_w.shape[-1]
-    for name, weight in (("w_gate", w_gate), ("w_up", w_up), ("w_down", w_down)):
-        if weight is not None and weight.shape[0] != num_experts:
-            raise TPUValidationError(
-                f"{name} has {weight.shape[0]} experts and the router {num_experts}; "
-                "the first dimension of every expert weight must be the router's last."
-            )
+    # Gradients of what every device has are summed in this precision.
+    precise = jnp.promote_types(x.dtype, jnp.float32)
+    router = Router(router_w, logit_bias, router_bias, expert_scale)
+    router.check()
+    router = jax.tree.map(lambda array: array.astype(precise), router)
+    weights = ExpertWeights(w_gate, w_up, w_down, biases)
+    weights.check(num_experts)
     settings = partial(
         MoESettings,
-        k=k,
+        router=RouterSettings(
+            k=k,
+            score=score,
+            normalize=normalize,
+            weight_scale=weight_scale,
+            groups=_expert_groups(expert_groups, kept_groups, group_top),
+        ),
+        activation=Activation(activation, activation_limit, activation_alpha),
+        weigh_inputs=weigh_inputs,
         routing=routing,
         capacity_factor=capacity_factor,
-        normalize=normalize,
-        score=score,
-        activation=activation,
     )
+    settings.keywords["activation"].check(gated=w_gate is not None)
     slots = None if placement is None else jnp.argsort(jnp.asarray(placement))
-    weights = (w_gate, w_up, w_down)
     in_use = mesh if mesh is None and axis is None else mesh_in_use(mesh, axis or "")
     spec = x_spec
     if in_use is not None and spec is None:
@@ -105,8 +145,10 @@ def moe_ffn(
     token_axes = () if spec is None else axes_of(spec)
     region = in_use and region_of(in_use, token_axes, hidden_width=w_up.shape[-1])
     if in_use is None or spec is None or region is None or not region.axes:
-        here = settings(groups_here=groups or 1, expert_axis=None, token_axes=(), kernels=False)
-        return moe_shard(x, router_w, router_bias, slots, weights, settings=here)
+        here = settings(
+            groups_here=groups or 1, expert_axis=None, token_axes=(), hidden_axes=(), kernels=False
+        )
+        return moe_shard(x, router_x, router, slots, weights, settings=here)
 
     expert_ways = 1 if axis is None else _check_experts(num_experts, in_use, axis, spec)
     shards = _check_split(x, in_use, spec)
@@ -119,36 +161,32 @@ def moe_ffn(
         groups_here=(groups or shards) // shards,
         expert_axis=axis if expert_ways > 1 else None,
         token_axes=token_axes,
+        hidden_axes=region.hidden_axes,
         kernels=region.is_whole,
     )
 
     def run(
-        x: Array,
-        router_w: Array,
-        router_bias: Array | None,
+        tokens: tuple[Array, Array | None],
+        router: Router,
         slots: Array | None,
         weights: ExpertWeights,
     ) -> tuple[Array, RouterStats]:
-        own = jax.tree.map(lambda weight: weight[0], weights)
-        y, stats = moe_shard(x[0], router_w, router_bias, slots, own, settings=here)
+        (x, router_x), own = jax.tree.map(lambda array: array[0], (tokens, weights))
+        y, stats = moe_shard(x, router_x, router, slots, own, settings=here)
         return y[None], stats
 
-    copies = tuple(name for name in token_axes if name != axis) or None
-    hidden = region.hidden_axes or None
-    widen, narrow = P(copies, axis, None, hidden), P(copies, axis, hidden)
+    tokens_spec = P(region.hidden_axes or None, *spec)
     mapped = jax.shard_map(
         run,
         mesh=in_use,
-        in_specs=(P(hidden, *spec), P(), P(), P(), (widen, widen, narrow)),
-        out_specs=(P(hidden, *spec), P()),
+        in_specs=(tokens_spec, P(), P(), _weight_specs(weights, region, token_axes, axis)),
+        out_specs=(tokens_spec, P()),
         axis_names=set(region.axes),
         check_vma=not region.is_whole,  # it knows no Pallas kernels
     )
-    precise = router_w.astype(jnp.promote_types(x.dtype, jnp.float32))
     y, stats = mapped(
-        copy_each(x, region.hidden_parts),
-        precise,
-        router_bias,
+        copy_each((x, router_x), region.hidden_parts),
+        router,
         slots,
         copy_each(weights, shards // expert_ways),
     )
@@ -169,16 +207,27 @@ def _batch_spec(mesh: AnyMesh, axis: str | None) -> P:
     return P(tuple(name for name in wanted if name not in already_manual))
 
 
-def _check_names(routing: str, activation: str) -> None:
-    for what, seen, known in (
-        ("Routing", routing, get_args(RoutingMethod)),
-        ("Activation", activation, tuple(ACTIVATIONS)),
-    ):
-        if seen not in known:
-            raise TPUValidationError(
-                f"{what} '{seen}' is unknown; known are {', '.join(known)}."
-                f"{did_you_mean(seen, known)}"
-            )
+def _expert_groups(count: int, kept: int, top: int) -> ExpertGroups | None:
+    if count:
+        return ExpertGroups(count, kept, top)
+    if kept:
+        raise TPUValidationError(
+            f"kept_groups={kept} was given and expert_groups is 0; say into how many groups the "
+            "experts fall."
+        )
+    return None
+
+
+def _weight_specs(
+    weights: ExpertWeights, region: "ExpertRegion", token_axes: tuple[str, ...], axis: str | None
+) -> ExpertWeights:
+    """How `copy_each` of the weights is split: copies, experts and the hidden dimension."""
+    copies = tuple(name for name in token_axes if name != axis) or None
+    hidden = region.hidden_axes or None
+    widen, narrow = P(copies, axis, None, hidden), P(copies, axis, hidden)
+    biases = (narrow, narrow, P(copies, axis))
+    specs = (widen, widen, narrow, weights.biases and ExpertBiases._make(biases))
+    return ExpertWeights._make(specs)
 
 
 def _check_experts(num_experts: int, mesh: AnyMesh, axis: str, spec: P) -> int:

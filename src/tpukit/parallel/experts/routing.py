@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from rich.table import Table
 
+from ...kernels.ops.moe_gating.routing import ExpertGroups as ExpertGroups
 from ...kernels.ops.moe_gating.routing import Routing as Routing
 from ...kernels.ops.moe_gating.routing import Score as Score
 from ...kernels.ops.moe_gating.routing import SortedAssignments as SortedAssignments

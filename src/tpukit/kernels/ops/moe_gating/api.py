@@ -14,6 +14,7 @@ from .blocks import GatingBlocks
 from .pallas_tpu import OP_NAME, select_pallas
 from .reference import Selection, select_reference
 from .routing import (
+    ExpertGroups,
     Score,
     balance_loss,
     expert_capacity,
@@ -56,6 +57,9 @@ def moe_gating(
     k: int,
     normalize: bool = True,
     score: Score = "softmax",
+    groups: ExpertGroups | None = None,
+    weight_scale: float = 1.0,
+    expert_scale: jax.Array | None = None,
     capacity_factor: float | None = None,
     implementation: str | None = None,
     blocks: GatingBlocks | None = None,
@@ -71,6 +75,10 @@ def moe_gating(
         k: Experts a token.
         normalize: Whether a token's weights are rescaled to sum to one.
         score: "softmax" over experts, or "sigmoid" of each alone.
+        groups: Limits the choice to the best groups of experts. XLA finds them before the kernel
+            chooses.
+        weight_scale: Multiplies all weights, normalized or not.
+        expert_scale: (E,) multiplies the weights of each expert, normalized or not.
         capacity_factor: How many times its even share an expert has room for; choices beyond it
             are dropped, later tokens first. None drops nothing.
         implementation: "pallas_tpu" or "reference"; None takes the kernel on TPU.
@@ -88,7 +96,7 @@ def moe_gating(
         )
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     scores, probabilities = score_experts(wide, k, score)
-    selection = for_selection(scores, bias)
+    selection = for_selection(scores, k, bias=bias, groups=groups)
     chosen: Selection = dispatch(
         OP_NAME,
         SELECTIONS,
@@ -99,7 +107,12 @@ def moe_gating(
         names=SPLITS.alone,
     )
     tokens, num_experts = logits.shape
-    weights = weigh_experts(scores, chosen.experts, normalize=normalize)
+    weights = weigh_experts(
+        *(scores, chosen.experts),
+        normalize=normalize,
+        weight_scale=weight_scale,
+        expert_scale=expert_scale,
+    )
     kept = jnp.ones_like(chosen.experts, dtype=bool)
     if capacity_factor is not None:
         room = expert_capacity(

@@ -1,6 +1,7 @@
 """Choosing experts for tokens in plain jnp: scores, top-k, queues of experts, and capacity."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax
@@ -10,6 +11,43 @@ from jax import Array, lax
 from ....errors import TPUValidationError, did_you_mean
 
 Score: TypeAlias = Literal["softmax", "sigmoid"]
+# Sigmoids can all be so small that their sum rounds to nothing. As DeepSeek V3 has it; too small
+# to change a sum that is something.
+_TINY = 1e-20
+
+
+@dataclass(frozen=True)
+class ExpertGroups:
+    """A choice limited to the best groups of consecutive experts (DeepSeek V2 and V3).
+
+    Attributes:
+        count: Groups of equal size, such as the devices or hosts that hold the experts.
+        kept: How many groups a token may choose experts from.
+        top: A group is worth the sum of its so many best scores.
+    """
+
+    count: int
+    kept: int
+    top: int = 2
+
+    def check(self, num_experts: int, k: int) -> None:
+        """Raise TPUValidationError where no choice of `k` experts can be made this way."""
+        if self.count < 1 or num_experts % self.count:
+            raise TPUValidationError(
+                f"{num_experts} experts cannot be split into {self.count} equal groups; use a "
+                "number of groups that divides them."
+            )
+        size = num_experts // self.count
+        if not 1 <= self.top <= size:
+            raise TPUValidationError(
+                f"A group is to be worth its {self.top} best scores and has {size} experts; use "
+                f"between 1 and {size}."
+            )
+        if not 1 <= self.kept <= self.count or self.kept * size < k:
+            raise TPUValidationError(
+                f"{self.kept} of {self.count} groups of {size} experts are kept, to choose {k} "
+                f"experts from; keep between {-(-k // size)} and {self.count} groups."
+            )
 
 
 class Routing(NamedTuple):
@@ -28,6 +66,9 @@ def route(
     normalize: bool = True,
     score: Score = "softmax",
     bias: Array | None = None,
+    groups: ExpertGroups | None = None,
+    weight_scale: float = 1.0,
+    expert_scale: Array | None = None,
 ) -> Routing:
     """Choose the `k` best experts of every token.
 
@@ -38,10 +79,15 @@ def route(
         score: How logits become scores: "softmax" over experts, or "sigmoid" of each expert alone.
         bias: (E,) added to the scores for the choice only, never to the weights
             (`update_router_bias` keeps such a bias so that experts stay evenly used).
+        groups: Limits the choice to the best groups of experts.
+        weight_scale: Multiplies all weights, normalized or not.
+        expert_scale: (E,) multiplies the weights of each expert, normalized or not.
     """
     scores, probabilities = score_experts(logits, k, score)
-    _, experts = lax.top_k(for_selection(scores, bias), k)
-    weights = weigh_experts(scores, experts, normalize=normalize)
+    _, experts = lax.top_k(for_selection(scores, k, bias=bias, groups=groups), k)
+    weights = weigh_experts(
+        scores, experts, normalize=normalize, weight_scale=weight_scale, expert_scale=expert_scale
+    )
     return Routing(experts, weights, probabilities, logits)
 
 
@@ -62,22 +108,55 @@ def score_experts(logits: Array, k: int, score: Score) -> tuple[Array, Array]:
         return scores, scores
     if score == "sigmoid":
         scores = jax.nn.sigmoid(logits)
-        return scores, scores / scores.sum(-1, keepdims=True)
+        return scores, _to_sum_one(scores)
     raise TPUValidationError(
         f"Router score '{score}' is unknown; known are {', '.join(get_args(Score))}."
         f"{did_you_mean(score, get_args(Score))}"
     )
 
 
-def for_selection(scores: Array, bias: Array | None) -> Array:
-    """What the choice looks at; not differentiated: gradients come through the weights."""
-    return lax.stop_gradient(scores if bias is None else scores + bias)
+def for_selection(
+    scores: Array, k: int, *, bias: Array | None, groups: ExpertGroups | None
+) -> Array:
+    """(T, E) what the choice of `k` goes by: experts out of the question are at minus infinity.
+
+    Not differentiated: gradients come through the weights.
+
+    Raises:
+        TPUValidationError: The groups do not fit the experts.
+    """
+    selection = lax.stop_gradient(scores if bias is None else scores + bias)
+    return selection if groups is None else _in_best_groups(selection, k, groups)
 
 
-def weigh_experts(scores: Array, experts: Array, *, normalize: bool) -> Array:
+def _in_best_groups(selection: Array, k: int, groups: ExpertGroups) -> Array:
+    groups.check(selection.shape[-1], k)
+    grouped = selection.reshape(*selection.shape[:-1], groups.count, -1)
+    best, _ = lax.top_k(grouped, groups.top)
+    _, kept = lax.top_k(best.sum(-1), groups.kept)
+    stands = (kept[..., None] == jnp.arange(groups.count)).any(-2)
+    return jnp.where(stands[..., None], grouped, -jnp.inf).reshape(selection.shape)
+
+
+def weigh_experts(
+    scores: Array,
+    experts: Array,
+    *,
+    normalize: bool,
+    weight_scale: float = 1.0,
+    expert_scale: Array | None = None,
+) -> Array:
     """(T, k) weights of the chosen experts."""
     weights = jnp.take_along_axis(scores, experts, axis=-1)
-    return weights / weights.sum(-1, keepdims=True) if normalize else weights
+    if normalize:
+        weights = _to_sum_one(weights)
+    if expert_scale is not None:
+        weights = weights * expert_scale[experts]
+    return weights * weight_scale
+
+
+def _to_sum_one(scores: Array) -> Array:
+    return scores / (scores.sum(-1, keepdims=True) + _TINY)
 
 
 class SortedAssignments(NamedTuple):
