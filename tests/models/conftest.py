@@ -39,18 +39,16 @@ def softmax(x):
     return x / x.sum(-1, keepdims=True)
 
 
-def attend(x, weights, config, window, segments):
-    length = len(x)
+def attend(x, weights, config, segments):
+    length, window = len(x), config.sliding_window
     q = linear(x, weights["q_proj"]).reshape(length, config.n_heads, config.head_dim)
     k = linear(x, weights["k_proj"]).reshape(length, config.n_kv_heads, config.head_dim)
     v = linear(x, weights["v_proj"]).reshape(length, config.n_kv_heads, config.head_dim)
     if config.qk_norm:
         q, k = norm(q, weights["q_norm"], config), norm(k, weights["k_norm"], config)
     if config.positions == "rope":
-        local = window is not None and config.local_rope_theta is not None
-        theta = config.local_rope_theta if local else config.rope_theta
-        factor = config.rope_scaling.factor if config.rope_scaling and not local else 1.0
-        q, k = rotate(q, theta, factor), rotate(k, theta, factor)
+        factor = config.rope_scaling.factor if config.rope_scaling else 1.0
+        q, k = rotate(q, config.rope_theta, factor), rotate(k, config.rope_theta, factor)
     out = np.zeros_like(q)
     for head in range(config.n_heads):
         kv = head // (config.n_heads // config.n_kv_heads)
@@ -95,8 +93,7 @@ def one_sequence(params, config, tokens, segments):
     for place in range(config.n_layers):
         layer = jax.tree.map(lambda leaf, place=place: leaf[place], params["layers"])
         normed = norm(x, layer["input_norm"], config)
-        window = config.window_of_layer(place)
-        attended = attend(normed, layer["self_attention"], config, window, segments)
+        attended = attend(normed, layer["self_attention"], config.layer(place), segments)
         if config.post_norms:
             attended = norm(attended, layer["post_attention_norm"], config)
         x = x + attended

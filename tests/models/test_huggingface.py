@@ -242,12 +242,13 @@ def test_configurations_read_back(name):
     from tpukit.models.huggingface.config import config_to_huggingface
 
     config = get_preset(name)
-    if name.startswith(("gpt3", "gemma3")):
+    if name.startswith("gpt3"):
         with pytest.raises(TPUModelError, match="cannot be written as Hugging Face weights"):
             config_to_huggingface(config)
         return
     back = TransformerConfig.from_huggingface(json.loads(json.dumps(config_to_huggingface(config))))
-    assert back.replace(name=name, dtype=config.dtype) == config
+    balance = config.router_balance_weight  # which few files say
+    assert back.replace(name=name, dtype=config.dtype, router_balance_weight=balance) == config
 
 
 def test_transformers_5_keeps_rope_in_one_place():
@@ -261,10 +262,9 @@ def test_transformers_5_keeps_rope_in_one_place():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "lama"}, "model_type 'lama' is not supported.*Did you mean 'llama'"),
+        ({"model_type": "lama"}, "model_type 'lama' is not supported; the nearest is 'llama'"),
         ({"hidden_act": "swish2"}, "hidden_act 'swish2' is not supported"),
-        ({"attention_bias": True}, "attention_bias and mlp_bias differ"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "rope scaling 'dynamic' is not supported"),
         ({"vocab_size": None}, "vocab_size"),
     ],
 )

@@ -7,20 +7,32 @@ import pytest
 
 from tpukit import Workload, compile_for, get_preset
 from tpukit.models.remat.policy import RematPolicy
-from tpukit.models.transformer.layer_stack import round_in_use, run_layers
+from tpukit.models.transformer.layer_pattern import find_runs
+from tpukit.models.transformer.layer_stack import StackedLayers, run_layers
+from tpukit.models.transformer.rounding import round_in_use
 
 LAYERS, WIDTH = 4, 64
 BF16 = jnp.dtype("bfloat16")
 
 
-def layer(parameters, x, place):
+def layer(parameters, x):
     y = x @ parameters["kernel"].astype(BF16) * parameters["scale"].astype(BF16)
-    return x + jnp.tanh(y), jnp.zeros(())
+    return x + jnp.tanh(y)
+
+
+def run(layer, stacked, x, *, rounds, remat):
+    opened, weights = round_in_use(stacked, BF16) if rounds else ((lambda kept: kept), stacked)
+    order = ("layer",) * jax.tree.leaves(stacked)[0].shape[0]
+
+    def one_layer(parameters, x, *_):
+        return layer(opened(parameters), x), jnp.zeros(()), None
+
+    layers = StackedLayers({"": weights}, {"layer": ""}, order, frozenset())
+    return run_layers(one_layer, layers, find_runs(order), x, remat=remat)
 
 
 def total(stacked, x, rounds):
-    run, weights = round_in_use(layer, stacked, BF16) if rounds else (layer, stacked)
-    out, _ = run_layers(run, weights, x, remat=RematPolicy(policy="full"))
+    out, _ = run(layer, stacked, x, rounds=rounds, remat=RematPolicy(policy="full"))
     return jnp.sum(out.astype(jnp.float32) ** 2)
 
 
@@ -60,12 +72,11 @@ def test_a_layer_sees_narrow_matrices_and_everything_else_as_it_is():
     }
     seen = {}
 
-    def look(parameters, x, place):
+    def look(parameters, x):
         seen.update(jax.tree.map(lambda leaf: leaf.dtype.name, parameters))
-        return x, jnp.zeros(())
+        return x
 
-    run, weights = round_in_use(look, shapes, BF16)
-    run_layers(run, weights, jnp.ones((1,)), remat=RematPolicy())
+    run(look, shapes, jnp.ones((1,)), rounds=True, remat=RematPolicy())
     assert seen == {
         "mlp": {"router": {"kernel": "float32"}, "experts": {"up_proj": "bfloat16"}},
         "q_proj": {"kernel": "bfloat16", "bias": "float32"},

@@ -29,8 +29,11 @@ VARIANTS = {
     "gemma": {
         "activation": "gelu",
         "sliding_window": 3,
-        "global_every": 2,
-        "local_rope_theta": 100.0,
+        "layer_kinds": {
+            "local": {"sliding_window": 3, "rope_theta": 100.0, "rope_scaling": {}},
+            "global": {},
+        },
+        "layer_pattern": "local, global",
         "rope_scaling": RopeScaling(factor=4.0),
         "qk_norm": True,
         "post_norms": True,
@@ -39,7 +42,8 @@ VARIANTS = {
     },
     "gpt": {
         "norm": "layernorm",
-        "use_bias": True,
+        "attention_bias": "qkvo",
+        "mlp_bias": True,
         "positions": "learned",
         "gated_mlp": False,
         "activation": "gelu",

@@ -76,7 +76,11 @@ def test_flops_are_those_of_the_published_runs(name, seq_len):
 
 
 def test_a_window_costs_only_the_keys_it_sees():
-    config = TransformerConfig(**BASE, sliding_window=8, global_every=2)
+    config = TransformerConfig(
+        **BASE,
+        layer_kinds={"local": {"sliding_window": 8}, "global": {}},
+        layer_pattern="local, global",
+    )
     seq_len = 64
     seen = sum(
         # The convention S / 2 counts half of the diagonal.
@@ -92,10 +96,16 @@ def test_a_window_costs_only_the_keys_it_sees():
 @pytest.mark.parametrize(
     "options",
     [
-        {"norm": "layernorm", "use_bias": True, "positions": "learned", "gated_mlp": False},
+        {
+            "norm": "layernorm",
+            "attention_bias": "qkvo",
+            "mlp_bias": True,
+            "positions": "learned",
+            "gated_mlp": False,
+        },
         {"qk_norm": True, "post_norms": True, "tied_embeddings": True},
         {"parallel_block": True, "head_dim": 32, "n_kv_heads": 2},
-        {"n_experts": 4, "experts_per_token": 1, "use_bias": True},
+        {"n_experts": 4, "experts_per_token": 1, "attention_bias": "qkvo", "mlp_bias": True},
     ],
     ids=lambda options: "-".join(options),
 )
@@ -111,12 +121,12 @@ def test_every_option_is_counted(options):
     [
         ({"n_heads": 3}, "d_model=64 is not a multiple of n_heads=3; set head_dim"),
         ({"n_kv_heads": 3}, "n_kv_heads=3 does not divide n_heads=4"),
-        ({"head_dim": 7}, "head_dim=7 is odd"),
+        ({"head_dim": 7}, "head_dim=7 gives 7 rotated channels, which is odd"),
         ({"n_layers": 0}, "n_layers=0; it must be at least 1"),
         ({"activation": "sillu"}, "activation='sillu' is not one of .* Did you mean 'silu'"),
         ({"n_experts": 4}, "experts_per_token=0 with n_experts=4"),
         ({"experts_per_token": 2}, "n_experts is 0; set n_experts"),
-        ({"global_every": 6}, "global_every=6 needs a sliding_window"),
+        ({"layer_pattern": "5 local, global"}, "layer_kinds and layer_pattern belong together"),
         ({"sliding_window": 0}, "sliding_window=0; it must be at least 1"),
         ({"n_experts": 2, "experts_per_token": 1, "gated_mlp": False}, "experts are gated"),
         ({"rope_scaling": {"kind": "lama3"}}, "rope scaling 'lama3' is not known"),
@@ -142,7 +152,7 @@ def test_plain_data_reads_back(name):
 
 
 def test_gemma3_has_one_global_layer_in_six():
-    windows = [get_preset("gemma3-12b").window_of_layer(layer) for layer in range(12)]
+    windows = [get_preset("gemma3-12b").layer(number).sliding_window for number in range(12)]
     assert windows == ([1024] * 5 + [None]) * 2
 
 

@@ -46,6 +46,12 @@ ONES = (
 NONE = ("int8_moment_bytes", "waiting_share", "op_overhead_s")
 
 
+def windows_but_every(nth, window):
+    """Layers with a window, and every nth without."""
+    kinds = {"local": {"sliding_window": window}, "global": {}}
+    return {"layer_kinds": kinds, "layer_pattern": f"{nth - 1} local, global"}
+
+
 def split(
     sizes=None, *, on="v6e-8", model=None, batch=2, length=512, remat="none", pieces=1,
     precision="bf16", variant=OUR_STEP, memory=None, moments="float32", joined_by="data",
@@ -232,7 +238,7 @@ class TestAttention:
         # Of 4,096 tokens in two blocks: a query meets 2,048 or 4,096 keys, 3,072 in the mean. A
         # window of 1,000 does not reach over the block before the last; one of 2,049 does not
         # spare any.
-        model = {"sliding_window": 1_000, "global_every": 4}
+        model = windows_but_every(4, 1_000)
         options = {"length": 4096, "batch": 1, "variant": StepVariant(attention="splash")}
         per_key = 2 * 4 * 128 * 4096 * (2 * 0.8 / 0.5 + 5 * 0.8 / 0.5 / 0.64)
         assert self.attention(model=model, **options) == pytest.approx(4 * 3072 * per_key)
@@ -252,7 +258,7 @@ class TestAttention:
         # Other programs gather keys, and layers with a window need only the piece before.
         other = split({"context": 2}, variant=StepVariant(attention="splash"), **rates)
         assert other["attention"] == 0
-        windows = {"sliding_window": 100, "global_every": 2}
+        windows = windows_but_every(2, 100)
         half = split({"context": 2}, model=windows, **rates)["attention"]
         assert half == pytest.approx((24 + 37) * 2 * 4 * 128 * TOKENS / 2)
 
@@ -265,7 +271,7 @@ class TestAttention:
         ],
     )
     def test_a_window_past_the_piece_before_has_no_kernel(self, sizes, window, is_kernel):
-        model = {"sliding_window": window, "global_every": 4}
+        model = windows_but_every(4, window)
         tokens = TOKENS // sizes.get("context", 1)
         # Every score of 4 layers, 4 heads and 512 keys is written and read.
         plain = (12 + 25) * 4 * 4 * 512 * tokens
@@ -438,11 +444,11 @@ class TestBytesOfLinks:
             ({"context": 2}, {"remat": "full"}, 0.36 * 5),
             ({"context": 4}, {}, 3 * 0.36 * 4 / 2),
             ({"context": 2}, {"variant": StepVariant(attention="splash")}, 3),
-            ({"context": 2}, {"model": {"sliding_window": 9, "global_every": 2}}, 0.36 * 4 / 2),
+            ({"context": 2}, {"model": windows_but_every(2, 9)}, 0.36 * 4 / 2),
             (
                 {"context": 2},
                 {
-                    "model": {"sliding_window": 9, "global_every": 2},
+                    "model": windows_but_every(2, 9),
                     "variant": StepVariant(attention="splash"),
                 },
                 3,

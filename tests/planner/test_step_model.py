@@ -161,7 +161,7 @@ def test_windows_buffers_scores_and_other_products_cost_what_they_add():
     seconds = {}
     for name, model, variant in (
         ("usual", "gemma3-12b", OUR_STEP),
-        ("global", get_preset("gemma3-12b", sliding_window=None, global_every=None), OUR_STEP),
+        ("global", get_preset("gemma3-12b", layer_kinds={}, layer_pattern=""), OUR_STEP),
         ("plain", "gemma3-12b", StepVariant(attention="plain")),
         ("lookup", get_preset("gemma3-12b", embedding_lookup="one_hot"), OUR_STEP),
     ):

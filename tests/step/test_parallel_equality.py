@@ -24,8 +24,8 @@ MODELS = {
         d_ff=64,
         head_dim=8,
         vocab_size=64,
-        sliding_window=4,
-        global_every=2,
+        layer_kinds={"local": {"sliding_window": 4}, "global": {}},
+        layer_pattern="local, global",
         tied_embeddings=True,
     ),
 }

@@ -175,7 +175,12 @@ def test_key_heads_too_few_to_split_stay_whole():
 
 
 def test_a_pipeline_keeps_patterns_whole():
-    config = get_preset("tiny", n_layers=4, sliding_window=4, global_every=4)
+    config = get_preset(
+        "tiny",
+        n_layers=4,
+        layer_kinds={"local": {"sliding_window": 4}, "global": {}},
+        layer_pattern="3 local, global",
+    )
     work = Workload(config, batch_size=4, sequence_length=16, strategy="pipeline")
     mesh = abstract_mesh(mesh_shape=(2,), axis_names=("stage",))
     with pytest.raises(ShardingError, match="every 4 layers and 2 stages hold 2 each"):

@@ -51,8 +51,8 @@ def pipeline_loss_and_gradients(
         }
         if "segment_ids" in piece:
             carried["segment_ids"] = piece["segment_ids"]
-        if config.n_experts:
-            carried["router"] = RouterStats.zeros(config.n_experts)
+        if config.has_experts:
+            carried["router"] = RouterStats.zeros(config.most_experts)
         return carried
 
     def stage(layers: Any, carried: dict[str, Any]) -> dict[str, Any]:
@@ -125,9 +125,18 @@ def _last_names(config: TransformerConfig) -> tuple[str, ...]:
 
 
 def _check_pattern(config: TransformerConfig, stages: int) -> None:
-    if config.n_layers % stages == 0 and (config.n_layers // stages) % config.layer_period:
+    """Raise where stages would not all hold the same kinds of layers in the same order."""
+    if config.per_layer_width or config.key_donors:
         raise ShardingError(
-            f"'{config.name}' repeats its pattern of local and global layers every "
-            f"{config.layer_period} layers and {stages} stages hold "
-            f"{config.n_layers // stages} each; use a number of stages that keeps whole patterns."
+            f"layers of '{config.name}' read embeddings or keys that other stages have; use a "
+            "mesh without a pipeline axis."
+        )
+    each = config.n_layers // stages
+    order = config.layer_order
+    held = {order[stage * each : (stage + 1) * each] for stage in range(stages)}
+    if config.n_layers % stages == 0 and len(held) > 1:
+        raise ShardingError(
+            f"'{config.name}' has layers in the pattern '{config.layer_pattern}', and {stages} "
+            f"stages of {each} layers would not all hold the same; use a number of stages that "
+            "keeps whole patterns."
         )

@@ -83,7 +83,7 @@ def execution_on(
     elif isinstance(execution.attention, str) and execution.attention in _BY_KERNEL:
         kernel = _BY_KERNEL[execution.attention]
         execution = execution.replace(attention=partial(kernel, **spread))
-    if config is not None and config.n_experts:
+    if config is not None and config.has_experts:
         # Left to the partitioner, sorting tokens by expert would sort those of all devices.
         execution = execution.replace(
             expert_mesh=mesh,
@@ -155,7 +155,8 @@ def ring_layout_for(
         return "contiguous"
     piece, rest = divmod(sequence_length, shards * pieces_a_shard("zigzag"))
     # Pieces of zigzag are half as long, and a kernel's window reaches into one of them only.
-    far = config.sliding_window is not None and not reaches_one_piece(config.sliding_window, piece)
+    windows = {layer.sliding_window for layer in config.kinds.values() if layer.sliding_window}
+    far = any(not reaches_one_piece(window, piece) for window in windows)
     return "contiguous" if rest or far else "zigzag"
 
 

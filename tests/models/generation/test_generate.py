@@ -21,10 +21,14 @@ CONFIGS = {
     "capacity": get_preset("tiny-moe", routing="capacity", capacity_factor=0.5),
     "window": get_preset("tiny", sliding_window=3),
     "mixed windows": get_preset(
-        "tiny", n_layers=5, sliding_window=4, global_every=2, local_rope_theta=100.0
+        "tiny",
+        n_layers=5,
+        layer_kinds={"local": {"sliding_window": 4, "rope_theta": 100.0}, "global": {}},
+        layer_pattern="local, global",
     ),
     "learned, biased, parallel": get_preset(
-        "tiny", positions="learned", norm="layernorm", use_bias=True, parallel_block=True,
+        "tiny", positions="learned", norm="layernorm", attention_bias="qkvo",
+        mlp_bias=True, parallel_block=True,
         gated_mlp=False, activation="gelu", tied_embeddings=True,
     ),
     "normed": get_preset("tiny", qk_norm=True, post_norms=True, scale_embeddings=True),

@@ -1,5 +1,6 @@
 """The reference transformer, named by a preset or described by a configuration."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -29,8 +30,17 @@ class TransformerAdapter:
 
     @property
     def head_counts(self) -> dict[str, int]:
-        """Heads of queries, and of keys and values."""
-        return {"heads": self.config.n_heads, "kv_heads": self.config.n_kv_heads}
+        """Heads of queries, and of keys and values, that every kind of layer can be split by."""
+        heads: list[int] = []
+        kv_heads: list[int] = []
+        for layer in self.config.kinds.values():
+            if layer.delta is not None:
+                heads.append(layer.delta.key_heads)
+                kv_heads.append(layer.delta.key_heads)
+            else:
+                heads.append(layer.n_heads)
+                kv_heads.append(layer.n_heads if layer.latent else layer.n_kv_heads)
+        return {"heads": math.gcd(*heads), "kv_heads": math.gcd(*kv_heads)}
 
     def init(self, rng: jax.Array) -> Variables:
         """New parameters."""
@@ -64,14 +74,20 @@ class TransformerAdapter:
         targets, wanted = token_targets(batch, x.shape[:2]), model.execution.loss_chunks
         if targets is not None and wanted is not None:
             head = model.head()
-            if callable(wanted):
+            if callable(wanted) and model.config.logit_soft_cap is None:
                 return wanted(model.final_norm(x), head, targets)
+            wanted = "auto" if callable(wanted) else wanted  # which knows no cap
             shape = (*x.shape[:2], head.shape[-1])
             split = TokenSplit.of(shape)
             if count_chunks(wanted, shape, itemsize=head.dtype.itemsize, split=split) > 1:
                 normed = model.final_norm(x)
                 return chunked_next_token_loss(
-                    normed, head, targets, chunks=wanted, z_loss=model.execution.z_loss
+                    normed,
+                    head,
+                    targets,
+                    chunks=wanted,
+                    z_loss=model.execution.z_loss,
+                    soft_cap=model.config.logit_soft_cap,
                 )
         return model.unembed(x)
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from ...errors import TPUValidationError
 from ..transformer.config import TransformerConfig
-from .forward import KVCache, read_prompts, read_token
+from .cache import Cache
+from .forward import read_prompts, read_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ class DecodingState:
     positions: jax.Array  # (rows,) of the newest token
     done: jax.Array  # (rows,)
     steps: jax.Array  # new tokens so far
-    cache: KVCache
+    cache: Cache
 
 
 def begin_rows(
@@ -123,7 +124,9 @@ def extend_rows(
 
     def one_more(now: DecodingState) -> DecodingState:
         newest = now.tokens[rows, now.positions]
-        logits, cache = read_token(config, params, newest, now.positions, now.cache)
+        logits, cache = read_token(
+            config, params, newest, now.positions, now.cache, slots=now.tokens.shape[1]
+        )
         positions = now.positions + 1
         chosen = jnp.where(now.done, eos, sampling.choose(logits, _keys(seed, positions)))
         return DecodingState(

@@ -1,4 +1,4 @@
-"""Hugging Face weights of the Llama family in and out, one parameter at a time."""
+"""Hugging Face weights in and out, one parameter at a time."""
 
 import itertools
 import json
@@ -20,8 +20,8 @@ from ..adapters import TransformerAdapter
 from ..execution import Execution
 from ..transformer.config import TransformerConfig
 from ..transformer.model import Transformer
-from .config import config_to_huggingface
-from .names import TensorEntry, huggingface_tensors
+from .config import config_to_huggingface, family_for, family_of, text_part
+from .tensors import TensorEntry, entries
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -66,13 +66,24 @@ def import_huggingface(
             says, or the architecture is not supported.
     """
     folder = Path(folder)
-    if config is None:
-        config = TransformerConfig.from_huggingface(_read_json(folder / "config.json"))
+    data = None if config else _read_json(folder / "config.json")
+    if data is not None:
+        config, family = TransformerConfig.from_huggingface(data), family_of(data)
+    else:
+        assert config is not None
+        family = family_for(config)
+        data = family.json(config)
     params: dict[str, Any] = {}
     with ExitStack() as stack:
         tensors = _OpenTensors(folder, stack)
-        for path, entries in itertools.groupby(huggingface_tensors(config), key=_path_of):
-            value = _assemble(tensors, list(entries), config, dtype)
+        slots = {
+            kind: family.slots(layer, config.d_model, text_part(data))
+            for kind, layer in config.kinds.items()
+        }
+        prefix, head = tensors.prefixes()
+        found = entries(config, slots, prefix=prefix, head=head)
+        for path, group in itertools.groupby(found, key=_path_of):
+            value = _assemble(tensors, list(group), config, dtype)
             sharding = None if shardings is None else _look_up(shardings, path)
             _put(params, path, value if sharding is None else jax.device_put(value, sharding))
     return ImportedModel(config, params)
@@ -169,7 +180,19 @@ class _OpenTensors:
                 f"tensor '{entry.name}' has shape {tensor.shape} and config.json makes it "
                 f"{entry.stored_shape}; weights and configuration do not belong together."
             )
-        return tensor.T if entry.transposed else tensor
+        return entry.slot.read(tensor)
+
+    def prefixes(self) -> tuple[str, str]:
+        """What names start with: of the decoder, and of the unembedding.
+
+        A decoder that is part of a larger model has longer names.
+        """
+
+        def before(ending: str, default: str) -> str:
+            found = [name for name in self.file_of if name.endswith(ending)]
+            return min(found, key=len).removesuffix(ending) if found else default
+
+        return before("embed_tokens.weight", "model."), before("lm_head.weight", "")
 
 
 def _assemble(
@@ -193,16 +216,38 @@ def _assemble(
 def _tensors_of(
     params: Mapping[str, Any], config: TransformerConfig
 ) -> Iterator[tuple[str, np.ndarray]]:
-    for path, entries in itertools.groupby(huggingface_tensors(config), key=_path_of):
-        value = np.asarray(_look_up(params, path))
-        for entry in entries:
-            part = value[entry.index]
-            if part.shape != entry.shape:
-                raise TPUModelError(
-                    f"parameter '{path}' holds {part.shape} for '{entry.name}' and the config "
-                    f"makes it {entry.shape}; parameters and configuration do not belong together."
-                )
-            yield entry.name, np.ascontiguousarray(part.T if entry.transposed else part)
+    """Every tensor of the checkpoint; parameters are gathered when the first one needs them."""
+    family = family_for(config)
+    data = family.json(config)
+    slots = {
+        kind: family.slots(layer, config.d_model, data) for kind, layer in config.kinds.items()
+    }
+    parts: dict[str, list[TensorEntry]] = {}
+    for entry in entries(config, slots, prefix="model.", head=""):
+        parts.setdefault(entry.name, []).append(entry)
+    last_use = {entry.path: name for name, group in parts.items() for entry in group}
+    gathered: dict[str, np.ndarray] = {}
+    for name, group in parts.items():
+        for path in {entry.path for entry in group} - gathered.keys():
+            gathered[path] = np.asarray(_look_up(params, path))
+        yield name, _joined(name, group, gathered)
+        for path in [path for path in gathered if last_use[path] == name]:
+            del gathered[path]
+
+
+def _joined(name: str, group: list[TensorEntry], gathered: dict[str, np.ndarray]) -> np.ndarray:
+    """The tensor of which these entries are the parts."""
+    dtype = gathered[group[0].path].dtype
+    tensor = np.empty(group[0].stored_shape, dtype)
+    for entry in group:
+        part = gathered[entry.path][entry.index]
+        if part.shape != entry.shape:
+            raise TPUModelError(
+                f"parameter '{entry.path}' holds {part.shape} for '{name}' and the config "
+                f"makes it {entry.shape}; parameters and configuration do not belong together."
+            )
+        entry.slot.write(tensor, part)
+    return tensor
 
 
 def _write_shard(folder: Path, number: int, tensors: dict[str, np.ndarray]) -> Path:

@@ -116,6 +116,7 @@ def chunked_next_token_loss(
     *,
     chunks: int | Literal["auto"] | None = "auto",
     z_loss: float = 0.0,
+    soft_cap: float | None = None,
 ) -> WeightedLoss:
     """`next_token_loss(x @ kernel, targets)` that never holds all logits.
 
@@ -129,6 +130,7 @@ def chunked_next_token_loss(
         chunks: Pieces to cut each device's tokens into. "auto" keeps one device's logits of a
             chunk below 512 MiB, but chunks at 2048 tokens or more; None is one piece.
         z_loss: See `next_token_loss`.
+        soft_cap: Logits are bent by a tanh to stay within ± this.
     """
     batch, length = x.shape[:2]
     vocab = kernel.shape[-1]
@@ -155,7 +157,7 @@ def chunked_next_token_loss(
     labels = cut(targets, -1)
     counted = (labels >= 0).astype(jnp.promote_types(kernel.dtype, jnp.float32))
     result: Any = weighted_total(
-        cut(x, 0), kernel, labels, counted, LossTerms(z_loss), split, kernel.dtype
+        cut(x, 0), kernel, labels, counted, LossTerms(z_loss, soft_cap), split, kernel.dtype
     )
     total = result[0]
     return WeightedLoss(total, jnp.sum(targets >= 0, dtype=total.dtype))

@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...hardware import Figure
+from .layer_config import LayerConfig
+from .shapes import layer_shapes, parameter_shapes
 
 if TYPE_CHECKING:
     from .config import TransformerConfig
@@ -61,66 +64,77 @@ class FlopsPerToken:
         }
 
 
-def parameter_shapes(config: "TransformerConfig") -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter by its path, by the same rules the modules are built by.
-
-    Those of the layers are stacked: their first dimension counts layers.
-    """
-    c = config
-    d, heads, keys = c.d_model, c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
-    layer = {
-        **_norm("input_norm", d, c),
-        **_linear("self_attention/q_proj", d, heads, bias=c.use_bias),
-        **_linear("self_attention/k_proj", d, keys, bias=c.use_bias),
-        **_linear("self_attention/v_proj", d, keys, bias=c.use_bias),
-        **_linear("self_attention/o_proj", heads, d, bias=c.use_bias),
-        **({} if c.parallel_block else _norm("mlp_norm", d, c)),
-        **_feed_forward(c),
-    }
-    if c.qk_norm:
-        layer |= _norm("self_attention/q_norm", c.head_dim, c)
-        layer |= _norm("self_attention/k_norm", c.head_dim, c)
-    if c.post_norms:
-        layer |= {**_norm("post_attention_norm", d, c), **_norm("post_mlp_norm", d, c)}
-    shapes = {f"layers/{path}": (c.n_layers, *shape) for path, shape in layer.items()}
-    shapes |= {"embed/embedding": (c.vocab_size, d), **_norm("final_norm", d, c)}
-    if c.positions == "learned":
-        shapes["position_embed/embedding"] = (c.max_seq_len, d)
-    if not c.tied_embeddings:
-        shapes["lm_head/kernel"] = (d, c.vocab_size)
-    return shapes
-
-
 def count_parameters(config: "TransformerConfig") -> ParameterCount:
     """Count what `parameter_shapes` lists."""
     c = config
     total = sum(math.prod(shape) for shape in parameter_shapes(c).values())
-    idle = c.n_layers * (c.n_experts - c.experts_per_token) * _expert_weights(c)
+    kinds = Counter(c.layer_order)
+    idle = sum(
+        count * (layer.n_experts - layer.experts_per_token) * expert_weights(layer, c.d_model)
+        for layer, count in ((c.kinds[kind], count) for kind, count in kinds.items())
+    )
     embedding = c.vocab_size * c.d_model
-    attention = 2 * c.d_model * c.head_dim * (c.n_heads + c.n_kv_heads)
-    feed_forward = max(1, c.experts_per_token) * _expert_weights(c) + c.d_model * c.n_experts
+    tables = c.max_seq_len * c.d_model if c.learned_positions else 0
+    tables += c.vocab_size * c.n_layers * c.per_layer_width
+    in_layers = sum(n * matmul_weights(c.kinds[kind], c.d_model) for kind, n in kinds.items())
+    beside = c.d_model * c.n_layers * c.per_layer_width
     return ParameterCount(
         total=total,
         active=total - idle,
-        embedding=embedding + (c.max_seq_len * c.d_model if c.positions == "learned" else 0),
+        embedding=embedding + tables,
         # Tied or not, the unembedding is one product with as many weights as the embedding.
-        matmul_active=c.n_layers * (attention + feed_forward) + embedding,
+        matmul_active=in_layers + beside + embedding,
     )
+
+
+def matmul_weights(layer: LayerConfig, d_model: int) -> int:
+    """Weights of one layer that a token is multiplied with."""
+    matrices = {
+        path: math.prod(shape)
+        for path, shape in layer_shapes(layer, d_model).items()
+        if path.endswith("/kernel") and not path.endswith("_conv/kernel")
+    }
+    return sum(matrices.values()) + layer.experts_per_token * expert_weights(layer, d_model)
+
+
+def expert_weights(layer: LayerConfig, d_model: int) -> int:
+    """Weights of one expert's matrices."""
+    return 3 * d_model * layer.expert_d_ff
 
 
 def count_flops_per_token(
     config: "TransformerConfig", seq_len: int, *, causal: bool = True
 ) -> FlopsPerToken:
     """Count the FLOPs of one training token; see `FlopsPerToken.convention`."""
-    per_key = 2 * FLOPS_PER_MULTIPLY_ADD * BACKWARD_AND_FORWARD * config.n_heads * config.head_dim
-    keys = sum(
-        _mean_keys(config.window_of_layer(layer), seq_len, causal=causal)
-        for layer in range(config.n_layers)
+    each = FLOPS_PER_MULTIPLY_ADD * BACKWARD_AND_FORWARD
+    attention = sum(
+        count * each * _mixing_products(config.kinds[kind], seq_len, causal=causal)
+        for kind, count in Counter(config.layer_order).items()
     )
-    matmul = FLOPS_PER_MULTIPLY_ADD * BACKWARD_AND_FORWARD * config.parameter_count().matmul_active
+    matmul = each * config.parameter_count().matmul_active
     return FlopsPerToken(
-        matmul=float(matmul), attention=per_key * keys, seq_len=seq_len, causal=causal
+        matmul=float(matmul), attention=float(attention), seq_len=seq_len, causal=causal
     )
+
+
+def _mixing_products(layer: LayerConfig, seq_len: int, *, causal: bool) -> float:
+    """Multiply-adds of one token that no weight has part in: scores and values, or the state's."""
+    if layer.delta is not None:
+        # The state is read for the key, changed, and read for the query.
+        d = layer.delta
+        return 3 * d.value_heads * d.key_dim * d.value_dim
+    keys = mean_keys(layer, seq_len, causal=causal)
+    return layer.n_heads * (layer.qk_dim + layer.v_dim) * keys
+
+
+def mean_keys(layer: LayerConfig, seq_len: int, *, causal: bool = True) -> float:
+    """Keys that a query attends to, on average over a sequence."""
+    if not causal:
+        return float(seq_len)
+    if layer.attention_chunk and layer.attention_chunk < seq_len:
+        return layer.attention_chunk / 2
+    window = min(layer.sliding_window or seq_len, seq_len)
+    return window * (1 - window / (2 * seq_len))
 
 
 def count_flops_per_step(
@@ -131,42 +145,3 @@ def count_flops_per_step(
         return Figure.missing("FLOP", "FLOPs are counted for the reference transformers only")
     per_token = count_flops_per_token(config, sequence_length)
     return Figure(per_token.total * tokens_per_step, "FLOP", "model", per_token.convention)
-
-
-def _mean_keys(window: int | None, seq_len: int, *, causal: bool) -> float:
-    if not causal:
-        return float(seq_len)
-    reach = min(window or seq_len, seq_len)
-    return reach * (1 - reach / (2 * seq_len))
-
-
-def _expert_weights(c: "TransformerConfig") -> int:
-    """Weights of one feed-forward block."""
-    return c.d_model * c.d_ff * (3 if c.gated_mlp else 2)
-
-
-def _feed_forward(c: "TransformerConfig") -> dict[str, tuple[int, ...]]:
-    if c.n_experts:
-        widen, narrow = (c.n_experts, c.d_model, c.d_ff), (c.n_experts, c.d_ff, c.d_model)
-        return {
-            **_linear("mlp/router", c.d_model, c.n_experts, bias=False),
-            "mlp/experts/gate_proj": widen,
-            "mlp/experts/up_proj": widen,
-            "mlp/experts/down_proj": narrow,
-        }
-    gate = _linear("mlp/gate_proj", c.d_model, c.d_ff, bias=c.use_bias) if c.gated_mlp else {}
-    return {
-        **gate,
-        **_linear("mlp/up_proj", c.d_model, c.d_ff, bias=c.use_bias),
-        **_linear("mlp/down_proj", c.d_ff, c.d_model, bias=c.use_bias),
-    }
-
-
-def _linear(path: str, inputs: int, outputs: int, *, bias: bool) -> dict[str, tuple[int, ...]]:
-    kernel: dict[str, tuple[int, ...]] = {f"{path}/kernel": (inputs, outputs)}
-    return {**kernel, f"{path}/bias": (outputs,)} if bias else kernel
-
-
-def _norm(path: str, width: int, c: "TransformerConfig") -> dict[str, tuple[int, ...]]:
-    scale: dict[str, tuple[int, ...]] = {f"{path}/scale": (width,)}
-    return {**scale, f"{path}/bias": (width,)} if c.norm == "layernorm" else scale

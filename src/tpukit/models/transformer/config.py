@@ -1,8 +1,9 @@
 """What a decoder-only transformer is, as plain data that needs no jax to read."""
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from ...errors import TPUModelError, did_you_mean
@@ -12,13 +13,12 @@ from .accounting import (
     ParameterCount,
     count_flops_per_token,
     count_parameters,
-    parameter_shapes,
 )
+from .layer_config import LAYER_FIELDS, LayerConfig
+from .layer_pattern import kinds_of_layers
+from .parts import RopeScaling as RopeScaling
+from .shapes import parameter_shapes
 
-Activation = Literal["silu", "gelu", "relu"]
-Norm = Literal["rmsnorm", "layernorm"]
-Positions = Literal["rope", "learned"]
-RoutingName = Literal["dropless", "capacity"]
 MatmulFormat = Literal["dtype", "float8", "int8", "int8_throughout"]
 # What products round their operands to, by `matmul`; with "dtype" they are as wide as activations.
 OPERANDS: dict[str, NumberFormat] = {
@@ -26,6 +26,7 @@ OPERANDS: dict[str, NumberFormat] = {
     "int8": INT8,
     "int8_throughout": INT8,
 }
+ONLY_KIND = "layer"  # what the layers are called where all are of one kind
 
 
 def operand_format(matmul: str) -> NumberFormat:
@@ -34,60 +35,25 @@ def operand_format(matmul: str) -> NumberFormat:
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "activation": ("silu", "gelu", "relu"),
-    "norm": ("rmsnorm", "layernorm"),
-    "positions": ("rope", "learned"),
-    "routing": ("dropless", "capacity"),
     "matmul": ("dtype", *OPERANDS),
     "embedding_lookup": ("rows", "one_hot"),
     "dtype": ("float32", "bfloat16", "float16", "float64"),
     "param_dtype": ("float32", "bfloat16", "float16", "float64"),
 }
-_POSITIVE = (
-    "n_layers",
-    "d_model",
-    "d_ff",
-    "n_heads",
-    "n_kv_heads",
-    "head_dim",
-    "vocab_size",
-    "max_seq_len",
-)
+_POSITIVE = ("n_layers", "d_model", "vocab_size", "max_seq_len")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """How rotary frequencies are stretched to a longer context than the model was trained on.
-
-    `linear` divides every frequency by `factor`; `llama3` leaves wavelengths shorter than
-    `original_max_seq_len / high_freq_factor` alone and blends up to `low_freq_factor`.
-    """
-
-    kind: Literal["linear", "llama3"] = "linear"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_seq_len: int = 8192
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("linear", "llama3"):
-            raise TPUModelError(
-                f"rope scaling '{self.kind}' is not known; use 'linear' or 'llama3'."
-                + did_you_mean(self.kind, ("linear", "llama3"))
-            )
-        if self.factor <= 0:
-            raise TPUModelError(f"rope scaling factor is {self.factor}; it must be above 0.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(LayerConfig):
     """The dimensions and options of one decoder-only transformer.
 
-    Left out, `n_kv_heads` equals `n_heads` and `head_dim` equals `d_model / n_heads`.
-    With a `sliding_window`, every layer is local unless `global_every` is set: then each
-    `global_every`-th layer attends to everything before it. `gelu` is the tanh form. With
-    `matmul` "float8" or "int8" the products of attention and dense MLP round their operands to
-    eight bits, forward and backward; with "int8" all but those that give gradients of weights,
+    What a layer is, its own fields say (see `LayerConfig`). Where layers differ, `layer_kinds`
+    names the kinds, each with the fields in which it differs from these, and `layer_pattern` says
+    in which order they come: `layer_kinds={"local": {"sliding_window": 1024}, "global": {}}` with
+    `layer_pattern="5 local, global"`.
+
+    With `matmul` "float8" or "int8" the products of attention and dense MLP round their operands
+    to eight bits, forward and backward; with "int8" all but those that give gradients of weights,
     with "int8_throughout" those as well.
     With `embedding_lookup` "one_hot" embeddings, and their gradients, are products with a matrix
     of zeros and ones: more FLOPs, but no rows scattered over each other. `wide_gradients` stacks
@@ -97,36 +63,15 @@ class TransformerConfig:
 
     n_layers: int
     d_model: int
-    d_ff: int
-    n_heads: int
     vocab_size: int
-    n_kv_heads: int = 0
-    head_dim: int = 0
     max_seq_len: int = 2048
     name: str = "custom"
+    layer_kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any], hash=False)
+    layer_pattern: str = ""
 
-    norm: Norm = "rmsnorm"
-    norm_eps: float = 1e-5
-    activation: Activation = "silu"
-    gated_mlp: bool = True
-    use_bias: bool = False
-    qk_norm: bool = False
-    post_norms: bool = False
-    parallel_block: bool = False
     tied_embeddings: bool = False
     scale_embeddings: bool = False
-
-    positions: Positions = "rope"
-    rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    local_rope_theta: float | None = None
-    sliding_window: int | None = None
-    global_every: int | None = None
-
-    n_experts: int = 0
-    experts_per_token: int = 0
-    routing: RoutingName = "dropless"
-    capacity_factor: float = 1.25
+    logit_soft_cap: float | None = None
     router_balance_weight: float = 0.01
 
     matmul: MatmulFormat = "dtype"
@@ -136,8 +81,7 @@ class TransformerConfig:
     wide_gradients: bool = False
 
     def __post_init__(self) -> None:
-        if not self.n_kv_heads:
-            object.__setattr__(self, "n_kv_heads", self.n_heads)
+        super().__post_init__()
         if not self.head_dim:
             if self.n_heads <= 0 or self.d_model % self.n_heads:
                 raise TPUModelError(
@@ -145,59 +89,121 @@ class TransformerConfig:
                     "set head_dim, or choose a head count that divides d_model."
                 )
             object.__setattr__(self, "head_dim", self.d_model // self.n_heads)
-        for field in ("dtype", "param_dtype"):
-            given = str(getattr(self, field))
-            object.__setattr__(self, field, spelled_as(given, _CHOICES[field]) or given)
-        if isinstance(self.rope_scaling, Mapping):
-            object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
-        self._check_numbers()
+        for name in ("dtype", "param_dtype"):
+            given = str(getattr(self, name))
+            object.__setattr__(self, name, spelled_as(given, _CHOICES[name]) or given)
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                raise TPUModelError(f"{name}={getattr(self, name)}; it must be at least 1.")
         self._check_choices()
-
-    def _check_numbers(self) -> None:
-        for field in _POSITIVE:
-            if getattr(self, field) <= 0:
-                raise TPUModelError(f"{field}={getattr(self, field)}; it must be at least 1.")
-        if self.n_heads % self.n_kv_heads:
+        if bool(self.layer_kinds) != bool(self.layer_pattern):
             raise TPUModelError(
-                f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; every "
-                "key/value head serves the same number of query heads, so use a divisor."
+                "layer_kinds and layer_pattern belong together: the one says which kinds of "
+                "layers there are, the other in which order they come."
             )
-        if self.positions == "rope" and self.head_dim % 2:
+        for kind, layer in self.kinds.items():
+            layer.check(f"layer_kinds.{kind}: " if self.layer_kinds else "")
+        # Only what differs, so that one transformer is described in one way.
+        differing = {
+            kind: {
+                name: changes[name]
+                for name in sorted(changes)
+                if getattr(self.kinds[kind], name) != getattr(self, name)
+            }
+            for kind, changes in self.layer_kinds.items()
+        }
+        object.__setattr__(self, "layer_kinds", differing)
+        counts = {layer.n_experts for layer in self.kinds.values()} - {0}
+        if len(counts) > 1:
             raise TPUModelError(
-                f"head_dim={self.head_dim} is odd; rotary positions rotate pairs of channels, "
-                "so head_dim must be even (or set positions='learned')."
+                f"kinds of layers have {' and '.join(map(str, sorted(counts)))} experts; all that "
+                "have any must have as many, for their routers are judged together."
             )
-        if self.n_experts and not 1 <= self.experts_per_token <= self.n_experts:
-            raise TPUModelError(
-                f"experts_per_token={self.experts_per_token} with n_experts={self.n_experts}; "
-                "each token goes to between 1 and n_experts experts."
-            )
-        if self.experts_per_token and not self.n_experts:
-            raise TPUModelError("experts_per_token is set but n_experts is 0; set n_experts too.")
-        if self.global_every is not None and self.sliding_window is None:
-            raise TPUModelError(
-                f"global_every={self.global_every} needs a sliding_window for the other layers."
-            )
-        for field in ("sliding_window", "global_every"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise TPUModelError(f"{field}={value}; it must be at least 1, or None.")
+        self._check_shared_keys()
 
     def _check_choices(self) -> None:
-        for field, choices in _CHOICES.items():
-            seen = getattr(self, field)
+        for name, choices in _CHOICES.items():
+            seen = getattr(self, name)
             if seen not in choices:
                 raise TPUModelError(
-                    f"{field}='{seen}' is not one of {', '.join(choices)}."
+                    f"{name}='{seen}' is not one of {', '.join(choices)}."
                     + did_you_mean(str(seen), choices)
                 )
-        if self.n_experts and not self.gated_mlp:
-            raise TPUModelError("experts are gated MLPs here; leave gated_mlp=True with n_experts.")
+
+    def _check_shared_keys(self) -> None:
+        for kind, donor in self.key_donors.items():
+            shared = self.kinds[kind]
+            if donor is None:
+                raise TPUModelError(
+                    f"layer_kinds.{kind} takes keys and values of '{shared.shares_keys_of}', and "
+                    "no layer of that kind comes before it; name a kind that does."
+                )
+            given = self.layer(donor)
+            if (given.n_kv_heads, given.head_dim) != (shared.n_kv_heads, shared.head_dim):
+                raise TPUModelError(
+                    f"layer_kinds.{kind} has {shared.n_kv_heads} key heads of {shared.head_dim} "
+                    f"and takes those of '{shared.shares_keys_of}', {given.n_kv_heads} of "
+                    f"{given.head_dim}; make them alike."
+                )
+
+    @cached_property
+    def kinds(self) -> dict[str, LayerConfig]:
+        """What each kind of layer is, all its fields filled in."""
+        own = {name: getattr(self, name) for name in LAYER_FIELDS}
+        if not self.layer_kinds:
+            return {ONLY_KIND: LayerConfig(**own)}
+        found: dict[str, LayerConfig] = {}
+        for kind, changes in self.layer_kinds.items():
+            for key in changes:
+                if key not in own:
+                    raise TPUModelError(
+                        f"layer_kinds.{kind} sets '{key}', which is not a field of a layer."
+                        + did_you_mean(key, own)
+                    )
+            # A kind of another width has as many keys as queries only if it says so.
+            found[kind] = LayerConfig(**{**own, **changes})
+        return found
+
+    @cached_property
+    def layer_order(self) -> tuple[str, ...]:
+        """The kind of every layer."""
+        pattern = self.layer_pattern or ONLY_KIND
+        return kinds_of_layers(pattern, self.n_layers, known=tuple(self.kinds))
+
+    def layer(self, number: int) -> LayerConfig:
+        """What layer `number` is."""
+        return self.kinds[self.layer_order[number]]
+
+    @cached_property
+    def key_donors(self) -> dict[str, int | None]:
+        """For each kind that takes another's keys, the layer they come from; None if none does."""
+        donors: dict[str, int | None] = {}
+        for kind, layer in self.kinds.items():
+            if layer.shares_keys_of and kind in self.layer_order:
+                before = self.layer_order[: self.layer_order.index(kind)]
+                found = [n for n, name in enumerate(before) if name == layer.shares_keys_of]
+                donors[kind] = found[-1] if found else None
+        return donors
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer has experts."""
+        return self.most_experts > 0
+
+    @property
+    def most_experts(self) -> int:
+        """Experts of the layers that have the most."""
+        return max(self.kinds[kind].n_experts for kind in self.layer_order)
+
+    @property
+    def learned_positions(self) -> bool:
+        """Whether tokens are given an embedding of their position."""
+        return self.positions == "learned"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TransformerConfig":
         """Build from plain data; an unknown key is refused with the nearest known one."""
-        known = {field.name for field in dataclasses.fields(cls)}
+        known = {entry.name for entry in dataclasses.fields(cls)}
         for key in data:
             if key not in known:
                 raise TPUModelError(
@@ -207,7 +213,7 @@ class TransformerConfig:
 
     @classmethod
     def from_huggingface(cls, config_json: Mapping[str, Any]) -> "TransformerConfig":
-        """Build from the content of a Hugging Face `config.json` (Llama family)."""
+        """Build from the content of a Hugging Face `config.json`."""
         from ..huggingface.config import config_from_huggingface
 
         return config_from_huggingface(config_json)
@@ -219,23 +225,17 @@ class TransformerConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
         fields = self._fields()
-        if self.rope_scaling is not None:
-            fields["rope_scaling"] = dataclasses.asdict(self.rope_scaling)
-        return fields
+        for name, value in fields.items():
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                fields[name] = dataclasses.asdict(value)
+        return {**fields, "layer_kinds": {kind: dict(of) for kind, of in self.layer_kinds.items()}}
 
     def _fields(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
 
-    def window_of_layer(self, layer: int) -> int | None:
-        """The sliding window of layer `layer`, or None where it attends to everything."""
-        if self.global_every is not None and (layer + 1) % self.global_every == 0:
-            return None
-        return self.sliding_window
-
-    @property
-    def layer_period(self) -> int:
-        """The number of layers after which the pattern of local and global ones repeats."""
-        return self.global_every or 1
+    def layers(self) -> Iterator[tuple[str, LayerConfig]]:
+        """The kind of every layer, and what it is."""
+        return ((kind, self.kinds[kind]) for kind in self.layer_order)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter by its path; those of layers are stacked."""

@@ -1,7 +1,9 @@
-"""Run a stack of equal layers: scanned or unrolled, in remat segments, with a repeating pattern."""
+"""Run stacks of layers: scanned or unrolled, in remat segments, kinds in their order."""
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -9,82 +11,184 @@ import jax
 import jax.numpy as jnp
 
 from ..remat.policy import RematPolicy
+from .layer_pattern import LayerRun
+from .mixing import Keys
 
-# (parameters of one layer, activations, its number in the period) -> (activations, statistics)
-LayerFunction = Callable[[Any, jax.Array, int], tuple[jax.Array, Any]]
+# (parameters of one layer, what is carried, its kind, its own inputs, keys of other layers)
+# -> (what is carried, statistics or None, its keys or None)
+LayerFunction = Callable[[Any, Any, str, Any, Mapping[str, Keys]], tuple[Any, Any, Keys | None]]
+
+
+@dataclass(frozen=True)
+class StackedLayers:
+    """Parameters of layers, stacked by kind, and how they are gone through.
+
+    Attributes:
+        stacks: Parameters by the name of their stack; leaves have a leading layer axis.
+        stack_of: The stack of each kind.
+        order: The kind of every layer.
+        donors: Numbers of the layers whose keys others read; each is a run of its own.
+        inputs: What each layer is given of its own, with a leading axis of all layers; or None.
+    """
+
+    stacks: Mapping[str, Any]
+    stack_of: Mapping[str, str]
+    order: tuple[str, ...]
+    donors: frozenset[int]
+    inputs: Any = None
+
+    def part(self, first: int, count: int) -> "_Part":
+        """The parameters of `count` layers from `first` on, cut out of their stacks."""
+        kinds = self.order[first : first + count]
+        before = Counter(self.stack_of[kind] for kind in self.order[:first])
+        cut = {
+            stack: jax.tree.map(
+                lambda leaf, start=before[stack], size=size: leaf[start : start + size],
+                self.stacks[stack],
+            )
+            for stack, size in Counter(self.stack_of[kind] for kind in kinds).items()
+        }
+        own = jax.tree.map(lambda leaf: leaf[first : first + count], self.inputs)
+        return _Part(cut, own)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Part:
+    """Consecutive layers' parameters by stack, and their own inputs."""
+
+    stacks: dict[str, Any]
+    inputs: Any
 
 
 def run_layers(
     layer: LayerFunction,
-    stacked: Any,
-    x: jax.Array,
+    layers: StackedLayers,
+    runs: tuple[LayerRun, ...],
+    x: Any,
     *,
-    period: int = 1,
     remat: RematPolicy,
     scan: bool = True,
-) -> tuple[jax.Array, Any]:
-    """Send `x` through every layer of `stacked`, whose leaves have a leading layer axis.
+) -> tuple[Any, Any]:
+    """Send `x`, the activations or any tree with them, through every layer.
 
-    One scan step runs as many layers as it takes for both the pattern (`period`) and the remat
-    segments to come out even; what is left over at the end is unrolled.
+    One scan step runs as many layers as it takes for both the cycle of a run and the remat
+    segments to come out even; what is left over at the end of a run is unrolled.
 
     Returns:
-        The activations, and the layers' statistics added up.
+        What the last layer gives, and the layers' statistics added up.
     """
-    n_layers = jax.tree.leaves(stacked)[0].shape[0]
-    group = math.lcm(period, remat.every_n_layers)
-    groups = n_layers // group if scan else 0
     totals: list[Any] = []
-    if groups:
-        scanned = jax.tree.map(
-            lambda leaf: leaf[: groups * group].reshape(groups, group, *leaf.shape[1:]), stacked
-        )
+    shared: dict[str, Keys] = {}
+    for run in runs:
+        x, total, keys = _run(layer, layers, run, x, shared, remat=remat, scan=scan)
+        totals.append(total)
+        if keys is not None:
+            shared[layers.order[run.first]] = keys
+    return x, _add(totals)
 
-        def body(carry: jax.Array, parameters: Any) -> tuple[jax.Array, Any]:
-            return _run_unrolled(layer, parameters, carry, period=period, remat=remat, in_loop=True)
+
+def _run(
+    layer: LayerFunction,
+    layers: StackedLayers,
+    run: LayerRun,
+    x: Any,
+    shared: Mapping[str, Keys],
+    *,
+    remat: RematPolicy,
+    scan: bool,
+) -> tuple[Any, Any, Keys | None]:
+    count = len(run.kinds)
+    group = math.lcm(len(run.cycle), remat.every_n_layers)
+    groups = count // group if scan and run.repeats > 1 else 0
+    totals: list[Any] = []
+    keys = None
+    if groups:
+        whole = layers.part(run.first, groups * group)
+        scanned = jax.tree.map(
+            lambda leaf: leaf.reshape(groups, leaf.shape[0] // groups, *leaf.shape[1:]), whole
+        )
+        kinds = run.kinds[:group]
+
+        def body(carry: Any, part: _Part) -> tuple[Any, Any]:
+            x, total, _ = _unrolled(
+                layer, layers.stack_of, kinds, part, carry, shared, remat=remat, in_loop=True
+            )
+            return x, total
 
         x, per_group = jax.lax.scan(body, x, scanned)
         totals.append(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), per_group))
-    if n_layers > groups * group:
-        rest = jax.tree.map(lambda leaf: leaf[groups * group :], stacked)
-        x, total = _run_unrolled(layer, rest, x, period=period, remat=remat, in_loop=False)
+    if count > groups * group:
+        first = groups * group
+        rest = layers.part(run.first + first, count - first)
+        x, total, keys = _unrolled(
+            layer, layers.stack_of, run.kinds[first:], rest, x, shared, remat=remat, in_loop=False
+        )
         totals.append(total)
-    return x, _add(totals)
+    return x, _add(totals), keys if run.first in layers.donors else None
 
 
-def _run_unrolled(
+def _unrolled(
     layer: LayerFunction,
-    stacked: Any,
-    x: jax.Array,
+    stack_of: Mapping[str, str],
+    kinds: tuple[str, ...],
+    part: _Part,
+    x: Any,
+    shared: Mapping[str, Keys],
     *,
-    period: int,
     remat: RematPolicy,
     in_loop: bool,
-) -> tuple[jax.Array, Any]:
-    n_layers = jax.tree.leaves(stacked)[0].shape[0]
+) -> tuple[Any, Any, Keys | None]:
+    """Layers one after another; gives the keys of the last one."""
+    slots = _slots(kinds, stack_of)
     totals: list[Any] = []
-    if not remat.active and n_layers > 1:
-        leaves, structure = jax.tree.flatten(stacked)
-        for number, cuts in enumerate(zip(*map(_unstack, leaves), strict=True)):
-            x, seen = layer(jax.tree.unflatten(structure, cuts), x, number % period)
+    keys: Keys | None = None
+    if not remat.active and len(kinds) > 1:
+        cuts = {stack: _cut(of) for stack, of in part.stacks.items()}
+        for number, kind in enumerate(kinds):
+            own = jax.tree.map(lambda leaf, number=number: leaf[number], part.inputs)
+            one = cuts[stack_of[kind]][slots[number]]
+            x, seen, keys = layer(one, x, kind, own, shared)
             totals.append(seen)
-        return x, _add(totals)
-    for start in range(0, n_layers, remat.every_n_layers):
-        numbers = range(start, min(start + remat.every_n_layers, n_layers))
+        return x, _add(totals), keys
+    for start in range(0, len(kinds), remat.every_n_layers):
+        numbers = range(start, min(start + remat.every_n_layers, len(kinds)))
 
         # Layers are cut out of the stack inside the segment: cut outside, each cut would be an
         # input of the segment, and the backward pass would keep a second copy of the weights.
-        def segment(stacked: Any, x: jax.Array, numbers: range = numbers) -> Any:
+        def segment(part: _Part, x: Any, numbers: range = numbers) -> Any:
             statistics: list[Any] = []
+            keys: Keys | None = None
             for number in numbers:
-                one = jax.tree.map(lambda leaf, number=number: leaf[number], stacked)
-                x, seen = layer(one, x, number % period)
+                kind, slot = kinds[number], slots[number]
+                stacked = part.stacks[stack_of[kind]]
+                one = jax.tree.map(lambda leaf, slot=slot: leaf[slot], stacked)
+                own = jax.tree.map(lambda leaf, number=number: leaf[number], part.inputs)
+                x, seen, keys = layer(one, x, kind, own, shared)
                 statistics.append(seen)
-            return x, _add(statistics)
+            return x, _add(statistics), keys
 
-        x, seen = remat.wrap(segment, in_loop=in_loop)(stacked, x)
+        x, seen, keys = remat.wrap(segment, in_loop=in_loop)(part, x)
         totals.append(seen)
-    return x, _add(totals)
+    return x, _add(totals), keys
+
+
+def _slots(kinds: tuple[str, ...], stack_of: Mapping[str, str]) -> list[int]:
+    """Where each of these layers lies in the part of its stack that holds them."""
+    met: dict[str, int] = {}
+    slots: list[int] = []
+    for kind in kinds:
+        stack = stack_of[kind]
+        slots.append(met.get(stack, 0))
+        met[stack] = slots[-1] + 1
+    return slots
+
+
+def _cut(stacked: Any) -> list[Any]:
+    leaves, structure = jax.tree.flatten(stacked)
+    return [
+        jax.tree.unflatten(structure, cuts) for cuts in zip(*map(_unstack, leaves), strict=True)
+    ]
 
 
 @jax.custom_vjp
@@ -108,60 +212,6 @@ _unstack.defvjp(_unstack_forward, _unstack_backward)
 
 
 def _add(statistics: list[Any]) -> Any:
-    return reduce(lambda a, b: jax.tree.map(jnp.add, a, b), statistics)
-
-
-def round_in_use(
-    layer: LayerFunction, stacked: Any, dtype: jnp.dtype
-) -> tuple[LayerFunction, tuple[Any, Any]]:
-    """A layer and a stack for `run_layers`: a layer's matrices are rounded to `dtype` as it runs.
-
-    A weight that is stored in float32 and used in bfloat16 has a gradient of bfloat16 values. Left
-    to itself a loop over layers stacks them in float32, and XLA rounds the weights of all layers
-    before the loop starts: for every weight four bytes on the chip that hold nothing.
-
-    Args:
-        layer: Uses the matrices of its parameters in `dtype` and nothing else, a router's excepted.
-        stacked: Parameters with a leading layer axis.
-        dtype: The dtype of activations.
-    """
-    named, structure = jax.tree_util.tree_flatten_with_path(stacked)
-    masters = [leaf for _, leaf in named]
-    rounds = [
-        _is_matrix(path) and leaf.dtype.itemsize > jnp.dtype(dtype).itemsize for path, leaf in named
-    ]
-    # Only the gradients of these are wanted; their values are never read, so nobody computes them.
-    narrow = [leaf.astype(dtype) if r else None for leaf, r in zip(masters, rounds, strict=True)]
-    wide = [
-        jax.lax.stop_gradient(leaf) if r else leaf for leaf, r in zip(masters, rounds, strict=True)
-    ]
-
-    def one_layer(parameters: Any, x: jax.Array, index: int) -> tuple[jax.Array, Any]:
-        used: list[Any] = [
-            leaf if other is None else _rounded(leaf, other)
-            for leaf, other in zip(*parameters, strict=True)
-        ]
-        return layer(jax.tree.unflatten(structure, used), x, index)
-
-    return one_layer, (wide, narrow)
-
-
-def _is_matrix(path: tuple[Any, ...]) -> bool:
-    names = {str(getattr(entry, "key", entry)) for entry in path}
-    return "experts" in names or ("kernel" in names and "router" not in names)
-
-
-@jax.custom_jvp
-def _rounded(wide: jax.Array, narrow: jax.Array) -> jax.Array:
-    """The value of `wide` in the dtype of `narrow`; gradients go to `narrow`."""
-    # What is only ever rounded, XLA rounds where it is stored: in the whole stack. What is compared
-    # it leaves as it is. The other branch is for NaN alone, which it keeps.
-    return jnp.where(wide == wide, wide, wide + wide).astype(narrow.dtype)
-
-
-@_rounded.defjvp
-def _rounded_jvp(
-    primals: tuple[jax.Array, jax.Array], tangents: tuple[Any, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    rounded: Any = _rounded(*primals)
-    return rounded, tangents[1]
+    """Their sum; None where no layer has any."""
+    present = [seen for seen in statistics if seen is not None]
+    return reduce(lambda a, b: jax.tree.map(jnp.add, a, b), present) if present else None

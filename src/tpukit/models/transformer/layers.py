@@ -21,7 +21,9 @@ from ...kernels.ops.rope import reference
 from ...kernels.ops.rope.tables import tables_at
 from ...parallel.sharding.activations import constrain
 from ..products.matmul_format import product_in
-from .config import RopeScaling, TransformerConfig
+from .config import TransformerConfig
+from .layer_config import LayerConfig
+from .parts import RopeScaling
 
 EMBEDDING_STDDEV = 0.02
 
@@ -34,19 +36,20 @@ def compute_dtype(config: TransformerConfig) -> jnp.dtype:
 class Norm(nnx.Module):
     """RMSNorm or LayerNorm over the last axis, computed in at least float32."""
 
-    def __init__(self, width: int, config: TransformerConfig) -> None:
-        param_dtype = jnp.dtype(config.param_dtype)
-        self.eps = config.norm_eps
-        self.centred = config.norm == "layernorm"
-        self.scale = nnx.Param(jnp.ones((width,), param_dtype))
+    def __init__(self, width: int, layer: LayerConfig, *, param_dtype: str) -> None:
+        self.eps = layer.norm_eps
+        self.centred = layer.norm == "layernorm"
+        self.offset = 1.0 if layer.norm_offset else 0.0
+        start = jnp.full((width,), 1.0 - self.offset, param_dtype)
+        self.scale = nnx.Param(start)
         self.bias = nnx.Param(jnp.zeros((width,), param_dtype)) if self.centred else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise the last axis."""
         # Not a kernel: XLA splits these over any mesh and fuses them into their neighbours.
         if self.bias is None:
-            return rms_norm(x, self.scale[...], eps=self.eps)
-        return layer_norm(x, self.scale[...], self.bias[...], eps=self.eps)
+            return rms_norm(x, self._scale(), eps=self.eps)
+        return layer_norm(x, self._scale(), self.bias[...], eps=self.eps)
 
     def after(
         self, x: jax.Array, delta: jax.Array | None, *, gpu_kernels: bool
@@ -55,8 +58,17 @@ class Norm(nnx.Module):
         # Added here and not in the kernel: cuBLAS adds as it writes the product that delta is.
         x = x if delta is None else x + delta
         if gpu_kernels and not self.centred:
-            return residual_norm(x, None, self.scale[...], eps=self.eps)
+            return residual_norm(x, None, self._scale(), eps=self.eps)
         return x, self(x)
+
+    def _scale(self) -> jax.Array:
+        scale = self.scale[...]
+        return scale.astype(jnp.float32) + self.offset if self.offset else scale
+
+
+def unscaled_norm(x: jax.Array, *, eps: float) -> jax.Array:
+    """RMSNorm over the last axis with nothing learned."""
+    return rms_norm(x, jnp.ones((x.shape[-1],), x.dtype), eps=eps)
 
 
 class Linear(nnx.Module):
@@ -69,15 +81,14 @@ class Linear(nnx.Module):
         config: TransformerConfig,
         *,
         rngs: nnx.Rngs,
-        use_bias: bool | None = None,
+        bias: bool = False,
     ) -> None:
         param_dtype = jnp.dtype(config.param_dtype)
         init = nnx.initializers.lecun_normal()
         self.dtype = compute_dtype(config)
         self.matmul = config.matmul
         self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), param_dtype))
-        biased = config.use_bias if use_bias is None else use_bias
-        self.bias = nnx.Param(jnp.zeros((outputs,), param_dtype)) if biased else None
+        self.bias = nnx.Param(jnp.zeros((outputs,), param_dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(..., inputs) -> (..., outputs)."""
@@ -128,14 +139,54 @@ class Embedding(nnx.Module):
 
 
 def rope_frequencies(
-    head_dim: int, *, theta: float, scaling: RopeScaling | None = None
+    head_dim: int,
+    *,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    length: int | None = None,
 ) -> np.ndarray:
     """Radians per position for each of the `head_dim / 2` channel pairs."""
     known = None if scaling is None else stretched.RopeScaling(**asdict(scaling))
-    return stretched.rope_frequencies(head_dim, theta=theta, scaling=known)
+    return stretched.rope_frequencies(head_dim, theta=theta, scaling=known, length=length)
 
 
-def apply_rope(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
-    """Turn channel pairs (i, i + head_dim / 2) of x (B, S, H, D) by their position's angle."""
+def layer_frequencies(layer: LayerConfig, *, length: int) -> np.ndarray:
+    """Radians per position for each rotated pair of channels of a layer's heads.
+
+    Args:
+        layer: Whose heads they are.
+        length: The longest sequence, which some ways of scaling depend on.
+    """
+    found = rope_frequencies(
+        layer.rope_dim, theta=layer.rope_theta, scaling=layer.rope_scaling, length=length
+    )
+    if layer.rope_spread:
+        found[int(layer.rope_share * layer.head_dim // 2) :] = 0.0
+    return found
+
+
+def apply_rope(
+    x: jax.Array, positions: jax.Array, frequencies: np.ndarray, *, table_scale: float = 1.0
+) -> jax.Array:
+    """Turn channel pairs (i, i + half) of the first channels of x (B, S, H, D) by their angle.
+
+    Args:
+        x: Heads.
+        positions: (B, S).
+        frequencies: Radians per position; with fewer than D / 2, the other channels stay.
+        table_scale: What sines and cosines are multiplied by.
+    """
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    return reference.rope(x, *tables_at(positions, frequencies, dtype=wide))
+    turned = 2 * len(frequencies)
+    tables = tables_at(positions, frequencies, dtype=wide)
+    if table_scale != 1.0:
+        tables = tuple(table_scale * table for table in tables)
+    if turned == x.shape[-1]:
+        return reference.rope(x, *tables)
+    front = reference.rope(x[..., :turned], *tables)
+    return jnp.concatenate([front, x[..., turned:]], axis=-1)
+
+
+def rope_table_scale(scaling: RopeScaling | None) -> float:
+    """What a layer's sines and cosines are multiplied by."""
+    return 1.0 if scaling is None else stretched.RopeScaling(**asdict(scaling)).table_scale

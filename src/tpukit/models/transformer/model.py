@@ -1,5 +1,6 @@
 """The reference decoder-only transformer: dense or MoE, layers stacked and scanned."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,23 @@ from ...errors import TPUModelError
 from ...parallel.experts.routing import RouterStats
 from ...parallel.sharding.activations import constrain
 from ..execution import Execution
+from ..remat.policy import RematPolicy
 from .config import TransformerConfig
-from .decoder import DecoderLayer, LayerContext
-from .layer_stack import round_in_use, run_layers
+from .context import LayerContext
+from .decoder import DecoderLayer
+from .layer_config import LayerConfig
+from .layer_pattern import find_runs
+from .layer_stack import StackedLayers, run_layers
 from .layers import Embedding, Linear, Norm
+from .mixing import Keys
+from .per_layer import PerLayerEmbedding
+from .rounding import round_in_use
+from .shapes import kinds_of_stacks
+
+# (layer, carry, its own inputs, keys of other layers, its kind) -> (carry, statistics, its keys)
+LayerCall = Callable[
+    [DecoderLayer, Any, Any, Mapping[str, Keys], str], tuple[Any, Any, Keys | None]
+]
 
 
 @jax.tree_util.register_dataclass
@@ -26,10 +40,19 @@ class TransformerOutput:
     router: RouterStats | None
 
 
+class LayerStacks(nnx.Module):
+    """Stacks of layers whose parameters differ, each called by its first kind."""
+
+    def __init__(self, stacks: dict[str, DecoderLayer]) -> None:
+        for name, stack in stacks.items():
+            setattr(self, name, stack)
+
+
 class Transformer(nnx.Module):
     """A decoder-only language model.
 
-    `layers` is one `DecoderLayer` whose parameters have a leading axis of `n_layers`.
+    `layers` is one `DecoderLayer` whose parameters have a leading axis of `n_layers`, or one for
+    each set of kinds with the same parameters.
     `execution` says how it runs and can be replaced at any time.
 
     Example:
@@ -50,21 +73,19 @@ class Transformer(nnx.Module):
         self.embed = Embedding(config.vocab_size, config.d_model, config, rngs=rngs)
         self.position_embed = (
             Embedding(config.max_seq_len, config.d_model, config, rngs=rngs)
-            if config.positions == "learned"
+            if config.learned_positions
             else None
         )
-
-        @nnx.split_rngs(splits=config.n_layers)
-        @nnx.vmap(in_axes=0, out_axes=0)
-        def stack(rngs: nnx.Rngs) -> DecoderLayer:
-            return DecoderLayer(config, rngs=rngs)
-
-        self.layers = stack(rngs)
-        self.final_norm = Norm(config.d_model, config)
+        stacks = {
+            name: _stacked(config, kinds, rngs) for name, kinds in kinds_of_stacks(config).items()
+        }
+        self.layers = stacks[""] if "" in stacks else LayerStacks(stacks)
+        self.per_layer = PerLayerEmbedding(config, rngs=rngs) if config.per_layer_width else None
+        self.final_norm = Norm(config.d_model, config, param_dtype=config.param_dtype)
         self.lm_head = (
             None
             if config.tied_embeddings
-            else Linear(config.d_model, config.vocab_size, config, rngs=rngs, use_bias=False)
+            else Linear(config.d_model, config.vocab_size, config, rngs=rngs)
         )
 
     def __call__(
@@ -104,7 +125,8 @@ class Transformer(nnx.Module):
         """The last layer's output (B, S, d_model), and router statistics."""
         x = self.embed_tokens(tokens, positions)
         context = self.context(tokens.shape, positions=positions, segment_ids=segment_ids)
-        return self.run_stack(nnx.state(self.layers), x, context)
+        own = None if self.per_layer is None else self.per_layer(tokens, x)
+        return self.run_stack(nnx.state(self.layers), x, context, own=own)
 
     def embed_tokens(self, tokens: jax.Array, positions: jax.Array | None = None) -> jax.Array:
         """The input of the first layer, (B, S, d_model)."""
@@ -132,35 +154,118 @@ class Transformer(nnx.Module):
         """What the layers of one forward pass over tokens of `shape` share."""
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(shape[1])[None], (shape[0], shape[1]))
-        return LayerContext(positions, segment_ids, self.execution)
+        return LayerContext.of_training(positions, segment_ids, self.execution)
 
     def run_stack(
-        self, stacked: Any, x: jax.Array, context: LayerContext
+        self, stacked: Any, x: jax.Array, context: LayerContext, *, own: jax.Array | None = None
     ) -> tuple[jax.Array, RouterStats | None]:
-        """Send `x` through the layers whose parameters are `stacked`: all of them, or a stage's."""
-        definition = nnx.graphdef(self.layers)
+        """Send `x` through the layers whose parameters are `stacked`: all of them, or a stage's.
 
-        def one_layer(parameters: Any, x: jax.Array, index: int) -> Any:
-            layer = nnx.merge(definition, parameters)
-            return layer(x, self.config.window_of_layer(index), context)
+        Args:
+            stacked: The state of `layers`.
+            x: (B, S, d_model).
+            context: What the layers share.
+            own: (layers, B, S, width) what each layer is given of its own.
+        """
+        execution = context.execution
 
-        scan = context.execution.scan_layers
-        layer, weights = one_layer, stacked
-        if scan and not self.config.wide_gradients:
-            layer, weights = round_in_use(one_layer, stacked, jnp.dtype(self.config.dtype))
-        return run_layers(
-            layer,
-            weights,
+        def one_layer(
+            layer: DecoderLayer, x: jax.Array, own: Any, shared: Mapping[str, Keys], kind: str
+        ) -> tuple[jax.Array, RouterStats | None, Keys | None]:
+            return layer(x, context.replace(per_layer=own, shared=shared))
+
+        return self.walk(
+            one_layer,
             x,
-            period=self.config.layer_period,
-            remat=context.execution.remat,
-            scan=scan,
+            stacked=stacked,
+            inputs=own,
+            remat=execution.remat,
+            scan=execution.scan_layers,
+            round_in_turn=execution.scan_layers and not self.config.wide_gradients,
         )
+
+    def walk(
+        self,
+        call: LayerCall,
+        carry: Any,
+        *,
+        stacked: Any,
+        inputs: Any,
+        remat: RematPolicy,
+        scan: bool,
+        round_in_turn: bool,
+    ) -> tuple[Any, Any]:
+        """Call something for every layer in turn; what it carries goes from each to the next.
+
+        Args:
+            call: (layer, carry, the layer's own inputs, keys of other layers, its kind) -> (carry,
+                statistics or None, its keys or None).
+            carry: What the first layer is given.
+            stacked: The state of `layers`.
+            inputs: What each layer is given of its own, with a leading axis of layers.
+            remat: What the backward pass keeps.
+            scan: Whether repeated layers are a loop.
+            round_in_turn: Whether each layer's weights are rounded when its turn comes; see
+                `round_in_use`.
+
+        Returns:
+            What the last layer carries, and the statistics added up.
+        """
+        c = self.config
+        definitions = {kind: _definition(c, layer) for kind, layer in c.kinds.items()}
+        names = kinds_of_stacks(c)
+        stack_of = {kind: name for name, kinds in names.items() for kind in kinds}
+        weights = {name: stacked[name] if name else stacked for name in names}
+        opened: dict[str, Callable[[Any], Any]] = dict.fromkeys(weights, _as_they_are)
+        if round_in_turn:
+            for name, stack in weights.items():
+                opened[name], weights[name] = round_in_use(stack, jnp.dtype(c.dtype))
+
+        def one_layer(
+            parameters: Any, carry: Any, kind: str, own: Any, shared: Mapping[str, Keys]
+        ) -> tuple[Any, Any, Keys | None]:
+            layer = nnx.merge(definitions[kind], opened[stack_of[kind]](parameters))
+            return call(layer, carry, own, shared, kind)
+
+        donors = frozenset(donor for donor in c.key_donors.values() if donor is not None)
+        order = c.layer_order[: _count_layers(weights)]
+        layers = StackedLayers(weights, stack_of, order, donors, inputs)
+        runs = find_runs(order, alone=tuple(sorted(donors)))
+        return run_layers(one_layer, layers, runs, carry, remat=remat, scan=scan)
 
     def unembed(self, x: jax.Array) -> jax.Array:
         """Logits of the last layer's output."""
-        return constrain(self.final_norm(x) @ self.head(), "batch", "sequence", "vocab")
+        logits = self.final_norm(x) @ self.head()
+        if self.config.logit_soft_cap is not None:
+            cap = jnp.asarray(self.config.logit_soft_cap, logits.dtype)
+            logits = cap * jnp.tanh(logits / cap)
+        return constrain(logits, "batch", "sequence", "vocab")
 
     def head(self) -> jax.Array:
         """The matrix (d_model, V) that normed activations are multiplied with."""
         return self.embed.head() if self.lm_head is None else self.lm_head.matrix()
+
+
+def _stacked(config: TransformerConfig, kinds: tuple[str, ...], rngs: nnx.Rngs) -> DecoderLayer:
+    """As many layers as there are of these kinds, their parameters stacked."""
+
+    @nnx.split_rngs(splits=sum(kind in kinds for kind in config.layer_order))
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def stack(rngs: nnx.Rngs) -> DecoderLayer:
+        return DecoderLayer(config, config.kinds[kinds[0]], rngs=rngs)
+
+    return stack(rngs)
+
+
+def _definition(config: TransformerConfig, layer: LayerConfig) -> Any:
+    """What a layer of one kind is but its parameters, which kinds may share a stack of."""
+    return nnx.graphdef(nnx.eval_shape(lambda: DecoderLayer(config, layer, rngs=nnx.Rngs(0))))
+
+
+def _count_layers(stacks: Mapping[str, Any]) -> int:
+    """Layers that these stacks hold: all, or those of a pipeline stage."""
+    return sum(jax.tree.leaves(stack)[0].shape[0] for stack in stacks.values())
+
+
+def _as_they_are(parameters: Any) -> Any:
+    return parameters

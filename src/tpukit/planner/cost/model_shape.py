@@ -84,7 +84,9 @@ def shape_of(config: Any) -> ModelShape:
     c = config
     count = c.parameter_count()
     matrices = 3 if c.gated_mlp else 2
-    experts = c.n_layers * c.n_experts * c.d_model * c.d_ff * matrices
+    layers = [layer for _, layer in c.layers()]
+    windows = [layer.sliding_window for layer in layers if layer.sliding_window]
+    experts = sum(layer.n_experts * layer.expert_d_ff for layer in layers) * c.d_model * matrices
     return ModelShape(
         name=c.name,
         layers=c.n_layers,
@@ -92,7 +94,7 @@ def shape_of(config: Any) -> ModelShape:
         heads=c.n_heads,
         kv_heads=c.n_kv_heads,
         head_dim=c.head_dim,
-        d_ff=c.d_ff,
+        d_ff=c.expert_d_ff or c.d_ff,
         vocab=c.vocab_size,
         max_seq_len=c.max_seq_len,
         experts=c.n_experts,
@@ -100,11 +102,11 @@ def shape_of(config: Any) -> ModelShape:
         hidden_matrices=matrices,
         tied=c.tied_embeddings,
         one_hot_lookup=c.embedding_lookup == "one_hot",
-        qk_norm=c.qk_norm,
+        qk_norm=c.qk_norm is not None,
         post_norms=c.post_norms,
         parallel_block=c.parallel_block,
-        window=c.sliding_window,
-        global_layers=sum(c.window_of_layer(layer) is None for layer in range(c.n_layers)),
+        window=min(windows, default=None),
+        global_layers=len(layers) - len(windows),
         sorted_rows=bool(c.n_experts) and c.routing == "dropless",
         expert_rows=c.capacity_factor if c.n_experts and c.routing == "capacity" else 1.0,
         expert_parameters=experts,

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....errors import TPUKernelError, did_you_mean
 
-Kind = Literal["linear", "dynamic", "llama3", "yarn"]
+Kind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,17 @@ class RopeScaling:
         kind: "linear" divides every frequency by `factor`. "dynamic" (NTK) raises the base with
             the length. "llama3" leaves short wavelengths alone, divides long ones and blends
             between. "yarn" does so by the number of rotations, and scales the scores as well.
+            "longrope" divides each pair of channels by a number of its own.
         factor: How many times longer.
         original_max_seq_len: What the model was trained on.
         low_freq_factor: llama3: wavelengths above the original length over this are divided.
         high_freq_factor: llama3: those below the original length over this are kept.
         beta_fast: yarn: channels that rotate more often than this are kept.
         beta_slow: yarn: those that rotate less often than this are divided.
-        attention_factor: yarn: what the tables are multiplied by; None takes the paper's.
+        truncate: yarn: whether the channels between which it blends are whole numbers.
+        attention_factor: yarn, longrope: what tables are multiplied by; None takes the paper's.
+        short_factors: longrope: what frequencies are divided by up to the original length.
+        long_factors: longrope: and past it.
     """
 
     kind: Kind = "linear"
@@ -35,7 +39,10 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True
     attention_factor: float | None = None
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         kinds = get_args(Kind)
@@ -50,10 +57,13 @@ class RopeScaling:
     @property
     def table_scale(self) -> float:
         """What sines and cosines are multiplied by."""
-        if self.kind != "yarn":
+        if self.kind not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
+        if self.kind == "longrope":
+            longer = math.log(max(self.factor, 1.0)) / math.log(self.original_max_seq_len)
+            return math.sqrt(1 + longer)
         return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
 
 
@@ -70,7 +80,7 @@ def rope_frequencies(
         head_dim: Channels of a head.
         theta: The base.
         scaling: How to stretch them; None leaves them.
-        length: Of the sequence, which dynamic scaling depends on.
+        length: Of the sequence, which dynamic and longrope scaling depend on.
 
     Raises:
         TPUKernelError: The head has an odd number of channels, or a length is missing.
@@ -86,11 +96,24 @@ def rope_frequencies(
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
+    if scaling.kind == "longrope":
+        return frequencies / _own_factors(head_dim, scaling, length)
     if scaling.kind == "yarn":
         kept = _kept_by_turns(head_dim, theta, scaling)
     else:
         kept = _kept_by_wavelength(frequencies, scaling)
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
+def _own_factors(head_dim: int, scaling: RopeScaling, length: int | None) -> np.ndarray:
+    long = length is not None and length > scaling.original_max_seq_len
+    factors = scaling.long_factors if long else scaling.short_factors
+    if len(factors) != head_dim // 2:
+        raise TPUKernelError(
+            f"longrope has {len(factors)} factors for heads of {head_dim} rotated channels; give "
+            f"{head_dim // 2}, one for each pair."
+        )
+    return np.asarray(factors, np.float64)
 
 
 def _raised_base(head_dim: int, theta: float, scaling: RopeScaling, length: int | None) -> float:
@@ -117,7 +140,9 @@ def _kept_by_turns(head_dim: int, theta: float, scaling: RopeScaling) -> np.ndar
         wavelength = scaling.original_max_seq_len / (rotations * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(theta))
 
-    first = max(math.floor(channel(scaling.beta_fast)), 0)
-    last = min(math.ceil(channel(scaling.beta_slow)), head_dim - 1)
+    first, last = channel(scaling.beta_fast), channel(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
     channels = np.arange(head_dim // 2, dtype=np.float64)
     return 1 - np.clip((channels - first) / max(last - first, 1e-3), 0.0, 1.0)

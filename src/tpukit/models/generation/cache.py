@@ -1,0 +1,77 @@
+"""What layers keep of the tokens before: keys and values, latents, or a state."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..transformer.config import TransformerConfig
+from ..transformer.layer_config import LayerConfig
+
+# By the kind of layer; leaves have a leading axis of the layers of that kind.
+Cache = dict[str, Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KeyCache:
+    """Keys and values (layers, rows, slots, heads, channels).
+
+    A token's slot is its position, modulo the slots: a layer that looks back a window has no more
+    slots than that, and the newest token takes the place of the one that left the window.
+    """
+
+    keys: jax.Array
+    values: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LatentCache:
+    """What latent attention keeps of a token: (layers, rows, slots, channels)."""
+
+    latent: jax.Array
+    rope_key: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeltaCache:
+    """The state (layers, rows, heads, channels, channels) and the last inputs of convolutions."""
+
+    state: jax.Array
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+
+
+def empty_cache(config: TransformerConfig, *, rows: int, slots: int) -> Cache:
+    """Room for `slots` tokens in each row; layers that take another's keys have none."""
+    return {
+        kind: _empty(config.kinds[kind], config.dtype, layers, rows, slots)
+        for kind, layers in Counter(config.layer_order).items()
+        if config.kinds[kind].shares_keys_of is None
+    }
+
+
+def index_in_kind(order: tuple[str, ...]) -> list[int]:
+    """For every layer, how many of its kind come before it: its place in the cache."""
+    return [order[:number].count(kind) for number, kind in enumerate(order)]
+
+
+def _empty(layer: LayerConfig, dtype: str, layers: int, rows: int, slots: int) -> Any:
+    if layer.delta is not None:
+        d = layer.delta
+        keys, values = d.key_heads * d.key_dim, d.value_heads * d.value_dim
+        state = jnp.zeros((layers, rows, d.value_heads, d.key_dim, d.value_dim), jnp.float32)
+        last = (layers, rows, d.convolution - 1)
+        q, k, v = (jnp.zeros((*last, width), dtype) for width in (keys, keys, values))
+        return DeltaCache(state, q, k, v)
+    held = (layers, rows, layer.reach(slots) or slots)
+    if layer.latent is not None:
+        widths = (layer.latent.kv_rank, layer.latent.rope_dim)
+        return LatentCache(*(jnp.zeros((*held, width), dtype) for width in widths))
+    shape = (*held, layer.n_kv_heads, layer.head_dim)
+    return KeyCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
