@@ -214,7 +214,13 @@ def for_tpu(layer, arrays):
 )
 def test_lowers_for_tpu_without_devices(arrays, routing, collective):
     mesh = AbstractMesh((2, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3)
-    text = for_tpu(functools.partial(moe_ffn, k=K, routing=routing, mesh=mesh), arrays)
+
+    def layer(x, router_w, *weights):
+        biases = ExpertBiases(*(weight.sum(1) for weight in weights))
+        how = {"routing": routing, "mesh": mesh, "activation": "clamped_swiglu"}
+        return moe_ffn(x, router_w, *weights, k=K, biases=biases, **how)
+
+    text = for_tpu(layer, arrays)
     assert len(re.findall(rf"[.@]\"?{collective}\b", text)) == 4  # there and back, twice
     assert "ragged_dot" not in text
     assert ("tpu_custom_call" in text) == (routing == "dropless")

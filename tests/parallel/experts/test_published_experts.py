@@ -27,10 +27,10 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
 from tpukit.parallel.experts.feed_forward import ExpertBiases
-from tpukit.parallel.experts.layer import moe_ffn
+from tpukit.parallel.experts.layer import moe_ffn, place_experts
 
 E, D, F = 8, 8, 16
-AXES = ("data", "expert", "model")
+AXES = ("fsdp", "expert", "tensor")
 
 
 @dataclass
@@ -199,6 +199,10 @@ def published(request):
     return layer, y.detach().numpy(), x.grad.numpy(), gradients
 
 
+def whole_mesh():
+    return Mesh(np.array(jax.devices()).reshape(2, 2, 2), AXES)
+
+
 def close(ours, theirs, name):
     """To 1e-5 of the largest number: sums of float32 in another order differ by that much."""
     scale = max(1.0, np.abs(theirs).max())
@@ -231,7 +235,43 @@ def test_one_device_gives_what_transformers_gives(published, routing):
 @pytest.mark.parametrize("routing", ["capacity", "dropless"])
 @pytest.mark.parametrize("axis", ["expert", None], ids=["experts-split", "experts-gathered"])
 def test_a_mesh_gives_what_transformers_gives(published, routing, axis):
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), AXES)
     assert_equal_to_transformers(
-        published, routing=routing, capacity_factor=E, mesh=mesh, axis=axis
+        published, routing=routing, capacity_factor=E, mesh=whole_mesh(), axis=axis
     )
+
+
+def test_drops_and_statistics_do_not_depend_on_the_mesh(published):
+    layer, *_ = published
+    how = {"routing": "capacity", "capacity_factor": 1.0, "groups": 4}
+    parameters, x = layer.parameters(), jnp.asarray(X)
+    alone, alone_stats = jax.jit(functools.partial(layer.ours, **how))(parameters, x)
+    spread, stats = jax.jit(functools.partial(layer.ours, mesh=whole_mesh(), **how))(parameters, x)
+    close(spread, alone, "y")
+    assert float(stats.dropped_fraction) > 0
+    for ours, theirs in zip(jax.tree.leaves(stats), jax.tree.leaves(alone_stats), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("routing", ["capacity", "dropless"])
+def test_biases_move_with_their_experts(routing):
+    layer = gpt_oss()
+    random = np.random.default_rng(1)
+    parameters = {
+        name: jnp.asarray(random.normal(size=value.shape), jnp.float32)
+        for name, value in layer.parameters().items()
+    }
+    arrays, keywords = layer.arguments(parameters, jnp.asarray(X))
+    order = jnp.asarray([3, 7, 0, 2, 5, 1, 6, 4])
+    move = functools.partial(place_experts, placement=order)
+
+    @jax.jit
+    def run(x, router_w, weights, biases, **placed):
+        return moe_ffn(
+            x, router_w, *weights, k=3, routing=routing, mesh=whole_mesh(), biases=biases,
+            logit_bias=keywords["logit_bias"], activation="clamped_swiglu", **placed,
+        )[0]  # fmt: skip
+
+    x, router_w, *weights = arrays
+    home = run(x, router_w, weights, keywords["biases"])
+    moved = run(*(x, router_w, *jax.tree.map(move, (weights, keywords["biases"]))), placement=order)
+    close(moved, home, "y")

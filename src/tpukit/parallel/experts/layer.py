@@ -1,15 +1,12 @@
 """The mixture-of-experts feed-forward layer: on one device, on each for its own, or spread out."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from ...annotations import AnyMesh
@@ -23,9 +20,9 @@ from ..mesh.manual_axes import (
     divisors,
     mesh_in_use,
 )
-from ..mesh.mesh import axis_sizes
 from .dispatch import MoESettings, RoutingMethod, moe_shard
 from .feed_forward import Activation, ExpertBiases, ExpertWeights
+from .region import ExpertRegion, manual_axes, region_of
 from .router import Router, RouterSettings
 from .routing import ExpertGroups, RouterStats, Score
 
@@ -122,6 +119,8 @@ def moe_ffn(
     router = jax.tree.map(lambda array: array.astype(precise), router)
     weights = ExpertWeights(w_gate, w_up, w_down, biases)
     weights.check(num_experts)
+    computes = Activation(activation, activation_limit, activation_alpha)
+    computes.check(gated=w_gate is not None)
     settings = partial(
         MoESettings,
         router=RouterSettings(
@@ -131,12 +130,11 @@ def moe_ffn(
             weight_scale=weight_scale,
             groups=_expert_groups(expert_groups, kept_groups, group_top),
         ),
-        activation=Activation(activation, activation_limit, activation_alpha),
+        activation=computes,
         weigh_inputs=weigh_inputs,
         routing=routing,
         capacity_factor=capacity_factor,
     )
-    settings.keywords["activation"].check(gated=w_gate is not None)
     slots = None if placement is None else jnp.argsort(jnp.asarray(placement))
     in_use = mesh if mesh is None and axis is None else mesh_in_use(mesh, axis or "")
     spec = x_spec
@@ -219,7 +217,7 @@ def _expert_groups(count: int, kept: int, top: int) -> ExpertGroups | None:
 
 
 def _weight_specs(
-    weights: ExpertWeights, region: "ExpertRegion", token_axes: tuple[str, ...], axis: str | None
+    weights: ExpertWeights, region: ExpertRegion, token_axes: tuple[str, ...], axis: str | None
 ) -> ExpertWeights:
     """How `copy_each` of the weights is split: copies, experts and the hidden dimension."""
     copies = tuple(name for name in token_axes if name != axis) or None
@@ -260,45 +258,3 @@ def _check_split(x: Array, mesh: AnyMesh, spec: P) -> int:
             )
         shards *= pieces
     return shards
-
-
-@dataclass(frozen=True)
-class ExpertRegion:
-    """The mesh axes that an expert layer maps over by hand, and what it splits along them.
-
-    A Pallas kernel sees one device's arrays: nobody can partition it from outside, so it can be
-    used only where no axis is left to the partitioner.
-
-    Attributes:
-        axes: Every axis the layer is mapped over; empty when it needs no region.
-        hidden_axes: Those that split the experts' hidden dimension, whose outputs add up.
-        hidden_parts: Into how many parts they split it.
-        is_whole: Whether no axis is left to the partitioner.
-    """
-
-    axes: frozenset[str]
-    hidden_axes: tuple[str, ...]
-    hidden_parts: int
-    is_whole: bool
-
-
-def manual_axes(mesh: AnyMesh) -> frozenset[str]:
-    """Axes that a region around this one maps over already."""
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return frozenset(name for name, kind in kinds if kind == AxisType.Manual)
-
-
-def region_of(mesh: AnyMesh, token_axes: tuple[str, ...], *, hidden_width: int) -> ExpertRegion:
-    """The region for tokens split over `token_axes` and experts of `hidden_width`.
-
-    Tensor-parallel axes split the hidden dimension when they divide it. Where they do not, or an
-    axis is left that means something else, all but the tokens' axes stay automatic.
-    """
-    sizes = axis_sizes(mesh)
-    already = manual_axes(mesh)
-    rest = [name for name in sizes if name not in already and name not in token_axes]
-    tensor = tuple(name for name in axes_with_role(rest, "tensor") if sizes[name] > 1)
-    parts = math.prod(sizes[name] for name in tensor)
-    if hidden_width % parts or any(sizes[name] > 1 for name in rest if name not in tensor):
-        return ExpertRegion(frozenset(token_axes), (), 1, is_whole=False)
-    return ExpertRegion(frozenset((*token_axes, *rest)), tensor, parts, is_whole=True)

@@ -14,6 +14,7 @@ from tpukit.errors import TPUKernelError, TPUValidationError
 from tpukit.kernels.ops.grouped_matmul.api import grouped_matmul
 from tpukit.kernels.ops.moe_gating.api import moe_gating
 from tpukit.kernels.ops.moe_gating.blocks import GatingBlocks
+from tpukit.kernels.ops.moe_gating.routing import ExpertGroups
 
 BLOCKS = GatingBlocks(tokens=128)
 
@@ -66,6 +67,30 @@ def test_it_is_numpys(implementation, interpret, score):
     expected = by_numpy(logits_of(), 3, score=score, capacity=capacity, bias=np.asarray(bias))
     assert not expected[3].all()
     assert_same(seen, expected)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "interpret"), [("reference", False), ("pallas_tpu", True)]
+)
+@pytest.mark.parametrize("top", [1, 2])
+def test_experts_of_the_best_groups_alone_are_chosen(implementation, interpret, top):
+    options = {"implementation": implementation, "interpret": interpret, "blocks": BLOCKS}
+    logits, bias = logits_of(experts=12), np.linspace(-0.5, 0.5, 12, dtype=np.float32)
+    scales = np.linspace(0.5, 2, 12, dtype=np.float32)
+    seen = gate(k=4, score="sigmoid", groups=ExpertGroups(4, 2, top), weight_scale=2.5, **options)(
+        logits, jnp.asarray(bias), expert_scale=jnp.asarray(scales)
+    )
+    scores = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
+    for token, one in enumerate(scores + bias):
+        worth = [sum(sorted(group)[-top:]) for group in one.reshape(4, 3)]
+        best_groups = sorted(range(4), key=lambda group: -worth[group])[:2]
+        standing = [expert for expert in range(12) if expert // 3 in best_groups]
+        chosen = sorted(standing, key=lambda expert: -one[expert])[:4]
+        np.testing.assert_array_equal(seen.experts[token], chosen)
+        weights = scores[token][chosen] / scores[token][chosen].sum() * scales[chosen] * 2.5
+        np.testing.assert_allclose(seen.weights[token], weights, rtol=2e-6)
+    counts = np.bincount(seen.experts.flatten(), minlength=12)
+    np.testing.assert_array_equal(seen.expert_tokens, counts)
 
 
 def test_the_kernel_in_the_tpu_interpreter(no_races):
