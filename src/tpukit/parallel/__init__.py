@@ -41,6 +41,10 @@ HOMES = {
     ),
     ".rebalancing.reshard": ("reshard",),
     ".ring.attention": ("ring_attention",),
+    ".ring.linear_attention": (
+        "context_gated_delta",
+        "context_short_convolution",
+    ),
     ".ring.order": (
         "from_zigzag",
         "to_zigzag",

@@ -26,6 +26,8 @@ from .rebalancing.hotspots import detect_hotspots as detect_hotspots
 from .rebalancing.hotspots import optimize_sharding as optimize_sharding
 from .rebalancing.reshard import reshard as reshard
 from .ring.attention import ring_attention as ring_attention
+from .ring.linear_attention import context_gated_delta as context_gated_delta
+from .ring.linear_attention import context_short_convolution as context_short_convolution
 from .ring.order import from_zigzag as from_zigzag
 from .ring.order import to_zigzag as to_zigzag
 from .sharding.activations import activation_rules as activation_rules
@@ -52,6 +54,8 @@ __all__ = [
     "activation_rules",
     "balance_experts",
     "constrain",
+    "context_gated_delta",
+    "context_short_convolution",
     "create_mesh",
     "detect_hotspots",
     "from_zigzag",

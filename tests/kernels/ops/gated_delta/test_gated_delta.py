@@ -115,6 +115,12 @@ def test_strong_decay_neither_overflows_nor_poisons_gradients():
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
 
 
+def test_a_token_that_forgets_all_leaves_the_others_their_digits():
+    q, k, v, g, beta, _ = problem(tokens=128)
+    g = np.where(np.arange(128)[:, None] % 5 == 0, -700 + g, g / 10)
+    close(gated_delta(q, k, v, g, beta), gated_delta(q, k, v, g, beta, implementation="reference"))
+
+
 def test_repeated_keys_keep_their_digits():
     """One token over and over makes powers of the system's matrix as large as 10¹⁸."""
     q, k, v, g, beta, _ = problem(tokens=128)

@@ -81,4 +81,5 @@ def first_state(k: jax.Array, v: jax.Array, initial_state: jax.Array | None) -> 
     wide = jnp.promote_types(v.dtype, jnp.float32)
     if initial_state is not None:
         return initial_state.astype(wide)
-    return jnp.zeros((v.shape[0], v.shape[2], k.shape[3], v.shape[3]), wide)
+    shape = v.shape[0], v.shape[2], k.shape[3], v.shape[3]
+    return jnp.zeros_like(v, wide, shape=shape)  # of one device, if v is

@@ -9,9 +9,9 @@ and with U the results and the next state are products:
 
     O = exp(G) Q S + (Q Kᵀ ∘ exp(G[i] - G[j])) U,    S' = exp(G[C]) S + (exp(G[C] - G) K)ᵀ U.
 
-Every decay is the exponential of a difference that is at most zero, so none overflows. A document
-that starts inside a chunk cuts: pairs of tokens of two documents, and what an earlier state would
-give or a later one would take, get the factor zero.
+Every decay is the exponential of a sum of g over the tokens between, which is at most zero, so none
+overflows. A document that starts inside a chunk cuts: pairs of tokens of two documents, and what an
+earlier state would give or a later one would take, get the factor zero.
 
 Letters of axes: n chunks, b batch, h heads of keys, r heads of values for each, i and j tokens
 of a chunk, d width of keys, e width of values.
@@ -79,18 +79,16 @@ def make_chunks(
     queries, keys = (_cut(x.astype(q.dtype), chunk) for x in unit_heads(q, k, wide))
     values = _by_group(_cut(v, chunk), group)
     g, beta = (_by_group(_cut(x.astype(wide), chunk), group) for x in (g, beta))
-    total = jnp.cumsum(g, axis=-1)
-    # Pairs (i, j) of which i comes first are masked before the exponential, not behind it.
-    seen = jnp.tril(jnp.ones((chunk, chunk), bool))
-    fade, rest = jnp.exp(total), jnp.exp(total[..., -1:] - total)
+    between, seen = sums_between(g), jnp.tril(jnp.ones((chunk, chunk), bool))
+    fade, rest = jnp.exp(jnp.cumsum(g, axis=-1)), jnp.exp(between[..., -1, :])
     if starts is not None:
         # Tokens of one document have seen equally many starts.
         document = jnp.cumsum(_cut(starts.astype(jnp.int32), chunk), axis=-1)[:, :, None, None]
         seen = seen & (document[..., :, None] == document[..., None, :])
         fade = jnp.where(document == 0, fade, 0)
         rest = jnp.where(document == document[..., -1:], rest, 0)
-    apart = total[..., :, None] - total[..., None, :]
-    decay = jnp.exp(jnp.where(seen, apart, -jnp.inf))
+    # Masked before the exponential, not behind it: a gradient of zero times infinity is none.
+    decay = jnp.exp(jnp.where(seen, between, -jnp.inf))
     overlaps = _product("nbhid,nbhjd->nbhij", keys, keys)[:, :, :, None]
     inverse = unit_lower_inverse(jnp.tril(beta[..., None] * overlaps * decay, -1))
     inverse = inverse * beta[..., None, :]
@@ -109,6 +107,19 @@ def make_chunks(
         rest=rest,
         fade_whole=fade[..., -1],
     )
+
+
+def sums_between(g: jax.Array) -> jax.Array:
+    """(…, C) to (…, C, C): for j <= i the sum of g over the tokens behind j until i.
+
+    A difference of two running sums would lose its digits behind a token that forgets all. The
+    sums of multiples of 1/256 are exact in float32 up to 65536, and what is left over of each g is
+    so small that the sums of that are near enough.
+    """
+    bounded = jnp.maximum(g, -65536 / g.shape[-1])  # of less than that nothing is left either
+    coarse = jax.lax.stop_gradient(jnp.round(bounded * 256) / 256)
+    steps, rest = (jnp.cumsum(x, axis=-1) for x in (coarse, bounded - coarse))
+    return (steps[..., :, None] - steps[..., None, :]) + (rest[..., :, None] - rest[..., None, :])
 
 
 def pass_chunk(state: jax.Array, chunk: Chunks) -> tuple[jax.Array, jax.Array]:
