@@ -38,7 +38,7 @@ class Observer:
             price = price_of(row.config, zone=pod.zone, provider=self.provider, book=self.prices)
             self.store.spend.begin(row.name, self.provider_id, pod, price)
             self.store.history.ready(self.provider_id, zone=pod.zone, pod=pod.name)
-        if pod is not None and (row.pod is None or row.pod.state is not pod.state):
+        if pod is not None and _is_news(row.pod, pod):
             why = f": {pod.reason}" if pod.reason else ""
             self.store.note(row.name, pod.state.value, f"{pod.name} in {pod.zone}{why}")
         self.store.wanted.observe(row.name, pod)
@@ -56,3 +56,10 @@ class Observer:
     def _ended(self, pod: str, zone: str, cause: Cause) -> None:
         self.store.spend.end(self.provider_id, zone=zone, pod=pod)
         self.store.history.ended(self.provider_id, zone=zone, pod=pod, cause=cause)
+
+
+def _is_news(before: Pod | None, now: Pod) -> bool:
+    """Whether a pod came into another state, or is told of something to come, as maintenance."""
+    if before is None or before.state is not now.state:
+        return True
+    return now.is_ready and now.reason not in ("", before.reason)

@@ -137,9 +137,10 @@ class _ProviderPass:
         self.report = report
         self.observer = Observer(self.store, provider_id, provider.name, reconciler.prices)
         self.still_there: set[str] = set()  # runs of which a stray pod could not be deleted
+        self.leaving: list[WantedPod] = []  # whose pods were deleted in this pass
 
     def run(self, rows: list[WantedPod]) -> None:
-        listed = {(pod.zone, pod.name): pod for pod in self.provider.list(owner=self.store.owner)}
+        listed = self._list()
         current = {(row.zone or "", row.pod_name) for row in rows}
         self.store.spend.end_all_but(self.id, listed.keys() | current)
         strays = [pod for key, pod in listed.items() if key not in current]
@@ -149,6 +150,12 @@ class _ProviderPass:
             # Those of higher priority get what there is.
             for _, same in groupby(rows, key=lambda row: row.config.priority):
                 list(each(lambda row: self._reconcile(row, listed), same))
+        if self.leaving:
+            self._forget_gone()
+
+    def _list(self) -> dict[tuple[str, str], Pod]:
+        pods = self.provider.list(owner=self.store.owner)
+        return {(pod.zone, pod.name): pod for pod in pods}
 
     def _delete_stray(self, pod: Pod) -> None:
         """Delete a pod of ours that nobody wants; it may be of an attempt that is over."""
@@ -180,13 +187,29 @@ class _ProviderPass:
         return self.store.now() - (row.kept_at or row.wanted_at) > LATE_S
 
     def _remove(self, row: WantedPod, pod: Pod | None) -> None:
-        if row.zone is not None:
-            if pod is None or pod.state is not PodState.DELETING:
-                self._delete(row.name, row.pod_name, row.zone)
-                pod = self.provider.get(row.pod_name, zone=row.zone)
-            if pod is not None:
+        if row.zone is None:
+            self._forget(row)
+        elif pod is not None and pod.state is PodState.DELETING:
+            self._observe(row, pod)
+        else:
+            self._delete(row.name, row.pod_name, row.zone)
+            self.leaving.append(row)
+
+    def _forget_gone(self) -> None:
+        """Look once at all pods that were deleted, and forget those that are gone by now."""
+        try:
+            left = self._list()
+        except ProviderError as error:
+            self.report.errors.update((row.name, error) for row in self.leaving)
+            return
+        for row in self.leaving:
+            pod = left.get((row.zone or "", row.pod_name))
+            if pod is None:
+                self._forget(row)
+            else:
                 self._observe(row, pod)
-                return
+
+    def _forget(self, row: WantedPod) -> None:
         self.store.wanted.forget(row.name)
         self.store.note(row.name, "released", f"{row.pod_name} is gone")
 

@@ -131,6 +131,8 @@ class Provider(Protocol):
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
         """Ask for a pod; a pod of that name that is there already is returned as it is.
 
+        A new one may be returned as it was asked for: what became of it is seen at the next look.
+
         Args:
             name: Also the key of idempotency: a lost reply and a second call give one pod.
             config: What is asked for, with one zone.
