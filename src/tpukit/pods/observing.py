@@ -1,9 +1,12 @@
 """Writing down what happens to pods: events, states, how long they lived and what they cost."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..hardware.prices import PriceBook
+from ..job.sections import ChipLimit
 from .causes import Cause
+from .limits import Hold, Refusal, find_refusal
 from .pod import Pod
 from .prices import price_of
 from .store import Store, WantedPod
@@ -17,12 +20,36 @@ class Observer:
     provider_id: str
     provider: str
     prices: PriceBook | None = None
+    limits: Sequence[ChipLimit] = ()
 
-    def asking(self, row: WantedPod, zone: str) -> None:
-        """A pod is about to be asked for in a zone, under the name of its attempt."""
-        if row.zone != zone:
-            self.store.wanted.ask_in(row.name, zone=zone, attempt=row.attempt)
-        self.store.history.asked(self.provider_id, row.config, zone=zone, pod=row.pod_name)
+    def asking(self, row: WantedPod, zone: str, there: Iterable[Hold] = ()) -> Refusal | None:
+        """A pod is about to be asked for in a zone, under the name of its attempt.
+
+        Args:
+            row: With the zone it is asked for in already, if any.
+            zone: Where.
+            there: What the project holds as its provider shows it; it counts against limits.
+
+        Returns:
+            Why it is not to be asked for there, or None.
+        """
+        with self.store.wanted.database.writing():  # nobody else takes the same chips meanwhile
+            if row.zone != zone:
+                if (refusal := self.refusal_of(row, zone, there)) is not None:
+                    self.store.note(row.name, "passed_over", f"{row.pod_name}: {refusal.why}")
+                    return refusal
+                self.store.wanted.ask_in(row.name, zone=zone, attempt=row.attempt)
+            self.store.history.asked(self.provider_id, row.config, zone=zone, pod=row.pod_name)
+        return None
+
+    def refusal_of(self, row: WantedPod, zone: str, there: Iterable[Hold] = ()) -> Refusal | None:
+        """Return why limits do not allow a pod in a zone, or None."""
+        if not self.limits:
+            return None
+        wanted = self.store.wanted
+        held = wanted.holds(wanted.providers()[self.provider_id], besides=row.name)
+        held += [one for one in there if (one.zone, one.pod) != (zone, row.pod_name)]
+        return find_refusal(row.config, zone, self.limits, held)
 
     def refused(self, row: WantedPod, zone: str, cause: Cause, why: str) -> None:
         """A zone said no: nothing is there."""

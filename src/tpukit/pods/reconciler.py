@@ -7,7 +7,7 @@ the one before it is deleted.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import PodUnavailable, ProviderError, TPUError
 from ..hardware.prices import PriceBook
 from .causes import Cause
+from .limits import Hold, Refusal, unavailable
 from .observing import Observer
 from .pod import Pod, PodState
 from .prices import zones_within_cap
@@ -135,7 +136,11 @@ class _ProviderPass:
         self.id = provider_id
         self.provider = provider
         self.report = report
-        self.observer = Observer(self.store, provider_id, provider.name, reconciler.prices)
+        self.limits = provider.capabilities.limits
+        self.observer = Observer(
+            self.store, provider_id, provider.name, reconciler.prices, self.limits
+        )
+        self.there: Sequence[Hold] = ()  # what counts against limits, where there are some
         self.still_there: set[str] = set()  # runs of which a stray pod could not be deleted
         self.leaving: list[WantedPod] = []  # whose pods were deleted in this pass
 
@@ -154,8 +159,14 @@ class _ProviderPass:
             self._forget_gone()
 
     def _list(self) -> dict[tuple[str, str], Pod]:
-        pods = self.provider.list(owner=self.store.owner)
-        return {(pod.zone, pod.name): pod for pod in pods}
+        owner = self.store.owner
+        if not self.limits:
+            ours = self.provider.list(owner=owner)
+        else:  # they are the project's, and so are others' pods
+            pods = self.provider.list()
+            self.there = [Hold.of(pod) for pod in pods]
+            ours = [pod for pod in pods if pod.labels.get("owner") == owner]
+        return {(pod.zone, pod.name): pod for pod in ours}
 
     def _delete_stray(self, pod: Pod) -> None:
         """Delete a pod of ours that nobody wants; it may be of an attempt that is over."""
@@ -231,7 +242,10 @@ class _ProviderPass:
     def _should_ask_elsewhere(self, row: WantedPod) -> bool:
         waited_s = self.store.now() - (row.asked_at or row.wanted_at)
         # Without another zone, asking again would only lose the place in the queue.
-        return waited_s > row.config.queue_timeout_s and len({*self._zones(row)}) > 1
+        return waited_s > row.config.queue_timeout_s and any(
+            zone != row.zone and self.observer.refusal_of(row, zone, self.there) is None
+            for zone in self._zones(row)
+        )
 
     def _replace(self, row: WantedPod, cause: Cause, why: str) -> None:
         """Delete a pod that is of no use any more, also where it is gone, and ask for another."""
@@ -241,23 +255,25 @@ class _ProviderPass:
         self._place(replace(row, attempt=row.attempt + 1, zone=None))
 
     def _place(self, row: WantedPod) -> None:
-        """Ask in one zone after the other, each once.
+        """Ask in one zone after the other, each once, and pass over those where limits refuse it.
 
         First where a pass before this one has asked, and by the same name: that pass may have
         ended before the answer, and there must be one pod.
         """
-        refusal: PodUnavailable | None = None
+        error: PodUnavailable | None = None
+        passed_over: list[Refusal] = []
         for zone in self._zones(row):
-            self.observer.asking(row, zone)
-            refusal = self._ask(replace(row, zone=zone), zone)
-            if refusal is None:
+            if (refusal := self.observer.asking(row, zone, self.there)) is not None:
+                passed_over.append(refusal)
+                continue
+            error = self._ask(replace(row, zone=zone), zone)
+            if error is None:
                 return
             row = replace(row, zone=None)
-        assert refusal is not None
-        raise refusal
+        raise error or unavailable(passed_over)
 
     def _zones(self, row: WantedPod) -> Iterable[str]:
-        zones = row.config.zones or self.provider.capabilities.zones or (ANYWHERE,)
+        zones = self.provider.capabilities.zones_for(row.config) or (ANYWHERE,)
         allowed = zones_within_cap(row.config, zones, provider=self.provider.name, book=self.prices)
         ordered = self.store.history.order(self.id, row.config, allowed)
         return ordered if row.zone is None else dict.fromkeys((row.zone, *ordered))

@@ -11,6 +11,8 @@ from google.auth import jwt
 from google.cloud import tpu_v2
 
 from tpukit.errors import ConfigError, PodUnavailable, ProviderError
+from tpukit.job.sections import ChipLimit
+from tpukit.pods import Store, TpuManager
 from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
 from tpukit.pods.emulators.faults import Fault, Mishap
@@ -352,6 +354,32 @@ class TestErrors:
     )
     def test_what_users_saw_has_a_cause(self, said, cause):
         assert cause_of_failure(said) is cause
+
+
+class TestLimits:
+    def test_a_full_zone_is_passed_over_for_the_next(self, cloud, launch, tmp_path):
+        rows = (
+            ChipLimit(zone="us-central1-a", type="v5p", chips=4),
+            ChipLimit(zone="europe-west4-b", type="v5p", chips=8),
+        )
+        limited = launch.model_copy(update={"zone": None, "limits": rows})
+        assert CloudTPUProvider(limited).capabilities.limits == rows
+        store = Store(tmp_path / "store")
+        manager = TpuManager(provider="gcp", launch=limited, state=store)
+        zones = [
+            manager.allocate_pod(PodConfig(tpu_type="v5p-8"), name=f"job-{number}").zone
+            for number in range(3)
+        ]
+        assert zones == ["us-central1-a", "europe-west4-b", "europe-west4-b"]
+        before = len(cloud.world.holdings())
+        with pytest.raises(PodUnavailable, match="in europe-west4-b: 8 are held"):
+            manager.allocate_pod(PodConfig(tpu_type="v5p-8"))
+        assert len(cloud.world.holdings()) == before
+        found = [
+            one for one in manager.preflight(PodConfig(tpu_type="v5p-8")) if one.id == "limits"
+        ]
+        assert [one.severity for one in found] == ["error", "error"]
+        store.close()
 
 
 class TestPreflight:

@@ -104,7 +104,8 @@ def _quota(api: CloudTPU, zone: str) -> Finding:
     if not lost:
         return Finding(
             *("gcp-quota", "resources", "info"),
-            "This API does not show quota; a request above it is refused at once, with the limit",
+            "This API does not show quota; a request above it is refused at once, with the limit. "
+            "What your project was granted can stand in launch.limits, and is kept then",
         )
     chips = sum(pod.slice.chips for pod in lost)
     return Finding(

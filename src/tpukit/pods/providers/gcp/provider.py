@@ -55,7 +55,7 @@ class CloudTPUProvider:
                 "flex_start": NO_FLEX_START,
                 "flex_start_seconds": NO_FLEX_START,
             },
-        )
+        ).within(launch)
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
         """Ask for a pod; a pod of that name that is there already is returned as it is."""
