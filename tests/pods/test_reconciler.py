@@ -135,6 +135,16 @@ def test_a_pod_that_disappeared_is_replaced(world):
     assert [pod.name for pod in world.provider.live()] == ["run-a2"]
 
 
+def test_maintenance_to_come_is_written_down_once(world):
+    world.want("run")
+    world.pass_once()
+    world.provider.put((A, "run-a1"), PodState.READY, "maintenance from 10:00 to 11:00")
+    world.pass_once()
+    world.pass_once()
+    assert world.events("run") == ["asked", "ready", "ready"]
+    assert "maintenance from 10:00" in world.store.events("run")[-1].text
+
+
 def test_a_queue_that_takes_too_long_is_left(world):
     world.provider.granted = PodState.WAITING
     world.want("run")

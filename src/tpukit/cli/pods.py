@@ -180,7 +180,7 @@ def look_ahead(
     manager = TpuManager(provider=provider, project=project, launch=launch).build()
     config = PodConfig(tpu_type=tpu_type, zones=tuple(zone or ())).with_preemptible(bool(spot))
     asked = manager.complete(config)
-    report = PreflightReport(manager.opened.name, str(asked.slice), manager.opened.preflight(asked))
+    report = PreflightReport(manager.opened.name, str(asked.slice), manager.preflight(asked))
     show(report, json=json)
     if not report.is_clear:
         raise typer.Exit(IN_THE_WAY)

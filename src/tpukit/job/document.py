@@ -165,7 +165,9 @@ class Document:
     def explain(self, error: TPUError) -> TPUError:
         """Return the same error, saying which file or variable the named field came from."""
         text = str(error)
-        for path, origin in self.origins.items():
+        # A path that stands there in full is meant, rather than a short one that is also a word.
+        by_length = sorted(self.origins.items(), key=lambda one: -len(one[0]) * (one[0] in text))
+        for path, origin in by_length:
             named = re.search(rf"\b{re.escape(path.rpartition('.')[2])}\b", text)
             if origin.name and named and origin.name not in text:
                 return type(error)(f"{text} ({path} comes from {origin}.)")

@@ -5,7 +5,7 @@ classes flat. Each field's description is what `tpukit config show` prints besid
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -14,9 +14,13 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    model_validator,
 )
 
+from ..errors import ConfigError, did_you_mean
+from ..hardware.catalog import get_chip
 from ..hardware.formats import spelled_as
+from ..hardware.prices import public_prices
 from ..runtime.ranges import (
     COUNT,
     FLOPS,
@@ -226,6 +230,36 @@ class CloudSettings(Section):
     credentials_file: str | None = Field(default=None, description="service-account key file")
 
 
+def _tier_as_listed(value: object) -> object:
+    """Take "on_demand" and "preemptible", as APIs and letters from Google have it."""
+    word = value.replace("_", "-").lower() if isinstance(value, str) else value
+    return "spot" if word == "preemptible" else word
+
+
+class ChipLimit(Section):
+    """A row of `launch.limits`: how many chips a project may hold at once."""
+
+    zone: str = Field(description="zone, e.g. us-central2-b")
+    type: Annotated[str, AfterValidator(lambda name: get_chip(name).name)] = Field(
+        description="generation: v2 … v6e, 7x"
+    )
+    chips: Index = Field(description="most chips at once (a v3-8 has 4)")
+    tier: Annotated[Literal["on-demand", "spot", "reserved"], BeforeValidator(_tier_as_listed)] = (
+        Field(default="on-demand", description="on-demand, spot or reserved")
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_known(cls, row: object) -> object:
+        for key in cast("dict[str, object]", row) if isinstance(row, dict) else ():
+            if key not in cls.model_fields:
+                raise ConfigError(
+                    f"a row of launch.limits has zone, type, chips and tier, not {key!r}."
+                    + did_you_mean(str(key), cls.model_fields)
+                )
+        return row
+
+
 class LaunchSettings(CloudSettings):
     """The `launch:` section of a job: who provides the slice, and how the job runs there."""
 
@@ -243,6 +277,11 @@ class LaunchSettings(CloudSettings):
     )
     max_price_per_hour: Scale | None = Field(
         default=None, description="most USD an hour for the whole pod, by the price catalogue"
+    )
+    limits: tuple[ChipLimit, ...] = Field(
+        default=(),
+        description="chips that may be held at once, by zone, type and tier, as they were granted; "
+        "what no row names is not asked for (gcp, gce, gke)",
     )
     priority: Index = Field(default=0, description="a job of higher priority goes first")
     queue_timeout_seconds: Seconds = Field(
@@ -284,6 +323,29 @@ class LaunchSettings(CloudSettings):
     )
     image: str | None = Field(default=None, description="container image (gke)")
     service_account: str | None = Field(default=None, description="account the hosts act as")
+
+    @model_validator(mode="after")
+    def _limits_are_of_known_zones(self) -> Self:
+        """Refuse a row that would never count: of a zone nobody knows, or for the second time."""
+        if not self.limits:
+            return self
+        listed = {zone for rate in public_prices().rates for zone in rate.zones}
+        known = {*listed, *self.zones, *filter(None, (self.zone,))}
+        seen: set[tuple[str, str, str]] = set()
+        for row in self.limits:
+            if row.zone not in known:
+                raise ConfigError(
+                    f"launch.limits has a row for {row.zone!r}, a zone that is neither known nor "
+                    f"among launch.zones.{did_you_mean(row.zone, known)}"
+                )
+            key = (row.zone, row.type, row.tier)
+            if key in seen:
+                raise ConfigError(
+                    f"launch.limits has two rows for {row.type} ({row.tier}) in {row.zone}; keep "
+                    "one, with the chips of both."
+                )
+            seen.add(key)
+        return self
 
 
 SECTIONS: tuple[type[Section], ...] = (

@@ -97,5 +97,6 @@ def as_config_error(error: ValidationError, fields: Iterable[str]) -> TPUError:
         expected = problem["msg"].removeprefix("Value error, ").rstrip(".")
         choices = re.findall(r"'([^']*)'", expected) if problem["type"] == "literal_error" else []
         near = did_you_mean(str(problem["input"]), choices)
-        sentences.append(f"{name}={problem['input']!r} is not valid: {expected}.{near}")
+        full_stop = "" if expected.endswith("?") else "."
+        sentences.append(f"{name}={problem['input']!r} is not valid: {expected}{full_stop}{near}")
     return ConfigError(" ".join(sentences))

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import PodUnavailable, ProviderError, TPUError
@@ -11,6 +12,7 @@ from ..runtime.interruption import undone_if_interrupted
 from ..runtime.progress import Progress
 from .causes import Cause
 from .config import PodConfig
+from .limits import Hold, zones_within_limits
 from .pod import Pod
 from .prices import catalogue_age, price_of, zones_within_cap
 from .providers.protocol import Provider
@@ -44,8 +46,11 @@ class Allocation:
             PodUnavailable: Every zone refused, and `wait_s` is over.
             ProviderError: The provider cannot be reached, or refuses who asks.
         """
-        check_request(self.config, self.provider, self.reconciler.prices, progress=progress)
         wanted = self.reconciler.store.wanted
+        # Who waits may get what others hold now.
+        held = wanted.holds(self.record, besides=self.name) if wait_s is None else []
+        prices = self.reconciler.prices
+        check_request(self.config, self.provider, prices, held=held, progress=progress)
         wanted.want(self.name, self.config, self.record)
         try:
             with undone_if_interrupted(lambda: wanted.release(self.name)):
@@ -98,13 +103,25 @@ class Allocation:
 
 
 def check_request(
-    config: PodConfig, provider: Provider, prices: PriceBook | None, *, progress: Progress
+    config: PodConfig,
+    provider: Provider,
+    prices: PriceBook | None,
+    *,
+    held: Sequence[Hold],
+    progress: Progress,
 ) -> None:
-    """Refuse what a provider does not offer or what costs more than the cap, and say the price.
+    """Refuse what is not offered, not within limits or above the price cap, and say the price.
+
+    Args:
+        config: What would be asked for.
+        provider: Whom.
+        prices: To hold the cap against.
+        held: What counts against `launch.limits` already.
+        progress: Told of zones that are passed over, and of the price.
 
     Raises:
         ConfigError: The provider has no such terms.
-        PodUnavailable: It has no such chips, or none within the price cap.
+        PodUnavailable: It has no such chips, or none within the limits and the price cap.
     """
     offered, where = provider.capabilities, config.slice
     check_terms(provider.name, offered, config)
@@ -115,7 +132,9 @@ def check_request(
             f"{', '.join(offered.generations)}. Another provider may: --provider gke.",
             cause=Cause.UNPLACEABLE.value,
         )
-    zones = config.zones or offered.zones
+    zones = zones_within_limits(
+        config, offered.zones_for(config), limits=offered.limits, held=held, progress=progress
+    )
     for zone in zones_within_cap(config, zones, provider=provider.name, book=prices)[:1]:
         price = price_of(config, zone=zone, provider=provider.name, book=prices)
         if price.value is not None:

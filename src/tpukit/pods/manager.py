@@ -1,12 +1,13 @@
 """`TpuManager`: gets pods, knows them, gives them back (document 004)."""
 
+import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
-from ..errors import ConfigError
+from ..errors import ConfigError, TPUError
 from ..hardware.prices import PriceBook
 from ..job.config import TPUConfig
 from ..job.document import Origin
@@ -18,6 +19,7 @@ from .allocation import Allocation, wait_until_gone
 from .alternates import Alternate, alternates_of
 from .config import PodConfig
 from .health import PodHealth
+from .limits import Hold, find_refusal, limit_findings
 from .pod import Pod
 from .preemptible import POLL_S, PreemptionWatch
 from .providers.protocol import Provider
@@ -292,7 +294,17 @@ class TpuManager:
     @either_way
     def preflight(self, config: PodConfig | None = None) -> Sequence[Finding]:
         """Say what would stand in the way of a pod, without asking for one."""
-        return self.opened.preflight(self.complete(config))
+        asked = self.complete(config)
+        limits = self.opened.capabilities.limits
+        if not limits:
+            return self.opened.preflight(asked)
+        held = self.store.wanted.holds(self.record)
+        with contextlib.suppress(TPUError):  # the provider's own findings say why it shows nothing
+            held += map(Hold.of, self.opened.list())
+        zones = self.opened.capabilities.zones_for(asked)
+        allowed = [one for one in zones if find_refusal(asked, one, limits, held) is None]
+        looked_at = self.opened.preflight(replace(asked, zones=tuple(allowed or zones)))
+        return [*looked_at, *limit_findings(asked, zones, limits, held)]
 
     def complete(self, config: PodConfig | None) -> PodConfig:
         """Return what is asked for, with what it leaves open filled in from the settings.

@@ -7,7 +7,7 @@ the one before it is deleted.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import PodUnavailable, ProviderError, TPUError
 from ..hardware.prices import PriceBook
 from .causes import Cause
+from .limits import Hold, Refusal, unavailable
 from .observing import Observer
 from .pod import Pod, PodState
 from .prices import zones_within_cap
@@ -135,11 +136,16 @@ class _ProviderPass:
         self.id = provider_id
         self.provider = provider
         self.report = report
-        self.observer = Observer(self.store, provider_id, provider.name, reconciler.prices)
+        self.limits = provider.capabilities.limits
+        self.observer = Observer(
+            self.store, provider_id, provider.name, reconciler.prices, self.limits
+        )
+        self.there: Sequence[Hold] = ()  # what counts against limits, where there are some
         self.still_there: set[str] = set()  # runs of which a stray pod could not be deleted
+        self.leaving: list[WantedPod] = []  # whose pods were deleted in this pass
 
     def run(self, rows: list[WantedPod]) -> None:
-        listed = {(pod.zone, pod.name): pod for pod in self.provider.list(owner=self.store.owner)}
+        listed = self._list()
         current = {(row.zone or "", row.pod_name) for row in rows}
         self.store.spend.end_all_but(self.id, listed.keys() | current)
         strays = [pod for key, pod in listed.items() if key not in current]
@@ -149,6 +155,18 @@ class _ProviderPass:
             # Those of higher priority get what there is.
             for _, same in groupby(rows, key=lambda row: row.config.priority):
                 list(each(lambda row: self._reconcile(row, listed), same))
+        if self.leaving:
+            self._forget_gone()
+
+    def _list(self) -> dict[tuple[str, str], Pod]:
+        owner = self.store.owner
+        if not self.limits:
+            ours = self.provider.list(owner=owner)
+        else:  # they are the project's, and so are others' pods
+            pods = self.provider.list()
+            self.there = [Hold.of(pod) for pod in pods]
+            ours = [pod for pod in pods if pod.labels.get("owner") == owner]
+        return {(pod.zone, pod.name): pod for pod in ours}
 
     def _delete_stray(self, pod: Pod) -> None:
         """Delete a pod of ours that nobody wants; it may be of an attempt that is over."""
@@ -180,13 +198,29 @@ class _ProviderPass:
         return self.store.now() - (row.kept_at or row.wanted_at) > LATE_S
 
     def _remove(self, row: WantedPod, pod: Pod | None) -> None:
-        if row.zone is not None:
-            if pod is None or pod.state is not PodState.DELETING:
-                self._delete(row.name, row.pod_name, row.zone)
-                pod = self.provider.get(row.pod_name, zone=row.zone)
-            if pod is not None:
+        if row.zone is None:
+            self._forget(row)
+        elif pod is not None and pod.state is PodState.DELETING:
+            self._observe(row, pod)
+        else:
+            self._delete(row.name, row.pod_name, row.zone)
+            self.leaving.append(row)
+
+    def _forget_gone(self) -> None:
+        """Look once at all pods that were deleted, and forget those that are gone by now."""
+        try:
+            left = self._list()
+        except ProviderError as error:
+            self.report.errors.update((row.name, error) for row in self.leaving)
+            return
+        for row in self.leaving:
+            pod = left.get((row.zone or "", row.pod_name))
+            if pod is None:
+                self._forget(row)
+            else:
                 self._observe(row, pod)
-                return
+
+    def _forget(self, row: WantedPod) -> None:
         self.store.wanted.forget(row.name)
         self.store.note(row.name, "released", f"{row.pod_name} is gone")
 
@@ -208,7 +242,10 @@ class _ProviderPass:
     def _should_ask_elsewhere(self, row: WantedPod) -> bool:
         waited_s = self.store.now() - (row.asked_at or row.wanted_at)
         # Without another zone, asking again would only lose the place in the queue.
-        return waited_s > row.config.queue_timeout_s and len({*self._zones(row)}) > 1
+        return waited_s > row.config.queue_timeout_s and any(
+            zone != row.zone and self.observer.refusal_of(row, zone, self.there) is None
+            for zone in self._zones(row)
+        )
 
     def _replace(self, row: WantedPod, cause: Cause, why: str) -> None:
         """Delete a pod that is of no use any more, also where it is gone, and ask for another."""
@@ -218,23 +255,25 @@ class _ProviderPass:
         self._place(replace(row, attempt=row.attempt + 1, zone=None))
 
     def _place(self, row: WantedPod) -> None:
-        """Ask in one zone after the other, each once.
+        """Ask in one zone after the other, each once, and pass over those where limits refuse it.
 
         First where a pass before this one has asked, and by the same name: that pass may have
         ended before the answer, and there must be one pod.
         """
-        refusal: PodUnavailable | None = None
+        error: PodUnavailable | None = None
+        passed_over: list[Refusal] = []
         for zone in self._zones(row):
-            self.observer.asking(row, zone)
-            refusal = self._ask(replace(row, zone=zone), zone)
-            if refusal is None:
+            if (refusal := self.observer.asking(row, zone, self.there)) is not None:
+                passed_over.append(refusal)
+                continue
+            error = self._ask(replace(row, zone=zone), zone)
+            if error is None:
                 return
             row = replace(row, zone=None)
-        assert refusal is not None
-        raise refusal
+        raise error or unavailable(passed_over)
 
     def _zones(self, row: WantedPod) -> Iterable[str]:
-        zones = row.config.zones or self.provider.capabilities.zones or (ANYWHERE,)
+        zones = self.provider.capabilities.zones_for(row.config) or (ANYWHERE,)
         allowed = zones_within_cap(row.config, zones, provider=self.provider.name, book=self.prices)
         ordered = self.store.history.order(self.id, row.config, allowed)
         return ordered if row.zone is None else dict.fromkeys((row.zone, *ordered))

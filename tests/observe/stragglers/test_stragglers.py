@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,6 +89,29 @@ def test_waiting_in_dispatch_does_not_make_fast_hosts_slow():
             ]
         found = detect_stragglers(cluster.records()).found
         assert [(one.process, one.cause) for one in found] == [(0, "input")]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    hosts=st.integers(2, 6),
+    jitter=st.floats(0.01, 0.5),
+    jitters=st.sampled_from([1.0, 0.1]),
+    seed=st.integers(0, 10**6),
+    slow=st.booleans(),
+)
+def test_steps_that_end_together_accuse_no_chip(hosts, jitter, jitters, seed, slow):
+    """A host that hears late of a step's end has a long step, and a short one after it."""
+    cluster = Cluster(hosts, slow={0: ("input", 0.3)} if slow else {})
+    draw = np.random.default_rng(seed)
+    for process, steps in cluster.steps.items():
+        heard = jitter * draw.exponential(1, len(steps) + 1)
+        heard *= draw.random(len(heard)) < jitters
+        cluster.steps[process] = [
+            replace(step, step_time_s=max(0.01, step.step_time_s * (1 + later - before)))
+            for step, before, later in zip(steps, heard, heard[1:], strict=False)
+        ]
+    found = detect_stragglers(cluster.records()).found
+    assert [(one.process, one.cause) for one in found] == ([(0, "input")] if slow else [])
 
 
 @settings(max_examples=30, deadline=None)

@@ -119,7 +119,8 @@ def test_a_killed_process_costs_a_restart_on_the_same_pod(tmp_path, victim):
     (loss,) = outcome.losses
     resumed_from = outcome.attempts[1].first_step - 1
     assert resumed_from % 5 == 0
-    assert loss.lost_steps == outcome.attempts[0].last_step - resumed_from
+    # A step that was saved may not have been told by the time of the kill: nothing is lost then.
+    assert loss.lost_steps == max(0, outcome.attempts[0].last_step - resumed_from)
     assert 0 < loss.downtime_s < 20
 
 

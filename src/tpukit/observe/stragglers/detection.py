@@ -109,10 +109,17 @@ def _judge_steps(
     if usual <= 0:
         return []
 
-    def late(cause: Cause, values: Matrix, what: str, *, spread: float = 1.0) -> list[Straggler]:
+    def late(
+        cause: Cause,
+        values: Matrix,
+        what: str,
+        *,
+        spread: float = 1.0,
+        among: Sequence[HostRecords] = hosts,
+    ) -> list[Straggler]:
         """Those late by `values`, which come once in `spread` steps."""
         return [
-            _straggler(hosts[one.at], cause, one, what, one.excess / (usual * spread))
+            _straggler(among[one.at], cause, one, what, one.excess / (usual * spread))
             for one in stands_out(values, LATE * usual)
             if one.excess >= COUNTS * usual * spread
         ]
@@ -125,11 +132,19 @@ def _judge_steps(
         found += late("checkpoint", values, "in the call that saves", spread=spread)
     if not found:
         found += late("host", matrix(lambda step: step.dispatch_s, steps), "to dispatch a step")
-    # Only where steps do not end together: both the step and its own part must take longer.
-    longer = np.minimum(_excess(took), _excess(took - stalled)).clip(min=0.0)
-    slower = late("chip", longer + np.median(took, axis=0), "for a step of its own")
-    names = {one.process for one in found}
-    found += [one for one in slower if one.process not in names]
+    # What the others waited for hides how long a late host's own part was, and it would never
+    # seem slow by itself: it is not compared.
+    named = {one.process for one in found}
+    rest = [at for at, host in enumerate(hosts) if host.process not in named]
+    if len(rest) > 1:
+        among, apart = [hosts[at] for at in rest], _excess(took[rest])
+        # Only where steps do not end together: both the step and its own part must take longer,
+        longer = np.minimum(apart, _excess(took[rest] - stalled[rest])).clip(min=0.0)
+        usually = np.median(took[rest], axis=0)
+        slower = late("chip", longer + usually, "for a step of its own", among=among)
+        # and all steps together: else who is late at one is as much early at another.
+        total = dict(zip([host.process for host in among], apart.mean(axis=1), strict=True))
+        found += [one for one in slower if total[one.process] >= COUNTS * usual]
     best: dict[int, Straggler] = {}
     for one in sorted(found, key=lambda one: -(one.share or 0.0)):
         best.setdefault(one.process, one)

@@ -110,7 +110,10 @@ class Launch:
                 wait_until_gone(self.manager.reconciler, self.name, _GONE_WITHIN_S)
             store.wanted.want(self.name, self.config, self.manager.record, keeper=self.name)
             provider = self.manager.opened
-            observer = Observer(store, self.manager.record.id, provider.name, self.manager.prices)
+            observer = Observer(
+                *(store, self.manager.record.id, provider.name, self.manager.prices),
+                provider.capabilities.limits,
+            )
             try:
                 yield RecordedProvider(provider, observer, self.name)
             finally:
@@ -205,7 +208,8 @@ def prepare_launch(
         *modules_not_shipped(bundle),
         *_history(run, manager.store),
     )
-    check_request(config, manager.opened, manager.prices, progress=progress)
+    held = manager.store.wanted.holds(manager.record, besides=run)
+    check_request(config, manager.opened, manager.prices, held=held, progress=progress)
     for note in notes:
         progress(note)
     progress(f"{run}: ships {bundle}")

@@ -11,6 +11,7 @@ from ...errors import PodUnavailable
 from ...runtime.doctor.finding import Finding
 from ..causes import Cause
 from ..config import PodConfig
+from ..limits import Hold, unavailable
 from ..observing import Observer
 from ..pod import Pod
 from ..prices import zones_within_cap
@@ -37,17 +38,21 @@ class RecordedProvider:
     def capabilities(self) -> Capabilities:
         """What the provider offers: in the run's zones, those that failed lately last."""
         config = self._row().config
-        zones = config.zones or self._inner.capabilities.zones
+        zones = self._inner.capabilities.zones_for(config)
         allowed = zones_within_cap(config, zones, provider=self.name, book=self._observer.prices)
         store = self._observer.store
         ordered = store.history.order(self._observer.provider_id, config, allowed)
-        return replace(self._inner.capabilities, zones=tuple(ordered))
+        # These zones and no others; limits are kept as each is asked.
+        return replace(self._inner.capabilities, zones=tuple(ordered), limits=())
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
         """Ask for a pod in one zone."""
         zone = config.zones[0] if config.zones else ""
         row = replace(self._row(), attempt=split_pod_name(name)[1])
-        self._observer.asking(replace(row, zone=None), zone)
+        there = map(Hold.of, self._inner.list()) if self._observer.limits else ()
+        refusal = self._observer.asking(replace(row, zone=None, config=config), zone, there)
+        if refusal is not None:
+            raise unavailable([refusal])
         owned = config.with_labels(owner=self._observer.store.owner)
         try:
             pod = self._inner.create(name, owned, command=command)

@@ -6,13 +6,15 @@ cluster runs the gang, elsewhere we do; whoever watches one cannot tell.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
+from ...job.sections import ChipLimit, LaunchSettings
 from ...runtime.doctor.finding import Finding
 from ..causes import Ending
 from ..config import PodConfig
+from ..limits import is_of
 from ..pod import Host, Pod
 
 
@@ -106,12 +108,25 @@ class Capabilities:
             listed is offered.
         runs_gangs: Whether the provider restarts the processes itself.
         zones: Where it offers pods; empty: wherever it is told.
+        limits: How many chips the project was granted, by zone, type and tier, as the user says;
+            empty: as many as the provider gives.
     """
 
     generations: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     runs_gangs: bool = False
     zones: tuple[str, ...] = ()
+    limits: tuple[ChipLimit, ...] = ()
+
+    def within(self, launch: LaunchSettings) -> Self:
+        """Return what is offered within the limits of a project, and where those are."""
+        zones = tuple(dict.fromkeys(row.zone for row in launch.limits))
+        return replace(self, limits=launch.limits, zones=self.zones or zones)
+
+    def zones_for(self, config: PodConfig) -> tuple[str, ...]:
+        """Return where to ask: as the request says, or where its kind of chips is granted."""
+        granted = tuple(row.zone for row in self.limits if is_of(row, config))
+        return config.zones or granted or self.zones
 
 
 class Provider(Protocol):
@@ -130,6 +145,8 @@ class Provider(Protocol):
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
         """Ask for a pod; a pod of that name that is there already is returned as it is.
+
+        A new one may be returned as it was asked for: what became of it is seen at the next look.
 
         Args:
             name: Also the key of idempotency: a lost reply and a second call give one pod.

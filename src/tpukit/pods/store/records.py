@@ -17,7 +17,7 @@ _WHOM = (
     *("project", "zone", "zones", "endpoint", "credentials_file", "namespace", "queue", "image"),
     *("hosts", "ssh_config", "ssh_user", "service_account", "network", "software_version"),
     *("enable_ip_alias", "external_addresses", "flex_start", "flex_start_seconds"),
-    *("context", "priority_class"),
+    *("context", "priority_class", "limits"),
 )
 _ROOM_FOR_ATTEMPT = len("-a9999")
 
@@ -40,6 +40,12 @@ class ProviderRecord:
         """The same for the same provider, project and settings."""
         said = self.launch.model_dump_json(exclude_unset=True)
         return f"{self.name}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+
+    def may_share_quota_with(self, other: "ProviderRecord") -> bool:
+        """Whether pods of both may be of one project; one that nobody names may be any."""
+        one, two = self.launch, other.launch
+        same_api = (self.name, one.endpoint) == (other.name, two.endpoint)
+        return same_api and (one.project == two.project or None in (one.project, two.project))
 
 
 @dataclass(frozen=True, kw_only=True)

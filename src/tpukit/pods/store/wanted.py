@@ -4,13 +4,23 @@ import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from ...errors import ConfigError
+from ...hardware import Slice
 from ...job.sections import LaunchSettings
 from ..config import PodConfig
-from ..pod import Pod
+from ..limits import Hold
+from ..pod import Pod, Tier
 from .database import Database
-from .records import ProviderRecord, WantedPod, check_run_name, split_pod_name, to_json
+from .records import (
+    ProviderRecord,
+    WantedPod,
+    check_run_name,
+    pod_name,
+    split_pod_name,
+    to_json,
+)
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,31 @@ class WantedPods:
         found = [_wanted(row) for row in self.database.read(f"{_SELECT} ORDER BY wanted_at")]
         return sorted(found, key=lambda one: -one.config.priority)
 
+    def holds(self, provider: ProviderRecord, *, besides: str = "") -> list[Hold]:
+        """Return what the pods of a provider's project hold where they are asked for, or were.
+
+        Args:
+            provider: Whose project counts.
+            besides: A run that is left out: what its pod before this one holds, its provider says.
+        """
+        records = self.providers().items()
+        alike = {id_ for id_, record in records if record.may_share_quota_with(provider)}
+        rows = self.database.read(
+            "SELECT name, attempt, zone, provider, config ->> 'tpu_type' AS tpu_type,"
+            " config ->> 'tier' AS tier FROM wanted WHERE zone IS NOT NULL AND name <> ?",
+            besides,
+        )
+        return [
+            Hold(
+                pod_name(row["name"], row["attempt"]),
+                row["zone"],
+                _slice_of(row["tpu_type"]),
+                Tier(row["tier"]),
+            )
+            for row in rows
+            if row["provider"] in alike
+        ]
+
     def providers(self) -> dict[str, ProviderRecord]:
         """Return every provider that was asked lately, by id."""
         return {
@@ -144,6 +179,7 @@ class WantedPods:
             return forgotten.rowcount > 0
 
 
+_slice_of = cache(Slice.parse)
 _SELECT = "SELECT wanted.*, observed.pod FROM wanted LEFT JOIN observed USING (name)"
 
 

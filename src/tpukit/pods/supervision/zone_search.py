@@ -50,7 +50,7 @@ class ZoneSearch:
 
     def zones(self, config: PodConfig) -> Sequence[str]:
         """Return the zones to ask in, in order; "" is the provider's own."""
-        return config.zones or self._provider.capabilities.zones or ("",)
+        return self._provider.capabilities.zones_for(config) or ("",)
 
     def get(
         self,
@@ -88,7 +88,8 @@ class ZoneSearch:
                 self._tell(PodRefused(name, zone, found.cause, found.evidence))
             hopeless = all(refusal.cause is Cause.UNPLACEABLE for refusal in refusals)
             if hopeless or time.monotonic() + pause_s > deadline:
-                raise NoPod(refusals[0])
+                said = "; ".join(dict.fromkeys(refusal.evidence for refusal in refusals))
+                raise NoPod(replace(refusals[0], evidence=said))
             self._pause(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 

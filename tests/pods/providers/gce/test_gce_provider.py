@@ -10,7 +10,8 @@ import pytest
 from google.cloud import compute_v1
 
 from tpukit.errors import ConfigError, PodUnavailable, ProviderError
-from tpukit.job.sections import LaunchSettings
+from tpukit.job.sections import ChipLimit, LaunchSettings
+from tpukit.pods import Store, TpuManager
 from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
 from tpukit.pods.emulators.compute_api.rehearsal import ComputeEngineRehearsal
@@ -31,6 +32,20 @@ V5P = PodConfig(tpu_type="v5p-16", zones=(HERE,))
 V6E = PodConfig(tpu_type="v6e-16", zones=(HERE,))
 SEVEN = PodConfig(tpu_type="tpu7x-2x2x2", zones=(THERE,))
 PROJECT = "projects/rehearsal"
+
+
+def test_no_more_chips_are_asked_for_than_were_granted(cloud, launch, tmp_path):
+    rows = (ChipLimit(zone="europe-west4-a", type="v6e", chips=16),)
+    limited = launch.model_copy(update={"zone": None, "limits": rows})
+    store = Store(tmp_path / "store")
+    manager = TpuManager(provider="gce", launch=limited, state=store)
+    config = PodConfig(tpu_type="v6e-16")
+    assert manager.allocate_pod(config, name="one").zone == "europe-west4-a"
+    with pytest.raises(PodUnavailable, match=r"16 are held \(one-a1\)"):
+        manager.allocate_pod(config, name="two")
+    assert sum(held.amount for held in cloud.world.holdings()) == 16
+    manager.release("one")
+    store.close()
 
 
 def body_of(cloud, path):

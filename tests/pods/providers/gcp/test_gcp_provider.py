@@ -11,9 +11,12 @@ from google.auth import jwt
 from google.cloud import tpu_v2
 
 from tpukit.errors import ConfigError, PodUnavailable, ProviderError
+from tpukit.job.sections import ChipLimit
+from tpukit.pods import Store, TpuManager
 from tpukit.pods.causes import Cause
 from tpukit.pods.config import PodConfig
 from tpukit.pods.emulators.faults import Fault, Mishap
+from tpukit.pods.emulators.holding import Stage
 from tpukit.pods.pod import PodState, Tier
 from tpukit.pods.providers.gcp.failures import cause_of_failure
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
@@ -172,6 +175,39 @@ class TestRequest:
 
 
 class TestLife:
+    def test_a_new_pod_costs_one_call(self, cloud, provider):
+        before = cloud.api.calls
+        assert provider.create("one-a1", V6E).state is PodState.WAITING
+        assert cloud.api.calls == before + 1
+
+    def test_one_call_shows_the_maintenance_of_a_zone(self, cloud, provider, monkeypatch):
+        names = [f"told-a{number}" for number in range(1, 5)]
+        for name in names:
+            provider.create(name, V6E)
+        while any(held.stage is not Stage.RUNNING for held in cloud.world.holdings()):
+            time.sleep(0.01)
+        cloud.world.announce_maintenance(f"{HERE}/queuedResources/told-a3", in_s=600)
+        before = cloud.api.calls
+        for name in names:
+            told = "maintenance from" in provider.get(name, zone="us-east5-b").reason
+            assert told == (name == "told-a3")
+        assert cloud.api.calls == before + 2 * len(names) + 1, "and one list of the zone"
+        told = [pod.name for pod in provider.list() if "maintenance from" in pod.reason]
+        assert told == ["told-a3"]
+        assert cloud.api.calls == before + 2 * len(names) + 3
+        cloud.world.announce_maintenance(f"{HERE}/queuedResources/told-a2", in_s=600)
+        monkeypatch.setattr("tpukit.pods.providers.gcp.maintenance.INTERVAL_S", 0.0)
+        told = [pod.name for pod in provider.list() if "maintenance from" in pod.reason]
+        assert told == ["told-a2", "told-a3"]
+
+    def test_pods_are_seen_where_their_maintenance_is_not(self, cloud, provider):
+        provider.create("blind-a1", V6E)
+        until(provider, "blind-a1", PodState.READY)
+        provider.create("blind-a2", V6E)
+        time.sleep(0.2)
+        cloud.api.faults.add(Fault(Mishap.OUTAGE, "ListNodes", times=None))
+        assert until(provider, "blind-a2", PodState.READY).reason == ""
+
     def test_a_preempted_pod_says_so(self, cloud, provider):
         provider.create("spot-a1", V6E.with_preemptible())
         until(provider, "spot-a1", PodState.READY)
@@ -318,6 +354,32 @@ class TestErrors:
     )
     def test_what_users_saw_has_a_cause(self, said, cause):
         assert cause_of_failure(said) is cause
+
+
+class TestLimits:
+    def test_a_full_zone_is_passed_over_for_the_next(self, cloud, launch, tmp_path):
+        rows = (
+            ChipLimit(zone="us-central1-a", type="v5p", chips=4),
+            ChipLimit(zone="europe-west4-b", type="v5p", chips=8),
+        )
+        limited = launch.model_copy(update={"zone": None, "limits": rows})
+        assert CloudTPUProvider(limited).capabilities.limits == rows
+        store = Store(tmp_path / "store")
+        manager = TpuManager(provider="gcp", launch=limited, state=store)
+        zones = [
+            manager.allocate_pod(PodConfig(tpu_type="v5p-8"), name=f"job-{number}").zone
+            for number in range(3)
+        ]
+        assert zones == ["us-central1-a", "europe-west4-b", "europe-west4-b"]
+        before = len(cloud.world.holdings())
+        with pytest.raises(PodUnavailable, match="in europe-west4-b: 8 are held"):
+            manager.allocate_pod(PodConfig(tpu_type="v5p-8"))
+        assert len(cloud.world.holdings()) == before
+        found = [
+            one for one in manager.preflight(PodConfig(tpu_type="v5p-8")) if one.id == "limits"
+        ]
+        assert [one.severity for one in found] == ["error", "error"]
+        store.close()
 
 
 class TestPreflight:

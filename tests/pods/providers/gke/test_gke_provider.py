@@ -12,7 +12,8 @@ import pytest
 from emulated_cluster import until
 
 from tpukit.errors import ConfigError, PodUnavailable, ProviderError
-from tpukit.pods import Command, PodConfig, Tier
+from tpukit.job.sections import ChipLimit
+from tpukit.pods import Command, PodConfig, Store, Tier, TpuManager
 from tpukit.pods.causes import Cause, Kind
 from tpukit.pods.emulators.faults import Fault, Mishap
 from tpukit.pods.emulators.kubernetes_api.emulator import Role
@@ -494,3 +495,19 @@ def test_preflight_finds_what_stands_in_the_way(emulator, launch, queued, monkey
 def test_what_gke_does_not_offer_is_refused(provider):
     with pytest.raises(ConfigError, match="GKE offers no"):
         provider.create("gem-a1", PodConfig(tpu_type="v2-8"), command=SLEEP)
+
+
+def test_no_more_chips_are_asked_for_than_were_granted(emulator, launch, tmp_path):
+    row = ChipLimit(zone=CONFIG.zones[0], type="v6e", chips=16)
+    limited = launch.model_copy(update={"limits": (row,)})
+    store = Store(tmp_path)
+    manager = TpuManager(provider="gke", launch=limited, state=store)
+    asked = PodConfig(tpu_type="v6e-16")
+    pod = manager.allocate_pod(asked, name="one")
+    assert pod.zone == row.zone, "the zone of the table, where none is named"
+    with pytest.raises(PodUnavailable, match=r"16 are held \(one-a1\)"):
+        manager.allocate_pod(asked, name="two")
+    manager.release("one")
+    assert manager.allocate_pod(asked, name="two").zone == row.zone
+    manager.release("two")
+    store.close()

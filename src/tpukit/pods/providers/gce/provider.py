@@ -67,7 +67,7 @@ class ComputeEngineProvider:
                 "enable_ip_alias": IP_ALIAS,
                 "flex_start": "here one says for how long as well (launch.flex_start_seconds)",
             },
-        )
+        ).within(launch)
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
         """Ask for a pod; a pod of that name that is there already is returned as it is."""

@@ -1,51 +1,75 @@
-"""Maintenance that is announced: v2alpha1 alone shows it, so it is asked now and then."""
+"""Maintenance that is announced: v2alpha1 alone shows it, so it is asked now and then.
+
+One call shows every node of a zone, however many pods are there: calls have a quota.
+"""
 
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 
 from google.api_core import exceptions
+from google.cloud import tpu_v2alpha1
 
-from .api import CloudTPU
+from .api import PAGE, CloudTPU
+from .reading import node_key
 
 logger = logging.getLogger(__name__)
 INTERVAL_S = 60.0
-"""Between two looks at a pod: scheduled maintenance is announced days before."""
+"""Between two looks at a zone: scheduled maintenance is announced days before."""
 _TIMEOUT_S = 2.0
+
+NodeKey = tuple[str, str]
 
 
 class MaintenanceNotices:
-    """What is known of coming maintenance, by pod."""
+    """What is known of coming maintenance."""
 
     def __init__(self, api: CloudTPU) -> None:
         self._api = api
-        self._seen: dict[str, tuple[float, str]] = {}
+        self._lock = threading.Lock()
+        self._looked_at: dict[str, float] = {}
+        self._notices: dict[NodeKey, str] = {}  # of every node that was looked at
         self._offered = True
 
-    def of(self, queued_name: str, node_names: Sequence[str]) -> str:
-        """Return a sentence about maintenance of a pod's nodes that is to come, or ""."""
-        at, notice = self._seen.get(queued_name, (float("-inf"), ""))
-        if self._offered and time.monotonic() - at > INTERVAL_S:
-            notice = next(filter(None, map(self._look, node_names)), "")
-            self._seen[queued_name] = time.monotonic(), notice
-        return notice
+    def look(self, nodes: Collection[NodeKey]) -> Mapping[NodeKey, str]:
+        """Return a sentence for each node that is announced to be maintained.
 
-    def forget(self, queued_name: str) -> None:
-        """Drop what is known of a pod that was deleted."""
-        self._seen.pop(queued_name, None)
+        Args:
+            nodes: Those that are there. Their zones are looked at every minute, and at once where
+                one of them is new.
+        """
+        with self._lock:
+            for zone in {zone for zone, _ in nodes}:
+                here = {key for key in nodes if key[0] == zone}
+                age_s = time.monotonic() - self._looked_at.get(zone, float("-inf"))
+                if self._offered and (age_s > INTERVAL_S or not here <= self._notices.keys()):
+                    self._refresh(zone, here)
+            return {key: text for key, text in self._notices.items() if text}
 
-    def _look(self, node_name: str) -> str:
-        if not self._offered:
-            return ""
+    def _refresh(self, zone: str, here: set[NodeKey]) -> None:
         try:
-            node = self._api.alpha.get_node(name=node_name, retry=None, timeout=_TIMEOUT_S)
+            found = self._ask(zone)
         except (exceptions.PermissionDenied, exceptions.MethodNotImplemented) as error:
             logger.warning("Coming maintenance is not visible (%s).", type(error).__name__)
             self._offered = False
-            return ""
+            return
         except exceptions.GoogleAPICallError:
-            return ""  # no reason to lose sight of a pod that runs; asked again later
-        window = node.upcoming_maintenance
-        if not window.window_start_time:
-            return ""
-        return f"maintenance from {window.window_start_time} to {window.window_end_time}"
+            # What was known holds on: no reason to lose sight of pods that run.
+            found = {key: text for key, text in self._notices.items() if key[0] == zone}
+        self._looked_at[zone] = time.monotonic()
+        others = {key: text for key, text in self._notices.items() if key[0] != zone}
+        # Lists may be late, and a node that is not in this one is not waited for.
+        self._notices = others | dict.fromkeys(here, "") | found
+
+    def _ask(self, zone: str) -> dict[NodeKey, str]:
+        request = tpu_v2alpha1.ListNodesRequest(parent=self._api.parent(zone), page_size=PAGE)
+        nodes = self._api.alpha.list_nodes(request, retry=None, timeout=_TIMEOUT_S)
+        return {node_key(node.name): _notice(node) for node in nodes}
+
+
+def _notice(node: tpu_v2alpha1.Node) -> str:
+    window = node.upcoming_maintenance
+    if not window.window_start_time:
+        return ""
+    return f"maintenance from {window.window_start_time} to {window.window_end_time}"

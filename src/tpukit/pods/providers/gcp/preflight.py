@@ -99,12 +99,13 @@ def _offered(id_: str, seen: str, wanted: str, known: list[str]) -> Finding:
 
 def _quota(api: CloudTPU, zone: str) -> Finding:
     """The API does not show quota; what holds some for nothing can be seen."""
-    pods = [read_pod(one, {}) for one in api.list_queued(zone)]
+    pods = [read_pod(one, {}, notices={}) for one in api.list_queued(zone)]
     lost = [pod for pod in pods if pod is not None and pod.state.is_lost]
     if not lost:
         return Finding(
             *("gcp-quota", "resources", "info"),
-            "This API does not show quota; a request above it is refused at once, with the limit",
+            "This API does not show quota; a request above it is refused at once, with the limit. "
+            "What your project was granted can stand in launch.limits, and is kept then",
         )
     chips = sum(pod.slice.chips for pod in lost)
     return Finding(

@@ -20,7 +20,7 @@ from .api import PATIENCE_S, CloudTPU
 from .failures import UnknownZone
 from .maintenance import MaintenanceNotices
 from .preflight import find_obstacles
-from .reading import node_names, read_pod
+from .reading import as_asked, node_names, read_pod
 from .request import (
     CONFIG_TYPES,
     IP_ALIAS,
@@ -55,7 +55,7 @@ class CloudTPUProvider:
                 "flex_start": NO_FLEX_START,
                 "flex_start_seconds": NO_FLEX_START,
             },
-        )
+        ).within(launch)
 
     def create(self, name: str, config: PodConfig, *, command: Command | None = None) -> Pod:
         """Ask for a pod; a pod of that name that is there already is returned as it is."""
@@ -67,8 +67,7 @@ class CloudTPUProvider:
             name, config, self._launch, parent=parent, ssh_key=key.metadata_line(self._user)
         )
         full_name = f"{parent}/queuedResources/{name}"
-        queued = self._create(full_name, asked, request_id(self._api.project, zone, name))
-        return self._read(queued)
+        return self._create(full_name, asked, request_id(self._api.project, zone, name))
 
     def get(self, name: str, *, zone: str) -> Pod | None:
         """Return a pod as it is now, or None where there is none."""
@@ -78,7 +77,8 @@ class CloudTPUProvider:
     def list(self, *, owner: str | None = None) -> "list[Pod]":
         """Return all pods of the project, in every zone, or those with an owner's label."""
         queued, nodes = self._api.list_everywhere()
-        pods = (read_pod(one, nodes) for one in queued)
+        notices = self._notices.look(nodes)
+        pods = (read_pod(one, nodes, notices=notices) for one in queued)
         return [
             pod
             for pod in pods
@@ -102,7 +102,6 @@ class CloudTPUProvider:
                     raise
 
         self._api.ask(call)
-        self._notices.forget(full_name)
         forget_hosts(name)
 
     def start(self, pod: Pod, command: Command, *, attempt: int) -> Gang:
@@ -136,19 +135,15 @@ class CloudTPUProvider:
 
     def _read(self, queued: tpu_v2.QueuedResource) -> Pod:
         nodes = self._api.nodes(node_names(queued)) if _has_nodes(queued) else {}
-        pod = read_pod(queued, nodes)
+        pod = read_pod(queued, nodes, notices=self._notices.look(nodes))
         if pod is None:
             raise ProviderError(
                 f"{queued.name} is there and is no pod of tpukit's: it has "
                 f"{len(queued.tpu.node_spec)} node specs. Use another name, or delete it."
             )
-        if pod.is_ready and (notice := self._notices.of(queued.name, node_names(queued))):
-            return pod.in_state(pod.state, notice)
         return pod
 
-    def _create(
-        self, full_name: str, asked: tpu_v2.QueuedResource, key: str
-    ) -> tpu_v2.QueuedResource:
+    def _create(self, full_name: str, asked: tpu_v2.QueuedResource, key: str) -> Pod:
         """Create a queued resource, or return the one that is there.
 
         A lost reply is asked for again with the same key, which the API knows. A key that it knows
@@ -157,29 +152,36 @@ class CloudTPUProvider:
         deadline = time.monotonic() + PATIENCE_S
         for attempt_key in (key, str(uuid.uuid4())):
             try:
-                self._send(full_name, asked, attempt_key, deadline)
+                is_under_way = self._send(full_name, asked, attempt_key, deadline)
             except UnknownZone as error:
                 raise self._with_zones(error) from error
+            if is_under_way:
+                # Nothing more can be seen of it now, and a quota of calls is not spent on looking.
+                return self._read(as_asked(full_name, asked))
             if (queued := self._api.get(full_name, deadline=deadline)) is not None:
-                return queued
+                return self._read(queued)
         raise ProviderError(f"Cloud TPU took the request for {full_name} and does not show it.")
 
     def _send(
         self, full_name: str, asked: tpu_v2.QueuedResource, key: str, deadline: float
-    ) -> None:
+    ) -> bool:
+        """Send a request; tell whether the pod is being made, and not there or gone already."""
         parent, _, queued_id = full_name.rpartition("/queuedResources/")
         request = tpu_v2.CreateQueuedResourceRequest(
             parent=parent, queued_resource_id=queued_id, queued_resource=asked, request_id=key
         )
 
-        def call(timeout_s: float) -> None:
+        def call(timeout_s: float) -> bool:
             try:
                 # Not waited for: what it does is seen at the queued resource itself.
-                self._api.client.create_queued_resource(request, retry=None, timeout=timeout_s)
+                begun = self._api.client.create_queued_resource(
+                    request, retry=None, timeout=timeout_s
+                )
             except exceptions.AlreadyExists:
-                return
+                return False
+            return not begun.operation.done
 
-        self._api.ask(call, deadline=deadline)
+        return self._api.ask(call, deadline=deadline)
 
     def _with_zones(self, error: UnknownZone) -> ConfigError:
         known = self._api.zones()

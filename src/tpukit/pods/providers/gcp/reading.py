@@ -54,6 +54,14 @@ def node_names(queued: tpu_v2.QueuedResource) -> list[str]:
     return names
 
 
+def as_asked(name: str, asked: tpu_v2.QueuedResource) -> tpu_v2.QueuedResource:
+    """Return a queued resource as the API shows it in the first moment after the request."""
+    begun = tpu_v2.QueuedResource(asked)
+    begun.name = name
+    begun.state = tpu_v2.QueuedResourceState(state=_QueuedState.CREATING)
+    return begun
+
+
 def node_key(name: str) -> tuple[str, str]:
     """Return zone and id of a node: its project is a name in one reply and a number in another."""
     _, _, _, zone, _, node_id = name.split("/")
@@ -64,20 +72,20 @@ def read_pod(
     queued: tpu_v2.QueuedResource,
     nodes: Mapping[tuple[str, str], tpu_v2.Node],
     *,
-    notice: str = "",
+    notices: Mapping[tuple[str, str], str],
 ) -> Pod | None:
     """Return a pod, or None for a queued resource of a kind that tpukit does not know.
 
     Args:
         queued: As the API shows it.
         nodes: Those of its nodes that are there, by `node_key`.
-        notice: What is known to come, such as maintenance.
+        notices: What is known to come, such as maintenance, by `node_key`.
     """
     where = _slice_of(queued)
     if where is None:
         return None
-    mine = [nodes.get(node_key(name)) for name in node_names(queued)]
-    here = [node for node in mine if node is not None]
+    keys = [node_key(name) for name in node_names(queued)]
+    here = [nodes[key] for key in keys if key in nodes]
     tier = _tier_of(queued)
     state, reason, cause = _judge(queued, here, tier)
     hosts: tuple[Host, ...] = ()
@@ -87,7 +95,7 @@ def read_pod(
             state, reason = PodState.PROVISIONING, f"{len(hosts)} of {where.hosts} hosts are there"
             hosts = ()
         else:
-            reason = notice
+            reason = next((notices[key] for key in keys if key in notices), "")
     _, _, _, zone, _, name = queued.name.split("/")
     return Pod(
         name=name,

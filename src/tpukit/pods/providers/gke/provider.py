@@ -44,10 +44,10 @@ class GKEProvider:
     """
 
     name = PROVIDER
-    capabilities = CAPABILITIES
 
     def __init__(self, launch: LaunchSettings) -> None:
         self._launch = launch
+        self.capabilities = CAPABILITIES.within(launch)
         self._api = ClusterApi(launch)
         self._jobsets = f"{JOBSETS}/namespaces/{launch.namespace}/jobsets"
         self._inside = f"{CORE}/namespaces/{launch.namespace}"
