@@ -36,6 +36,7 @@ def attend(
     segment_ids: SegmentIds | None,
     rope: RopeTables | None,
     dense_mask: jax.Array | None,
+    sinks: jax.Array | None,
     *,
     problem: Problem,
     blocks: FlashBlocks,
@@ -43,8 +44,8 @@ def attend(
     interpret: Any,
     with_lse: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The result (B, S, H, D), and if asked the natural log-sum-exp of each row (B, H, S)."""
-    visibility, width = problem.visibility, problem.padded_width
+    """The result (B, S, H, Dv), and if asked the natural log-sum-exp of each row (B, H, S)."""
+    visibility, width, v_width = problem.visibility, problem.padded_width, problem.padded_v_width
     batch, rows, held = q.shape[0], blocks.block_q, blocks.block_kv
     q_tokens, kv_tokens = round_up(visibility.q_len, rows), round_up(visibility.kv_len, held)
     q_steps, kv_steps = q_tokens // rows, kv_tokens // held
@@ -67,13 +68,17 @@ def attend(
     def kv_head(h: Position) -> Position:
         return h if problem.group == 1 else jax.lax.div(h, jnp.int32(problem.group))
 
-    q_spec = pl.BlockSpec((None, rows, width), lambda b, h, i, s, *_: (b, i, h))
-    kv_spec = pl.BlockSpec(
-        (None, held, width), lambda b, h, i, s, *_: (b, held_block(i, s), kv_head(h))
-    )
+    def of_queries(lanes: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, rows, lanes), lambda b, h, i, s, *_: (b, i, h))
+
+    def of_keys(lanes: int) -> pl.BlockSpec:
+        return pl.BlockSpec(
+            (None, held, lanes), lambda b, h, i, s, *_: (b, held_block(i, s), kv_head(h))
+        )
+
     arguments: list[Any] = [to_rows(q, tokens=q_tokens)]
     arguments += [to_rows(x, tokens=kv_tokens) for x in (k, v)]
-    specs: list[Any] = [q_spec, kv_spec, kv_spec]
+    specs: list[Any] = [of_queries(width), of_keys(width), of_keys(v_width)]
     if rope is not None:
         shared = rope.cos.ndim == 2
         tables = (lane_tables(rope, q_tokens), lane_tables(rope, kv_tokens))
@@ -111,6 +116,8 @@ def attend(
             block=(rows, held),
         )
     arguments, specs = [*arguments, mask], [*specs, mask_spec]
+    arguments.append(None if sinks is None else sinks.astype(jnp.float32) * LOG2_E)
+    specs.append(None if sinks is None else pl.BlockSpec(memory_space=pltpu.SMEM))
 
     kernel = partial(
         _kernel,
@@ -125,7 +132,7 @@ def attend(
         None if segment_ids is None else pltpu.VMEM((rows, LANES), jnp.int32),
         pltpu.VMEM((rows, LANES), jnp.float32),
         pltpu.VMEM((rows, LANES), jnp.float32),
-        pltpu.VMEM((rows, width), jnp.float32),
+        pltpu.VMEM((rows, v_width), jnp.float32),
     ]
     call = pl.pallas_call(
         kernel,
@@ -135,7 +142,7 @@ def attend(
             grid=(batch, problem.heads, q_steps, kv_steps),
             in_specs=specs,
             out_specs=[
-                q_spec,
+                of_queries(v_width),
                 pl.BlockSpec((None, None, 1, rows), lambda b, h, i, s, *_: (b, h, 0, i))
                 if with_lse
                 else None,
@@ -143,7 +150,7 @@ def attend(
             scratch_shapes=scratch,
         ),
         out_shape=[
-            jax.ShapeDtypeStruct((batch, q_tokens, problem.heads * width), q.dtype),
+            jax.ShapeDtypeStruct((batch, q_tokens, problem.heads * v_width), q.dtype),
             jax.ShapeDtypeStruct((batch, problem.heads, 1, q_tokens), jnp.float32)
             if with_lse
             else None,
@@ -158,13 +165,15 @@ def attend(
     # jax drops a jitted call whose results nobody reads, as in a backward pass that kept them; a
     # bare kernel it would not.
     out, lse = jax.jit(call)(*prefetched, *arguments)
-    out = from_rows(out, tokens=visibility.q_len, heads=problem.heads, width=problem.width)
+    out = from_rows(out, tokens=visibility.q_len, heads=problem.heads, width=problem.v_width)
     return out, lse[:, :, 0, : visibility.q_len] if with_lse else None
 
 
 def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sparse: bool) -> None:
     table = refs[0] if sparse else None
-    q, k, v, q_tables, k_tables, q_ids, kv_ids, mask, out, lse, *scratch = refs[int(sparse) :]
+    q, k, v, q_tables, k_tables, q_ids, kv_ids, mask, sinks, out, lse, *scratch = refs[
+        int(sparse) :
+    ]
     scaled, rotated, id_column, maxima, sums, total = scratch
     rows, compute = blocks.block_q, blocks.block_kv_compute
     i, step = pl.program_id(2), pl.program_id(3)
@@ -176,8 +185,14 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
         if q_tables is not None:
             wide = rotate(wide, q_tables[0][...], q_tables[1][...], width=problem.width)
         scaled[...] = (wide * problem.query_factor).astype(scaled.dtype)
-        maxima[...] = jnp.full_like(maxima, LOWEST_MAXIMUM)
-        sums[...] = jnp.zeros_like(sums)
+        if sinks is None:
+            maxima[...] = jnp.full_like(maxima, LOWEST_MAXIMUM)
+            sums[...] = jnp.zeros_like(sums)
+        else:
+            # The sink is the first key: alone, its weight is 1. Its value is zero.
+            maxima[...] = jnp.full_like(maxima, sinks[pl.program_id(1)])
+            lane = jax.lax.broadcasted_iota(jnp.int32, sums.shape, 1)
+            sums[...] = jnp.where(lane == 0, 1.0, 0.0)
         total[...] = jnp.zeros_like(total)
         if q_ids is not None:
             id_column[...] = jnp.broadcast_to(q_ids[...], (LANES, rows)).T
