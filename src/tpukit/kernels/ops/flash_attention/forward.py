@@ -46,7 +46,7 @@ def attend(
 ) -> tuple[jax.Array, jax.Array | None]:
     """The result (B, S, H, Dv), and if asked the natural log-sum-exp of each row (B, H, S)."""
     visibility, width, v_width = problem.visibility, problem.padded_width, problem.padded_v_width
-    batch, rows, held = q.shape[0], blocks.block_q, blocks.block_kv
+    batch, group, rows, held = q.shape[0], problem.group, blocks.block_q, blocks.block_kv
     q_tokens, kv_tokens = round_up(visibility.q_len, rows), round_up(visibility.kv_len, held)
     q_steps, kv_steps = q_tokens // rows, kv_tokens // held
     if visibility.mask is None:
@@ -65,16 +65,11 @@ def attend(
         span = visibility.keys_of(i * rows, rows, block=held)
         return maximum(0, minimum(span.first + step, span.end - 1))
 
-    def kv_head(h: Position) -> Position:
-        return h if problem.group == 1 else jax.lax.div(h, jnp.int32(problem.group))
-
     def of_queries(lanes: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, rows, lanes), lambda b, h, i, s, *_: (b, i, h))
+        return pl.BlockSpec((None, rows, lanes), lambda b, h, g, i, s, *_: (b, i, h * group + g))
 
     def of_keys(lanes: int) -> pl.BlockSpec:
-        return pl.BlockSpec(
-            (None, held, lanes), lambda b, h, i, s, *_: (b, held_block(i, s), kv_head(h))
-        )
+        return pl.BlockSpec((None, held, lanes), lambda b, h, g, i, s, *_: (b, held_block(i, s), h))
 
     arguments: list[Any] = [to_rows(q, tokens=q_tokens)]
     arguments += [to_rows(x, tokens=kv_tokens) for x in (k, v)]
@@ -84,12 +79,16 @@ def attend(
         tables = (lane_tables(rope, q_tokens), lane_tables(rope, kv_tokens))
         arguments += tables
         specs += [
-            (pl.BlockSpec((None, rows, width), lambda b, h, i, s, *_: (0 if shared else b, i, 0)),)
+            (
+                pl.BlockSpec(
+                    (None, rows, width), lambda b, h, g, i, s, *_: (0 if shared else b, i, 0)
+                ),
+            )
             * 2,
             (
                 pl.BlockSpec(
                     (None, held, width),
-                    lambda b, h, i, s, *_: (0 if shared else b, held_block(i, s), 0),
+                    lambda b, h, g, i, s, *_: (0 if shared else b, held_block(i, s), 0),
                 ),
             )
             * 2,
@@ -102,8 +101,8 @@ def attend(
             pad_tokens(segment_ids.kv, kv_tokens, axis=1)[:, None],
         ]
         specs += [
-            pl.BlockSpec((None, 1, rows), lambda b, h, i, s, *_: (b, 0, i)),
-            pl.BlockSpec((None, 1, held), lambda b, h, i, s, *_: (b, 0, held_block(i, s))),
+            pl.BlockSpec((None, 1, rows), lambda b, h, g, i, s, *_: (b, 0, i)),
+            pl.BlockSpec((None, 1, held), lambda b, h, g, i, s, *_: (b, 0, held_block(i, s))),
         ]
     else:
         arguments, specs = [*arguments, None, None], [*specs, None, None]
@@ -111,7 +110,7 @@ def attend(
     if dense_mask is not None:
         mask, mask_spec = stream_mask(
             dense_mask,
-            lambda b, h, i, s, *_: (b, h, i, held_block(i, s)),
+            lambda b, h, g, i, s, *_: (b, h * group + g, i, held_block(i, s)),
             tokens=(q_tokens, kv_tokens),
             block=(rows, held),
         )
@@ -139,11 +138,13 @@ def attend(
         name="flash_attention_forward",
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=0 if table is None else 1,
-            grid=(batch, problem.heads, q_steps, kv_steps),
+            grid=(batch, problem.kv_heads, group, q_steps, kv_steps),
             in_specs=specs,
             out_specs=[
                 of_queries(v_width),
-                pl.BlockSpec((None, None, 1, rows), lambda b, h, i, s, *_: (b, h, 0, i))
+                pl.BlockSpec(
+                    (None, None, 1, rows), lambda b, h, g, i, s, *_: (b, h * group + g, 0, i)
+                )
                 if with_lse
                 else None,
             ],
@@ -156,7 +157,7 @@ def attend(
             else None,
         ],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary", "arbitrary"),
             vmem_limit_bytes=vmem_limit_bytes,
         ),
         interpret=interpret,
@@ -176,7 +177,7 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
     ]
     scaled, rotated, id_column, maxima, sums, total = scratch
     rows, compute = blocks.block_q, blocks.block_kv_compute
-    i, step = pl.program_id(2), pl.program_id(3)
+    i, step = pl.program_id(3), pl.program_id(4)
     row = i * rows
 
     @when(step == 0, always=kv_steps == 1)
@@ -190,7 +191,9 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
             sums[...] = jnp.zeros_like(sums)
         else:
             # The sink is the first key: alone, its weight is 1. Its value is zero.
-            maxima[...] = jnp.full_like(maxima, sinks[pl.program_id(1)])
+            maxima[...] = jnp.full_like(
+                maxima, sinks[pl.program_id(1) * problem.group + pl.program_id(2)]
+            )
             lane = jax.lax.broadcasted_iota(jnp.int32, sums.shape, 1)
             sums[...] = jnp.where(lane == 0, 1.0, 0.0)
         total[...] = jnp.zeros_like(total)
