@@ -117,7 +117,7 @@ def test_long_sequences_with_sinks_are_computed_in_rows():
 
 def test_cudnn_says_what_it_has_not():
     x = jnp.zeros((1, 8, 4, 8), jnp.bfloat16)
-    with pytest.raises(TPUModelError, match="no soft cap and no sinks; use attention='auto'"):
+    with pytest.raises(TPUModelError, match="cuDNN has no sinks; use attention='auto'"):
         get_attention("cudnn")(x, x, x, sinks=jnp.asarray(SINKS))
 
 

@@ -10,7 +10,7 @@ from ...annotations import AnyMesh
 from ...errors import TPUModelError, did_you_mean
 from ...hardware.target import current_target
 from ...kernels.ops.flash_attention.chunks import attend_in_chunks
-from ...kernels.ops.flash_attention.cudnn_gpu import WIDEST_HEAD
+from ...kernels.ops.flash_attention.cudnn_gpu import why_not_cudnn
 from ...kernels.ops.flash_attention.differentiation import implementation as flash_as
 from ...kernels.ops.flash_attention.pallas_tpu import can_flash
 from ...kernels.ops.flash_attention.problem import SegmentIds
@@ -103,7 +103,9 @@ def cudnn_attention(
     Raises:
         TPUModelError: cuDNN has no such attention.
     """
-    reason = _why_not_cudnn(q, v, soft_cap=soft_cap, sinks=sinks)
+    reason = why_not_cudnn(
+        q, v, causal=True, window=window, masked=False, soft_cap=soft_cap, sinks=sinks
+    )
     if reason is not None:
         raise TPUModelError(f"{reason}; use attention='auto', which takes XLA there, or 'xla'.")
 
@@ -115,22 +117,6 @@ def cudnn_attention(
         return out[..., :width]
 
     return attend_in_chunks(attend, q, k, v, segment_ids, chunk=chunk)
-
-
-def _why_not_cudnn(
-    q: jax.Array, v: jax.Array, *, soft_cap: float | None, sinks: jax.Array | None
-) -> str | None:
-    """What of this call cuDNN does not have; None if it has all."""
-    if q.dtype.itemsize != 2:
-        return f"cuDNN's attention computes in 16 bits and the queries are {q.dtype.name}"
-    if q.shape[-1] % 8 or not v.shape[-1] <= q.shape[-1] <= WIDEST_HEAD:
-        return (
-            f"cuDNN's attention takes heads of multiples of 8 up to {WIDEST_HEAD}, values no wider "
-            f"than keys, and these are of {q.shape[-1]} and {v.shape[-1]}"
-        )
-    if soft_cap is not None or sinks is not None:
-        return "cuDNN's attention has no soft cap and no sinks"
-    return None
 
 
 def _attend_by_jax(
@@ -182,9 +168,11 @@ def automatic_attention(
     """
     options: dict[str, Any] = {"window": window, "chunk": chunk, "scale": scale}
     on_gpu = current_target() is None and jax.default_backend() == "gpu"
-    # With a mask cuDNN would be slower than XLA.
-    by_cudnn = segment_ids is None and _why_not_cudnn(q, v, soft_cap=soft_cap, sinks=sinks) is None
-    if on_gpu and by_cudnn:
+    masked = segment_ids is not None
+    without = why_not_cudnn(
+        q, v, causal=True, window=window, masked=masked, soft_cap=soft_cap, sinks=sinks
+    )
+    if on_gpu and without is None:
         return cudnn_attention(q, k, v, **options)
     options |= {"segment_ids": segment_ids, "soft_cap": soft_cap}
     length = min(q.shape[1], chunk or q.shape[1])

@@ -36,9 +36,25 @@ CASES: dict[str, tuple[Any, ...]] = {
     ),
     "window_held": (1, 768, 768, 1, 1, 128, "float32", HELD, CAUSAL | {"window": 300}),
     "symmetric_window": (1, 640, 500, 2, 1, 128, "float32", STAIRS, {"window": 140}),
+    "mla_sinks_gqa": (
+        1, 300, 300, 2, 1, 192, "float32", STAIRS, CAUSAL | {"v_width": 128, "sinks": True},
+    ),
+    "narrow_window_sinks": (
+        1, 400, 400, 2, 1, 64, "float32", STAIRS, CAUSAL | {"window": 128, "sinks": True},
+    ),
     "block_mask_causal": (1, 300, 300, 1, 1, 128, "float32", SMALL, CAUSAL | {"mask": SPARSE}),
 }  # fmt: skip
 SLOW_CASES: dict[str, tuple[Any, ...]] = {
+    "mla_bf16": (1, 400, 400, 2, 2, 192, "bfloat16", STAIRS, CAUSAL | {"v_width": 128}),
+    "wider_values": (1, 200, 300, 2, 1, 64, "float32", SMALL, {"v_width": 192, "sinks": True}),
+    "widest_heads_bf16": (1, 300, 300, 2, 1, 512, "bfloat16", STAIRS, CAUSAL | {"sinks": True}),
+    "sinks_and_rows_without_keys": (
+        1, 256, 128, 1, 1, 128, "float32", SMALL, {"window": 60, "sinks": True, "ids": True},
+    ),
+    "sinks_soft_cap_segments_bf16": (
+        1, 384, 384, 2, 1, 128, "bfloat16", STAIRS,
+        CAUSAL | {"sinks": True, "soft_cap": 3.0, "ids": True},
+    ),
     "more_queries_than_keys": (1, 300, 140, 1, 1, 128, "float32", SMALL, CAUSAL),
     "rope_narrow_heads": (1, 200, 200, 2, 1, 64, "float32", SMALL, CAUSAL | {"rope": True}),
     "full_bf16": (1, 200, 330, 2, 1, 128, "bfloat16", SMALL, {}),
@@ -58,9 +74,17 @@ SLOW_CASES: dict[str, tuple[Any, ...]] = {
 def make(case: tuple[Any, ...]) -> tuple[list[jax.Array], list[Any], dict[str, Any]]:
     batch, q_len, kv_len, heads, kv_heads, width, dtype, _, options = case
     random = np.random.default_rng(0)
-    shapes = [(batch, q_len, heads, width)] + [(batch, kv_len, kv_heads, width)] * 2
-    arrays = [jnp.asarray(random.standard_normal(s), dtype) for s in [*shapes, shapes[0]]]
     options = dict(options)
+    v_width = options.pop("v_width", width)
+    shapes = [
+        (batch, q_len, heads, width),
+        (batch, kv_len, kv_heads, width),
+        (batch, kv_len, kv_heads, v_width),
+        (batch, q_len, heads, v_width),
+    ]
+    arrays = [jnp.asarray(random.standard_normal(s), dtype) for s in shapes]
+    if options.pop("sinks", False):
+        arrays.insert(3, jnp.linspace(-1.0, 4.0, heads))
     ids = rope = None
     if options.pop("ids", False):
         ids = SegmentIds(
@@ -89,11 +113,17 @@ def truth(arrays: list[jax.Array], extra: list[Any], options: dict[str, Any]) ->
         rope = (
             None if rope is None else RopeTables(*(jnp.asarray(np.asarray(x, float)) for x in rope))
         )
-        return passes(lambda *a: reference.attention(*a, ids, rope, **options), exact)
+
+        def whole(q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
+            return reference.attention(q, k, v, ids, rope, None, sinks, **options)
+
+        return passes(whole, exact)
 
 
 def agree(seen: list[np.ndarray], wanted: list[np.ndarray], dtype: str) -> None:
-    for name, a, b in zip(("out", "dq", "dk", "dv"), seen, wanted, strict=True):
+    assert len(seen) == len(wanted)
+    for name, a, b in zip(("out", "dq", "dk", "dv", "dsinks"), seen, wanted, strict=False):
+        assert a.shape == b.shape, name
         assert np.isfinite(a).all(), name
         error = np.abs(a - b).max() / np.abs(b).max()
         assert error < TOLERANCE[dtype], (name, error)
@@ -102,9 +132,9 @@ def agree(seen: list[np.ndarray], wanted: list[np.ndarray], dtype: str) -> None:
 def run_kernel(case: tuple[Any, ...], interpret: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
     arrays, extra, options = make(case)
 
-    def kernel(*a: jax.Array) -> Any:
+    def kernel(q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
         return OP.implementations["pallas_tpu"](
-            *a, *extra, blocks=case[7], interpret=interpret, **options
+            q, k, v, *extra, None, sinks, blocks=case[7], interpret=interpret, **options
         )
 
     return passes(kernel, arrays), truth(arrays, extra, options)
@@ -145,7 +175,11 @@ def test_rows_in_turn_agree_with_float64(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(xla, "ROWS", 96)
     case = {**CASES, **SLOW_CASES}[name]
     arrays, extra, options = make(case)
-    seen = passes(lambda *a: OP.implementations["xla"](*a, *extra, **options), arrays)
+
+    def rows(q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
+        return OP.implementations["xla"](q, k, v, *extra, None, sinks, **options)
+
+    seen = passes(rows, arrays)
     agree(seen, truth(arrays, extra, options), case[6])
 
 
@@ -181,6 +215,20 @@ def test_long_keys_are_taken_in_parts(
     monkeypatch.setattr(pallas_tpu, "keys_at_a_time", lambda *_: 128)
     seen, wanted = run_kernel((1, q_len, kv_len, 1, 1, 128, "float32", SMALL, options), True)
     agree(seen, wanted, "float32")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"ids": True}, {"rope": True, "sinks": True, "window": 90}]
+)
+def test_chunks_are_attended_to_alone(options: dict[str, Any]) -> None:
+    arrays, (ids, rope), options = make((1, 300, 300, 2, 1, 64, "float32", SMALL, options))
+    sinks = arrays[3] if len(arrays) == 5 else None
+    given = options | {"rope": rope, "segment_ids": None if ids is None else ids.q, "sinks": sinks}
+    seen = flash_attention(*arrays[:3], causal=True, chunk=128, **given)
+    chunks = np.arange(300) // 128
+    same = jnp.asarray(chunks[:, None] == chunks)
+    wanted = flash_attention(*arrays[:3], causal=True, mask=same, **given)
+    np.testing.assert_allclose(seen, wanted, atol=2e-5)
 
 
 def test_a_program_for_tpu_holds_the_kernel_and_one_for_cpu_does_not() -> None:
@@ -225,6 +273,9 @@ X = jnp.zeros((1, 256, 4, 64))
         ((X, X[0], X[0]), {}, r"takes q \(B, S, H, D\)"),
         ((X, X[:, :, :3], X[:, :, :3]), {}, "do not go together"),
         ((X, X, X.astype(jnp.bfloat16)), {}, "cast them to one dtype"),
+        ((X, X, X), {"sinks": jnp.zeros(3)}, r"there are 4 query heads; give \(4,\)"),
+        ((X, X, X), {"chunk": 0, "causal": True}, "chunk=0 has no room"),
+        ((X, X, X), {"chunk": 64}, "chunk=64 is for causal attention .* instead"),
         ((X, X, X), {"window": 0}, "window=0 leaves .* give 1 or more"),
         ((X, X, X), {"mask": np.ones((3, 2), bool), "block_size": 128}, r"each of \(2, 2\) blocks"),
         (

@@ -11,15 +11,19 @@ from ..rope.tables import RopeTables
 from .arguments import (
     Layout,
     check_arrays,
+    check_chunk,
     check_rope,
+    check_sinks,
     check_sizes,
     equal_blocks,
     read_segment_ids,
 )
+from .chunks import attend_in_chunks
 from .cudnn_gpu import cudnn_attention, cudnn_is_here, why_not_cudnn
 from .differentiation import OP_NAME, XLA, attend_with_gradient
 from .masks import Mask, read_mask
-from .problem import FlashBlocks
+from .problem import FlashBlocks, SegmentIds
+from .reference import rotate_heads
 
 CUDNN = "cudnn"
 NAMES: tuple[str, ...] = (PALLAS_TPU, CUDNN, XLA, REFERENCE)
@@ -32,10 +36,12 @@ def flash_attention(
     *,
     causal: bool = False,
     window: int | None = None,
+    chunk: int | None = None,
     mask: Mask | None = None,
     segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
+    sinks: jax.Array | None = None,
     rope: tuple[jax.Array, jax.Array] | None = None,
     layout: Layout = "BSHD",
     use_flash: bool = True,
@@ -43,7 +49,7 @@ def flash_attention(
     blocks: FlashBlocks | None = None,
     block_size: int | None = None,
 ) -> jax.Array:
-    """Attention of q (B, S, H, D) over k, v (B, S, KV, D) -> (B, S, H, D).
+    """Attention of q (B, S, H, D) over k (B, S, KV, D) and v (B, S, KV, Dv) -> (B, S, H, Dv).
 
     Without a word about masks every query attends to every key, as in
     `jax.nn.dot_product_attention` and torch's `scaled_dot_product_attention`. Positions of
@@ -59,6 +65,7 @@ def flash_attention(
         window: Query i attends to keys j with |i - j| < window only: with `causal` to itself and
             the window - 1 keys before it, without to as many behind it as well. In jax and
             flash-attn that is a window of (window - 1, 0) or (window - 1, window - 1).
+        chunk: Query i attends to key j only if i // chunk == j // chunk, in causal attention.
         mask: Booleans, True where a query may attend to a key, that broadcast to (B, H, queries,
             keys) in either layout, traced or not; nothing is broadcast in memory. Or a pattern of
             blocks, whose blocks that are False are not computed: a `BlockMask`, or a numpy array
@@ -68,10 +75,11 @@ def flash_attention(
             queries and keys.
         soft_cap: Scores are bent by a tanh to stay within ± this.
         scale: Of the scores; `D ** -0.5` by default.
+        sinks: (H,) learned scores that join the sum of a row's weights, and nothing else.
         rope: Cosines and sines of the positions, (S, D / 2) or (B, S, D / 2): queries and keys
             are rotated inside the kernel. They have no gradient.
-        layout: "BSHD" as above, or "BHSD" for q (B, H, S, D), k and v (B, KV, S, D) and a result
-            (B, H, S, D). The kernels read the former; the latter is transposed.
+        layout: "BSHD" as above, or "BHSD" for q (B, H, S, D), k and v (B, KV, S, D or Dv) and a
+            result (B, H, S, Dv). The kernels read the former; the latter is transposed.
         use_flash: False computes the whole score matrix in plain jnp.
         implementation: "pallas_tpu", "cudnn", "xla" or "reference"; None takes the kernel on
             TPU, cuDNN on GPU where it can (it takes no mask), and rows of the score matrix in
@@ -90,6 +98,8 @@ def flash_attention(
         q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     if rope is not None:
         check_rope(rope, q, k)
+    check_sinks(sinks, q.shape[2])
+    check_chunk(chunk, q, k, causal=causal, masked=mask is not None)
     masks = read_mask(mask, q, k, block_size=block_size)
     ids = read_segment_ids(segment_ids, q, k)
     if block_size is not None and blocks is None:
@@ -109,8 +119,18 @@ def flash_attention(
         "scale": scale,
     }
     tables = None if rope is None else RopeTables(*rope)
-    arrays = (q, k, v, ids, tables, masks.scores)
-    out = _choose(*arrays, implementation=implementation, blocks=blocks, options=options)
+    if chunk is not None and tables is not None:
+        # Positions in a chunk are not those in the sequence.
+        q, k = (rotate_heads(x, tables) for x in (q, k))
+        tables = None
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, *ids: Any) -> jax.Array:
+        pair = None if ids[0] is None else SegmentIds(*ids)
+        arrays = (q, k, v, pair, tables, masks.scores, sinks)
+        return _choose(*arrays, implementation=implementation, blocks=blocks, options=options)
+
+    ids = (None, None) if ids is None else ids
+    out = attend_in_chunks(attend, q, k, v, *ids, chunk=chunk)
     if masks.queries is not None:
         out = jnp.where(masks.queries, out, 0)
     return out.swapaxes(1, 2) if layout == "BHSD" else out
@@ -120,7 +140,7 @@ def _choose(
     *arrays: Any, implementation: str | None, blocks: FlashBlocks | None, options: dict[str, Any]
 ) -> jax.Array:
     """The implementation of that name, or of the platform."""
-    q, _, _, ids, _, dense_mask = arrays
+    q, _, v, ids, _, dense_mask, sinks = arrays
     if implementation == CUDNN:
         return cudnn_attention(*arrays, **options)
     kernel_can = q.dtype in (jnp.float32, jnp.bfloat16)
@@ -143,10 +163,12 @@ def _choose(
 
     without = why_not_cudnn(
         q,
+        v,
         causal=options["causal"],
         window=options["window"],
         masked=any(x is not None for x in (ids, dense_mask, options["mask"])),
         soft_cap=options["soft_cap"],
+        sinks=sinks,
     )
     if implementation is not None or without is not None or not cudnn_is_here():
         return elsewhere(*arrays)

@@ -24,11 +24,11 @@ def check_arrays(q: Any, k: Any, v: Any, *, layout: str) -> None:
             f"layout={layout!r} is not known; it is {' or '.join(map(repr, _AXES))}."
             + did_you_mean(str(layout).upper(), _AXES)
         )
-    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape:
+    if q.ndim != 4 or k.ndim != 4 or k.shape[:3] != v.shape[:3]:
         queries, keys = _AXES[layout].format("H"), _AXES[layout].format("KV")
         raise TPUKernelError(
             f"flash_attention takes q {queries} and k, v {keys} and got {q.shape}, {k.shape} and "
-            f"{v.shape}; give keys and values the same four axes."
+            f"{v.shape}; give keys and values four axes, equal but for their width."
         )
     heads = layout.index("H")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[heads] % k.shape[heads]:
@@ -57,6 +57,36 @@ def check_rope(rope: Any, q: Any, k: Any) -> None:
         raise TPUKernelError(
             f"the RoPE tables are {rope[0].shape} and {rope[1].shape}, and {longest} positions of "
             f"heads of {q.shape[3]} need ({longest}, {q.shape[3] // 2})."
+        )
+
+
+def check_sinks(sinks: Any, heads: int) -> None:
+    """Refuse sinks that are not one score for each of so many query heads.
+
+    Raises:
+        TPUKernelError: With what was seen and expected.
+    """
+    if sinks is not None and sinks.shape != (heads,):
+        raise TPUKernelError(
+            f"sinks= has shape {sinks.shape} and there are {heads} query heads; give ({heads},), "
+            "one score for each."
+        )
+
+
+def check_chunk(chunk: int | None, q: Any, k: Any, *, causal: bool, masked: bool) -> None:
+    """Refuse chunks of anything but causal self-attention; q is (B, S, H, D).
+
+    Raises:
+        TPUKernelError: With what was seen and expected.
+    """
+    if chunk is None:
+        return
+    if chunk < 1:
+        raise TPUKernelError(f"chunk={chunk} has no room for a token; None has no chunks.")
+    if not causal or q.shape[1] != k.shape[1] or masked:
+        raise TPUKernelError(
+            f"chunk={chunk} is for causal attention without mask=, of as many queries as keys; "
+            "say the chunks in mask= or segment_ids= instead."
         )
 
 

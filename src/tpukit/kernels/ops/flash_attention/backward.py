@@ -49,7 +49,8 @@ def pull_back(
     interpret: Any,
 ) -> ArrayGradients:
     """Gradients of q, k and v, given the result and the log-sum-exp (B, H, S) of `attend`."""
-    visibility, width, group = problem.visibility, problem.padded_width, problem.group
+    visibility, group = problem.visibility, problem.group
+    width, v_width = problem.padded_width, problem.padded_v_width
     batch, held, columns = q.shape[0], blocks.backward_q, blocks.backward_kv
     q_tokens, kv_tokens = round_up(visibility.q_len, held), round_up(visibility.kv_len, columns)
     q_steps, kv_steps = q_tokens // held, kv_tokens // columns
@@ -70,20 +71,27 @@ def pull_back(
         """Gradients of keys are written during the last round over them, and stay put before."""
         return jnp.where((g == group - 1) & (i == q_steps - 1), j, 0)
 
-    q_spec = pl.BlockSpec((None, held, width), lambda b, h, g, i, j, *_: (b, i, h * group + g))
+    def of_queries(lanes: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, held, lanes), lambda b, h, g, i, j, *_: (b, i, h * group + g))
+
+    def of_keys(lanes: int) -> pl.BlockSpec:
+        return pl.BlockSpec(
+            (None, columns, lanes), lambda b, h, g, i, j, *_: (b, seen_block(i, j), h)
+        )
+
+    def of_key_gradients(lanes: int) -> pl.BlockSpec:
+        return pl.BlockSpec(
+            (None, columns, lanes), lambda b, h, g, i, j, *_: (b, finished(g, i, j), h)
+        )
+
     row_spec = pl.BlockSpec(
         (None, None, 1, held), lambda b, h, g, i, j, *_: (b, h * group + g, 0, i)
-    )
-    kv_spec = pl.BlockSpec(
-        (None, columns, width), lambda b, h, g, i, j, *_: (b, seen_block(i, j), h)
-    )
-    dkv_spec = pl.BlockSpec(
-        (None, columns, width), lambda b, h, g, i, j, *_: (b, finished(g, i, j), h)
     )
     arguments: list[Any] = [to_rows(x, tokens=q_tokens) for x in (q, out, cotangent)]
     arguments.append(pad_tokens(lse, q_tokens, axis=2)[:, :, None])
     arguments += [to_rows(x, tokens=kv_tokens) for x in (k, v)]
-    specs: list[Any] = [q_spec, q_spec, q_spec, row_spec, kv_spec, kv_spec]
+    specs: list[Any] = [*map(of_queries, (width, v_width, v_width)), row_spec]
+    specs += map(of_keys, (width, v_width))
     if segment_ids is not None:
         arguments += [
             pad_tokens(segment_ids.q, q_tokens, axis=1)[:, None],
@@ -122,7 +130,7 @@ def pull_back(
             num_scalar_prefetch=0 if table is None else 1,
             grid=(batch, problem.kv_heads, group, q_steps, kv_steps),
             in_specs=specs,
-            out_specs=[q_spec, dkv_spec, dkv_spec],
+            out_specs=[of_queries(width), *map(of_key_gradients, (width, v_width))],
             scratch_shapes=[
                 pltpu.VMEM((held, width), q.dtype),
                 None if segment_ids is None else by_key,
@@ -130,7 +138,7 @@ def pull_back(
                 pltpu.VMEM((1, held), jnp.float32),
                 pltpu.VMEM((held, width), jnp.float32),
                 pltpu.VMEM((kv_tokens, width), jnp.float32),
-                pltpu.VMEM((kv_tokens, width), jnp.float32),
+                pltpu.VMEM((kv_tokens, v_width), jnp.float32),
             ],
         ),
         out_shape=[
@@ -149,7 +157,7 @@ def pull_back(
     return (
         from_rows(dq, tokens=visibility.q_len, heads=problem.heads, width=problem.width),
         from_rows(dk, tokens=visibility.kv_len, heads=problem.kv_heads, width=problem.width),
-        from_rows(dv, tokens=visibility.kv_len, heads=problem.kv_heads, width=problem.width),
+        from_rows(dv, tokens=visibility.kv_len, heads=problem.kv_heads, width=problem.v_width),
     )
 
 
@@ -178,9 +186,8 @@ def _kernel(
 
     @pl.when((g == 0) & (i == 0))
     def _() -> None:
-        zeros = jnp.zeros((columns, dk_sum.shape[1]), jnp.float32)
-        dk_sum[all_columns] = zeros
-        dv_sum[all_columns] = zeros
+        dk_sum[all_columns] = jnp.zeros((columns, dk_sum.shape[1]), jnp.float32)
+        dv_sum[all_columns] = jnp.zeros((columns, dv_sum.shape[1]), jnp.float32)
 
     if kv_ids is not None:
         id_column[...] = jnp.broadcast_to(kv_ids[...], (LANES, columns)).T

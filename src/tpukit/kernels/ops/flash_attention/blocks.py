@@ -94,7 +94,9 @@ def bucket(case: KernelCase) -> str:
     masked = f"_blocks{visibility.mask.block_size}" if visibility.mask else ""
     masked = "_mask" if problem.mask_rows > 1 else masked
     name = problem.dtype.name
-    return f"{name}_{kind}{masked}_q{lengths[0]}_kv{lengths[1]}_d{problem.padded_width}"
+    width, v_width = problem.padded_width, problem.padded_v_width
+    widths = f"d{width}" if width == v_width else f"d{width}v{v_width}"
+    return f"{name}_{kind}{masked}_q{lengths[0]}_kv{lengths[1]}_{widths}"
 
 
 def vmem_bytes(case: KernelCase, blocks: FlashBlocks) -> int:
@@ -107,10 +109,10 @@ def vmem_bytes(case: KernelCase, blocks: FlashBlocks) -> int:
 def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) -> int:
     """VMEM of the forward kernel: windows twice, scratch once, and two blocks of scores."""
     blocks = blocks.cut_to(problem.visibility)
-    width, item = problem.padded_width, problem.dtype.itemsize
+    width, v_width, item = problem.padded_width, problem.padded_v_width, problem.dtype.itemsize
     rows, held = blocks.block_q, blocks.block_kv
-    windows = 2 * (2 * rows * width * item + 2 * held * width * item + SUBLANES * rows * 4)
-    scratch = rows * width * (item + 4) + 3 * rows * LANES * 4
+    windows = 2 * ((rows + held) * (width + v_width) * item + SUBLANES * rows * 4)
+    scratch = rows * (width * item + v_width * 4) + 3 * rows * LANES * 4
     if rope:
         windows += 2 * 2 * (rows + held) * width * 4
         scratch += held * width * item
@@ -126,11 +128,12 @@ def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) 
 def backward_bytes(problem: Problem, blocks: FlashBlocks, *, keys: int) -> int:
     """VMEM of the backward kernel when it sums the gradients of that many keys at a time."""
     blocks = blocks.cut_to(problem.visibility)
-    width, item = problem.padded_width, problem.dtype.itemsize
+    width, v_width, item = problem.padded_width, problem.padded_v_width, problem.dtype.itemsize
     held, columns = blocks.backward_q, blocks.backward_kv
-    windows = 2 * (4 * held * width * item + 4 * columns * width * item + SUBLANES * held * 4)
+    # Of queries: themselves and their gradient, the result and its; of keys and values: both.
+    windows = 4 * (held + columns) * (width + v_width) * item + 2 * SUBLANES * held * 4
     scratch = held * width * (item + 4) + SUBLANES * held * 4 + columns * LANES * 4
-    sums = 2 * max(round_up(keys, columns), columns) * width * 4
+    sums = max(round_up(keys, columns), columns) * (width + v_width) * 4
     scores = 3 * columns * blocks.backward_q_compute * 4
     if problem.mask_rows > 1:
         windows += 2 * held * columns
@@ -147,7 +150,8 @@ def keys_at_a_time(problem: Problem, blocks: FlashBlocks, chip: str | None) -> i
     step = cut.backward_kv
     # A fifth is the compiler's, for registers it spills.
     room = vmem_capacity_bytes(chip) * 4 // 5 - backward_bytes(problem, blocks, keys=step)
-    further = max(0, room // (2 * problem.padded_width * 4 * step))
+    of_a_step = (problem.padded_width + problem.padded_v_width) * 4 * step
+    further = max(0, room // of_a_step)
     return min((1 + further) * step, round_up(problem.visibility.kv_len, step))
 
 

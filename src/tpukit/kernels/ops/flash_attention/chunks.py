@@ -9,35 +9,30 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-# q, k, v and segment ids (B, S) -> the result
-Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
-
 
 def attend_in_chunks(
-    attend: Attend,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array | None,
-    *,
-    chunk: int | None,
+    attend: Callable[..., jax.Array], *arrays: jax.Array | None, chunk: int | None
 ) -> jax.Array:
-    """Causal attention `attend` of (B, S, heads, D) arrays within chunks of so many tokens."""
-    batch, length = q.shape[:2]
+    """Causal attention within chunks of so many tokens.
+
+    Args:
+        attend: Causal attention of the arrays.
+        *arrays: Queries, and whatever else has tokens as its second axis, (B, S, ...); or None.
+        chunk: Tokens of a chunk; the last one may have fewer.
+    """
+    queries = arrays[0]
+    assert queries is not None
+    batch, length = queries.shape[:2]
     if chunk is None or chunk >= length:
-        return attend(q, k, v, segment_ids)
+        return attend(*arrays)
     whole = length // chunk * chunk
 
     def by_chunk(x: jax.Array) -> jax.Array:
         return x[:, :whole].reshape(-1, chunk, *x.shape[2:])
 
-    def after(x: jax.Array) -> jax.Array:
-        return x[:, whole:]
-
-    ids = None if segment_ids is None else by_chunk(segment_ids)
-    out = attend(by_chunk(q), by_chunk(k), by_chunk(v), ids)
+    out = attend(*(None if x is None else by_chunk(x) for x in arrays))
     out = out.reshape(batch, whole, *out.shape[2:])
     if whole == length:
         return out
-    ids = None if segment_ids is None else after(segment_ids)
-    return jnp.concatenate([out, attend(after(q), after(k), after(v), ids)], axis=1)
+    rest = attend(*(None if x is None else x[:, whole:] for x in arrays))
+    return jnp.concatenate([out, rest], axis=1)

@@ -17,11 +17,13 @@ WIDEST_HEAD = 256
 
 def why_not_cudnn(
     q: jax.Array,
+    v: jax.Array,
     *,
     causal: bool,
     window: int | None,
     masked: bool,
     soft_cap: float | None,
+    sinks: jax.Array | None,
 ) -> str | None:
     """What of this call cuDNN cannot do, or cannot do fast; None if it can.
 
@@ -31,10 +33,14 @@ def why_not_cudnn(
         return f"cuDNN computes in 16 bits and the queries are {q.dtype.name}"
     if q.shape[3] % 8 or q.shape[3] > WIDEST_HEAD:
         return f"cuDNN takes heads of multiples of 8 up to {WIDEST_HEAD}, not {q.shape[3]}"
+    if v.shape[3] > q.shape[3]:
+        return f"cuDNN takes values no wider than keys, not {v.shape[3]} beside {q.shape[3]}"
     if masked:
         return "a mask or segment ids would make cuDNN read 16 bits for every score"
     if soft_cap is not None:
         return "cuDNN has no soft cap"
+    if sinks is not None:
+        return "cuDNN has no sinks"
     if window is not None and not causal:
         return "cuDNN has windows only for causal attention"
     return None
@@ -54,6 +60,7 @@ def cudnn_attention(
     segment_ids: SegmentIds | None = None,
     rope: RopeTables | None = None,
     dense_mask: jax.Array | None = None,
+    sinks: jax.Array | None = None,
     *,
     causal: bool = False,
     window: int | None = None,
@@ -67,7 +74,9 @@ def cudnn_attention(
         TPUKernelError: cuDNN is not here, or cannot do this.
     """
     masked = any(x is not None for x in (segment_ids, dense_mask, mask))
-    reason = why_not_cudnn(q, causal=causal, window=window, masked=masked, soft_cap=soft_cap)
+    reason = why_not_cudnn(
+        q, v, causal=causal, window=window, masked=masked, soft_cap=soft_cap, sinks=sinks
+    )
     if reason is None and not cudnn_is_here():
         reason = "this machine has no NVIDIA GPU with jax's CUDA plugin"
     if reason is not None:
@@ -77,8 +86,11 @@ def cudnn_attention(
         )
     if rope is not None:
         q, k = (rotate_heads(x, rope) for x in (q, k))
+    # Keys and values have one width there: columns of zeros are cut off again.
+    width = v.shape[3]
+    v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, q.shape[3] - width)))
     call: Any = jax.nn.dot_product_attention
-    return call(
+    out = call(
         q,
         k,
         v,
@@ -87,3 +99,4 @@ def cudnn_attention(
         local_window_size=None if window is None else (window - 1, 0),
         implementation="cudnn",
     )
+    return out[..., :width]

@@ -36,6 +36,7 @@ def attend(
     segment_ids: SegmentIds | None,
     rope: RopeTables | None,
     dense_mask: jax.Array | None,
+    sinks: jax.Array | None,
     *,
     problem: Problem,
     blocks: FlashBlocks,
@@ -43,9 +44,9 @@ def attend(
     interpret: Any,
     with_lse: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The result (B, S, H, D), and if asked the natural log-sum-exp of each row (B, H, S)."""
-    visibility, width = problem.visibility, problem.padded_width
-    batch, rows, held = q.shape[0], blocks.block_q, blocks.block_kv
+    """The result (B, S, H, Dv), and if asked the natural log-sum-exp of each row (B, H, S)."""
+    visibility, width, v_width = problem.visibility, problem.padded_width, problem.padded_v_width
+    batch, group, rows, held = q.shape[0], problem.group, blocks.block_q, blocks.block_kv
     q_tokens, kv_tokens = round_up(visibility.q_len, rows), round_up(visibility.kv_len, held)
     q_steps, kv_steps = q_tokens // rows, kv_tokens // held
     if visibility.mask is None:
@@ -64,27 +65,30 @@ def attend(
         span = visibility.keys_of(i * rows, rows, block=held)
         return maximum(0, minimum(span.first + step, span.end - 1))
 
-    def kv_head(h: Position) -> Position:
-        return h if problem.group == 1 else jax.lax.div(h, jnp.int32(problem.group))
+    def of_queries(lanes: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, rows, lanes), lambda b, h, g, i, s, *_: (b, i, h * group + g))
 
-    q_spec = pl.BlockSpec((None, rows, width), lambda b, h, i, s, *_: (b, i, h))
-    kv_spec = pl.BlockSpec(
-        (None, held, width), lambda b, h, i, s, *_: (b, held_block(i, s), kv_head(h))
-    )
+    def of_keys(lanes: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, held, lanes), lambda b, h, g, i, s, *_: (b, held_block(i, s), h))
+
     arguments: list[Any] = [to_rows(q, tokens=q_tokens)]
     arguments += [to_rows(x, tokens=kv_tokens) for x in (k, v)]
-    specs: list[Any] = [q_spec, kv_spec, kv_spec]
+    specs: list[Any] = [of_queries(width), of_keys(width), of_keys(v_width)]
     if rope is not None:
         shared = rope.cos.ndim == 2
         tables = (lane_tables(rope, q_tokens), lane_tables(rope, kv_tokens))
         arguments += tables
         specs += [
-            (pl.BlockSpec((None, rows, width), lambda b, h, i, s, *_: (0 if shared else b, i, 0)),)
+            (
+                pl.BlockSpec(
+                    (None, rows, width), lambda b, h, g, i, s, *_: (0 if shared else b, i, 0)
+                ),
+            )
             * 2,
             (
                 pl.BlockSpec(
                     (None, held, width),
-                    lambda b, h, i, s, *_: (0 if shared else b, held_block(i, s), 0),
+                    lambda b, h, g, i, s, *_: (0 if shared else b, held_block(i, s), 0),
                 ),
             )
             * 2,
@@ -97,8 +101,8 @@ def attend(
             pad_tokens(segment_ids.kv, kv_tokens, axis=1)[:, None],
         ]
         specs += [
-            pl.BlockSpec((None, 1, rows), lambda b, h, i, s, *_: (b, 0, i)),
-            pl.BlockSpec((None, 1, held), lambda b, h, i, s, *_: (b, 0, held_block(i, s))),
+            pl.BlockSpec((None, 1, rows), lambda b, h, g, i, s, *_: (b, 0, i)),
+            pl.BlockSpec((None, 1, held), lambda b, h, g, i, s, *_: (b, 0, held_block(i, s))),
         ]
     else:
         arguments, specs = [*arguments, None, None], [*specs, None, None]
@@ -106,11 +110,13 @@ def attend(
     if dense_mask is not None:
         mask, mask_spec = stream_mask(
             dense_mask,
-            lambda b, h, i, s, *_: (b, h, i, held_block(i, s)),
+            lambda b, h, g, i, s, *_: (b, h * group + g, i, held_block(i, s)),
             tokens=(q_tokens, kv_tokens),
             block=(rows, held),
         )
     arguments, specs = [*arguments, mask], [*specs, mask_spec]
+    arguments.append(None if sinks is None else sinks.astype(jnp.float32) * LOG2_E)
+    specs.append(None if sinks is None else pl.BlockSpec(memory_space=pltpu.SMEM))
 
     kernel = partial(
         _kernel,
@@ -125,31 +131,33 @@ def attend(
         None if segment_ids is None else pltpu.VMEM((rows, LANES), jnp.int32),
         pltpu.VMEM((rows, LANES), jnp.float32),
         pltpu.VMEM((rows, LANES), jnp.float32),
-        pltpu.VMEM((rows, width), jnp.float32),
+        pltpu.VMEM((rows, v_width), jnp.float32),
     ]
     call = pl.pallas_call(
         kernel,
         name="flash_attention_forward",
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=0 if table is None else 1,
-            grid=(batch, problem.heads, q_steps, kv_steps),
+            grid=(batch, problem.kv_heads, group, q_steps, kv_steps),
             in_specs=specs,
             out_specs=[
-                q_spec,
-                pl.BlockSpec((None, None, 1, rows), lambda b, h, i, s, *_: (b, h, 0, i))
+                of_queries(v_width),
+                pl.BlockSpec(
+                    (None, None, 1, rows), lambda b, h, g, i, s, *_: (b, h * group + g, 0, i)
+                )
                 if with_lse
                 else None,
             ],
             scratch_shapes=scratch,
         ),
         out_shape=[
-            jax.ShapeDtypeStruct((batch, q_tokens, problem.heads * width), q.dtype),
+            jax.ShapeDtypeStruct((batch, q_tokens, problem.heads * v_width), q.dtype),
             jax.ShapeDtypeStruct((batch, problem.heads, 1, q_tokens), jnp.float32)
             if with_lse
             else None,
         ],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary", "arbitrary"),
             vmem_limit_bytes=vmem_limit_bytes,
         ),
         interpret=interpret,
@@ -158,16 +166,18 @@ def attend(
     # jax drops a jitted call whose results nobody reads, as in a backward pass that kept them; a
     # bare kernel it would not.
     out, lse = jax.jit(call)(*prefetched, *arguments)
-    out = from_rows(out, tokens=visibility.q_len, heads=problem.heads, width=problem.width)
+    out = from_rows(out, tokens=visibility.q_len, heads=problem.heads, width=problem.v_width)
     return out, lse[:, :, 0, : visibility.q_len] if with_lse else None
 
 
 def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sparse: bool) -> None:
     table = refs[0] if sparse else None
-    q, k, v, q_tables, k_tables, q_ids, kv_ids, mask, out, lse, *scratch = refs[int(sparse) :]
+    q, k, v, q_tables, k_tables, q_ids, kv_ids, mask, sinks, out, lse, *scratch = refs[
+        int(sparse) :
+    ]
     scaled, rotated, id_column, maxima, sums, total = scratch
     rows, compute = blocks.block_q, blocks.block_kv_compute
-    i, step = pl.program_id(2), pl.program_id(3)
+    i, step = pl.program_id(3), pl.program_id(4)
     row = i * rows
 
     @when(step == 0, always=kv_steps == 1)
@@ -176,8 +186,16 @@ def _kernel(*refs: Any, problem: Problem, blocks: FlashBlocks, kv_steps: int, sp
         if q_tables is not None:
             wide = rotate(wide, q_tables[0][...], q_tables[1][...], width=problem.width)
         scaled[...] = (wide * problem.query_factor).astype(scaled.dtype)
-        maxima[...] = jnp.full_like(maxima, LOWEST_MAXIMUM)
-        sums[...] = jnp.zeros_like(sums)
+        if sinks is None:
+            maxima[...] = jnp.full_like(maxima, LOWEST_MAXIMUM)
+            sums[...] = jnp.zeros_like(sums)
+        else:
+            # The sink is the first key: alone, its weight is 1. Its value is zero.
+            maxima[...] = jnp.full_like(
+                maxima, sinks[pl.program_id(1) * problem.group + pl.program_id(2)]
+            )
+            lane = jax.lax.broadcasted_iota(jnp.int32, sums.shape, 1)
+            sums[...] = jnp.where(lane == 0, 1.0, 0.0)
         total[...] = jnp.zeros_like(total)
         if q_ids is not None:
             id_column[...] = jnp.broadcast_to(q_ids[...], (LANES, rows)).T

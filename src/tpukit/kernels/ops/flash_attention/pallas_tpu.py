@@ -24,7 +24,7 @@ from .blocks import (
 from .forward import attend
 from .problem import LANES, FlashBlocks, Gradients, Problem, Residuals, SegmentIds
 from .reference import rotate_heads
-from .sinks import add_sinks, sink_gradient
+from .sinks import sink_gradient
 from .visibility import BlockMask, Visibility
 
 # What a remat policy calls the result and its sums: kept, the backward pass need not run the
@@ -37,8 +37,6 @@ NARROWEST = 64
 
 def can_flash(q: jax.Array, v: jax.Array, *, length: int | None = None) -> bool:
     """Whether the kernel is made for such arrays, or for pieces of them of that length."""
-    if v.shape[-1] != q.shape[-1]:
-        return False
     large = (length or q.shape[1]) >= SHORTEST and q.shape[-1] >= NARROWEST
     return large and q.dtype in (jnp.float32, jnp.bfloat16)
 
@@ -54,10 +52,7 @@ def result(
     **options: Any,
 ) -> jax.Array:
     """The result alone: nothing is kept for a gradient."""
-    arrays = (q, k, v, segment_ids, rope, dense_mask)
-    if sinks is not None:
-        return with_sums(*arrays, sinks, **options)[0]
-    return _attend(*arrays, with_lse=False, **options)[0]
+    return _attend(q, k, v, segment_ids, rope, dense_mask, sinks, with_lse=False, **options)[0]
 
 
 def with_sums(
@@ -71,9 +66,9 @@ def with_sums(
     **options: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """The result and the log-sum-exp of each row (B, H, S), by which results can be joined."""
-    out, lse = _attend(q, k, v, segment_ids, rope, dense_mask, with_lse=True, **options)
+    out, lse = _attend(q, k, v, segment_ids, rope, dense_mask, sinks, with_lse=True, **options)
     assert lse is not None
-    return (out, lse) if sinks is None else add_sinks(out, lse, sinks)
+    return out, lse
 
 
 def forward(
@@ -124,6 +119,7 @@ def _attend(
     segment_ids: SegmentIds | None,
     rope: RopeTables | None,
     dense_mask: jax.Array | None,
+    sinks: jax.Array | None,
     *,
     with_lse: bool,
     blocks: FlashBlocks | None = None,
@@ -140,6 +136,7 @@ def _attend(
         segment_ids,
         rope,
         dense_mask,
+        sinks,
         problem=problem,
         blocks=chosen,
         vmem_limit_bytes=vmem_limit_bytes(used, current_target()),
@@ -184,8 +181,7 @@ def _pull_back_in_parts(
         if mask is not None:
             mask = mask[:, :, rows if problem.mask_rows > 1 else slice(None), start:stop]
         if rows.start == rows.stop:
-            nothing = jnp.zeros_like(k[:, start:stop])
-            of_keys.append((nothing, nothing))
+            of_keys.append((jnp.zeros_like(k[:, start:stop]), jnp.zeros_like(v[:, start:stop])))
             continue
         local = dataclasses.replace(problem, visibility=_local(visibility, rows, start, stop))
         part_dq, dk, dv = pull_back(

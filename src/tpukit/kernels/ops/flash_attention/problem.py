@@ -126,8 +126,13 @@ class Problem:
 
     @property
     def padded_width(self) -> int:
-        """The width of one head in kernels: whole lanes."""
+        """The width of one head of queries and keys in kernels: whole lanes."""
         return round_up(self.width, LANES)
+
+    @property
+    def padded_v_width(self) -> int:
+        """The width of one head of values in kernels."""
+        return round_up(self.v_width, LANES)
 
     @property
     def query_factor(self) -> float:
