@@ -22,7 +22,10 @@ SLICES = [
     *map(Slice.parse, ("v5p:4x4x16", "v6e-8", "v6e-64", "tpu7x-2x2x1", "tpu7x-4x4x8")),
     *map(Slice.parse, ("2xv4-8", "3xv5e-16", "2xv5p-128", "2xv6e-256", "2xtpu7x-2x2x1")),
 ]
-REFUSED = ("v6e:3x3", "v5p:2x3x4", "v7x:2x2x1", "tpu8i:2x2x1", "8i:2x2x1", "v6e:1x1")
+REFUSED = (
+    *("v6e:3x3", "v5p:2x3x4", "v7x:2x2x1", "v6e:1x1"),
+    *("tpu8i:2x2x1", "8i:2x2x1", "tpu8t:2x2x1", "8t:2x2x1"),
+)
 
 
 def ask(folder, *, flags="", **request):

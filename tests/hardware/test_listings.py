@@ -29,10 +29,10 @@ def test_nothing_is_cut_off_in_a_terminal_of_80_columns(arguments):
 
 def test_generations():
     text = shown("slices")
-    for part in ("v2", "v6e", "7x", "8i", "189.5 GiB", "1–256", "2.7000", "datasheet"):
+    for part in ("v2", "v6e", "7x", "8i", "8t", "189.5 GiB", "1–256", "2.7000", "datasheet"):
         assert part in text
     names = [one["name"] for one in json.loads(shown("slices", "--json"))["generations"]]
-    assert names == ["v2", "v3", "v4", "v5e", "v5p", "v6e", "7x", "8i"]
+    assert names == ["v2", "v3", "v4", "v5e", "v5p", "v6e", "7x", "8i", "8t"]
 
 
 def test_slices_of_one_generation():
@@ -43,6 +43,16 @@ def test_slices_of_one_generation():
     assert [one["chips"] for one in listed] == [1, 4, 8, 16, 32, 64, 128, 256]
     assert listed[-1]["usd_per_hour"]["value"] == pytest.approx(691.2)
     assert "supply a rate of your own" in shown("slices", "7x")
+
+
+def test_a_generation_without_slices_shows_its_chip_and_the_reason():
+    text = " ".join(shown("slices", "8t").split())
+    for part in ("TPU 8t", "3D torus", "9,600", "5,977 TFLOP/s", "libtpu 0.0.42.1 does not"):
+        assert part in text
+    chip = json.loads(shown("slices", "8i", "--json"))
+    assert chip["interconnect"] == "Boardfly"
+    assert chip["torus_dims"] is None
+    assert "not by a torus" in chip["no_slices"]
 
 
 def test_one_slice():

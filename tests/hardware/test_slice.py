@@ -92,7 +92,8 @@ def test_spellings(spelling, canonical, chips, hosts, devices):
         ("v6e-4x", "names the generation v6e and no slice"),
         ("v9-8", "Did you mean 'v4-8'"),
         ("h100-8", "names no TPU generation; known are v2, v3"),
-        ("8i-4", "No slice of TPU 8i can be named"),
+        ("8i-4", "No slice of TPU 8i can be named: .*Boardfly.*libtpu.*`tpukit slices 8i`"),
+        ("tpu8t-4x4x4", "No slice of TPU 8t can be named: .*no shape.*libtpu"),
         ("", "an empty name"),
         ("v" * 200, "a name of 200 characters"),
         (8, "A slice name is text"),
@@ -208,7 +209,8 @@ def test_any_text_is_a_slice_or_a_slice_error(text):
 
 @given(
     st.from_regex(
-        r"([0-9]{1,5} ?[x*])?(tpu)?[- ]?(v[2-9]?[a-z]{0,3}|tpu7x|7x|8i|v5litepod)[-: ][0-9x]{0,12}",
+        r"([0-9]{1,5} ?[x*])?(tpu)?[- ]?(v[2-9]?[a-z]{0,3}|tpu7x|7x|8[it]|v5litepod)"
+        r"[-: ][0-9x]{0,12}",
         fullmatch=True,
     )
 )

@@ -121,7 +121,7 @@ def test_fp8_is_refused_where_the_generation_has_none():
 
     with (
         target_chip("v5p"),
-        pytest.raises(TPUKernelError, match=r"7x and 8i have it. v5p supports bf16, int8"),
+        pytest.raises(TPUKernelError, match=r"7x, 8i, 8t have it. v5p supports bf16, int8"),
     ):
         product(SQUARE, SQUARE.T)
     with target_chip("7x"):

@@ -70,9 +70,9 @@ def test_high_and_highest_are_jax_precisions():
 def test_the_catalog_says_who_has_fp8():
     PrecisionConfig.FP8.check(None)
     PrecisionConfig.HIGH.check("v5p")
-    for chip in ("7x", "8i"):
+    for chip in ("7x", "8i", "8t"):
         PrecisionConfig.FP8.check(chip)
     for chip in ("v4", "v5e", "v5p", "v6e"):
-        words = rf"matrix unit of {chip} has no fp8; 7x and 8i have it.*use precision='bf16'"
+        words = rf"matrix unit of {chip} has no fp8; 7x, 8i, 8t have it.*use precision='bf16'"
         with pytest.raises(TPUKernelError, match=words):
             PrecisionConfig.FP8.check(chip)

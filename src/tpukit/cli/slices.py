@@ -18,16 +18,25 @@ Rates = Annotated[
 
 def slices(
     generation: Annotated[
-        str | None, typer.Argument(help="v2 … v6e, 7x; all generations when left out.")
+        str | None, typer.Argument(help="v2 … v6e, 7x, 8i, 8t; all generations when left out.")
     ] = None,
     rates: Rates = None,
     json: Json = False,
 ) -> None:
-    """List TPU generations, or the slices of one with their size, peak, memory and price."""
+    """List TPU generations, or the slices of one with their size, peak, memory and price.
+
+    Of a generation with no public slices: every figure there is of a chip, with its source.
+    """
+    from ..hardware.catalog import get_chip
     from ..hardware.listings import GenerationListing, SliceListing
 
     book = _book(rates)
-    show(SliceListing.of(generation, book) if generation else GenerationListing.of(book), json=json)
+    if generation is None:
+        show(GenerationListing.of(book), json=json)
+    elif (chip := get_chip(generation)).rules is None:
+        show(chip, json=json)
+    else:
+        show(SliceListing.of(generation, book), json=json)
 
 
 def slice_info(

@@ -1,18 +1,18 @@
 """The catalog: generations read from `data/*.toml`, checked, cached, and found by any name."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from ..errors import SliceError, did_you_mean
-from .chip import Chip
+from .chip import Chip, MatrixProducts
 from .figure import Figure, find_source
 from .formats import PEAKS, parse_format
 from .topology import CubeRules, TopologyRules, parse_shape
 
-GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "7x", "8i")
+GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "7x", "8i", "8t")
 GIB = 2**30
 
 _FIGURES = {
@@ -26,6 +26,8 @@ _FIGURES = {
     "vmem_bytes": "B",
     "smem_bytes": "B",
     "cmem_bytes": "B",
+    "sublanes": "",
+    "lanes": "",
     "mxus_per_core": "",
     "mxu_size": "",
     "sparse_cores": "",
@@ -119,7 +121,7 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
         key: figure(data["figures"][key], unit) for key, unit in _FIGURES.items()
     }
     usable_of_device: Figure = figures.pop("hbm_usable_gib_per_device")
-    topology, matrix = data.get("topology"), data["matrix_unit"]
+    topology, matrix = data["topology"], data["matrix_unit"]
     plain: dict[str, Any] = {key: data.get(key) for key in _PLAIN}
     return Chip(
         **plain,
@@ -129,10 +131,15 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
         device_kinds=tuple(data["device_kinds"]),
         pci_device_ids=tuple(data["pci_device_ids"]),
         gke_machine_types=tuple(data.get("gke_machine_types", ())),
-        pod_chips=topology["pod_chips"] if topology else None,
-        topology_source=topology["source"] if topology else "",
-        rules=_rules_from(topology) if topology else None,
-        matrix_operands=tuple(parse_format(name).name for name in matrix["operands"]),
+        interconnect=topology["interconnect"],
+        pod_chips=topology["pod_chips"],
+        topology_source=topology["source"],
+        rules=None if "no_slices" in topology else _rules_from(topology),
+        no_slices=topology.get("no_slices", ""),
+        matrix_products=tuple(
+            MatrixProducts(_formats(pair["left"]), _formats(pair["right"]))
+            for pair in matrix["products"]
+        ),
         matrix_source=f"{find_source(matrix['source'], sources)['title']}; {matrix['note']}",
         peak_tflops={name: figure(data["peak_tflops"][name], "TFLOP/s") for name in PEAKS},
         measured={
@@ -140,6 +147,10 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
         },
         hbm_usable_bytes=usable_of_device.scaled(GIB * data["devices_per_chip"], unit="B"),
     )
+
+
+def _formats(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(parse_format(name).name for name in names)
 
 
 def _rules_from(topology: Mapping[str, Any]) -> TopologyRules:

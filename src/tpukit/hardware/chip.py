@@ -10,12 +10,32 @@ from .formats import PEAKS, NumberFormat, PeakName, parse_format
 from .topology import TopologyRules
 
 
+@dataclass(frozen=True, slots=True)
+class MatrixProducts:
+    """Formats that a matrix unit multiplies as they are: each of the left with each of the right.
+
+    The right operand is the one that stays in the unit: a model's weights.
+    """
+
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if set(self.left) == set(self.right):
+            return " · ".join(self.left)
+        return f"{' · '.join(self.left)} with {' · '.join(self.right)}"
+
+    def to_dict(self) -> dict[str, list[str]]:
+        """Both lists."""
+        return {"left": list(self.left), "right": list(self.right)}
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Chip:
     """One TPU generation. Rates in `gbps` are gigabytes (10^9 bytes) a second.
 
     Attributes:
-        name: "v2" … "v6e", "7x", "8i".
+        name: "v2" … "v6e", "7x", "8i", "8t".
         device_kinds: What `jax.Device.device_kind` says of it.
         pci_device_ids: What Linux calls it on the PCI bus, as jax lists them.
         name_counts: What the number in a slice's name counts: "cores", "chips", or "shape" when
@@ -24,10 +44,12 @@ class Chip:
         devices_per_chip: JAX devices; each has an equal share of the chip's memory and peak.
         chips_per_host: Of multi-host slices; None when not known.
         libtpu_name: What the offline compiler calls it; None when it does not know it.
-        rules: Legal shapes; None when no topology is public.
+        interconnect: What joins the chips of a slice: "2D torus", "3D torus" or "Boardfly".
+        rules: Legal shapes; None when no slice of it can be named.
+        no_slices: Why none can; "" where there are rules.
         peak_tflops: Peak of the chip by type: bf16, fp8, int8, int4.
-        matrix_operands: Names of the formats that the matrix unit multiplies as they are; others
-            are widened first.
+        matrix_products: Which pairs of formats the matrix unit multiplies as they are; others are
+            widened first.
         hbm_usable_bytes: What the compiler lets the programs of one chip use.
         ici_link_gbps: One link, one way, as the vendor states it.
         ici_link_effective_gbps: The same as step-time models use it.
@@ -36,6 +58,7 @@ class Chip:
         host_ram_bytes: Of a host with `chips_per_host` chips.
         vmem_bytes: Of one core; so are `smem_bytes`, `mxus_per_core`.
         cmem_bytes: Of the chip.
+        sublanes: Rows of one vector register, of `lanes` 32-bit values each.
         mxu_size: Edge of the square matrix unit.
         measured: Published microbenchmarks: ceilings for a predictor.
     """
@@ -59,11 +82,13 @@ class Chip:
     ici_links_per_chip: int | None
     libtpu_name: str | None
     libtpu_chip_config: str | None
-    pod_chips: int | None
+    pod_chips: int
     structure_source: str
+    interconnect: str
     topology_source: str
     rules: TopologyRules | None
-    matrix_operands: tuple[str, ...]
+    no_slices: str
+    matrix_products: tuple[MatrixProducts, ...]
     matrix_source: str
     peak_tflops: Mapping[PeakName, Figure]
     measured: Mapping[str, Figure]
@@ -77,6 +102,8 @@ class Chip:
     vmem_bytes: Figure
     smem_bytes: Figure
     cmem_bytes: Figure
+    sublanes: Figure
+    lanes: Figure
     mxus_per_core: Figure
     mxu_size: Figure
     sparse_cores: Figure
@@ -97,7 +124,7 @@ class Chip:
 
     @property
     def torus_dims(self) -> int | None:
-        """Axes of the torus that joins the chips; None when no topology is public."""
+        """Axes of the torus that joins the chips; None when no slice of it can be named."""
         return self.rules.dims if self.rules else None
 
     @property
@@ -124,12 +151,16 @@ class Chip:
             )
         return self.peak_tflops[wanted.peak]
 
-    def multiplies(self, dtype: str | NumberFormat) -> bool:
-        """Whether the matrix unit multiplies a format as it is.
+    def multiplies(
+        self, dtype: str | NumberFormat, weights: str | NumberFormat | None = None
+    ) -> bool:
+        """Whether the matrix unit multiplies a format as it is: with itself, or with weights.
 
         Others are widened first, and their products are no faster than those of bfloat16.
         """
-        return parse_format(dtype).name in self.matrix_operands
+        left = parse_format(dtype).name
+        right = left if weights is None else parse_format(weights).name
+        return any(left in pair.left and right in pair.right for pair in self.matrix_products)
 
     def per_device(self, figure: Figure) -> Figure:
         """One JAX device's share of a figure of the chip."""
@@ -162,11 +193,13 @@ class Chip:
             "devices_per_chip": self.devices_per_chip,
             "chips_per_host": self.chips_per_host,
             "ici_links_per_chip": self.ici_links_per_chip,
+            "interconnect": self.interconnect,
             "torus_dims": self.torus_dims,
             "pod_chips": self.pod_chips,
+            "no_slices": self.no_slices,
             "structure_source": self.structure_source,
             "topology_source": self.topology_source,
-            "matrix_operands": list(self.matrix_operands),
+            "matrix_products": [pair.to_dict() for pair in self.matrix_products],
             "matrix_source": self.matrix_source,
             "figures": {name: figure.to_dict() for name, figure in self.figures().items()},
         }

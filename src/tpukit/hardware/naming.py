@@ -117,10 +117,10 @@ def canonical_name(chip: Chip, shape: Shape, *, num_slices: int = 1) -> str:
 
 
 def no_topology(chip: Chip) -> SliceError:
-    """The error for a chip nobody has published a slice of."""
+    """The error for a chip of which no slice is public."""
     return SliceError(
-        f"No slice of {chip.title} can be named: no topology of it is public and the offline "
-        "compiler does not know it. `get_chip` gives the figures there are."
+        f"No slice of {chip.title} can be named: {chip.no_slices}. "
+        f"`tpukit slices {chip.name}` gives the figures there are."
     )
 
 

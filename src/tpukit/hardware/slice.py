@@ -241,7 +241,7 @@ def list_slices(generation: str) -> tuple[Slice, ...]:
 
 
 def rules_of(chip: Chip) -> TopologyRules:
-    """The shape rules of a generation, or a SliceError where no topology is public."""
+    """The shape rules of a generation, or a SliceError where no slice of it can be named."""
     if chip.rules is None:
         raise no_topology(chip)
     return chip.rules

@@ -43,7 +43,12 @@ def chip_table(chip: Chip) -> "Table":
     table = facts_table(f"{chip.name}  {chip.title}")
     table.add_row("TensorCores a chip", str(chip.cores_per_chip), chip.structure_source)
     table.add_row("JAX devices a chip", str(chip.devices_per_chip), chip.structure_source)
-    table.add_row("matrix unit takes", "\n".join(chip.matrix_operands), chip.matrix_source)
+    pod = f"{chip.interconnect}, up to {chip.pod_chips:,} chips"
+    table.add_row("interconnect", pod, chip.topology_source)
+    if chip.no_slices:
+        table.add_row("slices", "–", chip.no_slices)
+    products = "\n".join(str(pair) for pair in chip.matrix_products)
+    table.add_row("matrix unit multiplies", products, chip.matrix_source)
     for name, figure in chip.figures().items():
         add_figure(table, name.replace("_", " "), figure, with_note=True)
     return table

@@ -135,8 +135,8 @@ def check_product(operands: NumberFormat, chip: str | None) -> None:
     able = [other.name for other in list_chips() if other.multiplies(operands)]
     own = [name for name in PEAKS if get_chip(chip).multiplies(name)]
     raise TPUKernelError(
-        f"The matrix unit of {chip} has no {operands.peak or operands}; {' and '.join(able)} have "
-        f"it. {chip} supports {', '.join(own)}: use precision='{'fp8' if 'fp8' in own else 'bf16'}'"
+        f"The matrix unit of {chip} has no {operands.peak or operands}; {', '.join(able)} have it. "
+        f"{chip} supports {', '.join(own)}: use precision='{'fp8' if 'fp8' in own else 'bf16'}'"
         ", or narrow weights with quantized_matmul."
     )
 

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import TPUKernelError
-from ...hardware import parse_format
+from ...hardware import get_chip, parse_format
+from ...hardware.target import current_target
 
 Array = TypeVar("Array", jax.Array, np.ndarray)
 
 LANES = 128
-WORD_SUBLANES = 8  # of 32-bit values; narrower ones are packed, so a tile holds more rows
+USUAL_SUBLANES = 8  # where no generation is stated
 BLOCK_SIZE = 128  # edge of a block in the blocked layout
 
 
@@ -63,8 +64,26 @@ class Padding:
         )
 
 
-def tile_shape(dtype: Any) -> tuple[int, int]:
+def word_sublanes(chip: str | None = None) -> int:
+    """Rows of a tile of 32-bit values: 8, and 16 on 8t.
+
+    Args:
+        chip: A generation; the one that is traced for by default.
+    """
+    target = chip or current_target()
+    if target is None:
+        return USUAL_SUBLANES
+    return int(get_chip(target).sublanes.require("The tile of an array"))
+
+
+def tile_shape(dtype: Any, chip: str | None = None) -> tuple[int, int]:
     """Rows and lanes of one tile: (8, 128) of 32 bits, (16, 128) of 16, (32, 128) of 8.
+
+    Narrower values are packed, so a tile holds more rows of them; twice as many on 8t.
+
+    Args:
+        dtype: Of the values.
+        chip: A generation; the one that is traced for by default.
 
     Raises:
         TPUKernelError: The TPU has no values of that width.
@@ -75,7 +94,7 @@ def tile_shape(dtype: Any) -> tuple[int, int]:
             f"A TPU has no {bits}-bit tiles (dtype {jnp.dtype(dtype).name}); expected 4, 8, 16 or "
             "32 bits: cast to float32, bfloat16 or an integer of those widths."
         )
-    return WORD_SUBLANES * 32 // bits, LANES
+    return word_sublanes(chip) * 32 // bits, LANES
 
 
 def round_up(size: int, multiple: int) -> int:

@@ -42,7 +42,7 @@ def check_matmul(matmul: str) -> str | None:
     chip = current_target()
     able = [one.name for one in list_chips() if one.multiplies(operands)]
     least = operands.first_gpu or 0
-    where = f"TPU {' and '.join(able)}, and GPUs of compute capability {least} or more"
+    where = f"TPU {', '.join(able)} and GPUs of compute capability {least} or more"
     if chip is not None:
         if not get_chip(chip).multiplies(operands):
             raise TPUModelError(

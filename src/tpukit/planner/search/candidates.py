@@ -148,9 +148,11 @@ def named_slice(name: str) -> Slice | None:
 
 def unknown_rate(chip: Chip) -> str:
     """Which rate that every plan needs the catalog does not have, and why; "" when it has all."""
+    if chip.no_slices:
+        return chip.no_slices
     for what, figure in (("HBM", chip.hbm_gbps), ("link", chip.ici_link_effective_gbps)):
         if figure.value is None:
-            return f"its {what} bandwidth is {figure.reason.rstrip('.')}"
+            return f"its {what} bandwidth is not known: {figure.reason.rstrip('.')}"
     return ""
 
 

@@ -136,4 +136,4 @@ def test_keys_and_words_can_be_had_of_any_row_that_is_read(changed):
     for row in read([ROW | {"id": "changed"} | changed, ROW]).rows:
         assert row.program_key
         assert row.describe()
-        assert row.chip in (None, "v2", "v3", "v4", "v5e", "v5p", "v6e", "7x", "8i")
+        assert row.chip in (None, "v2", "v3", "v4", "v5e", "v5p", "v6e", "7x", "8i", "8t")

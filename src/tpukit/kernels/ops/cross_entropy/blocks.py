@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
-from ...blocks.tiling import LANES, round_up
+from ...blocks.tiling import LANES, round_up, tile_shape
 from ...blocks.vmem import vmem_capacity_bytes
 from ...registry.op import BlockSizes, KernelCase
 
 # Large blocks first: a block of tokens reads the whole head once, so many tokens must share it.
 TOKENS = (1024, 512, 256, 128, 64, 32)
 VOCAB = (2048, 1024, 512, 256, 128)
-SUBLANES = 16  # rows of a bfloat16 tile
 
 
 @dataclass(frozen=True)
@@ -50,18 +49,21 @@ def vmem_bytes(case: KernelCase, blocks: CrossEntropyBlocks) -> int:
 
 def default_blocks(case: KernelCase, chip: str | None) -> CrossEntropyBlocks:
     """The largest nearly square blocks that leave a quarter of VMEM to the compiler."""
-    return next(_candidates(case, vmem_capacity_bytes(chip) * 3 // 4))
+    return next(_candidates(case, chip, vmem_capacity_bytes(chip) * 3 // 4))
 
 
 def block_space(case: KernelCase, chip: str) -> list[CrossEntropyBlocks]:
     """Blocks that fit, forward and backward sizes varied apart."""
-    return list(_candidates(case, vmem_capacity_bytes(chip)))
+    return list(_candidates(case, chip, vmem_capacity_bytes(chip)))
 
 
-def _candidates(case: KernelCase, budget_bytes: int) -> Iterator[CrossEntropyBlocks]:
+def _candidates(
+    case: KernelCase, chip: str | None, budget_bytes: int
+) -> Iterator[CrossEntropyBlocks]:
     x, w = case.arguments[:2]
     width, itemsize = _width_and_itemsize(case)
-    tokens, vocab = round_up(x.shape[0], SUBLANES), round_up(w.shape[1], LANES)
+    tokens = round_up(x.shape[0], tile_shape(jnp.bfloat16, chip)[0])
+    vocab = round_up(w.shape[1], LANES)
     sizes = [(t, v) for t in TOKENS for v in VOCAB]
     # Nearly square blocks move the fewest bytes for their area; tokens break the tie.
     sizes.sort(key=lambda size: (-min(size), -size[0]))

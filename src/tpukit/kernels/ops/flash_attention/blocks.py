@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from ....errors import TPUKernelError
-from ...blocks.tiling import round_up
+from ...blocks.tiling import round_up, word_sublanes
 from ...blocks.vmem import vmem_capacity_bytes
 from ...registry.op import KernelCase
 from .problem import LANES, FlashBlocks, Problem
 from .visibility import BlockMask, Visibility
 
-SUBLANES = 8
 # Of the static timing of causal bfloat16 heads of 128 (benchmarks/attention_static.py): large
 # blocks of queries spare the MXU reloads of keys.
 PREFERRED = FlashBlocks(
@@ -111,7 +110,7 @@ def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) 
     blocks = blocks.cut_to(problem.visibility)
     width, v_width, item = problem.padded_width, problem.padded_v_width, problem.dtype.itemsize
     rows, held = blocks.block_q, blocks.block_kv
-    windows = 2 * ((rows + held) * (width + v_width) * item + SUBLANES * rows * 4)
+    windows = 2 * ((rows + held) * (width + v_width) * item + word_sublanes() * rows * 4)
     scratch = rows * (width * item + v_width * 4) + 3 * rows * LANES * 4
     if rope:
         windows += 2 * 2 * (rows + held) * width * 4
@@ -121,7 +120,7 @@ def forward_bytes(problem: Problem, blocks: FlashBlocks, *, rope: bool = False) 
         windows += 2 * rows * held
         scores += rows * blocks.block_kv_compute * 4
     elif problem.mask_rows:
-        windows += 2 * SUBLANES * held * 4
+        windows += 2 * word_sublanes() * held * 4
     return windows + scratch + scores
 
 
@@ -131,15 +130,15 @@ def backward_bytes(problem: Problem, blocks: FlashBlocks, *, keys: int) -> int:
     width, v_width, item = problem.padded_width, problem.padded_v_width, problem.dtype.itemsize
     held, columns = blocks.backward_q, blocks.backward_kv
     # Of queries: themselves and their gradient, the result and its; of keys and values: both.
-    windows = 4 * (held + columns) * (width + v_width) * item + 2 * SUBLANES * held * 4
-    scratch = held * width * (item + 4) + SUBLANES * held * 4 + columns * LANES * 4
+    windows = 4 * (held + columns) * (width + v_width) * item + 2 * word_sublanes() * held * 4
+    scratch = held * width * (item + 4) + word_sublanes() * held * 4 + columns * LANES * 4
     sums = max(round_up(keys, columns), columns) * (width + v_width) * 4
     scores = 3 * columns * blocks.backward_q_compute * 4
     if problem.mask_rows > 1:
         windows += 2 * held * columns
         scores += columns * blocks.backward_q_compute * 4
     elif problem.mask_rows:
-        windows += 2 * SUBLANES * columns * 4
+        windows += 2 * word_sublanes() * columns * 4
         scratch += columns * LANES * 4
     return windows + scratch + sums + scores
 

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from ...blocks.tiling import LANES, round_up
+from ...blocks.tiling import LANES, round_up, tile_shape
 from ...blocks.vmem import vmem_capacity_bytes
 from ...registry.op import BlockSizes, KernelCase
 
 ROWS = (1024, 512, 256, 128)
 CONTRACTION = (2048, 1024, 512, 256, 128)
-SUBLANES = 32  # of eight-bit tiles, the tallest
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def vmem_bytes(case: KernelCase, blocks: GemmBlocks) -> int:
 
 def default_blocks(case: KernelCase, chip: str | None) -> GemmBlocks:
     """The largest square of the result with the most of the sum, in half of VMEM."""
-    space = _candidates(case)
+    space = _candidates(case, chip)
     budget = vmem_capacity_bytes(chip) // 2
     return next((blocks for blocks in space if vmem_bytes(case, blocks) <= budget), space[-1])
 
@@ -40,14 +39,15 @@ def default_blocks(case: KernelCase, chip: str | None) -> GemmBlocks:
 def block_space(case: KernelCase, chip: str) -> list[GemmBlocks]:
     """What fits of rows × columns × contraction."""
     budget = vmem_capacity_bytes(chip)
-    return [blocks for blocks in _candidates(case) if vmem_bytes(case, blocks) <= budget]
+    return [blocks for blocks in _candidates(case, chip) if vmem_bytes(case, blocks) <= budget]
 
 
-def _candidates(case: KernelCase) -> list[GemmBlocks]:
+def _candidates(case: KernelCase, chip: str | None) -> list[GemmBlocks]:
     a, b = case.arguments[:2]
     (rows, width), columns = a.shape, b.shape[1]
     width = round_up(width, LANES)
-    heights = dict.fromkeys(min(size, round_up(rows, SUBLANES)) for size in ROWS)
+    tallest = round_up(rows, tile_shape(jnp.int8, chip)[0])  # whatever the operands' format
+    heights = dict.fromkeys(min(size, tallest) for size in ROWS)
     widths = dict.fromkeys(min(size, round_up(columns, LANES)) for size in ROWS)
     sums = [size for size in CONTRACTION if width % size == 0]
     found = [GemmBlocks(r, c, k) for r in heights for c in widths for k in sums]

@@ -10,17 +10,15 @@ import jax.numpy as jnp
 
 from ....hardware import get_chip
 from ....hardware.rates import ChipRates
-from ...blocks.tiling import LANES, round_up
+from ...blocks.tiling import LANES, round_up, tile_shape
 from ...blocks.vmem import vmem_capacity_bytes
 from ...registry.op import BlockSizes, KernelCase
 from .work import GroupedShape, GroupedWork, Tiles, drhs_work, product_work
 
-SUBLANES = 16
 ROWS = (128, 256, 512, 1024)
 SIDES = (256, 512, 1024, 2048, 4096)
 # Larger tiles gain nothing and take the compiler minutes: it unrolls a tile's products.
 MOST_MULTIPLIED = 2**32
-WIDE_UNITS = {"v6e": 256, "7x": 256}  # the matrix unit's side; 128 on all other generations
 # Fewer rows wait for the next weights of the matrix unit, in sides of it: compiled kernels with
 # 256 rows take 1.5 times as long as ones with 512 or 1024 on v6e.
 ROWS_AT_FULL_RATE = 1.5
@@ -91,22 +89,20 @@ def default_blocks(case: KernelCase, chip: str | None) -> GroupedBlocks:
     """The tiles that take the least time by arithmetic, of those within three quarters of VMEM."""
     shape = _shape(case)
     choice = _Choice(chip)
+    heights = (tile_shape(jnp.bfloat16, chip)[0], *ROWS)
     # The product and the gradient of lhs share their rows.
     forward, backward = min(
-        (
-            (choice.product(shape, rows), choice.product(shape.transposed, rows))
-            for rows in (SUBLANES, *ROWS)
-        ),
+        ((choice.product(shape, rows), choice.product(shape.transposed, rows)) for rows in heights),
         key=lambda both: both[0].seconds + both[1].seconds,
     )
-    drhs = min((choice.drhs(shape, rows) for rows in (SUBLANES, *ROWS)), key=_seconds)
+    drhs = min((choice.drhs(shape, rows) for rows in heights), key=_seconds)
     return GroupedBlocks(*forward.tiles, *backward.tiles[1:], *drhs.tiles)
 
 
 def block_space(case: KernelCase, chip: str) -> list[GroupedBlocks]:
     """Every size at every value, within VMEM: the tuner goes from one to the next."""
     first, shape, capacity = default_blocks(case, chip), _shape(case), vmem_capacity_bytes(chip)
-    unit = WIDE_UNITS.get(chip, LANES)
+    unit = _unit(chip)
     found = [first]
     for rows, side, other in product(ROWS, SIDES, SIDES):
         tiles = _tile(shape, rows, side, other, unit)
@@ -136,6 +132,11 @@ def _seconds(timed: _Timed) -> float:
     return timed.seconds
 
 
+def _unit(chip: str | None) -> int:
+    """The matrix unit's side; the least of all generations where none is stated."""
+    return int(get_chip(chip).mxu_size.require("The blocks of a kernel")) if chip else LANES
+
+
 class _Choice:
     """The fastest tiles on one generation; where none is stated, on the slowest memory there is."""
 
@@ -147,7 +148,7 @@ class _Choice:
         self._bytes_per_s = memory.require("the blocks of a kernel") * 1e9 * reached
         self._cores = found.cores_per_device
         self._budget = vmem_capacity_bytes(chip) * 3 // 4
-        self._unit = WIDE_UNITS.get(chip or "", LANES)
+        self._unit = _unit(chip)
 
     def product(self, shape: GroupedShape, rows: int) -> _Timed:
         """For the product, with so many rows."""
@@ -188,7 +189,7 @@ def _shape(case: KernelCase) -> GroupedShape:
 
 def _tile(shape: GroupedShape, rows: int, side: int, other: int, unit: int) -> Tiles:
     return (
-        min(rows, round_up(shape.rows, SUBLANES)),
+        min(rows, round_up(shape.rows, tile_shape(jnp.bfloat16)[0])),
         even_tile(shape.width, side, unit=unit),
         even_tile(shape.columns, other, unit=unit),
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import jax
 
-from ...blocks.tiling import LANES, round_up
+from ...blocks.tiling import LANES, round_up, word_sublanes
 from ...blocks.vmem import vmem_capacity_bytes
 from ...registry.op import BlockSizes, KernelCase, shape_bucket
 
@@ -28,8 +28,8 @@ def bucket(case: KernelCase) -> str:
 
 def vmem_bytes(case: KernelCase, blocks: GatingBlocks) -> int:
     """Scores, choices and the triangle, with what the arithmetic keeps of them."""
-    experts = round_up(case.arguments[0].shape[1], 8)
-    k = round_up(case.options["k"], 8)
+    experts = round_up(case.arguments[0].shape[1], word_sublanes())
+    k = round_up(case.options["k"], word_sublanes())
     # Scores twice, and four arrays like them; three results of k rows twice; the triangle twice.
     return blocks.tokens * 4 * (6 * experts + 6 * k) + 2 * blocks.tokens**2 * 4
 

@@ -6,12 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...blocks.tiling import LANES, round_up
+from ...blocks.tiling import LANES, round_up, tile_shape
 from ...blocks.vmem import vmem_capacity_bytes
 from ...registry.op import BlockSizes, KernelCase, shape_bucket
 from .weight import padded_rows
 
-INT8_SUBLANES = 32
 ROWS = (512, 256, 128, 64, 32)
 COLUMNS = (1024, 512, 256, 128)
 CONTRACTION = (2048, 1024, 512, 256, 128)
@@ -29,7 +28,7 @@ class QuantizedBlocks(BlockSizes):
 def bucket(case: KernelCase) -> str:
     """The shapes, but few rows are as good as one tile of them: a decoding step has any number."""
     x, *others = case.arguments
-    rows = max(x.shape[0], INT8_SUBLANES)
+    rows = max(x.shape[0], tile_shape(jnp.int8)[0])
     padded = jax.ShapeDtypeStruct((rows, x.shape[1]), x.dtype)
     return shape_bucket(KernelCase(case.name, (padded, *others), case.options))
 
@@ -51,22 +50,23 @@ def vmem_bytes(case: KernelCase, blocks: QuantizedBlocks) -> int:
 def default_blocks(case: KernelCase, chip: str | None) -> QuantizedBlocks:
     """All rows up to 512, and as much of the weight as half of VMEM holds."""
     budget = vmem_capacity_bytes(chip) // 2
-    space = _candidates(case)
+    space = _candidates(case, chip)
     return next((blocks for blocks in space if vmem_bytes(case, blocks) <= budget), space[-1])
 
 
 def block_space(case: KernelCase, chip: str) -> list[QuantizedBlocks]:
     """What fits of rows × columns × contraction."""
     budget = vmem_capacity_bytes(chip)
-    return [blocks for blocks in _candidates(case) if vmem_bytes(case, blocks) <= budget]
+    return [blocks for blocks in _candidates(case, chip) if vmem_bytes(case, blocks) <= budget]
 
 
-def _candidates(case: KernelCase) -> list[QuantizedBlocks]:
+def _candidates(case: KernelCase, chip: str | None) -> list[QuantizedBlocks]:
     x, data = case.arguments[:2]
     format: Any = case.options["format"]
     total = padded_rows(format, data)
     group = total // case.arguments[2].shape[0]
-    rows = list(dict.fromkeys(min(size, round_up(x.shape[0], INT8_SUBLANES)) for size in ROWS))
+    tallest = round_up(x.shape[0], tile_shape(jnp.int8, chip)[0])
+    rows = list(dict.fromkeys(min(size, tallest) for size in ROWS))
     columns = list(dict.fromkeys(min(size, round_up(data.shape[-1], LANES)) for size in COLUMNS))
     step = group if format == "int4" else LANES
     sums = [size for size in CONTRACTION if total % size == 0 and size % step == 0]

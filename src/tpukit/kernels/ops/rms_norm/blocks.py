@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ....errors import TPUKernelError
 from ....hardware.target import current_target
-from ...blocks.tiling import LANES, WORD_SUBLANES, round_up, tile_shape
+from ...blocks.tiling import LANES, round_up, tile_shape, word_sublanes
 from ...blocks.vmem import vmem_capacity_bytes
 from ...registry.op import PALLAS_TPU, BlockSizes, KernelCase, shape_bucket
 
@@ -47,7 +47,7 @@ def default_blocks(case: KernelCase, chip: str | None) -> RowBlocks:
     """Windows of 2 or 4 MiB, fewer rows where the backward pass would not fit."""
     rows, width = matrix_shape(case.arguments[0].shape)
     dtype = case.arguments[0].dtype
-    step = tile_shape(dtype)[0]
+    step = tile_shape(dtype, chip)[0]
     window = LARGE_WINDOW_BYTES.get(chip or "", WINDOW_BYTES)
     if rows * _row_bytes(width, dtype) < LARGE_WINDOWS * window:
         window = WINDOW_BYTES
@@ -61,7 +61,7 @@ def default_blocks(case: KernelCase, chip: str | None) -> RowBlocks:
 def block_space(case: KernelCase, chip: str) -> list[RowBlocks]:
     """Powers of two from one tile to all rows."""
     rows, _ = matrix_shape(case.arguments[0].shape)
-    step = tile_shape(case.arguments[0].dtype)[0]
+    step = tile_shape(case.arguments[0].dtype, chip)[0]
     sizes = [step]
     while sizes[-1] < min(rows, 4096):
         sizes.append(sizes[-1] * 2)
@@ -77,7 +77,7 @@ def vmem_bytes(case: KernelCase, blocks: RowBlocks) -> int:
     windows = 2 + sum(array.shape == first.shape for array in case.arguments)
     _, width = matrix_shape(case.arguments[0].shape)
     window = blocks.block_rows * _row_bytes(width, case.arguments[0].dtype)
-    lines = WORD_SUBLANES * round_up(width, LANES) * 4
+    lines = word_sublanes() * round_up(width, LANES) * 4
     # The scale, and the sums for scale and bias: all double-buffered, as the windows are.
     return 2 * (windows * window + 3 * lines)
 
@@ -124,7 +124,7 @@ def fits(x: Any, chip: str | None, *, residual: bool = False) -> bool:
     if x.dtype not in DTYPES or not x.size:
         return False
     case = row_case(x, residual=residual)
-    smallest = RowBlocks(tile_shape(x.dtype)[0])
+    smallest = RowBlocks(tile_shape(x.dtype, chip)[0])
     return vmem_bytes(case, smallest) <= vmem_capacity_bytes(chip)
 
 

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ....hardware.target import current_target
-from ...blocks.tiling import WORD_SUBLANES, tile_shape
+from ...blocks.tiling import tile_shape, word_sublanes
 from ...blocks.tuned import blocks_for
 from ...blocks.vmem import vmem_limit_bytes
 from .blocks import RowBlocks, matrix_shape, row_case, vmem_bytes
@@ -143,6 +143,7 @@ def normalise_backward(
     """
     rows, width = matrix_shape(x.shape)
     block, chunk = blocks.block_rows, _chunk(x, blocks, BACKWARD_TILES)
+    sublanes = word_sublanes()
     count = pl.cdiv(rows, block)
     parts = min(PARTS, count)
     steps = pl.cdiv(count, parts)
@@ -183,18 +184,18 @@ def normalise_backward(
                     # Rows beyond the last hold whatever was there before.
                     row = jax.lax.broadcasted_iota(jnp.int32, (chunk, 1), 0) + step * chunk
                     summand = jnp.where(row + first_row < rows, summand, 0.0)
-                ref[...] += jnp.sum(summand.reshape(-1, WORD_SUBLANES, width), axis=0)
+                ref[...] += jnp.sum(summand.reshape(-1, sublanes, width), axis=0)
 
         jax.lax.fori_loop(0, block // chunk, body, None)
 
     # An odd number of blocks leaves a step over, which does the last block once more.
     window = pl.BlockSpec((block, width), lambda p, i: (jnp.minimum(p * steps + i, count - 1), 0))
-    total = pl.BlockSpec((WORD_SUBLANES, width), lambda p, i: (p, 0))
+    total = pl.BlockSpec((sublanes, width), lambda p, i: (p, 0))
     dx, *partial_sums = pl.pallas_call(
         kernel,
         out_shape=[
             jax.ShapeDtypeStruct((rows, width), x.dtype),
-            *[jax.ShapeDtypeStruct((parts * WORD_SUBLANES, width), jnp.float32)] * sums,
+            *[jax.ShapeDtypeStruct((parts * sublanes, width), jnp.float32)] * sums,
         ],
         grid=(parts, steps),
         in_specs=[
