@@ -248,9 +248,9 @@ def test_formats_go_by_any_name():
     assert config.param_dtype == "bfloat16"
     compute = [
         TPUConfig(precision=name).get_memory_config().compute_dtype
-        for name in ("bf16", "mixed", "f32", "float8", "int8")
+        for name in ("bf16", "mixed", "f32", "float8", "float8_static", "int8")
     ]
-    assert compute == ["bfloat16", "bfloat16", "float32", "float8_e4m3fn", "int8"]
+    assert compute == ["bfloat16", "bfloat16", "float32", *["float8_e4m3fn"] * 2, "int8"]
     settings = TrainingSettings(moment_dtype="bf16", precision="fp8")
     assert (settings.moment_dtype, settings.precision) == ("bfloat16", "float8")
 
@@ -314,7 +314,7 @@ def test_debugging_mode_finds_a_nan_and_can_be_left():
         {},
         optional={
             "memory_per_chip": st.integers(1, 15 * 10**9),
-            "precision": st.sampled_from(["bfloat16", "float32", "mixed", "float8", "int8"]),
+            "precision": st.sampled_from(["bfloat16", "float32", "mixed", "float8_static", "int8"]),
             "xla_optimization_level": st.integers(0, 3),
             "memory_fraction": st.floats(0.01, 1.0),
             "project": st.text(),

@@ -12,7 +12,7 @@ from tpukit.step import Workload
 from tpukit.training import TPUTrainer
 
 
-@pytest.mark.parametrize("precision", ["float8", "int8"])
+@pytest.mark.parametrize("precision", ["float8", "float8_static", "int8"])
 @pytest.mark.parametrize(
     "model", [get_preset("tiny"), Workload("tiny", batch_size=2, sequence_length=8)]
 )
@@ -36,6 +36,8 @@ def traced(work):
     [
         ({"settings": TrainingSettings(precision="float8")}, ("f8_e4m3fn", "f8_e5m2")),
         ({"config": TPUConfig(precision="float8")}, ("f8_e4m3fn", "f8_e5m2")),
+        ({"settings": TrainingSettings(precision="float8_static")}, ("f8_e4m3fn", "f8_e5m2")),
+        ({"config": TPUConfig(precision="float8_static")}, ("f8_e4m3fn", "f8_e5m2")),
         ({"settings": TrainingSettings(precision="int8")}, ("i8[", "preferred_element_type=int32")),
         ({"config": TPUConfig(precision="int8")}, ("i8[", "preferred_element_type=int32")),
     ],
@@ -55,5 +57,5 @@ def test_ones_own_model_is_cast_from_outside_or_refused():
     assert found.model is own
     assert found.options == {"compute_dtype": "bfloat16", "param_dtype": "bfloat16"}
     for precision in ("float8", "int8"):
-        with pytest.raises(TPUModelError, match=f"{precision}.{precision}_matmul in your own"):
+        with pytest.raises(TPUModelError, match=rf"product_in\(.{precision}., x, weight\)"):
             in_precision(own, precision, None)

@@ -5,10 +5,12 @@ from typing import Any, Literal
 
 from ..errors import TPUModelError
 
-Precision = Literal["bfloat16", "float32", "float16", "float8", "int8"]
+Precision = Literal[
+    "bfloat16", "float32", "float16", "float8", "float8_static", "float8_channels", "int8"
+]
 ParamDtype = Literal["bfloat16", "float32", "float16"]
 # Eight bits are for the operands of products alone: `TransformerConfig.matmul` has these names.
-NARROW = ("float8", "int8")
+NARROW = ("float8", "float8_static", "float8_channels", "int8")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def in_precision(
         raise TPUModelError(
             f"precision {precision} is for the reference transformers, and this is "
             f"{type(getattr(model, 'model', model)).__name__}; call "
-            f"tpukit.models.products.{precision}.{precision}_matmul in your own model."
+            f"tpukit.models.products.matmul_format.product_in({precision!r}, x, weight) in your "
+            "own model."
         )
     options: dict[str, str] = {}
     if precision is not None and precision != "float32":

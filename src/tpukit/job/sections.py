@@ -69,7 +69,9 @@ def any_spelling(*allowed: str) -> BeforeValidator:
     return BeforeValidator(spelled)
 
 
-_Products = Literal["bfloat16", "float32", "mixed", "float8", "int8"]
+_Products = Literal[
+    "bfloat16", "float32", "mixed", "float8", "float8_static", "float8_channels", "int8"
+]
 _Floats = Literal["bfloat16", "float32", "float16"]
 ProductFormat = Annotated[_Products, any_spelling(*get_args(_Products))]
 FloatFormat = Annotated[_Floats, any_spelling(*get_args(_Floats))]

@@ -72,7 +72,8 @@ class Optimization(Section):
         default="float32", description="of the first moment; int8: of both, in blocks"
     )
     precision: Annotated[Precision, any_spelling(*get_args(Precision))] | None = Field(
-        default=None, description="bfloat16, float32, float8, int8 products; None: the model's"
+        default=None,
+        description="products in bfloat16, float32, float8[_static|_channels], int8; None: model's",
     )
     param_dtype: Annotated[ParamDtype, any_spelling(*get_args(ParamDtype))] | None = Field(
         default=None, description="format of the parameters that are updated; None: the model's"

@@ -12,6 +12,7 @@ from ...errors import ConfigError, TPUValidationError
 from ...hardware import Chip, Figure, Slice, get_chip, list_chips, model_flop_utilization
 from ...hardware.formats import parse_format
 from ...hardware.missing import Missing
+from ...models.transformer.config import OPERANDS
 from ...parallel.mesh.axes import spec_for_shape
 from ...runtime.debugging import DebugMode, enable_debugging_mode
 from ..document import Document, Origin, unknown_key
@@ -273,7 +274,8 @@ class TPUConfig(
     def get_memory_config(self) -> MemoryConfig:
         """Number formats and how much of each chip's memory may be planned for."""
         products = "bfloat16" if self.precision == "mixed" else self.precision
-        compute = self.compute_dtype or parse_format(products).name
+        operands = OPERANDS.get(products) or parse_format(products)
+        compute = self.compute_dtype or operands.name
         master = "float32" if self.fp32_params and self.use_mixed_precision else compute
         usable = self.chip.hbm_usable_bytes.value if self.chip else None
         limits = [limit for limit in (usable, self.memory_per_chip) if limit is not None]

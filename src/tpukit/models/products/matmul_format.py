@@ -10,23 +10,35 @@ from ...hardware import Chip, get_chip, list_chips
 from ...hardware.target import current_target
 from ..transformer.config import OPERANDS
 from .float8 import float8_matmul
+from .float8_static import STATIC_BOUND, float8_channels_matmul, float8_static_matmul
 from .int8 import int8_matmul, int8_matmul_throughout
 
 _PRODUCTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "dtype": jnp.matmul,
     "float8": float8_matmul,
+    "float8_channels": float8_channels_matmul,
     "int8": int8_matmul,
     "int8_throughout": int8_matmul_throughout,
 }
 
 
-def product_in(matmul: str, x: jax.Array, matrix: jax.Array) -> jax.Array:
+def product_in(
+    matmul: str, x: jax.Array, matrix: jax.Array, *, bound: float = STATIC_BOUND
+) -> jax.Array:
     """`x @ matrix` in the format `matmul`, one of those of `TransformerConfig`.
+
+    Args:
+        matmul: The format.
+        x: Activations (..., K).
+        matrix: A weight (K, N).
+        bound: The largest magnitude that constant scales keep, for "float8_static".
 
     Raises:
         TPUModelError: What is traced for has no unit for it.
     """
     check_matmul(matmul)
+    if matmul == "float8_static":
+        return float8_static_matmul(x, matrix, bound=bound)
     return _PRODUCTS[matmul](x, matrix)
 
 

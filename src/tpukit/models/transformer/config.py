@@ -19,10 +19,14 @@ from .layer_pattern import kinds_of_layers
 from .parts import RopeScaling as RopeScaling
 from .shapes import parameter_shapes
 
-MatmulFormat = Literal["dtype", "float8", "int8", "int8_throughout"]
+MatmulFormat = Literal[
+    "dtype", "float8", "float8_static", "float8_channels", "int8", "int8_throughout"
+]
 # What products round their operands to, by `matmul`; with "dtype" they are as wide as activations.
 OPERANDS: dict[str, NumberFormat] = {
     "float8": FLOAT8_E4M3FN,
+    "float8_static": FLOAT8_E4M3FN,
+    "float8_channels": FLOAT8_E4M3FN,
     "int8": INT8,
     "int8_throughout": INT8,
 }
@@ -54,7 +58,9 @@ class TransformerConfig(LayerConfig):
 
     With `matmul` "float8" or "int8" the products of attention and dense MLP round their operands
     to eight bits, forward and backward; with "int8" all but those that give gradients of weights,
-    with "int8_throughout" those as well.
+    with "int8_throughout" those as well. "float8_static" rounds those of experts too, as published
+    runs do: constant scales by which `float8_bound` becomes the largest value. `matmul_rules` say
+    it for modules by path, the last one that matches: {".*/experts": "dtype"}.
     With `embedding_lookup` "one_hot" embeddings, and their gradients, are products with a matrix
     of zeros and ones: more FLOPs, but no rows scattered over each other. `wide_gradients` stacks
     gradients of layers in `param_dtype`, as other trainers do, where ours are as narrow as `dtype`;
@@ -75,6 +81,8 @@ class TransformerConfig(LayerConfig):
     router_balance_weight: float = 0.01
 
     matmul: MatmulFormat = "dtype"
+    matmul_rules: tuple[tuple[str, str], ...] = ()
+    float8_bound: float = 224.0
     embedding_lookup: Literal["rows", "one_hot"] = "rows"
     dtype: str = "bfloat16"
     param_dtype: str = "float32"
@@ -95,6 +103,10 @@ class TransformerConfig(LayerConfig):
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise TPUModelError(f"{name}={getattr(self, name)}; it must be at least 1.")
+        if isinstance(self.matmul_rules, Mapping):
+            object.__setattr__(self, "matmul_rules", tuple(self.matmul_rules.items()))
+        if self.float8_bound <= 0:
+            raise TPUModelError(f"float8_bound={self.float8_bound}; it must be above 0.")
         self._check_choices()
         if bool(self.layer_kinds) != bool(self.layer_pattern):
             raise TPUModelError(
@@ -128,6 +140,12 @@ class TransformerConfig(LayerConfig):
                 raise TPUModelError(
                     f"{name}='{seen}' is not one of {', '.join(choices)}."
                     + did_you_mean(str(seen), choices)
+                )
+        for pattern, format in self.matmul_rules:
+            if format not in _CHOICES["matmul"]:
+                raise TPUModelError(
+                    f"the rule {pattern!r} of matmul_rules asks for '{format}'; expected one of "
+                    f"{', '.join(_CHOICES['matmul'])}.{did_you_mean(format, _CHOICES['matmul'])}"
                 )
 
     def _check_shared_keys(self) -> None:
@@ -228,6 +246,7 @@ class TransformerConfig(LayerConfig):
         for name, value in fields.items():
             if dataclasses.is_dataclass(value) and not isinstance(value, type):
                 fields[name] = dataclasses.asdict(value)
+        fields["matmul_rules"] = dict(self.matmul_rules)
         return {**fields, "layer_kinds": {kind: dict(of) for kind, of in self.layer_kinds.items()}}
 
     def _fields(self) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class Experts(nnx.Module):
         c, d, count = layer, config.d_model, layer.n_experts
         init = nnx.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=0)
         dtype = jnp.dtype(config.param_dtype)
+        self.matmul = config.matmul
         widen, narrow = (count, d, c.expert_d_ff), (count, c.expert_d_ff, d)
         self.gate_proj = nnx.Param(init(rngs.params(), widen, dtype))
         self.up_proj = nnx.Param(init(rngs.params(), widen, dtype))
@@ -91,6 +92,7 @@ class Router(nnx.Module):
         c, d, count = layer, config.d_model, layer.n_experts
         dtype = jnp.dtype(config.param_dtype)
         self.eps = c.norm_eps
+        self.matmul = "dtype"  # what a choice turns on is never rounded
         self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), (d, count), dtype))
         self.bias = nnx.Param(jnp.zeros((count,), dtype)) if c.router_bias else None
         self.choice_bias = nnx.Param(jnp.zeros((count,), dtype)) if c.router_choice_bias else None

@@ -87,6 +87,7 @@ class Linear(nnx.Module):
         init = nnx.initializers.lecun_normal()
         self.dtype = compute_dtype(config)
         self.matmul = config.matmul
+        self.float8_bound = config.float8_bound
         self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), param_dtype))
         self.bias = nnx.Param(jnp.zeros((outputs,), param_dtype)) if bias else None
 
@@ -97,7 +98,7 @@ class Linear(nnx.Module):
 
     def product(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
         """`x @ matrix` in the format that the configuration asks for."""
-        return product_in(self.matmul, x, matrix)
+        return product_in(self.matmul, x, matrix, bound=self.float8_bound)
 
     def matrix(self) -> jax.Array:
         """The kernel in the dtype of activations."""
@@ -106,6 +107,8 @@ class Linear(nnx.Module):
 
 def side_by_side(layers: Sequence[Linear], x: jax.Array) -> jax.Array:
     """What several layers make of `x`, in one product, side by side on the last axis."""
+    if len({layer.matmul for layer in layers}) > 1:
+        return jnp.concatenate([layer(x) for layer in layers], axis=-1)
     # The matrices are written anew in the dtype of activations: side by side costs nothing.
     matrices = jnp.concatenate([layer.matrix() for layer in layers], axis=1)
     y = layers[0].product(x, matrices)

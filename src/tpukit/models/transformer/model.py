@@ -12,6 +12,7 @@ from ...errors import TPUModelError
 from ...parallel.experts.routing import RouterStats
 from ...parallel.sharding.activations import constrain
 from ..execution import Execution
+from ..products.rules import apply_matmul_rules
 from ..remat.policy import RematPolicy
 from .config import TransformerConfig
 from .context import LayerContext
@@ -87,6 +88,7 @@ class Transformer(nnx.Module):
             if config.tied_embeddings
             else Linear(config.d_model, config.vocab_size, config, rngs=rngs)
         )
+        apply_matmul_rules(self, config)
 
     def __call__(
         self,

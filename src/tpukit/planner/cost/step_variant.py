@@ -70,6 +70,10 @@ class Rounding:
 OUR_INT8 = Rounding(weight_gradients=False)
 OUR_INT8_THROUGHOUT = Rounding(inputs=1, gradients=2)
 OUR_FLOAT8 = Rounding()
+# tpukit.models.products.float8_static: no input is read for its largest value, and gradients are
+# rounded once by row and once by column.
+OUR_FLOAT8_STATIC = Rounding(gradients=2, input_bytes=ROUNDED_BYTES - BFLOAT16.itemsize)
+OUR_FLOAT8_CHANNELS = Rounding(gradients=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,11 @@ class StepVariant:
 
 
 OUR_STEP = StepVariant()
+_VARIANTS = {
+    "int8_throughout": StepVariant(int8=OUR_INT8_THROUGHOUT),
+    "float8_static": StepVariant(fp8=OUR_FLOAT8_STATIC),
+    "float8_channels": StepVariant(fp8=OUR_FLOAT8_CHANNELS),
+}
 _ATTENTION = {
     "ours": kernel_s,
     "splash": splash_s,
@@ -113,7 +122,7 @@ _ATTENTION = {
 
 def variant_for(matmul: str) -> StepVariant:
     """Our step of a model whose products are in the format `matmul`."""
-    return StepVariant(int8=OUR_INT8_THROUGHOUT) if matmul == "int8_throughout" else OUR_STEP
+    return _VARIANTS.get(matmul, OUR_STEP)
 
 
 CAUSES = ("matrix", "attention", "hbm", "ici", "dcn", "host", "bubble")
