@@ -1,6 +1,7 @@
 """In which format a model's products are made, and where there is a unit for it."""
 
 from collections.abc import Callable
+from typing import TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,26 @@ def product_in(
     if matmul == "float8_static":
         return float8_static_matmul(x, matrix, bound=bound)
     return _PRODUCTS[matmul](x, matrix)
+
+
+class ExpertsFormat(TypedDict):
+    """The arguments of `moe_ffn` that say how experts multiply."""
+
+    float8: bool
+    float8_bound: float | None
+
+
+def experts_format(matmul: str, bound: float) -> ExpertsFormat:
+    """How `moe_ffn` multiplies in the format `matmul`.
+
+    Raises:
+        TPUModelError: What is traced for has no unit for it.
+    """
+    check_matmul(matmul)
+    return {
+        "float8": matmul in ("float8_static", "float8_channels"),
+        "float8_bound": bound if matmul == "float8_static" else None,
+    }
 
 
 def check_matmul(matmul: str) -> str | None:

@@ -10,6 +10,7 @@ from ...parallel.experts.feed_forward import Activation, ExpertBiases
 from ...parallel.experts.layer import moe_ffn
 from ...parallel.experts.routing import RouterStats
 from ...parallel.sharding.activations import constrain
+from ..products.matmul_format import experts_format
 from .config import TransformerConfig
 from .context import LayerContext
 from .layer_config import LayerConfig
@@ -117,6 +118,7 @@ class MixtureOfExperts(nnx.Module):
     def __init__(self, config: TransformerConfig, layer: LayerConfig, *, rngs: nnx.Rngs) -> None:
         c, d = layer, config.d_model
         self.layer, self.dtype = layer, jnp.dtype(config.dtype)
+        self.float8_bound = config.float8_bound
         self.router = Router(config, c, rngs=rngs)
         self.experts = Experts(config, c, rngs=rngs)
         self.shared = DenseMLP(config, c, c.shared_d_ff, rngs=rngs) if c.shared_d_ff else None
@@ -170,6 +172,7 @@ class MixtureOfExperts(nnx.Module):
             routing=c.routing,
             capacity_factor=c.capacity_factor,
             activation=_EXPERT_ACTIVATIONS[c.activation],
+            **experts_format(experts.matmul, self.float8_bound),
             normalize=c.router_normalize,
             score=c.router_score,
             router_x=router.reads(stream),

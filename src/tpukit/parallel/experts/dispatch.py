@@ -12,7 +12,8 @@ from ...errors import ShardingError
 from ...kernels.ops.grouped_matmul.api import XLA, grouped_matmul
 from ..mesh.manual_axes import divisors
 from .exchange import Exchange, segment_of_row
-from .feed_forward import Activation, ExpertWeights, add_to_groups, feed_forward
+from .feed_forward import Activation, ExpertWeight, ExpertWeights, add_to_groups, feed_forward
+from .float8 import Float8Weight, grouped_matmul_float8
 from .router import Router, RouterSettings, choose_experts
 from .routing import (
     RouterStats,
@@ -40,6 +41,8 @@ class MoESettings:
     token_axes: tuple[str, ...]
     hidden_axes: tuple[str, ...]  # those that split the experts' hidden dimension
     kernels: bool  # whether no mesh axis is automatic, so that Pallas kernels can be used
+    float8: bool
+    float8_bound: float | None
 
 
 def moe_shard(
@@ -117,7 +120,7 @@ def _through_buffers(
         rows = lax.all_to_all(rows, settings.expert_axis, split_axis=0, concat_axis=1, tiled=True)
     rows = feed_forward(
         *(rows, weights, settings.activation),
-        multiply=partial(jnp.einsum, "erd,edf->erf"),
+        multiply=partial(_multiply_buffers, settings=settings),
         add_bias=lambda rows, bias: rows + bias[:, None],
     )
     if settings.expert_axis:
@@ -182,18 +185,45 @@ def _grouped_feed_forward(
     *,
     expected_rows: int | None = None,
 ) -> Array:
-    def multiply(rows: Array, weight: Array) -> Array:
-        return grouped_matmul(
-            *(rows, weight, counts),
-            implementation=None if settings.kernels else XLA,
-            expected_rows=expected_rows,
-        )
+    def multiply(rows: Array, weight: ExpertWeight) -> Array:
+        return _multiply_groups(rows, weight, counts, settings, expected_rows=expected_rows)
 
     return feed_forward(
         *(rows, weights, settings.activation),
         multiply=multiply,
         add_bias=partial(add_to_groups, counts=counts),
     )
+
+
+def _multiply_groups(
+    rows: Array,
+    weight: ExpertWeight,
+    counts: Array,
+    settings: MoESettings,
+    *,
+    expected_rows: int | None = None,
+) -> Array:
+    implementation = None if settings.kernels else XLA
+    if isinstance(weight, Float8Weight) or settings.float8:
+        return grouped_matmul_float8(
+            *(rows, weight, counts),
+            bound=settings.float8_bound,
+            implementation=implementation,
+            expected_rows=expected_rows,
+        )
+    return grouped_matmul(
+        *(rows, weight, counts), implementation=implementation, expected_rows=expected_rows
+    )
+
+
+def _multiply_buffers(rows: Array, weight: ExpertWeight, *, settings: MoESettings) -> Array:
+    """Buffers (E, R, d), all of them full, times the weights of their experts."""
+    if not isinstance(weight, Float8Weight) and not settings.float8:
+        return jnp.einsum("erd,edf->erf", rows, weight)
+    experts, size, width = rows.shape
+    counts = jnp.full((experts,), size, jnp.int32)
+    product = _multiply_groups(rows.reshape(-1, width), weight, counts, settings)
+    return product.reshape(experts, size, -1)
 
 
 def _group_size(tokens: int, groups: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,9 @@ from jax import Array, lax
 
 from ...errors import TPUValidationError, did_you_mean
 from .exchange import segment_of_row
+from .float8 import Float8Weight, round_weight
 
+ExpertWeight: TypeAlias = Array | Float8Weight
 CLAMPED_SWIGLU = "clamped_swiglu"
 PLAIN_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -33,10 +35,15 @@ class ExpertBiases(NamedTuple):
 class ExpertWeights(NamedTuple):
     """The weights of all experts, or of those of one device."""
 
-    gate: Array | None  # (E, d, f); None for experts without a gate
-    up: Array  # (E, d, f)
-    down: Array  # (E, f, d)
+    gate: ExpertWeight | None  # (E, d, f); None for experts without a gate
+    up: ExpertWeight  # (E, d, f)
+    down: ExpertWeight  # (E, f, d)
     biases: ExpertBiases | None = None
+
+    def in_float8(self, bound: float) -> "ExpertWeights":
+        """The same, rounded to e4m3 with a constant scale; biases stay as they are."""
+        gate, up, down = jax.tree.map(lambda weight: round_weight(weight, bound), self[:3])
+        return ExpertWeights(gate, up, down, self.biases)
 
     def check(self, num_experts: int) -> None:
         """Raise TPUValidationError unless all arrays are of the router's experts and fit."""
@@ -102,13 +109,13 @@ def feed_forward(
     weights: ExpertWeights,
     activation: Activation,
     *,
-    multiply: Callable[[Array, Array], Array],
+    multiply: Callable[[Array, ExpertWeight], Array],
     add_bias: Callable[[Array, Array], Array],
 ) -> Array:
     """Every row through its expert; `multiply` and `add_bias` know which that is."""
     gate_bias, up_bias, down_bias = weights.biases or (None, None, None)
 
-    def product(rows: Array, weight: Array, bias: Array | None) -> Array:
+    def product(rows: Array, weight: ExpertWeight, bias: Array | None) -> Array:
         rows = multiply(rows, weight)
         return rows if bias is None else add_bias(rows, bias.astype(rows.dtype))
 

@@ -53,6 +53,8 @@ def moe_ffn(
     activation: str = "silu",
     activation_limit: float = 7.0,
     activation_alpha: float = 1.702,
+    float8: bool = False,
+    float8_bound: float | None = None,
     placement: Array | Sequence[int] | None = None,
     mesh: AnyMesh | None = None,
     axis: str | None = "expert",
@@ -90,6 +92,9 @@ def moe_ffn(
         activation: "silu", "gelu", "gelu_tanh", "relu", or "clamped_swiglu": see `Activation`.
         activation_limit: Of "clamped_swiglu".
         activation_alpha: Of "clamped_swiglu".
+        float8: Multiply in eight-bit floats, forward and backward; see `grouped_matmul_float8`.
+        float8_bound: With it weights and rows have one constant scale that keeps magnitudes up to
+            it, and weights are gathered in eight bits; None scales by the largest of this step.
         placement: (E,) a permutation: the weights' row p holds expert `placement[p]` (see
             `place_experts`), and so do `biases`. The result does not depend on it.
         mesh: Where `axis` is; None computes all experts here, or uses the mesh in context.
@@ -121,6 +126,8 @@ def moe_ffn(
     weights.check(num_experts)
     computes = Activation(activation, activation_limit, activation_alpha)
     computes.check(gated=w_gate is not None)
+    if float8 and float8_bound is not None:
+        weights = weights.in_float8(float8_bound)
     settings = partial(
         MoESettings,
         router=RouterSettings(
@@ -134,6 +141,8 @@ def moe_ffn(
         weigh_inputs=weigh_inputs,
         routing=routing,
         capacity_factor=capacity_factor,
+        float8=float8,
+        float8_bound=float8_bound,
     )
     slots = None if placement is None else jnp.argsort(jnp.asarray(placement))
     in_use = mesh if mesh is None and axis is None else mesh_in_use(mesh, axis or "")

@@ -1,5 +1,6 @@
 """The grouped matmul as TPU kernels: only tiles that hold rows of a group meet its weight."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -71,6 +72,59 @@ def backward(
     return d_lhs, d_rhs, None
 
 
+def grouped_product(
+    rows: jax.Array,
+    weights: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    dtype: Any,
+    transposed: bool,
+    expected_rows: int | None = None,
+    interpret: Interpret = False,
+) -> jax.Array:
+    """The product alone, or the gradient's with `transposed` weights, of formats that may differ.
+
+    See `narrow.multiply_groups`.
+    """
+    # Of the forward pass, in either direction: blocks are chosen for all its products together.
+    lhs = jax.ShapeDtypeStruct((rows.shape[0], weights.shape[1]), rows.dtype)
+    chosen = _blocks_for((lhs, weights, group_sizes), None)
+    shape = _shape(lhs, weights, expected_rows)
+    forward_tiles = (chosen.rows, chosen.contraction, chosen.columns)
+    backward_tiles = (chosen.rows, chosen.dlhs_contraction, chosen.dlhs_columns)
+    return _multiply(
+        *(rows, weights, group_sizes),
+        shape=shape.transposed if transposed else shape,
+        tiles=backward_tiles if transposed else forward_tiles,
+        transposed=transposed,
+        interpret=interpret,
+        dtype=dtype,
+    )
+
+
+def grouped_sum(
+    rows: jax.Array,
+    others: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    dtype: Any,
+    expected_rows: int | None = None,
+    interpret: Interpret = False,
+) -> jax.Array:
+    """The gradient of weights alone, of formats that may differ; see `narrow.sum_groups`."""
+    weights = jax.ShapeDtypeStruct(
+        (group_sizes.shape[0], rows.shape[1], others.shape[1]), rows.dtype
+    )
+    chosen = _blocks_for((rows, weights, group_sizes), None)
+    return _sum_by_group(
+        *(rows, others, group_sizes),
+        shape=_shape(rows, weights, expected_rows),
+        tiles=(chosen.drhs_rows, chosen.drhs_contraction, chosen.drhs_columns),
+        dtype=dtype,
+        interpret=interpret,
+    )
+
+
 def _multiply(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -80,8 +134,12 @@ def _multiply(
     tiles: Tiles,
     transposed: bool,
     interpret: Interpret,
+    dtype: Any = None,
 ) -> jax.Array:
-    """Rows of lhs (M, C) times the weight of their group: (G, C, N), or (G, N, C) transposed."""
+    """Rows of lhs (M, C) times the weight of their group: (G, C, N), or (G, N, C) transposed.
+
+    The result has the dtype of lhs unless another one is asked for.
+    """
     tile_rows, tile_sum, tile_columns = tiles
     rows, width = lhs.shape
     groups = rhs.shape[0]
@@ -100,6 +158,8 @@ def _multiply(
         return (mine, j, k) if transposed else (mine, k, j)
 
     weight_tile = (1, tile_columns, tile_sum) if transposed else (1, tile_sum, tile_columns)
+    result = jax.ShapeDtypeStruct((rows, columns), dtype or lhs.dtype)
+    wider = 2 * tile_rows * tile_columns * (result.dtype.itemsize - lhs.dtype.itemsize)
     return pl.pallas_call(
         partial(_multiply_kernel, groups=groups, width=width, transposed=transposed),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -114,8 +174,8 @@ def _multiply(
             ),
             scratch_shapes=[pltpu.VMEM((tile_rows, tile_columns), jnp.float32)],
         ),
-        out_shape=jax.ShapeDtypeStruct((rows, columns), lhs.dtype),
-        compiler_params=_compiler_params(product_bytes(*tiles, lhs.dtype.itemsize)),
+        out_shape=result,
+        compiler_params=_compiler_params(product_bytes(*tiles, lhs.dtype.itemsize) + wider),
         cost_estimate=_cost(product_work(shape, tiles)),
         interpret=interpret,
         name="grouped_matmul_dlhs" if transposed else OP_NAME,
@@ -177,6 +237,7 @@ def _sum_by_group(
     tile_rows, tile_width, tile_columns = tiles
     (rows, width), columns, groups = lhs.shape, cotangent.shape[1], group_sizes.shape[0]
     table = plan_visits(group_sizes, rows=rows, tile_rows=tile_rows, each_group=True)
+    wider = 2 * tile_width * tile_columns * (jnp.dtype(dtype).itemsize - lhs.dtype.itemsize)
     return pl.pallas_call(
         _sum_kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -194,7 +255,7 @@ def _sum_by_group(
             scratch_shapes=[pltpu.VMEM((tile_width, tile_columns), jnp.float32)],
         ),
         out_shape=jax.ShapeDtypeStruct((groups, width, columns), dtype),
-        compiler_params=_compiler_params(drhs_bytes(*tiles, lhs.dtype.itemsize)),
+        compiler_params=_compiler_params(drhs_bytes(*tiles, lhs.dtype.itemsize) + wider),
         cost_estimate=_cost(drhs_work(shape, tiles)),
         interpret=interpret,
         name="grouped_matmul_drhs",
@@ -228,7 +289,11 @@ def _sum_kernel(
         out[0] = total[...].astype(out.dtype)
 
 
-def _shape(lhs: jax.Array, rhs: jax.Array, expected_rows: int | None) -> GroupedShape:
+def _shape(
+    lhs: jax.Array | jax.ShapeDtypeStruct,
+    rhs: jax.Array | jax.ShapeDtypeStruct,
+    expected_rows: int | None,
+) -> GroupedShape:
     groups, width, columns = rhs.shape
     rows = lhs.shape[0] if expected_rows is None else min(expected_rows, lhs.shape[0])
     empty = lhs.shape[0] - rows
@@ -241,7 +306,9 @@ def _rows_of_group(offsets: Any, group: Any, tile: Any, shape: tuple[int, ...]) 
     return (row >= offsets[group]) & (row < offsets[group + 1])
 
 
-def _blocks_for(arrays: Residuals, blocks: GroupedBlocks | None) -> GroupedBlocks:
+def _blocks_for(
+    arrays: Iterable[jax.Array | jax.ShapeDtypeStruct], blocks: GroupedBlocks | None
+) -> GroupedBlocks:
     shapes = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays)
     return blocks_for(OP_NAME, KernelCase("traced", shapes), blocks)
 
