@@ -7,7 +7,7 @@ match, the last one counts, so the general ones come first.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from flax import nnx
@@ -66,6 +66,26 @@ def apply_matmul_rules(model: nnx.Module, config: TransformerConfig) -> None:
         if isinstance(module, MultipliesWeights)
     }
     check_rules(config.matmul_rules, modules)
+    _give_formats(modules, config)
+
+
+def apply_layer_rules(layer: nnx.Module, config: TransformerConfig, *, path: str) -> None:
+    """The same for one kind of layer, whose rules `apply_matmul_rules` has checked.
+
+    Args:
+        layer: Its modules are given formats.
+        config: Has the rules.
+        path: Of the stack it is of.
+    """
+    modules = {
+        "/".join((path, *map(str, inner))): module
+        for inner, module in nnx.iter_modules(layer)
+        if isinstance(module, MultipliesWeights)
+    }
+    _give_formats(modules, config)
+
+
+def _give_formats(modules: Mapping[str, MultipliesWeights], config: TransformerConfig) -> None:
     for path, module in modules.items():
         module.matmul = format_of(path, config.matmul_rules, config.matmul)
 

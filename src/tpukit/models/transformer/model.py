@@ -12,12 +12,11 @@ from ...errors import TPUModelError
 from ...parallel.experts.routing import RouterStats
 from ...parallel.sharding.activations import constrain
 from ..execution import Execution
-from ..products.rules import apply_matmul_rules
+from ..products.rules import apply_layer_rules, apply_matmul_rules
 from ..remat.policy import RematPolicy
 from .config import TransformerConfig
 from .context import LayerContext
 from .decoder import DecoderLayer
-from .layer_config import LayerConfig
 from .layer_pattern import find_runs
 from .layer_stack import StackedLayers, run_layers
 from .layers import Embedding, Linear, Norm
@@ -214,9 +213,9 @@ class Transformer(nnx.Module):
             What the last layer carries, and the statistics added up.
         """
         c = self.config
-        definitions = {kind: _definition(c, layer) for kind, layer in c.kinds.items()}
         names = kinds_of_stacks(c)
         stack_of = {kind: name for name, kinds in names.items() for kind in kinds}
+        definitions = {kind: _definition(c, kind, stack) for kind, stack in stack_of.items()}
         weights = {name: stacked[name] if name else stacked for name in names}
         opened: dict[str, Callable[[Any], Any]] = dict.fromkeys(weights, _as_they_are)
         if round_in_turn:
@@ -259,9 +258,12 @@ def _stacked(config: TransformerConfig, kinds: tuple[str, ...], rngs: nnx.Rngs) 
     return stack(rngs)
 
 
-def _definition(config: TransformerConfig, layer: LayerConfig) -> Any:
+def _definition(config: TransformerConfig, kind: str, stack: str) -> Any:
     """What a layer of one kind is but its parameters, which kinds may share a stack of."""
-    return nnx.graphdef(nnx.eval_shape(lambda: DecoderLayer(config, layer, rngs=nnx.Rngs(0))))
+    layer = config.kinds[kind]
+    empty = nnx.eval_shape(lambda: DecoderLayer(config, layer, rngs=nnx.Rngs(0)))
+    apply_layer_rules(empty, config, path="/".join(filter(None, ("layers", stack))))
+    return nnx.graphdef(empty)
 
 
 def _count_layers(stacks: Mapping[str, Any]) -> int:
