@@ -107,8 +107,8 @@ def ring_attention(
     if implementation == PALLAS_TPU and not kernel_can:
         raise ShardingError(
             "The kernel cannot run this ring attention: it needs batch_axes=, no window or a "
-            f"causal one that reaches at most {piece} tokens back, causal chunks of whole pieces or "
-            f"pieces of whole chunks, {SHORTEST} tokens or more in a piece and heads of "
+            f"causal one that reaches at most {piece} tokens back, chunks of whole pieces or "
+            f"pieces of whole chunks with causal=True, {SHORTEST} tokens or more in a piece and heads of "
             f"{NARROWEST} or more; leave implementation= out to take blocks of scores instead."
         )
     kernel = ring_kernel if window is None else ring_window
