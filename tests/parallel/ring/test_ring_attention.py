@@ -38,27 +38,47 @@ def segments():
     return jnp.asarray(np.sort(np.random.default_rng(0).integers(0, 3, (B, S)), axis=1))
 
 
-def full_attention(q, k, v, *, causal=True, window=None, segment_ids=None):
+def full_attention(
+    q,
+    k,
+    v,
+    sinks=None,
+    *,
+    causal=True,
+    window=None,
+    chunk=None,
+    segment_ids=None,
+    scale=D**-0.5,
+    soft_cap=None,
+):
     k, v = (jnp.repeat(x, H // KV, axis=2) for x in (k, v))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / D**0.5
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
     distance = np.subtract.outer(np.arange(S), np.arange(S))
     seen = jnp.ones((S, S), bool)
     if causal:
         seen &= distance >= 0
     if window is not None:
         seen &= abs(distance) < window
+    if chunk is not None:
+        chunks = np.arange(S) // chunk
+        seen &= chunks[:, None] == chunks
     if segment_ids is not None:
         seen = seen & (segment_ids[:, None, :, None] == segment_ids[:, None, None, :])
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+    weights = jnp.where(seen, jnp.exp(scores), 0)
+    total = weights.sum(-1, keepdims=True)
+    total = total if sinks is None else total + jnp.exp(sinks)[:, None, None]
+    return jnp.einsum("bhqk,bkhd->bqhd", weights / total, v)
 
 
-def values_and_grads(attention, qkv):
-    def loss(q, k, v):
-        out = attention(q, k, v)
+def values_and_grads(attention, arrays):
+    def loss(*arrays):
+        out = attention(*arrays)
         return jnp.sin(out).sum(), out
 
-    (_, out), grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(*qkv)
+    arguments = tuple(range(len(arrays)))
+    (_, out), grads = jax.jit(jax.value_and_grad(loss, argnums=arguments, has_aux=True))(*arrays)
     return out, *grads
 
 
@@ -95,6 +115,43 @@ def test_zigzag_order_equals_full_attention(qkv, segments, mesh):
     )
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(
+    ("options", "block_size"),
+    [
+        pytest.param({"chunk": 4}, 512, id="chunks-of-one-device"),
+        pytest.param({"chunk": 16}, 2, id="chunks-of-several"),
+        pytest.param({"chunk": 10, "window": 7}, 2, id="chunks-across"),
+        pytest.param({"soft_cap": 2.0, "scale": 0.9}, 512, id="soft-cap"),
+    ],
+)
+@pytest.mark.parametrize("spread", [{}, {"batch_axes": (), "head_axes": ("model",)}])
+def test_sinks_chunks_and_narrow_values(qkv, segments, mesh, layout, options, block_size, spread):
+    """The options of today's models, with values narrower than keys, on one device and on four."""
+    arrays = (*qkv[:2], qkv[2][..., :6], jnp.linspace(-1.0, 3.0, H))
+    order = to_zigzag if layout == "zigzag" else lambda x, _: x
+    back = from_zigzag if layout == "zigzag" else lambda x, _: x
+
+    def attention(q, k, v, sinks):
+        q, k, v, ids = (order(x, SHARDS) for x in (q, k, v, segments))
+        given = {"segment_ids": ids, "block_size": block_size, "layout": layout, "sinks": sinks}
+        return back(ring_attention(q, k, v, mesh=mesh, **given, **options, **spread), SHARDS)
+
+    ours = values_and_grads(attention, arrays)
+    theirs = values_and_grads(
+        lambda *a: full_attention(*a, segment_ids=segments, **options), arrays
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_chunks_of_one_device_need_no_ring(qkv, mesh):
+    step = jax.jit(lambda *a: ring_attention(*a, mesh=mesh, chunk=8))
+    assert "collective_permute" not in step.lower(*qkv).as_text()
+    farther = jax.jit(lambda *a: ring_attention(*a, mesh=mesh, chunk=16))
+    assert "collective_permute" in farther.lower(*qkv).as_text()
 
 
 def test_no_mesh_and_bfloat16_compute_here(qkv):
@@ -156,7 +213,7 @@ def test_zigzag_evens_out_causal_work():
      (9, "zigzag", 7)],
 )  # fmt: skip
 def test_a_window_shortens_the_ring(window, layout, hops):
-    ring = Ring("context", 8, layout, 8, Sight(causal=True, window=window, scale=1.0))
+    ring = Ring("context", 8, layout, 8, 8, Sight(causal=True, window=window, scale=1.0))
     assert ring.hops(8) == hops
 
 

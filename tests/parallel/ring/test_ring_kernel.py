@@ -33,24 +33,30 @@ def segments():
     return jnp.asarray(np.sort(np.random.default_rng(0).integers(0, 3, (B, S)), axis=1))
 
 
-def exact(arrays, *, causal, window, segment_ids):
+def exact(arrays, *, causal=True, window=None, segment_ids=None, chunk=None, soft_cap=None):
     """Result and gradients of a softmax over all scores in float64."""
     with jax.enable_x64(True):
-        q, k, v, d_out = (jnp.asarray(np.asarray(x), jnp.float64) for x in arrays)
+        *inputs, d_out = (jnp.asarray(np.asarray(x), jnp.float64) for x in arrays)
 
-        def whole(q, k, v):
+        def whole(q, k, v, sinks=None):
             k, v = (jnp.repeat(x, H // KV, axis=2) for x in (k, v))
             scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / D**0.5
+            if soft_cap is not None:
+                scores = soft_cap * jnp.tanh(scores / soft_cap)
             seen = np.tri(S, dtype=bool) if causal else np.ones((S, S), bool)
             if window is not None:
                 seen = seen & ~np.tri(S, k=-window, dtype=bool)
+            if chunk is not None:
+                seen = seen & np.kron(np.eye(S // chunk, dtype=bool), np.ones((chunk, chunk), bool))
             if segment_ids is not None:
                 ids = np.asarray(segment_ids)
                 seen = seen & (ids[:, None, :, None] == ids[:, None, None, :])
-            weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-            return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+            weights = jnp.where(seen, jnp.exp(scores), 0)
+            total = weights.sum(-1, keepdims=True)
+            total = total if sinks is None else total + jnp.exp(sinks)[:, None, None]
+            return jnp.einsum("bhqk,bkhd->bqhd", weights / total, v)
 
-        out, pull = jax.vjp(whole, q, k, v)
+        out, pull = jax.vjp(whole, *inputs)
         return [np.asarray(x) for x in (out, *pull(d_out))]
 
 
@@ -96,6 +102,39 @@ def test_the_kernel_in_a_ring_is_attention(
     wanted = exact(arrays, causal=causal, window=window, segment_ids=ids)
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        pytest.param("zigzag", {"chunk": 256}, id="zigzag-chunks-of-two-pieces"),
+        pytest.param("contiguous", {"chunk": 512}, id="chunks-of-two-devices"),
+        pytest.param("contiguous", {"chunk": 128, "soft_cap": 2.0}, id="chunks-of-one-device"),
+        pytest.param("zigzag", {"window": 100}, id="window", marks=pytest.mark.slow),
+    ],
+)
+def test_the_kernel_takes_chunks_sinks_and_narrow_values(mesh, arrays, layout, options):
+    q, k, v, d_out = arrays
+    given = (q, k, v[..., :32], jnp.linspace(-1.0, 3.0, H), d_out[..., :32])
+    order = to_zigzag if layout == "zigzag" else lambda x, _: x
+    back = from_zigzag if layout == "zigzag" else lambda x, _: x
+    spread = {"batch_axes": (), "head_axes": ("tensor",), "implementation": "pallas_tpu"}
+
+    def ring(q, k, v, sinks):
+        q, k, v = (order(x, SHARDS) for x in (q, k, v))
+        out = ring_attention(
+            q, k, v, mesh=mesh, sinks=sinks, layout=layout, interpret=True, **spread, **options
+        )
+        return back(out, SHARDS)
+
+    @jax.jit
+    def both(*arrays):
+        *inputs, d_out = arrays
+        out, pull = jax.vjp(ring, *inputs)
+        return out, *pull(d_out)
+
+    for one, other in zip(both(*given), exact(given, **options), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize(

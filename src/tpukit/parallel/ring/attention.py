@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from ...annotations import AnyMesh
 from ...errors import ShardingError, TPUValidationError
+from ...kernels.ops.flash_attention.chunks import attend_in_chunks
 from ...kernels.ops.flash_attention.pallas_tpu import KEPT_NAME, NARROWEST, SHORTEST, can_flash
 from ...kernels.ops.flash_attention.sinks import add_sinks, sink_gradient
 from ...kernels.registry.dispatch import dispatch
@@ -91,37 +92,46 @@ def ring_attention(
     in_use = mesh_in_use(mesh, axis)
     shards = 1 if in_use is None else axis_size(in_use, axis, needed_for="Ring attention")
     check_length(q.shape[1], shards=shards, layout=layout, axis=axis)
-    piece = q.shape[1] // (shards * pieces_a_shard(layout))
+    piece, around_the_ring = q.shape[1] // (shards * pieces_a_shard(layout)), shards
+    own_chunk = None
+    if causal and chunk is not None and piece % chunk == 0:
+        # A device has whole chunks, which are sequences of their own: nothing has to travel.
+        own_chunk, chunk = chunk, None
+        piece, around_the_ring, layout = own_chunk, 1, "contiguous"
     sight = Sight(causal, window, q.shape[-1] ** -0.5 if scale is None else scale, chunk, soft_cap)
     near = window is None or (causal and ring_window.reaches_one_piece(window, piece))
+    # Chunks of several pieces each: the kernel has no window that ends with one.
+    whole = chunk is None or (causal and window is None and chunk % piece == 0)
     # A kernel gets one device's part: the partitioner cannot split it.
-    kernel_can = batch_axes is not None and near and can_flash(q, v, length=piece)
-    kernel_can = kernel_can and chunk is None
+    kernel_can = batch_axes is not None and near and whole and can_flash(q, v, length=piece)
     if implementation == PALLAS_TPU and not kernel_can:
         raise ShardingError(
             "The kernel cannot run this ring attention: it needs batch_axes=, no window or a "
-            f"causal one that reaches at most {piece} tokens back, no chunks, {SHORTEST} tokens or "
-            f"more in a piece and heads of {NARROWEST} or more; leave implementation= out to take "
-            "blocks of scores instead."
+            f"causal one that reaches at most {piece} tokens back, chunks of whole pieces or "
+            f"pieces of whole chunks with causal=True, {SHORTEST} tokens or more in a piece and heads of "
+            f"{NARROWEST} or more; leave implementation= out to take blocks of scores instead."
         )
     kernel = ring_kernel if window is None else ring_window
-    ring = Ring(axis, shards, layout, _block(piece, block_size), sight)
+    ring = Ring(axis, around_the_ring, layout, piece, _block(piece, block_size), sight)
 
     def attend(
         q: Array, k: Array, v: Array, segment_ids: Array | None, sinks: Array | None
     ) -> Array:
-        return _attend(
-            {PALLAS_TPU: kernel.forward, XLA: ring_loop.forward},
-            {PALLAS_TPU: kernel.backward, XLA: ring_loop.backward},
-            (q, k, v, segment_ids),
-            sinks,
-            implementation=implementation,
-            on_tpu=PALLAS_TPU if kernel_can else XLA,
-            on_gpu=XLA,
-            elsewhere=XLA,
-            options={"ring": ring},
-            pallas_options={"interpret": interpret},
-        )
+        def part(*arrays: Array | None) -> Array:
+            return _attend(
+                {PALLAS_TPU: kernel.forward, XLA: ring_loop.forward},
+                {PALLAS_TPU: kernel.backward, XLA: ring_loop.backward},
+                arrays,
+                sinks,
+                implementation=implementation,
+                on_tpu=PALLAS_TPU if kernel_can else XLA,
+                on_gpu=XLA,
+                elsewhere=XLA,
+                options={"ring": ring},
+                pallas_options={"interpret": interpret},
+            )
+
+        return attend_in_chunks(part, q, k, v, segment_ids, chunk=own_chunk)
 
     if in_use is None or (shards == 1 and batch_axes is None):
         return attend(q, k, v, segment_ids, sinks)

@@ -5,6 +5,7 @@ later one not at all, so the kernel needs no positions. Results are joined by th
 their rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,7 +33,8 @@ class _Keys(NamedTuple):
 class _Pair:
     """A piece of queries of this device and a piece of the keys that are here.
 
-    Where `visible` is False the pair is computed beside those of other devices, and dropped.
+    Where `visible` is False the pair does not count. With chunks, when most devices have none in a
+    hop, it is skipped; else it is computed beside those of other devices, and dropped.
     """
 
     queries: int | Array
@@ -52,15 +54,17 @@ def forward(
     def see(so_far: tuple[Array, Array], keys: _Keys, pairs: list[_Pair]) -> tuple[Array, Array]:
         out, lse = so_far
         for pair in pairs:
-            more, sums = pallas_tpu.with_sums(
-                queries[pair.queries],
-                keys.k[pair.keys],
-                keys.v[pair.keys],
-                _ids(pair, own_segments, keys.segments),
-                **_options(ring, pair, interpret),
-            )
-            if pair.visible is not None:
-                sums = jnp.where(pair.visible, sums, _NOTHING)
+
+            def attend(pair: _Pair = pair) -> tuple[Array, Array]:
+                return pallas_tpu.with_sums(
+                    queries[pair.queries],
+                    keys.k[pair.keys],
+                    keys.v[pair.keys],
+                    _ids(pair, own_segments, keys.segments),
+                    **_options(ring, pair, interpret),
+                )
+
+            more, sums = _where_visible(ring, pair, attend, (0, _NOTHING))
             before = lse[pair.queries]
             after = jnp.logaddexp(before, sums)
             joined = out[pair.queries] * _rows(before - after) + more * _rows(sums - after)
@@ -71,7 +75,7 @@ def forward(
     so_far = (empty, jnp.full_like(jnp.moveaxis(empty[..., 0], -1, -2), _NOTHING))
     coming = ring.pass_on(keys)
     so_far = see(so_far, keys, _at_home(ring))
-    hops, here = ring.shards - 1, ring.here
+    hops, here = ring.hops(q.shape[1]), ring.here
 
     def hop(carry: tuple[Any, _Keys], number: Array) -> tuple[tuple[Any, _Keys], None]:
         so_far, keys = carry
@@ -114,12 +118,12 @@ def backward(
                 out=results[pair.queries],
                 lse=sums[pair.queries],
             )
-            more: Any = pallas_tpu.backward(
-                residuals, d_results[pair.queries], **_options(ring, pair, interpret)
-            )[:3]
-            if pair.visible is not None:
-                # Weights of keys that no query counted may be infinite: chosen, not multiplied.
-                more = [jnp.where(pair.visible, x, 0) for x in more]
+
+            def pull(pair: _Pair = pair, residuals: Residuals = residuals) -> tuple[Array, ...]:
+                options = _options(ring, pair, interpret)
+                return pallas_tpu.backward(residuals, d_results[pair.queries], **options)[:3]
+
+            more = _where_visible(ring, pair, pull, (0, 0, 0))
             d_q = d_q.at[pair.queries].add(more[0].astype(jnp.float32))
             d_k = d_k.at[pair.keys].add(more[1].astype(jnp.float32))
             d_v = d_v.at[pair.keys].add(more[2].astype(jnp.float32))
@@ -128,7 +132,7 @@ def backward(
     none = (jnp.zeros(keys.k.shape, jnp.float32), jnp.zeros(keys.v.shape, jnp.float32))
     coming = ring.pass_on(keys)
     d_q, d_keys = see(jnp.zeros(queries.shape, jnp.float32), none, keys, _at_home(ring))
-    hops, here = ring.shards - 1, ring.here
+    hops, here = ring.hops(q.shape[1]), ring.here
 
     def hop(carry: Any, number: Array) -> tuple[Any, None]:
         d_q, d_keys, keys = carry
@@ -147,7 +151,8 @@ def _at_home(ring: Ring) -> list[_Pair]:
     """What this device's queries attend to of its own keys."""
     if _pieces(ring) == 1:
         return [_Pair(0, 0, causal=ring.sight.causal)]
-    return [_Pair(0, 0, causal=True), _Pair(1, 1, causal=True), _Pair(1, 0)]
+    across = _Pair(1, 0, visible=_in_one_chunk(ring, _late(ring, ring.here), ring.here))
+    return [_Pair(0, 0, causal=True), _Pair(1, 1, causal=True), across]
 
 
 def _met(ring: Ring, here: Array, hops: int | Array) -> list[_Pair]:
@@ -157,11 +162,51 @@ def _met(ring: Ring, here: Array, hops: int | Array) -> list[_Pair]:
     both attend to it of a device before this one, or the later piece to both of one behind: two
     pairs on every device in every hop.
     """
-    earlier = (here - hops) % ring.shards < here
+    there = (here - hops) % ring.shards
+    earlier = there < here
     if _pieces(ring) == 1:
-        return [_Pair(0, 0, visible=earlier if ring.sight.causal else None)]
+        if not ring.sight.causal:
+            return [_Pair(0, 0)]
+        in_chunk = _in_one_chunk(ring, here, there)
+        return [_Pair(0, 0, visible=earlier if in_chunk is None else earlier & in_chunk)]
     other = jnp.where(earlier, 0, 1)
-    return [_Pair(1, 0), _Pair(other, other)]
+    ours = jnp.where(earlier, here, _late(ring, here))
+    theirs = jnp.where(earlier, there, _late(ring, there))
+    return [
+        _Pair(1, 0, visible=_in_one_chunk(ring, _late(ring, here), there)),
+        _Pair(other, other, visible=_in_one_chunk(ring, ours, theirs)),
+    ]
+
+
+def _late(ring: Ring, device: Array) -> Array:
+    """The number of the later piece of a device, in the zigzag layout."""
+    return 2 * ring.shards - 1 - device
+
+
+def _in_one_chunk(ring: Ring, piece: Array, other: Array) -> Array | None:
+    """Whether two pieces lie in one chunk; None where there are no chunks."""
+    if ring.sight.chunk is None:
+        return None
+    pieces = ring.sight.chunk // ring.piece
+    return piece // pieces == other // pieces
+
+
+def _where_visible(
+    ring: Ring, pair: _Pair, compute: Callable[[], tuple[Array, ...]], nothing: tuple[float, ...]
+) -> tuple[Array, ...]:
+    """What a pair adds, or arrays of `nothing` where it is not visible."""
+    if pair.visible is None:
+        return compute()
+    if ring.sight.chunk is not None:
+
+        def skip() -> tuple[Array, ...]:
+            shapes = zip(jax.eval_shape(compute), nothing, strict=True)
+            return tuple(jnp.full(x.shape, value, x.dtype) for x, value in shapes)
+
+        return lax.cond(pair.visible, compute, skip)
+    # Weights of keys that no query counted may be infinite: chosen, not multiplied.
+    pairs = zip(compute(), nothing, strict=True)
+    return tuple(jnp.where(pair.visible, x, value) for x, value in pairs)
 
 
 def _pieces(ring: Ring) -> int:

@@ -30,11 +30,21 @@ Travelling: TypeAlias = tuple[Array, Keys, KeyGradients]  # d_q stays, the other
 
 @dataclass(frozen=True)
 class Ring:
-    """The devices of the ring and how the sequence lies on them."""
+    """The devices of the ring and how the sequence lies on them.
+
+    Attributes:
+        axis: The mesh axis.
+        shards: Devices along it.
+        layout: The order of the sequence.
+        piece: Consecutive tokens that a device holds, once or twice.
+        block: Queries and keys of a block of scores in XLA; it divides `piece`.
+        sight: Which keys a query attends to.
+    """
 
     axis: str
     shards: int
     layout: RingLayout
+    piece: int
     block: int
     sight: Sight
 

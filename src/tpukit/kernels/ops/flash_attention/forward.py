@@ -71,6 +71,9 @@ def attend(
     def of_keys(lanes: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, held, lanes), lambda b, h, g, i, s, *_: (b, held_block(i, s), h))
 
+    row_spec = pl.BlockSpec(
+        (None, None, 1, rows), lambda b, h, g, i, s, *_: (b, h * group + g, 0, i)
+    )
     arguments: list[Any] = [to_rows(q, tokens=q_tokens)]
     arguments += [to_rows(x, tokens=kv_tokens) for x in (k, v)]
     specs: list[Any] = [of_queries(width), of_keys(width), of_keys(v_width)]
@@ -78,21 +81,13 @@ def attend(
         shared = rope.cos.ndim == 2
         tables = (lane_tables(rope, q_tokens), lane_tables(rope, kv_tokens))
         arguments += tables
-        specs += [
-            (
-                pl.BlockSpec(
-                    (None, rows, width), lambda b, h, g, i, s, *_: (0 if shared else b, i, 0)
-                ),
-            )
-            * 2,
-            (
-                pl.BlockSpec(
-                    (None, held, width),
-                    lambda b, h, g, i, s, *_: (0 if shared else b, held_block(i, s), 0),
-                ),
-            )
-            * 2,
-        ]
+        by_query = pl.BlockSpec(
+            (None, rows, width), lambda b, h, g, i, s, *_: (0 if shared else b, i, 0)
+        )
+        by_key = pl.BlockSpec(
+            (None, held, width), lambda b, h, g, i, s, *_: (0 if shared else b, held_block(i, s), 0)
+        )
+        specs += [(by_query, by_query), (by_key, by_key)]
     else:
         arguments, specs = [*arguments, None, None], [*specs, None, None]
     if segment_ids is not None:
@@ -142,11 +137,7 @@ def attend(
             in_specs=specs,
             out_specs=[
                 of_queries(v_width),
-                pl.BlockSpec(
-                    (None, None, 1, rows), lambda b, h, g, i, s, *_: (b, h * group + g, 0, i)
-                )
-                if with_lse
-                else None,
+                row_spec if with_lse else None,
             ],
             scratch_shapes=scratch,
         ),
