@@ -8,9 +8,9 @@ export TPU_SKIP_MDS_QUERY := 1
 export NO_GCE_CHECK := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-slow browser prometheus lint format bench mutants clean
+.PHONY: help setup demo test test-slow test-toolchains browser prometheus lint format bench mutants clean
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(READY) ## virtual environment in .venv, pinned by constraints.txt
 $(READY): pyproject.toml constraints.txt
@@ -26,6 +26,10 @@ test: $(READY) browser prometheus ## the suite (under 12 minutes on 2 cores)
 
 test-slow: $(READY) ## the cases that take minutes
 	$(BIN)/pytest -m slow
+
+# Python 3.12 and 3.13 have to be here (pyenv, or on the PATH); environments are made in the cache folder.
+test-toolchains: $(READY) ## what depends on jax most, with the newest jax and libtpu (minutes each)
+	$(BIN)/python tools/test_toolchains.py
 
 # Without it the browser tests are skipped; any other system brings its own Chromium.
 browser: ## Chromium for the browser tests, on Debian as root

@@ -233,6 +233,7 @@ class _Compiled:
     def __init__(self, report):
         self.memory, self.fits, self.slice = report, report.fits, report.slice
         self.versions = {"jax": "0"}
+        self.operations = {"fusions": 0}
         self.name = report.program
 
     def to_dict(self):

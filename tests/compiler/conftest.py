@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from tpukit.compiler import compile_for
 
@@ -31,7 +31,7 @@ def training_step(state, batch):
 
 
 def training_arguments():
-    mesh = AbstractMesh((DEVICES,), ("data",))
+    mesh = AbstractMesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
 
     def leaf(*sizes, spec=()):
         place = NamedSharding(mesh, PartitionSpec(*spec))

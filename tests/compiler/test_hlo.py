@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tpukit.compiler import compile_for
 from tpukit.compiler.hlo import (
     count_collectives,
+    count_operations,
     find_collective,
     matrix_flops,
     nested_matrix_flops,
@@ -78,6 +79,62 @@ def test_a_program_with_a_loop():
         ((0, 1), (2, 3)),
     )
     assert count_collectives(module) == {"all-reduce": 1}
+
+
+# The same loop as libtpu 0.0.50 prints it: elements of tuples are marked where they are used.
+MARKED_LOOP = """HloModule jit_f, is_scheduled=true, num_partitions=4
+
+%body (p: (s32[], (bf16[8,256], f32[8]))) -> (s32[], (bf16[8,256], f32[8])) {
+  %one = s32[]{:T(128)} constant(1)
+  %p = (s32[]{:T(128)}, (bf16[8,256]{1,0:T(8,128)(2,1)}, /*index=1*/f32[8]{0:T(8)})) parameter(0)
+  %copy = s32[]{:T(128)S(6)} copy(%p#0), backend_config={"aliasing_operands":{"lists":[]}}
+  %next = s32[]{:T(128)} add(%copy, %one)
+  %twice = f32[8]{0:T(8)} fusion(%p#1#1, %p#1#1), kind=kLoop, calls=%add
+  %pair = (bf16[8,256]{1,0:T(8,128)(2,1)}, f32[8]{0:T(8)}) tuple(%p#1#0, %twice)
+  ROOT %out = (s32[], (bf16[8,256], f32[8])) tuple(%next, %pair)
+}
+
+%condition (p.1: (s32[], (bf16[8,256], f32[8]))) -> pred[] {
+  %p.1 = (s32[]{:T(128)}, (bf16[8,256]{1,0}, f32[8]{0})) parameter(0)
+  %limit = s32[]{:T(128)} constant(12)
+  ROOT %less = pred[]{:T(512)} compare(%p.1#0, %limit), direction=LT
+}
+
+ENTRY %main (a: bf16[8,256], b: f32[8]) -> f32[8] {
+  %a = bf16[8,256]{1,0:T(8,128)(2,1)} parameter(0)
+  %b = f32[8]{0:T(8)} parameter(1)
+  %zero = s32[]{:T(128)} constant(2)
+  %arrays = (bf16[8,256]{1,0:T(8,128)(2,1)}, f32[8]{0:T(8)}) tuple(%a, %b)
+  %state = (s32[], (bf16[8,256], f32[8])) tuple(%zero, %arrays)
+  %loop = (s32[], (bf16[8,256], f32[8]{0:T(8)})) while(%state), condition=%condition, body=%body
+  ROOT %sum = f32[8]{0:T(8)} all-reduce(%loop#1#1), replica_groups=[2,2]<=[4], to_apply=%add
+}
+"""
+
+
+def test_elements_that_are_marked_where_they_are_used_are_instructions():
+    module = parse_hlo(MARKED_LOOP)
+    body = module.computations["body"].by_name
+    assert body["copy"].operands == ("p#0",)
+    assert (body["p#0"].opcode, body["p#0"].attribute("index")) == ("get-tuple-element", "0")
+    assert [str(shape) for shape in body["p#1"].shapes] == ["bf16[8,256]", "f32[8]"]
+    assert [str(shape) for shape in body["p#1#1"].shapes] == ["f32[8]"]
+    assert [one.name for one in module.computations["body"]].count("p#1#1") == 1
+    (loop,) = (one for one in module.entry if one.opcode == "while")
+    assert trip_count(loop, module.entry, module) == 10
+    assert count_collectives(module) == {"all-reduce": 1}
+
+
+def test_an_element_that_is_not_there_is_a_clear_error():
+    for seen in ("%p#2", "%q#0", "%p#0#1"):
+        with pytest.raises(XLACompilationError, match=f"uses {seen[1:]}"):
+            parse_hlo(MARKED_LOOP.replace("copy(%p#0)", f"copy({seen})"))
+
+
+def test_operations_are_counted_with_a_loop_once_and_a_fusion_as_one():
+    inside = {"fusions": 1, "kernels": 0, "loops": 1, "copies": 1}
+    assert count_operations(parse_hlo(MARKED_LOOP)) == inside
+    assert count_operations(parse_hlo(LOOP)) == {**dict.fromkeys(inside, 0), "loops": 1}
 
 
 @pytest.mark.parametrize(("sent", "received"), [(64, 512), (512, 64)])

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from jax._src.pallas.mosaic import tpu_info
+from jax_names import tpu_info
 
 from tpukit.hardware.catalog import GENERATIONS
 
@@ -43,9 +43,10 @@ IN_JAX = [name for name in GENERATIONS if name in [one.value for one in tpu_info
 
 def of_jax(name):
     """What jax states of a generation, a core at a time, for the whole chip."""
-    version = tpu_info.ChipVersion(name)
+    table = tpu_info()
+    version = table.ChipVersion(name)
     cores = version.num_physical_tensor_cores_per_chip
-    info = tpu_info._get_tpu_info_impl(version, cores)
+    info = table._get_tpu_info_impl(version, cores)
     sparse = info.sparse_core.num_cores if info.sparse_core else 0
     sparse *= 1 if version.supports_megacore else cores
     return {

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 WIDTH, HIDDEN, TOKENS, VOCABULARY, LAYERS = 8192, 20480, 6144, 40960, 3
 FLOAT, NARROW = jnp.float32, jnp.bfloat16
@@ -198,6 +198,7 @@ CHUNKED = KnownProgram(
         ("bf16 8192x40960", ANY, COPY),
         ("bf16 8192x8704", BACKWARD, GRADIENT),
         ("f32 8192x8704", BACKWARD, GRADIENT),
+        ("f32 8192x8704", "sub", BRIEF),  # new weights, in the layout they are updated in
         ("bf16 8192x8704", ANY, COPY),
         ("f32 1536x40960", ANY, BRIEF),  # logits of a chunk
         ("bf16 1536x40960", ANY, BRIEF),
@@ -298,7 +299,7 @@ INT8_MOMENTS = KnownProgram(
 
 
 def on_fsdp(*sizes, spec):
-    mesh = AbstractMesh((4,), ("fsdp",))
+    mesh = AbstractMesh((4,), ("fsdp",), axis_types=(AxisType.Auto,))
     return array(*sizes, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
 
 

@@ -79,6 +79,7 @@ def sample_report():
             }
         ],
         "compile": {"compile_s": {"value": 7.5, "origin": "measured"}, "from_cache": False},
+        "operations": {"fusions": 120, "kernels": 2, "loops": 1, "copies": 14},
         "versions": {"jax": "0.10.2", "libtpu": "0.0.42.1"},
         "options": {"xla_tpu_x": True},
         "fixes": [

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import job_options as options
+from .check_toolchains import TypedCheck, check_toolchains
 from .output import Announcer, refusals_as_exit_codes
 from .values import output_file, output_folder
 
@@ -49,6 +50,13 @@ def check(
             callback=output_folder,
         ),
     ] = None,
+    toolchain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]",
+            help="Compare with another jax and libtpu: jax-0.12.0.1, jax-0.12.0.1-py3.12, default.",
+        ),
+    ] = None,
     no_cache: options.NoCache = False,
     dump: Annotated[
         Path | None, typer.Option(help="Keep the compiler's files here.", callback=output_folder)
@@ -60,6 +68,8 @@ def check(
     say = Announcer()
     with refusals_as_exit_codes():
         target = options.torch_or_target(target, torch)
+    if toolchain is not None:
+        _refuse_outputs(fix=fix, perfetto=perfetto, handover=handover, dump=dump)
     say(f"checking {target}" + (f" on {on}" if on else ""))
     from dataclasses import replace
 
@@ -83,8 +93,19 @@ def check(
         train__moment_dtype=moment_dtype,
         microbatches=microbatches,
         attention=attention,
-        options=options.compiler_options(flags),
     )
+    if toolchain is not None:
+        switches = {"--memory-only": memory_only, "--no-cache": no_cache}
+        typed = TypedCheck(target, asked, flags, arg or (), donate or (), timeout, switches)
+        with refusals_as_exit_codes():
+            comparison = check_toolchains(toolchain, typed, progress=say)
+        if html is not None:
+            from ..checker.report import write_comparison
+
+            say(f"wrote {write_comparison(comparison, html)}")
+        show(comparison, json=json)
+        raise typer.Exit(comparison.exit_code)
+    asked |= {} if not flags else {"options": options.compiler_options(flags)}
     how: dict[str, Any] = {
         "memory_only": memory_only,
         "timeout_s": timeout,
@@ -114,6 +135,15 @@ def check(
     else:
         Console().print(result.details())
     raise typer.Exit(result.exit_code)
+
+
+def _refuse_outputs(**asked: object) -> None:
+    """Refuse what only one check can leave, where several are compared."""
+    from ..errors import ConfigError
+
+    for name, value in asked.items():
+        if value:
+            raise ConfigError(f"--{name} is for one check, and --toolchain compares several.")
 
 
 def _refuse_handover(target: str, asked: dict[str, Any], *, is_function: bool) -> None:

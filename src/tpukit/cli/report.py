@@ -24,23 +24,33 @@ def diff(
         Path,
         typer.Argument(help="Another check, or a recording: a profile's folder, file or run."),
     ],
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Of two checks: write a page as well.", callback=output_file),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two checks, only what changed; or a check with what was measured, op by op."""
-    from ..checker.report import diff_reports, read_report
+    from ..checker.report import diff_reports, read_report, write_comparison
+    from ..errors import ConfigError
 
     if os.path.isdir(after) or after.name.endswith(".pb"):
+        if html is not None:
+            raise ConfigError("--html is for two checks, and AFTER is a recording; leave it away.")
         from ..observe.profiling.comparison import compare
         from ..observe.profiling.profile import read_newest
         from ..observe.profiling.steps import predicted_step
 
         show(compare(predicted_step(before), read_newest(after).step), json=json)
         return
-    show(diff_reports(read_report(before), read_report(after)), json=json)
+    found = diff_reports(read_report(before), read_report(after))
+    if html is not None:
+        write_comparison(found, html)
+    show(found, json=json)
 
 
 @app.command("html")
-def html(report: ReportFile, output: Output = None) -> None:
+def write_page(report: ReportFile, output: Output = None) -> None:
     """Write a check as one HTML file that needs nothing else."""
     from ..checker.report import read_report, write_html
 

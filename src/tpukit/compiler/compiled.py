@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from ..errors import TPUValidationError, did_you_mean
 from ..hardware import Figure, Slice
 from .dump import Listings
-from .hlo import HloModule, count_collectives, parse_hlo
+from .hlo import HloModule, count_collectives, count_operations, parse_hlo
 from .memory import MemoryReport, read_memory
 from .program.lowered import ProgramFacts
 
@@ -110,6 +110,11 @@ class CompiledStep:
     def collectives(self) -> dict[str, int]:
         """How many of each collective the program contains (a loop's body counts once)."""
         return count_collectives(self.module)
+
+    @property
+    def operations(self) -> dict[str, int]:
+        """How many fusions, kernels, loops and copies it contains (a loop's body counts once)."""
+        return count_operations(self.module)
 
     @cached_property
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
@@ -224,6 +229,7 @@ class CompiledStep:
             "code_bytes": {"value": self.code_bytes, "origin": "compiler"},
             "flops_per_device": self.flops.to_dict(),
             "collectives": self.collectives,
+            "operations": self.operations,
             "compile_s": {"value": round(self.compile_s, 3), "origin": "measured"},
             "from_cache": self.from_cache,
             "versions": dict(self.versions),

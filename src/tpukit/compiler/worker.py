@@ -28,7 +28,8 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         grid = arrange_devices(
             request["ici_shape"] or sizes, topology.devices, dcn_shape=request["dcn_shape"]
         )
-        mesh = jax.sharding.Mesh(grid, names)
+        types = tuple(jax.sharding.AxisType[name] for name in request["axis_types"])
+        mesh = jax.sharding.Mesh(grid, names, axis_types=types)
     else:
         mesh = jax.sharding.Mesh([topology.devices[0]], ("device",))
     _write_places(Path(request["devices"]), mesh.devices.flat)

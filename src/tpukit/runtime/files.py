@@ -25,10 +25,10 @@ PARTIAL = ".partial"
 """How the name of a file that is being written ends; it starts with a dot."""
 _REMOVALS = 20
 _NAME_KEPT = 80  # letters of the final name in the other one: a name has at most 255
-Kept = Literal["compiles", "errors", "fetched", "flags", "products", "tokens", "xla"]
+Kept = Literal["compiles", "errors", "fetched", "flags", "products", "tokens", "toolchains", "xla"]
 """What is kept: compiled programs, tracebacks of unexpected errors, data fetched for the moment,
-registries of flags, timed products of cuBLAS, tokens made of text, and jax's own compilation
-cache."""
+registries of flags, timed products of cuBLAS, tokens made of text, environments of other versions
+of jax, and jax's own compilation cache."""
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from rich.console import Console
 from tpukit.checker.report import diff_reports
 
 SNAPSHOT = """\
+before jax 0.10.2, libtpu 0.0.42.1
+after  jax 0.10.2, libtpu 0.0.43.0
                             before     after                   change  origin
 verdict
   verdict                     fits  does not fit
@@ -22,12 +24,12 @@ time
   tokens/s/chip             20,480    13,653       −6,827 (−33.3 %)  model
   MFU                        30.0%     20.0%                 −10.0 points  model
     ici                      20 ms     70 ms      +50 ms (+250.0 %)  model
+operations
+  fusions                      120       131           +11 (+9.2 %)  compiler
 communication
   all-gather over 8, exposed 20 ms     70 ms      +50 ms (+250.0 %)  model
 options
   xla_tpu_x                   True         –
-versions
-  libtpu                  0.0.42.1  0.0.43.0
 """
 
 
@@ -41,6 +43,7 @@ def changed(report):
     new["prediction"].update(step_time_s=0.15, tokens_per_s_per_chip=13_653.3, mfu=0.2)
     new["prediction"]["seconds_by_cause"]["ici"] = 0.07
     new["collectives"][0]["exposed_s"] = 0.07
+    new["operations"]["fusions"] = 131
     new["options"] = {}
     new["versions"]["libtpu"] = "0.0.43.0"
     return new

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.compute_on import compute_on
+from jax_names import on_host
 
 from tpukit.compiler import compile_for
 from tpukit.compiler.dump import Listings
@@ -52,14 +52,13 @@ def test_they_are_listed_as_the_hosts(report):
     assert report.to_dict()["host_computation_bytes"] == report.host_computation_bytes
 
 
-@compute_on("device_host")
-@jax.jit
-def on_host(x):
+@on_host
+def waves(x):
     return jnp.sin(x) * 2 + x.sum()
 
 
 def half_on_the_host(x, w):
-    return on_host(x @ w) @ w
+    return waves(x @ w) @ w
 
 
 @pytest.mark.libtpu

@@ -97,7 +97,7 @@ def test_stages_and_devices(trained):
 
 
 def test_files_appear_in_the_order_that_tells_when_they_are_whole(trained):
-    # The child is stopped when the last of these exists, so those before it must be complete.
+    # The child is stopped when the last of these exists, so the others must be complete by then.
     endings = (
         "after_optimizations.txt",
         "after_optimizations-buffer-assignment.txt",
@@ -108,7 +108,7 @@ def test_files_appear_in_the_order_that_tells_when_they_are_whole(trained):
     written = [
         next(trained.folder.glob(f"*.jit_call.*.{end}")).stat().st_mtime_ns for end in endings
     ]
-    assert written == sorted(written)
+    assert max(written[:-1]) <= written[-1]
 
 
 def test_what_does_not_fit_is_explained_all_the_same():

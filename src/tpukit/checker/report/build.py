@@ -41,6 +41,7 @@ def build_report(
             name: about[name]
             for name in ("compile_s", "stage", "from_cache", "flops_per_device", "code_bytes")
         },
+        "operations": compiled.operations,
         "versions": dict(compiled.versions),
         "options": dict(job_options if options is None else options),
         "fixes": None if result.fixes is None else result.fixes.to_dict()["fixes"],

@@ -79,6 +79,7 @@ class Report(TypedDict, total=False):
         spans: `Span.to_dict()` of all that runs in a step, a loop's body once.
         collectives: Where the communication is.
         compile: How it was made: compile_s, stage, from_cache, flops_per_device, code_bytes.
+        operations: How many fusions, kernels, loops and copies the program has, a loop's body once.
         versions: Of jax, jaxlib and libtpu.
         options: Compiler options that were set.
         fixes: `Fix.to_dict()` each, the best first; None when none were looked for.
@@ -98,6 +99,7 @@ class Report(TypedDict, total=False):
     spans: list[dict[str, Any]]
     collectives: list[CollectiveData]
     compile: dict[str, Any]
+    operations: dict[str, int]
     versions: dict[str, str]
     options: dict[str, Any]
     fixes: list[dict[str, Any]] | None

@@ -10,6 +10,7 @@ from .module import Computation as Computation
 from .module import HloModule as HloModule
 from .module import Instruction as Instruction
 from .module import parse_hlo as parse_hlo
+from .operations import count_operations as count_operations
 from .shape import Shape as Shape
 from .shape import parse_shapes as parse_shapes
 
@@ -20,6 +21,7 @@ __all__ = [
     "Instruction",
     "Shape",
     "count_collectives",
+    "count_operations",
     "find_collective",
     "matrix_flops",
     "nested_matrix_flops",

@@ -8,13 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import XLACompilationError
-from .shape import Shape, parse_shapes
+from .shape import Shape, parse_shapes, tuple_elements
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
 _CLOSING = re.compile(r'\}(?:, execution_thread="([^"]*)")?')
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"([a-z][\w\-]*)\(")
-_OPERAND = re.compile(r"%([\w.\-]+)")
+# `%loop#2#0`: from libtpu 0.0.50 on, elements of tuples have no instruction of their own.
+_OPERAND = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 _CALLED = re.compile(
     r"\b(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
 )
@@ -176,18 +177,17 @@ def parse_hlo(text: str) -> HloModule:
     computations: dict[str, Computation] = {}
     entry = header = ""
     name = ""
-    body: list[Instruction] = []
+    body = _Body()
     for line in _logical_lines(text):
         if line.startswith("HloModule"):
             header = line
         elif closing := _CLOSING.fullmatch(line):
-            if name and body:
-                computations[name] = Computation(name, tuple(body), closing[1] == HOST_THREAD)
-            name, body = "", []
+            if name and body.instructions:
+                instructions = tuple(body.instructions)
+                computations[name] = Computation(name, instructions, closing[1] == HOST_THREAD)
+            name, body = "", _Body()
         elif name:
-            instruction = _instruction(line)
-            if instruction is not None:
-                body.append(instruction)
+            body.add(line)
         elif opened := _COMPUTATION.match(line):
             name = opened[2]
             entry = name if opened[1] else entry
@@ -221,31 +221,69 @@ def _logical_lines(text: str) -> Iterator[str]:
         yield pending
 
 
-def _instruction(line: str) -> Instruction | None:
-    head = _INSTRUCTION.match(line)
-    if head is None:
-        return None
-    rest = line[head.end() :]
-    if rest.startswith("("):
-        end = _closing(rest, 0) + 1
-        result, rest = rest[:end], rest[end:].lstrip()
-    else:
-        result, _, rest = rest.partition(" ")
-    opcode = _OPCODE.match(rest)
-    if opcode is None:
-        return None
-    open_at = opcode.end() - 1
-    close_at = _closing(rest, open_at)
-    arguments = rest[open_at + 1 : close_at]
-    return Instruction(
-        name=head[2],
-        opcode=opcode[1],
-        shapes=parse_shapes(result),
-        operands=tuple(_OPERAND.findall(arguments)),
-        arguments=arguments,
-        attributes=rest[close_at + 1 :],
-        is_root=bool(head[1]),
-    )
+class _Body:
+    """The instructions of one computation as they are read, and what each results in."""
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+        self._results: dict[str, str] = {}
+
+    def add(self, line: str) -> None:
+        """Read an instruction; what is none is passed over."""
+        head = _INSTRUCTION.match(line)
+        if head is None:
+            return
+        rest = line[head.end() :]
+        if rest.startswith("("):
+            end = _closing(rest, 0) + 1
+            result, rest = rest[:end], rest[end:].lstrip()
+        else:
+            result, _, rest = rest.partition(" ")
+        opcode = _OPCODE.match(rest)
+        if opcode is None:
+            return
+        open_at = opcode.end() - 1
+        close_at = _closing(rest, open_at)
+        arguments = rest[open_at + 1 : close_at]
+        operands = tuple(_OPERAND.findall(arguments))
+        for operand in operands:
+            self._add_element(operand)
+        self._results[head[2]] = result
+        self.instructions.append(
+            Instruction(
+                name=head[2],
+                opcode=opcode[1],
+                shapes=parse_shapes(result),
+                operands=operands,
+                arguments=arguments,
+                attributes=rest[close_at + 1 :],
+                is_root=bool(head[1]),
+            )
+        )
+
+    def _add_element(self, name: str) -> None:
+        """Give an element that is written as `tuple#index` the instruction it stands for."""
+        whole, marked, index = name.rpartition("#")
+        if not marked or name in self._results:
+            return
+        self._add_element(whole)
+        elements = tuple_elements(self._results.get(whole, ""))
+        if int(index) >= len(elements):
+            raise XLACompilationError(
+                f"the program uses {name}, and no tuple with such an element stands above; "
+                "pass what the compiler printed, whole."
+            )
+        result = self._results[name] = elements[int(index)]
+        self.instructions.append(
+            Instruction(
+                name=name,
+                opcode="get-tuple-element",
+                shapes=parse_shapes(result),
+                operands=(whole,),
+                arguments=f"%{whole}",
+                attributes=f", index={index}",
+            )
+        )
 
 
 def _closing(text: str, open_at: int) -> int:

@@ -12,6 +12,7 @@ from ...hardware.formats import FORMATS
 ELEMENT_BITS = {**{one.hlo: one.bits for one in FORMATS}, "token": 0}
 HBM, VMEM, SMEM, HOST = 0, 1, 2, 5
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=?]*)\](?:\{([^}]*)\})?")
+_COMMENT = re.compile(r"/\*.*?\*/")
 _TILE = re.compile(r"\(([\d,*]*)\)")
 _SPACE = re.compile(r"S\((\d+)\)")
 
@@ -64,6 +65,22 @@ class Shape:
 def parse_shapes(text: str) -> tuple[Shape, ...]:
     """Return the arrays of a type, in order; the arrays of a tuple are its leaves."""
     return tuple(_shape(match) for match in _SHAPE.finditer(text))
+
+
+@lru_cache(maxsize=4096)
+def tuple_elements(text: str) -> tuple[str, ...]:
+    """Return the types of a tuple's elements, which may be tuples again; an array has none."""
+    if not text.startswith("("):
+        return ()
+    inside = _COMMENT.sub("", text)[1:-1]
+    elements: list[str] = []
+    depth = begun = 0
+    for position, character in enumerate(inside):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            elements.append(inside[begun:position].strip())
+            begun = position + 1
+    return (*elements, inside[begun:].strip())
 
 
 def _shape(match: re.Match[str]) -> Shape:

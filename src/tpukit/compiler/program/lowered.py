@@ -31,6 +31,8 @@ class ProgramFacts:
         mesh_axes: Name and size of each mesh axis, empty for one device.
         fingerprint: A hash of what the compiler is given, whatever line of source it came from.
         source_fingerprint: A hash that changes with those lines too.
+        axis_types: Who lays values out along each mesh axis, the compiler ("Auto") or their types
+            ("Explicit"), which is what newer versions of jax make of a mesh that does not say.
     """
 
     name: str
@@ -40,6 +42,7 @@ class ProgramFacts:
     mesh_axes: tuple[tuple[str, int], ...]
     fingerprint: str
     source_fingerprint: str
+    axis_types: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
@@ -56,6 +59,7 @@ class ProgramFacts:
             mesh_axes=tuple((name, size) for name, size in data["mesh_axes"]),
             fingerprint=data["fingerprint"],
             source_fingerprint=data["source_fingerprint"],
+            axis_types=tuple(data["axis_types"]),
         )
 
 
@@ -120,6 +124,7 @@ def lower_program(
 
     flat_function.__name__ = name  # the compiler's own names for the program start with it
     jitted = jax.jit(flat_function, donate_argnums=donated)
+    mesh_axes, axis_types = _mesh_axes(leaves, name)
     try:
         progress("trace")
         jitted.trace(*leaves)  # jit remembers it: the export below does not trace again
@@ -132,7 +137,6 @@ def lower_program(
         raise TPUModelError(
             f"{name} cannot be traced with the arguments given: {_first_line(error)}"
         ) from error
-    mesh_axes = _mesh_axes(leaves, name)
     serialized = bytes(exported.serialize())
     identity = repr((_LOCATION.sub("", exported.mlir_module()), donated, mesh_axes))
     return Program(
@@ -145,6 +149,7 @@ def lower_program(
             mesh_axes=mesh_axes,
             fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
             source_fingerprint=hashlib.sha256(serialized).hexdigest(),
+            axis_types=axis_types,
         ),
     )
 
@@ -163,20 +168,26 @@ def _copies(leaf: Any, mesh_axes: tuple[tuple[str, int], ...]) -> int:
     return math.prod(size for axis, size in sizes.items() if axis not in used)
 
 
-def _mesh_axes(leaves: Sequence[Any], name: str) -> tuple[tuple[str, int], ...]:
+def _mesh_axes(
+    leaves: Sequence[Any], name: str
+) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
+    """Name and size of each axis of the arguments' mesh, and their types."""
     from jax.sharding import NamedSharding
 
     meshes = {
-        tuple(leaf.sharding.mesh.shape.items())
+        leaf.sharding.mesh.abstract_mesh
         for leaf in leaves
         if isinstance(getattr(leaf, "sharding", None), NamedSharding)
     }
     if len(meshes) > 1:
+        seen = sorted(str(tuple(mesh.shape.items())) for mesh in meshes)
         raise MeshError(
             f"the arguments of {name} are sharded over {len(meshes)} different meshes "
-            f"({', '.join(map(str, sorted(meshes)))}); lay all of them out on one."
+            f"({', '.join(seen)}); lay all of them out on one."
         )
-    return next(iter(meshes), ())
+    for mesh in meshes:
+        return tuple(mesh.shape.items()), tuple(one.name for one in mesh.axis_types)
+    return (), ()
 
 
 def _first_line(error: Exception) -> str:

@@ -20,7 +20,7 @@ from .lowered import Program, ProgramFacts, lower_program
 if TYPE_CHECKING:
     from ...annotations import AnyMesh
 
-FORMAT = 2  # raise it when what is kept of a compile, or how, changes
+FORMAT = 3  # raise it when what is kept of a compile, or how, changes
 OWN_OPTIONS = ("xla_dump_to", "xla_dump_hlo_as_text", "xla_dump_large_constants")
 
 
@@ -60,6 +60,7 @@ class CompileRequest:
             "topology": self.slice.libtpu_topology,
             "topology_options": dict(self.slice.libtpu_options),
             "mesh_axes": self.program.facts.mesh_axes,
+            "axis_types": self.program.facts.axis_types,
             "ici_shape": [size // outer for size, outer in zip(sizes, self.dcn_shape, strict=True)],
             "dcn_shape": list(self.dcn_shape),
             "donated": self.program.facts.donated,

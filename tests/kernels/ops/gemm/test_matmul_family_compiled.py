@@ -8,7 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from tpukit.compiler.aot import compile_for
 from tpukit.hardware.target import target_chip
@@ -69,7 +69,7 @@ def test_the_loss_needs_no_room_for_logits(function):
 
 
 def test_rows_of_a_collective_product_travel_while_others_are_multiplied():
-    mesh = AbstractMesh((4,), ("tensor",))
+    mesh = AbstractMesh((4,), ("tensor",), axis_types=(AxisType.Auto,))
 
     def sharded(shape, *axes):
         placed = NamedSharding(mesh, PartitionSpec(*axes))

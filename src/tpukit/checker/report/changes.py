@@ -1,0 +1,203 @@
+"""Two reports, figure by figure: what each says, how much more the second has, and in words."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from ...hardware.figure import bytes_text, seconds_text
+from .schema import Report
+
+Unit = Literal["", "B", "s", "share", "count"]
+SECTIONS = (
+    *("verdict", "program", "memory", "time", "operations", "communication", "options"),
+    "versions",
+)
+# Two runs of one program agree to the last bit; a smaller difference is arithmetic, not news.
+_SAME = 1e-9
+_MEMORY = ("total_bytes", "host_bytes", "argument_bytes", "temp_bytes", "usable_bytes")
+_ELSEWHERE = ("options", "slice")  # of a job: the report has them itself
+_TIMES: tuple[tuple[str, Unit], ...] = (
+    ("step_time_s", "s"),
+    ("tokens_per_s_per_chip", "count"),
+    ("mfu", "share"),
+)
+_NAMES = {
+    "total_bytes": "HBM per device",
+    "host_bytes": "host memory",
+    "argument_bytes": "arguments",
+    "temp_bytes": "heap",
+    "usable_bytes": "HBM the compiler may use",
+    "step_time_s": "step",
+    "tokens_per_s_per_chip": "tokens/s/chip",
+    "mfu": "MFU",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is different.
+
+    Attributes:
+        section: One of `SECTIONS`.
+        before: In the first report; None where it has none.
+        after: In the second.
+        origin: Where both numbers come from; "" for what is no number.
+        is_part: Whether it is part of a sum in the same section.
+    """
+
+    section: str
+    name: str
+    before: Any
+    after: Any
+    unit: Unit = ""
+    origin: str = ""
+    is_part: bool = False
+
+    @property
+    def delta(self) -> float | None:
+        """How much more the second has, where both have a number."""
+        if not self.unit or self.before is None or self.after is None:
+            return None
+        return float(self.after) - float(self.before)
+
+    @property
+    def percent(self) -> float | None:
+        """The difference as a percentage of the first."""
+        return 100 * self.delta / self.before if self.delta is not None and self.before else None
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the two differ."""
+        return not _equal(self.before, self.after)
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """Before, after and the difference, for people."""
+        before, after = (_word(value, self.unit) for value in (self.before, self.after))
+        if self.delta is None or not self.is_change:
+            return before, after, ""
+        sign = "+" if self.delta >= 0 else "−"
+        if self.unit == "share":
+            return before, after, f"{sign}{100 * abs(self.delta):.1f} points"
+        difference = sign + _word(abs(self.delta), self.unit)
+        if self.percent is not None:
+            difference += f" ({sign}{abs(self.percent):.1f} %)"
+        return before, after, difference
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**vars(self), "delta": self.delta, "percent": self.percent}
+
+
+def compare_reports(a: Report, b: Report) -> list[Change]:
+    """Put every figure of two reports side by side, by section, equal or not.
+
+    Parts of a sum come last in their section, those that differ most first.
+    """
+    return sorted(
+        _pairs(a, b),
+        key=lambda change: (
+            SECTIONS.index(change.section),
+            change.is_part,
+            -abs(change.delta or 0) if change.is_part else 0,
+        ),
+    )
+
+
+def _pairs(a: Report, b: Report) -> Iterator[Change]:
+    yield Change("verdict", "verdict", a.get("verdict"), b.get("verdict"))
+    yield Change("program", "program", a.get("program"), b.get("program"))
+    yield Change("program", "slice", _slice(a), _slice(b))
+    for name, before, after in _both(a.get("job"), b.get("job")):
+        if name not in _ELSEWHERE:
+            yield Change("program", name, before, after)
+    yield from _memory(a.get("memory") or {}, b.get("memory") or {})
+    yield from _time(a, b)
+    if "operations" in a and "operations" in b:
+        for name, before, after in _both(a["operations"], b["operations"]):
+            yield Change("operations", name, before or 0, after or 0, "count", "compiler")
+    yield from _communication(a, b)
+    for name, before, after in _both(a.get("options"), b.get("options")):
+        yield Change("options", name, before, after)
+    for name, before, after in _both(a.get("versions"), b.get("versions")):
+        yield Change("versions", name, before, after)
+
+
+def _memory(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change]:
+    for name in _MEMORY:
+        yield Change("memory", _NAMES[name], a.get(name), b.get(name), "B", "compiler")
+    if a and b:
+        for name, before, after in _both(a.get("purposes"), b.get("purposes")):
+            yield Change("memory", name, before or 0, after or 0, "B", "compiler", is_part=True)
+
+
+def _time(a: Report, b: Report) -> Iterator[Change]:
+    old, new = a.get("prediction"), b.get("prediction")
+    if not old or not new:
+        yield Change("time", "step", _step_or_reason(a), _step_or_reason(b), origin="model")
+        return
+    for name, unit in _TIMES:
+        yield Change("time", _NAMES[name], old.get(name), new.get(name), unit, "model")
+    for name, before, after in _both(old.get("seconds_by_cause"), new.get("seconds_by_cause")):
+        yield Change("time", name, before or 0, after or 0, "s", "model", is_part=True)
+
+
+def _step_or_reason(report: Report) -> str:
+    prediction = report.get("prediction")
+    if prediction:
+        return seconds_text(prediction["step_time_s"])
+    return f"none: {report.get('no_prediction') or 'not predicted'}"
+
+
+def _communication(a: Report, b: Report) -> Iterator[Change]:
+    if "collectives" not in a or "collectives" not in b:
+        return  # a report without a prediction knows of none
+    figures: tuple[tuple[str, str, Unit, str], ...] = (
+        ("exposed_s", "exposed", "s", "model"),
+        ("bytes", "bytes", "B", "compiler"),
+        ("times", "times", "count", "compiler"),
+    )
+    for kind, before, after in _both(_by_kind(a), _by_kind(b)):
+        for name, label, unit, origin in figures:
+            old, new = ((sums or {}).get(name, 0) for sums in (before, after))
+            yield Change("communication", f"{kind}, {label}", old, new, unit, origin)
+
+
+def _by_kind(report: Report) -> dict[str, dict[str, float]]:
+    """Sums over a step by kind and group size."""
+    sums: dict[str, dict[str, float]] = {}
+    for row in report.get("collectives") or ():
+        total = sums.setdefault(f"{row['kind']} over {row['group_size']}", {})
+        total["times"] = total.get("times", 0) + row["times"]
+        total["bytes"] = total.get("bytes", 0) + row["bytes"] * row["times"]
+        total["exposed_s"] = total.get("exposed_s", 0.0) + row["exposed_s"]
+    return sums
+
+
+def _both(a: object, b: object) -> Iterator[tuple[str, Any, Any]]:
+    """Every key of either mapping with its two values, in the order they are written."""
+    before, after = (cast("Mapping[str, Any]", one or {}) for one in (a, b))
+    for name in {**before, **after}:
+        yield name, before.get(name), after.get(name)
+
+
+def _slice(report: Report) -> str | None:
+    return (report.get("slice") or {}).get("name")
+
+
+def _equal(before: object, after: object) -> bool:
+    if isinstance(before, float) and isinstance(after, int | float):
+        return abs(before - after) <= _SAME * max(abs(before), abs(after))
+    return before == after
+
+
+def _word(value: Any, unit: Unit) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return ", ".join(f"{name}={inner}" for name, inner in items) or "none"
+    words = {"B": bytes_text, "s": seconds_text, "share": "{:.1%}".format}
+    if unit in words:
+        return words[unit](value)
+    return f"{value:,.0f}" if unit == "count" else str(value)

@@ -1,0 +1,127 @@
+"""The same check with several toolchains, each in a process of its own."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError, TPUValidationError
+from ..runtime.progress import Progress, silent
+from ..runtime.toolchains import Ended, Toolchain, environment, run_tpukit
+from .report.comparison import Comparison, ToolchainCheck
+from .report.schema import as_report
+from .result import DOES_NOT_FIT, FITS
+
+_USER_ERROR = 2
+_SECONDS = re.compile(r"^\s*\d+\.\d s  ")  # before each line that a check says of itself
+_KIND = re.compile(r"^(?:error|could not tell): ")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A check as it is typed.
+
+    Attributes:
+        arguments: What stands behind `tpukit check`, without compiler options.
+        flags: Compiler options, by name; they go in place of the job's own.
+    """
+
+    arguments: Sequence[str]
+    flags: Mapping[str, object]
+
+
+def compare_toolchains(
+    toolchains: Sequence[Toolchain],
+    arguments: Sequence[str],
+    *,
+    flags: Mapping[str, object] | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """Run one check with each toolchain, environments made where they are not there yet.
+
+    A flag that one of the compilers does not take is left out there, and named.
+
+    Args:
+        toolchains: The first is what the others are compared with.
+        arguments: What stands behind `tpukit check`, without compiler options.
+        flags: Every compiler option that the job asks for, in place of those in its file.
+        progress: Called with a line for each thing that is done.
+
+    Raises:
+        ConfigError: The first toolchain says that the job is wrong.
+        ToolchainError: An environment cannot be made.
+    """
+    asked = _Asked(arguments, flags or {})
+    with ExitStack() as in_use:
+        # All of them first: a missing Python should not show after minutes of compiling.
+        pythons = [in_use.enter_context(environment(one, progress=progress)) for one in toolchains]
+        checks: list[ToolchainCheck] = []
+        for toolchain, python in zip(toolchains, pythons, strict=True):
+            checks.append(_check(toolchain, python, asked, progress, is_first=not checks))
+    return Comparison(tuple(checks), asked_flags=tuple(asked.flags))
+
+
+def _check(
+    toolchain: Toolchain, python: Path, asked: _Asked, progress: Progress, *, is_first: bool
+) -> ToolchainCheck:
+    def tell(line: str) -> None:
+        if line.strip():
+            progress(f"{toolchain.name}: {_SECONDS.sub('', line).strip()}")
+
+    rejected = _rejected_flags(python, asked.flags, tell)
+    taken = {name: value for name, value in asked.flags.items() if name not in rejected}
+    command = ["check", *asked.arguments, *_as_options(taken, asked.flags), "--json"]
+    ended = run_tpukit(python, command, progress=tell)
+    if ended.code == _USER_ERROR and is_first:
+        raise ConfigError(_last_words(ended))
+    if ended.code not in (FITS, DOES_NOT_FIT):
+        return ToolchainCheck(
+            toolchain.name, toolchain.python, None, _last_words(ended), tuple(rejected)
+        )
+    if not ended.output.startswith("{"):  # refused before there was anything to report
+        return ToolchainCheck(
+            toolchain.name, toolchain.python, None, ended.output.strip(), tuple(rejected)
+        )
+    report = as_report(json.loads(ended.output), name=f"what {toolchain.name} answered")
+    seen = (report.get("versions") or {}).get("jax", "")
+    if toolchain.jax and seen != toolchain.jax:
+        raise TPUValidationError(
+            f"the environment of {toolchain.name} ran with jax {seen}; take its folder out of "
+            "PYTHONPATH, which goes before what the environment has."
+        )
+    return ToolchainCheck(toolchain.name, toolchain.python, report, rejected_flags=tuple(rejected))
+
+
+def _rejected_flags(python: Path, flags: Mapping[str, object], tell: Progress) -> list[str]:
+    """Which flags the compiler of an environment does not take, as that compiler says itself."""
+    if not flags:
+        return []
+    ended = run_tpukit(python, ["flags", "check", "--json", *_written(flags)], progress=tell)
+    try:
+        found = json.loads(ended.output)["flags"]
+    except (ValueError, KeyError):
+        raise ConfigError(_last_words(ended)) from None
+    return [one["name"] for one in found if one["problem"] is not None]
+
+
+def _as_options(taken: Mapping[str, object], asked: Mapping[str, object]) -> list[str]:
+    if taken:
+        return ["--flags", " ".join(_written(taken))]
+    return ["--set", "options={}"] if asked else []  # or the job's own would be taken again
+
+
+def _written(flags: Mapping[str, object]) -> list[str]:
+    texts = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in flags.items()
+    }
+    return [f"--{name}={text}" for name, text in texts.items()]
+
+
+def _last_words(ended: Ended) -> str:
+    """Why a command ended without an answer, in the sentence that it ended with."""
+    lines = [line.strip() for line in ended.errors.splitlines() if line.strip()]
+    kind = next((line for line in reversed(lines) if _KIND.match(line)), "")
+    return _KIND.sub("", kind) or (lines[-1] if lines else f"ended with code {ended.code}")

@@ -1,0 +1,67 @@
+"""`tpukit check --toolchain`: what was typed, said again to the same command of another Python."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..checker.report import Comparison
+    from ..runtime.progress import Progress
+
+
+@dataclass(frozen=True)
+class TypedCheck:
+    """What was typed behind `tpukit check`, but for what it leaves and the toolchains.
+
+    Attributes:
+        changes: Keys of the job that options and `--set` state.
+        flags: Compiler options as one string.
+        arguments: Of a function, as `--arg` takes them.
+        switches: Options without a value, and whether each was given.
+    """
+
+    target: str
+    changes: Mapping[str, Any]
+    flags: str
+    arguments: Sequence[str]
+    donated: Sequence[int]
+    timeout_s: float | None
+    switches: Mapping[str, bool]
+
+    def compiler_flags(self) -> dict[str, Any]:
+        """Every compiler option that the check asks for: those typed, else those of the job.
+
+        Which compiler takes them is left to each toolchain.
+        """
+        from ..checker.check import as_job
+        from ..runtime.flags import parse_flags
+
+        if self.flags:
+            return dict(parse_flags(self.flags))
+        return {} if self.arguments else dict(as_job(self.target, self.changes).options)
+
+    def words(self) -> list[str]:
+        """What was typed but compiler options, as words; a job's keys all in one spelling."""
+        words = [self.target]
+        for key, value in self.changes.items():
+            if key != "options":
+                words += ["--set", f"{key}={json.dumps(value)}"]
+        for one in self.arguments:
+            words += ["--arg", one]
+        for number in self.donated:
+            words += ["--donate", str(number)]
+        if self.timeout_s is not None:
+            words += ["--timeout", str(self.timeout_s)]
+        return [*words, *(name for name, given in self.switches.items() if given)]
+
+
+def check_toolchains(names: str, typed: TypedCheck, *, progress: "Progress") -> "Comparison":
+    """Check with each of the toolchains named, and put the answers side by side."""
+    from ..checker.toolchains import compare_toolchains
+    from ..runtime.toolchains import parse_toolchains
+
+    toolchains = parse_toolchains(names)
+    return compare_toolchains(
+        toolchains, typed.words(), flags=typed.compiler_flags(), progress=progress
+    )

@@ -1,0 +1,30 @@
+"""Other pairs of jax and libtpu than the installed one, each in an environment of its own.
+
+A process has one jax and one libtpu, and a new pair needs a new Python as often as not. To tell
+what an upgrade would do, the same command runs once more, with the interpreter of an environment
+that has the other pair.
+"""
+
+from .environments import environment as environment
+from .environments import is_made as is_made
+from .interpreters import find_interpreter as find_interpreter
+from .running import Ended as Ended
+from .running import run_followed as run_followed
+from .running import run_tpukit as run_tpukit
+from .toolchain import RUNNING as RUNNING
+from .toolchain import Toolchain as Toolchain
+from .toolchain import parse_toolchain as parse_toolchain
+from .toolchain import parse_toolchains as parse_toolchains
+
+__all__ = [
+    "RUNNING",
+    "Ended",
+    "Toolchain",
+    "environment",
+    "find_interpreter",
+    "is_made",
+    "parse_toolchain",
+    "parse_toolchains",
+    "run_followed",
+    "run_tpukit",
+]
