@@ -129,7 +129,8 @@ def _raised_base(head_dim: int, theta: float, scaling: RopeScaling, length: int 
 def _kept_by_wavelength(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     """1 where a frequency is kept, 0 where it is divided, between the two linear in rotations."""
     rotations = scaling.original_max_seq_len * frequencies / (2 * math.pi)
-    spread = scaling.high_freq_factor - scaling.low_freq_factor
+    # Equal factors leave nothing to blend: a frequency is kept or divided.
+    spread = max(scaling.high_freq_factor - scaling.low_freq_factor, 1e-9)
     return np.clip((rotations - scaling.low_freq_factor) / spread, 0.0, 1.0)
 
 
