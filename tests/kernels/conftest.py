@@ -81,6 +81,12 @@ def attention(batch, tokens, queries, keys, width, dtype):
     return draw(dtype, *((batch, tokens, n, width) for n in (queries, keys, keys)))
 
 
+def delta_rule(batch, tokens, key_heads, value_heads, width, value_width, dtype):
+    keys, values = (batch, tokens, key_heads, width), (batch, tokens, value_heads, value_width)
+    rates = draw(jnp.float32, values[:3], values[:3])
+    return *draw(dtype, keys, keys, values), -jnp.exp(rates[0] - 3), jax.nn.sigmoid(rates[1])
+
+
 def groups(row_count, width, columns, sizes, dtype):
     lhs, rhs = draw(dtype, (row_count, width), (len(sizes), width, columns))
     return lhs, rhs, jnp.asarray(sizes, jnp.int32)
@@ -163,6 +169,15 @@ EXAMPLES = {
         bad=(
             ({}, without_a_column(2), r"got \(2, 128, 8, 64\), \(2, 128, 4, 64\) and \(2, 128, 4,"),
             ({"window": 0}, same, "window=0 leaves a query not even its own key"),
+        ),
+    ),
+    "gated_delta": Example(
+        partial(delta_rule, 2, 160, 4, 8, 32, 32),
+        partial(delta_rule, 3, 70, 1, 2, 24, 40),
+        (P("data", None, "model"),) * 5,
+        bad=(
+            ({}, without_a_column(3), r"v's shape without its last axis, .* \(2, 160, 7\)"),
+            ({"implementation": "palas_tpu"}, same, "Did you mean 'pallas_tpu'"),
         ),
     ),
     "gemm": Example(

@@ -5,14 +5,17 @@ import jax.numpy as jnp
 
 from ....errors import TPUKernelError
 from ...partition.splits import Splits
-from ...registry.gradient import dispatch_with_gradient, recomputed
-from ...registry.op import REFERENCE, XLA
-from . import reference, xla
+from ...registry.gradient import Passes, dispatch_with_gradient, recomputed
+from ...registry.op import PALLAS_TPU, REFERENCE, XLA
+from . import pallas_tpu, reference, xla
+from .blocks import DeltaBlocks
 
 OP_NAME = "gated_delta"
 LARGEST_CHUNK = 256
+DTYPES = ("float32", "bfloat16")
 PASSES = {
-    XLA: recomputed(xla.gated_delta, constants=1),
+    PALLAS_TPU: Passes(pallas_tpu.forward, pallas_tpu.backward),
+    XLA: Passes(xla.forward, xla.backward),
     REFERENCE: recomputed(reference.gated_delta, constants=1),
 }
 # Heads are apart from each other, and so are sequences; along tokens the state is passed on.
@@ -37,6 +40,7 @@ def gated_delta(
     segment_ids: jax.Array | None = None,
     chunk: int = 64,
     implementation: str | None = None,
+    blocks: DeltaBlocks | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Linear attention by the gated delta rule, as Qwen3-Next's layers have it.
 
@@ -52,8 +56,10 @@ def gated_delta(
         initial_state: (B, HV, DK, DV) before the first token; None is an empty one.
         segment_ids: (B, S) of documents one behind another: where a token's differs from that of
             the token before it, the state is empty. The first token goes on from `initial_state`.
-        chunk: Tokens that are computed together, a power of two; results do not depend on it.
-        implementation: "xla" (chunks) or "reference" (token by token); None takes chunks.
+        chunk: Tokens that "xla" computes together, a power of two; results do not depend on it.
+        implementation: "pallas_tpu", "xla" (chunks) or "reference" (token by token); None takes
+            the kernel on TPU, chunks elsewhere.
+        blocks: Heads of a grid step of the kernel; None takes the tuned ones.
 
     Returns:
         The result (B, S, HV, DV) in the dtype of q, and the state (B, HV, DK, DV) behind the last
@@ -68,16 +74,24 @@ def gated_delta(
             f"chunk={chunk} is not a power of two from 2 to {LARGEST_CHUNK}; 64 is usual."
         )
     _check_state(k, v, initial_state)
+    able = v.dtype in DTYPES and q.dtype == k.dtype == v.dtype and q.size and v.size
+    if implementation == PALLAS_TPU and not able:
+        raise TPUKernelError(
+            f"The kernel of gated_delta takes q, k and v of one dtype, {' or '.join(DTYPES)}, and "
+            f"got {', '.join(x.dtype.name for x in (q, k, v))}; cast them, or leave "
+            "implementation= out."
+        )
     return dispatch_with_gradient(
         OP_NAME,
         PASSES,
         *(q, k, v, g, beta, initial_state, document_starts(segment_ids, q)),
         splits=SPLITS,
         implementation=implementation,
-        on_tpu=XLA,
+        on_tpu=PALLAS_TPU if able else XLA,
         on_gpu=XLA,
         elsewhere=XLA,
         options={"chunk": chunk},
+        pallas_options={"blocks": blocks},
     )
 
 

@@ -17,7 +17,7 @@ Letters of axes: n chunks, b batch, h heads of keys, r heads of values for each,
 of a chunk, d width of keys, e width of values.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,18 @@ import jax.numpy as jnp
 from ...blocks.tiling import round_up
 from .reference import first_state, unit_heads
 from .triangular import unit_lower_inverse
+
+
+class Residuals(NamedTuple):
+    """The arguments, which are all that the gradients need."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    g: jax.Array
+    beta: jax.Array
+    initial_state: jax.Array | None = None
+    starts: jax.Array | None = None
 
 
 class Chunks(NamedTuple):
@@ -63,6 +75,25 @@ def gated_delta(
     return out[:, :tokens].astype(q.dtype), state.reshape(batch, -1, *state.shape[3:])
 
 
+def forward(*arrays: Any, chunk: int = 64) -> tuple[tuple[jax.Array, jax.Array], Residuals]:
+    """The result and the last state, and the arguments as residuals."""
+    residuals = Residuals(*arrays)
+    return gated_delta(*residuals, chunk=chunk), residuals
+
+
+def backward(
+    residuals: Residuals, cotangent: tuple[jax.Array, jax.Array], *, chunk: int = 64
+) -> tuple[jax.Array | None, ...]:
+    """Gradients of all arguments but the starts, from chunks that are computed again."""
+    *arrays, starts = residuals
+
+    def rule(*arrays: Any) -> tuple[jax.Array, jax.Array]:
+        return gated_delta(*arrays, starts=starts, chunk=chunk)
+
+    _, pull = jax.vjp(rule, *arrays)
+    return *pull(cotangent), None
+
+
 def make_chunks(
     q: jax.Array,
     k: jax.Array,
@@ -78,19 +109,16 @@ def make_chunks(
     group = v.shape[2] // k.shape[2]
     queries, keys = (_cut(x.astype(q.dtype), chunk) for x in unit_heads(q, k, wide))
     values = _by_group(_cut(v, chunk), group)
-    g, beta = (_by_group(_cut(x.astype(wide), chunk), group) for x in (g, beta))
-    between, seen = sums_between(g), jnp.tril(jnp.ones((chunk, chunk), bool))
-    fade, rest = jnp.exp(jnp.cumsum(g, axis=-1)), jnp.exp(between[..., -1, :])
+    rates = chunk_rates(g, beta, starts, chunk)
+    steps, rest_of_steps, beta, fade, rest = (_by_group(x, group) for x in rates[:5])
+    seen = jnp.tril(jnp.ones((chunk, chunk), bool))
     if starts is not None:
-        # Tokens of one document have seen equally many starts.
-        document = jnp.cumsum(_cut(starts.astype(jnp.int32), chunk), axis=-1)[:, :, None, None]
-        seen = seen & (document[..., :, None] == document[..., None, :])
-        fade = jnp.where(document == 0, fade, 0)
-        rest = jnp.where(document == document[..., -1:], rest, 0)
+        seen = seen & (_differences(rates.document) == 0)[:, :, :, None]
+    between = _differences(steps) + _differences(rest_of_steps)
     # Masked before the exponential, not behind it: a gradient of zero times infinity is none.
     decay = jnp.exp(jnp.where(seen, between, -jnp.inf))
     overlaps = _product("nbhid,nbhjd->nbhij", keys, keys)[:, :, :, None]
-    inverse = unit_lower_inverse(jnp.tril(beta[..., None] * overlaps * decay, -1))
+    inverse = unit_lower_inverse(jnp.tril(beta[..., None] * overlaps * decay, -1), v.dtype)
     inverse = inverse * beta[..., None, :]
     scores = _product("nbhid,nbhjd->nbhij", queries, keys)[:, :, :, None] * decay
     # The scan reads each of these once a chunk: in the dtype of the values they are half as much.
@@ -109,17 +137,42 @@ def make_chunks(
     )
 
 
-def sums_between(g: jax.Array) -> jax.Array:
-    """(…, C) to (…, C, C): for j <= i the sum of g over the tokens behind j until i.
+class Rates(NamedTuple):
+    """What the tokens of each chunk do to the state and to each other: (n, b, heads, i)."""
 
-    A difference of two running sums would lose its digits behind a token that forgets all. The
-    sums of multiples of 1/256 are exact in float32 up to 65536, and what is left over of each g is
-    so small that the sums of that are near enough.
+    steps: jax.Array  # running sums of g, exact
+    rest_of_steps: jax.Array  # and of what those leave over
+    beta: jax.Array
+    fade: jax.Array  # of the state before the chunk, until each token
+    rest: jax.Array  # of what each token writes, until the end of the chunk
+    document: jax.Array  # starts that a token has seen; one head for all
+
+
+def chunk_rates(g: jax.Array, beta: jax.Array, starts: jax.Array | None, chunk: int) -> Rates:
+    """Cut rates (b, s, heads) into chunks and add up g.
+
+    A difference of two running sums would lose its digits behind a token that forgets all. Sums of
+    multiples of 1/256 are exact in float32 up to 65536, and what is left over of each g is so small
+    that sums of that are near enough.
     """
-    bounded = jnp.maximum(g, -65536 / g.shape[-1])  # of less than that nothing is left either
+    wide = jnp.promote_types(g.dtype, jnp.float32)
+    g, beta = (_cut(x.astype(wide), chunk) for x in (g, beta))
+    bounded = jnp.maximum(g, -65536 / chunk)  # of less than that nothing is left either
     coarse = jax.lax.stop_gradient(jnp.round(bounded * 256) / 256)
-    steps, rest = (jnp.cumsum(x, axis=-1) for x in (coarse, bounded - coarse))
-    return (steps[..., :, None] - steps[..., None, :]) + (rest[..., :, None] - rest[..., None, :])
+    steps, rest_of_steps = (jnp.cumsum(x, axis=-1) for x in (coarse, bounded - coarse))
+    fade = jnp.exp(steps + rest_of_steps)
+    rest = jnp.exp((steps[..., -1:] - steps) + (rest_of_steps[..., -1:] - rest_of_steps))
+    document = jnp.zeros((*g.shape[:2], 1, chunk), wide)
+    if starts is not None:
+        # Tokens of one document have seen equally many starts.
+        document = jnp.cumsum(_cut(starts.astype(wide), chunk), axis=-1)[:, :, None]
+        fade = jnp.where(document == 0, fade, 0)
+        rest = jnp.where(document == document[..., -1:], rest, 0)
+    return Rates(steps, rest_of_steps, beta, fade, rest, document)
+
+
+def _differences(x: jax.Array) -> jax.Array:
+    return x[..., :, None] - x[..., None, :]
 
 
 def pass_chunk(state: jax.Array, chunk: Chunks) -> tuple[jax.Array, jax.Array]:
