@@ -108,7 +108,7 @@ def ring_attention(
         raise ShardingError(
             "The kernel cannot run this ring attention: it needs batch_axes=, no window or a "
             f"causal one that reaches at most {piece} tokens back, chunks of whole pieces or "
-            f"pieces of whole chunks with causal=True, {SHORTEST} tokens or more in a piece and heads of "
+            f"pieces of whole chunks (causal), {SHORTEST} tokens or more in a piece and heads of "
             f"{NARROWEST} or more; leave implementation= out to take blocks of scores instead."
         )
     kernel = ring_kernel if window is None else ring_window
