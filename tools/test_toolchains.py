@@ -44,7 +44,7 @@ def try_toolchain(toolchain: Toolchain, workers: str) -> tuple[str, list[str]]:
     """Return what pytest counted, and a line for each test that failed."""
     pinned = dict(line.split("==") for line in constraints() if "==" in line)
     tested = toolchain.with_requirements(*(f"{name}=={pinned[name]}" for name in NEEDED))
-    words = ["-m", "pytest", "-q", "-n", workers, "--dist", "loadgroup", "-p", "no:cacheprovider"]
+    words = ["-m", "pytest", "-n", workers, "--dist", "loadgroup", "-p", "no:cacheprovider"]
     words += ["-rfE", "--tb=short", *(f"tests/{part}" for part in PARTS)]
     words += [f"--ignore=tests/{one}" for one in LEFT_OUT]
     started = time.monotonic()

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -86,7 +87,8 @@ def shown(comparison):
 
 def test_figures_stand_side_by_side_under_the_versions_they_come_from(machine):
     lines = shown(compare())
-    assert lines[0] == "default Python 3.11: jax 0.10.2, libtpu 0.0.42.1"
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert lines[0] == f"default Python {here}: jax 0.10.2, libtpu 0.0.42.1"
     assert lines[1].endswith("jax 0.12.0.1, libtpu 0.0.50.1")
     assert "verdict fits fits compiler" in lines
     assert "HBM per device 3 GiB 3.5 GiB +512 MiB (+16.7 %) compiler" in lines

@@ -100,6 +100,17 @@ def test_a_step_that_is_gone_is_a_reason_not_a_hundred_percent(report):
     assert change.delta is None
 
 
+def test_a_step_without_a_kernel_is_no_faster_step(report):
+    missing = copy.deepcopy(report)
+    caveat = "1 Pallas kernels could not be timed and count as nothing: the step takes longer."
+    missing["prediction"].update(step_time_s=0.08, caveats=[caveat])
+    by_name = {one.name: one for one in diff_reports(report, missing).changes}
+    assert (by_name["step"].before, by_name["step"].after) == ("100 ms", "at least 80 ms")
+    assert by_name["step"].delta is None
+    assert (by_name["not counted"].before, by_name["not counted"].after) == ("nothing", caveat)
+    assert "MFU" not in by_name
+
+
 def test_reports_without_any_part_can_be_compared(report):
     bare = {"schema": report["schema"]}
     assert diff_reports(bare, bare).changes == ()

@@ -136,8 +136,13 @@ def _time(a: Report, b: Report) -> Iterator[Change]:
     if not old or not new:
         yield Change("time", "step", _step_or_reason(a), _step_or_reason(b), origin="model")
         return
-    for name, unit in _TIMES:
-        yield Change("time", _NAMES[name], old.get(name), new.get(name), unit, "model")
+    seen = [" ".join(one.get("caveats") or ()) for one in (old, new)]
+    if seen[0] == seen[1]:
+        for name, unit in _TIMES:
+            yield Change("time", _NAMES[name], old.get(name), new.get(name), unit, "model")
+    else:  # one of the two is without something that the other counts: no difference can be told
+        yield Change("time", "step", _step_or_reason(a), _step_or_reason(b), origin="model")
+        yield Change("time", "not counted", *(one or "nothing" for one in seen), origin="model")
     for name, before, after in _both(old.get("seconds_by_cause"), new.get("seconds_by_cause")):
         yield Change("time", name, before or 0, after or 0, "s", "model", is_part=True)
 
@@ -145,7 +150,8 @@ def _time(a: Report, b: Report) -> Iterator[Change]:
 def _step_or_reason(report: Report) -> str:
     prediction = report.get("prediction")
     if prediction:
-        return seconds_text(prediction["step_time_s"])
+        step = seconds_text(prediction["step_time_s"])
+        return f"at least {step}" if prediction.get("caveats") else step
     return f"none: {report.get('no_prediction') or 'not predicted'}"
 
 
