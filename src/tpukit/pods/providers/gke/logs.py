@@ -14,6 +14,8 @@ from ...manifests.reading import at, sequence
 from .api import CORE, ClusterApi, Object, Stream
 
 PAUSE_S = 0.2
+BUSY = frozenset({429, 500, 502, 503, 504})
+"""Answers after which the same question may be answered well."""
 
 
 class LogStream:
@@ -65,8 +67,10 @@ class LogStream:
             ended = self._has_ended()
             try:
                 self._read(follow=not ended)
-            except (ApiException, ProviderError):  # not started, or not reachable
-                ended = self._has_ended()
+            except ProviderError:  # not reachable: whatever it has printed is still to be read
+                ended = False
+            except ApiException as error:  # not started, or the server is not able to just now
+                ended = error.status not in BUSY and self._has_ended()
             if ended:
                 return
             self._stopped.wait(PAUSE_S)
