@@ -28,6 +28,51 @@ MODELS = {
         layer_pattern="local, global",
         tied_embeddings=True,
     ),
+    "latent": get_preset(
+        "tiny-moe",
+        n_layers=4,
+        d_model=32,
+        d_ff=32,
+        head_dim=12,
+        vocab_size=64,
+        latent={"kv_rank": 8, "q_rank": 12, "nope_dim": 8, "rope_dim": 4, "v_dim": 8},
+        shared_d_ff=16,
+        router_score="sigmoid",
+        router_choice_bias=True,
+        router_scale=2.5,
+    ),
+    "linear": get_preset(
+        "tiny",
+        n_layers=4,
+        d_model=32,
+        d_ff=32,
+        head_dim=8,
+        vocab_size=64,
+        layer_kinds={
+            "linear": {
+                "delta": {"key_heads": 2, "value_heads": 4, "key_dim": 8, "value_dim": 8},
+            },
+            "full": {"attention_gate": True, "qk_norm": "head"},
+        },
+        layer_pattern="linear, full",
+    ),
+    "sinks": get_preset(
+        "tiny-moe",
+        n_layers=4,
+        d_model=32,
+        d_ff=32,
+        head_dim=8,
+        vocab_size=64,
+        attention_sinks=True,
+        attention_bias="qkvo",
+        attention_soft_cap=20.0,
+        logit_soft_cap=30.0,
+        expert_bias=True,
+        router_bias=True,
+        activation="clamped_swiglu",
+        layer_kinds={"local": {"sliding_window": 4}, "global": {}},
+        layer_pattern="local, global",
+    ),
 }
 
 
@@ -57,6 +102,8 @@ QUICK = [
     case("dense", "fsdp+megatron+sequence", data=4, model=2),
     case("dense", "fsdp+context", fsdp=2, context=4),
     case("moe", "fsdp+expert+megatron", fsdp=2, expert=2, model=2),
+    case("latent", "fsdp+expert+megatron", fsdp=2, expert=2, model=2),
+    case("linear", "fsdp+context", fsdp=2, context=4),
 ]
 SLOW = [
     case("dense", "pipeline+fsdp+megatron", stage=2, fsdp=2, model=2, microbatches=2),
@@ -80,6 +127,12 @@ SLOW = [
     case("moe", "fsdp+context", fsdp=2, context=4),
     case("moe", "pipeline+expert", stage=2, data=2, expert=2, microbatches=2),
     case("moe", "pipeline+fsdp+megatron", stage=2, fsdp=2, model=2, microbatches=2),
+    case("latent", "fsdp+context", fsdp=2, context=4),
+    case("latent", "pipeline+expert", stage=2, data=2, expert=2, microbatches=2),
+    case("linear", "fsdp+megatron", fsdp=4, model=2),
+    case("linear", "pipeline+fsdp", stage=2, fsdp=4, microbatches=2),
+    case("sinks", "fsdp+expert+megatron", fsdp=2, expert=2, model=2),
+    case("sinks", "fsdp+context", fsdp=2, context=4),
 ]
 
 

@@ -1,9 +1,11 @@
 """How a model is run, as opposed to what it is: attention, remat, scan, the experts' mesh."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax.sharding import PartitionSpec
 
 from ..annotations import AnyMesh
@@ -22,7 +24,7 @@ class Execution:
     `zigzag` is the number of devices in whose ring order a step puts its tokens.
     `expert_mesh` is the mesh whose `expert_axis` the experts are spread over (None: over no axis)
     and over which tokens are split as `expert_tokens` says; without a mesh every expert is where
-    its tokens are.
+    its tokens are. `delta` and `convolution` are linear attention's where a sequence is split.
     """
 
     attention: str | AttentionFunction = "auto"
@@ -35,6 +37,8 @@ class Execution:
     expert_mesh: AnyMesh | None = None
     expert_axis: str | None = None
     expert_tokens: PartitionSpec | None = None
+    delta: Callable[..., tuple[jax.Array, jax.Array]] | None = None
+    convolution: Callable[..., jax.Array] | None = None
 
     def replace(self, **changes: Any) -> "Execution":
         """The same choices with some changed."""

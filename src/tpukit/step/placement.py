@@ -23,6 +23,7 @@ from ..models.transformer.config import TransformerConfig
 from ..parallel.mesh.axes import Role, role_of
 from ..parallel.mesh.mesh import axis_sizes
 from ..parallel.ring.attention import ring_attention
+from ..parallel.ring.linear_attention import context_gated_delta, context_short_convolution
 from ..parallel.ring.order import RingLayout, pieces_a_shard, to_zigzag, zigzag_order
 from ..parallel.ring.window import reaches_one_piece
 from ..parallel.sharding.activations import ActivationRules, constrain
@@ -79,6 +80,15 @@ def execution_on(
         execution = execution.replace(
             attention=partial(ring_attention, axis=context, layout=layout, **spread),
             zigzag=shards if layout == "zigzag" else 1,
+            delta=partial(context_gated_delta, axis=context, layout=layout, **spread),
+            convolution=partial(
+                context_short_convolution,
+                axis=context,
+                layout=layout,
+                mesh=mesh,
+                batch_axes=spread["batch_axes"],
+                channel_axes=spread["head_axes"],
+            ),
         )
     elif isinstance(execution.attention, str) and execution.attention in _BY_KERNEL:
         kernel = _BY_KERNEL[execution.attention]

@@ -134,9 +134,11 @@ class WholeSequences:
 
     def convolve(self, name: str, x: jax.Array, weight: jax.Array) -> jax.Array:
         """See `Mixing`."""
+        if self.execution.convolution is not None:
+            return self.execution.convolution(x, weight, segment_ids=self.segment_ids)
         return short_convolution(x, weight, segment_ids=self.segment_ids)[0]
 
     def delta(self, inputs: DeltaInputs) -> jax.Array:
         """See `Mixing`."""
-        q, k, v, decay, beta = inputs
-        return gated_delta(q, k, v, decay, beta, segment_ids=self.segment_ids)[0]
+        rule = self.execution.delta or gated_delta
+        return rule(*inputs, segment_ids=self.segment_ids)[0]
