@@ -52,7 +52,8 @@ def pipeline_loss_and_gradients(
         if "segment_ids" in piece:
             carried["segment_ids"] = piece["segment_ids"]
         if config.has_experts:
-            carried["router"] = RouterStats.zeros(config.most_experts)
+            wide = jnp.promote_types(config.dtype, jnp.float32)
+            carried["router"] = RouterStats.zeros(config.most_experts, wide)
         return carried
 
     def stage(layers: Any, carried: dict[str, Any]) -> dict[str, Any]:

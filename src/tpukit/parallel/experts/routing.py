@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 from rich.table import Table
 
 from ...kernels.ops.moe_gating.routing import ExpertGroups as ExpertGroups
@@ -41,9 +42,9 @@ class RouterStats:
         return jax.tree.map(jnp.add, self, other)
 
     @classmethod
-    def zeros(cls, num_experts: int) -> "RouterStats":
+    def zeros(cls, num_experts: int, dtype: DTypeLike = jnp.float32) -> "RouterStats":
         """The statistics of no routers: where a sum starts."""
-        scalar, vector = jnp.zeros((), jnp.float32), jnp.zeros(num_experts, jnp.float32)
+        scalar, vector = jnp.zeros((), dtype), jnp.zeros(num_experts, dtype)
         return cls(scalar, scalar, vector, vector, scalar, scalar, scalar)
 
     @property
