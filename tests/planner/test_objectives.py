@@ -53,7 +53,8 @@ def scores(some, *, host=0.0, total=1.0, state=0.0, room=np.nan):
         **nothing,
     )
     step = StepSplit(*(ones if cause == 0 else 0 * ones for cause in range(7)))
-    return Scores(some, memory, 2 * ones, ones * room, step, ones, 100 * ones)
+    need = ones * (total + host)
+    return Scores(some, memory, 2 * ones, ones * room, need, step, ones, 100 * ones)
 
 
 def costs(*, days, usd=None, hours=None):

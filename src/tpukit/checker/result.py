@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..compiler.compiled import CompiledStep
 from ..compiler.memory import MemoryReport
 from ..compiler.memory.view import memory_details, verdict_line
 from .fixes import FixList
+from .host_memory import HostMemory, host_memory
 
 if TYPE_CHECKING:
     from ..compiler.timeline import StepPrediction
@@ -52,6 +54,11 @@ class CheckResult:
         """Where the HBM of one device goes."""
         return self.compiled.memory
 
+    @cached_property
+    def host_memory(self) -> HostMemory | None:
+        """What its hosts need of their memory; None for a bare function."""
+        return None if self.job is None else host_memory(self.job, self.compiled)
+
     @property
     def exit_code(self) -> int:
         """0 when it fits, 3 when it does not."""
@@ -80,6 +87,8 @@ class CheckResult:
         from rich.text import Text
 
         parts: list[Any] = [memory_details(self.compiled.memory)]
+        if self.host_memory is not None:
+            parts += ["", self.host_memory]
         if self.prediction is not None:
             parts += ["", self.prediction]
         elif self.no_prediction:

@@ -154,6 +154,11 @@ class Slice:
         return self.chip.hbm_usable_bytes.scaled(self.chips)
 
     @property
+    def host_ram_bytes(self) -> Figure:
+        """Memory of each host."""
+        return self.chip.host_ram_per_chip.scaled(self.chips_per_host)
+
+    @property
     def dcn_gbps(self) -> Figure:
         """GB/s one slice can send over the data-centre network."""
         return self.chip.dcn_gbps.scaled(self.chips_per_slice)
@@ -225,6 +230,7 @@ class Slice:
             "hbm_usable_bytes": self.hbm_usable_bytes.to_dict(),
             "bisection_gbps": self.bisection_gbps.to_dict(),
             "dcn_gbps": self.dcn_gbps.to_dict(),
+            "host_ram_bytes": self.host_ram_bytes.to_dict(),
         }
 
     def __rich__(self) -> Any:

@@ -32,6 +32,7 @@ def slice_table(of: "Slice") -> "Table":
     add_figure(table, "HBM bandwidth a chip", of.chip.hbm_gbps)
     add_figure(table, "ICI bisection of a slice", of.bisection_gbps)
     add_figure(table, "DCN of a slice", of.dcn_gbps)
+    add_figure(table, "memory of a host", of.host_ram_bytes)
     table.add_row("Cloud TPU API", of.api_name or "– (GKE only)", "")
     table.add_row("GKE", of.gke_accelerator or "–", f"topology {of.gke_topology}")
     table.add_row("offline compiler", of.libtpu_topology, _options(of.libtpu_options))

@@ -213,7 +213,9 @@ def _wider(search: Search) -> tuple[Search | None, str]:
     names = ", ".join(ask.space.generations)
     most = f" of at most {ask.space.max_chips:,} chips" if ask.space.max_chips else ""
     words = f"no {names} slice{most} holds {ask.subject.name}'s training step"
-    if state == state:  # NaN when there was nothing to score
+    if search.verdicts.fits_device.any():
+        words += f": {search.rejections()[0].reason}"
+    elif state == state:  # NaN when there was nothing to score
         chip = search.slice(0).chip
         usable = chip.hbm_usable_bytes.require("a plan")
         chips = -(-state // usable)

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from ..models.adapters import TransformerAdapter
 from ..models.huggingface.weights import export_huggingface, import_huggingface
 from ..models.transformer.config import TransformerConfig
 from ..runtime.files import finish_folder, folder_beside
+from ..step.host_memory import EXPORT_FILE_BYTES
 from .checkpoint import TPUCheckpointer
 from .run_directory import IDENTITY, read_run
 
@@ -50,13 +53,7 @@ def load_trained(source: str | Path, *, step: int | None = None) -> TrainedModel
         TPUModelError: The model is not a reference transformer.
         TPUCheckpointError: There is no good checkpoint.
     """
-    path = Path(source).expanduser()
-    if not os.path.exists(path):  # Path.exists() minds a name that is too long
-        siblings = [entry.name for entry in path.parent.glob("*")]
-        raise TPUValidationError(
-            f"{path} is not there; give a run directory or a Hugging Face folder."
-            + did_you_mean(path.name, siblings)
-        )
+    path = _existing(source)
     run, own_step = _run_of(path)
     if run is not None:
         return _from_run(run, step if step is not None else own_step)
@@ -66,6 +63,17 @@ def load_trained(source: str | Path, *, step: int | None = None) -> TrainedModel
         f"{path} is neither a run ({IDENTITY} is missing) nor a Hugging Face folder (config.json "
         "is missing); give the run directory that 'tpukit train' named."
     )
+
+
+def _existing(source: str | Path) -> Path:
+    path = Path(source).expanduser()
+    if not os.path.exists(path):  # Path.exists() minds a name that is too long
+        siblings = [entry.name for entry in path.parent.glob("*")]
+        raise TPUValidationError(
+            f"{path} is not there; give a run directory or a Hugging Face folder."
+            + did_you_mean(path.name, siblings)
+        )
+    return path
 
 
 def _run_of(path: Path) -> tuple[Path | None, int | None]:
@@ -80,7 +88,27 @@ def _run_of(path: Path) -> tuple[Path | None, int | None]:
     return None, None
 
 
-def _from_run(run: Path, step: int | None) -> TrainedModel:
+@contextmanager
+def _opened(source: str | Path, step: int | None) -> Generator[TrainedModel]:
+    """The model at `source`; the parameters of a run are read one by one when asked for."""
+    run, own_step = _run_of(_existing(source))
+    if run is None:
+        yield load_trained(source, step=step)
+        return
+    config, folder, tokenizer = _about_run(run)
+    with TPUCheckpointer(folder) as checkpointer:
+        found = checkpointer.open(step if step is not None else own_step)
+        yield TrainedModel(
+            config=config,
+            params=found.arrays,
+            source=str(run),
+            step=found.step,
+            tokenizer=tokenizer,
+        )
+
+
+def _about_run(run: Path) -> tuple[TransformerConfig, str | Path, str | None]:
+    """What a run trained, where its checkpoints are, and its tokenizer."""
     about = read_run(run)
     model, settings = about["identity"]["model"], about["settings"]
     if not isinstance(model, dict):
@@ -89,12 +117,17 @@ def _from_run(run: Path, step: int | None) -> TrainedModel:
             "loaded without their code; restore its parameters with TPUCheckpointer."
         )
     config = TransformerConfig.from_dict(model)  # pyright: ignore[reportUnknownArgumentType]  JSON
+    folder: str | Path = settings.get("checkpoint_dir") or run / "checkpoints"
+    return config, folder, settings.get("tokenizer")
+
+
+def _from_run(run: Path, step: int | None) -> TrainedModel:
+    config, folder, tokenizer = _about_run(run)
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(lambda: TransformerAdapter(config).init(jax.random.key(0)).params)
     like = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes
     )
-    folder = settings.get("checkpoint_dir") or run / "checkpoints"
     with TPUCheckpointer(folder) as checkpointer:
         found = checkpointer.restore(step, like={"params": like})
     return TrainedModel(
@@ -102,7 +135,7 @@ def _from_run(run: Path, step: int | None) -> TrainedModel:
         params=found.params,
         source=str(run),
         step=found.step,
-        tokenizer=settings.get("tokenizer"),
+        tokenizer=tokenizer,
     )
 
 
@@ -150,7 +183,9 @@ class Export:
 def export_run(source: str | Path, folder: str | Path, *, step: int | None = None) -> Export:
     """Write a run's parameters in the Hugging Face layout, as they are, bit for bit.
 
-    The folder appears only when it is complete. A `tokenizer.json` that the run used goes along.
+    They are read one at a time: host memory for the largest one and for one file is enough,
+    whatever the size of the model. The folder appears only when it is complete. A
+    `tokenizer.json` that the run used goes along.
 
     Args:
         source: See `load_trained`.
@@ -166,9 +201,8 @@ def export_run(source: str | Path, folder: str | Path, *, step: int | None = Non
         raise TPUValidationError(
             f"{target} is there already and is not overwritten; name a new folder, or empty it."
         )
-    model = load_trained(source, step=step)
-    with folder_beside(target) as made:
-        export_huggingface(model.params, model.config, made)
+    with _opened(source, step) as model, folder_beside(target) as made:
+        export_huggingface(model.params, model.config, made, max_shard_bytes=EXPORT_FILE_BYTES)
         if model.tokenizer is not None and (file := _tokenizer_file(model.tokenizer)) is not None:
             shutil.copyfile(file, made / "tokenizer.json")
         for file in made.glob("*.safetensors"):  # written for their owner alone

@@ -285,3 +285,30 @@ def test_a_single_array_is_an_item_too(checkpointer):
     on = SingleDeviceSharding(jax.devices()[3])
     like = {"params": jax.ShapeDtypeStruct((4,), jnp.int32, sharding=on)}
     assert checkpointer.restore(like=like).params.devices() == {jax.devices()[3]}
+
+
+def test_an_item_is_read_one_array_at_a_time(tmp_path):
+    params = weights()
+    with TPUCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(step=3, params=params, opt_state={"m": jnp.ones(4)})
+        checkpointer.wait()
+        found = checkpointer.open()
+        assert found.step == 3
+        assert (list(found.arrays), len(found.arrays["layers"])) == (["embed", "layers"], 2)
+        np.testing.assert_array_equal(found.arrays["embed"], params["embed"])
+        second = found.arrays["layers"]["1"]["w"]
+        np.testing.assert_array_equal(second, params["layers"][1]["w"])
+        np.testing.assert_array_equal(checkpointer.open(3, item="opt_state").arrays["m"], 1)
+        with pytest.raises(TPUCheckpointError, match="it holds no 'ema', only opt_state, params"):
+            checkpointer.open(item="ema")
+        with pytest.raises(TPUCheckpointError, match=r"Step 7 in .* cannot be restored"):
+            checkpointer.open(7)
+
+
+def test_a_restore_may_read_less_at_once_than_its_largest_array(tmp_path):
+    params = weights()
+    with TPUCheckpointer(tmp_path, read_at_once_bytes=1) as checkpointer:
+        checkpointer.save(step=1, params=params)
+        checkpointer.wait()
+        found = checkpointer.restore(like={"params": params})
+    jax.tree.map(np.testing.assert_array_equal, found.params, params)

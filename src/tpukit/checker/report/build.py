@@ -35,6 +35,7 @@ def build_report(
         "slice": compiled.slice.to_dict(),
         "chip": roofs_of(compiled.slice),
         "memory": memory.to_dict(),
+        "host_memory": None if result.host_memory is None else result.host_memory.to_dict(),
         "prediction": None,
         "no_prediction": result.no_prediction,
         "compile": {

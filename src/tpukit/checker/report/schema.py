@@ -74,6 +74,7 @@ class Report(TypedDict, total=False):
         slice: `Slice.to_dict()`.
         chip: The roofs of one device.
         memory: `MemoryReport.to_dict()`.
+        host_memory: `HostMemory.to_dict()`; None for a bare function.
         live_memory: (seconds, bytes of HBM) over one step, a loop's body once.
         prediction: `StepPrediction.to_dict()`, or None with `no_prediction`.
         spans: `Span.to_dict()` of all that runs in a step, a loop's body once.
@@ -93,6 +94,7 @@ class Report(TypedDict, total=False):
     slice: dict[str, Any]
     chip: ChipData
     memory: dict[str, Any] | None
+    host_memory: dict[str, Any] | None
     live_memory: list[list[float]]
     prediction: dict[str, Any] | None
     no_prediction: str

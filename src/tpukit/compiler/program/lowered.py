@@ -27,6 +27,7 @@ class ProgramFacts:
     Attributes:
         argument_names: A readable name for each flat argument, e.g. `[0]['layers']['w']`.
         argument_copies: On how many devices the same piece of each flat argument lies.
+        argument_bytes: Of each flat argument as a whole; empty where that was not written down.
         donated: Flat arguments whose memory the result may reuse.
         mesh_axes: Name and size of each mesh axis, empty for one device.
         fingerprint: A hash of what the compiler is given, whatever line of source it came from.
@@ -43,6 +44,7 @@ class ProgramFacts:
     fingerprint: str
     source_fingerprint: str
     axis_types: tuple[str, ...] = ()
+    argument_bytes: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
@@ -60,6 +62,7 @@ class ProgramFacts:
             fingerprint=data["fingerprint"],
             source_fingerprint=data["source_fingerprint"],
             axis_types=tuple(data["axis_types"]),
+            argument_bytes=tuple(data.get("argument_bytes", ())),
         )
 
 
@@ -145,6 +148,7 @@ def lower_program(
             name=name,
             argument_names=tuple(jax.tree_util.keystr(path) for path, _ in leaves_with_paths),
             argument_copies=tuple(_copies(leaf, mesh_axes) for leaf in leaves),
+            argument_bytes=tuple(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves),
             donated=donated,
             mesh_axes=mesh_axes,
             fingerprint=hashlib.sha256(identity.encode()).hexdigest(),

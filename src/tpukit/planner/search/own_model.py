@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...checker.compiling import compile_jobs
+from ...checker.host_memory import host_memory
 from ...compiler.compiled import CompiledStep
 from ...errors import TPUError, TPUNotAvailableError
 from ...job.job import Job
@@ -103,6 +104,10 @@ class OwnModelSearch:
         usable = float(memory.usable_bytes or math.inf)
         if not answer.fits or memory.total_bytes > usable * (1 - self.ask.limits.min_headroom):
             self.notes.append(f"{job.on}: {memory.verdict}")
+            return []
+        hosts = host_memory(job, answer)
+        if hosts is not None and hosts.fits is False:
+            self.notes.append(f"{job.on}: {hosts.verdict}")
             return []
         step = answer.predict(tokens_per_step=job.tokens_per_step)
         return [self._choice(job, memory, step)]

@@ -9,6 +9,7 @@ import numpy as np
 from ...hardware import Chip
 from ...hardware.rates import MemoryRates
 from ...step.optimizer.spec import state_bytes_per_parameter
+from ..cost.host_memory import host_bytes
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes, rounds_first
 from ..cost.model_shape import ModelShape
 from ..cost.rates import Rates
@@ -27,12 +28,14 @@ class Scores:
         usable_bytes: HBM of a device that programs may use.
         host_room_bytes: A device's share of its host's memory that may be filled; NaN where nobody
             published how much a host has.
+        host_need_bytes: A device's share of what its host needs to train, save, restore or export.
     """
 
     candidates: Candidates
     memory: MemorySplit
     usable_bytes: np.ndarray
     host_room_bytes: np.ndarray
+    host_need_bytes: np.ndarray
     step: StepSplit
     step_time_s: np.ndarray
     tokens_per_step: np.ndarray
@@ -44,14 +47,13 @@ class Scores:
 
     @property
     def host_share(self) -> np.ndarray:
-        """Share of the host's room that offloading and a state on its way to a checkpoint take.
+        """Share of the host's room that is needed.
 
         Where that room is not known, nothing may be offloaded.
         """
-        offloaded: Any = self.memory.host
-        filled: Any = offloaded + self.memory.weights + self.memory.optimizer
-        unknown = np.where(offloaded > 0, np.inf, 0.0)
-        return np.where(np.isnan(self.host_room_bytes), unknown, filled / self.host_room_bytes)
+        unknown = np.where(self.memory.host > 0, np.inf, 0.0)
+        needed = self.host_need_bytes / self.host_room_bytes
+        return np.where(np.isnan(self.host_room_bytes), unknown, needed)
 
 
 def score(
@@ -72,6 +74,7 @@ def score(
     memory = _memory(shape, candidates, sequence_length)
     usable = [_usable_bytes(mesh.slice.chip) for mesh in candidates.meshes]
     host_room = [_host_room_bytes(mesh.slice.chip) for mesh in candidates.meshes]
+    on_host = candidates.of_mesh([mesh.slice.devices_per_host for mesh in candidates.meshes])
     rates = Rates.of(candidates, head_dim=shape.head_dim)
     model = StepModel(shape, candidates, memory, rates, sequence_length, variant)
     step = model.split()
@@ -80,6 +83,7 @@ def score(
         memory=memory,
         usable_bytes=candidates.of_mesh(usable),
         host_room_bytes=candidates.of_mesh(host_room),
+        host_need_bytes=host_bytes(memory, shape, on_host) / on_host,
         step=step,
         step_time_s=step.total,
         tokens_per_step=candidates.examples * sequence_length,

@@ -3,8 +3,9 @@
 import logging
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 from ...annotations import PyTree
 from ...errors import TPUCheckpointError
 from ...runtime.multihost import smallest_of_all
+from ...step.host_memory import READ_AT_ONCE_BYTES
 from .directory import CheckpointDirectory
 from .host_memory import HostMemory
 from .named_arrays import (
@@ -27,12 +29,21 @@ from .named_arrays import (
 from .orbax_arrays import OrbaxArrays
 from .record import Record, plain_json
 from .result import Checkpoint, Verification
+from .saved_arrays import SavedArrays
 from .verification import verify
 from .writer import STORAGE_ERRORS, CheckpointWriter, first_line
 
 logger = logging.getLogger(__name__)
 
 NONE = -1  # what processes say to each other when there is no step
+
+
+@dataclass(frozen=True)
+class SavedItem:
+    """One item of the checkpoint of a step, not read yet."""
+
+    step: int
+    arrays: SavedArrays
 
 
 class TPUCheckpointer:
@@ -52,6 +63,8 @@ class TPUCheckpointer:
         max_to_keep: How many of the newest to keep; None keeps all.
         async_checkpointing: Whether `save` returns as soon as the arrays are copied from the
             devices, while they are written in the background.
+        read_at_once_bytes: How much of a restore may be in host memory at any time, on its way to
+            the devices; at least the largest array is.
     """
 
     def __init__(
@@ -59,6 +72,8 @@ class TPUCheckpointer:
         checkpoint_dir: str | os.PathLike[str],
         max_to_keep: int | None = 5,
         async_checkpointing: bool = True,
+        *,
+        read_at_once_bytes: int = READ_AT_ONCE_BYTES,
     ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise TPUCheckpointError(
@@ -66,7 +81,7 @@ class TPUCheckpointer:
             )
         self._directory = CheckpointDirectory(checkpoint_dir)
         self._async = async_checkpointing
-        self._arrays = OrbaxArrays()
+        self._arrays = OrbaxArrays(read_at_once_bytes=read_at_once_bytes)
         self._writer = CheckpointWriter(self._directory, self._arrays, max_to_keep=max_to_keep)
         self._host_memory: HostMemory | None = None
         self._blocked_s = 0.0
@@ -175,13 +190,8 @@ class TPUCheckpointer:
                 f"The checkpoint of step {chosen} in {self.directory} is of another model: "
                 f"{problem}. Use the configuration that saved it, or another checkpoint folder."
             )
-        try:
+        with self._reading(chosen):
             restored = self._read(chosen, saved, like)
-        except STORAGE_ERRORS as error:
-            raise TPUCheckpointError(
-                f"Step {chosen} in {self.directory} could not be read: {first_line(error)}. "
-                f"{self._which_are_there()}"
-            ) from error
         self._writer.continues_run = True
         logger.info("Restored the checkpoint of step %d from %s", chosen, self.directory)
         return Checkpoint(
@@ -191,6 +201,29 @@ class TPUCheckpointer:
             positions=tuple(record.data for record in records),
             skipped=skipped,
         )
+
+    def open(self, step: int | None = None, *, item: str = "params") -> SavedItem:
+        """Find a checkpoint as `restore` does, and read each array of an item when it is asked for.
+
+        Args:
+            step: Which one; by default the newest that is good.
+            item: What of it.
+
+        Raises:
+            TPUCheckpointError: There is no good checkpoint, or it holds no such item.
+        """
+        self._writer.wait()
+        chosen = self._newest({item}, {}) if step is None else self._checked(step, {item})
+        saved = self._directory.records(chosen)[0].items
+        if problem := difference(saved, {item: saved.get(item, [])}):
+            raise TPUCheckpointError(f"Step {chosen} in {self.directory}: {problem}.")
+        folder = self._directory.folder(chosen)
+
+        def read(shape: LeafShape) -> Any:
+            with self._reading(chosen):
+                return self._arrays.load(folder, {item: [shape]}, {item: {}})[item][shape.name]
+
+        return SavedItem(chosen, SavedArrays(saved[item], read))
 
     def steps(self) -> list[int]:
         """The steps whose checkpoints are complete, oldest first."""
@@ -282,6 +315,17 @@ class TPUCheckpointer:
         shardings = {name: shardings_of(tree, item=name) for name, tree in like.items()}
         found = self._arrays.load(folder, {name: saved[name] for name in like}, shardings)
         return {name: tree_like(tree, found[name], item=name) for name, tree in like.items()}
+
+    @contextmanager
+    def _reading(self, step: int) -> Generator[None]:
+        """Turn what storage raises into a sentence about this checkpoint."""
+        try:
+            yield
+        except STORAGE_ERRORS as error:
+            raise TPUCheckpointError(
+                f"Step {step} in {self.directory} could not be read: {first_line(error)}. "
+                f"{self._which_are_there()}"
+            ) from error
 
     def _which_are_there(self) -> str:
         steps = self.steps()

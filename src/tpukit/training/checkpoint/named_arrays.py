@@ -1,5 +1,6 @@
 """A pytree as named arrays and back, and how the arrays of two pytrees differ."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -42,6 +43,12 @@ class LeafShape:
     def is_empty(self) -> bool:
         """Whether it has no elements, so that nothing of it is written."""
         return 0 in self.shape
+
+    @property
+    def n_bytes(self) -> int:
+        """Of its elements; a random key's words count as one."""
+        item = 4 if self.kind == KEY else jnp.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * item
 
     @property
     def what(self) -> str:

@@ -13,15 +13,13 @@ from etils import epath
 from jax.sharding import Sharding
 
 from ...parallel.rebalancing.reshard import move
+from ...step.host_memory import READ_AT_ONCE_BYTES, WORTH_CUTTING_BYTES, read_limit_bytes
 from .named_arrays import KEY, LeafShape, key_implementation, restored_leaf
 
 logger = logging.getLogger(__name__)
 
 # How long other processes may take to write their part before Orbax gives up on the save.
 WRITE_TIMEOUT_S = 1200
-# Of an array that several devices hold alike, each can write a piece; cutting it compiles a
-# program, while training waits, so that only large ones are worth it.
-REPLICATED_BYTES_WORTH_CUTTING = 16 << 20
 
 
 class OrbaxArrays:
@@ -29,26 +27,16 @@ class OrbaxArrays:
 
     Weights hardly compress, so they are written as they are: zstd would cost seconds of every
     core for a few percent.
+
+    Args:
+        read_at_once_bytes: What may be under way from storage to the devices at any time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, read_at_once_bytes: int = READ_AT_ONCE_BYTES) -> None:
         _hide_orbax_traces()
-        arrays = ocp.type_handlers.ArrayHandler(
-            min_slice_bytes_for_replica_parallel=REPLICATED_BYTES_WORTH_CUTTING
-        )
-        handler = ocp.PyTreeCheckpointHandler(
-            use_compression=False,
-            use_zarr3=True,
-            type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-                (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
-            ),
-        )
-        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        registry.add(None, ocp.args.PyTreeSave, handler)
-        registry.add(None, ocp.args.PyTreeRestore, handler)
+        self._read_at_once = read_at_once_bytes
         self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(handler_registry=registry),
-            async_options=ocp.options.AsyncOptions(timeout_secs=WRITE_TIMEOUT_S),
+            _handler(), async_options=ocp.options.AsyncOptions(timeout_secs=WRITE_TIMEOUT_S)
         )
 
     def start_save(self, folder: epath.Path, items: Mapping[str, Mapping[str, Any]]) -> None:
@@ -58,6 +46,7 @@ class OrbaxArrays:
         if not filled:
             folder.mkdir(parents=True, exist_ok=True)
             return
+        # In chunks as large as their shards: smaller ones would be copied once more to be written.
         arguments = {name: ocp.args.PyTreeSave(arrays) for name, arrays in filled.items()}
         self._checkpointer.save(folder, args=ocp.args.Composite(**arguments))
 
@@ -71,7 +60,12 @@ class OrbaxArrays:
         items: Mapping[str, Sequence[LeafShape]],
         shardings: Mapping[str, Mapping[str, Sharding | None]],
     ) -> dict[str, dict[str, Any]]:
-        """Read items onto their shardings; an array without one is read to host memory."""
+        """Read items onto their shardings; an array without one is read to host memory.
+
+        Of an item, only the arrays that are asked for. They pass through host memory a few at a
+        time, whatever the size of the checkpoint.
+        """
+        largest = max((shape.n_bytes for shapes in items.values() for shape in shapes), default=0)
         arguments: dict[str, Any] = {}
         for item, shapes in items.items():
             wanted = {
@@ -80,10 +74,14 @@ class OrbaxArrays:
                 if not shape.is_empty
             }
             if wanted:
-                arguments[item] = ocp.args.PyTreeRestore(restore_args=wanted)
+                arguments[item] = ocp.args.PyTreeRestore(
+                    item=dict.fromkeys(wanted, 0), restore_args=wanted, partial_restore=True
+                )
         found: Any = {}
         if arguments:
-            found = self._checkpointer.restore(folder, args=ocp.args.Composite(**arguments))
+            limit = read_limit_bytes(largest, self._read_at_once)
+            with ocp.Checkpointer(_handler(limit_bytes=limit)) as reader:
+                found = reader.restore(folder, args=ocp.args.Composite(**arguments))
         return {
             item: {
                 shape.name: _empty(shape, shardings[item].get(shape.name))
@@ -97,6 +95,28 @@ class OrbaxArrays:
     def close(self) -> None:
         """Finish what is being written and stop Orbax's threads."""
         self._checkpointer.close()
+
+
+def _handler(*, limit_bytes: int | None = None) -> ocp.CompositeCheckpointHandler:
+    """What knows how items are stored; it reads no more than so many bytes at once."""
+    gigabytes: Any = None if limit_bytes is None else limit_bytes / 10**9
+    arrays = ocp.type_handlers.ArrayHandler(
+        min_slice_bytes_for_replica_parallel=WORTH_CUTTING_BYTES
+    )
+    # What is given to be written from host memory is a copy already.
+    numbers = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
+    handler = ocp.PyTreeCheckpointHandler(
+        use_compression=False,
+        use_zarr3=True,
+        restore_concurrent_gb=gigabytes,
+        type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+            (jax.Array, arrays), (np.ndarray, numbers)
+        ),
+    )
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    registry.add(None, ocp.args.PyTreeSave, handler)
+    registry.add(None, ocp.args.PyTreeRestore, handler)
+    return ocp.CompositeCheckpointHandler(handler_registry=registry)
 
 
 def _how(shape: LeafShape, place: Sharding | None) -> ocp.RestoreArgs:

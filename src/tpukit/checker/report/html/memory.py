@@ -19,6 +19,7 @@ from ....pages.parts import (
     table,
     warning,
 )
+from ...host_memory import USES
 from ..schema import Report
 from .time import op_cell
 
@@ -38,6 +39,7 @@ def memory_section(report: Report) -> Section:
         _findings(memory),
         _curve(memory),
         _buffers(memory),
+        _hosts(report.get("host_memory")),
         intro=join("HBM of one device at its fullest moment. ", badge(memory["origin"])),
     )
 
@@ -79,6 +81,25 @@ def _purposes(memory: dict[str, Any]) -> Markup:
         Column("what it is"),
     )
     return table(columns, rows, caption="HBM by purpose")
+
+
+def _hosts(hosts: dict[str, Any] | None) -> Markup:
+    """What a host needs, by use."""
+    if not hosts:
+        return join()
+    rows: list[Sequence[Child]] = [
+        (name, bytes_text(figure["value"]), badge(figure["origin"]), USES.get(name, ""))
+        for name, figure in hosts["uses"].items()
+    ]
+    columns = (
+        Column("use"),
+        Column("bytes", is_number=True),
+        Column("origin"),
+        Column("what it is"),
+    )
+    shown = table(columns, rows, caption="Memory of one host")
+    sentence = f"{hosts['verdict']}."
+    return join(shown, warning(sentence) if hosts["fits"] is False else tag("p", sentence))
 
 
 def _findings(memory: dict[str, Any]) -> list[Markup]:

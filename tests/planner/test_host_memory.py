@@ -1,0 +1,52 @@
+"""What the planner counts on hosts, by hand, and which slices it refuses for it."""
+
+import numpy as np
+import pytest
+
+from tpukit.models import get_preset
+from tpukit.planner.cost.host_memory import host_bytes
+from tpukit.planner.cost.memory_model import MemorySplit
+from tpukit.planner.cost.model_shape import shape_of
+from tpukit.planner.planning import plan
+
+LLAMA = shape_of(get_preset("llama3.1-8b"))
+LARGEST = 32 * 4096 * 14336 * 4  # one of the three matrices of all MLPs, in float32
+
+
+def memory(*, state, host):
+    nothing = dict.fromkeys(("gradients", "activations", "temporaries"), 0.0)
+    return MemorySplit(weights=state / 3, optimizer=state * 2 / 3, host=host, **nothing)
+
+
+@pytest.mark.parametrize(
+    ("state", "host", "need"),
+    [
+        (40e9, 5e9, 4 * 45e9),  # a checkpoint is written while activations wait
+        (4e9, 0.0, 2 * LARGEST + 5e9),  # an export: a parameter as stored and as read, and a file
+        (5e9, 0.0, 4 * 5e9),
+    ],
+)
+def test_the_most_that_a_host_holds(state, host, need):
+    need = max(need, 2 * min(4 * state, LARGEST + 1), 2 * LARGEST + 5e9)
+    assert host_bytes(memory(state=state, host=host), LLAMA, 4) == pytest.approx(need)
+
+
+def test_candidates_are_counted_together():
+    many = memory(state=np.array([40e9, 4e9]), host=np.array([5e9, 0.0]))
+    one_by_one = [
+        host_bytes(memory(state=state, host=host), LLAMA, 4)
+        for state, host in ((40e9, 5e9), (4e9, 0.0))
+    ]
+    assert host_bytes(many, LLAMA, np.array([4, 4])).tolist() == one_by_one
+
+
+def test_a_slice_whose_hosts_cannot_hold_the_job_is_refused(monkeypatch):
+    """The same slice is found with hosts as large as they are."""
+    asked = {"tokens": 1e9, "on": "v6e-8", "verify": 0}
+    assert plan("llama3.1-8b", **asked).feasible
+    monkeypatch.setattr(
+        "tpukit.planner.search.scoring._host_ram_bytes", lambda chip: 2e9 if chip else None
+    )
+    refused = plan("llama3.1-8b", **asked)
+    assert not refused.feasible
+    assert "does not fit on its hosts" in refused.shortfall
