@@ -172,8 +172,8 @@ def first_state(model):
 
     def draw(path, leaf):
         if path[-1].key == "scale":
-            return np.ones(leaf.shape, np.float32)
-        return rng.normal(0, leaf.shape[-2] ** -0.5, leaf.shape).astype(np.float32)
+            return np.ones(leaf.shape, leaf.dtype)
+        return rng.normal(0, leaf.shape[-2] ** -0.5, leaf.shape).astype(leaf.dtype)
 
     shapes = work.state_shapes()
     params = jax.tree_util.tree_map_with_path(draw, shapes.params)
