@@ -232,7 +232,7 @@ def test_a_real_check_with_a_real_second_toolchain(monkeypatch):
     done = CliRunner().invoke(
         app, ["check", "tiny", "--on", "v6e-4", "--toolchain", name, "--json"]
     )
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, done.stderr
     default, newer = (one["report"] for one in json.loads(done.stdout)["checks"])
     assert newer["versions"]["libtpu"].startswith("0.0.50")
     assert newer["memory"]["total_bytes"] > 0

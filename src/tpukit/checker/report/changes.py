@@ -142,7 +142,8 @@ def _time(a: Report, b: Report) -> Iterator[Change]:
             yield Change("time", _NAMES[name], old.get(name), new.get(name), unit, "model")
     else:  # one of the two is without something that the other counts: no difference can be told
         yield Change("time", "step", _step_or_reason(a), _step_or_reason(b), origin="model")
-        yield Change("time", "not counted", *(one or "nothing" for one in seen), origin="model")
+        before, after = (one or "nothing" for one in seen)
+        yield Change("time", "not counted", before, after, origin="model")
     for name, before, after in _both(old.get("seconds_by_cause"), new.get("seconds_by_cause")):
         yield Change("time", name, before or 0, after or 0, "s", "model", is_part=True)
 

@@ -15,8 +15,12 @@ from ..progress import Progress, silent
 
 _POLL_S = 0.1
 _PATIENCE_S = 1.0  # for a program that Ctrl-C ends to clean up behind itself
-# What would lead another interpreter to this one's packages.
-_OF_THIS_PYTHON = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+# What would lead another interpreter to this one's packages, and flags for this one's jaxlib and
+# libtpu, which end the process of one that does not know them.
+_OF_THIS_PYTHON = (
+    *("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"),
+    *("XLA_FLAGS", "LIBTPU_INIT_ARGS"),
+)
 
 
 @dataclass(frozen=True)
