@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.experimental.pallas import tpu as pltpu
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 from tpukit.errors import TPUKernelError
-from tpukit.kernels import gated_delta, gated_delta_step
+from tpukit.kernels import gated_delta, gated_delta_step, get_tpu_op
 from tpukit.kernels.ops.gated_delta import reference
+from tpukit.kernels.ops.gated_delta.blocks import DeltaBlocks
 from tpukit.kernels.ops.gated_delta.triangular import unit_lower_inverse
 
 
@@ -79,22 +81,42 @@ def value_and_gradients(function, arrays):
     return jax.jit(jax.value_and_grad(total, range(len(arrays))))(*arrays)
 
 
+@pytest.mark.parametrize("implementation", ["xla", "pallas_tpu"])
 @pytest.mark.parametrize("with_documents", [False, True])
-def test_gradients_agree_with_float64(with_documents):
-    arrays = problem(tokens=100)
-    ids = np.sort(np.random.default_rng(1).integers(0, 5, (2, 100)), axis=1)
-    ids = ids if with_documents else None
+def test_gradients_agree_with_float64(with_documents, implementation):
+    arrays = problem(tokens=150)
+    ids = np.sort(np.random.default_rng(1).integers(0, 5, (2, 150)), axis=1)
+    starts = np.diff(ids, axis=1, prepend=ids[:, :1]) != 0 if with_documents else None
+    options = {"interpret": True} if implementation == "pallas_tpu" else {}
 
     def chunks(*arrays):
-        return gated_delta(*arrays[:5], initial_state=arrays[5], segment_ids=ids)
+        return get_tpu_op("gated_delta").implementations[implementation](*arrays, starts, **options)
 
     with jax.enable_x64(True):
-        starts = None if ids is None else jnp.asarray(np.diff(ids, axis=1, prepend=ids[:, :1]) != 0)
         wanted = value_and_gradients(
-            partial(reference.gated_delta, starts=starts), [x.astype(np.float64) for x in arrays]
+            lambda *arrays: reference.gated_delta(*arrays, starts),
+            [x.astype(np.float64) for x in arrays],
         )
         wanted = jax.tree.map(np.asarray, wanted)
     close(value_and_gradients(chunks, arrays), wanted)
+
+
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_the_kernels_have_no_races_and_read_nothing_they_did_not_write(key_heads, no_races):
+    """Two cores, because v5p has two; what was never written is NaN."""
+    careful = pltpu.InterpretParams(
+        detect_races=True, uninitialized_memory="nan", num_cores_or_threads=2
+    )
+    arrays = problem(tokens=200, batch=1)
+    op = get_tpu_op("gated_delta")
+
+    def kernel(*arrays):
+        blocks = DeltaBlocks(key_heads)
+        return op.implementations["pallas_tpu"](*arrays, blocks=blocks, interpret=careful)
+
+    with no_races():
+        found = value_and_gradients(kernel, arrays)
+    close(found, value_and_gradients(op.implementations["xla"], arrays))
 
 
 def test_documents_are_apart():

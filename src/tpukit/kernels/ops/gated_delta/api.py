@@ -8,9 +8,8 @@ from ...partition.splits import Splits
 from ...registry.gradient import Passes, dispatch_with_gradient, recomputed
 from ...registry.op import PALLAS_TPU, REFERENCE, XLA
 from . import pallas_tpu, reference, xla
-from .blocks import DeltaBlocks
+from .blocks import OP_NAME, DeltaBlocks
 
-OP_NAME = "gated_delta"
 LARGEST_CHUNK = 256
 DTYPES = ("float32", "bfloat16")
 PASSES = {

@@ -10,6 +10,7 @@ from ...blocks.tiling import LANES, round_up
 from ...blocks.vmem import scoped_limit_bytes, vmem_capacity_bytes
 from ...registry.op import BlockSizes, KernelCase, shape_bucket
 
+OP_NAME = "gated_delta"
 # Matrices of a chunk then fill the lanes, and the matrix units of every generation.
 CHUNK = 128
 RATES = 8  # numbers of each token and head of values, a sublane each
@@ -37,14 +38,17 @@ def bucket(case: KernelCase) -> str:
 
 
 def vmem_bytes(case: KernelCase, blocks: DeltaBlocks) -> int:
-    """Windows twice, the state, and the matrices that are alive of each head."""
+    """Of the backward pass, which takes more: windows twice, the state, and matrices of heads."""
     item = jnp.dtype(case.arguments[0].dtype).itemsize
     width, value_width = (round_up(case.arguments[at].shape[3], LANES) for at in (0, 2))
     heads = blocks.key_heads * group_of(case)
-    state = heads * width * value_width * 4
-    tokens = item * CHUNK * (2 * blocks.key_heads * width + 2 * heads * value_width)
-    rates = 4 * CHUNK * RATES * heads
-    return 2 * (tokens + rates + 2 * state) + state + heads * 6 * CHUNK * CHUNK * 4
+    state = heads * width * value_width
+    # Queries, keys and their gradients; values, cotangents and gradients.
+    tokens = item * CHUNK * (4 * blocks.key_heads * width + 3 * heads * value_width)
+    rates = 2 * 4 * CHUNK * RATES * heads
+    kept = item * (state + heads * CHUNK * CHUNK)
+    windows = tokens + rates + kept + 2 * 4 * state
+    return 2 * windows + 4 * state + 6 * 4 * heads * CHUNK * CHUNK
 
 
 def block_space(case: KernelCase, chip: str) -> Iterator[DeltaBlocks]:

@@ -1,0 +1,174 @@
+"""The forward kernel of the gated delta rule, which also makes what its gradients need.
+
+`xla.py` has the algebra. The state is at hand, so that what tokens write takes one product with the
+inverse: U = T beta (V - exp(G) K S).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from ..gemm.tile import tile_dot
+from .blocks import CHUNK, OP_NAME, RATES
+from .operands import Operands, head_rates, places, unit
+from .reference import first_state
+from .xla import Residuals
+
+
+def run_forward(operands: Operands, given: Residuals) -> tuple[jax.Array, jax.Array]:
+    """The result and the last state."""
+    state = _first(operands, given)
+    heads = given.v.shape[2]
+    length, (_, wide) = operands.chunks * CHUNK, operands.state
+    out, last = operands.call(
+        partial(_kernel, operands=operands, keeps=False),
+        OP_NAME,
+        _read(operands, given, state),
+        [
+            (
+                jax.ShapeDtypeStruct((operands.batch, length, heads * wide), given.q.dtype),
+                operands.window(CHUNK, operands.heads * wide, of="tokens"),
+            ),
+            (
+                jax.ShapeDtypeStruct(state.shape, jnp.float32),
+                operands.window(operands.heads, *operands.state, of="state"),
+            ),
+        ],
+    )
+    out = operands.apart(out, heads=heads, width=operands.value_width)
+    return out, last[:, :, : operands.width, : operands.value_width]
+
+
+def run_again(operands: Operands, given: Residuals) -> tuple[jax.Array, jax.Array]:
+    """The state before each chunk and the inverse of its system, in the dtype of the values."""
+    every = operands.batch, operands.chunks, given.v.shape[2]
+    states, inverses = operands.call(
+        partial(_kernel, operands=operands, keeps=True),
+        f"{OP_NAME}_again",
+        _read(operands, given, _first(operands, given)),
+        [
+            (
+                jax.ShapeDtypeStruct((*every, *sizes), given.v.dtype),
+                operands.window(operands.heads, *sizes, of="kept"),
+            )
+            for sizes in (operands.state, (CHUNK, CHUNK))
+        ],
+    )
+    return states, inverses
+
+
+def _first(operands: Operands, given: Residuals) -> jax.Array:
+    return operands.pad_state(first_state(given.k, given.v, given.initial_state))
+
+
+def _read(
+    operands: Operands, given: Residuals, state: jax.Array
+) -> list[tuple[jax.Array, pl.BlockSpec]]:
+    width, value_width = operands.state
+    of_keys = operands.window(CHUNK, operands.key_heads * width, of="tokens")
+    return [
+        (operands.side_by_side(given.q), of_keys),
+        (operands.side_by_side(given.k), of_keys),
+        (
+            operands.side_by_side(given.v),
+            operands.window(CHUNK, operands.heads * value_width, of="tokens"),
+        ),
+        (operands.rates(given), operands.window(RATES * operands.heads, CHUNK, of="rates")),
+        (state, operands.window(operands.heads, *operands.state, of="state")),
+    ]
+
+
+def _kernel(
+    q: Any,
+    k: Any,
+    v: Any,
+    rates: Any,
+    initial: Any,
+    out: Any,
+    other: Any,
+    state: Any,
+    *,
+    operands: Operands,
+    keeps: bool,
+) -> None:
+    """`out` and `other` are results and the last state; states and inverses if it `keeps` them."""
+    step, steps = pl.program_id(2), pl.num_programs(2)
+
+    @pl.when(step == 0)
+    def _start() -> None:
+        state[...] = initial[0]
+
+    narrow = q.dtype
+    width, value_width = operands.state
+    row, column = places()
+    rates_of = head_rates(rates[0])
+    # All heads go through each stage together: their products fill each other's waits.
+    systems: list[jax.Array] = []
+    scores: list[jax.Array] = []
+    pairs: list[jax.Array] = []
+    for head in range(operands.key_heads):
+        lanes = slice(head * width, (head + 1) * width)
+        queries = unit(q[0, :, lanes])[0] * operands.width**-0.5
+        pair = jnp.concatenate([queries, unit(k[0, :, lanes])[0]]).astype(narrow)
+        products = tile_dot(pair, pair[CHUNK:], contract=(1, 1))
+        pairs.append(pair)
+        for member in range(operands.group):
+            own = rates_of[head * operands.group + member]
+            decay = own.decays(row >= column, cuts=operands.cuts)
+            scores.append((products[:CHUNK] * decay).astype(narrow))
+            systems.append(own.beta * products[CHUNK:] * decay)
+    inverses = _inverses(systems, row, column, narrow)
+    for number, (weights, inverse) in enumerate(zip(scores, inverses, strict=True)):
+        pair, own = pairs[number // operands.group], rates_of[number]
+        lanes = slice(number * value_width, (number + 1) * value_width)
+        before, inverse = state[number], inverse.astype(narrow)
+        held = tile_dot(pair, before.astype(narrow))
+        missing = own.beta * (v[0, :, lanes].astype(jnp.float32) - own.fade * held[CHUNK:])
+        written = tile_dot(inverse, missing.astype(narrow))
+        if keeps:
+            out[0, 0, number], other[0, 0, number] = before.astype(narrow), inverse
+        else:
+            result = own.fade * held[:CHUNK] + tile_dot(weights, written.astype(narrow))
+            out[0, :, lanes] = result.astype(out.dtype)
+        lasting = (own.rest * written).astype(narrow)
+        kept = own.fade_whole * before
+        state[number] = kept + tile_dot(pair[CHUNK:], lasting, contract=(0, 0))
+
+    if not keeps:
+
+        @pl.when(step == steps - 1)
+        def _finish() -> None:
+            other[0] = state[...]
+
+
+def _inverses(
+    systems: Sequence[jax.Array], row: jax.Array, column: jax.Array, operands: Any
+) -> list[jax.Array]:
+    """(I + A)⁻¹ of the strictly lower part of each, as `triangular.unit_lower_inverse` finds it."""
+
+    def left(block: int) -> jax.Array:
+        """The lower left quarter of each diagonal block of twice `block`."""
+        shift = block.bit_length() - 1
+        high, low = row >> shift, column >> shift
+        return ((high & 1) == 1) & (high == low + 1)
+
+    eye = jnp.where(row == column, 1.0, 0.0)
+    mask = left(1)
+    inverses = [eye - jnp.where(mask, a, 0.0) for a in systems]
+    systems = [a.astype(operands) for a in systems]
+    block = 2
+    while block < CHUNK:
+        mask = left(block)
+        narrow = [x.astype(operands) for x in inverses]
+        lefts = [jnp.where(mask, a, jnp.zeros_like(a)) for a in systems]
+        products = [tile_dot(x, a).astype(operands) for x, a in zip(narrow, lefts, strict=True)]
+        inverses = [
+            x - tile_dot(product, y)
+            for x, product, y in zip(inverses, products, narrow, strict=True)
+        ]
+        block *= 2
+    return inverses
