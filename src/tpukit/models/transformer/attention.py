@@ -100,7 +100,8 @@ class SelfAttention(nnx.Module):
         return self.o_proj(out), kept
 
     def _attend(self, q: jax.Array, keys: Keys, context: LayerContext) -> tuple[jax.Array, Keys]:
-        sinks = None if self.sinks is None else self.sinks[...].astype(jnp.float32)
+        wide = jnp.promote_types(q.dtype, jnp.float32)
+        sinks = None if self.sinks is None else self.sinks[...].astype(wide)
         if self.k_proj is None:
             return context.mixing.attend_shared(self.layer, q, keys, sinks), keys
         return context.mixing.attend(self.layer, q, keys, sinks)

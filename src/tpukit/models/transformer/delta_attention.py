@@ -65,8 +65,9 @@ class DeltaAttention(nnx.Module):
         q = self._convolved("q", self.q_proj, self.q_conv, x, context)
         k = self._convolved("k", self.k_proj, self.k_conv, x, context)
         v = self._convolved("v", self.v_proj, self.v_conv, x, context)
-        rate = self.a_proj(x).astype(jnp.float32) + self.dt_bias[...].astype(jnp.float32)
-        decay = -jnp.exp(self.a_log[...].astype(jnp.float32)) * jax.nn.softplus(rate)
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        rate = self.a_proj(x).astype(wide) + self.dt_bias[...].astype(wide)
+        decay = -jnp.exp(self.a_log[...].astype(wide)) * jax.nn.softplus(rate)
         inputs = DeltaInputs(
             self._heads(q, delta.key_dim),
             self._heads(k, delta.key_dim),
@@ -78,7 +79,7 @@ class DeltaAttention(nnx.Module):
         out = constrain(checkpoint_name(out, "context"), "batch", "sequence", "heads", "head_dim")
         gate = self._heads(self.z_proj(x), delta.value_dim)
         normed = rms_norm(out, self.norm.scale[...], eps=self.eps)
-        gated = (normed * jax.nn.silu(gate.astype(jnp.float32))).astype(x.dtype)
+        gated = (normed * jax.nn.silu(gate.astype(wide))).astype(x.dtype)
         return self.o_proj(gated.reshape(*x.shape[:2], -1)), None
 
     def _convolved(

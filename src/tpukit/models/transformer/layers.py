@@ -63,7 +63,8 @@ class Norm(nnx.Module):
 
     def _scale(self) -> jax.Array:
         scale = self.scale[...]
-        return scale.astype(jnp.float32) + self.offset if self.offset else scale
+        wide = jnp.promote_types(scale.dtype, jnp.float32)
+        return scale.astype(wide) + self.offset if self.offset else scale
 
 
 def unscaled_norm(x: jax.Array, *, eps: float) -> jax.Array:
