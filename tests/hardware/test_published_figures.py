@@ -38,7 +38,7 @@ def catalog(name):
 
 
 CATALOG = {name: catalog(name) for name in GENERATIONS}
-IN_JAX = [name for name in GENERATIONS if name in [one.value for one in tpu_info.ChipVersion]]
+IN_JAX = [name for name in GENERATIONS if name in [one.value for one in tpu_info().ChipVersion]]
 
 
 def of_jax(name):
