@@ -86,8 +86,8 @@ def execution_on(
                 axis=context,
                 layout=layout,
                 mesh=mesh,
-                batch_axes=spread["batch_axes"],
-                channel_axes=spread["head_axes"],
+                batch_axes=axes["batch"],
+                channel_axes=axes.get("heads", ()),
             ),
         )
     elif isinstance(execution.attention, str) and execution.attention in _BY_KERNEL:

@@ -82,7 +82,8 @@ def context_gated_delta(
         ids = None if ids is None else pieces.apart(ids)
         wide, width = v.shape[-1], k.shape[-1]
         nothing = jnp.zeros((*v.shape[:-1], width), v.dtype)
-        beginning = jnp.eye(width, wide + width, wide)
+        precise = jnp.promote_types(v.dtype, jnp.float32)
+        beginning = jnp.eye(width, wide + width, wide, dtype=precise)
         out, behind = gated_delta(
             *(q, k, jnp.concatenate([v, nothing], axis=-1), g, beta),
             initial_state=jnp.broadcast_to(beginning, (v.shape[0], v.shape[2], *beginning.shape)),
