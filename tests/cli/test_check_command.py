@@ -2,6 +2,7 @@
 
 import json
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -235,6 +236,7 @@ class _Compiled:
         self.versions = {"jax": "0"}
         self.operations = {"fusions": 0}
         self.name = report.program
+        self.facts = SimpleNamespace(argument_bytes=())  # as of a compile that did not keep them
 
     def to_dict(self):
         return dict.fromkeys(("compile_s", "stage", "from_cache", "flops_per_device", "code_bytes"))
