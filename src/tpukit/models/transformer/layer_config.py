@@ -265,9 +265,9 @@ def _contradictions(c: LayerConfig) -> list[tuple[bool, str]]:
             "a layer without norms does not train; set pre_norms or post_norms.",
         ),
         (
-            c.parallel_block and (c.post_norms or not c.pre_norms or c.dense_beside_experts),
+            c.parallel_block and (not c.pre_norms or c.dense_beside_experts),
             "parallel_block reads attention and MLP from one norm before both; leave pre_norms "
-            "as it is, and post_norms and dense_beside_experts out.",
+            "as it is, and dense_beside_experts out.",
         ),
         (
             bool(c.sliding_window and c.attention_chunk),
