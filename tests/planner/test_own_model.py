@@ -64,7 +64,8 @@ def compiled(job, *, fits=True):
         purposes={"parameters": GIB, "optimizer state": GIB, "gaps": GIB},
         verdict="too large",
     )
-    return SimpleNamespace(memory=memory, fits=fits, predict=lambda **_: prediction)
+    facts = SimpleNamespace(argument_bytes=())  # as of a compile that did not keep them
+    return SimpleNamespace(memory=memory, fits=fits, facts=facts, predict=lambda **_: prediction)
 
 
 def searched(ask, judge, *, seconds=60.0):
