@@ -65,7 +65,9 @@ def compiled(job, *, fits=True):
         verdict="too large",
     )
     facts = SimpleNamespace(argument_bytes=())  # as of a compile that did not keep them
-    return SimpleNamespace(memory=memory, fits=fits, facts=facts, predict=lambda **_: prediction)
+    return SimpleNamespace(
+        memory=memory, fits=fits, facts=facts, slice=None, predict=lambda **_: prediction
+    )
 
 
 def searched(ask, judge, *, seconds=60.0):

@@ -24,6 +24,7 @@ def compiled(*, total_bytes=10 * GIB, fits=True, step_time_s=1.0):
     prediction = SimpleNamespace(step_time_s=step_time_s, caveats=())
     return SimpleNamespace(
         facts=SimpleNamespace(argument_bytes=()),
+        slice=None,
         memory=SimpleNamespace(total_bytes=total_bytes),
         fits=fits,
         predict=lambda **_: prediction,
