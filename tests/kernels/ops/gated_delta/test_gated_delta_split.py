@@ -87,7 +87,11 @@ def test_sequences_and_heads_may_lie_on_eight_devices(manual):
     def total(function, *arrays):
         return sum(jnp.sin(x).sum() for x in function(*arrays))
 
-    split = jax.shard_map(rule, mesh=mesh, in_specs=spec, out_specs=results) if manual else rule
+    split = (
+        jax.shard_map(rule, mesh=mesh, in_specs=spec, out_specs=results, check_vma=False)
+        if manual
+        else rule
+    )
     both = jax.jit(lambda *x: (split(*x), jax.grad(lambda *y: total(split, *y), range(5))(*x)))
     spread = [jax.device_put(x, NamedSharding(mesh, spec)) for x in whole]
     compiled = both.lower(*spread).compile()

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ...blocks.tiling import LANES, round_up
-from ...blocks.vmem import scoped_limit_bytes, vmem_capacity_bytes
+from ...blocks.vmem import vmem_capacity_bytes
 from ...registry.op import BlockSizes, KernelCase, shape_bucket
 
 OP_NAME = "gated_delta"
@@ -15,7 +15,7 @@ OP_NAME = "gated_delta"
 CHUNK = 128
 RATES = 8  # numbers of each token and head of values, a sublane each
 # Heads of values whose chains of products fill each other's waits.
-HEADS = (8, 4, 16, 2, 1)
+HEADS = (16, 8, 4, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def block_space(case: KernelCase, chip: str) -> Iterator[DeltaBlocks]:
 
 
 def default_blocks(case: KernelCase, chip: str | None) -> DeltaBlocks:
-    """The first of the space that the compiler's own limit lets in; one head of keys at least."""
-    limit = min(scoped_limit_bytes(chip), vmem_capacity_bytes(chip))
+    """As many heads as half of VMEM holds; one head of keys at least."""
+    limit = vmem_capacity_bytes(chip) // 2
     space = block_space(case, chip or "v5e")
     return next((b for b in space if vmem_bytes(case, b) <= limit), DeltaBlocks(1))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from ...blocks.tiling import tile_shape
 from ..gemm.tile import tile_dot
 from .blocks import CHUNK, OP_NAME, RATES
 from .operands import Operands, head_rates, places, unit
@@ -163,12 +164,25 @@ def _inverses(
     block = 2
     while block < CHUNK:
         mask = left(block)
-        narrow = [x.astype(operands) for x in inverses]
         lefts = [jnp.where(mask, a, jnp.zeros_like(a)) for a in systems]
-        products = [tile_dot(x, a).astype(operands) for x, a in zip(narrow, lefts, strict=True)]
-        inverses = [
-            x - tile_dot(product, y)
-            for x, product, y in zip(inverses, products, narrow, strict=True)
-        ]
+        inverses = [_merge(x, a, block) for x, a in zip(inverses, lefts, strict=True)]
         block *= 2
     return inverses
+
+
+def _merge(inverse: jax.Array, left: jax.Array, block: int) -> jax.Array:
+    """T - T L T: only the lower half of each merged block changes, and is all that is multiplied.
+
+    Halves that are no whole tiles would have to be shuffled, and are not taken apart.
+    """
+    narrow = inverse.astype(left.dtype)
+    if block % tile_shape(left.dtype)[0]:
+        return inverse - tile_dot(tile_dot(narrow, left).astype(left.dtype), narrow)
+    lower = range(block, CHUNK, 2 * block)
+    changing = jnp.concatenate([narrow[at : at + block] for at in lower])
+    change = tile_dot(tile_dot(changing, left).astype(left.dtype), narrow)
+    halves: list[jax.Array] = []
+    for number, at in enumerate(lower):
+        own = change[number * block : (number + 1) * block]
+        halves += [inverse[at - block : at], inverse[at : at + block] - own]
+    return jnp.concatenate(halves)

@@ -109,7 +109,7 @@ def make_chunks(
     group = v.shape[2] // k.shape[2]
     queries, keys = (_cut(x.astype(q.dtype), chunk) for x in unit_heads(q, k, wide))
     values = _by_group(_cut(v, chunk), group)
-    rates = chunk_rates(g, beta, starts, chunk)
+    rates = chunk_rates(g.astype(wide), beta.astype(wide), starts, chunk)
     steps, rest_of_steps, beta, fade, rest = (_by_group(x, group) for x in rates[:5])
     seen = jnp.tril(jnp.ones((chunk, chunk), bool))
     if starts is not None:
