@@ -167,7 +167,7 @@ EXAMPLES = {
         (P("data", None, "model"),) * 3,
         options={"causal": True},
         bad=(
-            ({}, without_a_column(2), r"got \(2, 128, 8, 64\), \(2, 128, 4, 64\) and \(2, 128, 4,"),
+            ({}, without_a_column(1), r"queries \(2, 128, 8, 64\) and keys \(2, 128, 4, 63\)"),
             ({"window": 0}, same, "window=0 leaves a query not even its own key"),
         ),
     ),

@@ -94,11 +94,11 @@ def _check(
     return ToolchainCheck(toolchain.name, toolchain.python, report, rejected_flags=tuple(rejected))
 
 
-def _rejected_flags(python: Path, flags: Mapping[str, object], tell: Progress) -> list[str]:
+def _rejected_flags(python: Path, flags: Mapping[str, object], progress: Progress) -> list[str]:
     """Which flags the compiler of an environment does not take, as that compiler says itself."""
     if not flags:
         return []
-    ended = run_tpukit(python, ["flags", "check", "--json", *_written(flags)], progress=tell)
+    ended = run_tpukit(python, ["flags", "check", "--json", *_written(flags)], progress=progress)
     try:
         found = json.loads(ended.output)["flags"]
     except (ValueError, KeyError):

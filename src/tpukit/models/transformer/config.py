@@ -118,7 +118,7 @@ class TransformerConfig(LayerConfig):
         # Only what differs, so that one transformer is described in one way.
         differing = {
             kind: {
-                name: changes[name]
+                name: _plain(getattr(self.kinds[kind], name))
                 for name in sorted(changes)
                 if getattr(self.kinds[kind], name) != getattr(self, name)
             }
@@ -242,10 +242,7 @@ class TransformerConfig(LayerConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
-        fields = self._fields()
-        for name, value in fields.items():
-            if dataclasses.is_dataclass(value) and not isinstance(value, type):
-                fields[name] = dataclasses.asdict(value)
+        fields = {name: _plain(value) for name, value in self._fields().items()}
         fields["matmul_rules"] = dict(self.matmul_rules)
         return {**fields, "layer_kinds": {kind: dict(of) for kind, of in self.layer_kinds.items()}}
 
@@ -267,3 +264,10 @@ class TransformerConfig(LayerConfig):
     def flops_per_token(self, seq_len: int, *, causal: bool = True) -> FlopsPerToken:
         """Training FLOPs (forward and backward) for one token of a `seq_len` sequence."""
         return count_flops_per_token(self, seq_len, causal=causal)
+
+
+def _plain(value: Any) -> Any:
+    """A part of a layer as the table that a file writes; anything else as it is."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value

@@ -9,12 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...hardware.formats import FLOAT32
-from ...step.host_memory import (
-    HELD_WHILE_READ,
-    READ_AT_ONCE_BYTES,
-    exporting_bytes,
-    read_limit_bytes,
-)
+from ...step.host_memory import HELD_WHILE_READ, READ_AT_ONCE_BYTES, read_limit_bytes
 from .memory_model import MemorySplit
 from .model_shape import ModelShape
 
@@ -22,7 +17,10 @@ Numbers = Any  # a number or an array of them
 
 
 def host_bytes(memory: MemorySplit, shape: ModelShape, devices_per_host: Numbers) -> Numbers:
-    """Bytes that one host needs at most: to train and save, to restore, or to export.
+    """Bytes that one host needs at most: to train and save, or to restore.
+
+    An export may run on another machine with more memory, so no slice is refused for it; `check`
+    says what it takes.
 
     A state that several devices hold alike is counted on each, though they share its writing:
     where it matters, with activations beside it on the hosts, states are split.
@@ -32,10 +30,8 @@ def host_bytes(memory: MemorySplit, shape: ModelShape, devices_per_host: Numbers
         shape: The model.
         devices_per_host: Of each candidate.
     """
-    sizes = [FLOAT32.nbytes(int(np.prod(size))) for size in shape.parameter_shapes]
-    largest = max(sizes)
+    largest = max(FLOAT32.nbytes(int(np.prod(size))) for size in shape.parameter_shapes)
     state = (memory.weights + memory.optimizer) * devices_per_host
     training = memory.host * devices_per_host + state
     under_way = np.minimum(state, read_limit_bytes(largest, READ_AT_ONCE_BYTES))
-    held = np.maximum(training, HELD_WHILE_READ * under_way)
-    return np.maximum(held, exporting_bytes(largest, sum(sizes)))
+    return np.maximum(training, HELD_WHILE_READ * under_way)
