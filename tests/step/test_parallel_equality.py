@@ -43,6 +43,19 @@ MODELS = {
         router_choice_bias=True,
         router_scale=2.5,
     ),
+    "predicting": get_preset(
+        "tiny-moe",
+        dtype="float64",
+        param_dtype="float64",
+        n_layers=6,
+        d_model=32,
+        d_ff=32,
+        head_dim=8,
+        vocab_size=64,
+        mtp_layers=2,
+        layer_kinds={"dense": {"n_experts": 0, "experts_per_token": 0}, "moe": {}},
+        layer_pattern="dense then moe",
+    ),
     "linear": get_preset(
         "tiny",
         dtype="float64",
@@ -82,7 +95,7 @@ MODELS = {
 # Long enough for the convolution to reach no further than the piece before.
 LENGTHS = {"linear": 32}
 # In these a difference of float32's last digit is one of 1e-2 in the loss after five steps.
-IN_FLOAT64 = ("latent", "linear")
+IN_FLOAT64 = ("latent", "linear", "predicting")
 RATES = {"linear": 0.003}  # parts of it are float32 whatever the rest is, and that grows
 
 
@@ -141,6 +154,10 @@ SLOW = [
     case("latent", "pipeline+expert", stage=2, data=2, expert=2, microbatches=2),
     case("linear", "fsdp+megatron", fsdp=4, model=2),
     case("linear", "pipeline+fsdp", stage=2, fsdp=4, microbatches=2),
+    case("predicting", "fsdp+expert+megatron", fsdp=2, expert=2, model=2),
+    case("predicting", "fsdp+context", fsdp=2, context=4),
+    case("predicting", "pipeline+fsdp", stage=2, fsdp=4, microbatches=2),
+    case("predicting", "pipeline", stage=4, microbatches=2, pipeline_schedule="gpipe"),
     case("sinks", "fsdp+expert+megatron", fsdp=2, expert=2, model=2),
     case("sinks", "fsdp+context", fsdp=2, context=4),
 ]

@@ -9,6 +9,7 @@ from ..errors import ShardingError, TPUModelError
 from ..models.adapters import TransformerAdapter, Variables
 from ..models.loss.loss import Batch
 from ..models.transformer.config import TransformerConfig
+from ..models.transformer.shapes import kinds_of_stacks
 from ..parallel.experts.routing import RouterStats
 from ..parallel.pipelining.forward import (
     PipelineParams,
@@ -20,7 +21,7 @@ from ..parallel.pipelining.gradient import pipeline_value_and_grad
 from .parts import StepResult, StepSettings, weighted_loss
 
 _FIRST = ("embed", "position_embed")
-_LAST = ("final_norm", "lm_head")
+_LAST = ("final_norm", "lm_head", "mtp")
 
 
 def pipeline_loss_and_gradients(
@@ -38,8 +39,8 @@ def pipeline_loss_and_gradients(
             "reference transformer; for your own model call "
             "tpukit.parallel.pipeline_value_and_grad with its stages."
         )
-    _check_pattern(adapter.config, stages)
     config, execution = adapter.config, settings.execution
+    leading, each = _cut(config, stages)
 
     def first(params: Any, piece: Batch) -> dict[str, Any]:
         model = adapter.module(params, execution)
@@ -54,35 +55,39 @@ def pipeline_loss_and_gradients(
         if config.has_experts:
             wide = jnp.promote_types(config.dtype, jnp.float32)
             carried["router"] = RouterStats.zeros(config.most_experts, wide)
-        return carried
+        return run(params["layers"], carried, leading) if leading else carried
 
     def stage(layers: Any, carried: dict[str, Any]) -> dict[str, Any]:
+        return run(layers, carried, each)
+
+    def run(layers: Any, carried: dict[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
         model = adapter.module({"layers": layers}, execution)
         context = model.context(
             carried["positions"].shape,
             positions=carried["positions"],
             segment_ids=carried.get("segment_ids"),
         )
-        x, router = model.run_stack(adapter.layer_state(layers), carried["x"], context)
+        stacked = adapter.layer_state(layers)
+        x, router = model.run_stack(stacked, carried["x"], context, order=order)
         new = {**carried, "x": x}
         if router is not None:
             new["router"] = carried["router"] + router
         return new
 
     def last(params: Any, carried: dict[str, Any], piece: Batch) -> tuple[jax.Array, Any]:
-        outputs = adapter.read_out(adapter.module(params, execution), carried["x"], piece)
-        loss = weighted_loss(settings.loss, outputs, piece, z_loss=execution.z_loss)
-        router = carried.get("router")
-        penalty = adapter.penalty(router)
+        model = adapter.module(params, execution)
+        read = adapter.read_out(model, carried["x"], piece, carried.get("router"))
+        loss = weighted_loss(settings.loss, read.outputs, piece, z_loss=execution.z_loss)
         total = loss.total
-        if penalty is not None:
-            total = total + (penalty * loss.weight).astype(total.dtype)
-        return total, (loss.weight, router)
+        if read.penalty is not None:
+            total = total + (read.penalty * loss.weight).astype(total.dtype)
+        return total, (loss.weight, read.router)
 
     params = variables.params
+    before, spread = _split_layers(params["layers"], config, leading)
     parts = PipelineParams(
-        first={name: params[name] for name in _FIRST if name in params},
-        stages=split_stages(params["layers"], stages),
+        first={name: params[name] for name in _FIRST if name in params} | before,
+        stages=split_stages(spread, stages),
         last={name: params[name] for name in _last_names(config) if name in params},
     )
     pieces = split_microbatches(dict(batch), settings.microbatches)
@@ -114,30 +119,59 @@ def _join(params: dict[str, Any], gradients: PipelineParams) -> dict[str, Any]:
     joined: dict[str, Any] = {"layers": join_stages(gradients.stages)}
     for part in (gradients.first, gradients.last):
         for name, gradient in part.items():
-            # Tied embeddings are in the first part and in the last.
-            joined[name] = (
-                jax.tree.map(jnp.add, joined[name], gradient) if name in joined else gradient
-            )
+            if name == "layers":
+                joined[name] = gradient | joined[name]
+            # Embeddings that are tied, or of tokens further on, are in both parts.
+            elif name in joined:
+                joined[name] = jax.tree.map(jnp.add, joined[name], gradient)
+            else:
+                joined[name] = gradient
     return {name: joined[name] for name in params}
 
 
+def _split_layers(
+    layers: Any, config: TransformerConfig, leading: tuple[str, ...]
+) -> tuple[dict[str, Any], Any]:
+    """The stacks of the layers that come before the stages, and those that the stages share."""
+    if not leading:
+        return {}, layers
+    first = {name for name, kinds in kinds_of_stacks(config).items() if {*kinds} & {*leading}}
+    before = {name: stack for name, stack in layers.items() if name in first}
+    return {"layers": before}, {name: stack for name, stack in layers.items() if name not in first}
+
+
 def _last_names(config: TransformerConfig) -> tuple[str, ...]:
-    return (*_LAST, "embed") if config.tied_embeddings else _LAST
+    return (*_LAST, "embed") if config.tied_embeddings or config.mtp_layers else _LAST
 
 
-def _check_pattern(config: TransformerConfig, stages: int) -> None:
-    """Raise where stages would not all hold the same kinds of layers in the same order."""
+def _cut(config: TransformerConfig, stages: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The kinds of the layers before the first stage, and of those that every stage holds.
+
+    All stages hold the same kinds in the same order, so a stack of other layers at the start (the
+    dense ones before the experts) runs with the embedding, on every stage alike.
+
+    Raises:
+        ShardingError: There are no such stages.
+    """
     if config.per_layer_width or config.key_donors:
         raise ShardingError(
             f"layers of '{config.name}' read embeddings or keys that other stages have; use a "
             "mesh without a pipeline axis."
         )
-    each = config.n_layers // stages
     order = config.layer_order
-    held = {order[stage * each : (stage + 1) * each] for stage in range(stages)}
-    if config.n_layers % stages == 0 and len(held) > 1:
-        raise ShardingError(
-            f"'{config.name}' has layers in the pattern '{config.layer_pattern}', and {stages} "
-            f"stages of {each} layers would not all hold the same; use a number of stages that "
-            "keeps whole patterns."
-        )
+    stack_of = {kind: name for name, kinds in kinds_of_stacks(config).items() for kind in kinds}
+    first = stack_of[order[0]]
+    start = next((n for n, kind in enumerate(order) if stack_of[kind] != first), 0)
+    alone = start and all(stack_of[kind] != first for kind in order[start:])
+    for leading in (0, start) if alone else (0,):
+        each, left = divmod(config.n_layers - leading, stages)
+        rest = order[leading:]
+        if not left and rest == rest[:each] * stages:
+            return order[:leading], rest[:each]
+    if len(set(order)) == 1:
+        return (), order[: config.n_layers // stages]  # which `split_stages` refuses
+    raise ShardingError(
+        f"'{config.name}' has layers in the pattern '{config.layer_pattern}', and {stages} stages "
+        "would not all hold the same ones in the same order; use a number of stages that keeps "
+        "whole patterns."
+    )

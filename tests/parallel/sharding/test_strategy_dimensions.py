@@ -74,6 +74,16 @@ def test_a_stack_has_a_layer_axis():
     )
 
 
+def test_each_kind_of_layer_may_be_a_stack_of_its_own():
+    shapes = {
+        "layers/dense/up_proj/kernel": (1, 64, 32),
+        "layers/dense/norm/scale": (1, 64),
+        "layers/moe/up_proj/kernel": (4, 64, 16),
+        "layers/moe/norm/scale": (4, 64),
+    }
+    assert find_stacks(shapes) == set(shapes)
+
+
 @pytest.mark.parametrize(
     "shapes",
     [

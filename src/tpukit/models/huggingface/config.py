@@ -13,6 +13,7 @@ from .families import FAMILIES, Family
 _OURS_ALONE = (
     *("name", "dtype", "param_dtype", "matmul", "embedding_lookup", "wide_gradients"),
     *("routing", "capacity_factor", "router_balance_weight", "layer_kinds", "layer_pattern"),
+    "mtp_weight",
 )
 _OF_FILES = ("transformers_version", "architectures", "dtype", "torch_dtype", "auto_map")
 
@@ -98,7 +99,8 @@ def _differences(ours: TransformerConfig, read: TransformerConfig) -> list[str]:
                 continue
             text = f"{field.name}={seen!r}"
             lost += [] if text in lost else [text]
-    for name in ("logit_soft_cap", "scale_embeddings", "tied_embeddings", "max_seq_len"):
+    outside = ("logit_soft_cap", "scale_embeddings", "tied_embeddings", "max_seq_len", "mtp_layers")
+    for name in outside:
         if getattr(ours, name) != getattr(read, name) and ours.layer_kinds:
             lost.append(f"{name}={getattr(ours, name)!r}")
     return lost

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..transformer.config import TransformerConfig
-from ..transformer.shapes import kinds_of_stacks, layer_shapes, parameter_shapes
+from ..transformer.shapes import (
+    kinds_of_stacks,
+    layer_shapes,
+    parameter_shapes,
+    prediction_shapes,
+)
 
 
 @dataclass(frozen=True)
@@ -83,18 +88,37 @@ _OUTSIDE = {
     "per_layer/norm/scale": Slot("per_layer_projection_norm.weight"),
 }
 _HEAD = Slot("lm_head.weight", transposed=True)
+# What each depth of multi-token prediction has a copy of in a file.
+_COPIED = {
+    "embed/embedding": Slot("embed_tokens.weight"),
+    "lm_head/kernel": Slot("shared_head.head.weight", transposed=True),
+}
+
+
+@dataclass(frozen=True)
+class LayerSlots:
+    """Where everything of the layers lies in a checkpoint.
+
+    Attributes:
+        kinds: For each kind of layer, where each of its parameters lies.
+        prediction: What a depth of multi-token prediction has beside its layer.
+    """
+
+    kinds: Mapping[str, Mapping[str, Slot]]
+    prediction: Mapping[str, Slot]
 
 
 def entries(
-    config: TransformerConfig, slots: Mapping[str, Mapping[str, Slot]], *, prefix: str, head: str
+    config: TransformerConfig, slots: LayerSlots, *, prefix: str, head: str, copies: bool = False
 ) -> Iterator[TensorEntry]:
     """Every tensor of the checkpoint, grouped by parameter so that one can be filled at a time.
 
     Args:
         config: The transformer.
-        slots: For each kind of layer, where each of its parameters lies.
+        slots: Where everything of the layers lies.
         prefix: What the names of all tensors but the unembedding's start with.
         head: What the unembedding's starts with.
+        copies: Whether parameters that a file holds several times are given as often.
     """
     shapes = parameter_shapes(config)
     for path, slot in _OUTSIDE.items():
@@ -108,9 +132,35 @@ def entries(
         for path, shape in layer_shapes(config.kinds[kinds[0]], config.d_model).items():
             whole = "/".join(filter(None, ("layers", stack, path)))
             for row, number in enumerate(numbers):
-                slot = slots[config.layer_order[number]][path]
+                slot = slots.kinds[config.layer_order[number]][path]
                 before = f"{prefix}layers.{number}."
                 yield from _of_layer(before, whole, shape, slot, row)
+    yield from _of_predictions(config, slots, prefix, shapes, copies=copies)
+
+
+def _of_predictions(
+    config: TransformerConfig,
+    slots: LayerSlots,
+    prefix: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    copies: bool,
+) -> Iterator[TensorEntry]:
+    """Tensors of multi-token prediction, whose depths are numbered on from the last layer."""
+    if not config.mtp_layers:
+        return
+    numbers = [config.n_layers + depth for depth in range(config.mtp_layers)]
+    of_block = slots.kinds[config.layer_order[-1]]
+    for path, shape in prediction_shapes(config).items():
+        block = path.startswith("block/")
+        slot = of_block[path.removeprefix("block/")] if block else slots.prediction[path]
+        for row, number in enumerate(numbers):
+            before = f"{prefix}layers.{number}."
+            yield from _of_layer(before, f"mtp/layers/{path}", shape, slot, row)
+    for path, slot in _COPIED.items() if copies else ():
+        for number in numbers if path in shapes else ():
+            name = f"{prefix}layers.{number}.{slot.name}"
+            yield TensorEntry(name=name, path=path, shape=shapes[path], slot=slot)
 
 
 def _of_layer(

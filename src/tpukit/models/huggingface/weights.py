@@ -66,6 +66,7 @@ def import_huggingface(
             says, or the architecture is not supported.
     """
     folder = Path(folder)
+    given = config
     data = None if config else _read_json(folder / "config.json")
     if data is not None:
         config, family = TransformerConfig.from_huggingface(data), family_of(data)
@@ -76,11 +77,11 @@ def import_huggingface(
     params: dict[str, Any] = {}
     with ExitStack() as stack:
         tensors = _OpenTensors(folder, stack)
-        slots = {
-            kind: family.slots(layer, config.d_model, text_part(data))
-            for kind, layer in config.kinds.items()
-        }
         prefix, head = tensors.prefixes()
+        # transformers keeps the number of depths in config.json and leaves their weights out.
+        if given is None and f"{prefix}layers.{config.n_layers}.eh_proj.weight" not in tensors:
+            config = config.replace(mtp_layers=0)
+        slots = family.slots_of(config, text_part(data))
         found = entries(config, slots, prefix=prefix, head=head)
         for path, group in itertools.groupby(found, key=_path_of):
             value = _assemble(tensors, list(group), config, dtype)
@@ -162,6 +163,9 @@ class _OpenTensors:
             if not self.file_of:
                 self.file_of = dict.fromkeys(opened.keys(), name)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.file_of
+
     def read(self, entry: TensorEntry, config: TransformerConfig) -> np.ndarray:
         if entry.name not in self.file_of:
             raise TPUModelError(
@@ -219,11 +223,9 @@ def _tensors_of(
     """Every tensor of the checkpoint; parameters are gathered when the first one needs them."""
     family = family_for(config)
     data = family.json(config)
-    slots = {
-        kind: family.slots(layer, config.d_model, data) for kind, layer in config.kinds.items()
-    }
+    slots = family.slots_of(config, data)
     parts: dict[str, list[TensorEntry]] = {}
-    for entry in entries(config, slots, prefix="model.", head=""):
+    for entry in entries(config, slots, prefix="model.", head="", copies=True):
         parts.setdefault(entry.name, []).append(entry)
     last_use = {entry.path: name for name, group in parts.items() for entry in group}
     gathered: dict[str, np.ndarray] = {}

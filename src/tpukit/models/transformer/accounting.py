@@ -68,7 +68,7 @@ def count_parameters(config: "TransformerConfig") -> ParameterCount:
     """Count what `parameter_shapes` lists."""
     c = config
     total = sum(math.prod(shape) for shape in parameter_shapes(c).values())
-    kinds = Counter(c.layer_order)
+    kinds = _layers_run(c)
     idle = sum(
         count * (layer.n_experts - layer.experts_per_token) * expert_weights(layer, c.d_model)
         for layer, count in ((c.kinds[kind], count) for kind, count in kinds.items())
@@ -78,6 +78,8 @@ def count_parameters(config: "TransformerConfig") -> ParameterCount:
     tables += c.vocab_size * c.n_layers * c.per_layer_width
     in_layers = sum(n * matmul_weights(c.kinds[kind], c.d_model) for kind, n in kinds.items())
     beside = c.d_model * c.n_layers * c.per_layer_width
+    # Each depth of multi-token prediction projects two vectors to one and unembeds once more.
+    beside += c.mtp_layers * (2 * c.d_model**2 + embedding)
     return ParameterCount(
         total=total,
         active=total - idle,
@@ -85,6 +87,13 @@ def count_parameters(config: "TransformerConfig") -> ParameterCount:
         # Tied or not, the unembedding is one product with as many weights as the embedding.
         matmul_active=in_layers + beside + embedding,
     )
+
+
+def _layers_run(config: "TransformerConfig") -> Counter[str]:
+    """How many layers of each kind a training step runs, those of multi-token prediction too."""
+    kinds = Counter(config.layer_order)
+    kinds[config.layer_order[-1]] += config.mtp_layers
+    return kinds
 
 
 def matmul_weights(layer: LayerConfig, d_model: int) -> int:
@@ -109,7 +118,7 @@ def count_flops_per_token(
     each = FLOPS_PER_MULTIPLY_ADD * BACKWARD_AND_FORWARD
     attention = sum(
         count * each * _mixing_products(config.kinds[kind], seq_len, causal=causal)
-        for kind, count in Counter(config.layer_order).items()
+        for kind, count in _layers_run(config).items()
     )
     matmul = each * config.parameter_count().matmul_active
     return FlopsPerToken(

@@ -65,6 +65,9 @@ class TransformerConfig(LayerConfig):
     of zeros and ones: more FLOPs, but no rows scattered over each other. `wide_gradients` stacks
     gradients of layers in `param_dtype`, as other trainers do, where ours are as narrow as `dtype`;
     the weights of all layers are then rounded before the first one runs.
+
+    `mtp_layers` more layers, like the last one, learn which tokens come after the next (multi-token
+    prediction); the mean of their losses is weighed with `mtp_weight`.
     """
 
     n_layers: int
@@ -79,6 +82,8 @@ class TransformerConfig(LayerConfig):
     scale_embeddings: bool = False
     logit_soft_cap: float | None = None
     router_balance_weight: float = 0.01
+    mtp_layers: int = 0
+    mtp_weight: float = 0.3
 
     matmul: MatmulFormat = "dtype"
     matmul_rules: tuple[tuple[str, str], ...] = ()
@@ -105,6 +110,11 @@ class TransformerConfig(LayerConfig):
                 raise TPUModelError(f"{name}={getattr(self, name)}; it must be at least 1.")
         if isinstance(self.matmul_rules, Mapping):
             object.__setattr__(self, "matmul_rules", tuple(self.matmul_rules.items()))
+        if self.mtp_layers < 0 or self.mtp_weight < 0:
+            raise TPUModelError(
+                f"mtp_layers={self.mtp_layers} with mtp_weight={self.mtp_weight}; neither may be "
+                "below 0."
+            )
         if self.float8_bound <= 0:
             raise TPUModelError(f"float8_bound={self.float8_bound}; it must be above 0.")
         self._check_choices()

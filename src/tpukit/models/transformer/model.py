@@ -21,6 +21,7 @@ from .layer_pattern import find_runs
 from .layer_stack import StackedLayers, run_layers
 from .layers import Embedding, Linear, Norm
 from .mixing import Keys
+from .mtp import PredictionLayers
 from .per_layer import PerLayerEmbedding
 from .rounding import round_in_use
 from .shapes import kinds_of_stacks
@@ -87,6 +88,7 @@ class Transformer(nnx.Module):
             if config.tied_embeddings
             else Linear(config.d_model, config.vocab_size, config, rngs=rngs)
         )
+        self.mtp = PredictionLayers(config, rngs=rngs) if config.mtp_layers else None
         apply_matmul_rules(self, config)
 
     def __call__(
@@ -158,7 +160,13 @@ class Transformer(nnx.Module):
         return LayerContext.of_training(positions, segment_ids, self.execution)
 
     def run_stack(
-        self, stacked: Any, x: jax.Array, context: LayerContext, *, own: jax.Array | None = None
+        self,
+        stacked: Any,
+        x: jax.Array,
+        context: LayerContext,
+        *,
+        own: jax.Array | None = None,
+        order: tuple[str, ...] | None = None,
     ) -> tuple[jax.Array, RouterStats | None]:
         """Send `x` through the layers whose parameters are `stacked`: all of them, or a stage's.
 
@@ -167,6 +175,7 @@ class Transformer(nnx.Module):
             x: (B, S, d_model).
             context: What the layers share.
             own: (layers, B, S, width) what each layer is given of its own.
+            order: The kinds of these layers; all of the model's by default.
         """
         execution = context.execution
 
@@ -183,6 +192,7 @@ class Transformer(nnx.Module):
             remat=execution.remat,
             scan=execution.scan_layers,
             round_in_turn=execution.scan_layers and not self.config.wide_gradients,
+            order=order,
         )
 
     def walk(
@@ -195,6 +205,7 @@ class Transformer(nnx.Module):
         remat: RematPolicy,
         scan: bool,
         round_in_turn: bool,
+        order: tuple[str, ...] | None = None,
     ) -> tuple[Any, Any]:
         """Call something for every layer in turn; what it carries goes from each to the next.
 
@@ -208,12 +219,18 @@ class Transformer(nnx.Module):
             scan: Whether repeated layers are a loop.
             round_in_turn: Whether each layer's weights are rounded when its turn comes; see
                 `round_in_use`.
+            order: The kinds of these layers; all of the model's by default.
 
         Returns:
             What the last layer carries, and the statistics added up.
         """
         c = self.config
-        names = kinds_of_stacks(c)
+        order = order or c.layer_order
+        names = {
+            name: kinds
+            for name, kinds in kinds_of_stacks(c).items()
+            if not {*kinds}.isdisjoint(order)
+        }
         stack_of = {kind: name for name, kinds in names.items() for kind in kinds}
         definitions = {kind: _definition(c, kind, stack) for kind, stack in stack_of.items()}
         weights = {name: stacked[name] if name else stacked for name in names}
@@ -229,14 +246,17 @@ class Transformer(nnx.Module):
             return call(layer, carry, own, shared, kind)
 
         donors = frozenset(donor for donor in c.key_donors.values() if donor is not None)
-        order = c.layer_order[: _count_layers(weights)]
         layers = StackedLayers(weights, stack_of, order, donors, inputs)
         runs = find_runs(order, alone=tuple(sorted(donors)))
         return run_layers(one_layer, layers, runs, carry, remat=remat, scan=scan)
 
     def unembed(self, x: jax.Array) -> jax.Array:
         """Logits of the last layer's output."""
-        logits = self.final_norm(x) @ self.head()
+        return self.logits(self.final_norm(x))
+
+    def logits(self, normed: jax.Array) -> jax.Array:
+        """Logits of normed activations."""
+        logits = normed @ self.head()
         if self.config.logit_soft_cap is not None:
             cap = jnp.asarray(self.config.logit_soft_cap, logits.dtype)
             logits = cap * jnp.tanh(logits / cap)
@@ -264,11 +284,6 @@ def _definition(config: TransformerConfig, kind: str, stack: str) -> Any:
     empty = nnx.eval_shape(lambda: DecoderLayer(config, layer, rngs=nnx.Rngs(0)))
     apply_layer_rules(empty, config, path="/".join(filter(None, ("layers", stack))))
     return nnx.graphdef(empty)
-
-
-def _count_layers(stacks: Mapping[str, Any]) -> int:
-    """Layers that these stacks hold: all, or those of a pipeline stage."""
-    return sum(jax.tree.leaves(stack)[0].shape[0] for stack in stacks.values())
 
 
 def _as_they_are(parameters: Any) -> Any:

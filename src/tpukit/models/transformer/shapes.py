@@ -33,7 +33,21 @@ def parameter_shapes(config: "TransformerConfig") -> Shapes:
         shapes |= _norm("per_layer/norm", c.per_layer_width, c)
     if not c.tied_embeddings:
         shapes["lm_head/kernel"] = (c.d_model, c.vocab_size)
+    if c.mtp_layers:
+        for path, shape in prediction_shapes(c).items():
+            shapes[f"mtp/layers/{path}"] = (c.mtp_layers, *shape)
     return shapes
+
+
+def prediction_shapes(config: "TransformerConfig") -> Shapes:
+    """The shape of every parameter of one depth of multi-token prediction."""
+    c, d = config, config.d_model
+    shapes: Shapes = {}
+    for name in ("embed_norm", "hidden_norm", "final_norm"):
+        shapes |= _norm(name, d, c)
+    shapes |= _linear("proj", 2 * d, d)
+    block = layer_shapes(c.kinds[c.layer_order[-1]], d)
+    return shapes | {f"block/{path}": shape for path, shape in block.items()}
 
 
 def kinds_of_stacks(config: "TransformerConfig") -> dict[str, tuple[str, ...]]:

@@ -123,7 +123,8 @@ def find_stacks(shapes: Mapping[str, tuple[int, ...]], *, hints: Sequence[str] =
     """Return the paths whose first dimension counts layers.
 
     A stack is a container such as `layers` that is not numbered inside, whose arrays all agree
-    on their first dimension. Pass weights only: counters and random keys would hide one.
+    on their first dimension, or each of whose parts is such a stack: one for each kind of layer.
+    Pass weights only: counters and random keys would hide one.
 
     Args:
         shapes: Shape of every parameter by path.
@@ -136,10 +137,21 @@ def find_stacks(shapes: Mapping[str, tuple[int, ...]], *, hints: Sequence[str] =
         for end, word in enumerate(words[:-1], start=1):
             if _STACK.fullmatch(word.lower()) and not words[end].isdigit():
                 members.setdefault(words[:end], []).append(path)
-    for paths in members.values():
+
+    def is_stack(paths: Sequence[str]) -> bool:
         ranks = [len(shapes[path]) for path in paths]
         # A stacked vector is 2-D and a stacked matrix 3-D: less means these are plain arrays.
-        if min(ranks) >= 2 and max(ranks) >= 3 and len({shapes[path][0] for path in paths}) == 1:
+        return min(ranks) >= 2 and max(ranks) >= 3 and len({shapes[path][0] for path in paths}) == 1
+
+    def is_kind(paths: Sequence[str]) -> bool:
+        # A whole layer has vectors too; a lone 3-D array may be a matrix of separate heads.
+        return is_stack(paths) and min(len(shapes[path]) for path in paths) == 2
+
+    for container, paths in members.items():
+        parts: dict[str, list[str]] = {}
+        for path in paths:
+            parts.setdefault(path.split("/")[len(container)], []).append(path)
+        if is_stack(paths) or all(is_kind(part) for part in parts.values()):
             stacked.update(paths)
     return stacked
 

@@ -8,7 +8,16 @@ from jax.sharding import PartitionSpec
 from ...errors import ShardingError
 from .dimensions import Parameter
 from .report import Placement
-from .rules import Entries, Rule, check_axes, check_fits, entries_spec, first_match, spec_entries
+from .rules import (
+    Entries,
+    Rule,
+    check_axes,
+    check_fits,
+    does_not_divide,
+    entries_spec,
+    first_match,
+    spec_entries,
+)
 from .strategy import Strategy
 
 # Zeros there change nothing that the next layer reads; padded heads or experts would.
@@ -103,6 +112,10 @@ def check_found_work(
     for member, axes in working:
         active = math.prod(axes.values()) > 1 and not by_hand
         if active and member.name in missing and member.name not in contributors:
+            stack = next((one for one in placed if "layers" in one.dims), None)
+            if member.name == "pipeline" and stack is not None:
+                layers = stack.shape[stack.dims.index("layers")]
+                raise does_not_divide(stack.path, "layers", layers, axes)
             raise ShardingError(
                 f"Strategy {member.name!r} found no parameter to split among {len(placed)} arrays; "
                 f"{missing[member.name]}."

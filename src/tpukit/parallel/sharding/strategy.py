@@ -74,7 +74,9 @@ class ByDimension:
                 continue
             # Fewer key/value heads than devices is how grouped-query models are made: each
             # device keeps the heads it needs. A guess from shapes is no promise either.
-            if units % ways and (dim == "kv_heads" or parameter.guessed):
+            # A stack that stages cannot share (leading dense layers) lies on all of them; that none
+            # can be shared is for `check_found_work` to say.
+            if units % ways and (dim in ("kv_heads", "layers") or parameter.guessed):
                 continue
             if units % ways and units != parameter.shape[index]:
                 raise does_not_divide(parameter.path, str(dim), units, axes)

@@ -75,6 +75,7 @@ def _read_v2(data: Json) -> dict[str, Any]:
 
 def _read_v3(data: Json) -> dict[str, Any]:
     fields = _read(data)
+    fields["mtp_layers"] = data.get("num_nextn_predict_layers") or 0
     fields["layer_kinds"]["moe"] |= {
         "router_score": "sigmoid",
         "router_choice_bias": True,
@@ -124,7 +125,8 @@ def _write_v2(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _write_v3(config: TransformerConfig) -> dict[str, Any]:
-    return {**_write(config), "rope_interleave": True, "num_nextn_predict_layers": 0}
+    depths = {"num_nextn_predict_layers": config.mtp_layers}
+    return {**_write(config), "rope_interleave": True, **depths}
 
 
 def _rope(config: TransformerConfig) -> dict[str, Any]:
@@ -164,5 +166,16 @@ def _slots(layer: LayerConfig, d_model: int, data: Json) -> dict[str, Slot]:
 
 DEEPSEEK_V2 = Family("deepseek_v2", "DeepseekV2ForCausalLM", _read_v2, _write_v2, _slots)
 DEEPSEEK_V3 = Family(
-    "deepseek_v3", "DeepseekV3ForCausalLM", _read_v3, _write_v3, _slots, also=("kimi_k2",)
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    _read_v3,
+    _write_v3,
+    _slots,
+    also=("kimi_k2",),
+    prediction={
+        "embed_norm/scale": Slot("enorm.weight"),
+        "hidden_norm/scale": Slot("hnorm.weight"),
+        "proj/kernel": Slot("eh_proj.weight", transposed=True),
+        "final_norm/scale": Slot("shared_head.norm.weight"),
+    },
 )

@@ -1,14 +1,14 @@
 """What a family of Hugging Face models is: how its files are read and written."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ....errors import TPUModelError
 from ...transformer.config import TransformerConfig
 from ...transformer.layer_config import LayerConfig
 from ..slots import usual_slots
-from ..tensors import Slot
+from ..tensors import LayerSlots, Slot
 
 Json = Mapping[str, Any]
 ACTIVATIONS = {
@@ -34,6 +34,8 @@ class Family:
         write: The entries of `config.json` that `read` needs beside the usual ones.
         slots: Where the parameters of a layer lie in a checkpoint.
         also: Other names of it: that of a model whose text part it is, or of a copy.
+        prediction: Where a depth of multi-token prediction has what is beside its layer; those
+            depths are stored as layers after the last.
     """
 
     model_type: str
@@ -42,6 +44,14 @@ class Family:
     write: Callable[[TransformerConfig], dict[str, Any]]
     slots: Callable[[LayerConfig, int, Json], dict[str, Slot]] = _slots
     also: tuple[str, ...] = ()
+    prediction: Mapping[str, Slot] = field(default_factory=dict[str, Slot])
+
+    def slots_of(self, config: TransformerConfig, data: Json) -> LayerSlots:
+        """Where everything of the layers lies in a checkpoint."""
+        kinds = {
+            kind: self.slots(layer, config.d_model, data) for kind, layer in config.kinds.items()
+        }
+        return LayerSlots(kinds, self.prediction)
 
     def config(self, data: Json) -> TransformerConfig:
         """The transformer that a `config.json` describes.
