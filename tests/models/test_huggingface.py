@@ -290,6 +290,12 @@ def break_weights(folder, how):
         (folder / "config.json").write_text("{")
     if how == "damaged":
         (folder / "model.safetensors").write_bytes(b"\x00" * 9)
+    if how == "empty index":
+        (folder / "model.safetensors.index.json").write_text("{}")
+    if how == "file elsewhere":
+        (folder / "model.safetensors").rename(folder.parent / "other.safetensors")
+        where = {"model.norm.weight": "../other.safetensors"}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 
 
 @pytest.mark.parametrize(
@@ -301,6 +307,8 @@ def break_weights(folder, how):
         ("no config", "config.json is not there"),
         ("bad config", "config.json is not JSON"),
         ("damaged", "cannot be read as safetensors"),
+        ("empty index", "has no 'weight_map'"),
+        ("file elsewhere", "names the file '../other.safetensors'; files of a checkpoint lie"),
     ],
 )
 def test_broken_folders_are_explained(tmp_path, how, message):

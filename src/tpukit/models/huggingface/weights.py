@@ -142,7 +142,7 @@ class _OpenTensors:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
         if (folder / INDEX_FILE).exists():
-            self.file_of: dict[str, str] = _read_json(folder / INDEX_FILE)["weight_map"]
+            self.file_of = _files_of_index(folder / INDEX_FILE)
         elif (folder / SINGLE_FILE).exists():
             self.file_of = {}
         else:
@@ -197,6 +197,24 @@ class _OpenTensors:
             return min(found, key=len).removesuffix(ending) if found else default
 
         return before("embed_tokens.weight", "model."), before("lm_head.weight", "")
+
+
+def _files_of_index(index: Path) -> dict[str, str]:
+    """The file of each tensor, by its name in the index's own folder.
+
+    Raises:
+        TPUModelError: It is no index, or names a file of another folder: whoever made a checkpoint
+            does not choose which files of this machine are opened.
+    """
+    files = _read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise TPUModelError(f"{index} has no 'weight_map' of tensors and files; download it again.")
+    for name in files.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise TPUModelError(
+                f"{index} names the file {name!r}; files of a checkpoint lie beside its index."
+            )
+    return files
 
 
 def _assemble(
