@@ -257,3 +257,23 @@ def test_the_hook_of_a_run_leaves_what_can_be_read(train_step, tmp_path):
     assert profile.step.steps == TRACED
     assert profile.recording.label == "run"
     assert profile.recording.device_kind == "cpu"
+
+
+def test_steps_are_counted_by_their_own_program_where_others_have_its_name(train_step, tmp_path):
+    """Functions without a name of their own make programs of one name."""
+    from tpukit.observe.profiling.profile import read_newest
+    from tpukit.records.hooks import SKIPPED, TRACED, ProfileHook
+
+    vector = jnp.ones(8)
+    others = [jax.jit(lambda x, by=by: jnp.sin(x) + by) for by in range(3)]
+    for other in others:
+        other(vector).block_until_ready()
+    hook = ProfileHook()
+    hook.on_start(tmp_path / "run", {})
+    for step in range(SKIPPED + TRACED + 2):
+        for other in others if step == SKIPPED else ():
+            other(vector).block_until_ready()
+        jax.block_until_ready(train_step())
+        hook.on_record({"step": step})
+    hook.on_end(None)
+    assert read_newest(tmp_path / "run").step.steps == TRACED

@@ -111,7 +111,7 @@ def attribute(recording: Recording) -> list[HostTimes]:
 
 
 def _attribute_host(host: HostRecording, device_kind: str) -> HostTimes:
-    totals: dict[tuple[str, str], OpTotal] = {}
+    totals: dict[tuple[str, int | None, str], OpTotal] = {}
     devices: list[DeviceTime] = []
     roof: Roof | None = None
     for track in host.devices:
@@ -132,7 +132,7 @@ def _attribute_host(host: HostRecording, device_kind: str) -> HostTimes:
 def _add_up(
     judged: Iterable[tuple[OpEvent, Judged]],
     window: Interval,
-    totals: dict[tuple[str, str], OpTotal],
+    totals: dict[tuple[str, int | None, str], OpTotal],
 ) -> None:
     for op, verdict in judged:
         span = _clipped(op.start, op.end, window)
@@ -140,7 +140,8 @@ def _add_up(
         if span is None or verdict.is_control or op.is_async:
             continue
         name = verdict.facts.name if verdict.facts else op.own_name
-        total = totals.setdefault((op.program, name), OpTotal(name, op.program, verdict))
+        key = op.program, op.program_id, name
+        total = totals.setdefault(key, OpTotal(name, op.program, verdict))
         total.seconds += (span[1] - span[0]) / 1e9
         total.times += 1
 

@@ -49,6 +49,7 @@ class OpFacts:
         vector_flops: Of its elementwise arithmetic and reductions.
         moved_bytes: Read and written in device memory; None where it cannot be told.
         is_unfused: Whether it is one elementwise or moving op that the compiler fused with nothing.
+        runs_once: Whether it stands in no loop or branch: it runs once in every run of the program.
     """
 
     name: str
@@ -63,6 +64,7 @@ class OpFacts:
     vector_flops: float = 0.0
     moved_bytes: float | None = None
     is_unfused: bool = False
+    runs_once: bool = False
 
 
 class RecordedProgram:
@@ -122,11 +124,6 @@ class RecordedProgram:
         name = self._kernels.get(kernel)
         return None if name is None else self.facts(name)
 
-    def runs_once(self, name: str) -> bool:
-        """Whether an op stands in no loop or branch: it runs once in every run of the program."""
-        home = self._homes.get(name)
-        return home is not None and home.name == self.module.entry_name
-
     def _describe(self, instruction: Instruction, home: Computation) -> OpFacts:
         module = self.module
         target = instruction.custom_call_target
@@ -155,6 +152,7 @@ class RecordedProgram:
             vector_flops=_vector_flops(instruction, home, module),
             moved_bytes=moved,
             is_unfused=not collective and not hosted and _is_unfused(instruction, module),
+            runs_once=home.name == module.entry_name,
         )
 
     def _source_of(self, instruction: Instruction) -> str:

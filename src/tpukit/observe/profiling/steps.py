@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...checker.report import Report, read_report
@@ -183,19 +182,30 @@ def _main_program(times: Sequence[HostTimes]) -> str:
 
 
 def _count_steps(times: Sequence[HostTimes], main: str) -> int:
-    """How often the main program ran on a device, by those of its ops that run once in it."""
-    counts = [
-        op.times / len(one.devices)
+    """How often the main program ran on a device, by those of its ops that run once in it.
+
+    Half of their time is in ops that ran so often or less: functions without a name of their own
+    make programs of one name, of which the largest counts.
+    """
+    counted = sorted(
+        (op.times / len(one.devices), op.seconds)
         for one in times
         for op in one.ops
-        if op.program == main and op.judged.facts and _runs_once(one.host, main, op.name)
-    ]
-    return max(1, round(median(counts))) if counts else 1
+        if op.program == main and op.judged.facts and op.judged.facts.runs_once
+    )
+    left = sum(seconds for _, seconds in counted) / 2
+    for count, seconds in counted:
+        left -= seconds
+        if left <= 0:
+            return max(1, round(count))
+    return 1
 
 
-def _runs_once(host: HostRecording, program: str, op: str) -> bool:
-    found = host.programs.get(program)
-    return found is not None and found.runs_once(op)
+def _runs_once(host: HostRecording, event: OpEvent) -> bool:
+    # By the event, whose program has a number: several may have one name.
+    program = host.program_of(event)
+    facts = None if program is None else program.facts(event.name)
+    return facts is not None and facts.runs_once
 
 
 def _step_interval(track: DeviceTrack, host: HostRecording, main: str) -> Interval:
@@ -211,7 +221,7 @@ def _step_interval(track: DeviceTrack, host: HostRecording, main: str) -> Interv
     runs = [run for run in track.runs if holds_own(run) and start <= run[0] and run[1] <= end]
     if not track.runs:
         # A GPU's file has no runs: one begins where the first op that runs once does.
-        first = next((op.name for op in own if _runs_once(host, main, op.name)), "")
+        first = next((op.name for op in own if _runs_once(host, op)), "")
         begins = [op.start for op in own if op.name == first]
         runs = list(pairwise([*begins, max(op.end for op in own)])) if begins else []
     if not runs:
