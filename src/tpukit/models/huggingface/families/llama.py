@@ -13,12 +13,17 @@ _MIXTRAL_EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def _read(data: Json) -> dict[str, Any]:
-    return read_rope(data)
+    # Whatever a file says, transformers rotates whole heads in these types.
+    return {**read_rope(data), "rope_share": 1.0}
 
 
 def _read_windowed(data: Json) -> dict[str, Any]:
     used = data.get("use_sliding_window", True)
-    return {**read_rope(data), "sliding_window": data.get("sliding_window") if used else None}
+    return {**_read(data), "sliding_window": data.get("sliding_window") if used else None}
+
+
+def _read_phi3(data: Json) -> dict[str, Any]:
+    return {**_read_windowed(data), **read_rope(data)}
 
 
 def _write(config: TransformerConfig) -> dict[str, Any]:
@@ -39,7 +44,7 @@ def _write_windowed(config: TransformerConfig) -> dict[str, Any]:
 
 def _read_qwen2(data: Json) -> dict[str, Any]:
     window = data.get("sliding_window") if data.get("use_sliding_window") else None
-    fields = {**read_rope(data), "attention_bias": "qkv"}
+    fields = {**_read(data), "attention_bias": "qkv"}
     local = data["num_hidden_layers"] - data.get("max_window_layers", data["num_hidden_layers"])
     if window is None or local <= 0:
         return fields
@@ -161,4 +166,4 @@ QWEN2 = Family("qwen2", "Qwen2ForCausalLM", _read_qwen2, _write_qwen2)
 QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _read_qwen3, _write_windowed)
 MIXTRAL = Family("mixtral", "MixtralForCausalLM", _read_mixtral, _write_mixtral, _mixtral_slots)
 QWEN3_MOE = Family("qwen3_moe", "Qwen3MoeForCausalLM", _read_qwen3_moe, _write_qwen3_moe)
-PHI3 = Family("phi3", "Phi3ForCausalLM", _read_windowed, _write_phi3, _phi3_slots)
+PHI3 = Family("phi3", "Phi3ForCausalLM", _read_phi3, _write_phi3, _phi3_slots)
