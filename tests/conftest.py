@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,6 +31,9 @@ os.environ.update(
     TPUKIT_STATE_DIR=str(Path(__file__).parents[1] / ".cache" / "state"),
 )
 
+# A shell starts what runs in its background deaf to Ctrl-C, and every child of it would be too.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LOGGER = logging.getLogger("tpukit")
 AT_FIRST = LOGGER.propagate, LOGGER.level, [*LOGGER.handlers]
