@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import psutil
 import pytest
+from child_processes import children_running
 
 from tpukit.observe import TPUProfiler
 from tpukit.observe.sources import jax_memory, libtpu_sdk
@@ -194,11 +195,7 @@ class TestSdk:
         assert source.is_asking  # so the reading did not wait for the child
         source.wait()
         assert "did not answer within 1 s" in source.read().missing["tensorcore_utilization"]
-        assert not [
-            child
-            for child in psutil.Process().children(recursive=True)
-            if "libtpu_sdk_child" in " ".join(child.cmdline())
-        ]
+        assert not children_running("libtpu_sdk_child")
 
     def test_it_asks_seldom(self, plugged):
         now = [0.0]
