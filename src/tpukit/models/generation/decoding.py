@@ -113,7 +113,7 @@ def begin_rows(
     return DecodingState(
         tokens=room.at[rows, lengths].set(first),
         positions=lengths,
-        done=(first == eos) | (lengths == 0),
+        done=jnp.isin(first, eos) | (lengths == 0),
         steps=jnp.ones((), jnp.int32),
         cache=cache,
     ).placed()
@@ -148,11 +148,11 @@ def extend_rows(
             execution=execution,
         )
         positions = now.positions + 1
-        chosen = jnp.where(now.done, eos, sampling.choose(logits, _keys(seed, positions)))
+        chosen = jnp.where(now.done, eos[0], sampling.choose(logits, _keys(seed, positions)))
         return DecodingState(
             tokens=now.tokens.at[rows, positions].set(chosen),
             positions=positions,
-            done=now.done | (chosen == eos),
+            done=now.done | jnp.isin(chosen, eos),
             steps=now.steps + 1,
             cache=cache,
         ).placed()

@@ -19,6 +19,7 @@ from .decoding import DecodingState, Sampling
 from .programs import DecodingPrograms, rounded_size
 from .result import Ending, Generation
 
+NO_END = -1  # a token that no model has
 Prompts: TypeAlias = Iterable[ArrayLike | Sequence[int]]  # rows of token numbers
 
 
@@ -50,7 +51,7 @@ class Generator:
         *,
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
-        eos: int | None = None,
+        eos: int | Sequence[int] | None = None,
     ) -> Generation:
         """All new tokens at once; see `generate`."""
         *_, last = self.stream(
@@ -64,7 +65,7 @@ class Generator:
         *,
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
-        eos: int | None = None,
+        eos: int | Sequence[int] | None = None,
         every: int = 8,
     ) -> Iterator[Generation]:
         """What there is so far, every so many tokens; the last is the whole.
@@ -73,7 +74,7 @@ class Generator:
             prompts: A sequence of token numbers a row; rows may differ in length.
             max_new_tokens: At most, for each row.
             sampling: How a token is chosen.
-            eos: The token that ends a row.
+            eos: The token that ends a row, or several that do.
             every: Tokens between two results.
         """
         rows = _checked_prompts(prompts, self.config)
@@ -90,7 +91,8 @@ class Generator:
         self._compile_s = 0.0
         # The seed and the end are arguments: another one needs no other program.
         how = dataclasses.replace(choose, seed=0)
-        rest = (jnp.asarray(-1 if eos is None else eos, jnp.int32), jnp.uint32(choose.seed))
+        ends = _ends(eos)
+        rest = (jnp.asarray(ends or (NO_END,), jnp.int32), jnp.uint32(choose.seed))
         arguments = (self.params, *self.programs.put_rows((tokens, filled)), *rest)
         begin = self._program("prefill", arguments, sampling=how, slots=slots)
         started = time.perf_counter()
@@ -98,7 +100,7 @@ class Generator:
         prompt_s, decode_s = time.perf_counter() - started, 0.0
         while True:
             steps, done = int(state.steps), np.asarray(state.done)
-            result = self._result(state, lengths, eos, prompt_s=prompt_s, decode_s=decode_s)
+            result = self._result(state, lengths, ends, prompt_s=prompt_s, decode_s=decode_s)
             yield result
             if steps >= max_new_tokens or done.all():
                 return
@@ -135,7 +137,7 @@ class Generator:
         self,
         state: DecodingState,
         lengths: np.ndarray,
-        eos: int | None,
+        ends: tuple[int, ...],
         *,
         prompt_s: float,
         decode_s: float,
@@ -145,8 +147,9 @@ class Generator:
         ended: list[Ending] = []
         for row, length in zip(tokens[: len(lengths)], lengths, strict=True):
             found: list[int] = row[length : length + steps].tolist()
-            ended.append("end" if eos in found else "length")
-            new.append(tuple(found[: found.index(eos)] if eos in found else found))
+            stop = next((place for place, one in enumerate(found) if one in ends), None)
+            ended.append("length" if stop is None else "end")
+            new.append(tuple(found[:stop]))
         return Generation(
             tokens=tuple(new),
             ended=tuple(ended),
@@ -168,7 +171,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    eos: int | None = None,
+    eos: int | Sequence[int] | None = None,
 ) -> Generation:
     """Continue prompts with tokens drawn from a reference transformer.
 
@@ -181,7 +184,7 @@ def generate(
         top_k: Draw only from so many of the likeliest tokens.
         top_p: Draw only from the likeliest tokens that together hold this much probability.
         seed: The same gives the same tokens.
-        eos: The token that ends a row.
+        eos: The token that ends a row, or several that do.
 
     Raises:
         TPUModelError: It is not a reference transformer, or the tokens do not fit it.
@@ -214,6 +217,12 @@ def transformer_config(model: object) -> TransformerConfig:
         f"{type(getattr(found, 'model', found)).__name__}; pass a preset's "
         "name, a TransformerConfig, or a Workload of one."
     )
+
+
+def _ends(eos: int | Sequence[int] | None) -> tuple[int, ...]:
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(int(one) for one in eos)
 
 
 def _mesh_of(params: PyTree) -> Mesh | None:

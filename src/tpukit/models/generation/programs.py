@@ -125,7 +125,7 @@ class DecodingPrograms:
         with self._rules():
             tokens = _as_placed(jax.ShapeDtypeStruct((rows, prompt), jnp.int32), "batch", None)
             lengths = _as_placed(jax.ShapeDtypeStruct((rows,), jnp.int32), "batch")
-        return (tokens, lengths, *self._numbers(jnp.int32, jnp.uint32))
+        return (tokens, lengths, *self._ends_and_seed())
 
     def decode_arguments(self, *, rows: int, slots: int) -> tuple[Any, ...]:
         """Arguments of `decode` but the parameters, as shapes with shardings."""
@@ -134,11 +134,14 @@ class DecodingPrograms:
         state: DecodingState = jax.eval_shape(begin, self._param_shapes, *prompts)
         with self._rules():
             state = state.placed(_as_placed)
-        return (state, *self._numbers(jnp.int32, jnp.int32, jnp.uint32))
+        return (state, self._everywhere((), jnp.int32), *self._ends_and_seed())
 
-    def _numbers(self, *dtypes: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
-        everywhere = None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
-        return tuple(jax.ShapeDtypeStruct((), dtype, sharding=everywhere) for dtype in dtypes)
+    def _ends_and_seed(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return self._everywhere((1,), jnp.int32), self._everywhere((), jnp.uint32)
+
+    def _everywhere(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        whole = None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
 
     def _rules(self) -> AbstractContextManager[object]:
         if self.mesh is None:
