@@ -14,7 +14,8 @@ from ..transformer.layer_config import LayerConfig
 
 # (leaf, what its dimensions are, `units` of each where that is not their size) -> leaf in place.
 Place = Callable[..., Any]
-# By the kind of layer; leaves have a leading axis of the layers of that kind.
+# By the kind of layer: one whose leaves have a leading axis of the layers of that kind, or one for
+# each layer, where layers are not a loop.
 Cache = dict[str, Any]
 
 
@@ -91,11 +92,25 @@ class DeltaCache:
         )
 
 
-def empty_cache(config: TransformerConfig, *, rows: int, slots: int) -> Cache:
-    """Room for `slots` tokens in each row; layers that take another's keys have none."""
+def empty_cache(config: TransformerConfig, *, rows: int, slots: int, apart: bool = False) -> Cache:
+    """Room for `slots` tokens in each row; layers that take another's keys have none.
+
+    Args:
+        config: Whose layers they are.
+        rows: Sequences.
+        slots: Tokens of each.
+        apart: Whether every layer has arrays of its own, so that nobody cuts them out of others.
+    """
+
+    def of_kind(kind: str, layers: int) -> Any:
+        layer = config.kinds[kind]
+        if apart:
+            return tuple(_empty(layer, config.dtype, 1, rows, slots) for _ in range(layers))
+        return _empty(layer, config.dtype, layers, rows, slots)
+
     return place_cache(
         {
-            kind: _empty(config.kinds[kind], config.dtype, layers, rows, slots)
+            kind: of_kind(kind, layers)
             for kind, layers in Counter(config.layer_order).items()
             if config.kinds[kind].shares_keys_of is None
         }
@@ -104,7 +119,11 @@ def empty_cache(config: TransformerConfig, *, rows: int, slots: int) -> Cache:
 
 def place_cache(cache: Cache, place: Place = in_place) -> Cache:
     """The cache with every leaf placed by what its dimensions are."""
-    return {kind: one.placed(place) for kind, one in cache.items()}
+    return jax.tree.map(
+        lambda one: one.placed(place),
+        cache,
+        is_leaf=lambda one: isinstance(one, KeyCache | LatentCache | DeltaCache),
+    )
 
 
 def index_in_kind(order: tuple[str, ...]) -> list[int]:

@@ -1,5 +1,6 @@
 """The two forward passes of generation: a whole prompt, and one token on top of the cache."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..transformer.mixing import Keys
 from ..transformer.model import Transformer
 from .cache import Cache, empty_cache, index_in_kind
 from .mixing import PromptMixing, TokenMixing
+from .preparation import put_together
 
 # (cache of the layer's kind or None, its place in it) -> what the layer mixes tokens with
 MakeMixing = Callable[[Any, Any], PromptMixing | TokenMixing]
@@ -35,16 +37,17 @@ def read_prompts(
 
     Args:
         config: What the parameters are of.
-        params: The parameters, as a workload's state has them.
+        params: The parameters, as a workload's state has them; without a loop of layers as
+            `lay_apart` gives them.
         tokens: (rows, longest) prompts, padded at the end.
         lengths: (rows,) tokens of each prompt; 0 where a row is there to fill the batch only.
         slots: Tokens a row can grow to.
         execution: How attention and experts run.
     """
-    model = TransformerAdapter(config).module(params, execution)
+    model = _module(config, params, execution)
     rows, longest = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(longest), (rows, longest))
-    cache = empty_cache(config, rows=rows, slots=slots)
+    cache = empty_cache(config, rows=rows, slots=slots, apart=not execution.scan_layers)
 
     def mixing(cache: Any, index: Any) -> PromptMixing:
         return PromptMixing(cache, index, lengths, execution)
@@ -75,13 +78,20 @@ def read_token(
         slots: Tokens a row can grow to.
         execution: How experts run.
     """
-    model = TransformerAdapter(config).module(params, execution)
+    model = _module(config, params, execution)
 
     def mixing(cache: Any, index: Any) -> TokenMixing:
         return TokenMixing(cache, index, positions)
 
     x, cache = _run(model, tokens[:, None], positions[:, None], cache, mixing, length=slots)
     return model.unembed(x)[:, 0], cache
+
+
+def _module(config: TransformerConfig, params: Any, execution: Execution) -> Transformer:
+    # Here and not before the loop over tokens: across its edge the compiler does not see that
+    # what is put together was only laid apart.
+    whole = params if execution.scan_layers else put_together(params)
+    return TransformerAdapter(config).module(whole, execution)
 
 
 def _run(
@@ -99,14 +109,21 @@ def _run(
     context = LayerContext(positions, length, model.execution, mixing(None, 0))
     index = jnp.asarray(index_in_kind(model.config.layer_order), jnp.int32)
 
+    scan = model.execution.scan_layers
+    met: Counter[str] = Counter()  # layers of each kind, where they are traced one by one
+
     def one_layer(
         layer: DecoderLayer, carry: Any, inputs: Any, shared: Mapping[str, Keys], kind: str
     ) -> Any:
         (x, cache), (own, index) = carry, inputs
-        used = mixing(cache.get(kind), index)
+        held = cache.get(kind)
+        place, met[kind] = met[kind], met[kind] + 1
+        used = mixing(held, index) if scan or held is None else mixing(held[place], 0)
         result = layer(x, context.replace(mixing=used, per_layer=own, shared=shared))
-        kept = {**cache, kind: used.cache} if kind in cache else cache
-        return (result.x, kept), None, result.keys
+        if held is not None:
+            kept = used.cache if scan else (*held[:place], used.cache, *held[place + 1 :])
+            cache = {**cache, kind: kept}
+        return (result.x, cache), None, result.keys
 
     carried, _ = model.walk(
         one_layer,
@@ -114,7 +131,7 @@ def _run(
         stacked=nnx.state(model.layers),
         inputs=(own, index),
         remat=NO_REMAT,
-        scan=True,
+        scan=scan,
         round_in_turn=False,
     )
     return carried

@@ -32,15 +32,17 @@ class Generator:
         model: A preset's name, a `TransformerConfig`, or a `Workload` of one.
         params: Its parameters, as `TrainState.params` or `ImportedModel.params` hold them; on a
             mesh they stay as they are split, and caches are split by rows and heads over it.
+        loop: Whether layers are a loop; see `DecodingPrograms`.
 
     Raises:
         TPUModelError: The model is not the reference transformer.
         ShardingError: The parameters' mesh has an axis that generation cannot use.
     """
 
-    def __init__(self, model: object, params: PyTree) -> None:
-        self.params = jax.tree.map(jnp.asarray, params)
-        self.programs = DecodingPrograms(transformer_config(model), _mesh_of(self.params))
+    def __init__(self, model: object, params: PyTree, *, loop: bool | None = None) -> None:
+        given = jax.tree.map(jnp.asarray, params)
+        self.programs = DecodingPrograms(transformer_config(model), _mesh_of(given), loop)
+        self.params = self.programs.prepared(given)
         self.config = self.programs.config
         self._programs: dict[tuple[Any, ...], Any] = {}
         self._compile_s = 0.0

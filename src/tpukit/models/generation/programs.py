@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ...annotations import AnyMesh, PyTree
 from ...errors import ShardingError
+from ...hardware.target import on_one_gpu
 from ...parallel.mesh.axes import Role, count_batch_ways, role_of
 from ...parallel.mesh.mesh import axis_sizes
 from ...parallel.sharding.activations import activation_rules, activation_sharding
@@ -23,6 +24,7 @@ from ..execution import Execution
 from ..placement import experts_on, kernel_spread
 from ..transformer.config import TransformerConfig
 from .decoding import DecodingState, Sampling, begin_rows, extend_rows
+from .preparation import lay_apart
 
 SMALLEST_ROOM = 32
 # One token cannot be cut along its sequence, nor keep stages busy.
@@ -44,6 +46,9 @@ class DecodingPrograms:
         model: What the parameters are of.
         mesh: Rows are split over its data, fsdp and expert axes, heads over tensor, parameters as
             in training. None leaves all of it to the arguments and the compiler.
+        loop: Whether layers are a loop over their stacks. Without one, parameters come as
+            `prepared` gives them, and no weight or cache is cut out of others: the steps of a GPU,
+            which has nothing else to wait for. None: a loop but on one GPU.
 
     Raises:
         ShardingError: The mesh has an axis that decoding cannot use.
@@ -51,6 +56,7 @@ class DecodingPrograms:
 
     model: TransformerConfig
     mesh: AnyMesh | None = None
+    loop: bool | None = None
 
     def __post_init__(self) -> None:
         for axis, size in {} if self.mesh is None else axis_sizes(self.mesh).items():
@@ -73,12 +79,22 @@ class DecodingPrograms:
 
     @cached_property
     def execution(self) -> Execution:
-        """How attention and experts run on the mesh."""
+        """How layers, attention and experts run."""
+        loop = self._is_loop
+        found = Execution(scan_layers=loop, one_product=not loop)
         if self.mesh is None:
-            return Execution()
+            return found
         spread = kernel_spread(self.mesh, self.strategy)
-        found = Execution(attention=partial(automatic_attention, **spread))
+        found = found.replace(attention=partial(automatic_attention, **spread))
         return experts_on(self.mesh, self.strategy, found) if self.config.has_experts else found
+
+    @cached_property
+    def _is_loop(self) -> bool:
+        return self.loop if self.loop is not None else not on_one_gpu()
+
+    def prepared(self, params: PyTree) -> PyTree:
+        """Parameters as the programs take them."""
+        return params if self._is_loop else jax.jit(lay_apart)(params)
 
     def prefill(self, *, sampling: Sampling, slots: int) -> Any:
         """(params, tokens, lengths, eos, seed) -> state; see `begin_rows`."""
@@ -110,7 +126,7 @@ class DecodingPrograms:
             return jax.tree.map(lambda leaf: jax.device_put(leaf, _sharding_of_rows(leaf)), rows)
 
     def abstract_params(self) -> PyTree:
-        """Shapes of the parameters, with their shardings."""
+        """Shapes of the parameters, with their shardings; of programs with a loop."""
         shapes = self._param_shapes
         if self.mesh is None:
             return shapes
