@@ -34,6 +34,8 @@ class Shape:
 
 
 SHAPES = {
+    # To see that a program runs, on any machine.
+    "tiny": Shape(layers=2, width=128, heads=2, kv_heads=1, hidden=256, batch=2),
     "350m": Shape(layers=24, width=1024, heads=8, kv_heads=8, hidden=4096, batch=32),
     "1b": Shape(layers=16, width=2048, heads=16, kv_heads=8, hidden=8192, batch=16),
     "3b": Shape(layers=28, width=3072, heads=24, kv_heads=8, hidden=8192, batch=8),

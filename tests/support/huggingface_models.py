@@ -1,5 +1,6 @@
 """Small random models of every Hugging Face type that is read here, as transformers makes them."""
 
+import numpy as np
 import torch
 import transformers
 
@@ -91,3 +92,21 @@ def make_model(name: str) -> transformers.PreTrainedModel:
             if kind == "Gemma4Text" and path.endswith("q_norm.weight"):
                 weight.mul_(weight.shape[-1] ** -0.5)
     return model.eval()
+
+
+def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
+    """What the model gives for tokens (rows, length)."""
+    with torch.no_grad():
+        return model(torch.from_numpy(tokens)).logits.numpy()
+
+
+def greedy_tokens(
+    model: transformers.PreTrainedModel, prompt: np.ndarray, count: int
+) -> tuple[int, ...]:
+    """Transformers' own greedy generation, with no cache that could be wrong."""
+    given = torch.from_numpy(prompt[None])
+    out = model.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=count, do_sample=False,
+        eos_token_id=None, pad_token_id=0, use_cache=False,
+    )  # fmt: skip
+    return tuple(out[0, len(prompt) :].tolist())

@@ -20,7 +20,9 @@ class Execution:
 
     `loss_chunks` is how the loss is cut where a model computes it from activations; None gives
     the loss whole logits. `gpu_kernels` has kernels of our own for norms, rope and gating,
-    which see one device only. `z_loss` is what either then weighs log² of the normaliser with.
+    which see one device only. `one_product` multiplies activations with all matrices that read
+    them at once, side by side: free where their weights lie so, a copy elsewhere.
+    `z_loss` is what either then weighs log² of the normaliser with.
     `zigzag` is the number of devices in whose ring order a step puts its tokens.
     `expert_mesh` is the mesh whose `expert_axis` the experts are spread over (None: over no axis)
     and over which tokens are split as `expert_tokens` says; without a mesh every expert is where
@@ -31,6 +33,7 @@ class Execution:
     remat: RematPolicy = NO_REMAT
     scan_layers: bool = True
     gpu_kernels: bool = False
+    one_product: bool = False
     loss_chunks: LossChunks = None
     z_loss: float = 0.0
     zigzag: int = 1

@@ -1,6 +1,7 @@
 """Generating with a cache gives what the whole forward pass gives, token by token."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -10,6 +11,8 @@ from tpukit.errors import TPUModelError, TPUValidationError
 from tpukit.models import Execution, get_preset
 from tpukit.models.adapters import TransformerAdapter
 from tpukit.models.generation import Generator, Sampling, generate
+from tpukit.models.generation.preparation import lay_apart, put_together
+from tpukit.models.generation.programs import DecodingPrograms
 from tpukit.step import Workload
 
 PROMPTS = [[7, 3, 250, 11, 90, 14, 2], [5], [200, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
@@ -166,3 +169,30 @@ def test_a_result_shows_itself(dense):
     assert data["tokens"] == [list(row) for row in found.tokens]
     assert data["step_time_s"] == found.decode_s / 2
     assert found.__rich__().row_count == 3
+
+
+@pytest.mark.parametrize("name", ["dense", "mixed windows"])
+def test_layers_without_a_loop_give_the_same_tokens(name):
+    config, params = CONFIGS[name], sharp(CONFIGS[name])
+    found, truth = (
+        Generator(config, params, loop=loop).generate(PROMPTS, max_new_tokens=9, sampling=GREEDY)
+        for loop in (False, True)
+    )
+    assert found.tokens == truth.tokens
+    prepared = lay_apart(params)
+    jax.tree.map(np.testing.assert_array_equal, put_together(prepared), dict(params))
+
+
+def test_weights_laid_apart_are_read_where_they_lie():
+    """No weight is cut, joined or copied in the program: it would be read once more a token."""
+    config = get_preset("tiny", n_layers=3)
+    programs = DecodingPrograms(config, loop=False)
+    params = jax.eval_shape(lay_apart, programs.abstract_params())
+    state, *numbers = programs.decode_arguments(rows=2, slots=32)
+    decode = programs.decode(sampling=GREEDY)
+    text = decode.lower(params, state, *numbers).compile().as_text()
+    assert " while(" in text
+    moved = re.findall(r"(\w+)\[([\d,]+)\]\S* (?:concatenate|slice|dynamic-slice|copy)\(", text)
+    weights = {(64, 64 + 2 * 32), (64, 64), (64, 128), (64, 256), (128, 64)}
+    shapes = {tuple(map(int, dims.split(","))) for _, dims in moved}
+    assert not {tuple(size for size in shape if size != 1) for shape in shapes} & weights

@@ -7,10 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from huggingface_models import MODELS, VOCABULARY, make_model  # noqa: E402
+from huggingface_models import (  # noqa: E402
+    MODELS,
+    VOCABULARY,
+    greedy_tokens,
+    logits_of,
+    make_model,
+)
 
 from tpukit.models import export_huggingface, import_huggingface  # noqa: E402
 from tpukit.models.generation import Generator, Sampling  # noqa: E402
@@ -24,21 +30,6 @@ WRITTEN_AS = {"phi3": "LlamaForCausalLM"}
 @pytest.fixture(scope="module")
 def tokens():
     return np.random.default_rng(0).integers(1, VOCABULARY, (2, LENGTH))
-
-
-def logits_of(model, tokens):
-    with torch.no_grad():
-        return model(torch.from_numpy(tokens)).logits.numpy()
-
-
-def greedy(model, prompt):
-    """Transformers' own greedy generation, with no cache that could be wrong."""
-    given = torch.from_numpy(prompt[None])
-    out = model.generate(
-        given, attention_mask=torch.ones_like(given), max_new_tokens=NEW, do_sample=False,
-        eos_token_id=None, pad_token_id=0, use_cache=False,
-    )  # fmt: skip
-    return tuple(out[0, len(prompt) :].tolist())
 
 
 def in_float32(folder):
@@ -62,7 +53,7 @@ def test_logits_tokens_and_files_are_those_of_transformers(name, tokens, tmp_pat
     )
     if "longrope" not in json.dumps(ours.config.to_dict()):
         # There transformers changes frequencies as a sequence grows past the original length.
-        assert generated.tokens == tuple(greedy(theirs, prompt) for prompt in prompts)
+        assert generated.tokens == tuple(greedy_tokens(theirs, prompt, NEW) for prompt in prompts)
 
     export_huggingface(ours.params, ours.config, tmp_path / "ours")
     back, problems = transformers.AutoModelForCausalLM.from_pretrained(

@@ -1,5 +1,6 @@
 """The two forward passes of generation: a whole prompt, and one token on top of the cache."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,33 +18,42 @@ from ..transformer.mixing import Keys
 from ..transformer.model import Transformer
 from .cache import Cache, empty_cache, index_in_kind
 from .mixing import PromptMixing, TokenMixing
+from .preparation import put_together
 
 # (cache of the layer's kind or None, its place in it) -> what the layer mixes tokens with
 MakeMixing = Callable[[Any, Any], PromptMixing | TokenMixing]
 
 
 def read_prompts(
-    config: TransformerConfig, params: Any, tokens: jax.Array, lengths: jax.Array, *, slots: int
+    config: TransformerConfig,
+    params: Any,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    slots: int,
+    execution: Execution,
 ) -> tuple[jax.Array, Cache]:
     """Logits (rows, V) after each prompt's last token, and the cache that holds the prompts.
 
     Args:
         config: What the parameters are of.
-        params: The parameters, as a workload's state has them.
+        params: The parameters, as a workload's state has them; without a loop of layers as
+            `lay_apart` gives them.
         tokens: (rows, longest) prompts, padded at the end.
-        lengths: (rows,) tokens of each prompt.
+        lengths: (rows,) tokens of each prompt; 0 where a row is there to fill the batch only.
         slots: Tokens a row can grow to.
+        execution: How attention and experts run.
     """
-    model = _module(config, params)
+    model = _module(config, params, execution)
     rows, longest = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(longest), (rows, longest))
-    cache = empty_cache(config, rows=rows, slots=slots)
+    cache = empty_cache(config, rows=rows, slots=slots, apart=not execution.scan_layers)
 
     def mixing(cache: Any, index: Any) -> PromptMixing:
-        return PromptMixing(cache, index, lengths)
+        return PromptMixing(cache, index, lengths, execution)
 
     x, cache = _run(model, tokens, positions, cache, mixing, length=slots)
-    last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
+    last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
     return model.unembed(last)[:, 0], cache
 
 
@@ -55,6 +65,7 @@ def read_token(
     cache: Cache,
     *,
     slots: int,
+    execution: Execution,
 ) -> tuple[jax.Array, Cache]:
     """Logits (rows, V) after one more token a row, and the cache that holds it.
 
@@ -65,8 +76,9 @@ def read_token(
         positions: (rows,) their positions in the sequence.
         cache: Everything before them.
         slots: Tokens a row can grow to.
+        execution: How experts run.
     """
-    model = _module(config, params)
+    model = _module(config, params, execution)
 
     def mixing(cache: Any, index: Any) -> TokenMixing:
         return TokenMixing(cache, index, positions)
@@ -75,8 +87,11 @@ def read_token(
     return model.unembed(x)[:, 0], cache
 
 
-def _module(config: TransformerConfig, params: Any) -> Transformer:
-    return TransformerAdapter(config).module(params, Execution())
+def _module(config: TransformerConfig, params: Any, execution: Execution) -> Transformer:
+    # Here and not before the loop over tokens: across its edge the compiler does not see that
+    # what is put together was only laid apart.
+    whole = params if execution.scan_layers else put_together(params)
+    return TransformerAdapter(config).module(whole, execution)
 
 
 def _run(
@@ -91,17 +106,24 @@ def _run(
     """Send tokens through all layers; the cache is carried, so that it is written in place."""
     x = model.embed_tokens(tokens, positions)
     own = None if model.per_layer is None else model.per_layer(tokens, x)
-    context = LayerContext(positions, length, Execution(), mixing(None, 0))
+    context = LayerContext(positions, length, model.execution, mixing(None, 0))
     index = jnp.asarray(index_in_kind(model.config.layer_order), jnp.int32)
+
+    scan = model.execution.scan_layers
+    met: Counter[str] = Counter()  # layers of each kind, where they are traced one by one
 
     def one_layer(
         layer: DecoderLayer, carry: Any, inputs: Any, shared: Mapping[str, Keys], kind: str
     ) -> Any:
         (x, cache), (own, index) = carry, inputs
-        used = mixing(cache.get(kind), index)
+        held = cache.get(kind)
+        place, met[kind] = met[kind], met[kind] + 1
+        used = mixing(held, index) if scan or held is None else mixing(held[place], 0)
         result = layer(x, context.replace(mixing=used, per_layer=own, shared=shared))
-        kept = {**cache, kind: used.cache} if kind in cache else cache
-        return (result.x, kept), None, result.keys
+        if held is not None:
+            kept = used.cache if scan else (*held[:place], used.cache, *held[place + 1 :])
+            cache = {**cache, kind: kept}
+        return (result.x, cache), None, result.keys
 
     carried, _ = model.walk(
         one_layer,
@@ -109,7 +131,7 @@ def _run(
         stacked=nnx.state(model.layers),
         inputs=(own, index),
         remat=NO_REMAT,
-        scan=True,
+        scan=scan,
         round_in_turn=False,
     )
     return carried

@@ -78,6 +78,11 @@ class SelfAttention(nnx.Module):
             for_both, for_v = uses(x, 2)
             q, keys = self._queries_and_keys_in_one(for_both, context)
             v = self._values(for_v, keys)
+        elif context.execution.one_product and self.k_proj is not None and self.v_proj is not None:
+            q, keys, v = self._all_in_one(self.k_proj, self.v_proj, x)
+            q = self._rotated(self._normed(q, self.q_norm), context)
+            v = self._normed_values(v)
+            keys = self._rotated(self._normed(keys, self.k_norm), context)
         else:
             for_q, for_k, for_v = uses(x, 3) if gpu else (x, x, x)
             q = self._rotated(self._normed(self._heads(self.q_proj, for_q), self.q_norm), context)
@@ -118,8 +123,20 @@ class SelfAttention(nnx.Module):
         return norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
 
     def _values(self, x: jax.Array, keys: jax.Array) -> jax.Array:
-        v = keys if self.v_proj is None else self._heads(self.v_proj, x)
+        return self._normed_values(keys if self.v_proj is None else self._heads(self.v_proj, x))
+
+    def _normed_values(self, v: jax.Array) -> jax.Array:
         return unscaled_norm(v, eps=self.layer.norm_eps) if self.layer.v_norm else v
+
+    def _all_in_one(
+        self, keys: Linear, values: Linear, x: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values of one product."""
+        c = self.layer
+        joined = side_by_side((self.q_proj, keys, values), x)
+        heads = joined.reshape(*joined.shape[:2], -1, c.head_dim)
+        last = c.n_heads + c.n_kv_heads
+        return heads[:, :, : c.n_heads], heads[:, :, c.n_heads : last], heads[:, :, last:]
 
     def _rotated(self, heads: jax.Array, context: LayerContext) -> jax.Array:
         c = self.layer

@@ -51,6 +51,10 @@ class DenseMLP(nnx.Module):
         elif context.execution.gpu_kernels and self.activation == "silu":
             both = side_by_side((self.gate_proj, self.up_proj), x)
             hidden = gated_activation(checkpoint_name(both, "mlpwi_0"))
+        elif context.execution.one_product:
+            both = side_by_side((self.gate_proj, self.up_proj), x)
+            gate, up = jnp.split(both, 2, axis=-1)
+            hidden = Activation(_EXPERT_ACTIVATIONS[self.activation])(gate, up)
         else:
             up = checkpoint_name(self.up_proj(x), "mlpwi_1")
             gate = checkpoint_name(self.gate_proj(x), "mlpwi_0")
