@@ -1,0 +1,175 @@
+"""What `plan_serving` answers: a slice for every generation and weight format, and its speed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from ...hardware import Figure
+from ..cost.serving_model import Pass, ServedFormats, Throughput, Traffic
+
+SOURCE = "roofs of FLOPs, HBM and links (planner/cost/serving_model.py)"
+CAPTION = (
+    "origin: model. split: replicas x tensor. A decode step reads every weight once for all "
+    "sequences of a replica and each sequence's cache once, sums activations along tensor twice a "
+    "layer and starts its ops; a replica reads prompts one after the other."
+)
+MILLISECOND = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingChoice:
+    """The smallest slice of one generation for one weight format, or why there is none.
+
+    Attributes:
+        multiplied: The format in which products are made.
+        tensor: Devices that hold one copy of the weights together.
+        replicas: Such copies.
+        room_for: Sequences of that context that the slice has room for.
+        decode: A step that adds a token to every sequence, at the mean length of their answers.
+        prefill: A pass over one prompt in every replica.
+        throughput: What clients see of both.
+    """
+
+    generation: str
+    formats: ServedFormats
+    slice: str | None
+    chips: int | None
+    weight_bytes: float
+    cache_bytes: float
+    multiplied: str | None = None
+    tensor: int | None = None
+    replicas: int | None = None
+    room_for: int | None = None
+    decode: Pass | None = None
+    prefill: Pass | None = None
+    throughput: Throughput | None = None
+    reason: str = ""
+
+    @property
+    def weights(self) -> str:
+        """Their format."""
+        return self.formats.weights
+
+    @property
+    def served(self) -> Figure:
+        """New tokens a second of all requests together."""
+        t = self.throughput
+        return self._figure(None if t is None else t.tokens_per_s, "tokens/s")
+
+    @property
+    def token_time(self) -> Figure:
+        """Seconds between two tokens of an answer, prompts of others among them."""
+        t = self.throughput
+        return self._figure(None if t is None else t.token_s, "s")
+
+    @property
+    def first_token_time(self) -> Figure:
+        """Seconds until a request that waits for no other has its first token."""
+        t = self.throughput
+        return self._figure(None if t is None else t.prefill_s, "s")
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """`served` as a number."""
+        return self.served.value
+
+    @property
+    def tokens_per_s_per_chip(self) -> float | None:
+        """The same of one chip."""
+        served = self.tokens_per_s
+        return None if served is None or self.chips is None else served / self.chips
+
+    def _figure(self, value: float | None, unit: str) -> Figure:
+        if value is None:
+            return Figure.missing(unit, self.reason)
+        return Figure(value, unit, "model", SOURCE)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "generation": self.generation,
+            **vars(self.formats),
+            "multiplied": self.multiplied,
+            "slice": self.slice,
+            "chips": self.chips,
+            "tensor": self.tensor,
+            "replicas": self.replicas,
+            "room_for": self.room_for,
+            "weight_bytes": self.weight_bytes,
+            "cache_bytes": self.cache_bytes,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
+            "token_s": self.token_time.value,
+            "first_token_s": self.first_token_time.value,
+            "origin": self.served.origin,
+            "decode": None if self.decode is None else vars(self.decode),
+            "prefill": None if self.prefill is None else vars(self.prefill),
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """A choice for every generation and weight format."""
+
+    model: str
+    traffic: Traffic
+    cache: str
+    choices: tuple[ServingChoice, ...]
+
+    @property
+    def smallest(self) -> ServingChoice | None:
+        """The choice with the fewest chips; among equals the fastest."""
+        found = [one for one in self.choices if one.chips is not None]
+        return min(found, key=lambda c: (c.chips or 0, -(c.tokens_per_s or 0)), default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "model": self.model,
+            "batch": self.traffic.batch,
+            "context": self.traffic.context,
+            "prompt_tokens": self.traffic.prompt,
+            "new_tokens": self.traffic.new,
+            "cache": self.cache,
+            "choices": [one.to_dict() for one in self.choices],
+        }
+
+    def __rich__(self) -> Table:
+        t = self.traffic
+        at_once = "1 request" if t.batch == 1 else f"{t.batch:,} requests at once"
+        title = (
+            f"serving {self.model}: {at_once} of {t.prompt:,} + {t.new:,} tokens, "
+            f"cache in {self.cache}"
+        )
+        table = Table(title=title, caption=CAPTION, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for heading in ("weights", "slice", "split", "GiB + cache", "tokens/s", "a chip"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("ms/token", "bound by", "first ms"):
+            table.add_column(heading)
+        for one in self.choices:
+            sizes = f"{_gib(one.weight_bytes)} + {_gib(one.cache_bytes)}"
+            where = one.slice or f"{one.generation}: {one.reason}"
+            split = "" if one.tensor is None else f"{one.replicas} x {one.tensor}"
+            table.add_row(one.weights, where, split, sizes, *_speeds(one))
+        return table
+
+
+def _gib(amount: float) -> str:
+    gib = amount / 2**30
+    return f"{gib:,.0f}" if gib >= 10 else f"{gib:.1f}"
+
+
+def _speeds(one: ServingChoice) -> tuple[str, ...]:
+    if one.throughput is None or one.decode is None:
+        return ("–", "", "", "", "–")
+    times = one.throughput
+    return (
+        f"{times.tokens_per_s:,.0f}",
+        f"{one.tokens_per_s_per_chip:,.0f}",
+        f"{times.token_s / MILLISECOND:,.1f}",
+        one.decode.bound_by,
+        f"{times.prefill_s / MILLISECOND:,.1f}",
+    )
