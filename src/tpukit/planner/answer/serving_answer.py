@@ -15,6 +15,10 @@ CAPTION = (
     "sequences of a replica and each sequence's cache once, sums activations along tensor twice a "
     "layer and starts its ops; a replica reads prompts one after the other."
 )
+HEADINGS = (
+    *("weights", "slice", "split", "GiB\n+ cache", "tokens\n/s", "a\nchip"),
+    *("ms a\ntoken", "bound\nby", "ms to\nfirst"),
+)
 MILLISECOND = 1e-3
 
 
@@ -144,16 +148,18 @@ class ServingPlan:
             f"serving {self.model}: {at_once} of {t.prompt:,} + {t.new:,} tokens, "
             f"cache in {self.cache}"
         )
-        table = Table(title=title, caption=CAPTION, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for heading in ("weights", "slice", "split", "GiB + cache", "tokens/s", "a chip"):
-            table.add_column(heading, overflow="fold")
-        for heading in ("ms/token", "bound by", "first ms"):
-            table.add_column(heading)
+        table = Table(title=title, box=SIMPLE_HEAD, padding=0, show_edge=False)
+        for heading in HEADINGS:
+            table.add_column(heading, no_wrap=True)
+        reasons: list[str] = []
         for one in self.choices:
+            if one.slice is None:
+                reasons.append(f"{one.weights} on {one.generation}: {one.reason}")
             sizes = f"{_gib(one.weight_bytes)} + {_gib(one.cache_bytes)}"
-            where = one.slice or f"{one.generation}: {one.reason}"
+            where = one.slice or f"no {one.generation}"
             split = "" if one.tensor is None else f"{one.replicas} x {one.tensor}"
             table.add_row(one.weights, where, split, sizes, *_speeds(one))
+        table.caption = "\n".join([*reasons, CAPTION])
         return table
 
 
