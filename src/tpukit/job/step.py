@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from ..models.presets import get_preset
+from ..parallel.sharding.strategy import strategy_for
 from ..step.optimizer.optimizer import build_optimizer
 from ..step.optimizer.spec import LearningRate
-from ..step.placement import strategy_for
 from ..step.workload import Workload
 from .job import Job
 from .model_source import load_model

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from rich.table import Table
 
+from ..annotations import PyTree
 from ..errors import TPUModelError, TPUValidationError, did_you_mean
-from ..models.adapters import TransformerAdapter
+from ..models.generation.programs import DecodingPrograms
 from ..models.huggingface.weights import export_huggingface, import_huggingface
 from ..models.transformer.config import TransformerConfig
+from ..parallel.mesh.mesh import create_mesh
 from ..runtime.files import finish_folder, folder_beside
 from ..step.host_memory import EXPORT_FILE_BYTES
 from .checkpoint import TPUCheckpointer
@@ -27,7 +30,7 @@ class TrainedModel:
 
     Attributes:
         config: What it is.
-        params: Its parameters, on the first device here.
+        params: Its parameters, on the first device or the host; or split over a mesh.
         source: Where they came from.
         step: After how many steps; None where nobody wrote it down.
         tokenizer: What its text was made into tokens with, or None where that is not known.
@@ -40,13 +43,16 @@ class TrainedModel:
     tokenizer: str | None
 
 
-def load_trained(source: str | Path, *, step: int | None = None) -> TrainedModel:
+def load_trained(
+    source: str | Path, *, step: int | None = None, mesh: Mesh | None = None
+) -> TrainedModel:
     """Load a trained model.
 
     Args:
         source: A run directory, its folder of checkpoints or one of them, or a folder with
             `config.json` and safetensors.
         step: Of a run: which checkpoint; the newest good one by default.
+        mesh: Parameters are read straight into their parts on it, as `generate` wants them.
 
     Raises:
         TPUValidationError: It is none of these.
@@ -56,9 +62,9 @@ def load_trained(source: str | Path, *, step: int | None = None) -> TrainedModel
     path = _existing(source)
     run, own_step = _run_of(path)
     if run is not None:
-        return _from_run(run, step if step is not None else own_step)
+        return _from_run(run, step if step is not None else own_step, mesh)
     if (path / "config.json").is_file():
-        return _from_huggingface(path, step)
+        return _from_huggingface(path, step, mesh)
     raise TPUValidationError(
         f"{path} is neither a run ({IDENTITY} is missing) nor a Hugging Face folder (config.json "
         "is missing); give the run directory that 'tpukit train' named."
@@ -121,13 +127,10 @@ def _about_run(run: Path) -> tuple[TransformerConfig, str | Path, str | None]:
     return config, folder, settings.get("tokenizer")
 
 
-def _from_run(run: Path, step: int | None) -> TrainedModel:
+def _from_run(run: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
     config, folder, tokenizer = _about_run(run)
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.eval_shape(lambda: TransformerAdapter(config).init(jax.random.key(0)).params)
-    like = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes
-    )
+    here = mesh or create_mesh(mesh_shape=(1,), axis_names=("tensor",), devices=jax.devices()[:1])
+    like = DecodingPrograms(config, here).abstract_params()
     with TPUCheckpointer(folder) as checkpointer:
         found = checkpointer.restore(step, like={"params": like})
     return TrainedModel(
@@ -139,13 +142,17 @@ def _from_run(run: Path, step: int | None) -> TrainedModel:
     )
 
 
-def _from_huggingface(folder: Path, step: int | None) -> TrainedModel:
+def _from_huggingface(folder: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
     if step is not None:
         raise TPUValidationError(
             f"step={step} names a checkpoint of a run, and {folder} is a Hugging Face folder; "
             "leave the step out."
         )
-    found = import_huggingface(folder)
+
+    def split(config: TransformerConfig) -> PyTree:
+        return DecodingPrograms(config, mesh).layout.shardings
+
+    found = import_huggingface(folder, shardings=None if mesh is None else split)
     tokenizer = folder / "tokenizer.json"
     return TrainedModel(
         config=found.config,
