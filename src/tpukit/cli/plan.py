@@ -31,7 +31,13 @@ Precision = Annotated[
     str | None, typer.Option(help="bf16, int8, fp8; several with commas; else the model's.")
 ]
 Top = Annotated[int, typer.Option(help="Choices to show.")]
-Verify = Annotated[bool, typer.Option(help="Let the compiler check the best.")]
+Verify = Annotated[
+    bool | None,
+    typer.Option(
+        "--verify/--no-verify",
+        help="Let the compiler check the best; with --serve only where asked.",
+    ),
+]
 VerifyCount = Annotated[int, typer.Option(help="How many of them.")]
 VerifySeconds = Annotated[float, typer.Option(help="No compile starts after so long.")]
 Output = Annotated[
@@ -77,7 +83,7 @@ def plan(
     optimizer: options.Optimizer = None,
     moment_dtype: options.MomentDtype = None,
     top: Top = 5,
-    verify: Verify = True,
+    verify: Verify = None,
     verify_top: VerifyCount = 3,
     verify_seconds: VerifySeconds = 300.0,
     output: Output = None,
@@ -112,6 +118,9 @@ def plan(
             cache=kv,
             activations=activations,
             generations=_words(on) or None,
+            verify=verify_top if verify else 0,
+            verify_seconds=verify_seconds,
+            progress=Announcer(),
         )
         show(served, json=json)
         return
@@ -139,7 +148,7 @@ def plan(
         optimizer=optimizer or "adamw",
         moment_dtype=moment_dtype,
         top=top,
-        verify=verify_top if verify else 0,
+        verify=0 if verify is False else verify_top,
         verify_seconds=verify_seconds,
         progress=say,
     )

@@ -6,11 +6,13 @@ from ..errors import ConfigError, TPUValidationError, did_you_mean
 from ..hardware import Slice, get_chip, list_chips, list_slices
 from ..hardware.formats import spelled_as
 from ..hardware.stored_formats import CACHE_FORMATS, WEIGHT_FORMATS
+from ..runtime.progress import Progress, silent
 from ..runtime.ranges import Range
 from .answer.serving_answer import ServingChoice, ServingPlan
 from .cost.served_model import ServedModel
 from .cost.serving_model import ServedFormats, Server, Traffic, room_bytes, servers_on
 from .search.candidates import named_slice, refuse_unknown_rates, unknown_rate
+from .serving_verification import verify_servers
 from .sizing.memory_optimizer import transformer_config
 
 USUAL_FORMATS = ("bf16", "int8", "int4", "vq")  # fp8 takes as much as int8
@@ -30,6 +32,9 @@ def plan_serving(
     cache: str = "bf16",
     activations: str = "bf16",
     generations: Sequence[str] | None = None,
+    verify: int = 0,
+    verify_seconds: float = 300.0,
+    progress: Progress = silent,
 ) -> ServingPlan:
     """The smallest slice of each generation that holds the weights and the cache.
 
@@ -45,6 +50,10 @@ def plan_serving(
             have that format and the chip multiplies it.
         generations: Chips, or slices such as "v6e-8", to consider; all chips with public slices
             and rates by default.
+        verify: So many of the smallest slices are compiled: prefill and decode of `generate`, in
+            bfloat16, which is what it holds.
+        verify_seconds: No compile starts after so long.
+        progress: Called with each stage of a compile.
 
     Raises:
         TPUValidationError: A format or a size is wrong.
@@ -57,7 +66,8 @@ def plan_serving(
         )
         for name in formats
     ]
-    asked = ServedModel.of(transformer_config(model))
+    config = transformer_config(model)
+    asked = ServedModel.of(config)
     Range(1, MOST_SEQUENCES).check_whole("batch", batch, unit="sequences")
     traffic = _traffic(asked, batch, context, prompt_tokens, new_tokens)
     if generations is None:
@@ -65,11 +75,15 @@ def plan_serving(
     for name in generations:
         one = named_slice(name)
         refuse_unknown_rates(get_chip(name) if one is None else one.chip)
-    choices = [
+    choices = tuple(
         _choose(asked, generation, each, traffic) for generation in generations for each in served
-    ]
+    )
+    if verify:
+        choices = verify_servers(
+            config, traffic, choices, most=verify, seconds=verify_seconds, progress=progress
+        )
     kept = _format(cache, CACHE_FORMATS, "cache")
-    return ServingPlan(asked.name, traffic, kept, tuple(choices))
+    return ServingPlan(asked.name, traffic, kept, choices)
 
 
 def _format(name: str, known: Collection[str], of: str) -> str:
@@ -140,7 +154,7 @@ def _choose(
                 room_for=best.room_for,
                 decode=best.decode(),
                 prefill=best.prefill(),
-                throughput=best.throughput(),
+                modelled=best.throughput(),
             )
     largest = max(room_bytes(on) * on.devices for on in slices)
     has = "its largest slice has" if one is None else "it has"

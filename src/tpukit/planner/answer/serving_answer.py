@@ -1,6 +1,6 @@
 """What `plan_serving` answers: a slice for every generation and weight format, and its speed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,6 +10,7 @@ from ...hardware import Figure
 from ..cost.serving_model import Pass, ServedFormats, Throughput, Traffic
 
 SOURCE = "roofs of FLOPs, HBM and links (planner/cost/serving_model.py)"
+COMPILED_SOURCE = "timelines of the compiled programs of generation"
 CAPTION = (
     "origin: model. split: replicas x tensor. A decode step reads every weight once for all "
     "sequences of a replica and each sequence's cache once, sums activations along tensor twice a "
@@ -23,6 +24,27 @@ MILLISECOND = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompiledServing:
+    """What the compiler says of the programs that `generate` runs, or why it was not asked.
+
+    Attributes:
+        decode_s: Of one turn of the loop that adds tokens, by its timeline; it reads all slots.
+        prefill_s: Of one prompt in every replica.
+        device_bytes: The most that decoding holds on a device.
+        prompt: Tokens of the prompt compiled, a power of two.
+        context: Slots of the cache compiled, a power of two.
+    """
+
+    fits: bool | None = None
+    decode_s: float | None = None
+    prefill_s: float | None = None
+    device_bytes: int | None = None
+    prompt: int | None = None
+    context: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServingChoice:
     """The smallest slice of one generation for one weight format, or why there is none.
 
@@ -33,7 +55,8 @@ class ServingChoice:
         room_for: Sequences of that context that the slice has room for.
         decode: A step that adds a token to every sequence, at the mean length of their answers.
         prefill: A pass over one prompt in every replica.
-        throughput: What clients see of both.
+        modelled: What clients see of both.
+        compiled: What the compiler says of the choice; None where it was not to be asked.
     """
 
     generation: str
@@ -48,13 +71,27 @@ class ServingChoice:
     room_for: int | None = None
     decode: Pass | None = None
     prefill: Pass | None = None
-    throughput: Throughput | None = None
+    modelled: Throughput | None = None
+    compiled: CompiledServing | None = None
     reason: str = ""
 
     @property
     def weights(self) -> str:
         """Their format."""
         return self.formats.weights
+
+    @property
+    def throughput(self) -> Throughput | None:
+        """What clients see: by the compiled programs where their time is known."""
+        c = self.compiled
+        if self.modelled is None or c is None or c.decode_s is None or c.prefill_s is None:
+            return self.modelled
+        return replace(self.modelled, decode_s=c.decode_s, prefill_s=c.prefill_s)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether speeds are those of compiled programs."""
+        return self.throughput is not self.modelled
 
     @property
     def served(self) -> Figure:
@@ -75,6 +112,11 @@ class ServingChoice:
         return self._figure(None if t is None else t.prefill_s, "s")
 
     @property
+    def modelled_ms(self) -> float | None:
+        """Milliseconds between two tokens by roofs, whatever the compiler says."""
+        return None if self.modelled is None else self.modelled.token_s / MILLISECOND
+
+    @property
     def tokens_per_s(self) -> float | None:
         """`served` as a number."""
         return self.served.value
@@ -88,7 +130,7 @@ class ServingChoice:
     def _figure(self, value: float | None, unit: str) -> Figure:
         if value is None:
             return Figure.missing(unit, self.reason)
-        return Figure(value, unit, "model", SOURCE)
+        return Figure(value, unit, "model", COMPILED_SOURCE if self.is_compiled else SOURCE)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -108,6 +150,8 @@ class ServingChoice:
             "token_s": self.token_time.value,
             "first_token_s": self.first_token_time.value,
             "origin": self.served.origin,
+            "source": self.served.source,
+            "compiled": None if self.compiled is None else vars(self.compiled),
             "decode": None if self.decode is None else vars(self.decode),
             "prefill": None if self.prefill is None else vars(self.prefill),
             "reason": self.reason,
@@ -155,6 +199,10 @@ class ServingPlan:
         for one in self.choices:
             if one.slice is None:
                 reasons.append(f"{one.weights} on {one.generation}: {one.reason}")
+            if one.compiled is not None:
+                said = one.compiled.reason or f"{one.modelled_ms:,.1f} ms a token by roofs"
+                how = "compiled" if one.is_compiled else "not compiled"
+                reasons.append(f"{one.weights} on {one.slice}, {how}: {said}")
             sizes = f"{_gib(one.weight_bytes)} + {_gib(one.cache_bytes)}"
             where = one.slice or f"no {one.generation}"
             split = "" if one.tensor is None else f"{one.replicas} x {one.tensor}"
