@@ -235,11 +235,10 @@ class ServedModel:
 def _matrices(layer: LayerConfig, d_model: int, layers: int) -> tuple[Matrices, ...]:
     found: list[Matrices] = []
     for path, shape in layer_shapes(layer, d_model).items():
-        narrow = not any(name in path for name in _WIDE)
         if "/experts/" in path and len(shape) == 3:
-            count, *sides = shape
             used = layer.experts_per_token / layer.n_experts
-            found.append(Matrices(*sides, count * layers, used))
+            found.append(Matrices(shape[1], shape[2], shape[0] * layers, used))
         elif path.endswith("/kernel") and not path.endswith("_conv/kernel"):
-            found.append(Matrices(*shape, layers, narrow=narrow))
+            narrow = not any(name in path for name in _WIDE)
+            found.append(Matrices(shape[0], shape[1], layers, narrow=narrow))
     return tuple(found)
