@@ -78,13 +78,14 @@ class DecodingCheck:
 
     def _advice(self) -> Iterator[str]:
         memory = self.decode.memory
-        room, cache = memory.usable_bytes, memory.purposes.get("cache", 0)
-        beside = memory.total_bytes - cache
-        if room is not None and cache and beside < room:
-            rows = int(self.rows * (room - beside) / cache)
+        room, purposes = memory.usable_bytes, memory.purposes
+        fixed = sum(purposes.get(name, 0) for name in ("parameters", "weight copies"))
+        if not self.decode.fits and room is not None and fixed < room:
+            # Caches, their padding and what is computed all grow with the rows.
+            rows = int(self.rows * (room - fixed) / (memory.total_bytes - fixed))
             if 0 < rows < self.rows:
-                yield f"--batch-size {rows}: its cache would fit beside the rest"
-        weights = memory.purposes.get("parameters", 0)
+                yield f"--batch-size {rows}: by its share of what is not weights"
+        weights = purposes.get("parameters", 0)
         if room is not None and weights > room // 2:
             yield (
                 f"weights take {format_quantity(weights, 'B')} of a device: a larger tensor axis, "

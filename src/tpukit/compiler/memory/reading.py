@@ -139,7 +139,9 @@ class _Writer:
         known = one.parameter is not None and one.parameter < len(names)
         name = names[one.parameter or 0] if known else f"argument {one.parameter}"
         purpose = argument_category(name, is_training=self.is_training) if known else "arguments"
-        return self._buffer(purpose, one.values[0], one.size_bytes, one.color, name, None, True)
+        # What a loop writes over parts of an argument lies in its memory too: the whole is it.
+        value = max(one.values, key=lambda value: value.size_bytes)
+        return self._buffer(purpose, value, one.size_bytes, one.color, name, None, True)
 
     def result(self, one: Allocation) -> Buffer:
         value = one.values[-1]

@@ -2,46 +2,56 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ...parallel.sharding.activations import constrain
+from ...parallel.sharding.activations import activation_sharding
 from ..transformer.config import TransformerConfig
 from ..transformer.layer_config import LayerConfig
 
-# (leaf, what each of its dimensions is) -> the leaf at its place.
+# (leaf, what its dimensions are, `units` of each where that is not their size) -> leaf in place.
 Place = Callable[..., Any]
 # By the kind of layer; leaves have a leading axis of the layers of that kind.
 Cache = dict[str, Any]
-# What the dimensions of each leaf are, by its name: rows are split like a batch, heads like heads.
-_OF_LATENTS = (None, "batch", None, None)
-_OF_CONVOLUTIONS = (None, "batch", None, "heads")
-CACHE_AXES: dict[str, tuple[str | None, ...]] = {
-    "keys": (None, "batch", None, "kv_heads", "head_dim"),
-    "values": (None, "batch", None, "kv_heads", "head_dim"),
-    "latent": _OF_LATENTS,
-    "rope_key": _OF_LATENTS,
-    "state": (None, "batch", "heads", None, None),
-    "q": _OF_CONVOLUTIONS,
-    "k": _OF_CONVOLUTIONS,
-    "v": _OF_CONVOLUTIONS,
-}
+
+
+def in_place(x: Any, *dimensions: str | None, units: tuple[int, ...] | None = None) -> Any:
+    """Put an array where the rules in force say: rows like a batch, heads like heads.
+
+    Args:
+        x: The array.
+        dimensions: What each of its dimensions is; see `constrain`.
+        units: How many of it each has, where that is not its size: heads that lie side by side.
+    """
+    sharding = activation_sharding(units or x.shape, *dimensions)
+    return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KeyCache:
-    """Keys and values (layers, rows, slots, heads, channels).
+    """Keys and values (layers, rows, slots, heads x channels).
 
     A token's slot is its position, modulo the slots: a layer that looks back a window has no more
-    slots than that, and the newest token takes the place of the one that left the window.
+    slots than that, and the newest token takes the place of the one that left the window. Heads
+    lie side by side: by themselves, those of 64 channels would leave half of a TPU's tiles empty.
     """
 
     keys: jax.Array
     values: jax.Array
+    heads: int = field(metadata={"static": True})
+
+    def placed(self, place: Place) -> "KeyCache":
+        """The same with every leaf in its place."""
+        units = (*self.keys.shape[:-1], self.heads)
+        both = (
+            place(leaf, None, "batch", None, "kv_heads", units=units)
+            for leaf in (self.keys, self.values)
+        )
+        return KeyCache(*both, self.heads)
 
 
 @jax.tree_util.register_dataclass
@@ -51,6 +61,11 @@ class LatentCache:
 
     latent: jax.Array
     rope_key: jax.Array
+
+    def placed(self, place: Place) -> "LatentCache":
+        """The same with every leaf in its place; all heads read all of it."""
+        both = (place(leaf, None, "batch", None, None) for leaf in (self.latent, self.rope_key))
+        return LatentCache(*both)
 
 
 @jax.tree_util.register_dataclass
@@ -62,6 +77,18 @@ class DeltaCache:
     q: jax.Array
     k: jax.Array
     v: jax.Array
+    key_heads: int = field(metadata={"static": True})
+
+    def placed(self, place: Place) -> "DeltaCache":
+        """The same with every leaf in its place."""
+        counts = (self.key_heads, self.key_heads, self.state.shape[2])
+        last = (
+            place(leaf, None, "batch", None, "heads", units=(*leaf.shape[:-1], heads))
+            for leaf, heads in zip((self.q, self.k, self.v), counts, strict=True)
+        )
+        return DeltaCache(
+            place(self.state, None, "batch", "heads", None, None), *last, self.key_heads
+        )
 
 
 def empty_cache(config: TransformerConfig, *, rows: int, slots: int) -> Cache:
@@ -75,11 +102,9 @@ def empty_cache(config: TransformerConfig, *, rows: int, slots: int) -> Cache:
     )
 
 
-def place_cache(cache: Cache, place: Place = constrain) -> Cache:
+def place_cache(cache: Cache, place: Place = in_place) -> Cache:
     """The cache with every leaf placed by what its dimensions are."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: place(leaf, *CACHE_AXES[path[-1].name]), cache
-    )
+    return {kind: one.placed(place) for kind, one in cache.items()}
 
 
 def index_in_kind(order: tuple[str, ...]) -> list[int]:
@@ -94,10 +119,10 @@ def _empty(layer: LayerConfig, dtype: str, layers: int, rows: int, slots: int) -
         state = jnp.zeros((layers, rows, d.value_heads, d.key_dim, d.value_dim), jnp.float32)
         last = (layers, rows, d.convolution - 1)
         q, k, v = (jnp.zeros((*last, width), dtype) for width in (keys, keys, values))
-        return DeltaCache(state, q, k, v)
+        return DeltaCache(state, q, k, v, d.key_heads)
     held = (layers, rows, layer.reach(slots) or slots)
     if layer.latent is not None:
         widths = (layer.latent.kv_rank, layer.latent.rope_dim)
         return LatentCache(*(jnp.zeros((*held, width), dtype) for width in widths))
-    shape = (*held, layer.n_kv_heads, layer.head_dim)
-    return KeyCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    shape = (*held, layer.n_kv_heads * layer.head_dim)
+    return KeyCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), layer.n_kv_heads)

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import TPUValidationError
-from ...parallel.sharding.activations import constrain
 from ..execution import Execution
 from ..transformer.config import TransformerConfig
-from .cache import Cache, Place, place_cache
+from .cache import Cache, Place, in_place, place_cache
 from .forward import read_prompts, read_token
 
 
@@ -82,7 +81,7 @@ class DecodingState:
     steps: jax.Array  # new tokens so far
     cache: Cache
 
-    def placed(self, place: Place = constrain) -> "DecodingState":
+    def placed(self, place: Place = in_place) -> "DecodingState":
         """The state with every leaf placed by what its dimensions are."""
         return DecodingState(
             tokens=place(self.tokens, "batch", None),

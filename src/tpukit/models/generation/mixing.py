@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from ...kernels.ops.gated_delta.api import gated_delta, gated_delta_step
 from ...kernels.ops.gated_delta.convolution import short_convolution, short_convolution_step
+from ...parallel.sharding.activations import constrain
 from ..attention.choice import get_attention
 from ..execution import Execution
 from ..transformer.layer_config import LayerConfig
@@ -37,7 +38,7 @@ class PromptMixing:
     ) -> tuple[jax.Array, Keys]:
         """See `Mixing`."""
         assert isinstance(self.cache, KeyCache)
-        self._keep(keys=keys.k, values=keys.v)
+        self._keep(keys=_side_by_side(keys.k), values=_side_by_side(keys.v))
         return self.attend_shared(layer, q, keys, sinks), keys
 
     def attend_shared(
@@ -104,7 +105,7 @@ class TokenMixing:
         self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
     ) -> tuple[jax.Array, Keys]:
         """See `Mixing`; other layers read the slots."""
-        held = Keys(self._put("keys", keys.k), self._put("values", keys.v))
+        held = Keys(self._put_heads("keys", keys.k), self._put_heads("values", keys.v))
         return self.attend_shared(layer, q, held, sinks), held
 
     def attend_shared(
@@ -140,6 +141,12 @@ class TokenMixing:
         self.cache = _with(self.cache, self._index, {"state": state})
         return out[:, None]
 
+    def _put_heads(self, name: str, token: jax.Array) -> jax.Array:
+        """Write heads (rows, 1, heads, channels), and return the layer's slots of heads."""
+        slots = self._put(name, _side_by_side(token))
+        heads = slots.reshape(*slots.shape[:2], *token.shape[2:])
+        return constrain(heads, "batch", None, "kv_heads", "head_dim")
+
     def _put(self, name: str, token: jax.Array) -> jax.Array:
         """Write one slot of each row, and return the layer's slots."""
         whole = getattr(self.cache, name)
@@ -159,3 +166,8 @@ def _with(cache: Any, index: Any, new: dict[str, jax.Array]) -> Any:
         for name, value in new.items()
     }
     return dataclasses.replace(cache, **written)
+
+
+def _side_by_side(heads: jax.Array) -> jax.Array:
+    """(rows, tokens, heads, channels) as a cache holds it."""
+    return heads.reshape(*heads.shape[:2], -1)

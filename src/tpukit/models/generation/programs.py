@@ -166,9 +166,9 @@ class DecodingPrograms:
         return jax.eval_shape(lambda: adapter.init(jax.random.key(0)).params)
 
 
-def _as_placed(leaf: Any, *axes: str | None) -> Any:
+def _as_placed(leaf: Any, *dimensions: str | None, units: tuple[int, ...] | None = None) -> Any:
     """The shape of `leaf` where the rules in force would put it."""
-    sharding = activation_sharding(leaf.shape, *axes)
+    sharding = activation_sharding(units or leaf.shape, *dimensions)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
