@@ -127,6 +127,7 @@ def arithmetic(name):
         *modelled("mixtral-8x7b", name, {"fsdp": 8}),
         *modelled("llama3.1-8b", f"2x{name}", {"fsdp": 8}),
         rounds_first(Slice.parse(name).chip.name),
+        *(one.tokens_per_s for one in plan_serving("llama3.1-8b", generations=[name]).choices),
     ]
 
 

@@ -16,7 +16,8 @@ from tpukit.hardware.catalog import dcn_rate
 from tpukit.models import TransformerConfig, get_preset
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.cost.money import SPOT, Market, cost_of
-from tpukit.planner.cost.serving_model import Server, cache_bytes, servers_on, weight_bytes
+from tpukit.planner.cost.served_model import ServedModel
+from tpukit.planner.cost.serving_model import ServedFormats, Server, Traffic, servers_on
 from tpukit.planner.cost.spot import Preemption
 from tpukit.planner.cost.step_variant import CAUSES
 from tpukit.planner.planning import plan
@@ -254,39 +255,47 @@ def test_every_figure_of_a_choice_follows_from_its_parts(config, on, objective, 
         assert found.best in found.front
 
 
+SERVED = ServedFormats()
+
+
 @cheap
 @given(
     config=models(),
     on=st.sampled_from(SLICES),
     weights=st.sampled_from(["bf16", "int8", "fp8", "int4", "vq"]),
+    cache=st.sampled_from(["bf16", "fp8"]),
+    activations=st.sampled_from(["bf16", "int8", "fp8"]),
     batch=st.integers(1, 100_000),
-    context=st.integers(1, 2**17),
+    prompt=st.integers(1, 2**16),
+    new=st.integers(1, 2**16),
 )
-def test_no_server_passes_a_roof(config, on, weights, batch, context):
-    shape, target = shape_of(config), Slice.parse(on)
-    chip = target.chip
-    servers = list(servers_on(target, shape, weights=weights, batch=batch, context=context))
+def test_no_server_passes_a_roof(config, on, weights, cache, activations, batch, prompt, new):
+    model, target = ServedModel.of(config), Slice.parse(on)
+    chip, traffic = target.chip, Traffic(batch=batch, prompt=prompt, new=new)
+    formats = ServedFormats(weights=weights, cache=cache, activations=activations)
+    servers = list(servers_on(target, model, traffic, formats))
     assume(servers)
     for server in servers:
         assert server.tensor * server.replicas == target.devices
+        assert server.room_for >= batch
         usable = chip.hbm_usable_bytes.value * target.chips
-        copies = server.replicas * weight_bytes(shape, weights)
-        assert copies + cache_bytes(shape, batch, context) <= usable
+        copies = server.replicas * model.weight_bytes(weights)
+        assert copies + batch * model.cache_bytes(traffic.context, cache) <= usable
         decode, prefill = server.decode(), server.prefill()
-        peak = target.peak_tflops("bf16").value * 1e12
+        peak = target.peak_tflops(formats.multiplied(target)).value * 1e12
         weighed = 2 * config.parameter_count().matmul_active
         for one in (decode, prefill):
             assert one.tokens_per_s * weighed <= peak
-            assert one.seconds == pytest.approx(one.flops + one.hbm + one.network)
+            parts = one.flops + one.hbm + one.network + one.starts
+            assert one.seconds == pytest.approx(parts)
             assert one.tokens_per_s * one.seconds == pytest.approx(one.tokens)
         hbm = chip.hbm_gbps.value * 1e9 * target.chips
-        assert cache_bytes(shape, batch, context) / decode.seconds <= hbm
-        dense = (
-            weight_bytes(shape, weights)
-            - 2 * shape.outside_parameters
-            - (2 * shape.expert_parameters if shape.experts else 0)
-        )
-        assert server.replicas * dense / decode.seconds <= hbm
+        read = batch * model.bytes_attended(traffic.mean_context, cache)
+        assert read / decode.seconds <= hbm
+        assert server.replicas * model.bytes_read(weights, 1) / decode.seconds <= hbm
+        both = server.throughput()
+        assert both.tokens_per_s <= decode.tokens_per_s
+        assert both.tokens_per_s * prompt / new <= prefill.tokens_per_s * NEARLY
 
 
 @cheap
@@ -294,16 +303,22 @@ def test_no_server_passes_a_roof(config, on, weights, batch, context):
     config=models(),
     on=st.sampled_from(ONE_SLICE),
     batch=st.integers(1, 10_000),
-    context=st.integers(1, 2**16),
+    prompt=st.integers(1, 2**15),
+    new=st.integers(1, 2**15),
 )
-def test_serving_more_never_takes_less_time(config, on, batch, context):
-    shape, target = shape_of(config), Slice.parse(on)
-    devices = target.devices
-    for tensor in {1, devices}:
-        base = Server(shape, target, "bf16", batch, context, tensor)
-        fuller = replace(base, batch=2 * batch)
-        longer = replace(base, context=2 * context)
+def test_serving_more_never_takes_less_time(config, on, batch, prompt, new):
+    model, target = ServedModel.of(config), Slice.parse(on)
+    traffic = Traffic(batch=batch, prompt=prompt, new=new)
+    for tensor in {1, target.devices}:
+        base = Server(model, target, traffic, tensor, SERVED)
+        fuller = replace(base, traffic=replace(traffic, batch=2 * batch))
+        longer = replace(base, traffic=replace(traffic, prompt=2 * prompt))
         for worse in (fuller, longer):
             assert worse.decode().seconds * NEARLY >= base.decode().seconds
             assert worse.device_bytes >= base.device_bytes
+            assert worse.throughput().token_s * NEARLY >= base.throughput().token_s
         assert longer.prefill().seconds * NEARLY >= base.prefill().seconds
+        assert longer.throughput().tokens_per_s <= base.throughput().tokens_per_s * NEARLY
+        narrower = replace(base, formats=replace(SERVED, cache="fp8"))
+        assert narrower.throughput().tokens_per_s * NEARLY >= base.throughput().tokens_per_s
+        assert narrower.room_for >= base.room_for

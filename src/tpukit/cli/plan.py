@@ -11,7 +11,6 @@ from .values import output_file
 
 if TYPE_CHECKING:
     from ..planner.cost.spot import Preemption
-    from ..planner.serving import ServingPlan
 
 Model = Annotated[str, typer.Argument(help="A preset, a config.json, or module:function.")]
 Tokens = Annotated[str | None, typer.Option(help="Tokens to train on: 15e12 or 15T.")]
@@ -32,7 +31,13 @@ Precision = Annotated[
     str | None, typer.Option(help="bf16, int8, fp8; several with commas; else the model's.")
 ]
 Top = Annotated[int, typer.Option(help="Choices to show.")]
-Verify = Annotated[bool, typer.Option(help="Let the compiler check the best.")]
+Verify = Annotated[
+    bool | None,
+    typer.Option(
+        "--verify/--no-verify",
+        help="Let the compiler check the best; with --serve only where asked.",
+    ),
+]
 VerifyCount = Annotated[int, typer.Option(help="How many of them.")]
 VerifySeconds = Annotated[float, typer.Option(help="No compile starts after so long.")]
 Output = Annotated[
@@ -40,9 +45,17 @@ Output = Annotated[
     typer.Option("--output", "-o", help="Write the best as a job.", callback=output_file),
 ]
 Serve = Annotated[bool, typer.Option(help="Size a slice for serving instead of training.")]
-Batch = Annotated[int, typer.Option(help="With --serve: sequences at once.")]
-Context = Annotated[int, typer.Option(help="With --serve: tokens each may hold.")]
+Batch = Annotated[
+    int, typer.Option("--batch", "--concurrency", help="With --serve: requests at once.")
+]
+Context = Annotated[int | None, typer.Option(help="With --serve: tokens each ends with (8192).")]
+PromptTokens = Annotated[int | None, typer.Option(help="With --serve: tokens each comes with.")]
+NewTokens = Annotated[int | None, typer.Option(help="With --serve: tokens of each answer.")]
 Weights = Annotated[str | None, typer.Option(help="With --serve: bf16, int8, fp8, int4, vq.")]
+Kv = Annotated[str, typer.Option(help="With --serve: the KV cache in bf16 or fp8.")]
+Activations = Annotated[
+    str, typer.Option(help="With --serve: bf16, or int8 or fp8 to multiply weights of that.")
+]
 Page = Annotated[
     Path | None, typer.Option(help="Write the answer as one HTML file.", callback=output_file)
 ]
@@ -70,15 +83,19 @@ def plan(
     optimizer: options.Optimizer = None,
     moment_dtype: options.MomentDtype = None,
     top: Top = 5,
-    verify: Verify = True,
+    verify: Verify = None,
     verify_top: VerifyCount = 3,
     verify_seconds: VerifySeconds = 300.0,
     output: Output = None,
     html: Page = None,
     serve: Serve = False,
     batch: Batch = 1,
-    context: Context = 8192,
+    context: Context = None,
+    prompt_tokens: PromptTokens = None,
+    new_tokens: NewTokens = None,
     weights: Weights = None,
+    kv: Kv = "bf16",
+    activations: Activations = "bf16",
     json: options.Json = False,
 ) -> None:
     """Find slice, mesh and batch for a run: exit 0 found, 3 nothing meets the limits."""
@@ -89,7 +106,23 @@ def plan(
     from .output import Announcer, show
 
     if serve:
-        show(_serving(model, batch, context, weights, on), json=json)
+        from ..planner.serving import USUAL_FORMATS, plan_serving
+
+        served = plan_serving(
+            model,
+            batch=batch,
+            context=context,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            formats=_words(weights) or USUAL_FORMATS,
+            cache=kv,
+            activations=activations,
+            generations=_words(on) or None,
+            verify=verify_top if verify else 0,
+            verify_seconds=verify_seconds,
+            progress=Announcer(),
+        )
+        show(served, json=json)
         return
     if tokens is None:
         raise ConfigError("how many tokens to train on? write --tokens 15e12, or 15T.")
@@ -115,7 +148,7 @@ def plan(
         optimizer=optimizer or "adamw",
         moment_dtype=moment_dtype,
         top=top,
-        verify=verify_top if verify else 0,
+        verify=0 if verify is False else verify_top,
         verify_seconds=verify_seconds,
         progress=say,
     )
@@ -128,21 +161,6 @@ def plan(
         result.to_html(html)
         say(f"wrote {html}")
     raise typer.Exit(result.exit_code)
-
-
-def _serving(
-    model: str, batch: int, context: int, weights: str | None, on: str | None
-) -> "ServingPlan":
-    """The smallest slices that serve the model."""
-    from ..planner.serving import USUAL_FORMATS, plan_serving
-
-    return plan_serving(
-        model,
-        batch=batch,
-        context=context,
-        formats=_words(weights) or USUAL_FORMATS,
-        generations=_words(on) or None,
-    )
 
 
 def _words(text: str | None) -> list[str]:

@@ -132,6 +132,15 @@ class MemoryRates(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServingRates(_Section):
+    """What servers reach that decode from a cache."""
+
+    section: ClassVar[str] = "serving"
+
+    cache_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Accuracy(_Section):
     """How far the planner's arithmetic is off; `scored_steps` has the same of compiled steps."""
 
@@ -140,7 +149,9 @@ class Accuracy(_Section):
     close_steps: float
 
 
-SECTIONS: tuple[type[_Section], ...] = (ChipRates, AttentionRates, StepRates, MemoryRates, Accuracy)
+SECTIONS: tuple[type[_Section], ...] = (
+    *(ChipRates, AttentionRates, StepRates, MemoryRates, ServingRates, Accuracy),
+)
 
 S = TypeVar("S", bound=_Section)
 

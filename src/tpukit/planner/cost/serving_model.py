@@ -1,92 +1,68 @@
-"""What a served model takes: bytes of weights and cache, and the roofs of decoding and prompts.
+"""How long a served model takes for a token and for a prompt, by what each waits for.
 
 A slice holds replicas of the model, each split over a `tensor` axis. Products wait for FLOPs or for
 their weights, attention for FLOPs or for the cache, whichever takes longer; what devices exchange
-comes on top. Nothing else is counted: a server schedules, samples and starts ops as well, so that
-these rates are bounds.
+and the start of ops come on top. A server's own work (scheduling, sampling, tokenizing) is not
+counted; it runs beside the device in the servers that publish figures.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...compiler.timeline.machine import Machine
 from ...hardware import Slice
 from ...hardware.formats import BFLOAT16
-from ...hardware.rates import MemoryRates
-from ...hardware.stored_formats import WEIGHT_FORMATS
-from .attention_time import FORWARD_PRODUCTS, visited_keys
-from .model_shape import ModelShape
+from ...hardware.rates import MemoryRates, ServingRates, StepRates
+from .served_model import Matrices, ServedModel
 from .torus import Links, place_axes
 
+ROOFS = ("flops", "hbm", "network", "starts")
+FLOPS_PER_PRODUCT = 2
 
-@dataclass(frozen=True)
-class Matrices:
-    """Weights of one kind: `count` matrices that rows of width `rows` are multiplied with."""
 
-    rows: int
-    columns: int
-    count: int
-    of_experts: bool = False
+@dataclass(frozen=True, kw_only=True)
+class ServedFormats:
+    """Formats of weights, cache and activations, as `WEIGHT_FORMATS` and `CACHE_FORMATS` call them.
+
+    Attributes:
+        activations: What products round their rows to; only where weights have the same format and
+            the chip multiplies it are they faster for that.
+    """
+
+    weights: str = "bf16"
+    cache: str = "bf16"
+    activations: str = "bf16"
+
+    def multiplied(self, on: Slice) -> str:
+        """The format in which a chip multiplies: narrow weights are widened to the activations'."""
+        same = self.activations == self.weights and on.chip.multiplies(self.activations)
+        return self.activations if same else "bf16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What is asked of a server.
+
+    Attributes:
+        batch: Requests at once, over all replicas.
+        prompt: Tokens that each comes with.
+        new: Tokens that each is answered with.
+    """
+
+    batch: int
+    prompt: int
+    new: int
 
     @property
-    def parameters(self) -> int:
-        """Parameters of all of them."""
-        return self.rows * self.columns * self.count
+    def context(self) -> int:
+        """Tokens that a sequence ends with."""
+        return self.prompt + self.new
 
-    def nbytes(self, weights: str) -> int:
-        """Bytes of all of them in a weight format."""
-        return self.count * WEIGHT_FORMATS[weights].nbytes(self.rows, self.columns)
-
-
-def layer_matrices(shape: ModelShape) -> Iterator[Matrices]:
-    """The matrices of all layers, which is what may be kept narrow."""
-    s, width = shape, shape.heads * shape.head_dim
-    yield Matrices(s.d_model, width, s.layers)
-    yield Matrices(s.d_model, s.kv_heads * s.head_dim, 2 * s.layers)
-    yield Matrices(width, s.d_model, s.layers)
-    blocks = s.layers * max(1, s.experts)
-    yield Matrices(s.d_model, s.d_ff, (s.hidden_matrices - 1) * blocks, bool(s.experts))
-    yield Matrices(s.d_ff, s.d_model, blocks, bool(s.experts))
-
-
-def weight_bytes(shape: ModelShape, weights: str) -> int:
-    """Bytes of all weights; tables, norms, biases and routers stay in bfloat16."""
-    matrices = list(layer_matrices(shape))
-    others = shape.parameters - sum(one.parameters for one in matrices)
-    return sum(one.nbytes(weights) for one in matrices) + BFLOAT16.nbytes(others)
-
-
-def keys_held(shape: ModelShape, context: int) -> int:
-    """Keys of one sequence in all layers; a local one holds no more than its window."""
-    local = shape.layers - shape.global_layers
-    return shape.global_layers * context + local * min(context, shape.window or context)
-
-
-def cache_bytes(shape: ModelShape, batch: int, context: int) -> float:
-    """Bytes of keys and values of all layers."""
-    held = keys_held(shape, context) * batch
-    return float(BFLOAT16.nbytes(2 * shape.kv_heads * shape.head_dim * held))
-
-
-def weight_bytes_read(shape: ModelShape, weights: str, rows: int) -> float:
-    """Bytes of weights that a pass over `rows` tokens reads, each once.
-
-    Embeddings are looked up, so of a table that is not also the head only a few rows are read; of
-    an MoE only the experts that some row chooses.
-    """
-    whole = float(weight_bytes(shape, weights))
-    if not shape.tied:
-        whole -= BFLOAT16.nbytes(shape.head_parameters)
-    if not shape.experts:
-        return whole
-    untouched = (1 - shape.experts_per_token / shape.experts) ** rows
-    experts = sum(one.nbytes(weights) for one in layer_matrices(shape) if one.of_experts)
-    return whole - experts * untouched
-
-
-ROOFS = ("flops", "hbm", "network")
-FLOPS_PER_WEIGHT = 2
+    @property
+    def mean_context(self) -> int:
+        """Tokens that a sequence has when a token is added, in the mean over its answer."""
+        return self.prompt + math.ceil(self.new / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +74,23 @@ class Pass:
         flops: Seconds that products and attention wait for the matrix unit.
         hbm: Seconds that they wait for weights and cache.
         network: Seconds of sums between the devices of a replica.
+        starts: Seconds in which ops are started.
     """
 
     tokens: int
     flops: float
     hbm: float
     network: float
+    starts: float
 
     @property
     def seconds(self) -> float:
         """The whole pass."""
-        return self.flops + self.hbm + self.network
+        return self.flops + self.hbm + self.network + self.starts
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second of all replicas."""
+        """Tokens a second of all replicas, were there no other pass."""
         return self.tokens / self.seconds
 
     @property
@@ -122,21 +100,43 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Server:
-    """A slice that serves a model in replicas of `tensor` devices.
+class Throughput:
+    """What clients see of a server that is kept busy: a new request comes when one is answered.
+
+    Every replica reads the prompts of its requests one after the other, and no token is added
+    meanwhile: in the time of one answer it reads as many prompts as it has sequences.
 
     Attributes:
-        weights: Their format, as `WEIGHT_FORMATS` names it.
-        batch: Sequences served at once, over all replicas.
-        context: Tokens each of them holds.
+        decode_s: Of a step that adds a token to every sequence.
+        prefill_s: Of one prompt.
+        sequences: Of a replica.
     """
 
-    shape: ModelShape
+    traffic: Traffic
+    decode_s: float
+    prefill_s: float
+    sequences: int
+
+    @property
+    def token_s(self) -> float:
+        """Between two tokens of an answer, in the mean: time per output token."""
+        return self.decode_s + self.sequences * self.prefill_s / self.traffic.new
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens of all requests."""
+        return self.traffic.batch / self.token_s
+
+
+@dataclass(frozen=True)
+class Server:
+    """A slice that serves a model in replicas of `tensor` devices."""
+
+    model: ServedModel
     slice: Slice
-    weights: str
-    batch: int
-    context: int
+    traffic: Traffic
     tensor: int
+    formats: ServedFormats = field(default_factory=ServedFormats)
 
     @property
     def replicas(self) -> int:
@@ -146,62 +146,102 @@ class Server:
     @property
     def sequences(self) -> int:
         """Sequences of the fullest replica."""
-        return math.ceil(self.batch / self.replicas)
+        return math.ceil(self.traffic.batch / self.replicas)
 
     @property
     def device_bytes(self) -> float:
         """Weights and cache on one device."""
-        held = weight_bytes(self.shape, self.weights)
-        return (held + cache_bytes(self.shape, self.sequences, self.context)) / self.tensor
+        held = self.model.cache_bytes(self.traffic.context, self.formats.cache)
+        whole = self.model.weight_bytes(self.formats.weights) + held * self.sequences
+        return whole / self.tensor
 
     @property
     def fits(self) -> bool:
         """Whether a device has room for them."""
         return self.device_bytes <= room_bytes(self.slice)
 
+    @property
+    def room_for(self) -> int:
+        """Sequences of that context that all replicas have room for."""
+        free = room_bytes(self.slice) * self.tensor - self.model.weight_bytes(self.formats.weights)
+        each = self.model.cache_bytes(self.traffic.context, self.formats.cache)
+        return self.replicas * max(0, int(free // each))
+
     def decode(self) -> Pass:
         """One more token for every sequence: all weights and each sequence's cache are read."""
-        s, rows = self.shape, self.sequences
-        pairs = keys_held(s, self.context) * rows
-        return self._pass(rows, self.batch, pairs, pairs, self._peak)
+        m, rows, context = self.model, self.sequences, self.traffic.mean_context
+        reached = self._hbm * ServingRates.of(self.slice.chip.name).cache_share
+        attention = [
+            (
+                FLOPS_PER_PRODUCT * kind.token_products(context) * rows / self._peak("bf16"),
+                kind.bytes_attended(context, self.formats.cache) * rows / reached,
+            )
+            for kind in m.kinds
+        ]
+        joined = sum(
+            kind.layers * self._sum_s(rows * kind.joined_width)
+            for kind in m.kinds
+            if self.tensor > kind.key_heads
+        )
+        return self._pass(rows, self.traffic.batch, attention, joined)
 
     def prefill(self) -> Pass:
-        """A prompt of `context` tokens in every replica."""
-        s = self.shape
-        local = s.layers - s.global_layers
-        seen = s.global_layers * visited_keys(self.context, None)
-        seen += local * visited_keys(self.context, s.window) if local else 0.0
-        reached = self._attention_flops
-        written = keys_held(s, self.context)
-        prompts = self.context * self.replicas
-        return self._pass(self.context, prompts, seen * self.context, written, reached)
+        """A prompt in every replica."""
+        length = self.traffic.prompt
+        attention = [
+            (
+                FLOPS_PER_PRODUCT
+                * kind.prompt_products(length)
+                / (self._machine.peak_flops("bf16") * self._attention_share(kind.layer.qk_dim)),
+                kind.cache_bytes(length, self.formats.cache) / self._hbm,
+            )
+            for kind in self.model.kinds
+        ]
+        return self._pass(length, length * self.replicas, attention, 0.0)
+
+    def throughput(self) -> Throughput:
+        """What clients see."""
+        return Throughput(
+            self.traffic, self.decode().seconds, self.prefill().seconds, self.sequences
+        )
 
     def _pass(
-        self, rows: int, tokens: int, pairs: float, cached: float, attention_flops: float
+        self, rows: int, tokens: int, attention: list[tuple[float, float]], joined: float
     ) -> Pass:
-        """Of `rows` tokens of a replica that meet `pairs` keys and move `cached` of them."""
-        s, split = self.shape, self.tensor
-        products = FLOPS_PER_WEIGHT * s.matmul_parameters * rows / split / self._peak
-        read = weight_bytes_read(s, self.weights, rows) / split / self._hbm
-        per_pair = FORWARD_PRODUCTS * FLOPS_PER_WEIGHT * s.heads * s.head_dim
-        scores = per_pair * pairs / split / attention_flops
-        pair_bytes = BFLOAT16.nbytes(2 * s.kv_heads * s.head_dim)
-        keys = pair_bytes * cached / split / self._hbm
-        waits = ((products, read), (scores, keys))
+        """Of `rows` tokens of a replica, whose attention waits for FLOPs or for bytes."""
+        m = self.model
+        parts = [*(kind.matrices for kind in m.kinds), m.outside]
+        waits = [*attention, *(self._products(part, rows) for part in parts)]
+        waits = [(flops / self.tensor, moved / self.tensor) for flops, moved in waits]
+        each = StepRates.of().ops_per_layer * self._machine.op_overhead_s
         return Pass(
             tokens=tokens,
             flops=sum(flops for flops, moved in waits if flops >= moved),
             hbm=sum(moved for flops, moved in waits if flops < moved),
-            network=self._network(rows),
+            network=2 * m.layers * self._sum_s(rows * m.d_model) + joined,
+            starts=m.layers * each,
         )
 
-    def _network(self, rows: int) -> float:
-        """Two sums of activations in every layer; past the heads of keys one more joins results."""
-        sums = 2 + (self.tensor > self.shape.kv_heads)
-        amount = BFLOAT16.nbytes(rows * self.shape.d_model)
+    def _products(self, matrices: tuple[Matrices, ...], rows: int) -> tuple[float, float]:
+        """Seconds of their FLOPs and of reading them, on one device."""
+        formats = self.formats
+        multiplied = formats.multiplied(self.slice)
+        flops = sum(
+            FLOPS_PER_PRODUCT
+            * one.products
+            * rows
+            / self._peak(multiplied if one.narrow else "bf16")
+            for one in matrices
+        )
+        read = sum(one.bytes_read(formats.weights, rows) for one in matrices)
+        return flops, read / self._hbm
+
+    def _sum_s(self, numbers: int) -> float:
+        """Seconds to add up activations along `tensor`."""
         machine, links = self._machine, self._links
+        amount = BFLOAT16.nbytes(numbers)
         once = amount * links.share / (links.lanes * machine.ici_bytes_per_s)
-        return self.shape.layers * sums * 2 * (once + links.hops * machine.hop_latency_s)
+        return 2 * (once + links.hops * machine.hop_latency_s)
 
     @property
     def _machine(self) -> Machine:
@@ -211,15 +251,14 @@ class Server:
     def _links(self) -> Links:
         return place_axes(self.slice, {"tensor": self.tensor}).get("tensor", Links())
 
-    @property
-    def _peak(self) -> float:
-        """FLOP/s of products: narrow weights are widened, so they are those of bfloat16."""
-        return self._machine.peak_flops("bf16") * self._machine.matrix_efficiency
+    def _peak(self, format: str) -> float:
+        """FLOP/s that products of a format reach."""
+        machine = self._machine
+        share = machine.int8_over_bf16 if format == "int8" else 1.0
+        return machine.peak_flops(format) * machine.matrix_efficiency * share
 
-    @property
-    def _attention_flops(self) -> float:
-        share = self._machine.attention_share(self.shape.head_dim)
-        return self._machine.peak_flops("bf16") * share
+    def _attention_share(self, head_dim: int) -> float:
+        return self._machine.attention_share(head_dim)
 
     @property
     def _hbm(self) -> float:
@@ -239,12 +278,12 @@ def room_bytes(on: Slice) -> float:
 
 
 def servers_on(
-    on: Slice, shape: ModelShape, *, weights: str, batch: int, context: int
+    on: Slice, model: ServedModel, traffic: Traffic, formats: ServedFormats
 ) -> Iterator[Server]:
     """Every split of a slice into replicas that a device has room for."""
     devices = on.devices // on.num_slices
     powers = (2**power for power in range(devices.bit_length()))
     for tensor in sorted({*(size for size in powers if devices % size == 0), devices}):
-        server = Server(shape, on, weights, batch, context, tensor)
+        server = Server(model, on, traffic, tensor, formats)
         if server.fits:
             yield server

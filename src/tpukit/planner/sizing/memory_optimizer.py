@@ -1,7 +1,7 @@
 """`MemoryOptimizer`: trade recomputation for memory on a model, and say what a step will take."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from rich.table import Table
 
@@ -15,6 +15,9 @@ from ...step.optimizer.spec import (
 )
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes
 from ..cost.model_shape import ModelShape, shape_of
+
+if TYPE_CHECKING:
+    from ...models.transformer.config import TransformerConfig
 
 Strategy = Literal["none", "normal", "aggressive"]
 GIGABYTE = 1e9
@@ -152,6 +155,15 @@ def transformer_shape(model: object) -> ModelShape:
     Raises:
         TPUModelError: It is not one.
     """
+    return shape_of(transformer_config(model))
+
+
+def transformer_config(model: object) -> "TransformerConfig":
+    """A reference transformer, however it is named.
+
+    Raises:
+        TPUModelError: It is not one.
+    """
     from ...job.model_source import load_model
     from ...models.transformer.config import TransformerConfig
 
@@ -162,4 +174,4 @@ def transformer_shape(model: object) -> ModelShape:
             f"a {type(model).__name__} is no reference transformer, and its activations cannot be "
             "counted by a formula; compile it (compile_for, tpukit check) for the exact figure."
         )
-    return shape_of(config)
+    return config

@@ -1,0 +1,94 @@
+"""Prefill and decode of `tpukit.models.generation`, compiled as a published server holds its model.
+
+In bfloat16 these are the programs that `generate` runs. With weights or a cache in fp8, which
+`generate` does not hold, arguments have that format and everything else is the same: the scale of
+each column is not read, and activations are rounded by constants (`matmul: float8_static`).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tpukit.checker.check import predict
+from tpukit.compiler.aot import run_request
+from tpukit.compiler.program.request import as_abstract_mesh, make_request
+from tpukit.hardware import Slice
+from tpukit.models.generation.decoding import Sampling
+from tpukit.models.generation.programs import DecodingPrograms
+from tpukit.models.transformer.config import TransformerConfig
+from tpukit.planner.cost.serving_model import ServedFormats
+from tpukit.runtime.environment import configure_tpu_environment
+
+configure_tpu_environment()  # or jax would look for a TPU, slowly
+GREEDY = Sampling(temperature=0)
+NARROW = jnp.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class PublishedPrograms:
+    """The programs of one server.
+
+    Attributes:
+        config: Of the model.
+        on: Its slice.
+        tensor: Devices of a replica, all that there are.
+    """
+
+    config: TransformerConfig
+    on: Slice
+    tensor: int
+    formats: ServedFormats
+
+    @property
+    def programs(self) -> DecodingPrograms:
+        matmul = "float8_static" if self.formats.multiplied(self.on) == "fp8" else "dtype"
+        config = self.config.replace(
+            param_dtype="bfloat16", dtype="bfloat16", mtp_layers=0, matmul=matmul
+        )
+        return DecodingPrograms(config, as_abstract_mesh({"tensor": self.tensor}, self.on))
+
+    def decode_s(self, *, rows: int, slots: int) -> float:
+        """One more token for every row, whose caches have so many slots."""
+        programs = self.programs
+        state, *rest = programs.decode_arguments(rows=rows, slots=slots)
+        if self.formats.cache == "fp8":
+            state = replace(state, cache=jax.tree.map(_narrowed, state.cache))
+        run = programs.decode(sampling=GREEDY)
+        return self._seconds(programs, run, (state, *rest), is_loop=True)
+
+    def prefill_s(self, *, tokens: int) -> float:
+        """One prompt of so many tokens."""
+        programs = self.programs
+        run = programs.prefill(sampling=GREEDY, slots=tokens)
+        return self._seconds(programs, run, programs.prefill_arguments(rows=1, prompt=tokens))
+
+    def _seconds(
+        self, programs: DecodingPrograms, run: Any, rest: tuple[Any, ...], *, is_loop: bool = False
+    ) -> float:
+        params = programs.abstract_params()
+        if self.formats.weights == "fp8":
+            params = jax.tree_util.tree_map_with_path(_weight, params)
+
+        def program(state: dict[str, Any], *arguments: Any) -> Any:
+            return run(state["params"], *arguments)
+
+        donated = (1,) if is_loop else ()
+        request = make_request(program, self.on, {"params": params}, *rest, donate_argnums=donated)
+        compiled = run_request(request, until="schedule", timeout_s=1800)
+        found, why = predict(compiled, tokens_per_step=1, one_turn=is_loop)
+        if found is None:
+            raise SystemExit(f"{self.config.name} on {self.on}: {why}")
+        return found.step_time_s
+
+
+def _weight(path: Any, leaf: Any) -> Any:
+    """Matrices of layers in fp8; tables, norms and routers as they are."""
+    name = jax.tree_util.keystr(path)
+    is_matrix = "layers" in name and leaf.ndim >= 3 and "router" not in name
+    return _narrowed(leaf) if is_matrix else leaf
+
+
+def _narrowed(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, NARROW, sharding=leaf.sharding)

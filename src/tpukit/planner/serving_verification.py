@@ -1,0 +1,90 @@
+"""The compiler's word on a server: the programs of generation, on the slice and split planned."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from ..errors import TPUError
+from ..runtime.progress import Progress, silent
+from .answer.serving_answer import CompiledServing, ServingChoice
+from .cost.serving_model import Traffic
+
+if TYPE_CHECKING:
+    from ..models.transformer.config import TransformerConfig
+
+COMPILED_FORMAT = "bf16"
+NOT_HELD = "generation holds weights and caches in bfloat16; this is by arithmetic alone"
+
+
+def verify_servers(
+    config: "TransformerConfig",
+    traffic: Traffic,
+    choices: Sequence[ServingChoice],
+    *,
+    most: int,
+    seconds: float,
+    progress: Progress = silent,
+) -> tuple[ServingChoice, ...]:
+    """The choices, the smallest `most` that can be compiled with what the compiler says of them.
+
+    No compile starts after so many seconds. What was left out says why.
+    """
+    began = monotonic()
+    order = sorted(
+        (n for n, one in enumerate(choices) if one.chips is not None),
+        key=lambda n: choices[n].chips or 0,
+    )
+    found, compiled = list(choices), 0
+    for number in order:
+        one = choices[number]
+        if {one.formats.weights, one.formats.cache} != {COMPILED_FORMAT}:
+            said = CompiledServing(reason=NOT_HELD)
+        elif compiled >= most:
+            said = CompiledServing(reason=f"only {most} were to be compiled")
+        elif monotonic() - began > seconds:
+            said = CompiledServing(reason=f"{seconds:g} s were up")
+        else:
+            compiled += 1
+            said = compile_server(config, traffic, one, progress=progress)
+        found[number] = replace(one, compiled=said)
+    return tuple(found)
+
+
+def compile_server(
+    config: "TransformerConfig",
+    traffic: Traffic,
+    choice: ServingChoice,
+    *,
+    progress: Progress = silent,
+) -> CompiledServing:
+    """Compile prefill and decode of generation for the slice and split of a choice."""
+    from ..checker.decoding import check_decoding
+
+    assert choice.slice is not None
+    assert choice.replicas is not None
+    assert choice.tensor is not None
+    try:
+        found = check_decoding(
+            config,
+            on=choice.slice,
+            mesh={"data": choice.replicas, "tensor": choice.tensor},
+            batch_size=traffic.batch,
+            context=traffic.context,
+            prompt=traffic.prompt,
+            prefill_rows=choice.replicas,
+            progress=progress,
+        )
+    except TPUError as error:
+        return CompiledServing(reason=str(error))
+    unknown = found.decode.no_prediction or found.prefill.no_prediction
+    reason = unknown if found.fits else "the compiler says that it does not fit"
+    return CompiledServing(
+        fits=found.fits,
+        decode_s=found.token_s,
+        prefill_s=found.prefill_s,
+        device_bytes=found.decode.memory.total_bytes,
+        prompt=found.prompt,
+        context=found.context,
+        reason=reason,
+    )
