@@ -16,7 +16,9 @@ from tpukit.planner.cost.step_variant import ROUNDED_BYTES, Rounding, StepVarian
 # a float32 of noise each, written and read.
 AQT = Rounding(inputs=1, gradients=2, gradient_bytes=ROUNDED_BYTES + 2 * 4)
 # Its fp8_full (Qwix) with fixed calibration: no value is read for the largest of its array.
-FIXED_SCALES = Rounding(input_bytes=ROUNDED_BYTES - 2, gradient_bytes=ROUNDED_BYTES - 2)
+FIXED_SCALES = Rounding(
+    input_bytes=ROUNDED_BYTES - 2, gradient_bytes=ROUNDED_BYTES - 2, experts=True
+)
 
 
 @dataclass(frozen=True, kw_only=True)

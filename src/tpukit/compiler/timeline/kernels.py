@@ -10,8 +10,8 @@ from ..hlo import Computation, Instruction, Shape
 from .machine import Machine
 from .simulate import KernelTimer
 
-# Matrix products of each splash kernel, as multiples of one (queries x keys x head size) product.
-_SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "dkv fused": 5}
+# Products of each splash kernel that are as wide as a head of queries, and as one of values.
+_SPLASH_PRODUCTS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2), "dkv fused": (3, 2)}
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dkv|dq)")
 
 
@@ -32,19 +32,20 @@ class SplashTimer:
         if found is None:
             return None
         operands = [parent.by_name[name].shapes[0] for name in kernel.operands]
-        queries, keys = [shape for shape in operands if shape.dtype in ("bf16", "f32")][:2]
+        queries, keys, values = [shape for shape in operands if shape.dtype in ("bf16", "f32")][:3]
         kind = found[1]
         if kind == "dkv" and len(kernel.shapes) > 2 and _has_partial_dq(kernel, queries):
             kind = "dkv fused"
-        head = queries.dims[-1]
+        head, value_head = queries.dims[-1], values.dims[-1]
         pairs = (
             queries.elements
             // head
             * keys.dims[-2]
             * _visited_share(operands, queries, keys, by_keys="dkv" in kind)
         )
-        flops = _SPLASH_PRODUCTS[kind] * 2.0 * pairs * head
-        share = self.machine.attention_share(head)
+        as_queries, as_values = _SPLASH_PRODUCTS[kind]
+        flops = 2.0 * pairs * (as_queries * head + as_values * value_head)
+        share = self.machine.attention_share((head + value_head) / 2)
         if kind != "fwd":
             share *= self.machine.attention.backward_over_forward
         at_peak = flops / self.machine.peak_flops("bf16")
