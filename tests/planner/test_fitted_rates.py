@@ -213,12 +213,12 @@ def test_planner_and_timeline_count_attention_with_the_same_share(generation, he
     seconds = timer(entry.root, entry) / timer.over_measured("fwd")
     flops = 2 * 2 * 8 * 4096 * 4096 * head_dim * 0.5  # causal, by halves where no table says
     reached = flops / (machine.peak_flops("bf16") * seconds / machine.op_time_in_a_step)
-    array = Rates.of(candidate(name, {"fsdp": 8}), head_dim=head_dim).attention_share
-    assert array[0] == pytest.approx(reached)
+    array = Rates.of(candidate(name, {"fsdp": 8}), head_dims=[head_dim]).attention_share
+    assert array[head_dim][0] == pytest.approx(reached)
 
 
 def rates_on(name, sizes, *, precision="bf16", head_dim=128):
-    return Rates.of(candidate(name, sizes, precision=precision), head_dim=head_dim)
+    return Rates.of(candidate(name, sizes, precision=precision), head_dims=[head_dim])
 
 
 @pytest.mark.parametrize(
