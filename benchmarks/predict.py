@@ -31,6 +31,7 @@ from tpukit import configure_tpu_environment
 from tpukit.compiler import compile_for
 from tpukit.compiler.kernel_traces import trace_kernels
 from tpukit.compiler.program.request import compiler_versions
+from tpukit.compiler.program_flops import KernelCounter
 from tpukit.compiler.timeline import Machine, StepPrediction, predict_step
 from tpukit.compiler.timeline.kernels import has_own_model
 from tpukit.compiler.timeline.network import waiting_share
@@ -97,6 +98,8 @@ def predict_with(run: PublishedRun, options: dict[str, Any], compile_s: float) -
         compiled.module, compiled.slice, wanted=lambda call: not has_own_model(call)
     )
 
+    counter = KernelCounter(compiled.module)
+
     def step(op_time: float) -> StepPrediction:
         machine = Machine.of(compiled.slice, op_time_in_a_step=op_time, wait_per_doubling=0.0)
         return predict_step(
@@ -104,7 +107,7 @@ def predict_with(run: PublishedRun, options: dict[str, Any], compile_s: float) -
             compiled.slice,
             coordinates=compiled.coordinates,
             slice_of_device=compiled.slice_of_device,
-            kernel_timer=kernel_timer(run, machine, traces),
+            kernel_timer=kernel_timer(run, machine, traces, counter),
             machine=machine,
         )
 

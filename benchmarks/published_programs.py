@@ -7,6 +7,7 @@ from typing import Literal
 from published_rows import PublishedRun
 
 from tpukit.compiler.bundles import CallTrace
+from tpukit.compiler.program_flops import KernelCounter
 from tpukit.compiler.timeline import Machine
 from tpukit.compiler.timeline.kernels import SplashTimer, StepKernelTimer
 from tpukit.planner.cost.model_shape import ModelShape
@@ -65,8 +66,11 @@ class TokamaxSplashTimer(SplashTimer):
 
 
 def kernel_timer(
-    run: PublishedRun, machine: Machine, traces: Mapping[str, CallTrace] | None = None
+    run: PublishedRun,
+    machine: Machine,
+    traces: Mapping[str, CallTrace] | None = None,
+    counter: KernelCounter | None = None,
 ) -> StepKernelTimer:
     """What times the kernels of a row's program."""
-    own = (TokamaxSplashTimer(machine),) if run.splash == "tokamax" else ()
-    return StepKernelTimer(machine, traces or {}, own=own)
+    own = (TokamaxSplashTimer(machine, counter),) if run.splash == "tokamax" else ()
+    return StepKernelTimer(machine, traces or {}, own=own, counter=counter)

@@ -104,8 +104,9 @@ LATENT = {
         ("full", {"gated_mlp": False}, 256 * 1536, 256 * 1024),
         # Two experts a token, whose last product the router weighs.
         ("full", EXPERTS, 256 * (1536 + 8), 3 * 256 * 2048),
-        # None of their products has a name; with weighed inputs nothing reads the last one's.
+        # Only the last product has a name; with weighed inputs nothing reads it.
         ("save=mlpwi,mlpwo", EXPERTS, 256 * (1536 + 8), 3 * 256 * 2048),
+        ("save=expert_rows", EXPERTS, 256 * (1536 + 8), 2 * 256 * 2048),
         ("full", {**EXPERTS, "weigh_inputs": True}, 256 * (1536 + 8), 2 * 256 * 2048),
         ("minimal", EXPERTS, 0, 3 * 256 * 2048),
         # An expert that every token passes, and a router of 8 columns.

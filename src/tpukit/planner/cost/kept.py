@@ -7,7 +7,7 @@ from ...errors import ConfigError
 from ...models.remat.policy import TENSOR_NAMES, RematPolicy
 from .layer_shape import DOWN, GATE, KEYS, OUT, QUERIES, UP, VALUES, LayerShape
 
-LAYER_INPUT, ATTENTION = "decoder_layer_input", "attention"
+LAYER_INPUT, ATTENTION, EXPERT_ROWS = "decoder_layer_input", "attention", "expert_rows"
 # Results of products with weights, which "minimal" keeps; the last one's is rarely read again.
 PRODUCTS = (QUERIES, KEYS, VALUES, OUT, GATE, UP)
 # Tensors of whose channels a device along `tensor` has a share; the others it has whole.
@@ -47,8 +47,9 @@ class Kept:
         k = layer
         if self.everything:
             return 0.0, 0.0, 0.0
-        # No product of experts has a name, and gradients of routers' weights read the last one's.
-        matrices = k.hidden_matrices - (k.weighs_inputs and not k.post_norms)
+        # Gradients of routers' weights read the last product of experts, the only one with a name.
+        is_read = k.post_norms or not k.weighs_inputs
+        matrices = k.hidden_matrices - (EXPERT_ROWS in self.names or not is_read)
         experts = float(matrices * k.d_model * k.chosen_width)
         if self.products:  # the policy does not know those of experts
             return 0.0, 0.0, experts
@@ -78,6 +79,7 @@ def kept_channels(layer: LayerShape) -> dict[str, float]:
         GATE: gate,
         UP: layer.dense_width,
         DOWN: layer.d_model,
+        EXPERT_ROWS: layer.experts_per_token * layer.expert_rows * layer.d_model,
     }
 
 
