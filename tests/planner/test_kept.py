@@ -22,6 +22,14 @@ KINDS = (
     {},
     {"post_norms": True, "qk_norm": True},
     {"gated_mlp": False, "parallel_block": True},
+    {  # two sizes of heads, of which one has its keys for values
+        "n_layers": 3,
+        "layer_pattern": "2 local, wide",
+        "layer_kinds": {
+            "local": {"sliding_window": 32},
+            "wide": {"head_dim": 32, "n_kv_heads": 1, "keys_as_values": True, "d_ff": 96},
+        },
+    },
 )
 
 
@@ -49,17 +57,34 @@ def step_flops(config, remat):
     return product_flops(program.jaxpr)
 
 
-@pytest.mark.parametrize("changes", KINDS, ids=str)
+@pytest.mark.parametrize("changes", KINDS, ids=lambda changes: ",".join(changes))
 def test_what_runs_again_is_what_the_program_multiplies_again(changes):
-    config = get_preset("tiny", n_layers=2, **changes)
-    (layer,) = shape_of(config).kinds
-    tokens = EXAMPLES * LENGTH * config.n_layers
-    scores_and_values = layer.heads * (layer.qk_dim + layer.v_dim) * LENGTH
+    config = get_preset("tiny", **{"n_layers": 2, **changes})
+    kinds = shape_of(config).kinds
     kept_all = step_flops(config, "none")
     for remat in REMATS:
-        weights = sum(kept_by(remat).recomputed_weights(layer))
-        again = 2 * tokens * (weights + scores_and_values)
-        assert step_flops(config, remat) - kept_all == again, remat
+        again = sum(
+            layer.count
+            * (
+                sum(kept_by(remat).recomputed_weights(layer))
+                + layer.heads * (layer.qk_dim + layer.v_dim) * LENGTH
+            )
+            for layer in kinds
+        )
+        assert step_flops(config, remat) - kept_all == 2 * EXAMPLES * LENGTH * again, remat
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=lambda changes: ",".join(changes))
+def test_what_is_multiplied_at_all_is_counted_to_the_weight(changes):
+    config = get_preset("tiny", **{"n_layers": 2, **changes})
+    shape = shape_of(config)
+    weights = shape.vocab * shape.d_model + shape.beside_layers
+    scores = 0
+    for layer in shape.kinds:
+        hidden = layer.hidden_matrices * layer.d_model * layer.hidden_width
+        weights += layer.count * (layer.mixing_weights + hidden)
+        scores += layer.count * layer.heads * (layer.qk_dim + layer.v_dim) * LENGTH
+    assert step_flops(config, "none") == 3 * 2 * EXAMPLES * LENGTH * (weights + scores)
 
 
 def test_only_the_kernels_own_result_spares_running_it_again():

@@ -114,8 +114,8 @@ class StepModel:
             [r.narrow_gradient_time if one.weight_gradients else 1.0 for one in self._rounding]
         )
         of_experts = self._by_precision([one.experts for one in self._rounding])
-        groups = ProductGroups(self.shape, r, self.candidates.sizes, self.tokens, self._kept)
-        for group in groups:
+        sizes = self.candidates.sizes
+        for group in ProductGroups(self.shape, r, sizes, self.tokens, self._kept):
             narrow = group.in_layers & (of_experts | (not group.of_experts))
             seconds = group.flops * self.tokens / (r.bf16_flops_per_s * group.share)
             once = seconds * np.where(narrow, r.narrow_time, 1.0)
@@ -126,7 +126,7 @@ class StepModel:
         least = self._layer_bytes() / r.hbm_bytes_per_s
         forward, gradients = np.maximum(forward, least), np.maximum(gradients, least)
         other = self.variant.other_flops_per_token(self.shape) * self.tokens
-        other = other / self.candidates.sizes["tensor"]
+        other = other / sizes["tensor"]
         again = again + other / (r.bf16_flops_per_s * r.streamed_share)
         return forward, forward + gradients, again
 
@@ -217,11 +217,13 @@ class StepModel:
 
     def _weights_moved(self) -> np.ndarray:
         """Seconds to gather weights for both passes and to scatter their gradients."""
-        s, sizes = self.shape, self.candidates.sizes
-        tables = s.outside_parameters / sizes["tensor"] * BFLOAT16
+        tables = self.shape.outside_parameters / self.candidates.sizes["tensor"] * BFLOAT16
         amount = (self._layer_bytes(over_links=True) + tables) / self.layers
         times = 3 * self.rates.gather_bytes * self.layers
-        return self.rates.axes["fsdp"].gather_s(amount, times=times)
+        # Compiled steps sum gradients along `data` before they are scattered.
+        summed = self._layer_bytes() / self.layers
+        along_data = self.rates.axes["data"].reduce_s(summed, times=self.layers)
+        return self.rates.axes["fsdp"].gather_s(amount, times=times) + along_data
 
     def _sums_moved(self) -> np.ndarray:
         """Seconds of the sums of partial products along `tensor`: the next product waits for it."""
