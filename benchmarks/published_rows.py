@@ -221,8 +221,12 @@ def read_model(row: dict[str, Any]) -> TransformerConfig:
         changes.update(routing="capacity", capacity_factor=float(capacity[1]))
     config = get_preset(model, **changes)
     # Recipes leave out the groups that DeepSeek's router chooses from (its YAML says to set them).
-    kinds = {name: {**kind, "router_groups": 0} for name, kind in config.layer_kinds.items()}
-    return config.replace(layer_kinds=kinds) if of_maxtext and config.layer_kinds else config
+    ungrouped = {"router_groups": 0, "router_groups_kept": 0}
+    kinds = {
+        name: {**changed, **(ungrouped if "router_groups" in changed else {})}
+        for name, changed in config.layer_kinds.items()
+    }
+    return config.replace(layer_kinds=kinds) if of_maxtext else config
 
 
 def read_matmul(row: dict[str, Any], precision: str) -> str:
