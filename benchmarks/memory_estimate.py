@@ -70,6 +70,14 @@ CASES = (
     Case("llama3.1-8b", "v6e-8", 2, 8192, optimizer=ADAFACTOR, held_out=True),
     Case("llama3.1-8b", "v6e-8", 2, 8192, optimizer=INT8_MOMENTS, held_out=True),
     Case("llama3.1-8b", "v5p-16", 4, 8192, optimizer=INT8_MOMENTS, held_out=True),
+    # Layers of several kinds: latent attention and a leading dense layer, sinks and windows, two
+    # sizes of heads with embeddings of each layer, dense blocks beside experts, linear attention.
+    Case("deepseek-v2-lite", "v5p-32", 2, 4096, fsdp=16, held_out=True),
+    Case("gpt-oss-20b", "v5p-32", 2, 4096, fsdp=16, held_out=True),
+    Case("gemma4-e4b", "v5p-16", 1, 4096, held_out=True),
+    Case("gemma4-26b-a4b", "v5p-32", 2, 4096, fsdp=16, held_out=True),
+    Case("gemma4-31b", "v5p-32", 2, 4096, fsdp=16, held_out=True),
+    Case("qwen3-next-80b-a3b", "v5p-128", 1, 4096, fsdp=64, held_out=True),
 )
 
 

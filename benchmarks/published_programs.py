@@ -7,6 +7,7 @@ from typing import Literal
 from published_rows import PublishedRun
 
 from tpukit.compiler.bundles import CallTrace
+from tpukit.compiler.program_flops import KernelCounter
 from tpukit.compiler.timeline import Machine
 from tpukit.compiler.timeline.kernels import SplashTimer, StepKernelTimer
 from tpukit.planner.cost.model_shape import ModelShape
@@ -16,7 +17,9 @@ from tpukit.planner.cost.step_variant import ROUNDED_BYTES, Rounding, StepVarian
 # a float32 of noise each, written and read.
 AQT = Rounding(inputs=1, gradients=2, gradient_bytes=ROUNDED_BYTES + 2 * 4)
 # Its fp8_full (Qwix) with fixed calibration: no value is read for the largest of its array.
-FIXED_SCALES = Rounding(input_bytes=ROUNDED_BYTES - 2, gradient_bytes=ROUNDED_BYTES - 2)
+FIXED_SCALES = Rounding(
+    input_bytes=ROUNDED_BYTES - 2, gradient_bytes=ROUNDED_BYTES - 2, experts=True
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +66,11 @@ class TokamaxSplashTimer(SplashTimer):
 
 
 def kernel_timer(
-    run: PublishedRun, machine: Machine, traces: Mapping[str, CallTrace] | None = None
+    run: PublishedRun,
+    machine: Machine,
+    traces: Mapping[str, CallTrace] | None = None,
+    counter: KernelCounter | None = None,
 ) -> StepKernelTimer:
     """What times the kernels of a row's program."""
-    own = (TokamaxSplashTimer(machine),) if run.splash == "tokamax" else ()
-    return StepKernelTimer(machine, traces or {}, own=own)
+    own = (TokamaxSplashTimer(machine, counter),) if run.splash == "tokamax" else ()
+    return StepKernelTimer(machine, traces or {}, own=own, counter=counter)

@@ -28,6 +28,10 @@ SPARSE_CORE_FLAGS = {
         for kind in ("all_gather", "all_reduce", "reduce_scatter")
     },
 }
+# What the Ironwood recipes with host offload set beyond it (AI-Hypercomputer/tpu-recipes,
+# training/ironwood/{deepseek3-671b,gpt-oss-120b}): the scheduler takes the host link for slow, so
+# that transfers start early.
+IRONWOOD_OFFLOAD_FLAGS = {"xla_tpu_pcie_bandwidth_multiplier": 0.03}
 # What MaxText's scripts of 2023 set (MaxText/configs/largest_job for v5e, v5p, 1xv4-128.sh).
 MAXTEXT_2023_FLAGS: dict[str, dict[str, Any]] = {
     "v4": {"xla_enable_async_all_gather": True},
@@ -82,6 +86,8 @@ def read_options(row: dict[str, Any], target: Slice) -> dict[str, Any]:
             options.update(SPARSE_CORE_FLAGS)
             gathers = "RS+AR" not in row["notes"]
             options["xla_tpu_enable_sparse_core_collective_offload_all_gather"] = gathers
+    if generation == "7x" and "offload" in (row.get("remat") or ""):
+        options.update(IRONWOOD_OFFLOAD_FLAGS)
     if "no scan" in (row.get("remat") or ""):
         # Unrolled layers are recomputed only because barriers keep their copies apart.
         options.pop("xla_tpu_aggressive_opt_barrier_removal", None)

@@ -17,9 +17,24 @@ from tpukit.errors import TPUError
 
 # Whose splash kernels: both have the same names, and only tokamax's were measured.
 SplashMaker: TypeAlias = Literal["jax", "tokamax"]
-QUANTIZED = "its products are quantized in a way that our step does not have"
-OURS = ("bf16", "int8")
+PRECISIONS = ("bf16", "int8", "fp8")
 AXES = ("data", "fsdp", "expert", "context", "tensor")  # those that change least come last
+# Presets by the names of MaxText's models and of published rows.
+PRESETS = {
+    "deepseek2-16b": "deepseek-v2-lite",
+    "deepseek3-671b": "deepseek-v3",
+    "deepseek-v3-671b": "deepseek-v3",
+    "gemma4-2b": "gemma4-e2b",
+    "gemma4-4b": "gemma4-e4b",
+    "gemma4-26b": "gemma4-26b-a4b",
+    "kimi-k2-1t": "kimi-k2",
+    "llama4-17b-16e": "llama4-scout",
+    "llama4-scout-17b-16e": "llama4-scout",
+    "llama4-17b-128e": "llama4-maverick",
+    "llama4-maverick-17b-128e": "llama4-maverick",
+    "olmo3-7b-pt": "olmo3-7b",
+    "qwen3-480b-a35b": "qwen3-coder-480b-a35b",
+}
 # MaxText's policies by name (MaxText/layers/decoders.py: get_remat_policy).
 MAXTEXT_POLICIES = {
     "none": "none",
@@ -75,9 +90,23 @@ class PublishedRun:
 
 
 def load_rows(path: Path, *, only: str | None = None) -> list[dict[str, Any]]:
-    """The rows with a full configuration."""
+    """The rows of a file whose id contains `only`."""
     rows = json.loads(path.read_text())["results"]
-    return [row for row in rows if row["config"] == "full" and (only is None or only in row["id"])]
+    return [row for row in rows if only is None or only in row["id"]]
+
+
+def what_is_missing(row: dict[str, Any]) -> str:
+    """Why nothing can be compiled of a row that states its configuration in part."""
+    if not row.get("dims") or "d_ff" not in row["dims"]:
+        return "it is no decoder, or its dimensions are not stated"
+    if not (row.get("batch") or {}).get("global_seqs"):
+        return "its batch is not stated"
+    named = ("parallelism", "remat", "optimizer")
+    missing = [name for name in named if not row.get(name)]
+    missing += [] if row["hardware"].get("topology") else ["topology"]
+    return f"stated in part: {row['notes'] or 'what is missing is not said'}" + (
+        f" (no {', no '.join(missing)})" if missing else ""
+    )
 
 
 def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
@@ -85,21 +114,20 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
 
     Args:
         row: As the file has it.
-        quantized: Take all runs whose products have eight bits; their workload has wide ones.
+        quantized: Leave the workload's products wide where those of the run have eight bits, for
+            arithmetic that is told of the precision.
 
     Raises:
         NotExpressible: With the reason.
     """
+    if row["config"] != "full":
+        raise NotExpressible(what_is_missing(row))
     precision = (row["quantization"] or "bf16").split()[0].split("_")[0]
-    if precision not in (*OURS, "fp8") or (precision not in OURS and not quantized):
-        raise NotExpressible(QUANTIZED)
+    if precision not in PRECISIONS:
+        raise NotExpressible(f"no step of ours has products in {row['quantization']!r}")
     config = read_model(row)
-    if precision == "int8" and not quantized:
-        # MaxText rounds for gradients of weights too (MaxText/layers/quantizations.py: drhs_bits,
-        # unless quantization_local_shard_count is 0; it is the number of slices where not set).
-        config = config.replace(matmul="int8_throughout")
-    if config.attention_sinks or len({layer.head_dim for layer in config.kinds.values()}) > 1:
-        raise NotExpressible("the planner's arithmetic does not know its kinds of layers yet")
+    if not quantized:
+        config = config.replace(matmul=read_matmul(row, precision))
     target = read_slice(row["hardware"])
     mesh, dcn = read_parallelism(row["parallelism"], target)
     batch = row["batch"] or {}
@@ -108,6 +136,9 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
     sequence, examples = int(batch["seq_len"]), int(batch["global_seqs"])
     attention = read_attention(row, mesh)
     remat = read_remat(row["remat"])
+    if row["framework"].startswith("MaxText") and all(k.n_experts for k in config.kinds.values()):
+        # MaxText gives this name to what experts give row by row (layers/moe.py), not to their sum.
+        remat = remat.replace("mlpwo", "expert_rows")
     per_token = config.flops_per_token(sequence).total
     model_flops = per_token * examples * sequence
     peak = target.peak_tflops("bf16").require("a benchmark") * 1e12
@@ -176,8 +207,9 @@ def read_model(row: dict[str, Any]) -> TransformerConfig:
         # Its layers round weights inside the scan, which stacks gradients as wide as the weights.
         # Its own programs need 22.61, 11.31 and 23.64 GiB (llama3.1-8b on v6e-8 and -256, 70b);
         # ours 21.93, 10.78 and 23.99, and with narrow stacks 21.24, 10.75 and 22.69.
-        "wide_gradients": of_maxtext,
+        "wide_gradients": of_maxtext and "grads bf16" not in (row["optimizer"] or ""),
     }
+    model = PRESETS.get(model, model)
     if model not in list_presets():
         if not model.startswith("maxtext2023-"):
             raise NotExpressible(f"no preset has the architecture of {model}")
@@ -187,7 +219,26 @@ def read_model(row: dict[str, Any]) -> TransformerConfig:
     capacity = re.search(r"capacity_factor ([\d.]+)", row["remat"])
     if capacity is not None:
         changes.update(routing="capacity", capacity_factor=float(capacity[1]))
-    return get_preset(model, **changes)
+    config = get_preset(model, **changes)
+    # Recipes leave out the groups that DeepSeek's router chooses from (its YAML says to set them).
+    ungrouped = {"router_groups": 0, "router_groups_kept": 0}
+    kinds = {
+        name: {**changed, **(ungrouped if "router_groups" in changed else {})}
+        for name, changed in config.layer_kinds.items()
+    }
+    return config.replace(layer_kinds=kinds) if of_maxtext else config
+
+
+def read_matmul(row: dict[str, Any], precision: str) -> str:
+    """Our products for those of a published run, all three of a layer rounded in MaxText.
+
+    int8 is AQT's, which rounds for gradients of weights too (MaxText/layers/quantizations.py:
+    drhs_bits, unless quantization_local_shard_count is 0; it is the number of slices where not
+    set). fp8 is Qwix's, by constant scales where the recipe calibrates and by channels elsewhere.
+    """
+    if precision == "fp8":
+        return "float8_static" if "fixed" in row["quantization"] else "float8_channels"
+    return "int8_throughout" if precision == "int8" else "dtype"
 
 
 def read_weights(row: dict[str, Any]) -> str:

@@ -54,7 +54,7 @@ def splash(name):
     text = (
         "HloModule jit_f, is_scheduled=true\n\nENTRY %main (a: f32[8]) -> f32[8] {\n"
         f"  %q = {heads} parameter(0)\n  %k = {heads} parameter(1)\n"
-        f"  ROOT %{name}.1 = {heads} custom-call(%q, %k), "
+        f"  ROOT %{name}.1 = {heads} custom-call(%q, %k, %k), "
         'custom_call_target="tpu_custom_call"\n}\n'
     )
     entry = parse_hlo(text).entry

@@ -41,12 +41,45 @@ def changed(name, **changes):
         ({"optimizer": "lamb"}, "optimizer 'lamb'"),
         ({"remat": "model default"}, "not described well enough"),
         ({"framework": "torchprime"}, "attention is torch_xla's"),
-        ({"quantization": "int4"}, "quantized in a way"),
+        ({"quantization": "int4"}, "products in 'int4'"),
+        ({"config": "partial", "dims": None}, "no decoder, or its dimensions"),
+        ({"config": "partial", "batch": {"global_seqs": None}}, "batch is not stated"),
+        ({"config": "partial", "remat": None, "notes": "rounded"}, r"part: rounded \(no remat\)"),
     ],
 )
 def test_what_cannot_be_expressed_says_why(changes, reason):
     with pytest.raises(NotExpressible, match=reason):
         as_run(changed("tri-llama3.1-8b-v6e-8", **changes))
+
+
+def test_every_decoder_with_a_full_configuration_is_expressed_but_those_of_torch_xla():
+    left_out = set()
+    for name, row in ROWS.items():
+        try:
+            as_run(row)
+        except NotExpressible:
+            left_out.add(name)
+    full = {name for name, row in ROWS.items() if row["config"] == "full"}
+    assert left_out & full == {"tp-llama3.1-8b-v6e-256", "tp-llama3.1-405b-v6e-256"}
+
+
+def test_models_of_several_kinds_are_compiled_as_their_recipes_run_them():
+    deepseek = as_run(ROWS["iw-deepseek3-fp8-256"])
+    config = deepseek.workload.config
+    assert config.parameter_count().total == 671_026_419_200  # nothing predicted ahead
+    groups = [(layer.router_groups, layer.router_groups_kept) for layer in config.kinds.values()]
+    assert groups == [(0, 0), (0, 0)]
+    assert (config.matmul, deepseek.mesh) == ("float8_static", {"fsdp": 512})
+    assert deepseek.options["xla_tpu_pcie_bandwidth_multiplier"] == 0.03
+    assert not as_run(ROWS["iw-deepseek3-bf16-128"]).workload.config.wide_gradients
+    # MaxText calls so what experts give row by row.
+    oss = as_run(ROWS["iw-gpt-oss-120b-64"]).workload
+    assert str(oss.remat) == "offload=decoder_layer_input,expert_rows"
+    assert str(as_run(ROWS["iw-gemma4-31b-64"]).workload.remat) == "save=mlpwo,out_proj"
+    by_channel = changed("iw-llama3.1-70b-8k-fp8-64", quantization="fp8_full via Qwix")
+    assert as_run(by_channel).workload.config.matmul == "float8_channels"
+    assert as_run(by_channel, quantized=True).workload.config.matmul == "dtype"
+    assert as_run(changed("v5p-llama4-scout", model="llama4-17b-16e")).workload.config.n_experts
 
 
 def test_axes_of_a_topology_may_come_in_any_order():

@@ -28,13 +28,13 @@ def runs():
     return found
 
 
-# Modelled over published step, in the mean of each generation's rows, as scored on 2026-11-16.
+# Modelled over published step, in the mean of each generation's rows, as scored on 2026-11-17.
 STEPS = {
     "v4": (2, 0.934),
     "v5e": (12, 1.050),
-    "v5p": (9, 1.015),
+    "v5p": (10, 1.002),
     "v6e": (20, 0.984),
-    "7x": (3, 1.059),
+    "7x": (7, 1.026),
 }
 
 
@@ -52,9 +52,9 @@ def test_published_steps_are_met_as_nearly_as_stated(generation, runs):
 
 def test_the_planner_is_off_by_what_the_documents_say(runs):
     off = [abs(plan_published.model(run).off) for run in runs]
-    assert len(off) == 46
-    assert statistics.median(off) == pytest.approx(0.0489, abs=0.0005)
-    assert max(off) == pytest.approx(0.139, abs=0.001)
+    assert len(off) == 51
+    assert statistics.median(off) == pytest.approx(0.0491, abs=0.0005)
+    assert max(off) == pytest.approx(0.144, abs=0.001)
 
 
 def test_waiting_for_other_slices_is_the_median_of_runs_on_fewer_and_more(runs):

@@ -55,14 +55,15 @@ def test_a_generation_has_its_own_values_and_the_default_ones_else():
     ("generation", "head_dim", "share"),
     [
         ("v6e", 128, 0.37),
-        ("v6e", 112, 0.37 * 112 / 128),  # fills less of what the nearest head measured fills
-        ("v6e", 192, 0.37),
+        ("v6e", 32, 0.20 / 2),  # a score takes as long as with the smallest head measured
+        ("v6e", 96, 96 / ((64 / 0.20 + 128 / 0.37) / 2)),  # half way between two of them
+        ("v6e", 160, 160 / (0.75 * 128 / 0.37 + 0.25 * 256 / 0.66)),
         ("v6e", 512, 0.66),
         ("v4", 128, 0.9 / 2),  # nobody measured it: other products reach 0.9, with 256 channels
         ("v4", 512, 0.9),
     ],
 )
-def test_attention_goes_by_the_nearest_head_measured(generation, head_dim, share):
+def test_attention_goes_by_the_heads_measured(generation, head_dim, share):
     assert AttentionRates.of(generation).share(head_dim, of_products=0.9) == pytest.approx(share)
 
 

@@ -61,7 +61,7 @@ def test_no_timeline_has_splash_above_the_peak(name, head, kernel, products):
     text = (
         f"HloModule jit_f, is_scheduled=true\n\nENTRY %main (q: {heads}) -> {heads} {{\n"
         f"  %q = {heads} parameter(0)\n  ROOT %splash_mha_{kernel}.1 = {heads} custom-call(%q, "
-        '%q), custom_call_target="tpu_custom_call"\n}\n'
+        '%q, %q), custom_call_target="tpu_custom_call"\n}\n'
     )
     entry = parse_hlo(text).entry
     machine = Machine.of(Slice.parse(name))

@@ -51,8 +51,8 @@ ENTRY %main (a: bf16[8192,8192]) -> bf16[8192,8192] {{
   %gd = bf16{LARGE} all-gather-done(%g)
   %o = (bf16[8192,8192]{{1,0:T(8,128)(2,1)S(5)}}, bf16{LARGE}, u32[]{{:S(2)}}) copy-start(%a)
   %od = bf16[8192,8192]{{1,0:T(8,128)(2,1)S(5)}} copy-done(%o)
-  %splash_mha_fwd.1 = {HEADS} custom-call(%q, %q), custom_call_target="tpu_custom_call"
-  %splash_mha_dq.1 = {HEADS} custom-call(%q, %q), custom_call_target="tpu_custom_call"
+  %splash_mha_fwd.1 = {HEADS} custom-call(%q, %q, %q), custom_call_target="tpu_custom_call"
+  %splash_mha_dq.1 = {HEADS} custom-call(%q, %q, %q), custom_call_target="tpu_custom_call"
   %t = token[] after-all()
   %send = (bf16[1024,8192]{{1,0:T(8,128)(2,1)}}, u32[]{{:S(2)}}, token[]) send(%s, %t), {BETWEEN_SLICES}
   %sd = token[] send-done(%send)
@@ -206,7 +206,7 @@ def test_planner_and_timeline_count_attention_with_the_same_share(generation, he
     heads = f"bf16[8,4096,{head_dim}]{{2,1,0}}"
     text = (
         f"HloModule jit_f, is_scheduled=true\n\nENTRY %main (q: {heads}) -> {heads} {{\n"
-        f"  %q = {heads} parameter(0)\n  ROOT %splash_mha_fwd.1 = {heads} custom-call(%q, %q), "
+        f"  %q = {heads} parameter(0)\n  ROOT %splash_mha_fwd.1 = {heads} custom-call(%q, %q, %q), "
         'custom_call_target="tpu_custom_call"\n}\n'
     )
     entry = parse_hlo(text).entry
@@ -214,12 +214,12 @@ def test_planner_and_timeline_count_attention_with_the_same_share(generation, he
     seconds = timer(entry.root, entry) / timer.over_measured("fwd")
     flops = 2 * 2 * 8 * 4096 * 4096 * head_dim * 0.5  # causal, by halves where no table says
     reached = flops / (machine.peak_flops("bf16") * seconds / machine.op_time_in_a_step)
-    array = Rates.of(candidate(name, {"fsdp": 8}), head_dim=head_dim).attention_share
-    assert array[0] == pytest.approx(reached)
+    array = Rates.of(candidate(name, {"fsdp": 8}), head_dims=[head_dim]).attention_share
+    assert array[head_dim][0] == pytest.approx(reached)
 
 
 def rates_on(name, sizes, *, precision="bf16", head_dim=128):
-    return Rates.of(candidate(name, sizes, precision=precision), head_dim=head_dim)
+    return Rates.of(candidate(name, sizes, precision=precision), head_dims=[head_dim])
 
 
 @pytest.mark.parametrize(

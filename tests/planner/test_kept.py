@@ -22,6 +22,14 @@ KINDS = (
     {},
     {"post_norms": True, "qk_norm": True},
     {"gated_mlp": False, "parallel_block": True},
+    {  # two sizes of heads, of which one has its keys for values
+        "n_layers": 3,
+        "layer_pattern": "2 local, wide",
+        "layer_kinds": {
+            "local": {"sliding_window": 32},
+            "wide": {"head_dim": 32, "n_kv_heads": 1, "keys_as_values": True, "d_ff": 96},
+        },
+    },
 )
 
 
@@ -49,17 +57,34 @@ def step_flops(config, remat):
     return product_flops(program.jaxpr)
 
 
-@pytest.mark.parametrize("changes", KINDS, ids=str)
+@pytest.mark.parametrize("changes", KINDS, ids=lambda changes: ",".join(changes))
 def test_what_runs_again_is_what_the_program_multiplies_again(changes):
-    config = get_preset("tiny", n_layers=2, **changes)
-    shape = shape_of(config)
-    tokens = EXAMPLES * LENGTH * config.n_layers
-    scores_and_values = 2 * shape.heads * shape.head_dim * LENGTH
+    config = get_preset("tiny", **{"n_layers": 2, **changes})
+    kinds = shape_of(config).kinds
     kept_all = step_flops(config, "none")
     for remat in REMATS:
-        weights = sum(kept_by(remat).recomputed_weights(shape))
-        again = 2 * tokens * (weights + scores_and_values)
-        assert step_flops(config, remat) - kept_all == again, remat
+        again = sum(
+            layer.count
+            * (
+                sum(kept_by(remat).recomputed_weights(layer))
+                + layer.heads * (layer.qk_dim + layer.v_dim) * LENGTH
+            )
+            for layer in kinds
+        )
+        assert step_flops(config, remat) - kept_all == 2 * EXAMPLES * LENGTH * again, remat
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=lambda changes: ",".join(changes))
+def test_what_is_multiplied_at_all_is_counted_to_the_weight(changes):
+    config = get_preset("tiny", **{"n_layers": 2, **changes})
+    shape = shape_of(config)
+    weights = shape.vocab * shape.d_model + shape.beside_layers
+    scores = 0
+    for layer in shape.kinds:
+        hidden = layer.hidden_matrices * layer.d_model * layer.hidden_width
+        weights += layer.count * (layer.mixing_weights + hidden)
+        scores += layer.count * layer.heads * (layer.qk_dim + layer.v_dim) * LENGTH
+    assert step_flops(config, "none") == 3 * 2 * EXAMPLES * LENGTH * (weights + scores)
 
 
 def test_only_the_kernels_own_result_spares_running_it_again():
@@ -77,6 +102,11 @@ def test_a_policy_that_says_no_names_is_refused():
 SMALL = {"n_layers": 4, "d_model": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 128}
 SMALL |= {"d_ff": 1024, "vocab_size": 512}
 EXPERTS = {"n_experts": 8, "experts_per_token": 2}
+LATENT = {
+    "latent": {"q_rank": 32, "kv_rank": 64, "nope_dim": 128, "rope_dim": 64, "v_dim": 128},
+    "n_kv_heads": 4,
+    "head_dim": 192,
+}
 
 
 @pytest.mark.parametrize(
@@ -98,11 +128,21 @@ EXPERTS = {"n_experts": 8, "experts_per_token": 2}
         ("full", {"parallel_block": True, "post_norms": True}, 256 * 1536, 3 * 256 * 1024),
         ("full", {"gated_mlp": False}, 256 * 1536, 256 * 1024),
         # Two experts a token, whose last product the router weighs.
-        ("full", EXPERTS, 256 * 1536, 3 * 256 * 2048),
-        ("save=mlpwi", EXPERTS, 256 * 1536, 256 * 2048),
+        ("full", EXPERTS, 256 * (1536 + 8), 3 * 256 * 2048),
+        # Only the last product has a name; with weighed inputs nothing reads it.
+        ("save=mlpwi,mlpwo", EXPERTS, 256 * (1536 + 8), 3 * 256 * 2048),
+        ("save=expert_rows", EXPERTS, 256 * (1536 + 8), 2 * 256 * 2048),
+        ("full", {**EXPERTS, "weigh_inputs": True}, 256 * (1536 + 8), 2 * 256 * 2048),
         ("minimal", EXPERTS, 0, 3 * 256 * 2048),
+        # An expert that every token passes, and a router of 8 columns.
+        ("full", {**EXPERTS, "shared_d_ff": 128}, 256 * 1544, 3 * 256 * 2048 + 2 * 256 * 128),
+        ("save=mlpwi", {**EXPERTS, "shared_d_ff": 128}, 256 * 1544, 3 * 256 * 2048),
+        # A short vector of queries has no name; that of keys and values is kept as keys.
+        ("full", LATENT, 256 * 32 + 32 * 768 + 256 * 128 + 64 * 1024 + 512 * 256, 2 * 256 * 1024),
+        ("save=qkv_proj", LATENT, 256 * 32 + 512 * 256, 2 * 256 * 1024),
     ],
 )
 def test_weights_that_a_token_meets_again_by_hand(remat, changes, attention, hidden):
-    shape = shape_of(get_preset("tiny", **SMALL, **changes))
-    assert kept_by(remat).recomputed_weights(shape) == (attention, hidden)
+    (layer,) = shape_of(get_preset("tiny", **{**SMALL, **changes})).kinds
+    mixing, dense, experts = kept_by(remat).recomputed_weights(layer)
+    assert (mixing, dense + experts) == (attention, hidden)

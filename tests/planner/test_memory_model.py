@@ -186,7 +186,10 @@ def test_experts_are_split_once_more():
         ({}, {"remat": "minimal", "model": {"gated_mlp": False}}, 2 * (256 + 1024 + 256 + 1024)),
         # The policy does not know the products of experts.
         ({}, {"remat": "minimal", "model": EXPERTS}, 2 * (256 + 512 + 2 * 256 + 256)),
-        ({}, {"remat": "save=mlpwi,mlpwo", "model": EXPERTS}, 2 * (256 + 2 * 2048 + 256)),
+        # Only their results have a name; an expert that every token passes is a dense block.
+        ({}, {"remat": "save=expert_rows", "model": EXPERTS}, 2 * (256 + 2 * 256)),
+        ({}, {"remat": "save=mlpwi,mlpwo", "model": EXPERTS}, 2 * (256 + 256)),
+        ({}, {"remat": "save=mlpwi", "model": {**EXPERTS, "shared_d_ff": 64}}, 2 * (256 + 128)),
         # Six heads twice and three wide channels twice, and the stream eleven times.
         ({}, {"remat": "none"}, 2 * (2 * 6 * 128 + 2 * 3 * 1024 + 11 * 256)),
         ({"tensor": 2}, {"remat": "none"}, 2 * (6 * 128 + 3 * 1024 + 11 * 256)),

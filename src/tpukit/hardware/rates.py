@@ -83,19 +83,29 @@ class AttentionRates(_Section):
     jax_over_tokamax_forward: float
     jax_over_tokamax_backward: float
 
-    def share(self, head_dim: int, *, of_products: float) -> float:
-        """Share of the matrix peak by the nearest head size measured; a smaller head fills less.
+    def share(self, head_dim: float, *, of_products: float) -> float:
+        """Share of the matrix peak that attention reaches with heads of a size.
+
+        What a score takes is measured at three sizes and grows along straight lines between them:
+        where softmax decides, wider heads take hardly longer. Smaller heads take as long as the
+        smallest, wider ones reach the share of the widest.
 
         Args:
-            head_dim: Channels of a head.
+            head_dim: Channels of a head; where queries and values differ, the mean of both.
             of_products: Share that other products reach, for generations nobody measured.
         """
-        measured = {64: self.share_64, 128: self.share_128, 256: self.share_256}
-        nearest = min(measured, key=lambda size: abs(size - head_dim))
-        share = measured[nearest]
-        if share is None:
-            nearest, share = self.filling_head, of_products
-        return share * min(1.0, head_dim / nearest)
+        known = {64: self.share_64, 128: self.share_128, 256: self.share_256}
+        measured = {size: share for size, share in known.items() if share is not None}
+        if len(measured) < len(known):
+            measured = {int(self.filling_head): of_products}
+        sizes = list(measured)
+        if head_dim >= sizes[-1]:
+            return measured[sizes[-1]]
+        costs = [size / share for size, share in measured.items()]
+        for small, large, low, high in zip(sizes, sizes[1:], costs, costs[1:], strict=False):
+            if small <= head_dim <= large:
+                return head_dim / (low + (high - low) * (head_dim - small) / (large - small))
+        return head_dim / costs[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,12 +70,12 @@ OF_QUERIES = f"bf16[{HEADS},{QUERIES},{SIZE}]{{2,1,0}}"
 OF_KEYS = f"bf16[{HEADS},{KEYS},{SIZE}]{{2,1,0}}"
 
 
-def splash(name, *, grid=None, results=(OF_QUERIES,)):
+def splash(name, *, grid=None, results=(OF_QUERIES,), values=OF_KEYS):
     """A splash kernel of queries, keys and values, behind a table of its grid."""
     tables = f"  %grid = s8[1,{grid[0]},{grid[1]}]{{2,1,0}} parameter(3)\n" if grid else ""
     text = (
         f"{HEAD}{tables}  %q = {OF_QUERIES} parameter(0)\n"
-        f"  %k = {OF_KEYS} parameter(1)\n  %v = {OF_KEYS} parameter(2)\n"
+        f"  %k = {OF_KEYS} parameter(1)\n  %v = {values} parameter(2)\n"
         f"  ROOT %{name}.1 = ({', '.join(results)}) custom-call({'%grid, ' if grid else ''}"
         '%q, %k, %v), custom_call_target="tpu_custom_call"\n}\n'
     )
@@ -112,6 +112,29 @@ def test_splash_takes_its_products_at_the_share_measured(name, grid, results, pr
     assert slower > share  # no kernel is at its peak
     assert StepKernelTimer(model)(kernel, parent) == pytest.approx(flops * slower / share / 918e12)
     assert has_own_model(kernel)
+
+
+@pytest.mark.parametrize(
+    ("name", "results", "as_queries", "as_values"),
+    [
+        ("splash_mha_fwd", (OF_QUERIES,), 1, 1),
+        ("splash_mha_dq", (OF_QUERIES,), 2, 1),
+        ("splash_mha_dkv", (OF_KEYS, OF_KEYS), 2, 2),
+        ("splash_mha_dkv", (OF_QUERIES, OF_KEYS, OF_KEYS), 3, 2),
+    ],
+)
+def test_splash_counts_values_of_another_width(name, results, as_queries, as_values):
+    model = machine()
+    narrow = SIZE // 2
+    values = f"bf16[{HEADS},{KEYS},{narrow}]{{2,1,0}}"
+    kernel, parent = splash(name, results=results, values=values)
+    flops = HEADS * QUERIES * KEYS * (as_queries * SIZE + as_values * narrow)  # half of the scores
+    alone = model.attention_share((SIZE + narrow) / 2) * 918e12
+    kind = name.rsplit("_", 1)[1]
+    backward = kind != "fwd"
+    over = model.attention.backward_over_forward if backward else 1.0
+    slower = SplashTimer(model).over_measured(kind)
+    assert SplashTimer(model)(kernel, parent) == pytest.approx(flops * slower / (alone * over))
 
 
 def test_no_splash_kernel_exceeds_the_peak():

@@ -7,19 +7,25 @@ from dataclasses import dataclass, field
 
 from ..bundles import CallTrace, calibration_of
 from ..hlo import Computation, Instruction, Shape
+from ..program_flops import KernelCounter
 from .machine import Machine
 from .simulate import KernelTimer
 
-# Matrix products of each splash kernel, as multiples of one (queries x keys x head size) product.
-_SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "dkv fused": 5}
+# Products of each splash kernel that are as wide as a head of queries, and as one of values.
+_SPLASH_PRODUCTS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2), "dkv fused": (3, 2)}
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dkv|dq)")
 
 
 @dataclass(frozen=True)
 class SplashTimer:
-    """A `KernelTimer` for jax's splash kernels; it knows no other kernel."""
+    """A `KernelTimer` for jax's splash kernels; it knows no other kernel.
+
+    Attributes:
+        counter: Counts the blocks that a kernel visits, where its tables are in the program.
+    """
 
     machine: Machine
+    counter: KernelCounter | None = None
 
     @staticmethod
     def knows(kernel: Instruction) -> bool:
@@ -32,19 +38,20 @@ class SplashTimer:
         if found is None:
             return None
         operands = [parent.by_name[name].shapes[0] for name in kernel.operands]
-        queries, keys = [shape for shape in operands if shape.dtype in ("bf16", "f32")][:2]
+        queries, keys, values = [shape for shape in operands if shape.dtype in ("bf16", "f32")][:3]
         kind = found[1]
         if kind == "dkv" and len(kernel.shapes) > 2 and _has_partial_dq(kernel, queries):
             kind = "dkv fused"
-        head = queries.dims[-1]
-        pairs = (
-            queries.elements
-            // head
-            * keys.dims[-2]
-            * _visited_share(operands, queries, keys, by_keys="dkv" in kind)
-        )
-        flops = _SPLASH_PRODUCTS[kind] * 2.0 * pairs * head
-        share = self.machine.attention_share(head)
+        head, value_head = queries.dims[-1], values.dims[-1]
+        counted = None if self.counter is None else self.counter(kernel, parent)
+        if counted is not None and counted.value is not None and not counted.stated:
+            flops = counted.value
+        else:
+            visited = _visited_share(operands, queries, keys, by_keys="dkv" in kind)
+            as_queries, as_values = _SPLASH_PRODUCTS[kind]
+            width = as_queries * head + as_values * value_head
+            flops = 2.0 * (queries.elements // head) * keys.dims[-2] * visited * width
+        share = self.machine.attention_share((head + value_head) / 2)
         if kind != "fwd":
             share *= self.machine.attention.backward_over_forward
         at_peak = flops / self.machine.peak_flops("bf16")
@@ -211,19 +218,21 @@ class StepKernelTimer:
     Attributes:
         traces: What kernels do, by the name of their calls.
         own: Models that are asked first, of kernels that those here do not know or take for others.
+        counter: Of what kernels multiply in this program.
         by_stated_cost: Kernels no model knows, that were timed by the costs they state.
     """
 
     machine: Machine
     traces: Mapping[str, CallTrace] = field(default_factory=dict[str, CallTrace])
     own: tuple[KernelTimer, ...] = ()
+    counter: KernelCounter | None = None
     by_stated_cost: list[str] = field(default_factory=list[str])
 
     def __call__(self, kernel: Instruction, parent: Computation) -> float | None:
         """Seconds of one call, or None when nothing is known of it."""
         for timer in (
             *self.own,
-            SplashTimer(self.machine),
+            SplashTimer(self.machine, self.counter),
             RaggedDotTimer(self.machine),
             GroupedMatmulTimer(self.machine),
             BundleTimer(self.machine, self.traces),

@@ -94,7 +94,7 @@ class Machine:
         share = self.matrix_efficiency if stays else self.streamed_matrix_efficiency
         return share * (self.int8_over_bf16 if _peak_name(product.dtype) == "int8" else 1.0)
 
-    def attention_share(self, head_dim: int) -> float:
+    def attention_share(self, head_dim: float) -> float:
         """Share of the bf16 peak that splash attention reaches, measured alone."""
         return self.attention.share(head_dim, of_products=self.matrix_efficiency)
 

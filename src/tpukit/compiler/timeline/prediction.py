@@ -185,8 +185,8 @@ def predict_step(
     """
     machine = machine or Machine.of(target)
     network = Network(machine, tuple(coordinates), tuple(slice_of_device))
-    usual = StepKernelTimer(machine, kernel_traces or {})
     counter = KernelCounter(module)
+    usual = StepKernelTimer(machine, kernel_traces or {}, counter=counter)
     simulation = Simulation(
         module, network, kernel_timer=kernel_timer or usual, kernel_counter=counter
     )

@@ -23,6 +23,7 @@ TENSOR_NAMES: dict[str, tuple[str, ...]] = {
     "mlpwi_0": ("mlpwi_0",),
     "mlpwi_1": ("mlpwi_1",),
     "mlpwo": ("mlpwo",),
+    "expert_rows": ("expert_rows",),
 }
 # Our name -> jax.checkpoint_policies' name; None recomputes nothing at all.
 _POLICIES: dict[str, str | None] = {

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from ...errors import TPUValidationError, did_you_mean
 from .exchange import segment_of_row
@@ -121,7 +122,7 @@ def feed_forward(
 
     gate = None if weights.gate is None else product(rows, weights.gate, gate_bias)
     hidden = activation(gate, product(rows, weights.up, up_bias))
-    return product(hidden, weights.down, down_bias)
+    return checkpoint_name(product(hidden, weights.down, down_bias), "expert_rows")
 
 
 def add_to_groups(rows: Array, bias: Array, *, counts: Array) -> Array:

@@ -5,12 +5,9 @@ from functools import cache
 
 from ...errors import ConfigError
 from ...models.remat.policy import TENSOR_NAMES, RematPolicy
-from .model_shape import ModelShape
+from .layer_shape import DOWN, GATE, KEYS, OUT, QUERIES, UP, VALUES, LayerShape
 
-LAYER_INPUT, ATTENTION = "decoder_layer_input", "attention"
-QUERIES, KEYS, VALUES = TENSOR_NAMES["qkv_proj"]
-GATE, UP = TENSOR_NAMES["mlpwi"]
-OUT, DOWN = "out_proj", "mlpwo"
+LAYER_INPUT, ATTENTION, EXPERT_ROWS = "decoder_layer_input", "attention", "expert_rows"
 # Results of products with weights, which "minimal" keeps; the last one's is rarely read again.
 PRODUCTS = (QUERIES, KEYS, VALUES, OUT, GATE, UP)
 # Tensors of whose channels a device along `tensor` has a share; the others it has whole.
@@ -41,48 +38,48 @@ class Kept:
         """Whether the backward pass runs the forward kernel once more."""
         return not self.everything and ATTENTION not in self.names
 
-    def recomputed_weights(self, shape: ModelShape) -> tuple[float, float]:
-        """Weights a token meets again in the backward pass: of attention, of feed-forward.
+    def recomputed_weights(self, layer: LayerShape) -> tuple[float, float, float]:
+        """Weights a token meets again in the backward pass: of attention, dense, of experts.
 
         A product runs again when something reads its result and it was not kept. The last one of
         a layer is only added to the stream, unless a norm or a router's weight comes after it.
         """
-        s, width, keys = shape, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        k = layer
         if self.everything:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
+        # Gradients of routers' weights read the last product of experts, the only one with a name.
+        is_read = k.post_norms or not k.weighs_inputs
+        matrices = k.hidden_matrices - (EXPERT_ROWS in self.names or not is_read)
+        experts = float(matrices * k.d_model * k.chosen_width)
         if self.products:  # the policy does not know those of experts
-            inner = s.hidden_matrices * s.d_model * s.hidden_width if s.experts else 0
-            return 0.0, float(inner)
+            return 0.0, 0.0, experts
         kept = self.names
         # A name is given after the norm, which reads what was before it.
-        kept = kept - {QUERIES, KEYS} if s.qk_norm else kept
-        kept = kept - {OUT, DOWN} if s.post_norms else kept
-        again = {QUERIES: width, KEYS: keys, VALUES: keys}
-        if not s.parallel_block or s.post_norms:
-            again[OUT] = width
-        attention = s.d_model * sum(size for name, size in again.items() if name not in kept)
-        inner = [UP, GATE] if s.hidden_matrices == 3 else [UP]
-        if s.post_norms or s.experts:
-            inner.append(DOWN)
-        missing = sum(name not in kept for name in inner)
-        return float(attention), float(missing * s.d_model * s.hidden_width)
+        kept = kept - {QUERIES, KEYS} if k.qk_norm else kept
+        kept = kept - {OUT, DOWN} if k.post_norms else kept
+        kept = kept | {OUT} if k.parallel_block and not k.post_norms else kept
+        attention = k.unnamed + sum(
+            weights for name, weights in k.mixing.items() if name not in kept
+        )
+        inner = [UP, GATE] if k.hidden_matrices == 3 else [UP]
+        inner += [DOWN] if k.post_norms else []
+        dense = sum(name not in kept for name in inner) * k.d_model * k.dense_width
+        return float(attention), float(dense), experts
 
 
-def kept_channels(shape: ModelShape) -> dict[str, float]:
+def kept_channels(layer: LayerShape) -> dict[str, float]:
     """Channels of one token in each tensor that can be kept."""
-    width, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    gate = shape.hidden_width if shape.hidden_matrices == 3 else 0
+    gate = layer.dense_width if layer.hidden_matrices == 3 else 0
     return {
-        LAYER_INPUT: shape.d_model,
-        QUERIES: width,
-        KEYS: keys,
-        VALUES: keys,
-        "context": width,
-        ATTENTION: width,
-        OUT: shape.d_model,
+        LAYER_INPUT: layer.d_model,
+        **{name: layer.widths.get(name, 0) for name in (QUERIES, KEYS, VALUES)},
+        "context": layer.out_width,
+        ATTENTION: 0 if layer.linear else layer.out_width,
+        OUT: layer.d_model,
         GATE: gate,
-        UP: shape.hidden_width,
-        DOWN: shape.d_model,
+        UP: layer.dense_width,
+        DOWN: layer.d_model,
+        EXPERT_ROWS: layer.experts_per_token * layer.expert_rows * layer.d_model,
     }
 
 

@@ -9,7 +9,9 @@ counted; the amounts in `hardware.rates.MemoryRates` are read off those reports
 (`benchmarks/memory_estimate.py` says which, and prints the error).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ import numpy as np
 from ...hardware import formats
 from ...hardware.rates import ChipRates, MemoryRates
 from ...step.optimizer.spec import OptimizerSpec, state_bytes_per_parameter
-from .kept import ATTENTION, GATE, SPLIT_BY_TENSOR, UP, kept_by, kept_channels
+from .kept import ATTENTION, SPLIT_BY_TENSOR, kept_by, kept_channels
+from .layer_shape import LayerShape
 from .model_shape import ModelShape
 
 FLOAT32, BFLOAT16 = formats.FLOAT32.itemsize, formats.BFLOAT16.itemsize  # bytes of a value
@@ -124,8 +127,11 @@ def estimate_memory_bytes(
     own = shape.other_parameters / split + own_experts
     own_layers = own - shape.outside_parameters / split
     tokens = per_device_batch * sequence_length / mesh.context / microbatches
-    segments = shape.layers / mesh.stage / remat_every
-    kept, offloaded = _kept_bytes(shape, mesh, tokens, remat, compute_bytes)
+    kept = offloaded = 0.0 * tokens
+    for layer in shape.kinds:
+        segments = layer.count / mesh.stage / remat_every
+        on_device, on_host = _kept_bytes(layer, mesh, tokens, remat, compute_bytes)
+        kept, offloaded = kept + on_device * segments, offloaded + on_host * segments
     # A pipeline holds the inputs of the micro-batches that are on their way.
     in_flight = 2 * mesh.stage - 1
     # Micro-batches one after the other add their gradients up; those of a pipeline need not.
@@ -140,24 +146,26 @@ def estimate_memory_bytes(
     logits = uncut * token_logits
     in_loss = _loss(shape, mesh, logits, tokens > uncut, compute_bytes)
     # The gradient of logits that are not cut waits until the layers' gradients are done.
-    token_work = _token_work(shape, mesh, compute_bytes) * remat_every
+    # Of several kinds the one that takes most decides.
+    token_work = _most(_token_work(layer, mesh, compute_bytes) for layer in shape.kinds)
+    token_work = token_work * remat_every
     # Compiled steps in int8 need 22 (llama3.1-8b), 65 (gpt3-175b) and 71 kB a token more than in
     # bfloat16 (16B of MaxText); a byte for each channel of a block and of its input is 18, 61, 31.
-    rounded_work = shape.hidden_width / mesh.tensor + shape.d_model
+    rounded_work = max(layer.hidden_width for layer in shape.kinds) / mesh.tensor + shape.d_model
     token_work = token_work + np.where(eight_bits, rounded_work, 0.0)
     in_layer = _Moment(
         (own_layers + shape.head_parameters / split) * compute_bytes,
         np.maximum(tokens * token_work, uncut * token_work + logits)
-        + _gathered(shape, mesh, compute_bytes),
+        + _most(_gathered(layer, mesh, compute_bytes) for layer in shape.kinds),
     )
     backward = in_layer.total > in_loss.total
     return MemorySplit(
         weights=own * param_bytes,
         gradients=summed + np.where(backward, in_layer.gradients, in_loss.gradients),
         optimizer=own * optimizer_bytes,
-        activations=kept * segments * in_flight,
+        activations=kept * in_flight,
         temporaries=rounded + table + np.where(backward, in_layer.temporaries, in_loss.temporaries),
-        host=offloaded * segments * in_flight,
+        host=offloaded * in_flight,
     )
 
 
@@ -173,25 +181,30 @@ class _Moment:
         return self.gradients + self.temporaries
 
 
+def _most(values: Iterable[Numbers]) -> Numbers:
+    """The largest of several numbers, or of the arrays of them place by place."""
+    return reduce(np.maximum, values)
+
+
 def _kept_bytes(
-    shape: ModelShape, mesh: MeshRoles, tokens: Numbers, remat: str, compute_bytes: Numbers
+    layer: LayerShape, mesh: MeshRoles, tokens: Numbers, remat: str, compute_bytes: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Bytes of one layer's activations kept on the device, and on the host."""
     kept = kept_by(remat)
     if kept.everything:
         # Heads are padded to whole lanes.
-        heads = 2 * (shape.heads + shape.kv_heads) * max(shape.head_dim, LANES)
-        split = heads + 2 * shape.hidden_matrices * shape.hidden_width
-        channels = split / mesh.tensor + MemoryRates.of().kept_model * shape.d_model
+        queries, values = max(layer.qk_dim, LANES), max(layer.v_dim, LANES)
+        heads = (layer.heads + layer.kv_heads) * (queries + values)
+        split = heads + 2 * layer.hidden_matrices * layer.hidden_width
+        channels = split / mesh.tensor + MemoryRates.of().kept_model * layer.d_model
         return tokens * channels * compute_bytes, 0.0 * tokens
     token_bytes = {
         name: channels * compute_bytes / (mesh.tensor if name in SPLIT_BY_TENSOR else 1)
-        for name, channels in kept_channels(shape).items()
+        for name, channels in kept_channels(layer).items()
     }
     # One float32 for each head and token says what its scores add up to.
-    token_bytes[ATTENTION] += shape.heads * FLOAT32 / mesh.tensor
-    if kept.products and shape.experts:
-        token_bytes[GATE] = token_bytes[UP] = 0.0
+    sums = 0 if layer.linear else layer.heads * FLOAT32
+    token_bytes[ATTENTION] += sums / mesh.tensor
     on_device, on_host = (
         tokens * sum((token_bytes.get(name, 0.0) for name in names), 0.0)
         for names in (kept.device, kept.host)
@@ -210,19 +223,20 @@ def _loss(
     return _Moment(gradients, logits + copies)
 
 
-def _token_work(shape: ModelShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
+def _token_work(layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
     """Bytes that one token takes while a layer's gradient is computed."""
     rates = MemoryRates.of()
-    heads = rates.working_heads * shape.heads * shape.head_dim
-    split = rates.working_hidden * shape.hidden_width + heads
-    return (split / mesh.tensor + rates.working_model * shape.d_model) * compute_bytes
+    heads = rates.working_heads * layer.heads * layer.head_dim
+    split = rates.working_hidden * layer.hidden_width + heads
+    return (split / mesh.tensor + rates.working_model * layer.d_model) * compute_bytes
 
 
-def _gathered(shape: ModelShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
+def _gathered(layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
     """Weights of a layer that are gathered along `fsdp` at once."""
-    matrix = shape.d_model * shape.d_ff / mesh.tensor * compute_bytes
-    gathered = MemoryRates.of().gathered_matrices * matrix
-    if shape.experts:
+    channel = layer.d_model / mesh.tensor * compute_bytes
+    gathered = MemoryRates.of().gathered_matrices * layer.dense_width * channel
+    if layer.experts:
         # Experts are gathered together, all their matrices, and one gradient waits to be sent.
-        gathered = (shape.hidden_matrices + 1) * shape.experts / mesh.expert * matrix
+        matrices = (layer.hidden_matrices + 1) * layer.experts / mesh.expert
+        gathered = gathered + matrices * layer.expert_width * channel
     return np.where(np.asarray(mesh.fsdp) > 1, gathered, 0.0)

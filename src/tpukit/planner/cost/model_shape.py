@@ -1,21 +1,29 @@
 """The dimensions of a transformer that decide its memory and time, as plain numbers."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+
+from .layer_shape import LayerShape, layer_shape
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """What arithmetic needs to know of a reference transformer.
 
+    Layers are counted by `kinds`; `heads` to `experts_per_token` are those of the description that
+    kinds differ from.
+
     Attributes:
+        kinds: What its layers are, those of multi-token prediction among them.
+        unembeddings: Times that a token's logits are made: once, and once for each token more that
+            is predicted ahead.
         hidden_matrices: Matrices of a feed-forward block: 3 when gated, 2 when not.
         one_hot_lookup: Whether embeddings are looked up by a product with a one-hot matrix.
         window: Keys that a query of a local layer attends to; None where no layer is local.
         global_layers: Layers whose queries attend to every key before them.
-        sorted_rows: Whether rows are grouped by expert, however many each gets.
-        expert_rows: Rows an expert computes over those routed to it: more than 1 where it has a
-            buffer of fixed size.
+        beside_layers: Weights a token is multiplied with outside of layers and unembedding.
+        layer_tables: Parameters of embeddings that single layers read.
         expert_parameters: Of all experts together; 0 for a dense model.
         other_parameters: All the rest.
         matmul_parameters: Weights one token is multiplied with, one unembedding included.
@@ -23,6 +31,7 @@ class ModelShape:
     """
 
     name: str
+    kinds: tuple[LayerShape, ...]
     layers: int
     d_model: int
     heads: int
@@ -36,13 +45,11 @@ class ModelShape:
     hidden_matrices: int
     tied: bool
     one_hot_lookup: bool
-    qk_norm: bool
-    post_norms: bool
-    parallel_block: bool
+    unembeddings: int
     window: int | None
     global_layers: int
-    sorted_rows: bool
-    expert_rows: float
+    beside_layers: int
+    layer_tables: int
     expert_parameters: int
     other_parameters: int
     matmul_parameters: int
@@ -55,8 +62,13 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> float:
-        """Parameters of one layer, all experts included."""
-        return (self.parameters - self.outside_parameters) / self.layers
+        """Parameters of one layer in the mean, all experts included."""
+        return (self.parameters - self.outside_parameters) / self.layers_run
+
+    @property
+    def layers_run(self) -> int:
+        """Layers of all kinds."""
+        return sum(kind.count for kind in self.kinds)
 
     @property
     def head_parameters(self) -> int:
@@ -66,29 +78,32 @@ class ModelShape:
     @property
     def outside_parameters(self) -> int:
         """Parameters of the tables before and after the layers."""
-        return self.head_parameters * (1 if self.tied else 2)
-
-    @property
-    def attention_width(self) -> int:
-        """Channels of queries, keys and values of one token together."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
-
-    @property
-    def hidden_width(self) -> int:
-        """Channels of the feed-forward block that one token passes through."""
-        return self.d_ff * max(1, self.experts_per_token)
+        return self.head_parameters * (1 if self.tied else 2) + self.layer_tables
 
 
 def shape_of(config: Any) -> ModelShape:
     """The shape of a `TransformerConfig`."""
     c = config
     count = c.parameter_count()
-    matrices = 3 if c.gated_mlp else 2
+    order = Counter(c.layer_order)
+    order[c.layer_order[-1]] += c.mtp_layers
+    kinds = tuple(
+        layer_shape(c.kinds[name], d_model=c.d_model, count=many) for name, many in order.items()
+    )
     layers = [layer for _, layer in c.layers()]
     windows = [layer.sliding_window for layer in layers if layer.sliding_window]
-    experts = sum(layer.n_experts * layer.expert_d_ff for layer in layers) * c.d_model * matrices
+    experts = sum(
+        kind.count * kind.experts * kind.expert_width * kind.hidden_matrices * c.d_model
+        for kind in kinds
+    )
+    in_layers = sum(
+        kind.count * (kind.mixing_weights + kind.hidden_matrices * kind.hidden_width * c.d_model)
+        for kind in kinds
+    )
+    unembeddings = 1 + c.mtp_layers
     return ModelShape(
         name=c.name,
+        kinds=kinds,
         layers=c.n_layers,
         d_model=c.d_model,
         heads=c.n_heads,
@@ -99,16 +114,14 @@ def shape_of(config: Any) -> ModelShape:
         max_seq_len=c.max_seq_len,
         experts=c.n_experts,
         experts_per_token=c.experts_per_token,
-        hidden_matrices=matrices,
+        hidden_matrices=3 if c.gated_mlp else 2,
         tied=c.tied_embeddings,
         one_hot_lookup=c.embedding_lookup == "one_hot",
-        qk_norm=c.qk_norm is not None,
-        post_norms=c.post_norms,
-        parallel_block=c.parallel_block,
+        unembeddings=unembeddings,
         window=min(windows, default=None),
         global_layers=len(layers) - len(windows),
-        sorted_rows=bool(c.n_experts) and c.routing == "dropless",
-        expert_rows=c.capacity_factor if c.n_experts and c.routing == "capacity" else 1.0,
+        beside_layers=count.matmul_active - in_layers - unembeddings * c.vocab_size * c.d_model,
+        layer_tables=c.vocab_size * c.n_layers * c.per_layer_width,
         expert_parameters=experts,
         other_parameters=count.total - experts,
         matmul_parameters=count.matmul_active,

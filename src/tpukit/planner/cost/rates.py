@@ -1,6 +1,6 @@
 """What one device of each candidate can do, as arrays: the rates of the timeline's machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,7 @@ class Rates:
     """Rates of one device of every candidate, in SI units.
 
     Attributes:
+        attention_share: Of the peak, by the size of heads.
         narrow_time: Of a product of the candidate's precision over that of a bfloat16 one.
         narrow_gradient_time: The same of those that give gradients of weights.
         gather_bytes: What a gather of weights moves over what it has to.
@@ -52,7 +53,7 @@ class Rates:
     narrow_gradient_time: np.ndarray
     matrix_share: np.ndarray
     streamed_share: np.ndarray
-    attention_share: np.ndarray
+    attention_share: Mapping[float, np.ndarray]
     backward_over_forward: np.ndarray
     op_time_in_a_step: np.ndarray
     resident_bytes: np.ndarray
@@ -68,7 +69,7 @@ class Rates:
     step: StepRates
 
     @classmethod
-    def of(cls, candidates: Candidates, *, head_dim: int) -> "Rates":
+    def of(cls, candidates: Candidates, *, head_dims: Iterable[float]) -> "Rates":
         """Look every rate up once a slice, then spread it over the candidates."""
         machines = _machines(candidates.meshes)
 
@@ -88,7 +89,9 @@ class Rates:
             narrow_gradient_time=of_precision(_narrow_gradient_time),
             matrix_share=spread(lambda m: m.matrix_efficiency),
             streamed_share=spread(lambda m: m.streamed_matrix_efficiency),
-            attention_share=spread(lambda m: m.attention_share(head_dim)),
+            attention_share={
+                size: spread(lambda m, size=size: m.attention_share(size)) for size in head_dims
+            },
             backward_over_forward=spread(lambda m: m.attention.backward_over_forward),
             op_time_in_a_step=spread(lambda m: m.op_time_in_a_step),
             resident_bytes=spread(lambda m: m.resident_bytes),

@@ -7,7 +7,6 @@ activations exchanged along `tensor`, `expert` and `context`, gradients between 
 that go to the host, and the bubble of a pipeline.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,15 +17,14 @@ from ...hardware import formats
 from ..search.candidates import PRECISIONS, Candidates
 from .attention_time import joined_s, plain_s
 from .kept import OUT, Kept, kept_by
+from .layer_shape import LayerShape
 from .memory_model import MemorySplit
 from .model_shape import ModelShape
+from .product_groups import ProductGroups
 from .rates import Rates
 from .step_variant import OUR_INT8, OUR_STEP, Rounding, StepSplit, StepVariant
 
-LANES = 128
 BFLOAT16, FLOAT32 = formats.BFLOAT16.itemsize, formats.FLOAT32.itemsize  # bytes of a value
-# The kernels' usual tile of rows (kernels.grouped_matmul): each further expert shares one.
-GROUPED_TILE_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -74,10 +72,14 @@ class StepModel:
         """Tokens a device holds of one micro-batch."""
         return self.candidates.batch * self.sequence_length / self.candidates.sizes["context"]
 
+    def _layers(self, layer: LayerShape) -> np.ndarray:
+        """Layers of a kind that a device holds."""
+        return layer.count / self.candidates.sizes["stage"]
+
     @property
     def layers(self) -> np.ndarray:
-        """Layers a device holds."""
-        return self.shape.layers / self.candidates.sizes["stage"]
+        """Layers of all kinds that a device holds."""
+        return self.shape.layers_run / self.candidates.sizes["stage"]
 
     @cached_property
     def _kept(self) -> list[Kept]:
@@ -86,11 +88,10 @@ class StepModel:
     def _by_remat(self, values: list[float]) -> np.ndarray:
         return np.asarray(values)[self.candidates.remat]
 
-    @cached_property
-    def _no_kernel(self) -> np.ndarray:
+    def _no_kernel(self, layer: LayerShape) -> np.ndarray:
         """Where our attention is no kernel: windows that reach past a device's part of a ring."""
         context = self.candidates.sizes["context"]
-        far = (self.shape.window or 1) - 1 > self.sequence_length / context
+        far = (layer.window or 1) - 1 > self.sequence_length / context
         return self._ours & (context > 1) & far
 
     @property
@@ -98,57 +99,12 @@ class StepModel:
         """Whether attention is ours: other programs gather keys and values, without a ring."""
         return self.variant.attention == "ours"
 
-    @cached_property
-    def _attention_again(self) -> np.ndarray:
+    def _attention_again(self, layer: LayerShape) -> np.ndarray:
         """1 where the backward pass runs attention forward again."""
         again = self._by_remat([float(kept.attention_again) for kept in self._kept])
         nothing_kept = self._by_remat([float(not kept.everything) for kept in self._kept])
-        return np.where(self._no_kernel, nothing_kept, again)
-
-    def _groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, bool]]:
-        """FLOPs a token and forward pass, the share that runs again, that of peak, if narrow."""
-        s, tensor = self.shape, self.candidates.sizes["tensor"]
-        again = [kept.recomputed_weights(s) for kept in self._kept]
-        rows = self.tokens * s.d_model * BFLOAT16
-        # Only the products of attention and of a dense feed-forward block may have fewer bits.
-        width = s.heads * s.head_dim
-        projections = s.d_model * (width + s.attention_width)
-        yield (
-            2 * projections * _padding(width / tensor) / tensor * self.layers,
-            self._by_remat([attention / projections for attention, _ in again]),
-            self._share(np.minimum(rows, s.d_model * width / tensor * BFLOAT16)),
-            True,
-        )
-        # Experts work on their own share of the rows, each with its own weights; rows sorted by
-        # expert are multiplied by kernels whose operands stay in no memory.
-        hidden = s.hidden_matrices * s.d_model * s.hidden_width
-        plain = self._share(np.minimum(rows, s.d_model * s.d_ff / tensor * BFLOAT16))
-        yield (
-            2 * hidden * self._expert_rows() * _padding(s.d_ff / tensor) / tensor * self.layers,
-            self._by_remat([inner / hidden for _, inner in again]),
-            self.rates.streamed_share if s.sorted_rows else plain,
-            not s.experts,
-        )
-        # Only the last stage has the head; every stage waits for it.
-        yield (
-            2 * s.d_model * s.vocab * _padding(s.vocab / tensor) / tensor,
-            np.zeros(1),
-            self._share(np.minimum(rows, s.d_model * s.vocab / tensor * BFLOAT16)),
-            False,
-        )
-
-    def _expert_rows(self) -> np.ndarray:
-        """Rows that are multiplied over those routed: buffers have room, tiles have two experts."""
-        s = self.shape
-        if not s.sorted_rows:
-            return np.full(len(self.candidates), s.expert_rows)
-        further = s.experts / self.candidates.sizes["expert"] - 1
-        return 1 + further * GROUPED_TILE_ROWS / (self.tokens * s.experts_per_token)
-
-    def _share(self, smaller_operand_bytes: np.ndarray) -> np.ndarray:
-        """Of peak: less when neither operand can stay in VMEM."""
-        r = self.rates
-        return np.where(smaller_operand_bytes > r.resident_bytes, r.streamed_share, r.matrix_share)
+        # A state is kept by no name: its gradient makes it anew, which is counted there.
+        return np.where(self._no_kernel(layer), nothing_kept, 0.0 if layer.linear else again)
 
     def _products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Seconds of the products with weights: forward, backward, recomputed."""
@@ -157,16 +113,20 @@ class StepModel:
         over_rows = self._by_precision(
             [r.narrow_gradient_time if one.weight_gradients else 1.0 for one in self._rounding]
         )
-        for flops, share_again, share, narrow in self._groups():
-            seconds = flops * self.tokens / (r.bf16_flops_per_s * share)
-            forward = forward + seconds * (r.narrow_time if narrow else 1.0)
-            again = again + seconds * (r.narrow_time if narrow else 1.0) * share_again
-            gradients = gradients + seconds * (over_rows if narrow else 1.0)
+        of_experts = self._by_precision([one.experts for one in self._rounding])
+        sizes = self.candidates.sizes
+        for group in ProductGroups(self.shape, r, sizes, self.tokens, self._kept):
+            narrow = group.in_layers & (of_experts | (not group.of_experts))
+            seconds = group.flops * self.tokens / (r.bf16_flops_per_s * group.share)
+            once = seconds * np.where(narrow, r.narrow_time, 1.0)
+            forward = forward + once
+            again = again + once * self._by_remat(group.again)
+            gradients = gradients + seconds * np.where(narrow, over_rows, 1.0)
         # With few tokens a product waits for its weights instead.
         least = self._layer_bytes() / r.hbm_bytes_per_s
         forward, gradients = np.maximum(forward, least), np.maximum(gradients, least)
         other = self.variant.other_flops_per_token(self.shape) * self.tokens
-        other = other / self.candidates.sizes["tensor"]
+        other = other / sizes["tensor"]
         again = again + other / (r.bf16_flops_per_s * r.streamed_share)
         return forward, forward + gradients, again
 
@@ -174,32 +134,37 @@ class StepModel:
         """Seconds of attention: forward, and backward with what is computed again."""
         sizes, length = self.candidates.sizes, self.sequence_length
         share = self.tokens / (sizes["tensor"] * sizes["stage"])
-        kernel = self.variant.attention_timer
         hops = (sizes["context"] - 1) * self._ours
-        ways = zip(
-            plain_s(self.shape, self.rates, length=length, token_share=share),
-            kernel(self.shape, self.rates, length=length, token_share=share),
-            joined_s(self.shape, self.rates, hops=hops, token_share=share),
-            strict=True,
-        )
-        forward, backward = (
-            np.where(self._no_kernel, plain, kernel + joined) for plain, kernel, joined in ways
-        )
-        return forward, backward + forward * self._attention_again
+        forward_s = backward_s = np.zeros(len(self.candidates))
+        for layer in self.shape.kinds:
+            ways = zip(
+                plain_s(layer, self.rates, length=length, token_share=share),
+                self.variant.attention_timer(layer, self.rates, length=length, token_share=share),
+                joined_s(layer, self.rates, hops=hops, token_share=share),
+                strict=True,
+            )
+            forward, backward = (
+                np.where(self._no_kernel(layer), plain, kernel + joined)
+                for plain, kernel, joined in ways
+            )
+            forward_s = forward_s + forward
+            backward_s = backward_s + backward + forward * self._attention_again(layer)
+        return forward_s, backward_s
 
     def _elementwise(self) -> np.ndarray:
         """Seconds of HBM traffic of norms, rotations, gates, residuals and the loss."""
         s, tensor = self.shape, self.candidates.sizes["tensor"]
-        split = 2 * (s.attention_width + s.heads * s.head_dim) + s.hidden_matrices * s.hidden_width
-        split += 2 * (s.heads + s.kv_heads) * s.head_dim if s.qk_norm else 0
-        stream = (12 if s.post_norms else 8) * s.d_model
-        channels = split / tensor + stream / (tensor if self.variant.split_sequence else 1)
-        moves = self.rates.step.routed_moves * s.experts_per_token * s.expert_rows
-        channels = channels + moves * s.d_model
-        passes = 3 + self._attention_again
-        layers = channels * BFLOAT16 * passes * self.layers
-        logits = s.vocab / tensor * BFLOAT16 * 4
-        ops = self.rates.step.ops_per_layer * passes * self.layers * self.rates.op_overhead_s
+        layers = ops = np.zeros(len(self.candidates))
+        for k in s.kinds:
+            split = 2 * (k.mixing_width + k.out_width) + k.hidden_matrices * k.hidden_width
+            split += 2 * (k.heads + k.kv_heads) * k.qk_dim if k.qk_norm else 0
+            stream = (12 if k.post_norms else 8) * k.d_model
+            channels = split / tensor + stream / (tensor if self.variant.split_sequence else 1)
+            moves = self.rates.step.routed_moves * k.experts_per_token * k.expert_rows
+            passes = (3 + self._attention_again(k)) * self._layers(k)
+            layers = layers + (channels + moves * k.d_model) * BFLOAT16 * passes
+            ops = ops + self.rates.step.ops_per_layer * passes * self.rates.op_overhead_s
+        logits = s.unembeddings * s.vocab / tensor * BFLOAT16 * 4
         traffic = self.tokens * (layers + logits) / self.rates.hbm_bytes_per_s
         return traffic + ops + self._narrowed()
 
@@ -211,11 +176,14 @@ class StepModel:
         """Seconds of HBM traffic to round the operands of products to eight bits."""
         tensor, split = self.candidates.sizes["tensor"], self.variant.split_sequence
         each = [
-            one.bytes_per_token(self.shape, tensor, self._runs_again, split_sequence=split)
+            sum(
+                self._layers(layer)
+                * one.bytes_per_token(layer, tensor, self._runs_again, split_sequence=split)
+                for layer in self.shape.kinds
+            )
             for one in self._rounding
         ]
-        moved = self._by_precision([0.0, *each[1:]]) * self.tokens * self.layers
-        return moved / self.rates.hbm_bytes_per_s
+        return self._by_precision([0.0, *each[1:]]) * self.tokens / self.rates.hbm_bytes_per_s
 
     @cached_property
     def _runs_again(self) -> np.ndarray:
@@ -232,22 +200,30 @@ class StepModel:
         spread = [np.broadcast_to(value, len(self.candidates)) for value in values]
         return np.stack(spread)[self.candidates.precision, np.arange(len(self.candidates))]
 
-    def _layer_bytes(self) -> np.ndarray:
-        """Bytes of the layers' weights one device multiplies with, gathered."""
+    def _layer_bytes(self, *, over_links: bool = False) -> np.ndarray:
+        """Bytes of the layers' weights one device multiplies with, gathered.
+
+        Over links they are two of three times as wide as they are multiplied.
+        """
         s, sizes = self.shape, self.candidates.sizes
         shared = (s.other_parameters - s.outside_parameters) / sizes["tensor"]
         experts = s.expert_parameters / (sizes["tensor"] * sizes["expert"])
+        if over_links:
+            narrow = self.candidates.precision > 0
+            of_experts = self._by_precision([one.experts for one in self._rounding])
+            shared = shared * np.where(narrow, 2 / 3, 1.0)
+            experts = experts * np.where(narrow & of_experts, 2 / 3, 1.0)
         return (shared + experts) / sizes["stage"] * BFLOAT16
 
     def _weights_moved(self) -> np.ndarray:
         """Seconds to gather weights for both passes and to scatter their gradients."""
-        s, sizes = self.shape, self.candidates.sizes
-        tables = s.outside_parameters / sizes["tensor"] * BFLOAT16
-        # Two of three times they are as wide as they are multiplied.
-        narrow = (self.candidates.precision > 0) & (s.experts == 0)
-        amount = (self._layer_bytes() * np.where(narrow, 2 / 3, 1.0) + tables) / self.layers
+        tables = self.shape.outside_parameters / self.candidates.sizes["tensor"] * BFLOAT16
+        amount = (self._layer_bytes(over_links=True) + tables) / self.layers
         times = 3 * self.rates.gather_bytes * self.layers
-        return self.rates.axes["fsdp"].gather_s(amount, times=times)
+        # Compiled steps sum gradients along `data` before they are scattered.
+        summed = self._layer_bytes() / self.layers
+        along_data = self.rates.axes["data"].reduce_s(summed, times=self.layers)
+        return self.rates.axes["fsdp"].gather_s(amount, times=times) + along_data
 
     def _sums_moved(self) -> np.ndarray:
         """Seconds of the sums of partial products along `tensor`: the next product waits for it."""
@@ -267,17 +243,17 @@ class StepModel:
         """Seconds of activations that are exchanged, passed round or handed on."""
         s, sizes, axes = self.shape, self.candidates.sizes, self.rates.axes
         rows = self.tokens * s.d_model * BFLOAT16
-        routed = rows * s.experts_per_token * s.expert_rows
-        expert = routed * axes["expert"].all_to_all * (4 + 2 * self._runs_again) * self.layers
-        keys = self.tokens * 2 * s.kv_heads * s.head_dim * BFLOAT16
         # In a ring gradients of keys travel with them, in float32; windows need no ring.
-        times, waited, far = (
-            (4, self.rates.step.ring_waited, s.global_layers / s.layers)
-            if self._ours
-            else (3, 1, 1)
-        )
-        hops = (sizes["context"] - 1) * (times + self._attention_again) * self.layers * far
-        context = waited * hops * keys / self.rates.ici_bytes_per_s
+        times, waited = (4, self.rates.step.ring_waited) if self._ours else (3, 1)
+        expert = context = np.zeros(len(self.candidates))
+        for k in s.kinds:
+            routed = rows * k.experts_per_token * k.expert_rows * self._layers(k)
+            expert = expert + routed * axes["expert"].all_to_all * (4 + 2 * self._runs_again)
+            if k.linear or (self._ours and k.is_local):
+                continue
+            keys = self.tokens * k.key_width * BFLOAT16 * self._layers(k)
+            hops = (sizes["context"] - 1) * (times + self._attention_again(k))
+            context = context + waited * hops * keys / self.rates.ici_bytes_per_s
         stage = np.where(sizes["stage"] > 1, 2 * rows / self.rates.ici_bytes_per_s, 0.0)
         return expert + context + stage
 
@@ -322,8 +298,3 @@ class StepModel:
 
     def _own_parameters(self) -> np.ndarray:
         return np.asarray(self.memory.weights) / FLOAT32
-
-
-def _padding(width: np.ndarray) -> np.ndarray:
-    """What a width grows by when filled up to whole lanes."""
-    return np.ceil(width / LANES) * LANES / width

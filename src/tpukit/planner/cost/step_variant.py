@@ -13,6 +13,7 @@ import numpy as np
 from ...hardware.formats import BFLOAT16, INT8
 from ...hardware.rates import StepRates
 from .attention_time import kernel_s, plain_s, splash_in_two_s, splash_s
+from .layer_shape import LayerShape
 from .model_shape import ModelShape
 
 # HBM bytes of rounding one value: it is read for the largest of its array, read again, written.
@@ -29,6 +30,7 @@ class Rounding:
         input_bytes: HBM bytes of rounding a value of an input.
         gradient_bytes: HBM bytes of rounding a value of a gradient.
         weight_gradients: Whether the products that give gradients of weights are narrow too.
+        experts: Whether the products of experts are narrow too.
     """
 
     inputs: int = 0
@@ -36,26 +38,28 @@ class Rounding:
     input_bytes: float = ROUNDED_BYTES
     gradient_bytes: float = ROUNDED_BYTES
     weight_gradients: bool = True
+    experts: bool = False
 
     def bytes_per_token(
-        self, shape: ModelShape, tensor: np.ndarray, again: np.ndarray, *, split_sequence: bool
+        self, layer: LayerShape, tensor: np.ndarray, again: np.ndarray, *, split_sequence: bool
     ) -> np.ndarray:
         """HBM bytes of one token in one layer.
 
         Args:
-            shape: The model.
+            layer: Its kind.
             tensor: Devices along `tensor`.
             again: 1 where products of the forward pass run again.
             split_sequence: Whether what is as wide as the model is split along `tensor` too.
         """
-        s = shape
-        stream = s.d_model / (tensor if split_sequence else 1)
-        # Products of one input share its rounding. Those of experts are not narrow.
-        inner = 0 if s.experts else s.d_ff
-        blocks = 1 if s.experts else 2
-        inputs = blocks * stream + (s.heads * s.head_dim + inner) / tensor
-        wider = s.attention_width + (s.hidden_matrices - 1) * inner
-        gradients = self.gradients * (blocks * stream + wider / tensor)
+        k = layer
+        stream = k.d_model / (tensor if split_sequence else 1)
+        # Products of one input share its rounding; rows of experts are rounded for each of them.
+        blocks = 2 if k.dense_width else 1
+        rows = k.experts_per_token * k.expert_rows * k.d_model if self.experts else 0.0
+        inner = k.dense_width + (k.chosen_width * k.expert_rows if self.experts else 0.0)
+        inputs = blocks * stream + rows + (k.out_width + inner) / tensor
+        wider = k.mixing_width + (k.hidden_matrices - 1) * inner
+        gradients = self.gradients * (blocks * stream + rows + wider / tensor)
         rounded = inputs * (1 + again + self.inputs) * self.input_bytes
         beside_products = StepRates.of().rounding_beside_products
         return (rounded + gradients * self.gradient_bytes) * beside_products
@@ -72,8 +76,10 @@ OUR_INT8_THROUGHOUT = Rounding(inputs=1, gradients=2)
 OUR_FLOAT8 = Rounding()
 # tpukit.models.products.float8_static: no input is read for its largest value, and gradients are
 # rounded once by row and once by column.
-OUR_FLOAT8_STATIC = Rounding(gradients=2, input_bytes=ROUNDED_BYTES - BFLOAT16.itemsize)
-OUR_FLOAT8_CHANNELS = Rounding(gradients=2)
+OUR_FLOAT8_STATIC = Rounding(
+    gradients=2, input_bytes=ROUNDED_BYTES - BFLOAT16.itemsize, experts=True
+)
+OUR_FLOAT8_CHANNELS = Rounding(gradients=2, experts=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +109,8 @@ class StepVariant:
 
         A lookup by a one-hot matrix is a product, and so is its gradient.
         """
-        return 2 * (2.0 * shape.vocab * shape.d_model) if shape.one_hot_lookup else 0.0
+        tables = 2 * (2.0 * shape.vocab * shape.d_model) if shape.one_hot_lookup else 0.0
+        return tables + 3 * 2.0 * shape.beside_layers
 
 
 OUR_STEP = StepVariant()

@@ -75,7 +75,7 @@ def score(
     usable = [_usable_bytes(mesh.slice.chip) for mesh in candidates.meshes]
     host_room = [_host_room_bytes(mesh.slice.chip) for mesh in candidates.meshes]
     on_host = candidates.of_mesh([mesh.slice.devices_per_host for mesh in candidates.meshes])
-    rates = Rates.of(candidates, head_dim=shape.head_dim)
+    rates = Rates.of(candidates, head_dims={kind.head_dim for kind in shape.kinds})
     model = StepModel(shape, candidates, memory, rates, sequence_length, variant)
     step = model.split()
     return Scores(
