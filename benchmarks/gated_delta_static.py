@@ -1,9 +1,11 @@
 """The gated delta rule at Qwen3-Next's shape: our kernel beside the same chunks made by XLA.
 
     python benchmarks/gated_delta_static.py [--chips v5p,v6e,7x] [--cases 1x4096,1x8192,4x4096]
+        [--passes forward,backward,both]
 
-Static times of one device (origin model). XLA gets the better of chunks of 64 and 128 tokens, and
-where both passes are timed it shares what they have in common; the kernel computes that again.
+Static times of one device (origin model). XLA gets the better of chunks of 64 and 128 tokens. Its
+backward pass computes the chunks again, as ours does; where both passes are timed as one program,
+without recomputation of layers, XLA shares what they have in common and the kernel does not.
 """
 
 import argparse
@@ -12,10 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
+
 import tpukit
 
 CHIPS = "v5p,v6e,7x"
 CASES = "1x4096,1x8192,4x4096"
+PASSES = "forward,backward,both"
 KEY_HEADS, HEADS = 16, 32
 CHUNKS = (64, 128)
 
@@ -25,9 +30,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chips", default=CHIPS)
     parser.add_argument("--cases", default=CASES)
+    parser.add_argument("--passes", default=PASSES)
     asked = parser.parse_args()
     tpukit.configure_tpu_environment()
-    from tpukit.kernels.ops.gated_delta import pallas_tpu, specs, xla
+    from tpukit.kernels.ops.gated_delta import pallas_tpu, reference, specs, xla
+
+    def backward(passes: Any, **options: Any) -> Callable[..., Any]:
+        def run(d_out: Any, d_state: Any, *arrays: Any) -> Any:
+            return passes.backward(xla.Residuals(*arrays), (d_out, d_state), **options)[:5]
+
+        return run
 
     def both(passes: Any, **options: Any) -> Callable[..., Any]:
         def run(*arrays: Any) -> Any:
@@ -46,11 +58,18 @@ def main() -> int:
                     lambda *arrays: pallas_tpu.forward(*arrays)[0],
                     [partial(xla.gated_delta, chunk=chunk) for chunk in CHUNKS],
                 ),
+                "backward": (
+                    backward(pallas_tpu),
+                    [backward(xla, chunk=chunk) for chunk in CHUNKS],
+                ),
                 "both": (both(pallas_tpu), [both(xla, chunk=chunk) for chunk in CHUNKS]),
             }
-            for label, (kernel, others) in passes.items():
-                ours = time_us(kernel, case.arguments, chip)
-                theirs = [time_us(other, case.arguments, chip) for other in others]
+            results = jax.eval_shape(reference.gated_delta, *case.arguments)
+            for label in asked.passes.split(","):
+                kernel, others = passes[label]
+                arguments = (*results, *case.arguments) if label == "backward" else case.arguments
+                ours = time_us(kernel, arguments, chip)
+                theirs = [time_us(other, arguments, chip) for other in others]
                 shown = ", ".join(
                     f"{us:.0f} ({chunk})" for us, chunk in zip(theirs, CHUNKS, strict=True)
                 )

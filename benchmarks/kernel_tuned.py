@@ -28,6 +28,7 @@ SHIPPED: dict[str, tuple[str, ...]] = {
         "causal_4096x256_bfloat16",
     ),
     "gated_activation": ("bfloat16_8192x14336",),
+    "gated_delta": ("bfloat16_1x4096_16on32x128",),
     "gated_mlp": ("bfloat16_128x4096x14336",),
     "gemm": ("int8_4096", "fp8_4096"),
     "grouped_matmul": ("mixtral_8x7b", "qwen3_30b_a3b"),

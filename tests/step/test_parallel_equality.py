@@ -47,7 +47,7 @@ MODELS = {
         "tiny-moe",
         dtype="float64",
         param_dtype="float64",
-        n_layers=6,
+        n_layers=5,
         d_model=32,
         d_ff=32,
         head_dim=8,

@@ -5,12 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..annotations import AnyMesh
 from ..errors import ShardingError, TPUModelError
 from ..models.adapters import TransformerAdapter, Variables
 from ..models.loss.loss import Batch
 from ..models.transformer.config import TransformerConfig
 from ..models.transformer.shapes import kinds_of_stacks
 from ..parallel.experts.routing import RouterStats
+from ..parallel.mesh.mesh import axis_sizes
 from ..parallel.pipelining.forward import (
     PipelineParams,
     join_stages,
@@ -19,6 +21,7 @@ from ..parallel.pipelining.forward import (
 )
 from ..parallel.pipelining.gradient import pipeline_value_and_grad
 from .parts import StepResult, StepSettings, weighted_loss
+from .placement import find_axis
 
 _FIRST = ("embed", "position_embed")
 _LAST = ("final_norm", "lm_head", "mtp")
@@ -144,6 +147,17 @@ def _last_names(config: TransformerConfig) -> tuple[str, ...]:
     return (*_LAST, "embed") if config.tied_embeddings or config.mtp_layers else _LAST
 
 
+def check_stages(config: TransformerConfig, mesh: AnyMesh, strategy: str) -> None:
+    """Check that layers can be cut into the stages of a mesh, where its strategy has any.
+
+    Raises:
+        ShardingError: They cannot.
+    """
+    axis = find_axis(mesh, strategy, "pipeline")
+    if axis is not None and axis_sizes(mesh)[axis] > 1:
+        _cut(config, axis_sizes(mesh)[axis])
+
+
 def _cut(config: TransformerConfig, stages: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The kinds of the layers before the first stage, and of those that every stage holds.
 
@@ -159,6 +173,28 @@ def _cut(config: TransformerConfig, stages: int) -> tuple[tuple[str, ...], tuple
             "mesh without a pipeline axis."
         )
     order = config.layer_order
+    found = _pieces(config, stages)
+    if found is not None:
+        return found
+    if len(set(order)) == 1:
+        return (), order[: config.n_layers // stages]  # which `split_stages` refuses
+    others = [n for n in range(2, config.n_layers + 1) if _pieces(config, n) is not None]
+    way_out = (
+        f"a pipeline of {', '.join(map(str, others))} would do"
+        if others
+        else "use a mesh without a pipeline axis"
+    )
+    raise ShardingError(
+        f"'{config.name}' has {config.n_layers} layers in the pattern '{config.layer_pattern}', "
+        f"and {stages} stages would not all hold the same ones in the same order; {way_out}."
+    )
+
+
+def _pieces(
+    config: TransformerConfig, stages: int
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """What `_cut` returns, or None where stages would differ."""
+    order = config.layer_order
     stack_of = {kind: name for name, kinds in kinds_of_stacks(config).items() for kind in kinds}
     first = stack_of[order[0]]
     start = next((n for n, kind in enumerate(order) if stack_of[kind] != first), 0)
@@ -166,12 +202,6 @@ def _cut(config: TransformerConfig, stages: int) -> tuple[tuple[str, ...], tuple
     for leading in (0, start) if alone else (0,):
         each, left = divmod(config.n_layers - leading, stages)
         rest = order[leading:]
-        if not left and rest == rest[:each] * stages:
+        if each and not left and rest == rest[:each] * stages:
             return order[:leading], rest[:each]
-    if len(set(order)) == 1:
-        return (), order[: config.n_layers // stages]  # which `split_stages` refuses
-    raise ShardingError(
-        f"'{config.name}' has layers in the pattern '{config.layer_pattern}', and {stages} stages "
-        "would not all hold the same ones in the same order; use a number of stages that keeps "
-        "whole patterns."
-    )
+    return None

@@ -29,6 +29,7 @@ from .mixed_precision import narrowed
 from .optimizer.optimizer import build_optimizer
 from .optimizer.spec import DEFAULT_LEARNING_RATE, OptimizerSpec
 from .parts import StepSettings, TrainState, random_batch
+from .pipeline import check_stages
 from .placement import batch_shardings, execution_on, in_ring_order
 from .update import updated_state
 
@@ -228,6 +229,8 @@ class Workload:
     def layout(self, mesh: AnyMesh) -> Layout:
         """Where every parameter lives on `mesh`."""
         if mesh not in self._layouts:
+            if self.config is not None:
+                check_stages(self.config, mesh, self.strategy)
             heads = head_counts_of(self.adapter)
             self._layouts[mesh] = make_layout(
                 self._param_shapes, mesh, self.strategy, rules=self.rules, head_counts=heads

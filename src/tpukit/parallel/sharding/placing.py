@@ -112,10 +112,12 @@ def check_found_work(
     for member, axes in working:
         active = math.prod(axes.values()) > 1 and not by_hand
         if active and member.name in missing and member.name not in contributors:
-            stack = next((one for one in placed if "layers" in one.dims), None)
-            if member.name == "pipeline" and stack is not None:
-                layers = stack.shape[stack.dims.index("layers")]
-                raise does_not_divide(stack.path, "layers", layers, axes)
+            stacks = {
+                one.shape[one.dims.index("layers")]: one for one in placed if "layers" in one.dims
+            }
+            if member.name == "pipeline" and stacks:
+                layers = max(stacks)  # a shorter stack may stand before the stages
+                raise does_not_divide(stacks[layers].path, "layers", layers, axes)
             raise ShardingError(
                 f"Strategy {member.name!r} found no parameter to split among {len(placed)} arrays; "
                 f"{missing[member.name]}."
