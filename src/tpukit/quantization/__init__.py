@@ -5,7 +5,7 @@ from ..lazy import lazy_names
 HOMES = {
     ".codebook": ("Codebook", "FitReport"),
     ".codebook_training": ("train_codebook",),
-    ".codec": ("output_error", "quantize_matrix"),
+    ".codec": ("check_weight_metric", "output_error", "quantize_matrix"),
     ".files": ("load_arrays", "load_codebook", "save_arrays", "save_codebook"),
     ".formats": ("VQ_FORMATS", "VQFormat", "parse_vq_format"),
     ".integration": ("TPUv6VQIntegration",),

@@ -3,6 +3,7 @@
 from .codebook import Codebook as Codebook
 from .codebook import FitReport as FitReport
 from .codebook_training import train_codebook as train_codebook
+from .codec import check_weight_metric as check_weight_metric
 from .codec import output_error as output_error
 from .codec import quantize_matrix as quantize_matrix
 from .files import load_arrays as load_arrays
@@ -22,6 +23,7 @@ __all__ = [
     "TPUv6VQIntegration",
     "VQArray",
     "VQFormat",
+    "check_weight_metric",
     "load_arrays",
     "load_codebook",
     "output_error",
