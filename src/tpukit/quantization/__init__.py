@@ -9,6 +9,7 @@ HOMES = {
     ".files": ("load_arrays", "load_codebook", "save_arrays", "save_codebook"),
     ".formats": ("VQ_FORMATS", "VQFormat", "parse_vq_format"),
     ".integration": ("TPUv6VQIntegration",),
+    ".placement": ("array_shardings", "place_array"),
     ".vq_array": ("VQArray",),
 }
 

@@ -14,6 +14,8 @@ from .formats import VQ_FORMATS as VQ_FORMATS
 from .formats import VQFormat as VQFormat
 from .formats import parse_vq_format as parse_vq_format
 from .integration import TPUv6VQIntegration as TPUv6VQIntegration
+from .placement import array_shardings as array_shardings
+from .placement import place_array as place_array
 from .vq_array import VQArray as VQArray
 
 __all__ = [
@@ -23,11 +25,13 @@ __all__ = [
     "TPUv6VQIntegration",
     "VQArray",
     "VQFormat",
+    "array_shardings",
     "check_weight_metric",
     "load_arrays",
     "load_codebook",
     "output_error",
     "parse_vq_format",
+    "place_array",
     "quantize_matrix",
     "save_arrays",
     "save_codebook",
