@@ -1,0 +1,16 @@
+"""Weights and vectors in few bits: codebooks, the vector codec, and their files."""
+
+from ..lazy import lazy_names
+
+HOMES = {
+    ".codebook": ("Codebook", "FitReport"),
+    ".codebook_training": ("train_codebook",),
+    ".codec": ("check_weight_metric", "output_error", "quantize_matrix"),
+    ".files": ("load_arrays", "load_codebook", "save_arrays", "save_codebook"),
+    ".formats": ("VQ_FORMATS", "VQFormat", "parse_vq_format"),
+    ".integration": ("TPUv6VQIntegration",),
+    ".placement": ("array_shardings", "place_array"),
+    ".vq_array": ("VQArray",),
+}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)
