@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from ...annotations import PyTree
 from ...errors import TPUModelError, TPUValidationError
 from ..presets import get_preset
+from ..stored.running import with_stored_parameters
 from ..transformer.config import TransformerConfig
 from .decoding import DecodingState, Sampling, begin_rows, extend_rows
 from .result import Ending, Generation
@@ -31,8 +32,8 @@ class Generator:
 
     Args:
         model: A preset's name, a `TransformerConfig`, or a `Workload` of one.
-        params: Its parameters, as `TrainState.params` or `ImportedModel.params` hold them; on a
-            mesh they stay as they are split.
+        params: Its parameters, as `TrainState.params` or `ImportedModel.params` hold them, or
+            quantized ones (`QuantizedModel.params`); on a mesh they stay as they are split.
 
     Raises:
         TPUModelError: The model is not the reference transformer.
@@ -111,7 +112,7 @@ class Generator:
         key = (function, shapes, *static.items())
         if key not in self._programs:
             started = time.perf_counter()
-            whole = partial(function, config=self.config, **static)
+            whole = with_stored_parameters(partial(function, config=self.config, **static))
             donated = 1 if function is extend_rows else ()
             jitted = jax.jit(whole, donate_argnums=donated)
             self._programs[key] = jitted.lower(*arguments).compile()
