@@ -1,16 +1,31 @@
-"""`quantize_matrix`: a float weight as a `VQArray`, judged by the output of its layer."""
+"""`quantize_matrix`: a float weight as a `VQArray`, judged by the output of its layer.
+
+The ladder, each rung of which lowers the output error: columns normalised, k-means weighted by the
+inputs, error feedback, then entries and codes refined in turn; entries in int8 at the end.
+"""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ..errors import TPUValidationError
+from .choice import Choice, NearestChoice, TrellisChoice, decode_rows
 from .codebook import code_dtype, round_entries
 from .codebook_training import train_codebook
+from .feedback import inverse_factor, quantize_with_feedback
 from .formats import VQFormat, parse_vq_format
-from .nearest import nearest
+from .nearest import form_for, nearest
+from .refinement import refit_entries, refit_scales, sweep_codes
 from .rotation import random_signs, rotate
+from .trellis import gaussian_table, pack_bits, padded_width
 from .vq_array import VQArray
+
+DAMPING = 0.01
+"""Share of the mean of its diagonal that is added to H: inputs nobody saw still count."""
+_SAMPLE_PER_ENTRY, _LEAST_SAMPLE = 256, 65_536
+_REFINEMENTS = 2
 
 
 def quantize_matrix(
@@ -27,44 +42,143 @@ def quantize_matrix(
 
     Args:
         weight: The matrix.
-        format: A name ("vq2"), bits a weight (1.75, 2, 3.5, 4) or a `VQFormat`.
+        format: A name ("vq2", "trellis2"), bits a weight (1.75, 2, 3.5, 4) or a `VQFormat`.
         hessian: (in, in): XᵀX of the layer's inputs, of any scale; None weighs all inputs alike.
         seed: Of codebook and rotation.
         feedback: Whether what was lost in rows done is made good in rows to come.
-        refit: Whether entries are fitted to the output error once codes are chosen.
+        refit: Whether entries, codes and scales are fitted to the output error in turn once codes
+            are chosen.
         hadamard: Whether rows are rotated first, which spreads outliers.
+
+    Raises:
+        TPUValidationError: The format is unknown, or a shape or value is not valid.
     """
     chosen = parse_vq_format(format)
-    matrix = jnp.asarray(weight, jnp.float32)
-    if matrix.ndim != 2 or not matrix.size:
-        raise TPUValidationError(f"The weight is {matrix.shape}; expected (in, out).")
+    matrix, inputs = _checked(weight, hessian)
     height, width = matrix.shape
     signs = random_signs(height, seed) if hadamard else None
     if signs is not None:
         matrix = rotate(matrix, signs)
-    norms = jnp.sqrt(jnp.mean(matrix**2, axis=0))
-    norms = jnp.where(norms == 0, 1.0, norms)
-    rows = jnp.pad(matrix / norms, ((0, -height % chosen.length), (0, 0)))
-    vectors = rows.reshape(-1, chosen.length, width).swapaxes(1, 2).reshape(-1, chosen.length)
-    tables: list[jax.Array] = []
-    codes: list[jax.Array] = []
-    for stage in range(chosen.stages):
-        book = train_codebook(
-            vectors, entries=chosen.entries, length=chosen.length, seed=seed + stage
-        )
-        found = nearest(vectors, book.values[0])
-        vectors = vectors - book.values[0][found]
-        tables.append(book.values[0])
-        codes.append(found.reshape(-1, width))
-    entries, scale = round_entries(jnp.stack(tables))
+        inputs = rotate(rotate(inputs, signs), signs, axis=1)
+    missing = -height % chosen.length
+    wide = padded_width(width) if chosen.trellis else width
+    matrix = jnp.pad(matrix, ((0, missing), (0, wide - width)))
+    # Rows that are not there count a little, so that H can be inverted.
+    floor = DAMPING * jnp.mean(jnp.diag(inputs))
+    inputs = jnp.pad(inputs, (0, missing)) + floor * jnp.eye(height + missing)
+    scales = jnp.sqrt(jnp.mean(matrix**2, axis=0))
+    scales = jnp.where(scales == 0, 1.0, scales)
+    rows = matrix / scales
+    # How much a column counts; none that is padding does.
+    squares = jnp.where(jnp.arange(wide) < width, scales**2, 0)
+    squares = squares / squares.mean()
+    factor = inverse_factor(inputs) if feedback else None
+    # With feedback, a row's error counts as far as no later row makes it good.
+    counts = jnp.diag(inputs) if factor is None else 1 / jnp.diag(factor) ** 2
+    if chosen.trellis:
+        choice: Choice = TrellisChoice(chosen.trellis)
+        window = (chosen.entries - 1).bit_length()
+        tables = jnp.asarray(gaussian_table(chosen.trellis, window)).reshape(1, -1, 1)
+    else:
+        choice = NearestChoice(form_for(chosen.length, chosen.entries))
+        tables = _first_tables(rows, counts, squares, chosen, seed)
+    if factor is None:
+        codes = _choose_all(rows, counts, squares, tables, choice=choice)
+    else:
+        codes = quantize_with_feedback(rows, factor, squares, tables, choice=choice)
+    if refit:
+        for _ in range(_REFINEMENTS):
+            tables = refit_entries(rows, inputs, squares, codes, tables)
+            codes = sweep_codes(rows, inputs, squares, codes, tables, choice=choice)
+        tables = refit_entries(rows, inputs, squares, codes, tables)
+    entries, scale = round_entries(tables)
+    tables = entries.astype(jnp.float32) * scale
+    if refit:
+        codes = sweep_codes(rows, inputs, squares, codes, tables, choice=choice)
+        scales = scales * refit_scales(rows, inputs, decode_rows(codes, tables))
+    if chosen.trellis:
+        codes = pack_bits(codes & (2**chosen.trellis - 1), chosen.trellis)
     return VQArray(
-        jnp.stack(codes).astype(code_dtype(chosen.entries)),
+        codes.astype(code_dtype(chosen.entries) if not chosen.trellis else jnp.uint8),
         entries,
-        norms * scale,
+        (scales * scale)[:width].astype(jnp.bfloat16),
         signs,
         (height, width),
         chosen.layout,
     )
+
+
+def _checked(weight: ArrayLike, hessian: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
+    """The weight and H in float32, H with a mean of 1 on its diagonal."""
+    matrix = jnp.asarray(weight, jnp.float32)
+    if matrix.ndim != 2 or not matrix.size:
+        raise TPUValidationError(
+            f"The weight is {matrix.shape}; expected (in, out) with at least one of each. Stack "
+            "matrices of more axes one by one."
+        )
+    height = matrix.shape[0]
+    inputs = jnp.eye(height) if hessian is None else jnp.asarray(hessian, jnp.float32)
+    if inputs.shape != (height, height):
+        raise TPUValidationError(
+            f"The Hessian is {inputs.shape} for a weight {matrix.shape}; expected "
+            f"{(height, height)}, XᵀX of the layer's inputs."
+        )
+    if not bool(jnp.isfinite(matrix).all() & jnp.isfinite(inputs).all()):
+        raise TPUValidationError("Weight or Hessian hold values that are not finite.")
+    mean = float(jnp.mean(jnp.diag(inputs)))
+    if mean <= 0:
+        raise TPUValidationError(
+            "The Hessian's diagonal is not positive: no input reached this layer in calibration. "
+            "Give inputs that do, or hessian=None."
+        )
+    return matrix, inputs / mean
+
+
+def _first_tables(
+    rows: jax.Array, counts: jax.Array, squares: jax.Array, format: VQFormat, seed: int
+) -> jax.Array:
+    """float32 (stages, entries, length) by weighted k-means, each stage on what is left."""
+    vectors = _vectors(rows, format.length)
+    weights = _vectors(counts[:, None] * squares, format.length)
+    most = max(_LEAST_SAMPLE, _SAMPLE_PER_ENTRY * format.entries)
+    if vectors.shape[0] > most:
+        order = jax.random.permutation(jax.random.key(seed), vectors.shape[0])[:most]
+        vectors, weights = vectors[order], weights[order]
+    size = min(format.entries, vectors.shape[0])
+    tables: list[jax.Array] = []
+    for stage in range(format.stages):
+        book = train_codebook(
+            vectors,
+            entries=size,
+            length=format.length,
+            weights=weights,
+            seed=seed + stage,
+            dtype="float32",
+        )
+        tables.append(book.values[0])
+        vectors = vectors - tables[-1][nearest(vectors, tables[-1], weights)]
+    # A matrix of fewer vectors than entries needs no more of them.
+    return jnp.pad(jnp.stack(tables), ((0, 0), (0, format.entries - size), (0, 0)))
+
+
+def _vectors(rows: jax.Array, length: int) -> jax.Array:
+    """(blocks · out, length) of (in, out)."""
+    return rows.reshape(-1, length, rows.shape[1]).swapaxes(1, 2).reshape(-1, length)
+
+
+@partial(jax.jit, static_argnames="choice")
+def _choose_all(
+    rows: jax.Array, counts: jax.Array, squares: jax.Array, tables: jax.Array, *, choice: Choice
+) -> jax.Array:
+    """Codes (stages, blocks, out), each block for itself, weighted by the inputs."""
+    length, width = tables.shape[2], rows.shape[1]
+
+    def block(parts: tuple[jax.Array, jax.Array]) -> jax.Array:
+        measure = jnp.sqrt(parts[1])
+        return choice.codes(measure[:, None] * parts[0], tables * measure, squares)
+
+    blocks = (rows.reshape(-1, length, width), counts.reshape(-1, length))
+    return jax.lax.map(block, blocks).swapaxes(0, 1)
 
 
 def output_error(
@@ -77,10 +191,8 @@ def output_error(
         quantized: What stands for it.
         hessian: (in, in): XᵀX of the layer's inputs; None takes all inputs alike.
     """
-    exact = jnp.asarray(weight, jnp.float32)
+    exact, inputs = _checked(weight, hessian)
     found = quantized.dequantize() if isinstance(quantized, VQArray) else quantized
     lost = exact - found.astype(jnp.float32)
-    if hessian is None:
-        return float((lost**2).sum() / (exact**2).sum())
-    inputs = jnp.asarray(hessian, jnp.float32)
-    return float((lost * (inputs @ lost)).sum() / (exact * (inputs @ exact)).sum())
+    size = float((exact * (inputs @ exact)).sum())
+    return float((lost * (inputs @ lost)).sum()) / size if size else float((lost**2).sum())

@@ -6,18 +6,21 @@
 | vq2 | 2 | 4 weights, 256 entries |
 | vq3.5 | 3.5 | 4 weights, the sum of two of 128 entries |
 | vq4 | 4 | 4 weights, the sum of two of 256 entries |
+| trellis2, trellis3, trellis4 | 2, 3, 4 | one weight from the last 12 bits, see `trellis` |
 
-These are what the fused TPU kernel multiplies. Any other length, number of entries or stages is a
-`VQFormat` too; such weights are decoded before they are multiplied.
+The first four are what the fused TPU kernel multiplies. Any other length, number of entries or
+stages is a `VQFormat` too. Those, and trellises, which lose least at their bits, are decoded before
+they are multiplied.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from ..errors import TPUValidationError, did_you_mean
 
-Layout = Literal["tpu_lane_i32", "plain"]
+Layout: TypeAlias = Literal["tpu_lane_i32", "plain", "trellis2", "trellis3", "trellis4"]
+TRELLIS_BITS: dict[str, int] = {"trellis2": 2, "trellis3": 3, "trellis4": 4}
 # Codes are bytes or 16 bits wide.
 MOST_ENTRIES = 65_536
 _KERNEL_LENGTH, _KERNEL_ENTRIES = 4, (128, 256)
@@ -31,11 +34,14 @@ class VQFormat:
         length: Neighbouring weights of a column that one code stands for.
         entries: Of the codebook of each stage.
         stages: Codes of each vector, whose entries are added up.
+        trellis: Of a trellis, the new bits of each weight; entries are its 2^window values then,
+            and length and stages are 1. Otherwise 0.
     """
 
     length: int = 4
     entries: int = 256
     stages: int = 1
+    trellis: int = 0
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -49,15 +55,30 @@ class VQFormat:
                     f"{name}={seen!r} of a vector format; expected a whole number from {least} "
                     f"to {most}."
                 )
+        if not self.trellis:
+            return
+        whole = self.entries & (self.entries - 1) == 0 and self.entries >= 4**self.trellis
+        if self.trellis not in TRELLIS_BITS.values() or not whole or self.entries > 4096:
+            raise TPUValidationError(
+                f"A trellis of {self.trellis!r} bits a weight over {self.entries} entries; "
+                "expected 2, 3 or 4 bits, and a power of two from 4^bits to 4096 entries."
+            )
+        if self.length != 1 or self.stages != 1:
+            raise TPUValidationError(
+                "A trellis has length=1 and stages=1: a value for each window."
+            )
 
     @property
     def bits(self) -> float:
         """Bits of the codes for each weight, without codebook and scales."""
-        return self.stages * math.log2(self.entries) / self.length
+        return self.trellis or self.stages * math.log2(self.entries) / self.length
 
     @property
     def layout(self) -> Layout:
-        """Whether the fused kernel reads it."""
+        """How codes lie: "tpu_lane_i32" is what the fused kernel reads."""
+        for layout in get_args(Layout):
+            if self.trellis and TRELLIS_BITS.get(layout) == self.trellis:
+                return layout
         fits = self.length == _KERNEL_LENGTH and self.entries in _KERNEL_ENTRIES
         return "tpu_lane_i32" if fits else "plain"
 
@@ -65,6 +86,8 @@ class VQFormat:
     def name(self) -> str:
         """A name that `parse_vq_format` reads."""
         known = next((name for name, one in VQ_FORMATS.items() if one == self), None)
+        if self.trellis:
+            return known or f"trellis{self.trellis}:{self.entries}"
         return known or f"vq:{self.stages}x{self.entries}x{self.length}"
 
 
@@ -73,11 +96,17 @@ VQ_FORMATS: dict[str, VQFormat] = {
     "vq2": VQFormat(entries=256),
     "vq3.5": VQFormat(entries=128, stages=2),
     "vq4": VQFormat(entries=256, stages=2),
+    "trellis2": VQFormat(length=1, entries=4096, trellis=2),
+    "trellis3": VQFormat(length=1, entries=4096, trellis=3),
+    "trellis4": VQFormat(length=1, entries=4096, trellis=4),
 }
 
 
 def parse_vq_format(spelling: str | float | VQFormat) -> VQFormat:
-    """The format of a name ("vq2", "vq:2x256x8") or of a number of bits (2, 3.5).
+    """The format of a name or of a number of bits.
+
+    Names are "vq2", "trellis3" and the like, "vq:2x256x8" (stages, entries, length) and
+    "trellis2:256" (entries).
 
     Raises:
         TPUValidationError: There is none; the message names those that are.
@@ -87,6 +116,9 @@ def parse_vq_format(spelling: str | float | VQFormat) -> VQFormat:
     if isinstance(spelling, str):
         if spelling in VQ_FORMATS:
             return VQ_FORMATS[spelling]
+        kind, _, entries = spelling.partition(":")
+        if kind in TRELLIS_BITS and entries.isdecimal():
+            return VQFormat(length=1, entries=int(entries), trellis=TRELLIS_BITS[kind])
         if spelling.startswith("vq:"):
             sizes = spelling.removeprefix("vq:").split("x")
             if len(sizes) == 3 and all(size.isdecimal() for size in sizes):

@@ -1,5 +1,6 @@
 """`VQArray`: a weight matrix as codes, a codebook and a scale for each column; it multiplies."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,8 +12,9 @@ from jax.typing import DTypeLike
 from ..errors import TPUKernelError
 from ..kernels import pack_vq, quantized_matmul
 from .codebook import Codebook
-from .formats import Layout, VQFormat
+from .formats import TRELLIS_BITS, Layout, VQFormat
 from .rotation import rotate, rotate_back
+from .trellis import run_length, unpack_bits, windows_of
 
 
 @partial(
@@ -29,12 +31,14 @@ class VQArray:
     `jax.vmap` and `jax.lax.scan` to take apart.
 
     Attributes:
-        codes: (stages, ⌈in / length⌉, out), uint8 or uint16; each for `length` rows of a column.
+        codes: (stages, ⌈in / length⌉, out), uint8 or uint16; each for `length` rows of a column. Of
+            a trellis uint8 (1, in, bytes): the new bits of each row, runs of columns one after
+            another.
         entries: (stages, entries, length) int8, summed over stages.
-        scales: float32 (out,), what entries are multiplied with.
+        scales: bfloat16 (out,), what entries are multiplied with.
         signs: int8 (in,) of the random Hadamard rotation that rows went through, or None.
         shape: (in, out).
-        layout: "tpu_lane_i32" where the fused kernel reads it, else "plain".
+        layout: "tpu_lane_i32" where the fused kernel reads it, "trellis2" and the like, or "plain".
     """
 
     codes: jax.Array
@@ -61,7 +65,8 @@ class VQArray:
     def format(self) -> VQFormat:
         """Length, entries and stages."""
         stages, entries, length = self.entries.shape[-3:]
-        return VQFormat(length=length, entries=entries, stages=stages)
+        bits = TRELLIS_BITS.get(self.layout, 0)
+        return VQFormat(length=length, entries=entries, stages=stages, trellis=bits)
 
     @property
     def codebook(self) -> Codebook:
@@ -77,8 +82,8 @@ class VQArray:
     @property
     def bits_per_weight(self) -> float:
         """Bits in memory for each weight, all of the arrays counted."""
-        count = self.codes.size // (self.codes.shape[-3] * self.codes.shape[-2])
-        return 8 * self.nbytes / (self.shape[0] * count)
+        matrices = math.prod(self.codes.shape[:-3])
+        return 8 * self.nbytes / (matrices * self.shape[0] * self.shape[1])
 
     def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
         """The (in, out) matrix it stands for."""
@@ -89,11 +94,21 @@ class VQArray:
 
     def _decoded(self) -> jax.Array:
         """float32 (in, out) before any rotation back."""
+        if self.layout in TRELLIS_BITS:
+            return self._decoded_trellis()
         take = jax.vmap(lambda table, codes: table[codes.astype(jnp.int32)])
         # Integers are summed: the sum over stages is exact.
         found = take(self.entries.astype(jnp.int32), self.codes).sum(0)
         rows = found.swapaxes(1, 2).reshape(-1, self.codes.shape[2])[: self.shape[0]]
-        return rows.astype(jnp.float32) * self.scales
+        return rows.astype(jnp.float32) * self.scales.astype(jnp.float32)
+
+    def _decoded_trellis(self) -> jax.Array:
+        bits, window = TRELLIS_BITS[self.layout], (self.entries.shape[1] - 1).bit_length()
+        symbols = unpack_bits(self.codes[0], bits)
+        runs = symbols.reshape(self.shape[0], -1, run_length(self.shape[1]))
+        windows = windows_of(runs, bits=bits, window=window)
+        values = self.entries[0, :, 0][windows].reshape(self.shape[0], -1)[:, : self.shape[1]]
+        return values.astype(jnp.float32) * self.scales.astype(jnp.float32)
 
     def __rmatmul__(self, x: Any) -> jax.Array:
         x = jnp.asarray(x)
