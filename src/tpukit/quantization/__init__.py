@@ -6,7 +6,12 @@ HOMES = {
     ".codebook": ("Codebook", "FitReport"),
     ".codebook_training": ("train_codebook",),
     ".codec": ("output_error", "quantize_matrix"),
+    ".evaluation": ("Evaluation", "Measured"),
     ".formats": ("VQ_FORMATS", "VQFormat", "parse_vq_format"),
+    ".model": ("QuantizedModel",),
+    ".plan": ("QuantPlan",),
+    ".quantizing": ("QuantizationResult", "quantize_model"),
+    ".report": ("MatrixRow", "QuantReport"),
     ".vq_array": ("VQArray",),
 }
 

@@ -87,11 +87,12 @@ class Evaluator:
         self._full = [self._apply(params, batch) for batch in self._batches]
         self.measure = _measure_of(self._full[0], self._batches[0])
 
-    def __call__(self, params: Any) -> Evaluation:
-        """What other parameters make of the batches."""
+    def __call__(self, params: Any, apply: Callable[[Any, Any], Any] | None = None) -> Evaluation:
+        """What other parameters make of the batches, or another function of them."""
+        run = self._apply if apply is None else jax.jit(apply)
         return self._summed(
             [
-                _compare(full, self._apply(params, batch), _targets(full, batch), self.measure)
+                _compare(full, run(params, batch), _targets(full, batch), self.measure)
                 for full, batch in zip(self._full, self._batches, strict=True)
             ]
         )

@@ -170,5 +170,3 @@ def parse_rules(texts: Iterable[str]) -> list[tuple[str, str]]:
             raise TPUValidationError(f"the pattern {pattern!r} of a rule: {error}.") from None
         found.append((pattern, check_format(format)))
     return found
-
-
