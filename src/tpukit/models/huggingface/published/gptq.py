@@ -1,0 +1,63 @@
+"""GPTQ: integers packed along the inputs, zero points stored one too small."""
+
+import numpy as np
+
+from ....errors import TPUModelError
+from .scheme import Json, Scheme, Tensors, group_size, integer, unpack_bits
+from .weight import PublishedWeight
+
+# Files of the first format hold zero points less one; the second holds them as they are.
+_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+
+
+class Gptq:
+    """Weights that AutoGPTQ, GPTQModel and transformers write.
+
+    For an (out, in) matrix of b bits: `qweight` int32 (in·b/32, out), `qzeros` int32
+    (groups, out·b/32), `scales` (groups, out) and `g_idx` (in), the group of each input.
+    """
+
+    methods = ("gptq",)
+
+    def scheme(self, config: Json) -> Scheme:
+        """See `PublishedFormat`."""
+        kind = config.get("checkpoint_format", "gptq")
+        if kind not in _OFFSETS:
+            raise TPUModelError(
+                f"the weights are packed as '{kind}', for one kernel of GPUs; read are "
+                f"{' and '.join(_OFFSETS)}. Take the checkpoint that it was packed from."
+            )
+        bits = integer(config, "bits", (2, 3, 4, 8))
+        symmetric = bool(config.get("sym", True))
+        return Scheme(
+            method="GPTQ",
+            packing=kind,
+            values=f"int{bits}" if symmetric else f"uint{bits}",
+            bits=bits,
+            block=(1, group_size(config, 128)),
+            zero_bits=bits,
+            reordered=bool(config.get("desc_act", False)),
+        )
+
+    def marks(self, name: str) -> tuple[str, ...]:
+        """See `PublishedFormat`."""
+        return (f"{name.removesuffix('weight')}qweight",)
+
+    def decode(self, name: str, scheme: Scheme, tensors: Tensors) -> PublishedWeight:
+        """See `PublishedFormat`."""
+        read = tensors.read
+        base = name.removesuffix("weight")
+        scales, packed = read(f"{base}scales"), read(f"{base}qweight")
+        if scales.ndim != 2 or packed.ndim != 2:
+            raise TPUModelError(f"'{base}scales' is {scales.shape}; expected (groups, outputs).")
+        outputs = scales.shape[1]
+        inputs = packed.shape[0] * 32 // scheme.bits
+        values = unpack_bits(packed.T, scheme.bits, inputs)
+        zeros = unpack_bits(read(f"{base}qzeros"), scheme.bits, outputs)
+        # A zero point of 0 is stored as the largest value, so that one more is 0 again.
+        zeros = (zeros + _OFFSETS[scheme.packing]) & ((1 << scheme.bits) - 1)
+        group = scheme.block[1] or inputs
+        order = read(f"{base}g_idx").astype(np.int64) if f"{base}g_idx" in tensors else None
+        if order is not None and np.array_equal(order, np.arange(inputs) // group):
+            order = None
+        return PublishedWeight(values, scales.T.astype(np.float32), (1, group), zeros.T, order)
