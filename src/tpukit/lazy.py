@@ -14,7 +14,7 @@ from typing import Any
 Homes = Mapping[str, Sequence[str]]
 LAZY_PACKAGES = (
     *("", ".parallel", ".models", ".step", ".job", ".records", ".training", ".observe", ".torch"),
-    *(".pods", ".pods.spot"),
+    *(".quantization", ".pods", ".pods.spot"),
 )
 
 

@@ -1,0 +1,13 @@
+"""Weights and vectors in few bits: codebooks, the vector codec, and their files."""
+
+from ..lazy import lazy_names
+
+HOMES = {
+    ".codebook": ("Codebook", "FitReport"),
+    ".codebook_training": ("train_codebook",),
+    ".codec": ("output_error", "quantize_matrix"),
+    ".formats": ("VQ_FORMATS", "VQFormat", "parse_vq_format"),
+    ".vq_array": ("VQArray",),
+}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

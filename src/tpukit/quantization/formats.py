@@ -1,0 +1,106 @@
+"""Vector formats: how many weights share a code, how many codes there are, and what that costs.
+
+| name | bits | code |
+|---|---|---|
+| vq1.75 | 1.75 | 4 weights, 128 entries |
+| vq2 | 2 | 4 weights, 256 entries |
+| vq3.5 | 3.5 | 4 weights, the sum of two of 128 entries |
+| vq4 | 4 | 4 weights, the sum of two of 256 entries |
+
+These are what the fused TPU kernel multiplies. Any other length, number of entries or stages is a
+`VQFormat` too; such weights are decoded before they are multiplied.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import TPUValidationError, did_you_mean
+
+Layout = Literal["tpu_lane_i32", "plain"]
+# Codes are bytes or 16 bits wide.
+MOST_ENTRIES = 65_536
+_KERNEL_LENGTH, _KERNEL_ENTRIES = 4, (128, 256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VQFormat:
+    """A vector format.
+
+    Attributes:
+        length: Neighbouring weights of a column that one code stands for.
+        entries: Of the codebook of each stage.
+        stages: Codes of each vector, whose entries are added up.
+    """
+
+    length: int = 4
+    entries: int = 256
+    stages: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("length", 1, 65_536),
+            ("entries", 2, MOST_ENTRIES),
+            ("stages", 1, 16),
+        ):
+            seen = getattr(self, name)
+            if isinstance(seen, bool) or not isinstance(seen, int) or not least <= seen <= most:
+                raise TPUValidationError(
+                    f"{name}={seen!r} of a vector format; expected a whole number from {least} "
+                    f"to {most}."
+                )
+
+    @property
+    def bits(self) -> float:
+        """Bits of the codes for each weight, without codebook and scales."""
+        return self.stages * math.log2(self.entries) / self.length
+
+    @property
+    def layout(self) -> Layout:
+        """Whether the fused kernel reads it."""
+        fits = self.length == _KERNEL_LENGTH and self.entries in _KERNEL_ENTRIES
+        return "tpu_lane_i32" if fits else "plain"
+
+    @property
+    def name(self) -> str:
+        """A name that `parse_vq_format` reads."""
+        known = next((name for name, one in VQ_FORMATS.items() if one == self), None)
+        return known or f"vq:{self.stages}x{self.entries}x{self.length}"
+
+
+VQ_FORMATS: dict[str, VQFormat] = {
+    "vq1.75": VQFormat(entries=128),
+    "vq2": VQFormat(entries=256),
+    "vq3.5": VQFormat(entries=128, stages=2),
+    "vq4": VQFormat(entries=256, stages=2),
+}
+
+
+def parse_vq_format(spelling: str | float | VQFormat) -> VQFormat:
+    """The format of a name ("vq2", "vq:2x256x8") or of a number of bits (2, 3.5).
+
+    Raises:
+        TPUValidationError: There is none; the message names those that are.
+    """
+    if isinstance(spelling, VQFormat):
+        return spelling
+    if isinstance(spelling, str):
+        if spelling in VQ_FORMATS:
+            return VQ_FORMATS[spelling]
+        if spelling.startswith("vq:"):
+            sizes = spelling.removeprefix("vq:").split("x")
+            if len(sizes) == 3 and all(size.isdecimal() for size in sizes):
+                stages, entries, length = map(int, sizes)
+                return VQFormat(length=length, entries=entries, stages=stages)
+        raise TPUValidationError(
+            f"{spelling!r} is no vector format; known are {', '.join(VQ_FORMATS)} and "
+            f"vq:<stages>x<entries>x<length>.{did_you_mean(spelling, VQ_FORMATS)}"
+        )
+    found = [one for one in VQ_FORMATS.values() if one.bits == spelling]
+    if not found:
+        known = ", ".join(f"{one.bits:g}" for one in VQ_FORMATS.values())
+        raise TPUValidationError(
+            f"No vector format has {spelling!r} bits a weight; known are {known}, or give "
+            "VQFormat(length=…, entries=…, stages=…)."
+        )
+    return found[0]

@@ -1,0 +1,130 @@
+"""`VQArray`: a weight matrix as codes, a codebook and a scale for each column; it multiplies."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from ..errors import TPUKernelError
+from ..kernels import pack_vq, quantized_matmul
+from .codebook import Codebook
+from .formats import Layout, VQFormat
+from .rotation import rotate, rotate_back
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("codes", "entries", "scales", "signs"),
+    meta_fields=("shape", "layout"),
+)
+@dataclass(frozen=True)
+class VQArray:
+    """A vector-quantized (in, out) matrix, whose columns are output channels.
+
+    The arrays shard as the matrix does: codes by (in / length, out), scales by out; entries and
+    signs stay whole. A stack of matrices is a `VQArray` whose arrays have a leading axis, for
+    `jax.vmap` and `jax.lax.scan` to take apart.
+
+    Attributes:
+        codes: (stages, ⌈in / length⌉, out), uint8 or uint16; each for `length` rows of a column.
+        entries: (stages, entries, length) int8, summed over stages.
+        scales: float32 (out,), what entries are multiplied with.
+        signs: int8 (in,) of the random Hadamard rotation that rows went through, or None.
+        shape: (in, out).
+        layout: "tpu_lane_i32" where the fused kernel reads it, else "plain".
+    """
+
+    codes: jax.Array
+    entries: jax.Array
+    scales: jax.Array
+    signs: jax.Array | None
+    shape: tuple[int, int]
+    layout: Layout
+
+    # numpy arrays leave the product to `__rmatmul__`.
+    __array_ufunc__ = None
+
+    @property
+    def ndim(self) -> int:
+        """2: it is a matrix."""
+        return 2
+
+    @property
+    def dtype(self) -> Any:
+        """What it is decoded to unless asked otherwise."""
+        return jnp.dtype(jnp.float32)
+
+    @property
+    def format(self) -> VQFormat:
+        """Length, entries and stages."""
+        stages, entries, length = self.entries.shape[-3:]
+        return VQFormat(length=length, entries=entries, stages=stages)
+
+    @property
+    def codebook(self) -> Codebook:
+        """The codebook, in units of the column scales."""
+        return Codebook(self.entries, jnp.float32(1))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, entries, scales and signs as they lie in memory."""
+        leaves: list[Any] = jax.tree.leaves(self)
+        return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits in memory for each weight, all of the arrays counted."""
+        count = self.codes.size // (self.codes.shape[-3] * self.codes.shape[-2])
+        return 8 * self.nbytes / (self.shape[0] * count)
+
+    def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
+        """The (in, out) matrix it stands for."""
+        matrix = self._decoded()
+        if self.signs is not None:
+            matrix = rotate_back(matrix, self.signs)
+        return matrix.astype(dtype)
+
+    def _decoded(self) -> jax.Array:
+        """float32 (in, out) before any rotation back."""
+        take = jax.vmap(lambda table, codes: table[codes.astype(jnp.int32)])
+        # Integers are summed: the sum over stages is exact.
+        found = take(self.entries.astype(jnp.int32), self.codes).sum(0)
+        rows = found.swapaxes(1, 2).reshape(-1, self.codes.shape[2])[: self.shape[0]]
+        return rows.astype(jnp.float32) * self.scales
+
+    def __rmatmul__(self, x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        if x.shape[-1] != self.shape[0]:
+            raise TPUKernelError(
+                f"x is {x.shape} and the weight {self.shape}; the last axis of x must have "
+                f"{self.shape[0]} elements."
+            )
+        if self.signs is not None:
+            x = rotate(x, self.signs, axis=-1)
+        if self.layout == "tpu_lane_i32":
+            packed = replace(pack_vq(self.codes, self.entries, self.scales), shape=self.shape)
+            return quantized_matmul(x, packed)
+        return x @ self._decoded().astype(x.dtype)
+
+    def __matmul__(self, other: Any) -> jax.Array:
+        return self.dequantize() @ other
+
+    def to_dict(self) -> dict[str, Any]:
+        """Format, shape and size."""
+        return {
+            "format": self.format.name,
+            "shape": list(self.shape),
+            "layout": self.layout,
+            "rotated": self.signs is not None,
+            "nbytes": self.nbytes,
+            "bits_per_weight": self.bits_per_weight,
+        }
+
+    def __rich__(self) -> str:
+        return (
+            f"{self.format.name} matrix {self.shape[0]}×{self.shape[1]}: "
+            f"{self.bits_per_weight:.2f} bits a weight, {self.nbytes:,} bytes"
+        )
