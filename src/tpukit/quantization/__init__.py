@@ -7,6 +7,7 @@ HOMES = {
     ".codebook_training": ("train_codebook",),
     ".codec": ("output_error", "quantize_matrix"),
     ".formats": ("VQ_FORMATS", "VQFormat", "parse_vq_format"),
+    ".published.checkpoint": ("QuantizedCheckpoint", "read_quantized"),
     ".vq_array": ("VQArray",),
 }
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ....errors import TPUModelError
-from .scheme import Json, Scheme, Tensors, group_size, integer, unpack_bits
+from .scheme import FLOATS, Json, Scheme, Tensors, group_size, integer, take, unpack_bits
 from .weight import PublishedWeight
 
 # The output that each four bits of a word belong to, the lowest bits first.
@@ -19,6 +19,7 @@ class Awq:
     """
 
     methods = ("awq",)
+    marks = (("weight", "qweight"),)
 
     def scheme(self, config: Json) -> Scheme:
         """See `PublishedFormat`."""
@@ -39,26 +40,21 @@ class Awq:
             zero_bits=bits,
         )
 
-    def marks(self, name: str) -> tuple[str, ...]:
-        """See `PublishedFormat`."""
-        return (f"{name.removesuffix('weight')}qweight",)
-
     def decode(self, name: str, scheme: Scheme, tensors: Tensors) -> PublishedWeight:
         """See `PublishedFormat`."""
-        read = tensors.read
         base = name.removesuffix("weight")
-        scales, packed = read(f"{base}scales"), read(f"{base}qweight")
-        if scales.ndim != 2 or packed.ndim != 2:
-            raise TPUModelError(f"'{base}scales' is {scales.shape}; expected (groups, outputs).")
+        scales = take(tensors, f"{base}scales", FLOATS, 2)
+        packed = take(tensors, f"{base}qweight", "int32", 2)
+        packed_zeros = take(tensors, f"{base}qzeros", "int32", 2)
         outputs = scales.shape[1]
         values = _ordered(unpack_bits(packed, scheme.bits, outputs))
-        zeros = _ordered(unpack_bits(read(f"{base}qzeros"), scheme.bits, outputs))
-        group = scheme.block[1] or values.shape[0]
+        zeros = _ordered(unpack_bits(packed_zeros, scheme.bits, outputs))
+        group = scheme.block[1] or max(1, values.shape[0])
         return PublishedWeight(values.T, scales.T.astype(np.float32), (1, group), zeros.T)
 
 
 def _ordered(values: np.ndarray) -> np.ndarray:
     if values.shape[-1] % len(ORDER):
         raise TPUModelError(f"{values.shape[-1]} outputs fill no words of {len(ORDER)}.")
-    by_word = values.reshape(*values.shape[:-1], -1, len(ORDER))
+    by_word = values.reshape(*values.shape[:-1], values.shape[-1] // len(ORDER), len(ORDER))
     return by_word[..., _PLACES].reshape(values.shape)

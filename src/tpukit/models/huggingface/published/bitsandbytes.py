@@ -7,7 +7,7 @@ import numpy as np
 
 from ....errors import TPUModelError
 from .mxfp4 import codes_of
-from .scheme import Json, Scheme, Tensors
+from .scheme import FLOATS, Json, Scheme, Tensors, take
 from .weight import PublishedWeight
 
 _KINDS = ("nf4", "fp4")
@@ -26,6 +26,7 @@ class BitsAndBytes:
     """
 
     methods = ("bitsandbytes",)
+    marks = (("", ".absmax"), ("weight", "SCB"))
 
     def scheme(self, config: Json) -> Scheme:
         """See `PublishedFormat`."""
@@ -50,15 +51,11 @@ class BitsAndBytes:
             scale_bits=8 if nested else 32,
         )
 
-    def marks(self, name: str) -> tuple[str, ...]:
-        """See `PublishedFormat`."""
-        return f"{name}.absmax", f"{name.removesuffix('weight')}SCB"
-
     def decode(self, name: str, scheme: Scheme, tensors: Tensors) -> PublishedWeight:
         """See `PublishedFormat`."""
-        values = tensors.read(name)
+        values = take(tensors, name, "int8 uint8")
         if f"{name}.absmax" not in tensors:
-            rows = tensors.read(f"{name.removesuffix('weight')}SCB")
+            rows = take(tensors, f"{name.removesuffix('weight')}SCB", FLOATS)
             if values.dtype != np.int8 or values.ndim != 2:
                 raise TPUModelError(
                     f"'{name}' is {values.dtype}{list(values.shape)}; expected int8 (out, in), "
@@ -68,7 +65,7 @@ class BitsAndBytes:
             return PublishedWeight(values, scales, (1, values.shape[1]))
         state = _state(name, tensors)
         rows, columns = state["shape"]
-        table = tensors.read(f"{name}.quant_map").astype(np.float32)
+        table = take(tensors, f"{name}.quant_map", FLOATS).astype(np.float32)
         if table.shape != (_SIXTEEN,) or values.size * 2 != rows * columns:
             raise TPUModelError(
                 f"'{name}' has {values.size} bytes and a table of {table.shape} for a matrix of "
@@ -97,11 +94,11 @@ def _by_rows(
 
 
 def _absmax(name: str, state: Json, tensors: Tensors) -> np.ndarray:
-    stored = tensors.read(f"{name}.absmax").reshape(-1)
+    stored = take(tensors, f"{name}.absmax", f"uint8 {FLOATS}").reshape(-1)
     if f"{name}.nested_absmax" not in tensors:
         return stored.astype(np.float32)
-    table = tensors.read(f"{name}.nested_quant_map").astype(np.float32)
-    outer = tensors.read(f"{name}.nested_absmax").astype(np.float32).reshape(-1)
+    table = take(tensors, f"{name}.nested_quant_map", FLOATS).astype(np.float32)
+    outer = take(tensors, f"{name}.nested_absmax", FLOATS).astype(np.float32).reshape(-1)
     block, offset = state["nested_blocksize"], np.float32(state["nested_offset"])
     if stored.dtype != np.uint8 or table.shape != (256,) or len(outer) * block < len(stored):
         raise TPUModelError(
@@ -115,7 +112,7 @@ def _state(name: str, tensors: Tensors) -> dict[str, Any]:
     for kind in _KINDS:
         key = f"{name}.quant_state.bitsandbytes__{kind}"
         if key in tensors:
-            text = tensors.read(key).astype(np.uint8).tobytes()
+            text = take(tensors, key, "uint8").tobytes()
             break
     else:
         raise TPUModelError(f"'{name}' has no quant_state; the weights are incomplete.")

@@ -7,7 +7,7 @@ import numpy as np
 from ....errors import TPUModelError
 from .fp8 import scaled_blocks
 from .mxfp4 import GROUP, LEVELS, codes_of, powers_of_two
-from .scheme import Activations, Json, Scheme, Tensors, group_size, unpack_bits
+from .scheme import FLOATS, Activations, Json, Scheme, Tensors, group_size, take, unpack_bits
 from .weight import PublishedWeight
 
 _PACKED, _MX = "pack-quantized", "mxfp4-pack-quantized"
@@ -26,6 +26,7 @@ class CompressedTensors:
     """
 
     methods = ("compressed-tensors",)
+    marks = (("", "_packed"), ("", "_scale"))
 
     def scheme(self, config: Json) -> Scheme:
         """See `PublishedFormat`."""
@@ -44,27 +45,23 @@ class CompressedTensors:
             raise TPUModelError("quantization_config names no weights that are quantized.")
         return _scheme(weights, inputs or {}, sorted(packings)[0])
 
-    def marks(self, name: str) -> tuple[str, ...]:
-        """See `PublishedFormat`."""
-        return f"{name}_packed", f"{name}_scale"
-
     def decode(self, name: str, scheme: Scheme, tensors: Tensors) -> PublishedWeight:
         """See `PublishedFormat`."""
-        scales = tensors.read(f"{name}_scale")
         if f"{name}_packed" not in tensors:
-            found = scaled_blocks(name, tensors.read(name), scales, scheme.block)
+            found = scaled_blocks(name, tensors, scheme.block, f"{name}_scale")
             zeros = _zeros(name, tensors, found.scales.shape)
             return PublishedWeight(found.values, found.scales, found.block, zeros)
-        packed = tensors.read(f"{name}_packed")
+        packed = take(tensors, f"{name}_packed", "uint8 int32", 2)
         if packed.dtype == np.uint8:
-            if scales.dtype != np.uint8 or packed.ndim < 2:
+            scales = tensors.read(f"{name}_scale")
+            if scales.dtype != np.uint8:
                 raise TPUModelError(
                     f"'{name}_scale' is {scales.dtype}; four-bit floats are read with uint8 "
                     "exponents (MXFP4). NVFP4, with float8 scales, is not read."
                 )
             levels = LEVELS[codes_of(packed, low_first=True)]
             return PublishedWeight(levels, powers_of_two(scales, name), (1, GROUP))
-        return _packed(name, scheme, packed, scales, tensors)
+        return _packed(name, scheme, packed, tensors)
 
 
 def _scheme(weights: Json, inputs: Json, packing: str) -> Scheme:
@@ -97,11 +94,10 @@ def _scheme(weights: Json, inputs: Json, packing: str) -> Scheme:
     )
 
 
-def _packed(
-    name: str, scheme: Scheme, packed: np.ndarray, scales: np.ndarray, tensors: Tensors
-) -> PublishedWeight:
-    shape = tensors.read(f"{name}_shape").reshape(-1).tolist()
-    if packed.ndim != 2 or scales.ndim != 2 or len(shape) != 2 or shape[0] != packed.shape[0]:
+def _packed(name: str, scheme: Scheme, packed: np.ndarray, tensors: Tensors) -> PublishedWeight:
+    scales = take(tensors, f"{name}_scale", FLOATS, 2)
+    shape = take(tensors, f"{name}_shape", "int32 int64", 1).tolist()
+    if len(shape) != 2 or shape[0] != packed.shape[0]:
         raise TPUModelError(
             f"'{name}_packed' is {packed.shape} and '{name}_shape' says {shape}; they do not "
             "belong together."
@@ -120,11 +116,11 @@ def _packed(
     values = unpack_bits(packed, bits, columns) - middle
     order = None
     if f"{name}_g_idx" in tensors:
-        order = tensors.read(f"{name}_g_idx").astype(np.int64)
+        order = take(tensors, f"{name}_g_idx", "int32 int64", 1).astype(np.int64)
         order = None if (order == -1).all() else order
     zeros = None
     if f"{name}_zero_point" in tensors:
-        stored = tensors.read(f"{name}_zero_point")
+        stored = take(tensors, f"{name}_zero_point", "int32", 2)
         zeros = unpack_bits(stored.T, bits, rows).T - middle
     group = -(-columns // max(1, scales.shape[1]))
     if order is not None and np.array_equal(order, np.arange(columns) // group):
@@ -133,16 +129,15 @@ def _packed(
 
 
 def _zeros(name: str, tensors: Tensors, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The zero points; None where all are 0, which floats have in a format of their own."""
     if f"{name}_zero_point" not in tensors:
         return None
     found = tensors.read(f"{name}_zero_point")
-    if found.dtype.kind not in "iu" or found.size != np.prod(shape):
-        return None if not found.astype(np.float32).any() else _bad_zeros(name, found)
-    return found.reshape(shape) if found.any() else None
-
-
-def _bad_zeros(name: str, found: np.ndarray) -> np.ndarray:
-    raise TPUModelError(
-        f"'{name}_zero_point' is {found.dtype}{list(found.shape)}; expected one whole number for "
-        "each scale."
-    )
+    if not found.astype(np.float32).any():
+        return None
+    found = take(tensors, f"{name}_zero_point", "int8")
+    if found.size != np.prod(shape):
+        raise TPUModelError(
+            f"'{name}_zero_point' has {found.size} numbers; scales of {shape} have one each."
+        )
+    return found.reshape(shape)

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from ....errors import TPUModelError
-from .scheme import Json, Scheme, Tensors
+from .scheme import FLOATS, Json, Scheme, Tensors, take
 from .weight import PublishedWeight
 
 
@@ -15,6 +15,7 @@ class BlockFp8:
     """
 
     methods = ("fp8", "fbgemm_fp8")
+    marks = (("", "_scale_inv"), ("", "_scale"))
 
     def scheme(self, config: Json) -> Scheme:
         """See `PublishedFormat`."""
@@ -38,22 +39,19 @@ class BlockFp8:
             activations="float8_e4m3fn",
         )
 
-    def marks(self, name: str) -> tuple[str, ...]:
-        """See `PublishedFormat`."""
-        return f"{name}_scale_inv", f"{name}_scale"
-
     def decode(self, name: str, scheme: Scheme, tensors: Tensors) -> PublishedWeight:
         """See `PublishedFormat`."""
-        read = tensors.read
-        found = next(mark for mark in self.marks(name) if mark in tensors)
-        return scaled_blocks(name, read(name), read(found), scheme.block)
+        found = next(name + end for _, end in self.marks if name + end in tensors)
+        return scaled_blocks(name, tensors, scheme.block, found)
 
 
 def scaled_blocks(
-    name: str, values: np.ndarray, scales: np.ndarray, block: tuple[int | None, int | None]
+    name: str, tensors: Tensors, block: tuple[int | None, int | None], scaled_by: str
 ) -> PublishedWeight:
     """Values with scales of which there is one for a block, a row or all of them."""
-    if values.ndim < 2:
+    values = take(tensors, name, "float8_e4m3fn int8")
+    scales = take(tensors, scaled_by, f"{FLOATS} uint8 float8_e8m0fnu")
+    if values.ndim < 2 or not values.size:
         raise TPUModelError(f"'{name}' has shape {values.shape}; expected (outputs, inputs).")
     rows, columns = values.shape[-2:]
     if scales.dtype == np.uint8:  # exponents, as the microscaling formats have them

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ....errors import TPUModelError
-from .scheme import Json, Scheme, Tensors, group_size, integer, unpack_bits
+from .scheme import FLOATS, Json, Scheme, Tensors, group_size, integer, take, unpack_bits
 from .weight import PublishedWeight
 
 # Files of the first format hold zero points less one; the second holds them as they are.
@@ -18,6 +18,7 @@ class Gptq:
     """
 
     methods = ("gptq",)
+    marks = (("weight", "qweight"),)
 
     def scheme(self, config: Json) -> Scheme:
         """See `PublishedFormat`."""
@@ -39,25 +40,21 @@ class Gptq:
             reordered=bool(config.get("desc_act", False)),
         )
 
-    def marks(self, name: str) -> tuple[str, ...]:
-        """See `PublishedFormat`."""
-        return (f"{name.removesuffix('weight')}qweight",)
-
     def decode(self, name: str, scheme: Scheme, tensors: Tensors) -> PublishedWeight:
         """See `PublishedFormat`."""
-        read = tensors.read
         base = name.removesuffix("weight")
-        scales, packed = read(f"{base}scales"), read(f"{base}qweight")
-        if scales.ndim != 2 or packed.ndim != 2:
-            raise TPUModelError(f"'{base}scales' is {scales.shape}; expected (groups, outputs).")
+        scales = take(tensors, f"{base}scales", FLOATS, 2)
+        packed = take(tensors, f"{base}qweight", "int32", 2)
         outputs = scales.shape[1]
         inputs = packed.shape[0] * 32 // scheme.bits
         values = unpack_bits(packed.T, scheme.bits, inputs)
-        zeros = unpack_bits(read(f"{base}qzeros"), scheme.bits, outputs)
+        zeros = unpack_bits(take(tensors, f"{base}qzeros", "int32", 2), scheme.bits, outputs)
         # A zero point of 0 is stored as the largest value, so that one more is 0 again.
         zeros = (zeros + _OFFSETS[scheme.packing]) & ((1 << scheme.bits) - 1)
-        group = scheme.block[1] or inputs
-        order = read(f"{base}g_idx").astype(np.int64) if f"{base}g_idx" in tensors else None
+        group = scheme.block[1] or max(1, inputs)
+        order = None
+        if f"{base}g_idx" in tensors:
+            order = take(tensors, f"{base}g_idx", "int32 int64", 1).astype(np.int64)
         if order is not None and np.array_equal(order, np.arange(inputs) // group):
             order = None
         return PublishedWeight(values, scales.T.astype(np.float32), (1, group), zeros.T, order)

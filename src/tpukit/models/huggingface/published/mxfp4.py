@@ -3,7 +3,7 @@
 import numpy as np
 
 from ....errors import TPUModelError
-from .scheme import Json, Scheme, Tensors
+from .scheme import Json, Scheme, Tensors, take
 from .weight import PublishedWeight
 
 # A sign, two bits of exponent and one of fraction: what each code of float4_e2m1fn stands for.
@@ -21,6 +21,7 @@ class Mxfp4:
     """
 
     methods = ("mxfp4",)
+    marks = (("", "_blocks"),)
 
     def scheme(self, config: Json) -> Scheme:
         """See `PublishedFormat`."""
@@ -33,16 +34,11 @@ class Mxfp4:
             experts_only=True,
         )
 
-    def marks(self, name: str) -> tuple[str, ...]:
-        """See `PublishedFormat`."""
-        return (f"{name}_blocks",)
-
     def decode(self, name: str, scheme: Scheme, tensors: Tensors) -> PublishedWeight:
         """See `PublishedFormat`."""
-        read = tensors.read
-        blocks, scales = read(f"{name}_blocks"), read(f"{name}_scales")
-        bad = blocks.dtype != np.uint8 or scales.dtype != np.uint8
-        if bad or blocks.ndim < 3 or blocks.shape[-1] != GROUP // 2:
+        blocks = take(tensors, f"{name}_blocks", "uint8")
+        scales = take(tensors, f"{name}_scales", "uint8")
+        if blocks.ndim < 3 or blocks.shape[-1] != GROUP // 2:
             raise TPUModelError(
                 f"'{name}_blocks' is {blocks.dtype}{list(blocks.shape)}; expected uint8 "
                 f"(experts, outputs, groups, {GROUP // 2})."

@@ -1,6 +1,6 @@
 """Which format a checkpoint is published in, and its weights by the names a model has."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +17,8 @@ from .weight import PublishedWeight
 FORMATS: tuple[PublishedFormat, ...] = (
     *(Gptq(), Awq(), CompressedTensors(), BlockFp8(), Mxfp4(), BitsAndBytes()),
 )
+# Ends of tensors that hold values, so that no tensor has the weight's own name.
+_PACKED = ("qweight", "_packed", "_blocks")
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,22 @@ class Quantization:
 
     def holds(self, name: str, tensors: Tensors) -> bool:
         """Whether the weight of that name is stored quantized."""
-        return any(mark in tensors for mark in self.format.marks(name))
+        return any(
+            name.endswith(own) and name.removesuffix(own) + mark in tensors
+            for own, mark in self.format.marks
+        )
+
+    def names(self, tensors: Iterable[str]) -> list[str]:
+        """The weights that are stored quantized, of a checkpoint with these tensors."""
+        stored = set(tensors)
+        found = (
+            (tensor.removesuffix(mark) + own, mark)
+            for own, mark in self.format.marks
+            for tensor in stored
+            if tensor.endswith(mark)
+        )
+        # Scales of caches and activations end like those of weights, and belong to no tensor.
+        return sorted({name for name, mark in found if name in stored or mark in _PACKED})
 
     def read(self, name: str, tensors: Tensors) -> PublishedWeight:
         """The weight of that name.

@@ -12,6 +12,8 @@ from .weight import PublishedWeight
 Json = Mapping[str, Any]
 Activations = Literal["bfloat16", "int8", "float8_e4m3fn"]
 WORD_BITS = 32
+# Formats that scales have.
+FLOATS = "float16 bfloat16 float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +79,20 @@ class PublishedFormat(Protocol):
         """Its names in `quant_method`."""
         ...
 
+    @property
+    def marks(self) -> tuple[tuple[str, str], ...]:
+        """Tensors of which one is there when a weight is quantized.
+
+        What the weight's name ends in, and what that tensor's does instead.
+        """
+        ...
+
     def scheme(self, config: Json) -> Scheme:
         """What the `quantization_config` says.
 
         Raises:
             TPUModelError: Something that is not read here, with the way out.
         """
-        ...
-
-    def marks(self, name: str) -> tuple[str, ...]:
-        """Tensors of which one is there when the weight of that name is quantized."""
         ...
 
     def decode(self, name: str, scheme: Scheme, tensors: Tensors) -> PublishedWeight:
@@ -96,6 +102,21 @@ class PublishedFormat(Protocol):
             TPUModelError: They do not belong together.
         """
         ...
+
+
+def take(tensors: Tensors, name: str, dtypes: str, rank: int | None = None) -> np.ndarray:
+    """A tensor that must have one of these formats, and so many dimensions.
+
+    Raises:
+        TPUModelError: It has another.
+    """
+    found = tensors.read(name)
+    if found.dtype.name not in dtypes.split() or (rank is not None and found.ndim != rank):
+        wanted = dtypes.replace(" ", " or ") + (f" with {rank} dimensions" if rank else "")
+        raise TPUModelError(
+            f"'{name}' is {found.dtype.name}{list(found.shape)}; expected {wanted}."
+        )
+    return found
 
 
 def unpack_bits(words: np.ndarray, bits: int, count: int) -> np.ndarray:

@@ -35,6 +35,11 @@ class PublishedWeight:
     transposed: bool = False
 
     def __post_init__(self) -> None:
+        if not self.values.size or not self.scales.size:
+            raise TPUModelError(
+                f"values are {self.values.shape} and scales {self.scales.shape}; there is nothing "
+                "in them."
+            )
         *before, rows, columns = self.values.shape
         grid = (-(-rows // self.block[0]), -(-columns // self.block[1]))
         if self.groups is not None:
