@@ -9,9 +9,12 @@ HOMES = {
     ".evaluation": ("Evaluation", "Measured"),
     ".formats": ("VQ_FORMATS", "VQFormat", "parse_vq_format"),
     ".model": ("QuantizedModel",),
+    ".model_files": ("SavedModel", "load_quantized", "save_quantized"),
     ".plan": ("QuantPlan",),
+    ".published.checkpoint": ("QuantizedCheckpoint", "read_quantized"),
     ".quantizing": ("QuantizationResult", "quantize_model"),
     ".report": ("MatrixRow", "QuantReport"),
+    ".uniform": ("quantize_for_tpu",),
     ".vq_array": ("VQArray",),
 }
 

@@ -150,10 +150,11 @@ def _targets(outputs: Any, batch: Any) -> jax.Array | None:
         return None
     found = token_targets(batch, outputs.shape[:-1])
     tokens = batch.get("inputs")
-    if found is None and "targets" not in batch and tokens is not None:
-        if outputs.ndim == 3 and tokens.shape == outputs.shape[:2] and tokens.dtype.kind in "iu":
-            return jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
-    return found
+    if found is not None or "targets" in batch or tokens is None or outputs.ndim != 3:
+        return found
+    if tokens.shape != outputs.shape[:2] or tokens.dtype.kind not in "iu":
+        return None
+    return jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
 
 
 def _compare(full: Any, other: Any, targets: jax.Array | None, measure: str) -> dict[str, Any]:

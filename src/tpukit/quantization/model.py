@@ -21,7 +21,7 @@ from .subject import Subject
     data_fields=("params",),
     meta_fields=("subject", "activations"),
 )
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # called by identity, as jax.jit asks of what it is given
 class QuantizedModel:
     """A quantized model: `model(inputs)` gives what the model it was made of gives.
 

@@ -6,6 +6,7 @@ tr(ΔᵀHΔ). Upgrades are then made in the order of what they gain for a byte; 
 target needs is found by measuring on held-out data, never by the proxy.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -176,5 +177,5 @@ def _slope(a: Choice, b: Choice) -> float:
 
 
 def _upgrades(name: str, hull: Sequence[Choice]) -> list[Upgrade]:
-    pairs = zip(hull, hull[1:], strict=False)
+    pairs = itertools.pairwise(hull)
     return [Upgrade(name, finer, _slope(coarser, finer)) for coarser, finer in pairs]

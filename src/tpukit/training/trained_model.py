@@ -15,6 +15,7 @@ from ..errors import TPUModelError, TPUValidationError, did_you_mean
 from ..models.adapters import TransformerAdapter
 from ..models.huggingface.weights import export_huggingface, import_huggingface
 from ..models.transformer.config import TransformerConfig
+from ..quantization.model_files import is_quantized_folder, load_quantized
 from ..runtime.files import finish_folder, folder_beside
 from ..step.host_memory import EXPORT_FILE_BYTES
 from .checkpoint import TPUCheckpointer
@@ -44,8 +45,9 @@ def load_trained(source: str | Path, *, step: int | None = None) -> TrainedModel
     """Load a trained model.
 
     Args:
-        source: A run directory, its folder of checkpoints or one of them, or a folder with
-            `config.json` and safetensors.
+        source: A run directory, its folder of checkpoints or one of them, a folder with
+            `config.json` and safetensors, or one that `tpukit quantize -o` wrote, whose
+            parameters stay quantized.
         step: Of a run: which checkpoint; the newest good one by default.
 
     Raises:
@@ -57,6 +59,8 @@ def load_trained(source: str | Path, *, step: int | None = None) -> TrainedModel
     run, own_step = _run_of(path)
     if run is not None:
         return _from_run(run, step if step is not None else own_step)
+    if is_quantized_folder(path):
+        return _from_quantized(path)
     if (path / "config.json").is_file():
         return _from_huggingface(path, step)
     raise TPUValidationError(
@@ -136,6 +140,22 @@ def _from_run(run: Path, step: int | None) -> TrainedModel:
         source=str(run),
         step=found.step,
         tokenizer=tokenizer,
+    )
+
+
+def _from_quantized(folder: Path) -> TrainedModel:
+    found = load_quantized(folder)
+    if found.config is None:
+        raise TPUModelError(
+            f"{folder} holds a model of one's own, and only reference transformers can be loaded "
+            "without their code; use tpukit.quantization.load_quantized(folder, like=…)."
+        )
+    return TrainedModel(
+        config=found.config,
+        params=found.params,
+        source=str(folder),
+        step=None,
+        tokenizer=found.tokenizer,
     )
 
 
