@@ -1,5 +1,6 @@
 """`Codebook`: the vectors that codes stand for, in int8, and how well they were fitted."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
@@ -38,6 +39,24 @@ class FitReport:
     respawned: int = 0
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> "FitReport":
+        """The report that `to_dict` wrote; what it does not know is left out.
+
+        Raises:
+            TypeError, ValueError: Something is no number or text where one should be.
+        """
+        return cls(
+            history=tuple(float(value) for value in said.get("history", ())),
+            error=None if said.get("error") is None else float(said["error"]),
+            vectors=int(said.get("vectors", 0)),
+            iterations=int(said.get("iterations", 0)),
+            converged=bool(said.get("converged", False)),
+            respawned=int(said.get("respawned", 0)),
+            seconds=float(said.get("seconds", 0.0)),
+            notes=tuple(str(note) for note in said.get("notes", ())),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""

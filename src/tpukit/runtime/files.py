@@ -24,6 +24,8 @@ from .interruption import undone_if_interrupted, whole_or_not_begun
 PARTIAL = ".partial"
 """How the name of a file that is being written ends; it starts with a dot."""
 _REMOVALS = 20
+# A zip archive, and pickles of protocol 2 and later.
+_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _NAME_KEPT = 80  # letters of the final name in the other one: a name has at most 255
 Kept = Literal["compiles", "errors", "fetched", "flags", "products", "tokens", "toolchains", "xla"]
 """What is kept: compiled programs, tracebacks of unexpected errors, data fetched for the moment,
@@ -56,6 +58,11 @@ def whole_file(path: Path, *, durable: bool = False) -> Generator[IO[bytes]]:
         raise
     if durable:
         _wait_for_disk(path.parent)
+
+
+def looks_pickled(start: bytes) -> bool:
+    """Whether a file that starts so is a pickle, or a zip archive of them, as torch.save writes."""
+    return start.startswith(_PICKLES)
 
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:

@@ -8,15 +8,13 @@ from typing import Any
 
 from ..errors import TPUCheckpointError
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
-from ..runtime.files import whole_file
+from ..runtime.files import looks_pickled, whole_file
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
 _MODEL, _SLOT = "model.", "optimizer."
 _DESCRIPTION = "tpukit.json"  # beside the arrays in a folder; in the header of a file
-# A zip archive and a pickle of protocol 2 or later: what torch.save writes.
-_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".pkl")
 
 
@@ -180,7 +178,7 @@ def _read_file(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             start = file.read(4)
     except OSError as error:
         raise TPUCheckpointError(f"{place} cannot be read ({error.strerror}).") from None
-    if start.startswith(_PICKLES):
+    if looks_pickled(start):
         raise TPUCheckpointError(
             f"{place} is a pickle, which can run any code when it is read; convert it where you "
             "trust it: safetensors.torch.save_file(torch.load(path, weights_only=True), …)."
