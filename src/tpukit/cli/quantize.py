@@ -30,7 +30,9 @@ Target = Annotated[
 ]
 Bits = Annotated[
     float | None,
-    typer.Option(help="At most so many bits a weight; the best is searched.", callback=within(BITS)),
+    typer.Option(
+        help="At most so many bits a weight; the best is searched.", callback=within(BITS)
+    ),
 ]
 Format = Annotated[
     str | None, typer.Option(help="One for all matrices: int8, int4, fp8, vq2, vq3.5, vq4, bf16.")
@@ -146,9 +148,7 @@ def quantize(
         raise typer.Exit(NOT_REACHED)
 
 
-def _data(
-    source: str, tokenizer: str, vocabulary: int, length: int, rows: int, seed: int
-) -> Any:
+def _data(source: str, tokenizer: str, vocabulary: int, length: int, rows: int, seed: int) -> Any:
     """Batches of token numbers, once through the data."""
     from ..training.data.opening import open_data
 

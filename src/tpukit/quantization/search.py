@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import TPUValidationError
+from ..models.stored.calibration import InputStatistics
 from ..models.stored.parameter import Part, part_bytes, part_matrix
 from .calibrated import Calibrated
 from .codec import output_error
@@ -140,7 +141,7 @@ def build_ladder(
     for number, name in enumerate(names):
         weight = matrix_of(subject.params, calibrated.by_name[name])
         hessian = seen[name].hessian
-        made = [(one, calibrated.round(name, one, seen[name])) for one in formats]
+        made = _made(calibrated, name, formats, seen[name])
         sized = sorted(((part_bytes(part), one, part) for one, part in made), key=lambda x: x[:2])
         errors = [output_error(weight, part_matrix(part), hessian) for _, _, part in sized]
         # The weight of this matrix: its coarsest format alone, all others as they were.
@@ -157,6 +158,27 @@ def build_ladder(
         calibrated.progress(f"{name}: KL {kl:.4g} at its coarsest ({number + 1} of {len(names)})")
     upgrades.sort(key=lambda one: -one.gain)
     return Ladder(calibrated, base, first, tuple(upgrades))
+
+
+def _made(
+    calibrated: Calibrated, name: str, formats: Sequence[str], seen: InputStatistics
+) -> list[tuple[str, Part]]:
+    """The matrix in every format that it can have: some need more vectors than it holds.
+
+    Raises:
+        TPUValidationError: It can have none of them.
+    """
+    found: list[tuple[str, Part]] = []
+    why: TPUValidationError | None = None
+    for format in formats:
+        try:
+            found.append((format, calibrated.round(name, format, seen)))
+        except TPUValidationError as error:
+            why = error
+            calibrated.progress(f"{name}: not in {format} ({error})")
+    if not found and why is not None:
+        raise why
+    return found
 
 
 def lower_hull(choices: Sequence[Choice]) -> list[Choice]:
