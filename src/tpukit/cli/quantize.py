@@ -95,7 +95,7 @@ def quantize(
     context: Context = 8192,
     json: options.Json = False,
 ) -> None:
-    """Quantize a trained model, measure what it lost, and write it; exit 1 if a target is missed."""
+    """Quantize a trained model and measure what it lost; exit 1 where a target is missed."""
     if verdict:
         from .quantize_verdict import show_verdict
 
