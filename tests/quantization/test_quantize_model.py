@@ -1,6 +1,7 @@
 """Whole models: every framework, plans, search, files, generation."""
 
 import dataclasses
+import itertools
 import json
 from functools import cache
 
