@@ -10,13 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
+from vq_arrays import made_up
 
 from tpukit.errors import TPUCheckpointError, TPUError
 from tpukit.quantization import (
-    VQArray,
     load_arrays,
     load_codebook,
-    parse_vq_format,
     save_arrays,
     save_codebook,
     train_codebook,
@@ -35,23 +34,6 @@ def arrays():
         "layer.b": made_up("vq:2x16x2"),
         "layer.c": made_up("trellis2:256"),
     }
-
-
-def made_up(name, *, rotated=False):
-    """A 16 × 24 matrix of any codes."""
-    format = parse_vq_format(name)
-    random = np.random.default_rng(0)
-    sizes = (format.stages, -(-16 // format.length), 24 * 2 // 8 if format.trellis else 24)
-    most = 256 if format.trellis else format.entries
-    table = random.integers(-127, 128, (format.stages, format.entries, format.length))
-    return VQArray(
-        jnp.asarray(random.integers(0, most, sizes), jnp.uint8),
-        jnp.asarray(table, jnp.int8),
-        jnp.asarray(random.uniform(0.01, 0.02, 24), jnp.bfloat16),
-        jnp.asarray(random.choice([-1, 1], 16), jnp.int8) if rotated else None,
-        (16, 24),
-        format.layout,
-    )
 
 
 def test_a_codebook_comes_back(tmp_path, book):

@@ -60,7 +60,7 @@ def test_the_fused_format_is_accelerated():
 
 def test_what_is_wrong_is_said(tmp_path):
     for bits in (1, 17, 8.0, True):
-        with pytest.raises(ConfigError, match="quantization_bits"):
+        with pytest.raises(TPUValidationError, match="quantization_bits"):
             TPUv6VQIntegration(bits)
     with pytest.raises(TPUValidationError, match="entries=1 "):
         TPUv6VQIntegration(codebook_size=1)

@@ -3,6 +3,7 @@
 from .codebook import Codebook as Codebook
 from .codebook import FitReport as FitReport
 from .codebook_training import train_codebook as train_codebook
+from .codec import check_weight_metric as check_weight_metric
 from .codec import output_error as output_error
 from .codec import quantize_matrix as quantize_matrix
 from .evaluation import Evaluation as Evaluation
@@ -19,6 +20,8 @@ from .model import QuantizedModel as QuantizedModel
 from .model_files import SavedModel as SavedModel
 from .model_files import load_quantized as load_quantized
 from .model_files import save_quantized as save_quantized
+from .placement import array_shardings as array_shardings
+from .placement import place_array as place_array
 from .plan import QuantPlan as QuantPlan
 from .published.checkpoint import QuantizedCheckpoint as QuantizedCheckpoint
 from .published.checkpoint import read_quantized as read_quantized
@@ -45,11 +48,14 @@ __all__ = [
     "TPUv6VQIntegration",
     "VQArray",
     "VQFormat",
+    "array_shardings",
+    "check_weight_metric",
     "load_arrays",
     "load_codebook",
     "load_quantized",
     "output_error",
     "parse_vq_format",
+    "place_array",
     "quantize_for_tpu",
     "quantize_matrix",
     "quantize_model",

@@ -40,19 +40,27 @@ class NearestChoice:
     def codes(self, wanted: jax.Array, tables: jax.Array, squares: jax.Array) -> jax.Array:
         """See `Choice`; vectors do not compete, so it does not matter how much they count."""
         del squares
-        codes: list[jax.Array] = []
-        parts: list[jax.Array] = []
-        left = wanted
-        for table in tables:
-            codes.append(nearest_in_chunk(left, table, form=self.form))
-            parts.append(table[codes[-1]].T)
-            left = left - parts[-1]
-        for _ in range(self.rounds if len(codes) > 1 else 0):
-            for stage, table in enumerate(tables):
-                codes[stage] = nearest_in_chunk(left + parts[stage], table, form=self.form)
-                new = table[codes[stage]].T
-                left, parts[stage] = left + parts[stage] - new, new
-        return jnp.stack(codes)
+        stages = tables.shape[0]
+        if stages == 1:
+            return nearest_in_chunk(wanted, tables[0], form=self.form)[None]
+
+        def step(
+            number: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            codes, parts, left = state
+            stage = number % stages
+            target = left + parts[stage]
+            found = nearest_in_chunk(target, tables[stage], form=self.form)
+            new = tables[stage][found].T
+            return codes.at[stage].set(found), parts.at[stage].set(new), target - new
+
+        start = (
+            jnp.zeros((stages, wanted.shape[1]), jnp.int32),
+            jnp.zeros((stages, *wanted.shape)),
+            wanted,
+        )
+        codes, _, _ = jax.lax.fori_loop(0, stages * (1 + self.rounds), step, start)
+        return codes
 
     def shared(self, losses: jax.Array) -> jax.Array:
         """See `Choice`."""

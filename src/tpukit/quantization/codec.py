@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from ..errors import TPUValidationError
 from .choice import Choice, NearestChoice, TrellisChoice, decode_rows
-from .codebook import code_dtype, round_entries
+from .codebook import Metric, code_dtype, parse_metric, round_entries
 from .codebook_training import train_codebook
 from .feedback import inverse_factor, quantize_with_feedback
 from .formats import VQFormat, parse_vq_format
@@ -37,6 +37,8 @@ def quantize_matrix(
     feedback: bool = True,
     refit: bool = True,
     hadamard: bool = False,
+    metric: str = "euclidean",
+    forced: bool = False,
 ) -> VQArray:
     """Quantize an (in, out) matrix whose columns are output channels.
 
@@ -49,11 +51,15 @@ def quantize_matrix(
         refit: Whether entries, codes and scales are fitted to the output error in turn once codes
             are chosen.
         hadamard: Whether rows are rotated first, which spreads outliers.
+        metric: By which the first codebook's cells are made. Only "euclidean" follows the error of
+            a product, so "cosine" and "dot" are refused unless forced.
+        forced: Take such a metric all the same.
 
     Raises:
         TPUValidationError: The format is unknown, or a shape or value is not valid.
     """
     chosen = parse_vq_format(format)
+    cells = check_weight_metric(metric, forced=forced)
     matrix, inputs = _checked(weight, hessian)
     height, width = matrix.shape
     signs = random_signs(height, seed) if hadamard else None
@@ -81,7 +87,7 @@ def quantize_matrix(
         tables = jnp.asarray(gaussian_table(chosen.trellis, window)).reshape(1, -1, 1)
     else:
         choice = NearestChoice(form_for(chosen.length, chosen.entries))
-        tables = _first_tables(rows, counts, squares, chosen, seed)
+        tables = _first_tables(rows, counts, squares, chosen, seed, cells)
     if factor is None:
         codes = _choose_all(rows, counts, squares, tables, choice=choice)
     else:
@@ -134,8 +140,28 @@ def _checked(weight: ArrayLike, hessian: ArrayLike | None) -> tuple[jax.Array, j
     return matrix, inputs / mean
 
 
+def check_weight_metric(name: str, *, forced: bool = False) -> Metric:
+    """The metric of a name, for weights that are multiplied.
+
+    Raises:
+        TPUValidationError: There is none, or it does not follow the error of a product.
+    """
+    metric = parse_metric(name)
+    if metric != "euclidean" and not forced:
+        raise TPUValidationError(
+            f"metric={name!r} does not follow the error of a matrix product: it is for embeddings, "
+            "keys and retrieval. Take 'euclidean' for weights, or pass forced=True."
+        )
+    return metric
+
+
 def _first_tables(
-    rows: jax.Array, counts: jax.Array, squares: jax.Array, format: VQFormat, seed: int
+    rows: jax.Array,
+    counts: jax.Array,
+    squares: jax.Array,
+    format: VQFormat,
+    seed: int,
+    metric: Metric,
 ) -> jax.Array:
     """float32 (stages, entries, length) by weighted k-means, each stage on what is left."""
     vectors = _vectors(rows, format.length)
@@ -144,21 +170,32 @@ def _first_tables(
     if vectors.shape[0] > most:
         order = jax.random.permutation(jax.random.key(seed), vectors.shape[0])[:most]
         vectors, weights = vectors[order], weights[order]
-    size = min(format.entries, vectors.shape[0])
+    if vectors.shape[0] <= format.entries:  # each is its own entry, and nothing is left
+        missing = format.entries - vectors.shape[0]
+        return jnp.pad(vectors[None], ((0, format.stages - 1), (0, missing), (0, 0)))
     tables: list[jax.Array] = []
     for stage in range(format.stages):
         book = train_codebook(
             vectors,
-            entries=size,
+            entries=format.entries,
             length=format.length,
             weights=weights,
+            metric=metric,
             seed=seed + stage,
             dtype="float32",
         )
-        tables.append(book.values[0])
+        table = book.values[0]
+        tables.append(table if metric == "euclidean" else _means(vectors, weights, table))
         vectors = vectors - tables[-1][nearest(vectors, tables[-1], weights)]
-    # A matrix of fewer vectors than entries needs no more of them.
-    return jnp.pad(jnp.stack(tables), ((0, 0), (0, format.entries - size), (0, 0)))
+    return jnp.stack(tables)
+
+
+def _means(vectors: jax.Array, weights: jax.Array, table: jax.Array) -> jax.Array:
+    """The weighted means of vectors by the entry with the largest product: weights have no gain."""
+    codes = jnp.argmax(vectors @ table.T, axis=1)
+    total = jax.ops.segment_sum(weights * vectors, codes, table.shape[0])
+    mass = jax.ops.segment_sum(weights, codes, table.shape[0])
+    return jnp.where(mass > 0, total / jnp.where(mass > 0, mass, 1), 0)
 
 
 def _vectors(rows: jax.Array, length: int) -> jax.Array:

@@ -23,6 +23,7 @@ from .model import QuantizedModel
 from .nearest import nearest
 from .quantizing import QuantizationResult, quantize_model
 from .search import CANDIDATES
+from .vectors import check_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ class TPUv6VQIntegration:
         enable_hardware_acceleration: bool = True,
         distance_metric: str = "euclidean",
     ) -> None:
-        whole = isinstance(quantization_bits, int) and not isinstance(quantization_bits, bool)
-        if not whole or not LEAST_BITS <= quantization_bits <= MOST_BITS:
+        check_sizes(quantization_bits=quantization_bits)
+        if not LEAST_BITS <= quantization_bits <= MOST_BITS:
             raise ConfigError(
                 f"quantization_bits={quantization_bits!r}; expected a whole number from "
                 f"{LEAST_BITS} to {MOST_BITS}: of each value of a codebook entry."

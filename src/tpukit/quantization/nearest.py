@@ -20,7 +20,8 @@ vectors on GPU and TPU), or by a matrix product."""
 _MOST_KEYED = 4096
 _LOOP_LENGTH, _FUSED_LENGTH = 32, 16
 _ROUNDING = 1e-6
-_UNROLLED = 256  # products in the body of the loop
+# Products in the body of the loop: many for many vectors, few where compiling takes the time.
+_UNROLLED, _UNROLLED_SHORT, _MANY = 256, 64, 16_384
 _CHUNK = {"loop": 32_768, "fused": 65_536, "product": 4096}
 
 
@@ -88,7 +89,8 @@ def nearest_in_chunk(
         return made
 
     if form == "loop":
-        together = max(1, min(_UNROLLED // entries.shape[1], size))
+        products = _UNROLLED if vectors.shape[1] >= _MANY else _UNROLLED_SHORT
+        together = max(1, min(products // entries.shape[1], size))
         whole = -(-size // together) * together
         # What is past the last entry is the last one again.
         table = jnp.pad(

@@ -38,7 +38,7 @@ def check_format(name: str) -> str:
     """
     if name in KNOWN:
         return name
-    if name.startswith("vq:"):
+    if name.startswith(("vq:", "trellis")):
         return parse_vq_format(name).name
     raise TPUValidationError(
         f"{name!r} is no format of a plan; known are {', '.join(KNOWN)} and "

@@ -8,7 +8,7 @@ from ..errors import TPUValidationError
 from .formats import MOST_ENTRIES
 
 
-def check_sizes(**sizes: int) -> None:
+def check_sizes(**sizes: object) -> None:
     """Raise unless every size is a whole number of at least one, and entries can be numbered.
 
     Raises:
