@@ -89,7 +89,9 @@ def train(name: str, data: np.ndarray, steps: int, seed: int) -> tuple[Any, Any]
         config,
         batch_size=BATCH,
         sequence_length=LENGTH,
-        optimizer=optax.adamw(optax.warmup_cosine_decay_schedule(0.0, 2e-3, 50, steps)),
+        optimizer=optax.adamw(
+            optax.warmup_cosine_decay_schedule(0.0, 2e-3, 1 + steps // 20, 1 + steps)
+        ),
     )
     state, step = jax.jit(work.init)(jax.random.key(seed)), jax.jit(work.train_step)
     for batch in batches(data, steps, seed):

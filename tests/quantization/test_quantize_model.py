@@ -13,7 +13,7 @@ import pytest
 from flax import linen, nnx
 
 from tpukit.errors import TargetNotReached, TPUCheckpointError, TPUModelError, TPUValidationError
-from tpukit.models import get_preset
+from tpukit.models import Execution, get_preset
 from tpukit.models.adapters import adapt
 from tpukit.models.generation import generate
 from tpukit.quantization import (
@@ -134,11 +134,7 @@ def test_a_search_within_bits():
 def test_the_hull_keeps_what_is_best_for_some_price():
     sizes = [(10, 8.0), (20, 4.0), (25, 3.9), (30, 1.0), (40, 2.0), (50, 0.5)]
     hull = lower_hull([Choice(str(size), None, size, cost) for size, cost in sizes])
-    assert [one.nbytes for one in hull] == [
-        10,
-        30,
-        50,
-    ]  # 20 lies on the line from 10 to 30 or above
+    assert [one.nbytes for one in hull] == [10, 20, 30, 50]
     pairs = itertools.pairwise(hull)
     gains = [(a.cost - b.cost) / (b.nbytes - a.nbytes) for a, b in pairs]
     assert gains == sorted(gains, reverse=True)
@@ -175,6 +171,22 @@ def test_the_reference_transformer_is_saved_loaded_and_generates(tmp_path):
     assert made.tokens == wanted.tokens
     again = load_quantized(folder, like=found.model.params).params
     assert jax.tree.structure(again) == jax.tree.structure(found.model.params)
+
+
+def test_experts_are_matrices_of_their_own():
+    config = get_preset("tiny-moe").replace(routing="dropless")
+    adapter = adapt(config, inputs=("inputs",), batch_shapes={})
+    params, tokens = adapter.init(KEY).params, token_batches()[0]["inputs"]
+    made = quantize_for_tpu(config, params=params, rules=[("self_attention", "skip")])
+    experts = made.params["layers"]["mlp"]["experts"]["up_proj"]
+    assert len(experts.parts) == config.n_layers * config.n_experts
+    full = quantize_for_tpu(config, bits=16, params=params).subject.apply(
+        params, {"inputs": jnp.asarray(tokens)}
+    )
+    routed = adapter.module(params, Execution())(jnp.asarray(tokens))
+    np.testing.assert_allclose(full, routed, atol=2e-3)
+    error = np.abs(made(tokens) - full).max() / np.abs(full).max()
+    assert 0 < error < 0.1
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path):

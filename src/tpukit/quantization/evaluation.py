@@ -85,7 +85,7 @@ class Evaluator:
         self._apply = jax.jit(apply)
         self._batches = list(batches)
         self._full = [self._apply(params, batch) for batch in self._batches]
-        self.measure = _measure_of(self._full[0], self._batches[0])
+        self.measure: Measure = _measure_of(self._full[0], self._batches[0])
 
     def __call__(self, params: Any, apply: Callable[[Any, Any], Any] | None = None) -> Evaluation:
         """What other parameters make of the batches, or another function of them."""

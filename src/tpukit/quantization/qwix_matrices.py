@@ -164,4 +164,5 @@ def _gptq(matrix: jax.Array, hessian: Any, bits: int, group: int) -> _Rounded:
     missing = -matrix.shape[0] % group
     padded = jnp.pad(matrix, ((0, missing), (0, 0)))
     square = jnp.pad(jnp.asarray(hessian, jnp.float32), ((0, missing), (0, missing)))
-    return _Rounded(*gptq_round(padded, square, bits=bits, group=group), None)
+    values, scales = gptq_round(padded, square, bits=bits, group=group)
+    return _Rounded(values, scales, None)

@@ -115,7 +115,21 @@ def make_subject(model: Any, params: Any, example: Any) -> Subject:
     else:
         variables = _with_state(adapter, params)
     config = adapter.config if isinstance(adapter, TransformerAdapter) else None
+    if config is not None:
+        adapter = TransformerAdapter(_experts_side_by_side(config))
     return Subject(adapter, variables.params, variables.model_state, config, plain)
+
+
+def _experts_side_by_side(config: TransformerConfig) -> TransformerConfig:
+    """The same model with the products of all experts in one, where each is seen by itself.
+
+    Room for every token with every expert: nothing is dropped, so outputs stay.
+    """
+    if not config.n_experts or config.routing != "dropless":
+        return config
+    return config.replace(
+        routing="capacity", capacity_factor=config.n_experts / config.experts_per_token
+    )
 
 
 def _with_state(adapter: ModelAdapter, params: Any) -> Variables:

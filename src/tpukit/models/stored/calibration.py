@@ -104,8 +104,9 @@ def find_matrices(apply: Callable[..., Any], params: Any, *args: Any) -> Matrice
             refused[path] = "a product takes a piece of it"
         elif axes.setdefault(product.leaf, seen) != seen:
             refused[path] = "it is multiplied from both sides"
-    for leaf in recorder.unmeasured - axes.keys():
-        refused.setdefault(paths[leaf], "it is multiplied in a branch or a loop of unknown length")
+    for leaf, shape in enumerate(shapes):
+        if leaf not in axes and sum(size > 1 for size in shape) > 1:
+            refused.setdefault(paths[leaf], "it is looked up, or used in no product of this kind")
     turns: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
     taken: dict[Product, tuple[str, ...]] = {}
     for place, product in enumerate(recorder.order):
@@ -220,7 +221,6 @@ class _Recorder:
         self.statistics: dict[Product, Any] = {}
         self.order: list[Product] = []
         self.first_of_loop: dict[Product, Product] = {}
-        self.unmeasured: set[int] = set()
         self._last: list[Product] = []
 
     def product(self, found: Multiplied, multiply: Callable[[Any, Any], Any]) -> Any:

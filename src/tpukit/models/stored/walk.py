@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend import core
 
 from .parameter import StoredParameter
@@ -147,7 +148,7 @@ def _run(eqn: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
 
 
 def _is_scalar(value: Any) -> bool:
-    return not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0
+    return not isinstance(value, Tracer) and np.ndim(value) == 0
 
 
 def _bind(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
