@@ -16,10 +16,12 @@ import json
 import sysconfig
 import time
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from claims import Claim, report
@@ -54,7 +56,9 @@ MODELS: dict[str, dict[str, Any]] = {
 GROUP = 64
 INTEGERS = (2, 3, 4)
 VECTORS = ("vq1.75", "vq2", "trellis2:256", "vq:2x64x4", "trellis3:256", "vq3.5", "vq4")
-CANDIDATES = (*VECTORS, "int4", "int8", "bf16")
+# Eight bits are qwix's, where it is installed.
+WIDE = ("int4", "int8", "bf16") if find_spec("qwix") else ("int4", "bf16")
+CANDIDATES = (*VECTORS, *WIDE)
 BUDGETS = (2.1, 2.5, 3.25)
 TARGETS = (0.90, 0.95, 0.98)
 LESS_KL = 50.0  # %
@@ -109,8 +113,10 @@ def uniform_rows(calibrated: Calibrated, vectors: tuple[str, ...]) -> dict[str, 
         weight = matrix_of(calibrated.subject.params, calibrated.by_name[name])
         for bits in INTEGERS:
             for method in ("nearest", "gptq"):
+                # GPTQ of inputs that have nothing to do with one another rounds to nearest.
+                hessian = seen[name].hessian if method == "gptq" else jnp.eye(weight.shape[0])
                 found, size = rounded_matrix(
-                    weight, bits, group=GROUP, hessian=seen[name].hessian, method=method
+                    weight, bits, group=GROUP, hessian=hessian, method="gptq"
                 )
                 label = f"{'RTN' if method == 'nearest' else 'GPTQ'} int{bits}"
                 choice = Choice(label, found, round(size * weight.size / 8), 0.0)
@@ -151,7 +157,7 @@ def one_seed(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any
     given, judged = ([subject.batch(one) for one in some] for some in (given, judged))
     calibrated = Calibrated.of(subject, given, judged, Rounding(seed=seed), lambda line: None)
     vectors = VECTORS if not options.quick else ("vq2",)
-    candidates = CANDIDATES if not options.quick else ("vq2", "int4", "int8", "bf16")
+    candidates = CANDIDATES if not options.quick else ("vq2", *WIDE)
     started = time.perf_counter()
     uniform = uniform_rows(calibrated, vectors)
     ladder = build_ladder(calibrated, make_plan(calibrated.matrices, "int4"), candidates)

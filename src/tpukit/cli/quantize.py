@@ -2,7 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -115,7 +115,7 @@ def quantize(
     from ..runtime.environment import configure_tpu_environment
 
     configure_tpu_environment()
-    from ..quantization import QuantizationResult, quantize_model
+    from ..quantization import quantize_model
     from ..quantization.search import CANDIDATES
     from ..training.trained_model import load_trained
     from .output import Announcer
@@ -142,8 +142,7 @@ def quantize(
         )
     except TargetNotReached as error:
         typer.secho(f"NOT REACHED {error}", fg=typer.colors.RED, err=True)
-        assert isinstance(error.best, QuantizationResult)
-        result, missed = error.best, True
+        result, missed = cast("QuantizationResult", error.best), True
     _deliver(result, output, html, words, title=model.config.name, json=json)
     if missed:
         raise typer.Exit(NOT_REACHED)
