@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from .product import MatrixAxes, Product
+from .tracked import Leaf, Multiplied, Tracked
 from .view import View
-from .walk import Leaf, Multiplied, Tracked, walk
+from .walk import walk
 
 
 @dataclass(frozen=True, slots=True)

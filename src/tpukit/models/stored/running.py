@@ -12,8 +12,9 @@ from ...kernels.ops.quantized_matmul.activations import quantize_rows
 from ...kernels.rounding import decode
 from .parameter import StoredParameter, is_stored, part_product
 from .product import Product
+from .tracked import Leaf, Multiplied, Tracked, plain, tracked_parameter
 from .view import View
-from .walk import Leaf, Multiplied, Tracked, plain, tracked_parameter, walk
+from .walk import walk
 
 Activations: TypeAlias = Literal["wide", "int8"]
 
