@@ -131,10 +131,10 @@ def test_sizes_are_counted_with_everything():
 
 
 def test_odd_matrices_work():
-    zeros = quantize_matrix(np.zeros((8, 4)), format="vq2")
+    zeros = quantize_matrix(np.zeros((8, 4)), format=SMALL)
     assert np.array_equal(zeros.dequantize(), np.zeros((8, 4)))
     tiny = np.array([[1.0], [2.0], [3.0]])
-    assert output_error(tiny, quantize_matrix(tiny, format="vq2")) < 0.01
+    assert output_error(tiny, quantize_matrix(tiny, format=SMALL)) < 0.01
 
 
 def test_a_stack_is_scanned():

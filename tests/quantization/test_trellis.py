@@ -39,13 +39,15 @@ def test_the_search_finds_the_best_path():
     values = jax.random.normal(jax.random.key(0), (1, 6))
     weights = jnp.asarray([[1.0, 2.0, 0.5, 1.0, 3.0, 1.0]])
     start = jnp.asarray([2])
-    found = np.asarray(_search(values, weights, table, 2, start))[0]
+    found = np.asarray(jax.jit(_search, static_argnums=3)(values, weights, table, 2, start))[0]
+    levels = np.asarray(table)
+    steps = np.stack([values[0], weights[0]], axis=1).tolist()
 
     def cost(path):
         state, total = 2, 0.0
-        for symbol, value, weight in zip(path, values[0], weights[0], strict=True):
+        for symbol, (value, weight) in zip(path, steps, strict=True):
             window = state * 4 + symbol
-            total += float(weight * (value - table[window]) ** 2)
+            total += weight * (value - levels[window]) ** 2
             state = window % 4
         return total if state == 2 else np.inf
 
