@@ -38,6 +38,7 @@ HOMES = {
     ),
     ".planner.answer.result": ("PlanResult",),
     ".planner.planning": ("plan",),
+    ".planner.published_verdict": ("quantization_verdict",),
     ".planner.serving": ("plan_serving",),
     ".planner.sizing.batch_size": ("find_optimal_batch_size",),
     ".planner.sizing.memory_optimizer": ("MemoryOptimizer",),

@@ -52,6 +52,7 @@ from .parallel import shard_model as shard_model
 from .parallel import validate_sharding as validate_sharding
 from .planner.answer.result import PlanResult as PlanResult
 from .planner.planning import plan as plan
+from .planner.published_verdict import quantization_verdict as quantization_verdict
 from .planner.serving import plan_serving as plan_serving
 from .planner.sizing.batch_size import find_optimal_batch_size as find_optimal_batch_size
 from .planner.sizing.memory_optimizer import MemoryOptimizer as MemoryOptimizer
@@ -133,6 +134,7 @@ __all__ = [
     "plan_serving",
     "profile_tpu_usage",
     "public_prices",
+    "quantization_verdict",
     "reshard",
     "save_executable",
     "set_xla_flags",

@@ -20,6 +20,7 @@ from . import (
     plan,
     pods,
     profile,
+    quantize,
     report,
     slices,
     top,
@@ -66,6 +67,7 @@ app.command("top")(top.top)
 app.command("dashboard")(dashboard.dashboard)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
+app.command("quantize")(quantize.quantize)
 app.add_typer(pods.app, name="pods", help="List, get, give back, rehearse and count pods.")
 app.add_typer(data.app, name="data", help="Make tokens of text; look at what a data set holds.")
 app.add_typer(kernel.app, name="kernel", help="Time and tune kernels for chips that are not here.")

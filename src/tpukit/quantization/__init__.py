@@ -6,10 +6,18 @@ HOMES = {
     ".codebook": ("Codebook", "FitReport"),
     ".codebook_training": ("train_codebook",),
     ".codec": ("check_weight_metric", "output_error", "quantize_matrix"),
+    ".evaluation": ("Evaluation", "Measured"),
     ".files": ("load_arrays", "load_codebook", "save_arrays", "save_codebook"),
     ".formats": ("VQ_FORMATS", "VQFormat", "parse_vq_format"),
     ".integration": ("TPUv6VQIntegration",),
+    ".model": ("QuantizedModel",),
+    ".model_files": ("SavedModel", "load_quantized", "save_quantized"),
     ".placement": ("array_shardings", "place_array"),
+    ".plan": ("QuantPlan",),
+    ".published.checkpoint": ("QuantizedCheckpoint", "read_quantized"),
+    ".quantizing": ("QuantizationResult", "quantize_model"),
+    ".report": ("MatrixRow", "QuantReport"),
+    ".uniform": ("quantize_for_tpu",),
     ".vq_array": ("VQArray",),
 }
 

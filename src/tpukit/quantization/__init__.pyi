@@ -6,6 +6,8 @@ from .codebook_training import train_codebook as train_codebook
 from .codec import check_weight_metric as check_weight_metric
 from .codec import output_error as output_error
 from .codec import quantize_matrix as quantize_matrix
+from .evaluation import Evaluation as Evaluation
+from .evaluation import Measured as Measured
 from .files import load_arrays as load_arrays
 from .files import load_codebook as load_codebook
 from .files import save_arrays as save_arrays
@@ -14,14 +16,35 @@ from .formats import VQ_FORMATS as VQ_FORMATS
 from .formats import VQFormat as VQFormat
 from .formats import parse_vq_format as parse_vq_format
 from .integration import TPUv6VQIntegration as TPUv6VQIntegration
+from .model import QuantizedModel as QuantizedModel
+from .model_files import SavedModel as SavedModel
+from .model_files import load_quantized as load_quantized
+from .model_files import save_quantized as save_quantized
 from .placement import array_shardings as array_shardings
 from .placement import place_array as place_array
+from .plan import QuantPlan as QuantPlan
+from .published.checkpoint import QuantizedCheckpoint as QuantizedCheckpoint
+from .published.checkpoint import read_quantized as read_quantized
+from .quantizing import QuantizationResult as QuantizationResult
+from .quantizing import quantize_model as quantize_model
+from .report import MatrixRow as MatrixRow
+from .report import QuantReport as QuantReport
+from .uniform import quantize_for_tpu as quantize_for_tpu
 from .vq_array import VQArray as VQArray
 
 __all__ = [
     "VQ_FORMATS",
     "Codebook",
+    "Evaluation",
     "FitReport",
+    "MatrixRow",
+    "Measured",
+    "QuantPlan",
+    "QuantReport",
+    "QuantizationResult",
+    "QuantizedCheckpoint",
+    "QuantizedModel",
+    "SavedModel",
     "TPUv6VQIntegration",
     "VQArray",
     "VQFormat",
@@ -29,11 +52,16 @@ __all__ = [
     "check_weight_metric",
     "load_arrays",
     "load_codebook",
+    "load_quantized",
     "output_error",
     "parse_vq_format",
     "place_array",
+    "quantize_for_tpu",
     "quantize_matrix",
+    "quantize_model",
+    "read_quantized",
     "save_arrays",
     "save_codebook",
+    "save_quantized",
     "train_codebook",
 ]

@@ -7,18 +7,22 @@ generation runs: it decodes a block of weights in on-chip memory and multiplies 
 import logging
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ..errors import ConfigError, TPUValidationError
+from ..errors import ConfigError, TargetNotReached, TPUValidationError
 from ..runtime.progress import Progress, silent
 from .codebook import Codebook, Metric, parse_metric
 from .codebook_training import train_codebook
 from .files import load_codebook, save_codebook
 from .formats import VQFormat
+from .model import QuantizedModel
 from .nearest import nearest
+from .quantizing import QuantizationResult, quantize_model
+from .search import CANDIDATES
 from .vectors import check_sizes
 
 logger = logging.getLogger(__name__)
@@ -38,6 +42,7 @@ class TPUv6VQIntegration:
             `accelerated` says whether this format has one.
         metric: "euclidean", "cosine" or "dot".
         codebook: The one trained or loaded last, or None.
+        result: Of the last `quantize_model`, or None.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class TPUv6VQIntegration:
         self.enable_hardware_acceleration = enable_hardware_acceleration
         self.metric: Metric = parse_metric(distance_metric)
         self.codebook: Codebook | None = None
+        self.result: QuantizationResult | None = None
         self.format = VQFormat(length=vector_length, entries=codebook_size)
         if enable_hardware_acceleration and not self.accelerated:
             logger.warning(
@@ -115,6 +121,67 @@ class TPUv6VQIntegration:
         )
         self.codebook = _rounded(book, self.quantization_bits)
         return self.codebook
+
+    def quantize_model(
+        self,
+        model: Any,
+        calibration_data: Any,
+        target_accuracy_retention: float = 0.98,
+        num_calibration_batches: int = 100,
+        *,
+        quantize_activations: bool = True,
+        **options: Any,
+    ) -> QuantizedModel:
+        """Quantize a model by search; this object's format is one that matrices may get.
+
+        Matrices that lose too much in it get more bits, up to bfloat16. `get_metrics` then says
+        what was measured, and `result` holds the whole report.
+
+        Args:
+            model: See `tpukit.quantization.quantize_model`, as all of these.
+            calibration_data: Batches.
+            target_accuracy_retention: On held-out batches, surely.
+            num_calibration_batches: At most.
+            quantize_activations: Whether what multiplies a quantized matrix is rounded to int8 as
+                it comes.
+            options: Further ones of `tpukit.quantization.quantize_model`.
+
+        Raises:
+            TargetNotReached: No plan keeps so much; `get_metrics` tells of the best one.
+        """
+        given = dict(options)
+        given.setdefault("candidates", (self.format.name, *CANDIDATES))
+        given.setdefault("activations", "int8" if quantize_activations else "wide")
+        try:
+            self.result = quantize_model(
+                model,
+                calibration_data,
+                target_accuracy_retention=target_accuracy_retention,
+                num_calibration_batches=num_calibration_batches,
+                **given,
+            )
+        except TargetNotReached as error:
+            if isinstance(error.best, QuantizationResult):
+                self.result = error.best
+            raise
+        return self.result.model
+
+    def get_metrics(self) -> dict[str, Any]:
+        """What the last `quantize_model` came to, as `QuantReport.to_dict` has it.
+
+        `compression_ratio` is against bfloat16; `inference_speedup` is NaN where there is no
+        accelerator to measure it on, and `speedup_reason` says so.
+
+        Raises:
+            TPUValidationError: No model was quantized yet.
+        """
+        if self.result is None:
+            raise TPUValidationError(
+                "There are no metrics yet: call quantize_model(model, calibration_data) first."
+            )
+        found = self.result.to_dict()
+        speed = found["speedup"]
+        return {**found, "inference_speedup": math.nan if speed is None else speed}
 
     def measure_error(self, data: ArrayLike) -> float:
         """What the codebook loses of data: squared error over squares; 1 is as bad as zeros.

@@ -18,6 +18,7 @@ from ..models.generation.programs import DecodingPrograms
 from ..models.huggingface.weights import export_huggingface, import_huggingface
 from ..models.transformer.config import TransformerConfig
 from ..parallel.mesh.mesh import create_mesh
+from ..quantization.model_files import is_quantized_folder, load_quantized
 from ..runtime.files import finish_folder, folder_beside
 from ..step.host_memory import EXPORT_FILE_BYTES
 from .checkpoint import TPUCheckpointer
@@ -49,8 +50,9 @@ def load_trained(
     """Load a trained model.
 
     Args:
-        source: A run directory, its folder of checkpoints or one of them, or a folder with
-            `config.json` and safetensors.
+        source: A run directory, its folder of checkpoints or one of them, a folder with
+            `config.json` and safetensors, or one that `tpukit quantize -o` wrote, whose
+            parameters stay quantized.
         step: Of a run: which checkpoint; the newest good one by default.
         mesh: Parameters are read straight into their parts on it, as `generate` wants them.
 
@@ -63,6 +65,8 @@ def load_trained(
     run, own_step = _run_of(path)
     if run is not None:
         return _from_run(run, step if step is not None else own_step, mesh)
+    if is_quantized_folder(path):
+        return _from_quantized(path, mesh)
     if (path / "config.json").is_file():
         return _from_huggingface(path, step, mesh)
     raise TPUValidationError(
@@ -139,6 +143,26 @@ def _from_run(run: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
         source=str(run),
         step=found.step,
         tokenizer=tokenizer,
+    )
+
+
+def _from_quantized(folder: Path, mesh: Mesh | None) -> TrainedModel:
+    if mesh is not None:
+        raise TPUValidationError(
+            f"{folder} is quantized, and such a model is loaded onto one device; leave the mesh out."
+        )
+    found = load_quantized(folder)
+    if found.config is None:
+        raise TPUModelError(
+            f"{folder} holds a model of one's own, and only reference transformers can be loaded "
+            "without their code; use tpukit.quantization.load_quantized(folder, like=…)."
+        )
+    return TrainedModel(
+        config=found.config,
+        params=found.params,
+        source=str(folder),
+        step=None,
+        tokenizer=found.tokenizer,
     )
 
 

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from ...annotations import PyTree
 from ...errors import TPUModelError, TPUValidationError
 from ..presets import get_preset
+from ..stored.parameter import is_stored
 from ..transformer.config import TransformerConfig
 from .decoding import DecodingState, Sampling
 from .programs import DecodingPrograms, rounded_size
@@ -30,9 +31,10 @@ class Generator:
 
     Args:
         model: A preset's name, a `TransformerConfig`, or a `Workload` of one.
-        params: Its parameters, as `TrainState.params` or `ImportedModel.params` hold them; on a
-            mesh they stay as they are split, and caches are split by rows and heads over it.
-        loop: Whether layers are a loop; see `DecodingPrograms`.
+        params: Its parameters, as `TrainState.params` or `ImportedModel.params` hold them, or
+            quantized ones (`QuantizedModel.params`); on a mesh they stay as they are split, and
+            caches are split by rows and heads over it.
+        loop: Whether layers are a loop; see `DecodingPrograms`. Quantized ones always are.
 
     Raises:
         TPUModelError: The model is not the reference transformer.
@@ -41,6 +43,8 @@ class Generator:
 
     def __init__(self, model: object, params: PyTree, *, loop: bool | None = None) -> None:
         given = jax.tree.map(jnp.asarray, params)
+        if any(map(is_stored, jax.tree.leaves(given, is_leaf=is_stored))):
+            loop = True  # stored matrices are not taken apart
         self.programs = DecodingPrograms(transformer_config(model), _mesh_of(given), loop)
         self.params = self.programs.prepared(given)
         self.config = self.programs.config

@@ -22,6 +22,7 @@ from ..adapters import TransformerAdapter
 from ..attention.choice import automatic_attention
 from ..execution import Execution
 from ..placement import experts_on, kernel_spread
+from ..stored.running import with_stored_parameters
 from ..transformer.config import TransformerConfig
 from .decoding import DecodingState, Sampling, begin_rows, extend_rows
 from .preparation import lay_apart
@@ -167,7 +168,8 @@ class DecodingPrograms:
     def _jitted(
         self, name: str, function: Callable[..., DecodingState], *, donate: Any = (), **static: Any
     ) -> Any:
-        whole = partial(function, config=self.config, execution=self.execution, **static)
+        bound = partial(function, config=self.config, execution=self.execution, **static)
+        whole = with_stored_parameters(bound)
 
         def program(*arguments: Any) -> DecodingState:
             with self._rules():

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.typing import DTypeLike
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ...annotations import PyTree
@@ -21,10 +20,10 @@ from ..execution import Execution
 from ..transformer.config import TransformerConfig
 from ..transformer.model import Transformer
 from .config import config_to_huggingface, family_for, family_of, text_part
+from .files import INDEX_FILE, SINGLE_FILE, TensorFiles, read_json
+from .published.reading import quantization_of
 from .tensors import TensorEntry, entries
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 DEFAULT_SHARD_BYTES = 5 * 10**9
 
 
@@ -48,9 +47,12 @@ def import_huggingface(
     *,
     config: TransformerConfig | None = None,
     dtype: DTypeLike | None = None,
-    shardings: PyTree | Callable[[TransformerConfig], PyTree] = None,
+    shardings: PyTree = None,
 ) -> ImportedModel:
     """Read `config.json` and the safetensors of a Hugging Face folder.
+
+    Quantized weights (GPTQ, AWQ, compressed-tensors, FP8 by blocks, MXFP4, bitsandbytes) are
+    widened to `dtype`, or to what config.json says the model runs in.
 
     At any time the host holds one stacked parameter besides what was read before; with
     `shardings` each parameter moves to its devices as soon as it is complete.
@@ -59,8 +61,7 @@ def import_huggingface(
         folder: Holds `config.json` and `model.safetensors`, or the shards and their index.
         config: Instead of `config.json`.
         dtype: Of the parameters; as stored by default.
-        shardings: A tree like the parameters, such as `workload.layout(mesh).shardings`, or a
-            function that makes one for the configuration that is read.
+        shardings: A tree like the parameters, such as `workload.layout(mesh).shardings`.
 
     Raises:
         TPUModelError: A file or tensor is missing, has another shape than the configuration
@@ -68,7 +69,7 @@ def import_huggingface(
     """
     folder = Path(folder)
     given = config
-    data = None if config else _read_json(folder / "config.json")
+    data = None if config else read_json(folder / "config.json")
     if data is not None:
         config, family = TransformerConfig.from_huggingface(data), family_of(data)
     else:
@@ -77,17 +78,16 @@ def import_huggingface(
         data = family.json(config)
     params: dict[str, Any] = {}
     with ExitStack() as stack:
-        tensors = _OpenTensors(folder, stack)
+        tensors = _Checkpoint(folder, stack, data, dtype)
         prefix, head = tensors.prefixes()
         # transformers keeps the number of depths in config.json and leaves their weights out.
         if given is None and f"{prefix}layers.{config.n_layers}.eh_proj.weight" not in tensors:
             config = config.replace(mtp_layers=0)
         slots = family.slots_of(config, text_part(data))
-        places = shardings(config) if callable(shardings) else shardings
         found = entries(config, slots, prefix=prefix, head=head)
         for path, group in itertools.groupby(found, key=_path_of):
             value = _assemble(tensors, list(group), config, dtype)
-            sharding = None if places is None else _look_up(places, path)
+            sharding = None if shardings is None else _look_up(shardings, path)
             _put(params, path, value if sharding is None else jax.device_put(value, sharding))
     return ImportedModel(config, params)
 
@@ -138,55 +138,40 @@ def export_huggingface(
     return written
 
 
-class _OpenTensors:
-    """The tensors of a folder by name; files are opened once, tensors read when asked for."""
+class _Checkpoint:
+    """The tensors of a folder as the model has them, whether they are quantized or not."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder = folder
-        if (folder / INDEX_FILE).exists():
-            self.file_of = _files_of_index(folder / INDEX_FILE)
-        elif (folder / SINGLE_FILE).exists():
-            self.file_of = {}
-        else:
-            raise TPUModelError(
-                f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; point to a folder of "
-                "safetensors weights (pickled .bin weights are not read)."
-            )
-        self.files: dict[str, Any] = {}
-        names = set(self.file_of.values()) or {SINGLE_FILE}
-        for name in sorted(names):
-            try:
-                opened = stack.enter_context(safe_open(folder / name, framework="numpy"))
-            except (SafetensorError, FileNotFoundError) as error:
-                raise TPUModelError(
-                    f"{folder / name} cannot be read as safetensors ({error}); download it again."
-                ) from None
-            self.files[name] = opened
-            if not self.file_of:
-                self.file_of = dict.fromkeys(opened.keys(), name)
+    def __init__(
+        self, folder: Path, stack: ExitStack, data: Mapping[str, Any], dtype: DTypeLike | None
+    ) -> None:
+        self.files = TensorFiles(folder, stack)
+        self.quantization = quantization_of(data)
+        stated = data.get("dtype") or data.get("torch_dtype")
+        widened = stated if stated in ("bfloat16", "float16", "float32") else "bfloat16"
+        self.widened: DTypeLike = dtype or np.dtype(widened)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.file_of
+        held = self.quantization is not None and self.quantization.holds(name, self.files)
+        return held or name in self.files
 
     def read(self, entry: TensorEntry, config: TransformerConfig) -> np.ndarray:
-        if entry.name not in self.file_of:
+        if entry.name not in self:
             raise TPUModelError(
-                f"tensor '{entry.name}' is not in {self.folder}; the weights are incomplete, or "
-                f"not those of a transformer with {config.n_layers} layers as config.json says."
+                f"tensor '{entry.name}' is not in {self.files.folder}; the weights are incomplete, "
+                f"or not those of a transformer with {config.n_layers} layers as config.json says."
             )
-        try:
-            tensor = self.files[self.file_of[entry.name]].get_tensor(entry.name)
-        except SafetensorError as error:
-            raise TPUModelError(
-                f"tensor '{entry.name}' cannot be read from {self.file_of[entry.name]} ({error}); "
-                "the index and the file do not belong together."
-            ) from None
+        tensor = self._tensor(entry.name)
         if tensor.shape != entry.stored_shape:
             raise TPUModelError(
                 f"tensor '{entry.name}' has shape {tensor.shape} and config.json makes it "
                 f"{entry.stored_shape}; weights and configuration do not belong together."
             )
         return entry.slot.read(tensor)
+
+    def _tensor(self, name: str) -> np.ndarray:
+        if self.quantization is not None and self.quantization.holds(name, self.files):
+            return self.quantization.read(name, self.files).dequantize(self.widened)
+        return self.files.read(name)
 
     def prefixes(self) -> tuple[str, str]:
         """What names start with: of the decoder, and of the unembedding.
@@ -195,32 +180,14 @@ class _OpenTensors:
         """
 
         def before(ending: str, default: str) -> str:
-            found = [name for name in self.file_of if name.endswith(ending)]
+            found = [name for name in self.files if name.endswith(ending)]
             return min(found, key=len).removesuffix(ending) if found else default
 
         return before("embed_tokens.weight", "model."), before("lm_head.weight", "")
 
 
-def _files_of_index(index: Path) -> dict[str, str]:
-    """The file of each tensor, by its name in the index's own folder.
-
-    Raises:
-        TPUModelError: It is no index, or names a file of another folder: whoever made a checkpoint
-            does not choose which files of this machine are opened.
-    """
-    files = _read_json(index).get("weight_map")
-    if not isinstance(files, dict) or not files:
-        raise TPUModelError(f"{index} has no 'weight_map' of tensors and files; download it again.")
-    for name in files.values():
-        if not isinstance(name, str) or Path(name).name != name:
-            raise TPUModelError(
-                f"{index} names the file {name!r}; files of a checkpoint lie beside its index."
-            )
-    return files
-
-
 def _assemble(
-    tensors: _OpenTensors,
+    tensors: _Checkpoint,
     entries: list[TensorEntry],
     config: TransformerConfig,
     dtype: DTypeLike | None,
@@ -304,14 +271,3 @@ def _put(tree: dict[str, Any], path: str, value: Any) -> None:
     for word in parents:
         tree = tree.setdefault(word, {})
     tree[leaf] = value
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise TPUModelError(
-            f"{path} is not there; a Hugging Face folder holds config.json beside its weights."
-        ) from None
-    except json.JSONDecodeError as error:
-        raise TPUModelError(f"{path} is not JSON ({error}); download it again.") from None

@@ -1,0 +1,186 @@
+"""`tpukit quantize`: a checkpoint in fewer bits, by a target that is measured, not promised."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from ..errors import TPUValidationError
+from ..runtime.ranges import COUNT, SEED, SHARE, Range
+from . import job_options as options
+from .export import Step
+from .values import output_file, output_folder, within
+
+if TYPE_CHECKING:
+    from ..quantization import QuantizationResult
+
+BITS = Range(1, 16)
+Source = Annotated[str, typer.Argument(help="A run directory, a checkpoint, or a HF folder.")]
+Calibration = Annotated[
+    str | None, typer.Option(help="Text or tokens, as `tpukit train` takes them: data.jsonl.")
+]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        "--target-retention",
+        help="Perplexity kept, surely: 0.98; the smallest model is searched.",
+        callback=within(SHARE),
+    ),
+]
+Bits = Annotated[
+    float | None,
+    typer.Option(
+        help="At most so many bits a weight; the best is searched.", callback=within(BITS)
+    ),
+]
+Format = Annotated[
+    str | None, typer.Option(help="One for all matrices: int8, int4, fp8, vq2, vq3.5, vq4, bf16.")
+]
+Rule = Annotated[
+    list[str] | None, typer.Option("--rule", help="PATTERN=FORMAT (or skip) for matrices; repeat.")
+]
+Candidate = Annotated[
+    list[str] | None, typer.Option("--candidate", help="A format to choose from; repeat.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="A new folder for the model.", callback=output_folder),
+]
+Html = Annotated[
+    Path | None, typer.Option(help="Write one page with pictures here.", callback=output_file)
+]
+TokenizerName = Annotated[str | None, typer.Option(help="bytes, or a tokenizer.json.")]
+Batches = Annotated[
+    int, typer.Option(help="Of data; the last quarter is measured on.", callback=within(COUNT))
+]
+Rows = Annotated[int, typer.Option("--batch-size", help="Rows in one.", callback=within(COUNT))]
+Tokens = Annotated[
+    int | None,
+    typer.Option("--sequence-length", help="Tokens of a row; 256.", callback=within(COUNT)),
+]
+Int8 = Annotated[bool, typer.Option("--int8-activations", help="Round activations to int8 too.")]
+Seed = Annotated[int, typer.Option(help="Of codebooks and data.", callback=within(SEED))]
+Verdict = Annotated[
+    bool, typer.Option("--verdict", help="Say what chips make of a published checkpoint.")
+]
+On = Annotated[str | None, typer.Option(help="Of --verdict: chips, like v5e,v6e,7x.")]
+Serve = Annotated[int, typer.Option(help="Of --verdict: sequences served.", callback=within(COUNT))]
+Context = Annotated[int, typer.Option(help="Of --verdict: tokens of each.", callback=within(COUNT))]
+
+DEFAULT_SEQUENCE = 256
+NOT_REACHED = 1
+
+
+def quantize(
+    source: Source,
+    calibration: Calibration = None,
+    target: Target = None,
+    bits: Bits = None,
+    format: Format = None,
+    rule: Rule = None,
+    candidate: Candidate = None,
+    output: Output = None,
+    html: Html = None,
+    tokenizer: TokenizerName = None,
+    batches: Batches = 16,
+    batch_size: Rows = 8,
+    sequence_length: Tokens = None,
+    int8_activations: Int8 = False,
+    seed: Seed = 0,
+    step: Step = None,
+    verdict: Verdict = False,
+    on: On = None,
+    serve: Serve = 32,
+    context: Context = 8192,
+    json: options.Json = False,
+) -> None:
+    """Quantize a trained model and measure what it lost; exit 1 where a target is missed."""
+    if verdict:
+        from .quantize_verdict import show_verdict
+
+        show_verdict(Path(source), on, serve, context, json=json)
+        return
+    if calibration is None:
+        raise TPUValidationError(
+            "quantizing needs text to calibrate with and to measure on: --calibration data.jsonl."
+        )
+    from ..quantization.plan import check_format, parse_rules
+
+    rules = parse_rules(rule or ())
+    formats = [check_format(name) for name in candidate or ()]
+    if format is not None:
+        check_format(format)
+    from ..errors import TargetNotReached
+    from ..runtime.environment import configure_tpu_environment
+
+    configure_tpu_environment()
+    from ..quantization import quantize_model
+    from ..quantization.search import CANDIDATES
+    from ..training.trained_model import load_trained
+    from .output import Announcer
+
+    model = load_trained(source, step=step)
+    words = tokenizer or model.tokenizer or "bytes"
+    length = min(sequence_length or DEFAULT_SEQUENCE, model.config.max_seq_len)
+    data = _data(calibration, words, model.config.vocab_size, length, batch_size, seed)
+    missed = False
+    try:
+        result = quantize_model(
+            model.config,
+            data,
+            params=model.params,
+            format=format,
+            rules=rules,
+            target_accuracy_retention=target,
+            bits=bits,
+            candidates=formats or CANDIDATES,
+            num_calibration_batches=batches,
+            activations="int8" if int8_activations else "wide",
+            seed=seed,
+            progress=Announcer(),
+        )
+    except TargetNotReached as error:
+        typer.secho(f"NOT REACHED {error}", fg=typer.colors.RED, err=True)
+        result, missed = cast("QuantizationResult", error.best), True
+    _deliver(result, output, html, words, title=model.config.name, json=json)
+    if missed:
+        raise typer.Exit(NOT_REACHED)
+
+
+def _data(source: str, tokenizer: str, vocabulary: int, length: int, rows: int, seed: int) -> Any:
+    """Batches of token numbers, once through the data."""
+    from ..training.data.opening import open_data
+
+    data = open_data(
+        source,
+        sequence_length=length,
+        batch_size=rows,
+        vocab_size=vocabulary,
+        tokenizer=tokenizer,
+        seed=seed,
+        num_epochs=1,
+    )
+    with closing(data.stream()) as stream:
+        for batch in stream:
+            yield {"inputs": batch["inputs"], "targets": batch["targets"]}
+
+
+def _deliver(
+    result: "QuantizationResult",
+    output: Path | None,
+    html: Path | None,
+    tokenizer: str,
+    *,
+    title: str,
+    json: bool,
+) -> None:
+    from ..quantization.model_files import save_quantized
+    from ..quantization.report_page import write_report
+    from .output import show
+
+    if output is not None:
+        save_quantized(result.model, output, report=result.report, tokenizer=tokenizer)
+    if html is not None:
+        write_report(result.report, html, title=title)
+    show(result, json=json)

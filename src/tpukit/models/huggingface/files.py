@@ -1,0 +1,136 @@
+"""Tensors of safetensors files by name, in every format that numpy has a name for or not."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from ...errors import TPUModelError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# What safetensors' numpy reader has no type for; their bytes are read from where they lie.
+_NARROW = {
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
+
+
+class TensorFiles:
+    """The tensors of a folder by name; files are opened once, tensors read when asked for."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self.file_of: dict[str, str] = {}
+        if (folder / INDEX_FILE).exists():
+            self.file_of = _weight_map(folder / INDEX_FILE)
+        elif not (folder / SINGLE_FILE).exists():
+            raise TPUModelError(
+                f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; point to a folder of "
+                "safetensors weights (pickled .bin weights are not read)."
+            )
+        self._files: dict[str, Any] = {}
+        self._headers: dict[str, dict[str, Any]] = {}
+        for name in sorted(set(self.file_of.values()) or {SINGLE_FILE}):
+            try:
+                opened = stack.enter_context(safe_open(folder / name, framework="numpy"))
+            except (SafetensorError, OSError) as error:
+                raise TPUModelError(
+                    f"{folder / name} cannot be read as safetensors ({error}); download it again."
+                ) from None
+            self._files[name] = opened
+            if not self.file_of:
+                self.file_of = dict.fromkeys(opened.keys(), name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.file_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.file_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read for it."""
+        return tuple(self._header(name)["shape"])
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of a tensor in its file."""
+        start, end = self._header(name)["data_offsets"]
+        return end - start
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor.
+
+        Raises:
+            TPUModelError: Its file has no such tensor, or one in a format that is not known.
+        """
+        header = self._header(name)
+        kind = _NARROW.get(header["dtype"])
+        try:
+            if kind is None:
+                return self._files[self.file_of[name]].get_tensor(name)
+            return self._bytes(name, header).view(kind).reshape(header["shape"])
+        except (SafetensorError, AttributeError, KeyError, ValueError) as error:
+            raise TPUModelError(
+                f"tensor '{name}' ({header['dtype']}) cannot be read from {self.file_of[name]} "
+                f"({error}); the file is damaged, or in a format that is not known here."
+            ) from None
+
+    def _bytes(self, name: str, header: dict[str, Any]) -> np.ndarray:
+        start, end = header["data_offsets"]
+        with (self.folder / self.file_of[name]).open("rb") as file:
+            before = int.from_bytes(file.read(8), "little")
+            file.seek(8 + before + start)
+            return np.frombuffer(file.read(end - start), np.uint8)
+
+    def _header(self, name: str) -> dict[str, Any]:
+        file = self.file_of[name]
+        if file not in self._headers:
+            # safe_open has checked its length, its offsets and that nothing overlaps.
+            with (self.folder / file).open("rb") as opened:
+                length = int.from_bytes(opened.read(8), "little")
+                self._headers[file] = json.loads(opened.read(length))
+        found = self._headers[file].get(name)
+        if found is None:
+            raise TPUModelError(
+                f"tensor '{name}' is not in {file}, where {INDEX_FILE} says it is; the index and "
+                "the file do not belong together."
+            )
+        return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a Hugging Face folder.
+
+    Raises:
+        TPUModelError: The file is not there, or holds something else.
+    """
+    try:
+        read = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise TPUModelError(
+            f"{path} is not there; a Hugging Face folder holds config.json beside its weights."
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise TPUModelError(f"{path} is not JSON ({error}); download it again.") from None
+    if not isinstance(read, dict):
+        raise TPUModelError(f"{path} holds a {type(read).__name__}, not an object.")
+    return read  # pyright: ignore[reportUnknownVariableType]  JSON
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    found = read_json(path).get("weight_map")
+    good = isinstance(found, dict) and all(
+        isinstance(file, str) and Path(file).name == file
+        for file in found.values()  # pyright: ignore[reportUnknownVariableType]  JSON
+    )
+    if not good:
+        raise TPUModelError(
+            f"{path} has no 'weight_map' from tensors to files beside it; download it again."
+        )
+    return found  # pyright: ignore[reportReturnType]

@@ -1,0 +1,180 @@
+"""`StoredParameter`: a model's parameter kept as quantized matrices, a leaf's place in its tree."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from ...kernels.ops.quantized_matmul.api import quantized_matmul
+from ...kernels.ops.quantized_matmul.packing import dequantize
+from ...kernels.ops.quantized_matmul.weight import QuantizedWeight
+from .product import MatrixAxes
+from .view import View, row_major
+
+
+class QuantizedMatrix(Protocol):
+    """A matrix (inputs, outputs) in a format of its own, a tree of arrays."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(inputs, outputs)."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        ...
+
+    def dequantize(self, dtype: DTypeLike = ...) -> jax.Array:
+        """The matrix it stands for."""
+        ...
+
+    def __rmatmul__(self, x: Any) -> jax.Array:
+        """(…, inputs) -> (…, outputs)."""
+        ...
+
+
+# A matrix that is not quantized is an array.
+Part: TypeAlias = QuantizedMatrix | QuantizedWeight | jax.Array
+
+
+def part_matrix(part: Part, dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """The (inputs, outputs) array a part stands for."""
+    if isinstance(part, QuantizedWeight):
+        return dequantize(part, dtype)
+    return part.astype(dtype) if isinstance(part, jax.Array) else part.dequantize(dtype)
+
+
+def part_product(x: jax.Array, part: Part) -> jax.Array:
+    """`x @ part` for x (…, inputs), by the kernel of its format where there is one."""
+    if isinstance(part, QuantizedWeight):
+        return quantized_matmul(x, part)
+    return x @ part
+
+
+def part_bytes(part: Part) -> int:
+    """Bytes of a part's arrays."""
+    leaves: list[Any] = jax.tree.leaves(part)
+    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
+
+
+class Reach(NamedTuple):
+    """The matrices of a stored parameter that a view is made of.
+
+    Attributes:
+        numbers: Of the parts, in order.
+        shape: The axes before the matrix.
+        view: The same elements in a parameter that holds those parts and no others.
+    """
+
+    numbers: tuple[int, ...]
+    shape: tuple[int, ...]
+    view: View
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("parts",), meta_fields=("axes", "dtype"))
+@dataclass(frozen=True)
+class StoredParameter:
+    """A parameter as matrices, some or all of them quantized.
+
+    The arrays of a part shard as its matrix does: see `VQArray`.
+
+    Attributes:
+        parts: (inputs, outputs) matrices, one for each index of the stack.
+        axes: What the axes of the parameter are.
+        dtype: The name of the dtype the model expects it in.
+    """
+
+    parts: tuple[Any, ...]
+    axes: MatrixAxes
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the parameter."""
+        return self.axes.shape
+
+    @property
+    def ndim(self) -> int:
+        """Of the parameter."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts as they lie in memory."""
+        return sum(map(part_bytes, self.parts))
+
+    def dense(self, view: View | None = None) -> jax.Array:
+        """The parameter, or the elements of a view `reach` gave, as an array."""
+        axes, matrices = self.axes, [part_matrix(part, self.dtype) for part in self.parts]
+        sizes = [axes.shape[axis] for axis in axes.order]
+        array = jnp.stack(matrices).reshape(sizes).transpose(np.argsort(axes.order))
+        if view is None or view == View.whole(self.shape):
+            return array
+        order = _by_stride(view)
+        turned = array.reshape([view.shape[axis] for axis in order])
+        return turned.transpose(np.argsort(order))
+
+    def reach(self, view: View) -> Reach | None:
+        """Which parts a view is made of; None where it is not of whole matrices."""
+        axes = self.axes
+        if axes.stack != tuple(range(len(axes.stack))):
+            return None
+        unit, outer = axes.rows * axes.columns, 0
+        for size, stride in zip(view.shape, view.strides, strict=True):
+            if size != 1 and stride < unit:
+                break
+            outer += 1
+        inside = View(view.shape[outer:], view.strides[outer:], view.offset % unit)
+        order = _by_stride(inside)
+        ordered = [inside.shape[axis] for axis in order if inside.shape[axis] != 1]
+        strides = [inside.strides[axis] for axis in order if inside.shape[axis] != 1]
+        if inside.offset or strides != list(row_major(ordered)) or np.prod(ordered) != unit:
+            return None
+        steps = [stride // unit for stride in view.strides[:outer]]
+        numbers = np.full((), view.offset // unit)
+        for size, step in zip(view.shape[:outer], steps, strict=True):
+            numbers = numbers[..., None] + np.arange(size) * step
+        shape = view.shape[:outer]
+        moved = (*(unit * stride for stride in row_major(shape)), *inside.strides)
+        return Reach(tuple(numbers.ravel().tolist()), shape, View(view.shape, moved))
+
+    def piece(self, reach: Reach, parts: tuple[Any, ...]) -> "StoredParameter":
+        """A parameter of the parts that a view reaches, or of others in their place."""
+        old = len(self.axes.stack)
+        new = len(reach.shape)
+        axes = MatrixAxes(
+            (*reach.shape, *self.axes.shape[old:]),
+            tuple(range(new)),
+            tuple(axis - old + new for axis in self.axes.inputs),
+            tuple(axis - old + new for axis in self.axes.outputs),
+        )
+        return StoredParameter(tuple(parts), axes, self.dtype)
+
+
+def is_stored(leaf: object) -> bool:
+    """Whether a leaf of a tree of parameters is a stored one."""
+    return isinstance(leaf, StoredParameter)
+
+
+def store(array: jax.Array, parts: tuple[Any, ...], axes: MatrixAxes) -> StoredParameter:
+    """The parameter `array` with its matrices replaced by `parts`."""
+    assert len(parts) == axes.count
+    return StoredParameter(parts, axes, jnp.dtype(array.dtype).name)
+
+
+def matrices_of(array: Any, axes: MatrixAxes) -> jax.Array:
+    """The matrices of a parameter, (count, inputs, outputs)."""
+    return jnp.transpose(jnp.asarray(array), axes.order).reshape(
+        axes.count, axes.rows, axes.columns
+    )
+
+
+def _by_stride(view: View) -> list[int]:
+    return sorted(
+        range(len(view.shape)), key=lambda axis: (-view.strides[axis], view.shape[axis] != 1)
+    )

@@ -1,0 +1,140 @@
+"""Run programs on stored parameters: products take them as they are kept."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from ...hardware.target import current_target
+from ...kernels.ops.quantized_matmul.activations import quantize_rows
+from ...kernels.rounding import decode
+from .parameter import StoredParameter, is_stored, part_product
+from .product import Product
+from .tracked import Leaf, Multiplied, Tracked, plain, tracked_parameter
+from .view import View
+from .walk import walk
+
+Activations: TypeAlias = Literal["wide", "int8"]
+
+
+def with_stored_parameters(
+    function: Callable[..., Any], activations: Activations = "wide"
+) -> Callable[..., Any]:
+    """The function, whose first argument may be a tree with stored parameters in it.
+
+    It is traced on arrays of the parameters' shapes; where a product takes a stored parameter, the
+    TPU's fused kernel does, and elsewhere the matrix is decoded for that product. In any other
+    place the parameter is decoded first. Without stored parameters it is the function itself.
+
+    Args:
+        function: Anything that jax can trace.
+        activations: "wide" leaves them as they are; "int8" rounds what a stored parameter is
+            multiplied with to int8, each row by its largest magnitude.
+    """
+
+    def run(params: Any, *args: Any) -> Any:
+        if not any(map(is_stored, jax.tree.leaves(params, is_leaf=is_stored))):
+            return function(params, *args)
+        flat, tree = jax.tree.flatten(params, is_leaf=is_stored)
+        shapes = [_shape(leaf) for leaf in flat]
+        closed, out = jax.make_jaxpr(function, return_shape=True)(tree.unflatten(shapes), *args)
+        given = [*map(_tracked, range(len(flat)), flat, shapes), *jax.tree.leaves(args)]
+        values = walk(closed.jaxpr, closed.consts, given, _Running(activations))
+        return jax.tree.unflatten(jax.tree.structure(out), [plain(value) for value in values])
+
+    return run
+
+
+def dense_parameters(params: Any) -> Any:
+    """The tree with every stored parameter as an array."""
+    return jax.tree.map(
+        lambda leaf: leaf.dense() if is_stored(leaf) else leaf, params, is_leaf=is_stored
+    )
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _tracked(number: int, leaf: Any, shape: jax.ShapeDtypeStruct) -> Any:
+    if not is_stored(leaf):
+        return leaf
+    return tracked_parameter(Leaf(number, leaf), View.whole(shape.shape), shape.dtype)
+
+
+class _Running:
+    """Multiplies by stored parameters."""
+
+    def __init__(self, activations: Activations) -> None:
+        self._activations = activations
+
+    def product(self, found: Multiplied, multiply: Callable[[Any, Any], Any]) -> Any:
+        """See `Visitor`."""
+        x, weight = found.x, found.weight
+        if weight.leaf.stored is None:
+            return multiply(x, weight.get())
+        if self._activations == "int8":
+            x = _rounded(x, found.x_contraction.contracted)
+        part = _whole_part(weight, found)
+        if part is None or not _has_kernels() or isinstance(part, jax.Array):
+            return multiply(x, weight.get())
+        return _by_kernel(x, part, found)
+
+    def enter_loop(self) -> None:
+        """See `Visitor`."""
+
+    def leave_loop(self, entered: None) -> tuple[()]:
+        """See `Visitor`: nothing is recorded."""
+        return ()
+
+    def after_loop(self, recorded: tuple[()]) -> None:
+        """See `Visitor`."""
+
+
+def _has_kernels() -> bool:
+    return current_target() is not None or jax.default_backend() == "tpu"
+
+
+def _rounded(x: jax.Array, contracted: tuple[int, ...]) -> jax.Array:
+    """Values of int8, in x's dtype; the rows are what is summed over."""
+    kept = [axis for axis in range(x.ndim) if axis not in contracted]
+    order = (*kept, *contracted)
+    turned = jnp.transpose(x, order)
+    rows = turned.reshape(-1, math.prod(turned.shape[len(kept) :]))
+    values, scales = quantize_rows(rows)
+    back = decode(values, scales, x.dtype).reshape(turned.shape)
+    return jnp.transpose(back, [order.index(axis) for axis in range(x.ndim)])
+
+
+def _whole_part(weight: Tracked, found: Multiplied) -> Any:
+    """The one part that the product multiplies by, as it is kept; None where it is not so."""
+    stored = weight.leaf.stored
+    assert stored is not None
+    reach = stored.reach(weight.view)
+    if reach is None or len(reach.numbers) != 1 or found.contraction.batch:
+        return None
+    piece = stored.piece(reach, tuple(stored.parts[number] for number in reach.numbers))
+    axes = Product(0, reach.view, found.contraction).matrix_axes(piece.shape)
+    own = piece.axes
+    same = axes is not None and (axes.inputs, axes.outputs) == (own.inputs, own.outputs)
+    free = [a for a in range(len(weight.view.shape)) if a not in found.contraction.contracted]
+    in_order = sorted(free, key=lambda axis: -weight.view.strides[axis]) == free
+    return piece.parts[0] if same and in_order else None
+
+
+def _by_kernel(x: jax.Array, part: Any, found: Multiplied) -> jax.Array:
+    view, summed = found.weight.view, found.contraction.contracted
+    order = sorted(range(len(summed)), key=lambda i: -view.strides[summed[i]])
+    inner = [found.x_contraction.contracted[i] for i in order]
+    kept = [axis for axis in range(x.ndim) if axis not in inner]
+    rows = jnp.transpose(x, (*kept, *inner)).reshape(*(x.shape[a] for a in kept), part.shape[0])
+    free = [size for axis, size in enumerate(view.shape) if axis not in summed]
+    out = part_product(rows, part).reshape(*rows.shape[:-1], *free)
+    if not found.weight_first:
+        return out
+    return jnp.moveaxis(out, range(len(kept)), range(-len(kept), 0))
+
+
+__all__ = ["Activations", "StoredParameter", "dense_parameters", "with_stored_parameters"]

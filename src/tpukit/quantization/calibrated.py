@@ -1,0 +1,130 @@
+"""A model whose inputs were measured: what every way of quantizing it starts from."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ..errors import TPUModelError
+from ..models.stored.calibration import (
+    InputStatistics,
+    Matrices,
+    ModelMatrix,
+    collect_statistics,
+    find_matrices,
+)
+from ..models.stored.parameter import Part
+from ..runtime.progress import Progress
+from .evaluation import Evaluator
+from .model import matrix_of, replaced
+from .plan import SKIP, QuantPlan
+from .qwix_matrices import Method
+from .rounding import round_matrix
+from .subject import Subject
+
+
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """How matrices are quantized, whatever their format.
+
+    Attributes:
+        integers: See `round_matrix`.
+        seed: Of codebooks.
+        sequential: In how many blocks a model is quantized, the inputs of each measured with those
+            before it quantized; 1 measures all of them on the full model.
+        codec: Further arguments of `quantize_matrix`.
+    """
+
+    integers: Method | None = None
+    seed: int = 0
+    sequential: int = 4
+    codec: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """A model, its matrices, data to measure inputs on, and data to judge by."""
+
+    subject: Subject
+    matrices: Matrices
+    batches: Sequence[Any]
+    evaluator: Evaluator
+    evaluation_batches: Sequence[Any]
+    rounding: Rounding
+    progress: Progress
+
+    @classmethod
+    def of(
+        cls,
+        subject: Subject,
+        batches: Sequence[Any],
+        evaluation: Sequence[Any],
+        rounding: Rounding,
+        progress: Progress,
+    ) -> "Calibrated":
+        """Find the matrices and run the full model on the data it is judged by.
+
+        Raises:
+            TPUModelError: No parameter is multiplied with anything.
+        """
+        matrices = find_matrices(subject.apply, subject.params, batches[0])
+        if not matrices.found:
+            why = "; ".join(f"{path}: {reason}" for path, reason in matrices.refused.items())
+            raise TPUModelError(
+                f"the model multiplies nothing with a whole parameter, so there is nothing to "
+                f"quantize{f' ({why})' if why else ''}."
+            )
+        evaluator = Evaluator(subject.apply, subject.params, evaluation)
+        return cls(subject, matrices, batches, evaluator, evaluation, rounding, progress)
+
+    @property
+    def by_name(self) -> dict[str, ModelMatrix]:
+        """Matrices by name."""
+        return {one.name: one for one in self.matrices.found}
+
+    def statistics(
+        self, names: Iterable[str], parts: dict[str, Part] | None = None
+    ) -> dict[str, InputStatistics]:
+        """XᵀX of the inputs of some matrices, with `parts` in place of others."""
+        params = self.subject.params
+        if parts:
+            params = replaced(params, self.matrices, parts)
+        return collect_statistics(
+            self.subject.apply, params, self.batches, self.matrices, only=names
+        )
+
+    def round(self, name: str, format: str, seen: InputStatistics) -> Part:
+        """One matrix in one format."""
+        rounding = self.rounding
+        return round_matrix(
+            matrix_of(self.subject.params, self.by_name[name]),
+            format,
+            hessian=seen.hessian,
+            integers=rounding.integers,
+            seed=rounding.seed,
+            codec=None if rounding.codec is None else dict(rounding.codec),
+        )
+
+    def quantize(self, plan: QuantPlan) -> tuple[dict[str, Part], dict[str, InputStatistics]]:
+        """Every matrix of a plan, block by block, and the inputs each was fitted to."""
+        names = [name for name in plan.formats if plan.formats[name] != SKIP]
+        parts: dict[str, Part] = {}
+        seen: dict[str, InputStatistics] = {}
+        for block in _blocks(names, self.rounding.sequential):
+            found = self.statistics(block, parts)
+            seen |= found
+            for name in block:
+                parts[name] = self.round(name, plan.formats[name], found[name])
+                self.progress(f"{name}: {plan.formats[name]} ({len(parts)} of {len(names)})")
+        return parts, seen
+
+
+def _blocks(names: Sequence[str], count: int) -> list[Sequence[str]]:
+    size = -(-len(names) // max(1, count)) or 1
+    return [names[start : start + size] for start in range(0, len(names), size)]
+
+
+def rows_of(batches: Sequence[Any]) -> int:
+    """Rows of data in some batches."""
+    return sum(jax.tree.leaves(batch)[0].shape[0] for batch in batches)

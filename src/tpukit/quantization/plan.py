@@ -1,0 +1,172 @@
+"""`QuantPlan`: which format every matrix of a model is kept in, and the rules that say so."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+from ..errors import TPUValidationError, did_you_mean
+from ..models.stored.calibration import Matrices, ModelMatrix
+from .formats import VQ_FORMATS, parse_vq_format
+
+SKIP = "skip"
+# Of a matrix: by qwix (integers, fp8), by a codebook (vq…), rounded (bf16), or left as it is.
+INTEGERS = ("int8", "int4", "fp8")
+KNOWN = (*VQ_FORMATS, *INTEGERS, "bf16", SKIP)
+# (pattern of a matrix's name, format): the last one that matches counts.
+Rules = Sequence[tuple[str, str]]
+
+# What costs most accuracy for the least bytes; see `DEFAULT_SKIPS` for what rules may say of it.
+DEFAULT_SKIPS: tuple[tuple[str, str], ...] = (
+    (r"embed|embedding|wte|wpe", "an embedding"),
+    (r"norm|(^|/)ln", "a norm"),
+    (r"router|(^|/)gate(/|$)|shared_gate", "a router's choice turns on it"),
+    (r"lm_head|unembed|readout", "the unembedding"),
+)
+# Below this a matrix saves nothing: its scales and codebook weigh as much as it does.
+LEAST_WEIGHTS = 1024
+
+
+def check_format(name: str) -> str:
+    """The format's name, or an error that names those there are.
+
+    Raises:
+        TPUValidationError: There is none of that name.
+    """
+    if name in KNOWN:
+        return name
+    if name.startswith(("vq:", "trellis")):
+        return parse_vq_format(name).name
+    raise TPUValidationError(
+        f"{name!r} is no format of a plan; known are {', '.join(KNOWN)} and "
+        f"vq:<stages>x<entries>x<length>.{did_you_mean(name, KNOWN)}"
+    )
+
+
+@dataclass(frozen=True)
+class QuantPlan:
+    """A format for every matrix.
+
+    Attributes:
+        formats: By the matrix's name, in the order in which they are multiplied.
+        reasons: Why a matrix is left as it is, by name.
+        unused_rules: Patterns of rules that match no matrix.
+    """
+
+    formats: Mapping[str, str]
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+    unused_rules: tuple[str, ...] = ()
+
+    @property
+    def quantized(self) -> tuple[str, ...]:
+        """Names of the matrices that are not left as they are."""
+        return tuple(name for name, format in self.formats.items() if format != SKIP)
+
+    def with_formats(self, formats: Mapping[str, str]) -> "QuantPlan":
+        """The same plan with other formats for some matrices."""
+        return QuantPlan({**self.formats, **formats}, self.reasons, self.unused_rules)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "formats": dict(self.formats),
+            "reasons": dict(self.reasons),
+            "unused_rules": list(self.unused_rules),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "QuantPlan":
+        """The plan that `to_dict` wrote.
+
+        Raises:
+            TPUValidationError: A format is not known.
+        """
+        formats = {str(name): check_format(one) for name, one in data["formats"].items()}
+        return cls(formats, dict(data.get("reasons", {})), tuple(data.get("unused_rules", ())))
+
+    def __rich__(self) -> Table:
+        table = Table("format", "matrices", title=f"{len(self.quantized)} matrices quantized")
+        for format, count in Counter(self.formats.values()).most_common():
+            table.add_row(format, str(count))
+        for pattern in self.unused_rules:
+            table.add_row(f"rule {pattern!r}", "matches nothing")
+        return table
+
+
+def make_plan(
+    matrices: Matrices, format: str, *, rules: Rules = (), skip_ends: bool = True
+) -> QuantPlan:
+    """One format for all matrices but those that are skipped by default or that rules name.
+
+    Args:
+        matrices: Of the model.
+        format: For all others.
+        rules: (pattern, format) pairs; a pattern is searched in names like
+            "layers/mlp/up_proj/kernel[3]", and the last rule that matches counts. They overrule
+            the skips.
+        skip_ends: Whether the first and the last matrix that are not skipped anyway are; models
+            of few matrices keep neither.
+    """
+    check_format(format)
+    for _, wanted in rules:
+        check_format(wanted)
+    reasons: dict[str, str] = {}
+    formats: dict[str, str] = {}
+    for one in matrices.found:
+        why = _skipped(one)
+        formats[one.name] = SKIP if why else format
+        if why:
+            reasons[one.name] = why
+    if skip_ends:
+        reasons |= _ends(matrices.found, formats)
+    formats |= dict.fromkeys(reasons, SKIP)
+    used: set[str] = set()
+    for name in formats:
+        for pattern, wanted in rules:
+            if re.search(pattern, name):
+                used.add(pattern)
+                formats[name] = wanted
+                reasons.pop(name, None)
+                if wanted == SKIP:
+                    reasons[name] = f"rule {pattern!r}"
+    unused = tuple(pattern for pattern, _ in rules if pattern not in used)
+    return QuantPlan(formats, reasons, unused)
+
+
+def _skipped(matrix: ModelMatrix) -> str:
+    if matrix.shape[0] * matrix.shape[1] < LEAST_WEIGHTS:
+        return f"only {matrix.shape[0] * matrix.shape[1]} weights"
+    return next((why for p, why in DEFAULT_SKIPS if re.search(p, matrix.path)), "")
+
+
+def _ends(matrices: Iterable[ModelMatrix], formats: Mapping[str, str]) -> dict[str, str]:
+    """The first and last matrix of a model without an embedding or unembedding of its own."""
+    left = [one for one in matrices if formats[one.name] != SKIP]
+    stacked = any(one.index for one in left)
+    if stacked or len(left) < len(formats) or len(left) < 4:
+        return {}
+    return {left[0].name: "the first matrix", left[-1].name: "the last matrix"}
+
+
+def parse_rules(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """Rules as they are typed: "pattern=format".
+
+    Raises:
+        TPUValidationError: One has no "=", or its format or pattern is none.
+    """
+    found: list[tuple[str, str]] = []
+    for text in texts:
+        pattern, equals, format = text.rpartition("=")
+        if not equals or not pattern:
+            raise TPUValidationError(
+                f"the rule {text!r} is not of the form PATTERN=FORMAT, like 'mlp/down=int8'."
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise TPUValidationError(f"the pattern {pattern!r} of a rule: {error}.") from None
+        found.append((pattern, check_format(format)))
+    return found

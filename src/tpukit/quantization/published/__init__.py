@@ -1,0 +1,1 @@
+"""Quantized checkpoints that others publish, in the formats that kernels here read."""

@@ -1,0 +1,240 @@
+"""`quantize_model`: calibrate, choose formats, quantize, and measure what was lost."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from rich.console import RenderableType
+
+from ..annotations import PyTree
+from ..errors import TargetNotReached, TPUValidationError
+from ..models.stored.parameter import part_bytes, part_matrix
+from ..models.stored.running import Activations
+from ..runtime.progress import Progress, silent
+from .calibrated import Calibrated, Rounding, rows_of
+from .codec import output_error
+from .generation_score import generation_score
+from .model import QuantizedModel, matrix_of, with_parts
+from .plan import SKIP, QuantPlan, Rules, make_plan
+from .qwix_matrices import Method
+from .report import MatrixRow, QuantReport
+from .search import CANDIDATES, build_ladder
+from .speed import measured_speedup
+from .subject import held_out, make_subject, read_batches
+
+# The format of all matrices where nobody asks for a target, a size or a format.
+DEFAULT_FORMAT = "int4"
+# Further upgrades that a search makes where the plan it found loses more once it is carried out.
+_RETRIES = 3
+
+
+@dataclass(frozen=True)
+class QuantizationResult:
+    """A quantized model and what it lost."""
+
+    model: QuantizedModel
+    report: QuantReport
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return self.report.to_dict()
+
+    def __rich__(self) -> RenderableType:
+        return self.report.__rich__()
+
+
+def quantize_model(
+    model: Any,
+    calibration_data: Any,
+    *,
+    params: PyTree = None,
+    evaluation_data: Any = None,
+    format: str | None = None,
+    rules: Rules = (),
+    plan: QuantPlan | None = None,
+    target_accuracy_retention: float | None = None,
+    bits: float | None = None,
+    candidates: Iterable[str] = CANDIDATES,
+    num_calibration_batches: int = 16,
+    activations: Activations = "wide",
+    integers: Method | None = None,
+    sequential: int = 4,
+    seed: int = 0,
+    codec: dict[str, Any] | None = None,
+    progress: Progress = silent,
+) -> QuantizationResult:
+    """Quantize the matrices of anybody's model by what its outputs lose on data.
+
+    Matrices are found by the products they are multiplied in, so the framework does not matter.
+    Embeddings, norms, routers, the unembedding and, in models without those, the first and the
+    last matrix are left as they are unless a rule names them.
+
+    Args:
+        model: An nnx or equinox module, a linen module, a pair (init, apply), a
+            `TransformerConfig` or a preset's name.
+        calibration_data: Batches: arrays, pairs (inputs, targets), or mappings of names to
+            arrays (of plain functions: whatever they take).
+        params: The parameters, where the model does not hold them.
+        evaluation_data: Batches that losses are measured on; by default the last quarter of the
+            calibration batches, which are then not calibrated with.
+        format: Of every matrix that nothing else is said of: "vq2", "int4", …; "int4" by default.
+        rules: (pattern, format) pairs; see `make_plan`.
+        plan: All formats at once, in place of a format, rules or a search.
+        target_accuracy_retention: Search for the smallest model whose retention surely reaches
+            this: the lower end of its 95 % interval on held-out data.
+        bits: Search for the best model of at most so many bits a weight, over the quantized
+            matrices, scales and codebooks included.
+        candidates: Formats that a search chooses from.
+        num_calibration_batches: How many batches are read.
+        activations: "int8" also rounds what multiplies a quantized matrix, as it comes.
+        integers: How integers are rounded: "nearest", "gptq" or "awq"; see `round_matrix`.
+        sequential: Blocks of consecutive matrices, in the order they are multiplied: the inputs of
+            each are measured with all blocks before it quantized. 1 measures all at once.
+        seed: Of codebooks.
+        codec: Further arguments of `quantize_matrix` ({"hadamard": True}).
+        progress: Called with a line for each thing done.
+
+    Raises:
+        TargetNotReached: No plan reaches the target, or none that is as small as `bits` asks for;
+            `best` is the `QuantizationResult` that comes nearest.
+        TPUModelError: Nobody knows the model, or it multiplies nothing.
+        TPUValidationError: An argument is not valid.
+    """
+    started = time.perf_counter()
+    _check(target_accuracy_retention, bits, plan, format)
+    first, data = _peek(calibration_data)
+    subject = make_subject(model, params, first)
+    batches = read_batches(data, num_calibration_batches, subject.batch)
+    if evaluation_data is None:
+        batches, judged = held_out(batches)
+    else:
+        judged = read_batches(evaluation_data, num_calibration_batches, subject.batch)
+    rounding = Rounding(integers, seed, sequential, codec)
+    calibrated = Calibrated.of(subject, batches, judged, rounding, progress)
+
+    def carry_out(plan: QuantPlan) -> QuantizationResult:
+        return _carried_out(
+            calibrated, plan, activations, target_accuracy_retention, time.perf_counter() - started
+        )
+
+    base = plan or make_plan(calibrated.matrices, format or DEFAULT_FORMAT, rules=rules)
+    if target_accuracy_retention is None and bits is None:
+        return carry_out(base)
+    ladder = build_ladder(calibrated, base, candidates)
+    limit = len(ladder.upgrades)
+    if bits is not None:
+        limit = ladder.within(bits * ladder.weights / 8)
+    if target_accuracy_retention is None:
+        return carry_out(ladder.plan(limit))
+    found = ladder.until(target_accuracy_retention, limit)
+    steps = limit if found is None else found
+    result = carry_out(ladder.plan(steps))
+    # Carried out in blocks, a plan may lose a little more than its candidates did one by one.
+    jump = max(1, limit // 8)
+    for _ in range(_RETRIES):
+        if result.report.reached or steps >= limit:
+            break
+        steps = min(limit, steps + jump)
+        result = carry_out(ladder.plan(steps))
+    if not result.report.reached:
+        raise _not_reached(result, target_accuracy_retention, bits)
+    return result
+
+
+def _check(target: float | None, bits: float | None, plan: Any, format: str | None) -> None:
+    if target is not None and not 0 < target <= 1:
+        raise TPUValidationError(
+            f"target_accuracy_retention={target}; a share that is kept is above 0 and at most 1."
+        )
+    if bits is not None and not 1 <= bits <= 16:
+        raise TPUValidationError(f"bits={bits}; a weight takes between 1 and 16 bits here.")
+    searched = target is not None or bits is not None
+    if searched and (plan is not None or format is not None):
+        raise TPUValidationError(
+            "a format or a plan leaves nothing to search for; give those, or a target or bits."
+        )
+
+
+def _peek(data: Any) -> tuple[Any, Any]:
+    """The first batch, and all of them."""
+    if hasattr(data, "shape") or hasattr(data, "keys"):
+        return data, data
+    batches = list(data) if isinstance(data, list | tuple) else iter(data)
+    if isinstance(batches, list):
+        return (batches[0] if batches else None), batches
+    first = next(batches, None)
+    return first, _chained(first, batches)
+
+
+def _chained(first: Any, rest: Any) -> Iterable[Any]:
+    yield first
+    yield from rest
+
+
+def _carried_out(
+    calibrated: Calibrated,
+    plan: QuantPlan,
+    activations: Activations,
+    target: float | None,
+    seconds: float,
+) -> QuantizationResult:
+    began = time.perf_counter()
+    subject, matrices = calibrated.subject, calibrated.matrices
+    parts, seen = calibrated.quantize(plan)
+    stored = with_parts(subject.params, matrices, parts)
+    quantized = QuantizedModel(stored, subject, activations)
+    evaluation = _evaluated(calibrated, quantized)
+    written, why = generation_score(subject, stored, calibrated.evaluation_batches)
+    rows: list[MatrixRow] = []
+    for one in matrices.found:
+        part, weight = parts.get(one.name), matrix_of(subject.params, one)
+        error = None
+        if part is not None:
+            error = output_error(weight, part_matrix(part), seen[one.name].hessian)
+        rows.append(
+            MatrixRow(
+                name=one.name,
+                shape=one.shape,
+                format=plan.formats.get(one.name, SKIP),
+                nbytes=part_bytes(weight if part is None else part),
+                error=error,
+                why=plan.reasons.get(one.name, ""),
+            )
+        )
+    leaves: list[Any] = jax.tree.leaves(subject.params)
+    report = QuantReport(
+        plan=plan,
+        matrices=tuple(rows),
+        refused=matrices.refused,
+        parameters=sum(leaf.size for leaf in leaves),
+        stored_bytes=quantized.nbytes,
+        evaluation=evaluation,
+        generation=written,
+        no_generation=why,
+        speedup=measured_speedup(quantized, calibrated.evaluation_batches[0]),
+        calibration_rows=rows_of(calibrated.batches),
+        target=target,
+        seconds=seconds + time.perf_counter() - began,
+    )
+    return QuantizationResult(quantized, report)
+
+
+def _evaluated(calibrated: Calibrated, model: QuantizedModel) -> Any:
+    """With activations as they are, decoded matrices give the same; rounded ones must be run."""
+    if model.activations == "wide":
+        return calibrated.evaluator(model.dequantized())
+    return calibrated.evaluator(model.params, apply=model.apply)
+
+
+def _not_reached(result: QuantizationResult, target: float, bits: float | None) -> TargetNotReached:
+    report = result.report
+    size = "" if bits is None else f" at {bits:g} bits a weight"
+    found = report.evaluation.retention
+    return TargetNotReached(
+        f"a {report.evaluation.measure} retention of {target:g} is not reached{size}: the best "
+        f"plan keeps {found.text()} at {report.bits_per_weight:.2f} bits. Allow more bits, a lower "
+        "target, finer candidates, or measure on more held-out data; `best` holds the result.",
+        best=result,
+    )
