@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from ..models.lora.adapter import DEFAULT_TARGETS, LoraSpec
+from ..models.lora.spec import DEFAULT_TARGETS, LoraSpec
 from ..step.optimizer.spec import (
     DEFAULT_LEARNING_RATE,
     NO_DECAY,

@@ -19,7 +19,8 @@ from ..hardware.target import on_one_gpu
 from ..models.adapters import ModelAdapter, TransformerAdapter, Variables, adapt, head_counts_of
 from ..models.attention.choice import AttentionFunction
 from ..models.execution import Execution
-from ..models.lora.adapter import LoraAdapter, LoraSpec
+from ..models.lora.adapter import LoraAdapter
+from ..models.lora.spec import LoraSpec
 from ..models.loss.chunked import LossChunks, check_loss_chunks, loss_chunks_text
 from ..models.loss.loss import Batch, LossFunction
 from ..models.remat.policy import RematPolicy, RematSpec

@@ -16,9 +16,10 @@ from ..errors import TPUModelError, TPUValidationError, did_you_mean
 from ..models.adapters import TransformerAdapter
 from ..models.huggingface.files import read_json
 from ..models.huggingface.weights import export_huggingface, import_huggingface
-from ..models.lora.adapter import LoraAdapter, LoraSpec, with_low_rank
+from ..models.lora.adapter import LoraAdapter, with_low_rank
 from ..models.lora.peft_files import CONFIG_FILE as ADAPTER_CONFIG
 from ..models.lora.peft_files import read_peft, write_peft
+from ..models.lora.spec import LoraSpec
 from ..models.transformer.config import TransformerConfig
 from ..runtime.files import finish_folder, folder_beside
 from ..step.host_memory import EXPORT_FILE_BYTES
@@ -191,8 +192,8 @@ def _from_peft(folder: Path, step: int | None) -> TrainedModel:
     base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not base or not Path(base).expanduser().is_dir():
         raise TPUValidationError(
-            f"{folder} holds adapters beside '{base}', which is no folder here; write the folder of "
-            f"that model as base_model_name_or_path in its {ADAPTER_CONFIG}."
+            f"{folder} holds adapters beside '{base}', which is no folder here; write that model's "
+            f"folder as base_model_name_or_path in its {ADAPTER_CONFIG}."
         )
     model = _from_huggingface(Path(base).expanduser(), step)
     adapter = read_peft(folder, model.config)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,63 +14,40 @@ from ..adapters import Applied, ModelAdapter, TransformerAdapter, Variables, hea
 from ..execution import Execution
 from ..loss.loss import Batch
 from .low_rank import LowRank
+from .spec import DEFAULT_TARGETS, LoraSpec
 
-DEFAULT_TARGETS = (*("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),)
 # Where the reference transformer's layers add `(x @ a) @ b` themselves, one layer at a time.
 _IN_LAYERS = "layers/"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoraSpec:
-    """Which matrices get low-rank ones beside them, and how thin those are.
+def matrices_meant(spec: LoraSpec, params: Any) -> dict[str, Any]:
+    """The matrices that are meant, by path.
 
-    Attributes:
-        rank: Columns of the first and rows of the second.
-        alpha: Their product is multiplied with alpha / rank.
-        targets: Patterns, searched in paths such as "layers/self_attention/q_proj/kernel".
+    Raises:
+        TPUModelError: A pattern finds none, or is no regular expression.
     """
-
-    rank: int = 16
-    alpha: float = 32.0
-    targets: tuple[str, ...] = DEFAULT_TARGETS
-
-    @property
-    def scale(self) -> float:
-        """What the product of the two is multiplied with."""
-        return self.alpha / self.rank
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "targets": list(self.targets)}
-
-    def paths(self, params: Any) -> dict[str, Any]:
-        """The matrices that are meant, by path.
-
-        Raises:
-            TPUModelError: A pattern finds none, or is no regular expression.
-        """
-        leaves = {join_path(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(params)}
-        matrices = {path: leaf for path, leaf in leaves.items() if _is_matrix(path, leaf)}
-        found: dict[str, Any] = {}
-        for target in self.targets:
-            try:
-                pattern = re.compile(target)
-            except re.error as error:
-                raise TPUModelError(f"lora target {target!r} is no pattern: {error}.") from None
-            meant = {path: leaf for path, leaf in matrices.items() if pattern.search(path)}
-            if not meant and self.targets != DEFAULT_TARGETS:
-                names = sorted({word for path in matrices for word in path.split("/")})
-                raise TPUModelError(
-                    f"lora target '{target}' is in the path of no matrix; there are "
-                    f"{', '.join(list(matrices)[:8])} ….{did_you_mean(target, names)}"
-                )
-            found |= meant
-        if not found:
+    leaves = {join_path(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    matrices = {path: leaf for path, leaf in leaves.items() if _is_matrix(path, leaf)}
+    found: dict[str, Any] = {}
+    for target in spec.targets:
+        try:
+            pattern = re.compile(target)
+        except re.error as error:
+            raise TPUModelError(f"lora target {target!r} is no pattern: {error}.") from None
+        meant = {path: leaf for path, leaf in matrices.items() if pattern.search(path)}
+        if not meant and spec.targets != DEFAULT_TARGETS:
+            names = sorted({word for path in matrices for word in path.split("/")})
             raise TPUModelError(
-                f"the model has no matrices called {', '.join(self.targets)}; name some of "
-                f"{', '.join(list(matrices)[:8])} … in lora targets."
+                f"lora target '{target}' is in the path of no matrix; there are "
+                f"{', '.join(list(matrices)[:8])} ….{did_you_mean(target, names)}"
             )
-        return found
+        found |= meant
+    if not found:
+        raise TPUModelError(
+            f"the model has no matrices called {', '.join(spec.targets)}; name some of "
+            f"{', '.join(list(matrices)[:8])} … in lora targets."
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -103,7 +80,7 @@ class LoraAdapter:
     def beside(self, base: Any, carried: Any, rng: jax.Array) -> Variables:
         """Variables with new thin matrices beside a model's parameters."""
         params: dict[str, Any] = {}
-        for number, (path, leaf) in enumerate(sorted(self.spec.paths(base).items())):
+        for number, (path, leaf) in enumerate(sorted(matrices_meant(self.spec, base).items())):
             *stack, inputs, outputs = leaf.shape
             # As peft draws the first: uniform, of variance 1 / (3 inputs).
             bound = inputs**-0.5

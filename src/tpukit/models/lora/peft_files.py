@@ -14,7 +14,7 @@ from ..huggingface.config import family_for
 from ..huggingface.files import read_json
 from ..huggingface.tensors import entries
 from ..transformer.config import TransformerConfig
-from .adapter import LoraSpec
+from .spec import LoraSpec
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
