@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 HOMES = {
     ".checker.check": ("check",),
+    ".checker.decoding": ("DecodingCheck", "check_decoding"),
     ".checker.flag_tuning.search": ("tune_flags",),
     ".checker.result": ("CheckResult",),
     ".compiler": ("CompiledStep", "compile_for", "load_executable", "save_executable"),

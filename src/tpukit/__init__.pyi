@@ -1,6 +1,8 @@
 # Written by `make format` from the list in __init__.py.
 
 from .checker.check import check as check
+from .checker.decoding import DecodingCheck as DecodingCheck
+from .checker.decoding import check_decoding as check_decoding
 from .checker.flag_tuning.search import tune_flags as tune_flags
 from .checker.result import CheckResult as CheckResult
 from .compiler import CompiledStep as CompiledStep
@@ -73,6 +75,7 @@ __all__ = [
     "CheckResult",
     "Chip",
     "CompiledStep",
+    "DecodingCheck",
     "Figure",
     "FlagRegistry",
     "Generator",
@@ -101,6 +104,7 @@ __all__ = [
     "abstract_mesh",
     "adaptive_matmul",
     "check",
+    "check_decoding",
     "compile_for",
     "configure_tpu_environment",
     "create_mesh",

@@ -150,11 +150,15 @@ def predict(
     *,
     tokens_per_step: int | None = None,
     model_flops: float | None = None,
+    one_turn: bool = False,
 ) -> tuple[StepPrediction | None, str]:
-    """Return the predicted step, or the reason there is none."""
+    """Return the predicted step, or the reason there is none; see `CompiledStep.predict`."""
     if not compiled.fits:
         return None, "a program that does not fit takes no step"
     try:
-        return compiled.predict(tokens_per_step=tokens_per_step, model_flops=model_flops), ""
+        found = compiled.predict(
+            tokens_per_step=tokens_per_step, model_flops=model_flops, one_turn=one_turn
+        )
     except TPUError as error:
         return None, str(error)
+    return found, ""

@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import ConfigError
+from ..runtime.ranges import COUNT
 from . import job_options as options
+from .check_decode import check_decode, write_pages
 from .check_toolchains import TypedCheck, check_toolchains
 from .output import Announcer, refusals_as_exit_codes
-from .values import output_file, output_folder
+from .values import output_file, output_folder, within
 
 if TYPE_CHECKING:
     from ..checker.result import CheckResult
@@ -35,6 +38,21 @@ def check(
         bool, typer.Option("--memory-only", help="Stop at the verdict on memory.")
     ] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Verify fixes, each by a compile.")] = False,
+    decode: Annotated[
+        bool,
+        typer.Option(
+            "--decode",
+            help="Check prefill and decode of generation: --batch-size sequences that grow to "
+            "--sequence-length tokens.",
+        ),
+    ] = False,
+    prompt_length: Annotated[
+        int | None,
+        typer.Option(
+            help="With --decode: tokens of the prompts; the whole length by default.",
+            callback=within(COUNT),
+        ),
+    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(help="Write the report as one HTML file.", callback=output_file),
@@ -68,6 +86,8 @@ def check(
     say = Announcer()
     with refusals_as_exit_codes():
         target = options.torch_or_target(target, torch)
+    if prompt_length is not None and not decode:
+        raise ConfigError("--prompt-length is of --decode; add it, or leave the length out.")
     if toolchain is not None:
         _refuse_outputs(fix=fix, perfetto=perfetto, handover=handover, dump=dump)
     say(f"checking {target}" + (f" on {on}" if on else ""))
@@ -95,6 +115,8 @@ def check(
         attention=attention,
     )
     if toolchain is not None:
+        if decode:
+            raise ConfigError("--decode is not compared by --toolchain; check with one.")
         switches = {"--memory-only": memory_only, "--no-cache": no_cache}
         typed = TypedCheck(target, asked, flags, arg or (), donate or (), timeout, switches)
         with refusals_as_exit_codes():
@@ -106,6 +128,23 @@ def check(
         show(comparison, json=json)
         raise typer.Exit(comparison.exit_code)
     asked |= {} if not flags else {"options": options.compiler_options(flags)}
+    if decode:
+        unused = {"fix": fix, "arg": arg, "donate": donate, "perfetto": perfetto, "dump": dump}
+        with refusals_as_exit_codes():
+            found = check_decode(
+                target,
+                asked,
+                prompt_length=prompt_length,
+                refused={**unused, "handover": handover},
+                progress=say,
+                memory_only=memory_only,
+                timeout_s=timeout,
+                use_cache=not no_cache,
+            )
+        if html is not None:
+            write_pages(found, html, say)
+        show(found, json=json)
+        raise typer.Exit(found.exit_code)
     how: dict[str, Any] = {
         "memory_only": memory_only,
         "timeout_s": timeout,
@@ -139,8 +178,6 @@ def check(
 
 def _refuse_outputs(**asked: object) -> None:
     """Refuse what only one check can leave, where several are compared."""
-    from ..errors import ConfigError
-
     for name, value in asked.items():
         if value:
             raise ConfigError(f"--{name} is for one check, and --toolchain compares several.")
@@ -149,7 +186,6 @@ def _refuse_outputs(**asked: object) -> None:
 def _refuse_handover(target: str, asked: dict[str, Any], *, is_function: bool) -> None:
     """Refuse what cannot be handed over now, before minutes of work."""
     from ..checker.check import as_job
-    from ..errors import ConfigError
     from ..torch.handover import handover_plan
 
     if is_function:

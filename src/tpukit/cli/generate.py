@@ -12,7 +12,11 @@ from .export import Step
 from .values import within
 
 if TYPE_CHECKING:
-    from ..models.generation import Generation
+    from pathlib import Path
+
+    from jax.sharding import Mesh
+
+    from ..models.generation import TextPart
     from ..training.data.tokenizer import Tokenizer
     from ..training.trained_model import TrainedModel
 
@@ -33,6 +37,13 @@ TopP = Annotated[
     float | None,
     typer.Option(help="Draw from this share of the probability.", callback=within(SHARE)),
 ]
+Stop = Annotated[
+    list[str] | None, typer.Option(help="A word that ends the text, and is left out; repeat.")
+]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="The prompt is a message: use the folder's chat template.")
+]
+System = Annotated[str | None, typer.Option(help="With --chat: what stands before the message.")]
 Seed = Annotated[int, typer.Option(help="The same gives the same text.", callback=within(SEED))]
 
 DEFAULT_NEW_TOKENS = 200
@@ -47,35 +58,49 @@ def generate(
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = 0,
+    stop: Stop = None,
+    chat: Chat = False,
+    system: System = None,
+    mesh: options.Mesh = None,
     step: Step = None,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt; the text goes to standard output as it is made."""
+    if system is not None and not chat:
+        raise TPUValidationError("--system is part of a conversation; add --chat.")
     from ..runtime.environment import configure_tpu_environment
 
     configure_tpu_environment()
-    from ..models.generation import Generator, Sampling
+    from ..models.generation import Generator, Sampling, stream_text
     from ..training.trained_model import load_trained
     from .output import show
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    model = load_trained(source, step=step)
+    model = load_trained(source, step=step, mesh=_mesh(mesh))
     words = _tokenizer(model, tokenizer)
-    start = _encoded(prompt, words, model)
-    end = words.end_of_document
+    asked = _conversation(tokenizer or model.tokenizer, prompt, system) if chat else prompt
+    start = _encoded(asked, words, model)
     wanted = max_new_tokens or min(DEFAULT_NEW_TOKENS, model.config.max_seq_len - len(start))
-    text = _Text(words, prompt, silent=json)
-    last = None
-    for last in Generator(model.config, model.params).stream(
-        [start], max_new_tokens=wanted, sampling=sampling, eos=end
+    # Not before there is something to add: an error would stand beside half a sentence.
+    unsaid, last = "" if chat else prompt, None
+    for last in stream_text(
+        Generator(model.config, model.params),
+        words,
+        start,
+        stop=stop or (),
+        max_new_tokens=wanted,
+        sampling=sampling,
+        eos=_ends(tokenizer or model.tokenizer, words),
     ):
-        text.show(last.tokens[0])
+        if not json:
+            typer.echo(unsaid + last.new, nl=False)
+        unsaid = ""
     if last is not None:
-        text.finish(last.tokens[0])
-        generated = GeneratedText(prompt=prompt, text=text.shown, model=model, generation=last)
+        generated = GeneratedText(prompt=asked, part=last, model=model)
         if json:
             show(generated, json=True)
         else:
+            typer.echo("")
             typer.echo(generated.headline(), err=True)
 
 
@@ -84,24 +109,24 @@ class GeneratedText:
     """A prompt, its continuation, and where it comes from."""
 
     prompt: str
-    text: str
+    part: "TextPart"
     model: "TrainedModel"
-    generation: "Generation"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {
             "prompt": self.prompt,
-            "text": self.text,
+            "text": self.part.text,
+            "stop": self.part.stop,
             "model": self.model.config.name,
             "source": self.model.source,
             "step": self.model.step,
-            **self.generation.to_dict(),
+            **self.part.generation.to_dict(),
         }
 
     def headline(self) -> str:
         """One line about model and speed."""
-        about, found = self.model, self.generation
+        about, found = self.model, self.part.generation
         at = "" if about.step is None else f" at step {about.step}"
         step = found.step_time_s
         speed = "" if step is None else f", {1 / step:,.0f} tokens/s"
@@ -112,36 +137,54 @@ class GeneratedText:
         )
 
     def __rich__(self) -> str:
-        return f"{self.prompt}{self.text}"
+        return f"{self.prompt}{self.part.text}"
 
 
-class _Text:
-    """Writes text as it grows, holding back a character whose bytes have not all come yet."""
+def _mesh(text: str | None) -> "Mesh":
+    """The devices to use: those of a mesh that was typed, or the first."""
+    import jax
 
-    def __init__(self, tokenizer: "Tokenizer", prompt: str, *, silent: bool) -> None:
-        self._tokenizer, self._silent, self.shown = tokenizer, silent, ""
-        self._prompt = prompt
+    from ..job.value_text import parse_mesh
+    from ..parallel import create_mesh
 
-    def show(self, tokens: tuple[int, ...]) -> None:
-        """Write what is new and certain."""
-        text = self._tokenizer.decode(tokens)
-        if not text.endswith("�"):
-            self._add(text)
+    if text is None:
+        return create_mesh(mesh_shape=(1,), axis_names=("tensor",), devices=jax.devices()[:1])
+    sizes = parse_mesh(text)
+    return create_mesh(mesh_shape=[*sizes.values()], axis_names=[*sizes])
 
-    def finish(self, tokens: tuple[int, ...]) -> None:
-        """Write the rest as it is."""
-        self._add(self._tokenizer.decode(tokens))
-        self._write("\n")
 
-    def _add(self, text: str) -> None:
-        # Not before there is something to add: an error would stand beside half a sentence.
-        self._write(self._prompt + text[len(self.shown) :])
-        self._prompt = ""
-        self.shown = text
+def _conversation(tokenizer: str | None, prompt: str, system: str | None) -> str:
+    """The text that asks a model for an answer, by the template beside its tokenizer."""
+    from ..models.huggingface.chat import load_chat_template
 
-    def _write(self, text: str) -> None:
-        if not self._silent:
-            typer.echo(text, nl=False)
+    said = [] if system is None else [{"role": "system", "content": system}]
+    folder = _folder_of(tokenizer)
+    if folder is None:
+        raise TPUValidationError(
+            "--chat needs the template that stands beside a tokenizer.json, and this model has "
+            "none; give --tokenizer FOLDER, or leave --chat out."
+        )
+    return load_chat_template(folder).render([*said, {"role": "user", "content": prompt}])
+
+
+def _ends(tokenizer: str | None, words: "Tokenizer") -> list[int]:
+    """Every token that ends a text."""
+    from ..models.huggingface.chat import end_tokens
+
+    folder = _folder_of(tokenizer)
+    named = () if folder is None else end_tokens(folder)
+    own = () if words.end_of_document is None else (words.end_of_document,)
+    return [*dict.fromkeys((*own, *named))]
+
+
+def _folder_of(tokenizer: str | None) -> "Path | None":
+    """The folder that a tokenizer was read from; None for bytes."""
+    from pathlib import Path
+
+    if tokenizer is None or tokenizer == "bytes":
+        return None
+    path = Path(tokenizer).expanduser()
+    return path if path.is_dir() else path.parent
 
 
 def _tokenizer(model: "TrainedModel", given: str | None) -> "Tokenizer":

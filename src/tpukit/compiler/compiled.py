@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from ..errors import TPUValidationError, did_you_mean
+from ..errors import TPUValidationError, XLACompilationError, did_you_mean
 from ..hardware import Figure, Slice
 from .dump import Listings
-from .hlo import HloModule, count_collectives, count_operations, parse_hlo
+from .hlo import HloModule, count_collectives, count_operations, open_loop, parse_hlo
 from .memory import MemoryReport, read_memory
 from .program.lowered import ProgramFacts
 
@@ -132,6 +132,7 @@ class CompiledStep:
         tokens_per_step: int | None = None,
         model_flops: float | None = None,
         compile_kernels: bool = True,
+        one_turn: bool = False,
     ) -> "StepPrediction":
         """How long one step takes, by simulating the schedule.
 
@@ -140,6 +141,11 @@ class CompiledStep:
             model_flops: FLOPs of the model in one step over all devices, for MFU.
             compile_kernels: Whether Pallas kernels that nobody timed before are compiled alone to
                 time them; otherwise they are timed by what they state.
+            one_turn: Of a program that is a loop without a constant end: one turn of it, without
+                what comes before and after.
+
+        Raises:
+            XLACompilationError: One turn was asked for, and there is no such loop.
         """
         from .kernel_traces import trace_kernels
         from .timeline import predict_step
@@ -152,7 +158,7 @@ class CompiledStep:
             compile_missing=compile_kernels,
         )
         return predict_step(
-            self.module,
+            self._turn() if one_turn else self.module,
             self.slice,
             coordinates=self.coordinates,
             slice_of_device=self.slice_of_device,
@@ -160,6 +166,16 @@ class CompiledStep:
             tokens_per_step=tokens_per_step,
             model_flops=model_flops,
         )
+
+    def _turn(self) -> HloModule:
+        """The program that one turn of its open loop is."""
+        loop = open_loop(self.module)
+        if loop is None:
+            raise XLACompilationError(
+                f"{self.name} has no loop of its own without a constant end, so a turn of it "
+                "cannot be timed; predict the whole program."
+            )
+        return replace(self.module, entry_name=loop.called["body"])
 
     @property
     def usable_bytes(self) -> int | None:

@@ -9,9 +9,9 @@ import jax
 
 from ..models.presets import get_preset
 from ..models.transformer.config import TransformerConfig
+from ..parallel.sharding.strategy import strategy_for
 from ..step.optimizer.optimizer import build_optimizer
 from ..step.optimizer.spec import LearningRate
-from ..step.placement import strategy_for
 from ..step.workload import Workload
 from .job import Job
 from .model_source import load_model

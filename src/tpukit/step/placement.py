@@ -1,7 +1,7 @@
 """What a strategy on a mesh asks of a model besides the place of its parameters."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,26 +19,17 @@ from ..models.attention.tpu_kernels import (
 )
 from ..models.execution import Execution
 from ..models.loss.loss import Batch
+from ..models.placement import experts_on, kernel_spread
 from ..models.transformer.config import TransformerConfig
-from ..parallel.mesh.axes import Role, role_of
 from ..parallel.mesh.mesh import axis_sizes
 from ..parallel.ring.attention import ring_attention
 from ..parallel.ring.linear_attention import context_gated_delta, context_short_convolution
 from ..parallel.ring.order import RingLayout, pieces_a_shard, to_zigzag, zigzag_order
 from ..parallel.ring.window import reaches_one_piece
-from ..parallel.sharding.activations import ActivationRules, constrain
+from ..parallel.sharding.activations import constrain
 from ..parallel.sharding.layout import Layout
-from ..parallel.sharding.strategy import parse_strategy, strategy_axes
+from ..parallel.sharding.strategy import find_axis
 
-_STRATEGY_OF_ROLE: dict[Role, str] = {
-    "fsdp": "fsdp",
-    "tensor": "megatron",
-    "expert": "expert",
-    "stage": "pipeline",
-    "context": "context",
-    "data": "data",
-    "replica": "data",
-}
 # Attention that works on one device's part, and has to be told how the arrays are spread.
 _BY_KERNEL: dict[str, Callable[..., Any]] = {
     "auto": automatic_attention,
@@ -46,11 +37,6 @@ _BY_KERNEL: dict[str, Callable[..., Any]] = {
     "splash": splash_attention,
     "splash in two": splash_attention_in_two,
 }
-
-
-def strategy_for(axis_names: Iterable[str]) -> str:
-    """The strategy that a mesh's axis names ask for: "fsdp+megatron" for fsdp and tensor."""
-    return "+".join(dict.fromkeys(_STRATEGY_OF_ROLE[role_of(axis)] for axis in axis_names))
 
 
 def execution_on(
@@ -71,9 +57,7 @@ def execution_on(
         sequence_length: Of the batch, if its loss does not depend on the order of tokens.
     """
     context = find_axis(mesh, strategy, "context")
-    axes = dict(ActivationRules.of(mesh, strategy).axes)
-    # A kernel sees one device's examples and heads: nobody can split it from outside.
-    spread = {"mesh": mesh, "batch_axes": axes["batch"], "head_axes": axes.get("heads", ())}
+    spread = kernel_spread(mesh, strategy)
     if context is not None and execution.attention in ("auto", "ring"):
         shards = axis_sizes(mesh)[context]
         layout = ring_layout_for(config, shards=shards, sequence_length=sequence_length)
@@ -86,35 +70,16 @@ def execution_on(
                 axis=context,
                 layout=layout,
                 mesh=mesh,
-                batch_axes=axes["batch"],
-                channel_axes=axes.get("heads", ()),
+                batch_axes=spread["batch_axes"],
+                channel_axes=spread["head_axes"],
             ),
         )
     elif isinstance(execution.attention, str) and execution.attention in _BY_KERNEL:
         kernel = _BY_KERNEL[execution.attention]
         execution = execution.replace(attention=partial(kernel, **spread))
     if config is not None and config.has_experts:
-        # Left to the partitioner, sorting tokens by expert would sort those of all devices.
-        execution = execution.replace(
-            expert_mesh=mesh,
-            expert_axis=find_axis(mesh, strategy, "expert"),
-            expert_tokens=PartitionSpec(axes["batch"] or None, context),
-        )
+        execution = experts_on(mesh, strategy, execution, context=context)
     return execution
-
-
-def find_axis(mesh: AnyMesh, strategy: str, name: str) -> str | None:
-    """The one mesh axis the strategy called `name` works on, or None when it is not in use."""
-    for member in parse_strategy(strategy):
-        if member.name == name:
-            axes = strategy_axes(member, axis_sizes(mesh))
-            if len(axes) > 1:
-                raise ShardingError(
-                    f"Strategy '{name}' works along one axis and the mesh has {', '.join(axes)}; "
-                    "keep one of them."
-                )
-            return next(iter(axes))
-    return None
 
 
 def batch_shardings(

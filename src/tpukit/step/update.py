@@ -10,9 +10,9 @@ from ..models.adapters import Variables
 from ..models.loss.loss import Batch
 from ..parallel.mesh.mesh import axis_sizes
 from ..parallel.pipelining.forward import split_microbatches
+from ..parallel.sharding.strategy import find_axis
 from .parts import StepResult, StepSettings, TrainState, weighted_loss
 from .pipeline import pipeline_loss_and_gradients
-from .placement import find_axis
 
 
 def updated_state(

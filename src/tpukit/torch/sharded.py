@@ -13,7 +13,7 @@ from ..models.adapters.torch_module.state import ModuleState
 from ..parallel.mesh.axes import count_batch_ways
 from ..parallel.mesh.mesh import axis_sizes
 from ..parallel.sharding.layout import Layout, make_layout
-from ..step.placement import strategy_for
+from ..parallel.sharding.strategy import strategy_for
 from .border import Arrays
 from .prepared import link_of, prepare
 

@@ -17,8 +17,8 @@ from ..models.adapters.torch_module.arrays import to_tensor
 from ..models.adapters.torch_module.nesting import Nesting
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import RematSpec
+from ..parallel.sharding.strategy import strategy_for
 from ..step.parts import TrainState
-from ..step.placement import strategy_for
 from ..step.workload import Workload
 from ..training.recompile import compiler_options
 from .batches import flat_batch, nested_batch

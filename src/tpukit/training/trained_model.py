@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.table import Table
 
+from ..annotations import PyTree
 from ..errors import TPUModelError, TPUValidationError, did_you_mean
 from ..models.adapters import TransformerAdapter
+from ..models.generation.programs import DecodingPrograms
 from ..models.huggingface.files import read_json
 from ..models.huggingface.weights import export_huggingface, import_huggingface
 from ..models.lora.adapter import LoraAdapter, with_low_rank
@@ -21,6 +24,7 @@ from ..models.lora.peft_files import CONFIG_FILE as ADAPTER_CONFIG
 from ..models.lora.peft_files import read_peft, write_peft
 from ..models.lora.spec import LoraSpec
 from ..models.transformer.config import TransformerConfig
+from ..parallel.mesh.mesh import create_mesh
 from ..runtime.files import finish_folder, folder_beside
 from ..step.host_memory import EXPORT_FILE_BYTES
 from .checkpoint import Checkpoint, TPUCheckpointer
@@ -33,7 +37,7 @@ class TrainedModel:
 
     Attributes:
         config: What it is.
-        params: Its parameters, on the first device here.
+        params: Its parameters, on the first device or the host; or split over a mesh.
         source: Where they came from.
         step: After how many steps; None where nobody wrote it down.
         tokenizer: What its text was made into tokens with, or None where that is not known.
@@ -46,7 +50,9 @@ class TrainedModel:
     tokenizer: str | None
 
 
-def load_trained(source: str | Path, *, step: int | None = None) -> TrainedModel:
+def load_trained(
+    source: str | Path, *, step: int | None = None, mesh: Mesh | None = None
+) -> TrainedModel:
     """Load a trained model.
 
     Args:
@@ -54,6 +60,7 @@ def load_trained(source: str | Path, *, step: int | None = None) -> TrainedModel
             `config.json` and safetensors, or one of adapters (peft) beside such a folder. Thin
             matrices are added to those they are beside.
         step: Of a run: which checkpoint; the newest good one by default.
+        mesh: Parameters are read straight into their parts on it, as `generate` wants them.
 
     Raises:
         TPUValidationError: It is none of these.
@@ -63,11 +70,11 @@ def load_trained(source: str | Path, *, step: int | None = None) -> TrainedModel
     path = _existing(source)
     run, own_step = _run_of(path)
     if run is not None:
-        return _from_run(run, step if step is not None else own_step)
+        return _from_run(run, step if step is not None else own_step, mesh)
     if (path / "config.json").is_file():
-        return _from_huggingface(path, step)
+        return _from_huggingface(path, step, mesh)
     if (path / ADAPTER_CONFIG).is_file():
-        return _from_peft(path, step)
+        return _from_peft(path, step, mesh)
     raise TPUValidationError(
         f"{path} is neither a run ({IDENTITY} is missing) nor a Hugging Face folder (config.json "
         "is missing); give the run directory that 'tpukit train' named."
@@ -140,9 +147,9 @@ def _about_run(run: Path) -> _Run:
     return _Run(config, folder, settings.get("tokenizer"), lora)
 
 
-def _from_run(run: Path, step: int | None) -> TrainedModel:
+def _from_run(run: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
     config, _, tokenizer, lora = _about_run(run)
-    found = _restored(run, step)
+    found = _restored(run, step, mesh)
     params = found.params
     if lora is not None:
         params = with_low_rank(found.items["model_state"]["base"], params, lora)
@@ -155,29 +162,35 @@ def _from_run(run: Path, step: int | None) -> TrainedModel:
     )
 
 
-def _restored(run: Path, step: int | None) -> Checkpoint:
-    """What a run saved of its model, on the first device here."""
+def _restored(run: Path, step: int | None, mesh: Mesh | None = None) -> Checkpoint:
+    """What a run saved of its model: split as `generate` wants it, or on the first device here."""
     config, folder, _, lora = _about_run(run)
-    plain = TransformerAdapter(config)
-    adapter = plain if lora is None else LoraAdapter(plain, lora)
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.eval_shape(lambda: adapter.init(jax.random.key(0)))
-    like = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes._asdict()
-    )
-    if lora is None:
-        del like["model_state"]
+    here = mesh or create_mesh(mesh_shape=(1,), axis_names=("tensor",), devices=jax.devices()[:1])
+    base = DecodingPrograms(config, here).abstract_params()
+    like = {"params": base}
+    if lora is not None:
+        adapter = LoraAdapter(TransformerAdapter(config), lora)
+        thin = jax.eval_shape(adapter.init, jax.random.key(0)).params
+        place = NamedSharding(here, PartitionSpec())
+        whole = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), thin
+        )
+        like = {"params": whole, "model_state": {"base": base, "carried": {}}}
     with TPUCheckpointer(folder) as checkpointer:
         return checkpointer.restore(step, like=like)
 
 
-def _from_huggingface(folder: Path, step: int | None) -> TrainedModel:
+def _from_huggingface(folder: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
     if step is not None:
         raise TPUValidationError(
             f"step={step} names a checkpoint of a run, and {folder} is a Hugging Face folder; "
             "leave the step out."
         )
-    found = import_huggingface(folder)
+
+    def split(config: TransformerConfig) -> PyTree:
+        return DecodingPrograms(config, mesh).layout.shardings
+
+    found = import_huggingface(folder, shardings=None if mesh is None else split)
     tokenizer = folder / "tokenizer.json"
     return TrainedModel(
         config=found.config,
@@ -188,14 +201,14 @@ def _from_huggingface(folder: Path, step: int | None) -> TrainedModel:
     )
 
 
-def _from_peft(folder: Path, step: int | None) -> TrainedModel:
+def _from_peft(folder: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
     base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not base or not Path(base).expanduser().is_dir():
         raise TPUValidationError(
             f"{folder} holds adapters beside '{base}', which is no folder here; write that model's "
             f"folder as base_model_name_or_path in its {ADAPTER_CONFIG}."
         )
-    model = _from_huggingface(Path(base).expanduser(), step)
+    model = _from_huggingface(Path(base).expanduser(), step, mesh)
     adapter = read_peft(folder, model.config)
     params = with_low_rank(jax.tree.map(jnp.asarray, model.params), adapter.params, adapter.spec)
     return replace(model, params=params, source=f"{folder} beside {base}")

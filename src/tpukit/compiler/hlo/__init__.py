@@ -5,6 +5,7 @@ from .collectives import count_collectives as count_collectives
 from .collectives import find_collective as find_collective
 from .flops import matrix_flops as matrix_flops
 from .flops import nested_matrix_flops as nested_matrix_flops
+from .loops import open_loop as open_loop
 from .loops import trip_count as trip_count
 from .module import Computation as Computation
 from .module import HloModule as HloModule
@@ -25,6 +26,7 @@ __all__ = [
     "find_collective",
     "matrix_flops",
     "nested_matrix_flops",
+    "open_loop",
     "parse_hlo",
     "parse_shapes",
     "trip_count",

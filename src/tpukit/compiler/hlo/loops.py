@@ -39,6 +39,16 @@ def trip_count(loop: Instruction, parent: Computation, module: HloModule) -> int
     return None
 
 
+def open_loop(module: HloModule) -> Instruction | None:
+    """The program's own loop that no constant ends; None where there is not exactly one."""
+    found = [
+        one
+        for one in module.entry
+        if one.opcode == "while" and trip_count(one, module.entry, module) is None
+    ]
+    return found[0] if len(found) == 1 else None
+
+
 def _counter_index(instruction: Instruction) -> int | None:
     found = _INDEX.search(instruction.attributes)
     return int(found[1]) if instruction.opcode == "get-tuple-element" and found else None

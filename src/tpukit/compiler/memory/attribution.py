@@ -19,6 +19,7 @@ from .provenance import Provenance
 CATEGORIES: dict[str, str] = {
     "parameters": "the model's weights, between steps",
     "optimizer state": "what the optimizer keeps between steps",
+    "cache": "what decoding keeps of the tokens before: keys and values, latents, states",
     "batch inputs": "the examples of one step",
     "arguments": "other arguments of the program",
     "gradients": "one for each weight",
@@ -34,6 +35,7 @@ CATEGORIES: dict[str, str] = {
 }
 _PARAMETERS = re.compile(r"\.params\b|\['params'\]|\.parameters\b")
 _OPTIMIZER = re.compile(r"\.opt_state\b|\['opt_state'\]|\.optimizer_state\b|\.mu\b|\.nu\b")
+_CACHE = re.compile(r"\.cache\[")
 _BACKWARD = "transpose("
 _FORWARD = "jvp("
 _COPIES = frozenset({"copy", "copy-start", "copy-done", "bitcast", "convert", "dynamic-slice"})
@@ -51,6 +53,8 @@ def argument_category(name: str, *, is_training: bool) -> str:
     """What an argument is for, from its path in the caller's pytree."""
     if _OPTIMIZER.search(name):
         return "optimizer state"
+    if _CACHE.search(name):
+        return "cache"
     if _PARAMETERS.search(name):
         return "parameters"
     return "batch inputs" if is_training and not name.startswith("[0]") else "arguments"

@@ -19,6 +19,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 _COLORS = {
     "parameters": "blue",
     "optimizer state": "cyan",
+    "cache": "bright_magenta",
     "batch inputs": "white",
     "arguments": "bright_blue",
     "gradients": "magenta",

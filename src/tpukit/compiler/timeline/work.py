@@ -103,7 +103,7 @@ def _touched_bytes(
             continue
         if user.opcode in _SLICES and user.operands[0] == value.name:
             touched += user.shapes[0].padded_bytes
-        elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
+        elif user.operands[0] == value.name and _update_of(user, module) is not None:
             continue  # updated in place: what stays is not read
         elif user.opcode in ("bitcast", "reshape") or _only_looks(user, module):
             touched += _touched_bytes(user, shape, computation, module)
@@ -147,14 +147,27 @@ def _written_bytes(
 ) -> float:
     while value.opcode in ("bitcast", "reshape"):
         value = computation.by_name[value.operands[0]]
-    if value.opcode == "dynamic-update-slice":
-        return float(computation.by_name[value.operands[1]].shapes[0].padded_bytes)
+    update = _update_of(value, module)
+    if update is not None:
+        return float(computation.by_name[update].shapes[0].padded_bytes)
     if value.opcode == "fusion":
         called = module.computations[value.called["calls"]]
         inner = _results(called, module)
         if len(inner) == 1:
             return inner[0][0]
     return float(shape.padded_bytes)
+
+
+def _update_of(instruction: Instruction, module: HloModule) -> str | None:
+    """What an instruction writes over a part of its first operand; None where it does not."""
+    if instruction.opcode == "dynamic-update-slice":
+        return instruction.operands[1]
+    if instruction.opcode != "scatter":
+        return None
+    kept = module.computations[instruction.called["to_apply"]].root
+    # One that adds, as gradients of a table are, reads and writes whole pages of it.
+    overwrites = kept.opcode == "parameter" and kept.arguments.strip() == "1"
+    return instruction.operands[2] if overwrites else None
 
 
 def _plain_traffic(instruction: Instruction, parent: Computation) -> dict[str, float]:

@@ -1,17 +1,34 @@
 """What layers keep of the tokens before: keys and values, latents, or a state."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ...parallel.sharding.activations import constrain
 from ..transformer.config import TransformerConfig
 from ..transformer.layer_config import LayerConfig
 
+# (leaf, what each of its dimensions is) -> the leaf at its place.
+Place = Callable[..., Any]
 # By the kind of layer; leaves have a leading axis of the layers of that kind.
 Cache = dict[str, Any]
+# What the dimensions of each leaf are, by its name: rows are split like a batch, heads like heads.
+_OF_LATENTS = (None, "batch", None, None)
+_OF_CONVOLUTIONS = (None, "batch", None, "heads")
+CACHE_AXES: dict[str, tuple[str | None, ...]] = {
+    "keys": (None, "batch", None, "kv_heads", "head_dim"),
+    "values": (None, "batch", None, "kv_heads", "head_dim"),
+    "latent": _OF_LATENTS,
+    "rope_key": _OF_LATENTS,
+    "state": (None, "batch", "heads", None, None),
+    "q": _OF_CONVOLUTIONS,
+    "k": _OF_CONVOLUTIONS,
+    "v": _OF_CONVOLUTIONS,
+}
 
 
 @jax.tree_util.register_dataclass
@@ -49,11 +66,20 @@ class DeltaCache:
 
 def empty_cache(config: TransformerConfig, *, rows: int, slots: int) -> Cache:
     """Room for `slots` tokens in each row; layers that take another's keys have none."""
-    return {
-        kind: _empty(config.kinds[kind], config.dtype, layers, rows, slots)
-        for kind, layers in Counter(config.layer_order).items()
-        if config.kinds[kind].shares_keys_of is None
-    }
+    return place_cache(
+        {
+            kind: _empty(config.kinds[kind], config.dtype, layers, rows, slots)
+            for kind, layers in Counter(config.layer_order).items()
+            if config.kinds[kind].shares_keys_of is None
+        }
+    )
+
+
+def place_cache(cache: Cache, place: Place = constrain) -> Cache:
+    """The cache with every leaf placed by what its dimensions are."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: place(leaf, *CACHE_AXES[path[-1].name]), cache
+    )
 
 
 def index_in_kind(order: tuple[str, ...]) -> list[int]:

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import TPUValidationError
+from ...parallel.sharding.activations import constrain
+from ..execution import Execution
 from ..transformer.config import TransformerConfig
-from .cache import Cache
+from .cache import Cache, Place, place_cache
 from .forward import read_prompts, read_token
 
 
@@ -80,6 +82,16 @@ class DecodingState:
     steps: jax.Array  # new tokens so far
     cache: Cache
 
+    def placed(self, place: Place = constrain) -> "DecodingState":
+        """The state with every leaf placed by what its dimensions are."""
+        return DecodingState(
+            tokens=place(self.tokens, "batch", None),
+            positions=place(self.positions, "batch"),
+            done=place(self.done, "batch"),
+            steps=place(self.steps),
+            cache=place_cache(self.cache, place),
+        )
+
 
 def begin_rows(
     params: Any,
@@ -91,19 +103,20 @@ def begin_rows(
     config: TransformerConfig,
     sampling: Sampling,
     slots: int,
+    execution: Execution,
 ) -> DecodingState:
-    """Read the prompts and choose the first new token of each."""
-    logits, cache = read_prompts(config, params, tokens, lengths, slots=slots)
+    """Read the prompts and choose the first new token of each; rows without a prompt are done."""
+    logits, cache = read_prompts(config, params, tokens, lengths, slots=slots, execution=execution)
     first = sampling.choose(logits, _keys(seed, lengths))
     rows = jnp.arange(tokens.shape[0])
     room = jnp.zeros((tokens.shape[0], slots), jnp.int32).at[:, : tokens.shape[1]].set(tokens)
     return DecodingState(
         tokens=room.at[rows, lengths].set(first),
         positions=lengths,
-        done=first == eos,
+        done=jnp.isin(first, eos) | (lengths == 0),
         steps=jnp.ones((), jnp.int32),
         cache=cache,
-    )
+    ).placed()
 
 
 def extend_rows(
@@ -115,6 +128,7 @@ def extend_rows(
     *,
     config: TransformerConfig,
     sampling: Sampling,
+    execution: Execution,
 ) -> DecodingState:
     """Add tokens until there are `until` new ones, or every row has ended."""
     rows = jnp.arange(state.tokens.shape[0])
@@ -125,19 +139,25 @@ def extend_rows(
     def one_more(now: DecodingState) -> DecodingState:
         newest = now.tokens[rows, now.positions]
         logits, cache = read_token(
-            config, params, newest, now.positions, now.cache, slots=now.tokens.shape[1]
+            config,
+            params,
+            newest,
+            now.positions,
+            now.cache,
+            slots=now.tokens.shape[1],
+            execution=execution,
         )
         positions = now.positions + 1
-        chosen = jnp.where(now.done, eos, sampling.choose(logits, _keys(seed, positions)))
+        chosen = jnp.where(now.done, eos[0], sampling.choose(logits, _keys(seed, positions)))
         return DecodingState(
             tokens=now.tokens.at[rows, positions].set(chosen),
             positions=positions,
-            done=now.done | (chosen == eos),
+            done=now.done | jnp.isin(chosen, eos),
             steps=now.steps + 1,
             cache=cache,
-        )
+        ).placed()
 
-    return jax.lax.while_loop(unfinished, one_more, state)
+    return jax.lax.while_loop(unfinished, one_more, state.placed())
 
 
 def _keys(seed: jax.Array, positions: jax.Array) -> jax.Array:

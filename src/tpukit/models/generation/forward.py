@@ -23,7 +23,13 @@ MakeMixing = Callable[[Any, Any], PromptMixing | TokenMixing]
 
 
 def read_prompts(
-    config: TransformerConfig, params: Any, tokens: jax.Array, lengths: jax.Array, *, slots: int
+    config: TransformerConfig,
+    params: Any,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    slots: int,
+    execution: Execution,
 ) -> tuple[jax.Array, Cache]:
     """Logits (rows, V) after each prompt's last token, and the cache that holds the prompts.
 
@@ -31,19 +37,20 @@ def read_prompts(
         config: What the parameters are of.
         params: The parameters, as a workload's state has them.
         tokens: (rows, longest) prompts, padded at the end.
-        lengths: (rows,) tokens of each prompt.
+        lengths: (rows,) tokens of each prompt; 0 where a row is there to fill the batch only.
         slots: Tokens a row can grow to.
+        execution: How attention and experts run.
     """
-    model = _module(config, params)
+    model = TransformerAdapter(config).module(params, execution)
     rows, longest = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(longest), (rows, longest))
     cache = empty_cache(config, rows=rows, slots=slots)
 
     def mixing(cache: Any, index: Any) -> PromptMixing:
-        return PromptMixing(cache, index, lengths)
+        return PromptMixing(cache, index, lengths, execution)
 
     x, cache = _run(model, tokens, positions, cache, mixing, length=slots)
-    last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
+    last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
     return model.unembed(last)[:, 0], cache
 
 
@@ -55,6 +62,7 @@ def read_token(
     cache: Cache,
     *,
     slots: int,
+    execution: Execution,
 ) -> tuple[jax.Array, Cache]:
     """Logits (rows, V) after one more token a row, and the cache that holds it.
 
@@ -65,18 +73,15 @@ def read_token(
         positions: (rows,) their positions in the sequence.
         cache: Everything before them.
         slots: Tokens a row can grow to.
+        execution: How experts run.
     """
-    model = _module(config, params)
+    model = TransformerAdapter(config).module(params, execution)
 
     def mixing(cache: Any, index: Any) -> TokenMixing:
         return TokenMixing(cache, index, positions)
 
     x, cache = _run(model, tokens[:, None], positions[:, None], cache, mixing, length=slots)
     return model.unembed(x)[:, 0], cache
-
-
-def _module(config: TransformerConfig, params: Any) -> Transformer:
-    return TransformerAdapter(config).module(params, Execution())
 
 
 def _run(
@@ -91,7 +96,7 @@ def _run(
     """Send tokens through all layers; the cache is carried, so that it is written in place."""
     x = model.embed_tokens(tokens, positions)
     own = None if model.per_layer is None else model.per_layer(tokens, x)
-    context = LayerContext(positions, length, Execution(), mixing(None, 0))
+    context = LayerContext(positions, length, model.execution, mixing(None, 0))
     index = jnp.asarray(index_in_kind(model.config.layer_order), jnp.int32)
 
     def one_layer(

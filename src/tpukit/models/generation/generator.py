@@ -3,44 +3,45 @@
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 
 from ...annotations import PyTree
 from ...errors import TPUModelError, TPUValidationError
 from ..presets import get_preset
 from ..transformer.config import TransformerConfig
-from .decoding import DecodingState, Sampling, begin_rows, extend_rows
+from .decoding import DecodingState, Sampling
+from .programs import DecodingPrograms, rounded_size
 from .result import Ending, Generation
 
+NO_END = -1  # a token that no model has
 Prompts: TypeAlias = Iterable[ArrayLike | Sequence[int]]  # rows of token numbers
-
-SMALLEST_ROOM = 32
 
 
 class Generator:
     """Generates from one model; programs are compiled once for each size of prompt and answer.
 
     Sizes are rounded up to powers of two, so that prompts of similar length share a program.
-    Experts are routed without a capacity here: what a token gets must not depend on its batch.
 
     Args:
         model: A preset's name, a `TransformerConfig`, or a `Workload` of one.
         params: Its parameters, as `TrainState.params` or `ImportedModel.params` hold them; on a
-            mesh they stay as they are split.
+            mesh they stay as they are split, and caches are split by rows and heads over it.
 
     Raises:
         TPUModelError: The model is not the reference transformer.
+        ShardingError: The parameters' mesh has an axis that generation cannot use.
     """
 
     def __init__(self, model: object, params: PyTree) -> None:
-        self.config = transformer_config(model).replace(routing="dropless")
         self.params = jax.tree.map(jnp.asarray, params)
+        self.programs = DecodingPrograms(transformer_config(model), _mesh_of(self.params))
+        self.config = self.programs.config
         self._programs: dict[tuple[Any, ...], Any] = {}
         self._compile_s = 0.0
 
@@ -50,7 +51,7 @@ class Generator:
         *,
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
-        eos: int | None = None,
+        eos: int | Sequence[int] | None = None,
     ) -> Generation:
         """All new tokens at once; see `generate`."""
         *_, last = self.stream(
@@ -64,7 +65,7 @@ class Generator:
         *,
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
-        eos: int | None = None,
+        eos: int | Sequence[int] | None = None,
         every: int = 8,
     ) -> Iterator[Generation]:
         """What there is so far, every so many tokens; the last is the whole.
@@ -73,47 +74,49 @@ class Generator:
             prompts: A sequence of token numbers a row; rows may differ in length.
             max_new_tokens: At most, for each row.
             sampling: How a token is chosen.
-            eos: The token that ends a row.
+            eos: The token that ends a row, or several that do.
             every: Tokens between two results.
         """
         rows = _checked_prompts(prompts, self.config)
         lengths = np.asarray([len(row) for row in rows], np.int32)
         slots = self._room(int(lengths.max()), max_new_tokens)
-        longest = min(_rounded(int(lengths.max())), slots)
-        tokens = np.zeros((len(rows), longest), np.int32)
+        longest = min(rounded_size(int(lengths.max())), slots)
+        # Rows that fill the batch up have no prompt: they are done when they begin.
+        tokens = np.zeros((self.programs.rows(len(rows)), longest), np.int32)
+        filled = np.zeros(len(tokens), np.int32)
+        filled[: len(rows)] = lengths
         for row, prompt in enumerate(rows):
             tokens[row, : len(prompt)] = prompt
         choose = sampling or Sampling()
         self._compile_s = 0.0
         # The seed and the end are arguments: another one needs no other program.
         how = dataclasses.replace(choose, seed=0)
-        rest = (jnp.asarray(-1 if eos is None else eos, jnp.int32), jnp.uint32(choose.seed))
-        arguments = (self.params, jnp.asarray(tokens), jnp.asarray(lengths), *rest)
-        begin = self._program(begin_rows, arguments, sampling=how, slots=slots)
+        ends = _ends(eos)
+        rest = (jnp.asarray(ends or (NO_END,), jnp.int32), jnp.uint32(choose.seed))
+        arguments = (self.params, *self.programs.put_rows((tokens, filled)), *rest)
+        begin = self._program("prefill", arguments, sampling=how, slots=slots)
         started = time.perf_counter()
         state = jax.block_until_ready(begin(*arguments))
         prompt_s, decode_s = time.perf_counter() - started, 0.0
         while True:
             steps, done = int(state.steps), np.asarray(state.done)
-            result = self._result(state, lengths, eos, prompt_s=prompt_s, decode_s=decode_s)
+            result = self._result(state, lengths, ends, prompt_s=prompt_s, decode_s=decode_s)
             yield result
             if steps >= max_new_tokens or done.all():
                 return
             until = jnp.asarray(min(steps + every, max_new_tokens), jnp.int32)
-            extend = self._program(extend_rows, (self.params, state, until, *rest), sampling=how)
+            extend = self._program("decode", (self.params, state, until, *rest), sampling=how)
             started = time.perf_counter()
             state = jax.block_until_ready(extend(self.params, state, until, *rest))
             decode_s += time.perf_counter() - started
 
-    def _program(self, function: Any, arguments: tuple[Any, ...], **static: Any) -> Any:
+    def _program(self, name: str, arguments: tuple[Any, ...], **static: Any) -> Any:
         """The compiled program, made where there is none for these shapes."""
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments[1:]))
-        key = (function, shapes, *static.items())
+        key = (name, shapes, *static.items())
         if key not in self._programs:
             started = time.perf_counter()
-            whole = partial(function, config=self.config, **static)
-            donated = 1 if function is extend_rows else ()
-            jitted = jax.jit(whole, donate_argnums=donated)
+            jitted = getattr(self.programs, name)(**static)
             self._programs[key] = jitted.lower(*arguments).compile()
             self._compile_s += time.perf_counter() - started
         return self._programs[key]
@@ -128,13 +131,13 @@ class Generator:
                 f"a prompt of {longest} tokens and {max_new_tokens} new ones are more than the "
                 f"{most} that '{self.config.name}' takes; shorten the prompt or ask for fewer."
             )
-        return min(_rounded(longest + max_new_tokens), most)
+        return min(rounded_size(longest + max_new_tokens), most)
 
     def _result(
         self,
         state: DecodingState,
         lengths: np.ndarray,
-        eos: int | None,
+        ends: tuple[int, ...],
         *,
         prompt_s: float,
         decode_s: float,
@@ -142,10 +145,11 @@ class Generator:
         steps, tokens = int(state.steps), np.asarray(state.tokens)
         new: list[tuple[int, ...]] = []
         ended: list[Ending] = []
-        for row, length in zip(tokens, lengths, strict=True):
+        for row, length in zip(tokens[: len(lengths)], lengths, strict=True):
             found: list[int] = row[length : length + steps].tolist()
-            ended.append("end" if eos in found else "length")
-            new.append(tuple(found[: found.index(eos)] if eos in found else found))
+            stop = next((place for place, one in enumerate(found) if one in ends), None)
+            ended.append("length" if stop is None else "end")
+            new.append(tuple(found[:stop]))
         return Generation(
             tokens=tuple(new),
             ended=tuple(ended),
@@ -167,7 +171,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    eos: int | None = None,
+    eos: int | Sequence[int] | None = None,
 ) -> Generation:
     """Continue prompts with tokens drawn from a reference transformer.
 
@@ -180,7 +184,7 @@ def generate(
         top_k: Draw only from so many of the likeliest tokens.
         top_p: Draw only from the likeliest tokens that together hold this much probability.
         seed: The same gives the same tokens.
-        eos: The token that ends a row.
+        eos: The token that ends a row, or several that do.
 
     Raises:
         TPUModelError: It is not a reference transformer, or the tokens do not fit it.
@@ -215,8 +219,18 @@ def transformer_config(model: object) -> TransformerConfig:
     )
 
 
-def _rounded(size: int) -> int:
-    return max(SMALLEST_ROOM, 1 << (size - 1).bit_length())
+def _ends(eos: int | Sequence[int] | None) -> tuple[int, ...]:
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(int(one) for one in eos)
+
+
+def _mesh_of(params: PyTree) -> Mesh | None:
+    """The mesh that the parameters are laid out on, or None where there is none."""
+    for leaf in jax.tree.leaves(params):
+        if isinstance(leaf.sharding, NamedSharding) and isinstance(leaf.sharding.mesh, Mesh):
+            return leaf.sharding.mesh
+    return None
 
 
 def _checked_prompts(prompts: Prompts, config: TransformerConfig) -> list[Sequence[int]]:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from ...kernels.ops.gated_delta.api import gated_delta, gated_delta_step
 from ...kernels.ops.gated_delta.convolution import short_convolution, short_convolution_step
-from ..attention.choice import automatic_attention
+from ..attention.choice import get_attention
+from ..execution import Execution
 from ..transformer.layer_config import LayerConfig
 from ..transformer.mixing import DeltaInputs, Keys, Latents, LatentWeights, attention_options
 from .cache import DeltaCache, KeyCache, LatentCache
@@ -24,10 +25,12 @@ class PromptMixing:
         cache: Of the layer's kind, or None where it takes another's keys.
         index: The layer's place in it.
         lengths: (rows,) tokens of each prompt.
+        execution: Which attention it is.
     """
 
-    def __init__(self, cache: Any, index: Any, lengths: jax.Array) -> None:
+    def __init__(self, cache: Any, index: Any, lengths: jax.Array, execution: Execution) -> None:
         self.cache, self._index, self._lengths = cache, index, lengths
+        self._attention = get_attention(execution.attention)
 
     def attend(
         self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
@@ -41,7 +44,7 @@ class PromptMixing:
         self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
     ) -> jax.Array:
         """See `Mixing`."""
-        return automatic_attention(q, keys.k, keys.v, **attention_options(layer, sinks))
+        return self._attention(q, keys.k, keys.v, **attention_options(layer, sinks))
 
     def attend_latent(
         self,

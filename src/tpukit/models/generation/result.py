@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-Ending = Literal["end", "length"]
+Ending = Literal["end", "length", "stop"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +14,7 @@ class Generation:
 
     Attributes:
         tokens: The new tokens of each row, without the end token.
-        ended: Why each row stopped: at an end token, or at its greatest length.
+        ended: Why each row stopped: at an end token, a stop word, or its greatest length.
         prompt_lengths: Tokens of each prompt.
         compile_s: Seconds spent compiling; 0 where the programs were there already.
         prompt_s: Seconds for reading the prompts, up to the first new token.

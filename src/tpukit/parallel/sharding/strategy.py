@@ -6,12 +6,14 @@ wrote: a layer axis belongs to the pipeline before fsdp may look at it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ...annotations import AnyMesh
 from ...errors import ShardingError, did_you_mean
-from ..mesh.axes import Role, axes_with_role, names_of_role
+from ..mesh.axes import Role, axes_with_role, names_of_role, role_of
+from ..mesh.mesh import axis_sizes
 from .dimensions import Parameter
 from .rules import does_not_divide
 
@@ -204,3 +206,33 @@ def strategy_axes(strategy: Strategy, sizes: Mapping[str, int]) -> dict[str, int
         f"Strategy {strategy.name!r} needs a mesh axis called {' or '.join(map(repr, wanted))}, "
         f"and the mesh has {seen}; rename an axis or choose another strategy.{hints}"
     )
+
+
+_STRATEGY_OF_ROLE: dict[Role, str] = {
+    "fsdp": "fsdp",
+    "tensor": "megatron",
+    "expert": "expert",
+    "stage": "pipeline",
+    "context": "context",
+    "data": "data",
+    "replica": "data",
+}
+
+
+def strategy_for(axis_names: Iterable[str]) -> str:
+    """The strategy that a mesh's axis names ask for: "fsdp+megatron" for fsdp and tensor."""
+    return "+".join(dict.fromkeys(_STRATEGY_OF_ROLE[role_of(axis)] for axis in axis_names))
+
+
+def find_axis(mesh: AnyMesh, strategy: str, name: str) -> str | None:
+    """The one mesh axis the strategy called `name` works on, or None when it is not in use."""
+    for member in parse_strategy(strategy):
+        if member.name == name:
+            axes = strategy_axes(member, axis_sizes(mesh))
+            if len(axes) > 1:
+                raise ShardingError(
+                    f"Strategy '{name}' works along one axis and the mesh has {', '.join(axes)}; "
+                    "keep one of them."
+                )
+            return next(iter(axes))
+    return None

@@ -1,0 +1,214 @@
+"""`check_decoding`: the programs that `generate` runs, through the real compiler, on no TPU."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...compiler.aot import DEFAULT_TIMEOUT_S, run_request
+from ...compiler.program.request import CompileRequest, as_abstract_mesh, make_request
+from ...errors import ConfigError, TPUModelError, TPUValidationError
+from ...hardware import Slice
+from ...job.job import Job
+from ...runtime.progress import Progress, silent
+from ..check import NOT_ASKED_FOR, as_job, predict
+from ..result import CheckResult
+from .result import DecodingCheck
+
+if TYPE_CHECKING:
+    from ...models.generation.programs import DecodingPrograms
+    from ...models.transformer.config import TransformerConfig
+
+USUAL_CONTEXT = 8192
+ROOM_FOR_WEIGHTS = 0.8  # of a device's HBM; what is left is for caches
+
+
+def check_decoding(
+    model: object,
+    on: Slice | str | None = None,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    batch_size: int = 1,
+    context: int | None = None,
+    prompt: int | None = None,
+    prefill_rows: int | None = None,
+    weights: str = "bfloat16",
+    memory_only: bool = False,
+    options: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    use_cache: bool = True,
+    progress: Progress = silent,
+) -> DecodingCheck:
+    """Compile prefill and decode of a reference transformer for a slice.
+
+    They are the programs of `tpukit.models.generation`, whose sizes are rounded as it rounds them:
+    prompts and contexts up to powers of two, rows so that every device has as many.
+
+    Args:
+        model: A `TransformerConfig`, a preset's name, a config.json, a job or its file.
+        on: The slice, e.g. "v6e-8"; where a job names one, instead of it.
+        mesh: Devices by axis: data, fsdp, tensor, expert; one may be -1. By default tensor as far
+            as heads of keys go, or further where weights need it, and data for the rest.
+        batch_size: Sequences that are decoded together.
+        context: Tokens each of them can grow to; 8192 by default, or what the model takes.
+        prompt: Tokens of the prompts; as many as the context by default.
+        prefill_rows: Prompts read at once; all of them by default, as `generate` does.
+        weights: The format of parameters and products.
+        memory_only: Whether the verdict on memory is enough.
+        options: Compiler options.
+        timeout_s: Until a compile is killed.
+        use_cache: Whether an earlier answer will do, and this one is kept.
+        progress: Called with each stage as it is reached.
+
+    Raises:
+        ConfigError: There is no slice.
+        TPUModelError: The model is no reference transformer, or takes no such context.
+        MeshError: The mesh has not as many devices as the slice.
+        ShardingError: The mesh cannot split this model, or has an axis decoding cannot use.
+        XLACompilationError: The compiler refused a program, crashed or ran out of time.
+
+    Example:
+        >>> found = check_decoding("llama3.1-8b", on="v6e-8", batch_size=64, context=2048)
+        >>> found.fits, found.decode.memory.total_bytes, found.token_s, found.prefill_s
+    """
+    from ...runtime.environment import configure_tpu_environment
+
+    configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
+    from ...models.generation.decoding import Sampling
+    from ...models.generation.programs import DecodingPrograms, rounded_size
+
+    config, target = _asked(model, on)
+    # Further predictions are for training; generation leaves their weights out.
+    config = config.replace(param_dtype=weights, dtype=weights, mtp_layers=0)
+    room = _room(config, context)
+    slots = min(rounded_size(room), config.max_seq_len)
+    tokens = min(rounded_size(_within(prompt or room, room)), slots)
+    sizes = dict(mesh) if mesh is not None else serving_mesh(config, target)
+    programs = DecodingPrograms(config, as_abstract_mesh(sizes, target))
+    rows = programs.rows(batch_size)
+    reads = programs.rows(prefill_rows or batch_size)
+    greedy = Sampling(temperature=0)
+
+    def check(name: str, function: Any, arguments: tuple[Any, ...], **how: Any) -> CheckResult:
+        progress(f"{name} of {config.name}")
+        request = _request(programs, target, function, arguments, options, progress, **how)
+        facts = replace(request.program.facts, name=f"{config.name} {name}")
+        compiled = run_request(
+            replace(request, program=replace(request.program, facts=facts)),
+            until="schedule",
+            timeout_s=timeout_s or DEFAULT_TIMEOUT_S,
+            progress=progress,
+            use_cache=use_cache,
+        )
+        is_loop = name == "decode"
+        made = rows if is_loop else reads * tokens
+        found, why = None, NOT_ASKED_FOR
+        if not memory_only:
+            found, why = predict(compiled, tokens_per_step=made, one_turn=is_loop)
+        return CheckResult(
+            compiled=compiled, prediction=found, no_prediction=why, memory_only=memory_only
+        )
+
+    return DecodingCheck(
+        model=config.name,
+        slice=target,
+        mesh=dict(programs.layout.mesh.shape),
+        batch_size=batch_size,
+        rows=rows,
+        prefill_rows=reads,
+        prompt=tokens,
+        context=slots,
+        weights=weights,
+        prefill=check(
+            "prefill",
+            programs.prefill(sampling=greedy, slots=slots),
+            programs.prefill_arguments(rows=reads, prompt=tokens),
+        ),
+        decode=check(
+            "decode",
+            programs.decode(sampling=greedy),
+            programs.decode_arguments(rows=rows, slots=slots),
+            donate_argnums=(1,),
+        ),
+    )
+
+
+def serving_mesh(config: "TransformerConfig", target: Slice) -> dict[str, int]:
+    """A mesh for decoding: tensor as far as keys can be split, and data for the rest.
+
+    Where the weights of one copy would not fit so, tensor grows as far as queries can be split.
+    """
+    from ...models.adapters import TransformerAdapter
+
+    heads = TransformerAdapter(config).head_counts
+    weights = config.parameter_count().total * 2.0
+    room = target.hbm_usable_bytes.value
+    most = ROOM_FOR_WEIGHTS * room / target.devices if room else None
+    tensor = 1
+    while target.devices % (tensor * 2) == 0 and heads["heads"] % (tensor * 2) == 0:
+        needed = most is not None and weights / tensor > most
+        if heads["kv_heads"] % (tensor * 2) and not needed:
+            break
+        tensor *= 2
+    rest = target.devices // tensor
+    return {"data": rest, "tensor": tensor} if rest > 1 else {"tensor": tensor}
+
+
+def _request(
+    programs: "DecodingPrograms",
+    target: Slice,
+    function: Any,
+    arguments: tuple[Any, ...],
+    options: Mapping[str, Any] | None,
+    progress: Progress,
+    *,
+    donate_argnums: tuple[int, ...] = (),
+) -> CompileRequest:
+    def program(state: dict[str, Any], *rest: Any) -> Any:
+        return function(state["params"], *rest)  # by this name the report knows weights
+
+    program.__name__ = function.__name__
+    return make_request(
+        program,
+        target,
+        {"params": programs.abstract_params()},
+        *arguments,
+        donate_argnums=donate_argnums,
+        options=options,
+        progress=progress,
+    )
+
+
+def _asked(model: object, on: Slice | str | None) -> tuple["TransformerConfig", Slice]:
+    """The transformer and the slice."""
+    from ...job.model_source import load_model
+    from ...models.generation.generator import transformer_config
+
+    if not isinstance(model, str | Path | Job):
+        if on is None:
+            raise ConfigError("which slice? Give on='v6e-8'.")
+        return transformer_config(model), Slice.parse(on) if isinstance(on, str) else on
+    job = as_job(model, {} if on is None else {"on": str(on)})
+    found = job.model
+    if isinstance(found, str):
+        found = load_model(found, job.model_changes, values=False)
+    return transformer_config(found), job.slice
+
+
+def _room(config: "TransformerConfig", context: int | None) -> int:
+    most = config.max_seq_len
+    if context is not None and context > most:
+        raise TPUModelError(
+            f"a context of {context} tokens is more than the {most} that '{config.name}' takes; "
+            "ask for less, or raise max_seq_len."
+        )
+    return context or min(USUAL_CONTEXT, most)
+
+
+def _within(prompt: int, room: int) -> int:
+    if prompt > room:
+        raise TPUValidationError(
+            f"prompts of {prompt} tokens do not fit a context of {room}; shorten them, or give "
+            "sequences more room."
+        )
+    return prompt

@@ -1,0 +1,133 @@
+"""The chat template of a Hugging Face folder: messages in, the text of a prompt out.
+
+A template is a program that came with the weights. It is rendered by jinja2's sandbox, in a child
+process with little memory and time, so that a hostile one can read nothing and cannot hang.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from ...errors import MissingExtraError, TPUModelError
+from ...runtime.child import ChildError, run_child
+
+TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_FILE = "tokenizer_config.json"
+GENERATION_FILE = "generation_config.json"
+LONGEST_RENDERING_S = 20.0
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_NO_JINJA = "No module named 'jinja2'"
+
+Message = Mapping[str, Any]  # "role" and "content", and what else a template reads
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """How a model was taught that a conversation looks.
+
+    Attributes:
+        source: The template, in jinja2's language.
+        special_tokens: What the folder calls its special tokens, by role.
+        file: Where the template was found.
+    """
+
+    source: str = field(repr=False)
+    special_tokens: Mapping[str, str]
+    file: str
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **more: Any
+    ) -> str:
+        """The text of a conversation, as `transformers` would write it.
+
+        Args:
+            messages: Each with a "role" (system, user, assistant) and its "content".
+            add_generation_prompt: Whether the text ends where the model's answer begins.
+            **more: What else the template reads: `enable_thinking`, `tools`, ….
+
+        Raises:
+            TPUModelError: The template refuses the messages, or is none.
+            MissingExtraError: jinja2 is not installed.
+        """
+        names = {
+            **self.special_tokens,
+            "messages": [dict(one) for one in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None,
+            "documents": None,
+            **more,
+        }
+        request = {"source": self.source, "names": names}
+        try:
+            reply = run_child(f"{__package__}.chat_worker", request, timeout_s=LONGEST_RENDERING_S)
+        except ChildError as error:
+            if _NO_JINJA in str(error):
+                raise MissingExtraError(
+                    "data", needed_for="A chat template", module="jinja2"
+                ) from None
+            raise TPUModelError(
+                f"the chat template in {self.file} cannot be rendered ({error.kind}): "
+                f"{str(error).splitlines()[0] if str(error) else 'no message'}; give --prompt "
+                "without --chat, or mend the template."
+            ) from None
+        return str(reply["text"])
+
+
+def load_chat_template(folder: str | Path) -> ChatTemplate:
+    """The template that a folder holds.
+
+    Raises:
+        TPUModelError: It holds none, or several without a default.
+    """
+    folder = Path(folder)
+    about = _read_json(folder / TOKENIZER_FILE)
+    special = {name: text for name in _SPECIAL if (text := _text_of(about.get(name))) is not None}
+    own = folder / TEMPLATE_FILE
+    if own.is_file():
+        return ChatTemplate(own.read_text(), special, str(own))
+    found = about.get("chat_template")
+    if isinstance(found, list):  # several, each with a name
+        named = cast("list[dict[str, str]]", found)
+        by_name = {one.get("name"): one.get("template") for one in named}
+        found = by_name.get("default")
+        if found is None:
+            raise TPUModelError(
+                f"{folder / TOKENIZER_FILE} has the chat templates {', '.join(map(str, by_name))} "
+                f"and no default; write the one to use to {TEMPLATE_FILE}."
+            )
+    if not isinstance(found, str):
+        raise TPUModelError(
+            f"{folder} has no chat template: neither {TEMPLATE_FILE} nor 'chat_template' in "
+            f"{TOKENIZER_FILE}; leave --chat out, or use the folder of an instruction-tuned model."
+        )
+    return ChatTemplate(found, special, str(folder / TOKENIZER_FILE))
+
+
+def end_tokens(folder: str | Path) -> tuple[int, ...]:
+    """The tokens that end a text, as a folder's generation_config.json or config.json says."""
+    for name in (GENERATION_FILE, "config.json"):
+        found = _read_json(Path(folder) / name).get("eos_token_id")
+        if isinstance(found, int):
+            return (found,)
+        if isinstance(found, list):
+            return tuple(cast("list[int]", found))
+    return ()
+
+
+def _text_of(token: object) -> str | None:
+    """A special token is a text, or an object that holds one."""
+    if isinstance(token, Mapping):
+        token = cast("Mapping[str, object]", token).get("content")
+    return token if isinstance(token, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise TPUModelError(f"{path} is not JSON ({error}); download it again.") from None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
