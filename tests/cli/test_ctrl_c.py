@@ -54,7 +54,6 @@ TYPED = {
     "pods up": ("pod --on v6e-1 --provider local", 0.6),
     "prices": ("", 0.4),
     "profile": ("run", 0.4),
-    "quantize": ("hf --verdict", 0.5),
     "report diff": ("report.json report.json", 0.4),
     "report html": ("report.json", 0.4),
     "report perfetto": ("report.json", 0.4),

@@ -44,7 +44,6 @@ RIGHT = {
     "pods up": ["run", "--on", "v6e-1", "--provider", "local"],
     "prices": ["v6e"],
     "profile": ["one_op.xplane.pb"],
-    "quantize": ["hf", "--verdict"],
     "report diff": ["report.json", "report.json"],
     "report html": ["report.json"],
     "report perfetto": ["report.json"],

@@ -20,7 +20,6 @@ from . import (
     plan,
     pods,
     profile,
-    quantize_verdict,
     report,
     slices,
     top,
@@ -66,7 +65,6 @@ app.command("launch")(launch.launch)
 app.command("top")(top.top)
 app.command("dashboard")(dashboard.dashboard)
 app.command("generate")(generate.generate)
-app.command("quantize")(quantize_verdict.quantize)
 app.command("export")(export.export)
 app.add_typer(pods.app, name="pods", help="List, get, give back, rehearse and count pods.")
 app.add_typer(data.app, name="data", help="Make tokens of text; look at what a data set holds.")
