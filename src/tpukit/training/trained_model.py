@@ -143,7 +143,7 @@ def _about_run(run: Path) -> _Run:
     config = TransformerConfig.from_dict(model)  # pyright: ignore[reportUnknownArgumentType]  JSON
     folder: str | Path = settings.get("checkpoint_dir") or run / "checkpoints"
     thin = about["identity"].get("lora")
-    lora = None if thin is None else LoraSpec(**{**thin, "targets": tuple(thin["targets"])})
+    lora = None if thin is None else LoraSpec.from_dict(thin)
     return _Run(config, folder, settings.get("tokenizer"), lora)
 
 

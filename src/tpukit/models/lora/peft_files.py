@@ -43,7 +43,7 @@ class _Place(NamedTuple):
 
     module: str
     path: str
-    index: tuple[int, ...]
+    row: tuple[int, ...]
 
 
 def write_peft(
@@ -72,7 +72,7 @@ def write_peft(
     for place in _places(config, set(_paths(params))):
         thin = _find(params, place.path)
         for letter, name in (("a", "lora_A"), ("b", "lora_B")):
-            matrix = np.asarray(thin[letter][place.index]).T
+            matrix = np.asarray(thin[letter][place.row]).T
             tensors[f"{_PREFIX}{place.module}.{name}.weight"] = np.ascontiguousarray(matrix)
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     modules = sorted({name.removeprefix(_PREFIX).rsplit(".", 2)[0] for name in tensors})
@@ -123,14 +123,14 @@ def read_peft(folder: str | Path, config: TransformerConfig) -> PeftAdapter:
         thin = _room(params, place.path, shapes[place.path], rank)
         for letter, name in (("a", "lora_A"), ("b", "lora_B")):
             full = f"{_PREFIX}{place.module}.{name}.weight"
-            expected = thin[letter][place.index].T.shape
+            expected = thin[letter][place.row].T.shape
             if full not in named or named[full].shape != expected:
                 found = named[full].shape if full in named else "not there"
                 raise TPUModelError(
                     f"'{full}' is {found}; r={rank} and the model make it {expected}. The adapter "
                     "is of another model, or incomplete."
                 )
-            thin[letter][place.index] = named[full].T
+            thin[letter][place.row] = named[full].T
             used.add(full)
     if not params or set(named) - used:
         strange = sorted(set(named) - used)[:3]

@@ -1,5 +1,6 @@
 """What adapters are asked for: how thin, how strong, beside which matrices. Loads no jax."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +25,11 @@ class LoraSpec:
     def scale(self) -> float:
         """What the product of the two is multiplied with."""
         return self.alpha / self.rank
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "LoraSpec":
+        """The same as `to_dict` wrote."""
+        return cls(rank=data["rank"], alpha=data["alpha"], targets=tuple(data["targets"]))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
