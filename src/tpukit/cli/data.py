@@ -40,6 +40,10 @@ def prepare(
         str | None, typer.Option(help="The token that ends a document, such as '</s>'.")
     ] = None,
     text_key: TextKey = "text",
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Lines hold messages: learn answers only, by the template."),
+    ] = False,
     shard_tokens: Annotated[
         int, typer.Option(help="Tokens in a file at most.", callback=within(COUNT))
     ] = 1 << 28,
@@ -59,6 +63,7 @@ def prepare(
             text_key=text_key,
             shard_tokens=shard_tokens,
             force=force,
+            chat=chat,
             progress=progress,
         )
     show(prepared, json=json)

@@ -16,8 +16,18 @@ Step = Annotated[
     typer.Option(help="Which checkpoint; the newest by default.", callback=within(INDEX)),
 ]
 
+Adapters = Annotated[
+    bool, typer.Option("--adapters", help="Only the adapters of a LoRA run, as peft reads them.")
+]
 
-def export(run: Run, out: Out, step: Step = None, json: options.Json = False) -> None:
+
+def export(
+    run: Run,
+    out: Out,
+    step: Step = None,
+    adapters: Adapters = False,
+    json: options.Json = False,
+) -> None:
     """Write a run's parameters as safetensors in the Hugging Face layout."""
     from ..runtime.environment import configure_tpu_environment
     from .output import show
@@ -25,4 +35,4 @@ def export(run: Run, out: Out, step: Step = None, json: options.Json = False) ->
     configure_tpu_environment()
     from ..training.trained_model import export_run
 
-    show(export_run(run, out, step=step), json=json)
+    show(export_run(run, out, step=step, adapters=adapters), json=json)

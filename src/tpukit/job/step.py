@@ -1,5 +1,6 @@
 """The one place where a job becomes a training step: what is checked is what is trained."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 import jax
 
 from ..models.presets import get_preset
+from ..models.transformer.config import TransformerConfig
 from ..parallel.sharding.strategy import strategy_for
 from ..step.optimizer.optimizer import build_optimizer
 from ..step.optimizer.spec import LearningRate
 from ..step.workload import Workload
 from .job import Job
 from .model_source import load_model
-from .precision import in_precision
+from .precision import InPrecision, in_precision
 from .torch_source import MEAN_LOSS, mean_of_first_output
 from .train import OPTIMIZER_FIELDS
 
@@ -55,6 +57,8 @@ def build_step(job: Job, *, values: bool = True) -> JobStep:
         model = load_model(model, job.model_changes, values=values)
         model = get_preset(model) if isinstance(model, str) else model
     formats = in_precision(model, job.train.precision, job.train.param_dtype)
+    if job.train.lora is not None:
+        formats = _frozen(formats, job.train.param_dtype)
     notes = [] if formats.note is None else [formats.note]
     built = formats.model if isinstance(formats.model, Workload) else None
     transformation, rate, note = _optimizer(job, built)
@@ -66,6 +70,8 @@ def build_step(job: Job, *, values: bool = True) -> JobStep:
         "optimizer": transformation,
         "seed": job.train.seed,
     }
+    if job.train.lora is not None:
+        arguments["lora"] = job.train.lora.spec()
     if job.train.z_loss or "z_loss" in job.train.model_fields_set:
         arguments["z_loss"] = job.train.z_loss
     if built is not None:
@@ -77,6 +83,17 @@ def build_step(job: Job, *, values: bool = True) -> JobStep:
     if work.loss is mean_of_first_output:
         notes.append(MEAN_LOSS)
     return JobStep(work=work, learning_rate=rate, notes=tuple(notes))
+
+
+def _frozen(formats: InPrecision, param_dtype: str | None) -> InPrecision:
+    """Return the model with its parameters in the format they are used in, unless told otherwise.
+
+    Nothing is added to them, so that wider ones would hold bytes that are never read.
+    """
+    model = formats.model
+    if param_dtype is not None or not isinstance(model, TransformerConfig):
+        return formats
+    return dataclasses.replace(formats, model=model.replace(param_dtype=model.dtype))
 
 
 def _stated(job: Job, built: Workload | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
+from ..models.lora.spec import DEFAULT_TARGETS, LoraSpec
 from ..step.optimizer.spec import (
     DEFAULT_LEARNING_RATE,
     NO_DECAY,
@@ -52,6 +53,31 @@ class DataFields(Section):
     prefetch: Count = Field(default=6, description="reads of tokens ahead of the step")
 
 
+class LoraSettings(Section):
+    """Thin matrices beside a model's own, which alone are trained."""
+
+    rank: Count = Field(default=16, description="columns of the first thin matrix")
+    alpha: Scale = Field(default=32.0, description="their product is multiplied with alpha / rank")
+    targets: Words = Field(
+        default=DEFAULT_TARGETS, description="patterns in the paths of the matrices meant"
+    )
+
+    def spec(self) -> LoraSpec:
+        """Return the same as what a `Workload` takes."""
+        return LoraSpec(rank=self.rank, alpha=self.alpha, targets=self.targets)
+
+
+class FineTuning(Section):
+    """What training begins with, and how much of it is trained."""
+
+    init_from: str | None = Field(
+        default=None, description="a run, or a Hugging Face folder, whose weights are the first"
+    )
+    lora: LoraSettings | None = Field(
+        default=None, description="rank, alpha, targets: train thin matrices beside the model's"
+    )
+
+
 class Optimization(Section):
     """How it is learnt."""
 
@@ -86,7 +112,7 @@ OPTIMIZER_FIELDS = tuple(
     name for name in Optimization.model_fields if name not in ("precision", "param_dtype", "z_loss")
 )
 # What of training decides the program of a step, so that another value is another program.
-PROGRAM_FIELDS = (*Optimization.model_fields, "packing", "seed", "steps", "on_bad_loss")
+PROGRAM_FIELDS = (*Optimization.model_fields, "packing", "seed", "steps", "on_bad_loss", "lora")
 # Steps that a schedule is drawn over where nobody has said how many there are.
 STEPS_IF_UNKNOWN = 10_000
 
@@ -128,7 +154,7 @@ class Reporting(Section):
     )
 
 
-class TrainingSettings(Reporting, Reliability, Optimization, DataFields, Settings):
+class TrainingSettings(Reporting, Reliability, Optimization, FineTuning, DataFields, Settings):
     """How to train: data, optimizer, safety, reporting. Every key is a key of `train:`.
 
     Example:

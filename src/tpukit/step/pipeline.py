@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from ..annotations import AnyMesh
 from ..errors import ShardingError, TPUModelError
 from ..models.adapters import TransformerAdapter, Variables
+from ..models.lora.adapter import LoraAdapter
 from ..models.loss.loss import Batch
 from ..models.transformer.config import TransformerConfig
 from ..models.transformer.shapes import kinds_of_stacks
@@ -36,6 +37,11 @@ def pipeline_loss_and_gradients(
     `weight`.
     """
     adapter = settings.adapter
+    if isinstance(adapter, LoraAdapter):
+        raise TPUModelError(
+            "the pipeline strategy trains whole layers, and lora thin matrices beside them; split "
+            "the model with fsdp or megatron instead, or leave lora out."
+        )
     if not isinstance(adapter, TransformerAdapter):
         raise TPUModelError(
             "the pipeline strategy has to know where a model's layers are, which it does for the "

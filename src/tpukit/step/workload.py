@@ -16,9 +16,11 @@ from rich.table import Table
 from ..annotations import AnyMesh
 from ..errors import TPUModelError
 from ..hardware.target import on_one_gpu
-from ..models.adapters import ModelAdapter, TransformerAdapter, adapt, head_counts_of
+from ..models.adapters import ModelAdapter, TransformerAdapter, Variables, adapt, head_counts_of
 from ..models.attention.choice import AttentionFunction
 from ..models.execution import Execution
+from ..models.lora.adapter import LoraAdapter
+from ..models.lora.spec import LoraSpec
 from ..models.loss.chunked import LossChunks, check_loss_chunks, loss_chunks_text
 from ..models.loss.loss import Batch, LossFunction
 from ..models.remat.policy import RematPolicy, RematSpec
@@ -80,6 +82,7 @@ class Workload:
             unrolls on one GPU, where the gradients of a scan are copied into their stack.
         grad_norm: Whether a step measures the norm of all gradients; clipping does not need it.
         seed: Of the random numbers a step draws (dropout).
+        lora: Which matrices get thin ones beside them; those alone are trained then.
 
     Example:
         >>> work = Workload("tiny", batch_size=8, sequence_length=32)
@@ -108,6 +111,7 @@ class Workload:
     scan_layers: bool | None = None
     grad_norm: bool = True
     seed: int = 0
+    lora: LoraSpec | None = None
 
     def __post_init__(self) -> None:
         shapes = self.batch_shapes()
@@ -148,15 +152,16 @@ class Workload:
     @property
     def config(self) -> TransformerConfig | None:
         """The reference transformer this is, or None for somebody's own model."""
-        return self.adapter.config if isinstance(self.adapter, TransformerAdapter) else None
+        found = self.adapter.inner if isinstance(self.adapter, LoraAdapter) else self.adapter
+        return found.config if isinstance(found, TransformerAdapter) else None
 
     @cached_property
     def adapter(self) -> ModelAdapter:
         """The model, behind the one protocol the rest uses."""
         found = adapt(self.model, inputs=self.inputs, batch_shapes=self.batch_shapes())
-        if self.compute_dtype is None and self.param_dtype is None:
-            return found
-        return narrowed(found, self.compute_dtype, self.param_dtype)
+        if self.compute_dtype is not None or self.param_dtype is not None:
+            found = narrowed(found, self.compute_dtype, self.param_dtype)
+        return found if self.lora is None else LoraAdapter(found, self.lora)
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of every batch entry."""
@@ -227,13 +232,13 @@ class Workload:
         return self._state_shapes
 
     def layout(self, mesh: AnyMesh) -> Layout:
-        """Where every parameter lives on `mesh`."""
+        """Where every parameter of the model lives on `mesh`."""
         if mesh not in self._layouts:
             if self.config is not None:
                 check_stages(self.config, mesh, self.strategy)
             heads = head_counts_of(self.adapter)
             self._layouts[mesh] = make_layout(
-                self._param_shapes, mesh, self.strategy, rules=self.rules, head_counts=heads
+                self.base_shapes, mesh, self.strategy, rules=self.rules, head_counts=heads
             )
         return self._layouts[mesh]
 
@@ -243,10 +248,12 @@ class Workload:
         everywhere = NamedSharding(mesh, PartitionSpec())
         state = TrainState(
             step=everywhere,
-            params=layout.shardings,
+            params=layout.shardings if self.lora is None else _everywhere(mesh, shapes.params),
             opt_state=layout.for_optimizer_state(shapes.opt_state),
-            model_state=jax.tree.map(lambda _: everywhere, shapes.model_state),
+            model_state=_everywhere(mesh, shapes.model_state),
         )
+        if self.lora is not None:
+            state.model_state["base"] = layout.shardings
         shardings = batch_shardings(
             layout,
             self.batch_shapes(),
@@ -265,13 +272,19 @@ class Workload:
         state = jax.tree.map(placed, self.state_shapes(), shardings.state)
         return state, jax.tree.map(placed, self.batch_shapes(), shardings.batch)
 
-    def init_on(self, mesh: AnyMesh, rng: jax.Array) -> TrainState:
-        """A new state made straight into its shards: no device ever holds a whole parameter."""
+    def init_on(self, mesh: AnyMesh, rng: jax.Array, params: Any = None) -> TrainState:
+        """A new state made straight into its shards: no device ever holds a whole parameter.
+
+        Args:
+            mesh: Where it lives.
+            rng: What it is drawn from.
+            params: The model's parameters, where they are there already; else they are drawn.
+        """
         shardings = self.shardings(mesh).state
-        if not self.adapter.initialised:
+        if params is None and not self.adapter.initialised:
             return jax.jit(self.init, out_shardings=shardings)(rng)
         # The values exist already: they move as they are and only the rest is made in place.
-        variables = self.adapter.init(rng)
+        variables = self.adapter.init(rng) if params is None else self._around(params, rng)
         params = jax.device_put(variables.params, shardings.params)
         opt_state = jax.jit(self.transformation.init, out_shardings=shardings.opt_state)(params)
         return TrainState(
@@ -325,6 +338,26 @@ class Workload:
     def _param_shapes(self) -> Any:
         return jax.eval_shape(lambda rng: self.adapter.init(rng).params, jax.random.key(0))
 
+    @cached_property
+    def base_shapes(self) -> Any:
+        """Shape and dtype of every parameter of the model, trained or not."""
+        if self.lora is None:
+            return self._param_shapes
+        return self.state_shapes().model_state["base"]
+
+    def _around(self, params: Any, rng: jax.Array) -> Variables:
+        """Variables with these parameters of the model; what it carries is made new."""
+        shapes = jax.eval_shape(self.adapter.init, rng)
+        if isinstance(self.adapter, LoraAdapter):
+            carried = shapes.model_state["carried"]
+            if jax.tree.leaves(carried):
+                carried = self.adapter.inner.init(rng).model_state
+            return self.adapter.beside(params, carried, rng)
+        carried = shapes.model_state
+        if jax.tree.leaves(carried):
+            carried = self.adapter.init(rng).model_state
+        return Variables(params, carried)
+
     @property
     def _scans_layers(self) -> bool:
         if self.scan_layers is not None:
@@ -370,3 +403,7 @@ class Workload:
             mesh=mesh,
         )
         return updated_state(settings, self.transformation, state, batch, rng)
+
+
+def _everywhere(mesh: AnyMesh, tree: Any) -> Any:
+    return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree)

@@ -61,7 +61,11 @@ class Prepared:
         own = self.work.to_dict()
         spec = settings.optimizer_spec()
         given = self.learning_rate is None
+        tuning = {} if self.work.lora is None else {"lora": self.work.lora.to_dict()}
+        if settings.init_from is not None:
+            tuning["init_from"] = settings.init_from
         return {
+            **tuning,
             "model": own["model"] if config is None else config.to_dict(),
             "parameters": own["parameters"],
             "batch_size": self.work.examples,

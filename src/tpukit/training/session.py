@@ -23,6 +23,7 @@ from .checkpoint import TPUCheckpointer
 from .debugging import compile_log, explained, is_debugging
 from .evaluation import Evaluator
 from .failure import HangWatchdog, LossGuard, PreemptionGuard
+from .first_params import first_params
 from .loop import LoopParts, LoopSettings, TrainingLoop
 from .preparation import Prepared
 from .products import tuned_options
@@ -116,7 +117,9 @@ class Session:
             self.say(f"predicted step: {predicted}, {predicted.source}")
         if state is None:
             with self._ledger.doing("initialise"), explained("making the first state"):
-                state = prepared.work.init_on(prepared.mesh, jax.random.key(settings.seed))
+                params = first_params(settings.init_from, prepared.work, prepared.mesh)
+                key = jax.random.key(settings.seed)
+                state = prepared.work.init_on(prepared.mesh, key, params)
         if self._log_placement and jax.process_index() == 0:
             self.say(f"where each array lies: {write_placement(state, self._run.path)}")
         loop = TrainingLoop(

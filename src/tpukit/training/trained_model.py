@@ -4,24 +4,31 @@ import os
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.table import Table
 
 from ..annotations import PyTree
 from ..errors import TPUModelError, TPUValidationError, did_you_mean
+from ..models.adapters import TransformerAdapter
 from ..models.generation.programs import DecodingPrograms
+from ..models.huggingface.files import read_json
 from ..models.huggingface.weights import export_huggingface, import_huggingface
+from ..models.lora.adapter import LoraAdapter, with_low_rank
+from ..models.lora.peft_files import CONFIG_FILE as ADAPTER_CONFIG
+from ..models.lora.peft_files import read_peft, write_peft
+from ..models.lora.spec import LoraSpec
 from ..models.transformer.config import TransformerConfig
 from ..parallel.mesh.mesh import create_mesh
 from ..quantization.model_files import is_quantized_folder, load_quantized
 from ..runtime.files import finish_folder, folder_beside
 from ..step.host_memory import EXPORT_FILE_BYTES
-from .checkpoint import TPUCheckpointer
+from .checkpoint import Checkpoint, TPUCheckpointer
 from .run_directory import IDENTITY, read_run
 
 
@@ -51,8 +58,9 @@ def load_trained(
 
     Args:
         source: A run directory, its folder of checkpoints or one of them, a folder with
-            `config.json` and safetensors, or one that `tpukit quantize -o` wrote, whose
-            parameters stay quantized.
+            `config.json` and safetensors, one that `tpukit quantize -o` wrote, whose parameters
+            stay quantized, or one of adapters (peft) beside such a folder. Thin matrices are added
+            to those they are beside.
         step: Of a run: which checkpoint; the newest good one by default.
         mesh: Parameters are read straight into their parts on it, as `generate` wants them.
 
@@ -69,6 +77,8 @@ def load_trained(
         return _from_quantized(path, mesh)
     if (path / "config.json").is_file():
         return _from_huggingface(path, step, mesh)
+    if (path / ADAPTER_CONFIG).is_file():
+        return _from_peft(path, step, mesh)
     raise TPUValidationError(
         f"{path} is neither a run ({IDENTITY} is missing) nor a Hugging Face folder (config.json "
         "is missing); give the run directory that 'tpukit train' named."
@@ -102,10 +112,10 @@ def _run_of(path: Path) -> tuple[Path | None, int | None]:
 def _opened(source: str | Path, step: int | None) -> Generator[TrainedModel]:
     """The model at `source`; the parameters of a run are read one by one when asked for."""
     run, own_step = _run_of(_existing(source))
-    if run is None:
+    if run is None or _about_run(run).lora is not None:  # thin matrices are added to whole ones
         yield load_trained(source, step=step)
         return
-    config, folder, tokenizer = _about_run(run)
+    config, folder, tokenizer, _ = _about_run(run)
     with TPUCheckpointer(folder) as checkpointer:
         found = checkpointer.open(step if step is not None else own_step)
         yield TrainedModel(
@@ -117,8 +127,16 @@ def _opened(source: str | Path, step: int | None) -> Generator[TrainedModel]:
         )
 
 
-def _about_run(run: Path) -> tuple[TransformerConfig, str | Path, str | None]:
-    """What a run trained, where its checkpoints are, and its tokenizer."""
+class _Run(NamedTuple):
+    """What a run trained, where its checkpoints are, its tokenizer, and its thin matrices."""
+
+    config: TransformerConfig
+    checkpoints: str | Path
+    tokenizer: str | None
+    lora: LoraSpec | None
+
+
+def _about_run(run: Path) -> _Run:
     about = read_run(run)
     model, settings = about["identity"]["model"], about["settings"]
     if not isinstance(model, dict):
@@ -128,18 +146,20 @@ def _about_run(run: Path) -> tuple[TransformerConfig, str | Path, str | None]:
         )
     config = TransformerConfig.from_dict(model)  # pyright: ignore[reportUnknownArgumentType]  JSON
     folder: str | Path = settings.get("checkpoint_dir") or run / "checkpoints"
-    return config, folder, settings.get("tokenizer")
+    thin = about["identity"].get("lora")
+    lora = None if thin is None else LoraSpec.from_dict(thin)
+    return _Run(config, folder, settings.get("tokenizer"), lora)
 
 
 def _from_run(run: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
-    config, folder, tokenizer = _about_run(run)
-    here = mesh or create_mesh(mesh_shape=(1,), axis_names=("tensor",), devices=jax.devices()[:1])
-    like = DecodingPrograms(config, here).abstract_params()
-    with TPUCheckpointer(folder) as checkpointer:
-        found = checkpointer.restore(step, like={"params": like})
+    config, _, tokenizer, lora = _about_run(run)
+    found = _restored(run, step, mesh)
+    params = found.params
+    if lora is not None:
+        params = with_low_rank(found.items["model_state"]["base"], params, lora)
     return TrainedModel(
         config=config,
-        params=found.params,
+        params=params,
         source=str(run),
         step=found.step,
         tokenizer=tokenizer,
@@ -166,6 +186,24 @@ def _from_quantized(folder: Path, mesh: Mesh | None) -> TrainedModel:
     )
 
 
+def _restored(run: Path, step: int | None, mesh: Mesh | None = None) -> Checkpoint:
+    """What a run saved of its model: split as `generate` wants it, or on the first device here."""
+    config, folder, _, lora = _about_run(run)
+    here = mesh or create_mesh(mesh_shape=(1,), axis_names=("tensor",), devices=jax.devices()[:1])
+    base = DecodingPrograms(config, here).abstract_params()
+    like = {"params": base}
+    if lora is not None:
+        adapter = LoraAdapter(TransformerAdapter(config), lora)
+        thin = jax.eval_shape(adapter.init, jax.random.key(0)).params
+        place = NamedSharding(here, PartitionSpec())
+        whole = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), thin
+        )
+        like = {"params": whole, "model_state": {"base": base, "carried": {}}}
+    with TPUCheckpointer(folder) as checkpointer:
+        return checkpointer.restore(step, like=like)
+
+
 def _from_huggingface(folder: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
     if step is not None:
         raise TPUValidationError(
@@ -185,6 +223,19 @@ def _from_huggingface(folder: Path, step: int | None, mesh: Mesh | None) -> Trai
         step=None,
         tokenizer=str(tokenizer) if tokenizer.is_file() else None,
     )
+
+
+def _from_peft(folder: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
+    base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not base or not Path(base).expanduser().is_dir():
+        raise TPUValidationError(
+            f"{folder} holds adapters beside '{base}', which is no folder here; write that model's "
+            f"folder as base_model_name_or_path in its {ADAPTER_CONFIG}."
+        )
+    model = _from_huggingface(Path(base).expanduser(), step, mesh)
+    adapter = read_peft(folder, model.config)
+    params = with_low_rank(jax.tree.map(jnp.asarray, model.params), adapter.params, adapter.spec)
+    return replace(model, params=params, source=f"{folder} beside {base}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +262,13 @@ class Export:
         return table
 
 
-def export_run(source: str | Path, folder: str | Path, *, step: int | None = None) -> Export:
+def export_run(
+    source: str | Path, folder: str | Path, *, step: int | None = None, adapters: bool = False
+) -> Export:
     """Write a run's parameters in the Hugging Face layout, as they are, bit for bit.
+
+    Of a run that trained adapters (LoRA), the sum of them and the model's own is written; or with
+    `adapters` they alone, in the layout that `peft` reads.
 
     They are read one at a time: host memory for the largest one and for one file is enough,
     whatever the size of the model. The folder appears only when it is complete. A
@@ -222,6 +278,7 @@ def export_run(source: str | Path, folder: str | Path, *, step: int | None = Non
         source: See `load_trained`.
         folder: Must not be there, or be empty.
         step: Which checkpoint; the newest good one by default.
+        adapters: Write the adapters of a run, and no other parameters.
 
     Raises:
         TPUValidationError: The folder holds files already, or there is no model at `source`.
@@ -232,6 +289,8 @@ def export_run(source: str | Path, folder: str | Path, *, step: int | None = Non
         raise TPUValidationError(
             f"{target} is there already and is not overwritten; name a new folder, or empty it."
         )
+    if adapters:
+        return _export_adapters(source, target, step)
     with _opened(source, step) as model, folder_beside(target) as made:
         export_huggingface(model.params, model.config, made, max_shard_bytes=EXPORT_FILE_BYTES)
         if model.tokenizer is not None and (file := _tokenizer_file(model.tokenizer)) is not None:
@@ -239,14 +298,34 @@ def export_run(source: str | Path, folder: str | Path, *, step: int | None = Non
         for file in made.glob("*.safetensors"):  # written for their owner alone
             shutil.copymode(made / "config.json", file)
         finish_folder(made, target)
+    return _written(target, model.source, model.step, model.config.parameter_count().total)
+
+
+def _export_adapters(source: str | Path, target: Path, step: int | None) -> Export:
+    run, own_step = _run_of(_existing(source))
+    about = None if run is None else _about_run(run)
+    if run is None or about is None or about.lora is None:
+        raise TPUValidationError(
+            f"{source} trained no adapters; leave --adapters out, and the whole model is written."
+        )
+    found = _restored(run, step if step is not None else own_step)
+    base = read_run(run)["settings"].get("init_from")
+    with folder_beside(target) as made:
+        write_peft(found.params, about.lora, about.config, made, base=base)
+        finish_folder(made, target)
+    count = sum(leaf.size for leaf in jax.tree.leaves(found.params))
+    return _written(target, str(run), found.step, count)
+
+
+def _written(target: Path, source: str, step: int | None, parameters: int) -> Export:
     files = sorted(target.iterdir())
     return Export(
-        source=model.source,
-        step=model.step,
+        source=source,
+        step=step,
         folder=str(target),
         files=tuple(file.name for file in files),
         size_bytes=sum(file.stat().st_size for file in files),
-        parameters=model.config.parameter_count().total,
+        parameters=parameters,
     )
 
 

@@ -1,8 +1,11 @@
 """Published quantized weights: every format against its definition and against its own library."""
 
+from pathlib import Path
+
 import numpy as np
 import published_weights as truth
 import pytest
+from safetensors.numpy import load_file
 
 from tpukit.errors import TPUModelError
 from tpukit.models.huggingface.published.reading import FORMATS, quantization_of
@@ -108,6 +111,20 @@ def test_nf4(rng, nested, shape):
     tensors, matrix = truth.nf4(rng, *shape, nested=nested)
     weight = read(BNB, truth.named(BASE, tensors))
     np.testing.assert_allclose(weight.dequantize(np.float64), matrix, rtol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "int8"])
+def test_what_bitsandbytes_itself_wrote(kind):
+    """Tensors and numbers of bitsandbytes 0.50.2, kept in a file: the library is large."""
+    kept = load_file(Path(__file__).parent / "data/bitsandbytes.safetensors")
+    tensors = truth.Tensors({name: one for name, one in kept.items() if name.startswith(kind)})
+    expected = tensors.pop(f"{kind}.expected")
+    settings = {"load_in_8bit": True} if kind == "int8" else {"bnb_4bit_quant_type": kind}
+    weight = read({"quant_method": "bitsandbytes", **settings}, tensors, f"{kind}.weight")
+    # In eight bits it multiplies with a rounded 1 / 127.
+    np.testing.assert_allclose(
+        weight.dequantize(np.float32), expected, rtol=2e-7 if kind == "int8" else 0
+    )
 
 
 def test_bitsandbytes_in_eight_bits(rng):

@@ -51,15 +51,29 @@ class ChatTemplate:
             TPUModelError: The template refuses the messages, or is none.
             MissingExtraError: jinja2 is not installed.
         """
-        names = {
-            **self.special_tokens,
-            "messages": [dict(one) for one in messages],
-            "add_generation_prompt": add_generation_prompt,
-            "tools": None,
-            "documents": None,
-            **more,
-        }
-        request = {"source": self.source, "names": names}
+        return self.render_all([(messages, add_generation_prompt)], **more)[0]
+
+    def render_all(
+        self, conversations: Sequence[tuple[Sequence[Message], bool]], **more: Any
+    ) -> list[str]:
+        """The texts of many conversations, each with whether the model's answer is to follow.
+
+        Raises:
+            TPUModelError: The template refuses one of them, or is none.
+            MissingExtraError: jinja2 is not installed.
+        """
+        every = [
+            {
+                **self.special_tokens,
+                "messages": [dict(one) for one in messages],
+                "add_generation_prompt": add_generation_prompt,
+                "tools": None,
+                "documents": None,
+                **more,
+            }
+            for messages, add_generation_prompt in conversations
+        ]
+        request = {"source": self.source, "names": every}
         try:
             reply = run_child(f"{__package__}.chat_worker", request, timeout_s=LONGEST_RENDERING_S)
         except ChildError as error:
@@ -72,7 +86,7 @@ class ChatTemplate:
                 f"{str(error).splitlines()[0] if str(error) else 'no message'}; give --prompt "
                 "without --chat, or mend the template."
             ) from None
-        return str(reply["text"])
+        return [str(text) for text in reply["texts"]]
 
 
 def load_chat_template(folder: str | Path) -> ChatTemplate:

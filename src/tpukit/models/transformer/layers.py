@@ -5,6 +5,7 @@ Rotary positions have no parameters: XLA fuses them into their neighbours under 
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from ...kernels.ops.rope import frequencies as stretched
 from ...kernels.ops.rope import reference
 from ...kernels.ops.rope.tables import tables_at
 from ...parallel.sharding.activations import constrain
+from ..lora.low_rank import LowRank
 from ..products.matmul_format import product_in
 from .config import TransformerConfig
 from .layer_config import LayerConfig
@@ -94,12 +96,21 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(..., inputs) -> (..., outputs)."""
-        y = self.product(x, self.matrix())
+        low = self.low_rank
+        matrix = self.matrix() if low is None else low.base.astype(self.dtype)
+        y = self.product(x, matrix)
+        y = y if low is None else y + low.beside(x)
         return y if self.bias is None else y + self.bias[...].astype(self.dtype)
 
     def product(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
         """`x @ matrix` in the format that the configuration asks for."""
         return product_in(self.matmul, x, matrix, bound=self.float8_bound)
+
+    @property
+    def low_rank(self) -> LowRank | None:
+        """The kernel, where it has thin matrices beside it."""
+        found: Any = self.kernel.get_value()
+        return found if isinstance(found, LowRank) else None
 
     def matrix(self) -> jax.Array:
         """The kernel in the dtype of activations."""
@@ -108,7 +119,8 @@ class Linear(nnx.Module):
 
 def side_by_side(layers: Sequence[Linear], x: jax.Array) -> jax.Array:
     """What several layers make of `x`, in one product, side by side on the last axis."""
-    if len({layer.matmul for layer in layers}) > 1:
+    beside = any(layer.low_rank is not None for layer in layers)
+    if beside or len({layer.matmul for layer in layers}) > 1:
         return jnp.concatenate([layer(x) for layer in layers], axis=-1)
     # The matrices are written anew in the dtype of activations: side by side costs nothing.
     matrices = jnp.concatenate([layer.matrix() for layer in layers], axis=1)

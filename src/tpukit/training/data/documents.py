@@ -68,6 +68,16 @@ def _text(path: Path, text_key: str) -> Generator[Piece]:
 
 
 def _json_lines(path: Path, text_key: str) -> Generator[Piece]:
+    for record, where, size in json_records(path):
+        yield Piece(_content(record, text_key, where), size_bytes=size)
+
+
+def json_records(path: Path) -> Generator[tuple[Any, str, int]]:
+    """Every line of JSON of a file, where it stands, and its bytes.
+
+    Raises:
+        TPUValidationError: A line is no JSON.
+    """
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -80,7 +90,7 @@ def _json_lines(path: Path, text_key: str) -> Generator[Piece]:
             raise TPUValidationError(
                 f"{where} is no JSON ({error}); mend or remove the line."
             ) from None
-        yield Piece(_content(record, text_key, where), size_bytes=len(line))
+        yield record, where, len(line)
 
 
 def _array_record(path: Path, text_key: str) -> Generator[Piece]:

@@ -41,9 +41,12 @@ class ConcatenatedExamples:
         starts = (numbers.reshape(-1) * self._length).tolist()
         spans = self._store.read(starts, [start + self._length + 1 for start in starts])
         size = numbers.shape[1]
-        return [self._batch(spans[at : at + size]) for at in range(0, len(spans), size)]
+        return [
+            self._batch(starts[at : at + size], spans[at : at + size])
+            for at in range(0, len(spans), size)
+        ]
 
-    def _batch(self, spans: list[np.ndarray]) -> Batch:
+    def _batch(self, starts: list[int], spans: list[np.ndarray]) -> Batch:
         inputs = np.empty((len(spans), self._length), np.int32)
         targets = np.empty_like(inputs)
         for row, tokens in enumerate(spans):
@@ -51,6 +54,8 @@ class ConcatenatedExamples:
             targets[row] = tokens[1:]
         check_vocabulary(inputs, self._store, self._vocab_size)
         check_vocabulary(targets[:, -1], self._store, self._vocab_size)
+        for row, start in enumerate(starts):
+            leave_out(targets[row], self._store, start)
         return {"inputs": inputs, "targets": targets}
 
 
@@ -79,17 +84,25 @@ class DocumentExamples:
         size = numbers.shape[1]
         ends = np.searchsorted(rows, np.arange(0, numbers.size + 1, size)).tolist()
         return [
-            self._batch(size, (rows[begin:end] % size).tolist(), spans[begin:end])
+            self._batch(
+                size,
+                (rows[begin:end] % size).tolist(),
+                starts[begin:end].tolist(),
+                spans[begin:end],
+            )
             for begin, end in pairwise(ends)
         ]
 
-    def _batch(self, size: int, rows: list[int], spans: list[np.ndarray]) -> Batch:
+    def _batch(
+        self, size: int, rows: list[int], starts: list[int], spans: list[np.ndarray]
+    ) -> Batch:
         shape = (size, self._length)
         inputs, segment_ids, positions = (np.zeros(shape, np.int32) for _ in range(3))
         targets = np.full(shape, IGNORED_TARGET, np.int32)
         counting = np.arange(self._length, dtype=np.int32)
         previous, column, segment = -1, 0, 0
-        for row, tokens in zip(rows, spans, strict=True):
+        places: list[tuple[int, slice, int]] = []
+        for row, start, tokens in zip(rows, starts, spans, strict=True):
             if row != previous:
                 previous, column, segment = row, 0, 0
             segment += 1
@@ -98,15 +111,25 @@ class DocumentExamples:
             targets[row, column:end] = tokens[1:]
             segment_ids[row, column:end] = segment
             positions[row, column:end] = counting[: end - column]
+            places.append((row, slice(column, end), start))
             column = end
         check_vocabulary(inputs, self._store, self._vocab_size)
         check_vocabulary(np.where(segment_ids > 0, targets, 0), self._store, self._vocab_size)
+        for row, place, start in places:
+            leave_out(targets[row, place], self._store, start)
         return {
             "inputs": inputs,
             "targets": targets,
             "segment_ids": segment_ids,
             "positions": positions,
         }
+
+
+def leave_out(targets: np.ndarray, store: TokenStore, start: int) -> None:
+    """Ignore, in place, the targets that are not to be predicted; `start` is the first input's."""
+    learnt = store.learnt(start + 1, start + 1 + len(targets))
+    if learnt is not None:
+        targets[~learnt] = IGNORED_TARGET
 
 
 def check_vocabulary(tokens: np.ndarray, store: TokenStore, vocab_size: int | None) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import TPUValidationError
 from .shards import TokenShard, parse_token_dtype
 
-MANIFEST, DOCUMENTS = "tokens.json", "documents.npy"
+MANIFEST, DOCUMENTS, ANSWERS = "tokens.json", "documents.npy", "answers.npy"
 FORMAT, VERSION = "tpukit tokens", 1
 
 
@@ -26,7 +26,11 @@ class ShardEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a prepared folder holds."""
+    """What a prepared folder holds.
+
+    Attributes:
+        answers_blake2b: Of `answers.npy`, where some tokens only are to be predicted.
+    """
 
     dtype: str
     num_tokens: int
@@ -35,16 +39,21 @@ class Manifest:
     largest_token: int
     tokenizer: Mapping[str, Any]
     shards: tuple[ShardEntry, ...]
+    answers_blake2b: str | None = None
 
     @property
     def checksum(self) -> str:
-        """The checksum of all tokens, from those of the shards."""
+        """The checksum of all tokens, from those of the shards, and of which are predicted."""
         parts = [f"{entry.num_tokens};{entry.blake2b};" for entry in self.shards]
+        parts += [] if self.answers_blake2b is None else [f"answers;{self.answers_blake2b};"]
         return hashlib.blake2b("".join(parts).encode(), digest_size=16).hexdigest()
 
     def to_json(self) -> str:
         """The manifest as it is written."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
+        content = asdict(self)
+        if self.answers_blake2b is None:  # as earlier versions read it
+            del content["answers_blake2b"]
+        return json.dumps({"format": FORMAT, "version": VERSION, **content}, indent=1) + "\n"
 
 
 def read_manifest(content: bytes, *, name: str) -> Manifest:
@@ -113,3 +122,23 @@ def check_documents(documents: np.ndarray, num_tokens: int, *, name: str) -> np.
             "the number of tokens. Prepare the data again."
         )
     return documents
+
+
+def answers_checksum(answers: np.ndarray) -> str:
+    """The checksum of where answers begin and end."""
+    return hashlib.blake2b(answers.astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+
+def check_answers(answers: np.ndarray, manifest: Manifest, *, name: str) -> np.ndarray:
+    """Refuse beginnings and ends of answers that do not belong to the tokens.
+
+    Raises:
+        TPUValidationError: They are not those written, or do not rise within the tokens.
+    """
+    rising = bool((np.diff(answers) >= 0).all()) and len(answers) % 2 == 0
+    within = not len(answers) or (answers[0] >= 0 and answers[-1] <= manifest.num_tokens)
+    if not (rising and within) or answers_checksum(answers) != manifest.answers_blake2b:
+        raise TPUValidationError(
+            f"{name} is not what its manifest says; copy or prepare the data again."
+        )
+    return answers

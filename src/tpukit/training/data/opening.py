@@ -15,7 +15,16 @@ from .examples import vocabulary_overflow
 from .iterated import BatchIterable, IteratedData
 from .kinds import Kind, kind_of
 from .locations import Location, look_at
-from .manifest import DOCUMENTS, MANIFEST, check_documents, check_shards, read_manifest
+from .manifest import (
+    ANSWERS,
+    DOCUMENTS,
+    MANIFEST,
+    Manifest,
+    check_answers,
+    check_documents,
+    check_shards,
+    read_manifest,
+)
 from .prepare import prepare_tokens
 from .read_ahead import NUM_WORKERS, PREFETCH
 from .shards import ArrayShard, TokenShard, check_token_dtype
@@ -203,6 +212,7 @@ def _open_prepared(location: Location) -> TokenStore:
         dict(manifest.tokenizer),
         manifest.checksum,
         {entry.file: entry.blake2b for entry in manifest.shards},
+        None if manifest.answers_blake2b is None else _answers(location, manifest),
     )
 
 
@@ -219,6 +229,14 @@ def _documents(location: Location, num_tokens: int) -> np.ndarray:
     if found is None:
         raise TPUValidationError(f"{name} is missing; copy the whole folder again.")
     return check_documents(found.read([(0, found.num_tokens)])[0], num_tokens, name=name)
+
+
+def _answers(location: Location, manifest: Manifest) -> np.ndarray:
+    name = f"{location.path}/{ANSWERS}"
+    found = location.shard(ANSWERS)
+    if found is None:
+        raise TPUValidationError(f"{name} is missing; copy the whole folder again.")
+    return check_answers(found.read([(0, found.num_tokens)])[0], manifest, name=name)
 
 
 def _open_text(location: Location, kind: Kind, tokenizer: Tokenizer, text_key: str) -> TokenStore:

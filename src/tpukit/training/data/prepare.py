@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ...errors import ConfigError, TPUValidationError
 from ...runtime.progress import Counted, Progress, silent
+from .chat import messages_key, template_of, write_conversations
 from .documents import Piece, read_documents
 from .kinds import TEXT_KINDS, Kind, kind_of
 from .locations import look_at
@@ -33,6 +34,7 @@ class Prepared:
     dtype: str
     shards: int
     tokenizer: str
+    answers_not_learnt: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -45,6 +47,9 @@ class Prepared:
         table.add_row("largest token", f"{self.largest_token:,}")
         table.add_row("stored as", f"{self.dtype}, shards: {self.shards}")
         table.add_row("tokenizer", self.tokenizer)
+        if self.answers_not_learnt:
+            table.add_row("answers not learnt", f"{self.answers_not_learnt:,}: the template writes")
+            table.add_row("", "them otherwise once something follows")
         return table
 
 
@@ -58,6 +63,7 @@ def prepare_tokens(
     shard_tokens: int = SHARD_TOKENS,
     force: bool = False,
     exist_ok: bool = False,
+    chat: bool = False,
     progress: Progress = silent,
 ) -> Prepared:
     """Make a folder of tokens out of text.
@@ -74,6 +80,8 @@ def prepare_tokens(
         shard_tokens: Tokens in a file at most.
         force: Replace prepared data that are there.
         exist_ok: Take prepared data that are there, or that somebody else makes meanwhile.
+        chat: Lines of JSON are conversations ("messages", or `text_key`): they are written by the
+            chat template beside the tokenizer, and answers alone are learnt.
         progress: Called now and then, with a `Counted` line of bytes.
 
     Raises:
@@ -94,7 +102,14 @@ def prepare_tokens(
     kind = kind_of(place)
     if kind.name not in TEXT_KINDS:
         raise ConfigError(f"{place.path} holds tokens already; open it as it is.")
+    if chat and kind.name != "jsonl":
+        raise ConfigError(
+            f"{place.path} is {kind.name.replace('_', ' ')}; conversations are lines of JSON "
+            "(.jsonl) with a list of messages in each."
+        )
+    template = template_of(tokenizer) if chat else None
     used = None if tokenizer is None else load_tokenizer(tokenizer, end=end)
+    untold: int | None = None
     writer = TokenWriter(
         output,
         vocab_size=None if used is None else used.vocab_size,
@@ -103,7 +118,11 @@ def prepare_tokens(
         force=force,
     )
     with writer, place.local(kind.files) as paths:
-        _write_all(writer, paths, kind, used, text_key, progress)
+        if template is not None and used is not None:
+            key = messages_key(text_key)
+            untold = write_conversations(writer, paths, used, template, key, progress)
+        else:
+            _write_all(writer, paths, kind, used, text_key, progress)
         try:
             manifest = writer.finish()
         except (TPUValidationError, OSError):
@@ -111,7 +130,7 @@ def prepare_tokens(
             if not (exist_ok and (output / MANIFEST).is_file()):
                 raise
             manifest = _manifest_of(output)
-    return _prepared(output, manifest)
+    return dataclasses.replace(_prepared(output, manifest), answers_not_learnt=untold)
 
 
 def _manifest_of(folder: Path) -> Manifest:

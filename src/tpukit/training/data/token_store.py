@@ -30,6 +30,7 @@ class TokenStore:
         tokenizer: What made the tokens, where it is known.
         checksum: Of all tokens, where somebody kept one; else samples are taken.
         file_checksums: What the content of each file was when it was written, by name.
+        answers: Where what is to be predicted begins and ends, in turns; None where all is.
     """
 
     shards: tuple[TokenShard, ...]
@@ -40,6 +41,7 @@ class TokenStore:
     tokenizer: dict[str, Any] = field(default_factory=dict)
     checksum: str | None = None
     file_checksums: dict[str, str] = field(default_factory=dict)
+    answers: np.ndarray | None = None
 
     @cached_property
     def offsets(self) -> np.ndarray:
@@ -80,6 +82,13 @@ class TokenStore:
         if any(tokens.dtype.itemsize > 4 for tokens in found):
             return [self._narrow(tokens) for tokens in found]
         return found
+
+    def learnt(self, start: int, stop: int) -> np.ndarray | None:
+        """Whether each token from `start` to `stop` is to be predicted; None where all are."""
+        if self.answers is None:
+            return None
+        edges_before = np.searchsorted(self.answers, np.arange(start, stop), side="right")
+        return edges_before % 2 == 1
 
     def _read_across(self, starts: Sequence[int], stops: Sequence[int]) -> list[np.ndarray]:
         wanted: dict[int, list[tuple[int, int]]] = {}

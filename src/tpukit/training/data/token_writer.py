@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import TPUValidationError
 from ...runtime.files import finish_folder, folder_beside
-from .manifest import DOCUMENTS, MANIFEST, Manifest, ShardEntry
+from .manifest import ANSWERS, DOCUMENTS, MANIFEST, Manifest, ShardEntry, answers_checksum
 
 SHARD_TOKENS = 1 << 28
 
@@ -50,6 +50,7 @@ class TokenWriter:
         self._dtype = np.dtype("<u2" if narrow else "<u4")
         self._shards: list[ShardEntry] = []
         self._documents = array("q", [0])  # there may be hundreds of millions
+        self._answers: array[int] | None = None
         self._smallest, self._largest = np.iinfo(np.int64).max, -1
         self._file: IO[bytes] | None = None
         self._in_shard = 0
@@ -82,8 +83,12 @@ class TokenWriter:
                 "Choose another place, or make room."
             ) from error
 
-    def add(self, tokens: "np.ndarray | Sequence[int]") -> None:
+    def add(self, tokens: "np.ndarray | Sequence[int]", *, learnt: bool | None = None) -> None:
         """Append tokens to the current document.
+
+        Args:
+            tokens: Their numbers.
+            learnt: Whether they are to be predicted; None where all tokens are.
 
         Raises:
             TPUValidationError: A token number does not fit in what is stored.
@@ -91,6 +96,10 @@ class TokenWriter:
         found = np.asarray(tokens)
         if not len(found):
             return
+        if learnt is not None and self._answers is None:
+            self._answers = array("q")
+        if learnt and self._answers is not None:
+            self._answers.extend((self.num_tokens, self.num_tokens + len(found)))
         smallest, largest = int(found.min()), int(found.max())
         if smallest < 0 or largest > np.iinfo(self._dtype).max:
             raise TPUValidationError(
@@ -127,6 +136,9 @@ class TokenWriter:
             self.end_document()
         if self._file is not None:
             self._close_shard()
+        answers = None if self._answers is None else np.asarray(self._answers, np.int64)
+        if answers is not None:
+            np.save(self._partial / ANSWERS, answers)
         manifest = Manifest(
             dtype=self._dtype.name,
             num_tokens=self.num_tokens,
@@ -135,6 +147,7 @@ class TokenWriter:
             largest_token=self._largest,
             tokenizer=self._tokenizer,
             shards=tuple(self._shards),
+            answers_blake2b=None if answers is None else answers_checksum(answers),
         )
         np.save(self._partial / DOCUMENTS, np.asarray(self._documents, np.int64))
         (self._partial / MANIFEST).write_text(manifest.to_json())

@@ -54,7 +54,10 @@ class Scheme:
         return (rows, self.block[0]), (columns, self.block[1])
 
     def __str__(self) -> str:
-        parts = {(1, None): "a scale for each output", (None, None): "one scale"}
+        parts: dict[tuple[int | None, int | None], str] = {
+            (1, None): "a scale for each output",
+            (None, None): "one scale",
+        }
         rows, columns = self.block
         shared = parts.get(self.block) or f"scales for {rows} × {columns or 'all'}"
         zeros = ", zero points" if self.zero_bits else ""
