@@ -169,7 +169,8 @@ def _from_run(run: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
 def _from_quantized(folder: Path, mesh: Mesh | None) -> TrainedModel:
     if mesh is not None:
         raise TPUValidationError(
-            f"{folder} is quantized, and such a model is loaded onto one device; leave the mesh out."
+            f"{folder} is quantized, and such a model is loaded onto one device; leave the mesh "
+            "out."
         )
     found = load_quantized(folder)
     if found.config is None:

@@ -123,14 +123,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return read  # pyright: ignore[reportUnknownVariableType]  JSON
 
 
-def _weight_map(path: Path) -> dict[str, str]:
-    found = read_json(path).get("weight_map")
-    good = isinstance(found, dict) and all(
-        isinstance(file, str) and Path(file).name == file
-        for file in found.values()  # pyright: ignore[reportUnknownVariableType]  JSON
-    )
-    if not good:
-        raise TPUModelError(
-            f"{path} has no 'weight_map' from tensors to files beside it; download it again."
-        )
-    return found  # pyright: ignore[reportReturnType]
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, by its name in the index's own folder.
+
+    Raises:
+        TPUModelError: It is no index, or names a file of another folder: whoever made a checkpoint
+            does not choose which files of this machine are opened.
+    """
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise TPUModelError(f"{index} has no 'weight_map' of tensors and files; download it again.")
+    for name in files.values():  # pyright: ignore[reportUnknownVariableType]  JSON
+        if not isinstance(name, str) or Path(name).name != name:
+            raise TPUModelError(
+                f"{index} names the file {name!r}; files of a checkpoint lie beside its index."
+            )
+    return files  # pyright: ignore[reportUnknownVariableType]

@@ -136,7 +136,7 @@ def _opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def _scan(params: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
-    fixed, carried = params["num_consts"], params["num_carry"]
+    fixed, carried = _loop_sizes(params)
     consts, carry, xs = values[:fixed], values[fixed : fixed + carried], values[fixed + carried :]
     length, backwards = params["length"], params["reverse"]
     jaxpr, own = _opened(params["jaxpr"])
@@ -211,6 +211,14 @@ def _cut(value: Any, first: int, last: int) -> _Cut:
         return tracked_parameter(Leaf(value.leaf.number, piece), reached.view, value.dtype)
 
     return _Cut(stacked, step)
+
+
+def _loop_sizes(params: Any) -> tuple[int, int]:
+    """How many arguments of a scan stay as they are, and how many each turn hands to the next."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    fixed, carried, _ = params["ft_in"].unpack()  # from jax 0.11 on
+    return len(fixed), len(carried)
 
 
 def _while(params: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
