@@ -66,6 +66,7 @@ def test_runs_are_closed_and_lose_less_than_four_levels():
     assert float(((values - table[found]) ** 2).mean()) < 0.1
 
 
+@pytest.mark.slow
 def test_a_matrix_in_a_trellis():
     weight = np.random.default_rng(0).standard_normal((16, 40))
     made = quantize_matrix(weight, format="trellis2:64")
