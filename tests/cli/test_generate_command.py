@@ -142,7 +142,7 @@ def test_a_model_of_ones_own_is_refused(tmp_path):
 
 def test_a_mesh_says_the_same_and_a_stop_word_ends_it(run, trained):
     typed = ("--prompt", "abc", "--temperature", 0, "--max-new-tokens", 20, "--json")
-    result = run("generate", trained[0], *typed, "--mesh", "data=4,tensor=2", "--stop", "ja")
+    result = run("generate", trained[0], *typed, "--mesh", "fsdp=8", "--stop", "ja")
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
     assert (said["text"], said["stop"], said["ended"]) == ("defghi", "ja", ["stop"])
@@ -151,7 +151,7 @@ def test_a_mesh_says_the_same_and_a_stop_word_ends_it(run, trained):
 
 
 def mesh_of_all():
-    return create_mesh(mesh_shape=(4, 2), axis_names=("data", "tensor"))
+    return create_mesh(mesh_shape=(8,), axis_names=("fsdp",))
 
 
 def test_a_conversation_needs_a_template(run, trained, tmp_path):
