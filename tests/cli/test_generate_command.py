@@ -14,6 +14,7 @@ from tpukit.cli.generate import generate
 from tpukit.errors import ConfigError, TPUCheckpointError, TPUModelError, TPUValidationError
 from tpukit.job import TrainingSettings
 from tpukit.models import get_preset, import_huggingface
+from tpukit.parallel import create_mesh
 from tpukit.training import TPUTrainer
 from tpukit.training.trained_model import load_trained
 
@@ -137,3 +138,49 @@ def test_a_model_of_ones_own_is_refused(tmp_path):
     )
     with pytest.raises(TPUModelError, match="trained a model of its own, 'tuple'"):
         load_trained(tmp_path)
+
+
+def test_a_mesh_says_the_same_and_a_stop_word_ends_it(run, trained):
+    typed = ("--prompt", "abc", "--temperature", 0, "--max-new-tokens", 20, "--json")
+    result = run("generate", trained[0], *typed, "--mesh", "fsdp=8", "--stop", "ja")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert (said["text"], said["stop"], said["ended"]) == ("defghi", "ja", ["stop"])
+    keys = load_trained(trained[0], mesh=mesh_of_all()).params["layers"]["self_attention"]["k_proj"]
+    assert len(keys["kernel"].sharding.device_set) == 8
+
+
+def mesh_of_all():
+    return create_mesh(mesh_shape=(8,), axis_names=("fsdp",))
+
+
+def test_a_conversation_needs_a_template(run, trained, tmp_path):
+    exported = tmp_path / "exported"
+    assert run("export", trained[0], exported).exit_code == 0
+    result = run("generate", exported, "--chat", "--tokenizer", "bytes", "--prompt", "a")
+    assert isinstance(result.exception, TPUValidationError)
+    assert "--chat needs the template" in str(result.exception)
+    result = run("generate", exported, "--system", "x", "--prompt", "a")
+    assert "--system is part of a conversation" in str(result.exception)
+
+
+def test_a_template_makes_the_prompt(run, trained, tmp_path):
+    """A tokenizer of letters, with a template that says everything twice."""
+    exported = tmp_path / "exported"
+    assert run("export", trained[0], exported).exit_code == 0
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({chr(one): one for one in range(256)}, unk_token="?")
+    )
+    letters.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    letters.decoder = tokenizers.decoders.Fuse()
+    letters.save(str(exported / "tokenizer.json"))
+    (exported / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"
+    )
+    typed = ("--chat", "--prompt", "abcdefghij", "--temperature", 0, "--max-new-tokens", 3)
+    result = run("generate", exported, *typed, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    said = json.loads(result.stdout)
+    assert said["prompt"] == "abcdefghij" * 2
+    assert said["text"] == "abc"

@@ -202,3 +202,33 @@ def test_products_of_fusions_inside_a_fusion_are_counted():
     root = f"{SQUARE} fusion(%0), kind=kLoop, calls=%outer"
     found = work(root, operands=(SQUARE,), computations=inner + outer)
     assert found.flops == 2 * 2 * 1024**3
+
+
+SCATTERS = f"""%overwrite (a: bf16[], b: bf16[]) -> bf16[] {{
+  %a = bf16[]{{:T(256)}} parameter(0)
+  ROOT %b = bf16[]{{:T(256)}} parameter(1)
+}}
+
+%add (c: bf16[], d: bf16[]) -> bf16[] {{
+  %c = bf16[]{{:T(256)}} parameter(0)
+  %d = bf16[]{{:T(256)}} parameter(1)
+  ROOT %e = bf16[]{{:T(256)}} add(%c, %d)
+}}
+
+%fused (t: bf16[8,1024,1024], i: s32[], u: bf16[1,1024,1024]) -> bf16[8,1024,1024] {{
+  %t = {STACK} parameter(0)
+  %i = {INDEX} parameter(1)
+  %u = {LAYER} parameter(2)
+  ROOT %s = {STACK} scatter(%t, %i, %u), index_vector_dim=1, to_apply=%WAY
+}}
+"""
+
+
+@pytest.mark.parametrize(("way", "moved"), [("overwrite", 2 + 2), ("add", 16 + 2 + 16)])
+def test_a_scatter_that_overwrites_touches_what_it_writes(way, moved):
+    found = work(
+        f"{STACK} fusion(%0, %1, %2), kind=kCustom, calls=%fused",
+        operands=(STACK, INDEX, LAYER),
+        computations=SCATTERS.replace("WAY", way),
+    )
+    assert mib(found) == (moved, 0, 0)

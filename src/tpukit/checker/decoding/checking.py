@@ -84,7 +84,8 @@ def check_decoding(
     slots = min(rounded_size(room), config.max_seq_len)
     tokens = min(rounded_size(_within(prompt or room, room)), slots)
     sizes = dict(mesh) if mesh is not None else serving_mesh(config, target)
-    programs = DecodingPrograms(config, as_abstract_mesh(sizes, target))
+    # With a loop of layers, as on every TPU, whatever is here.
+    programs = DecodingPrograms(config, as_abstract_mesh(sizes, target), loop=True)
     rows = programs.rows(batch_size)
     reads = programs.rows(prefill_rows or batch_size)
     greedy = Sampling(temperature=0)

@@ -52,7 +52,7 @@ class KeyCache:
             place(leaf, None, "batch", None, "kv_heads", units=units)
             for leaf in (self.keys, self.values)
         )
-        return KeyCache(*both, self.heads)
+        return KeyCache(*both, heads=self.heads)
 
 
 @jax.tree_util.register_dataclass

@@ -6,7 +6,7 @@ the program takes them apart again, and the compiler sees that this is where the
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -48,29 +48,31 @@ def _unstacked(leaf: jax.Array) -> tuple[jax.Array, ...]:
 def _joined(tree: Any, name: str) -> Any:
     if not isinstance(tree, Mapping):
         return tree
-    made = {key: _joined(value, str(key)) for key, value in tree.items()}
+    branch = cast("Mapping[str, Any]", tree)
+    made = {key: _joined(value, key) for key, value in branch.items()}
     names = _TOGETHER.get(name, ())
     if not names or not all(_is_matrix(made.get(one)) for one in names):
         return made
-    kernels = {one: made[one].pop("kernel") for one in names}
-    widths = "_".join(str(kernel.shape[-1]) for kernel in kernels.values())
-    return {**made, f"{_JOINED}_{widths}": jnp.concatenate([*kernels.values()], axis=-1)}
+    kernels: list[jax.Array] = [made[one].pop("kernel") for one in names]
+    widths = "_".join(str(kernel.shape[-1]) for kernel in kernels)
+    return {**made, f"{_JOINED}_{widths}": jnp.concatenate(kernels, axis=-1)}
 
 
 def _is_matrix(part: Any) -> bool:
-    return isinstance(part, Mapping) and getattr(part.get("kernel"), "ndim", 0) == 3
+    return isinstance(part, Mapping) and "kernel" in part
 
 
 def _parted(tree: Any) -> Any:
     if not isinstance(tree, Mapping):
         return tree
+    branch = cast("Mapping[str, Any]", tree)
     made: dict[str, Any] = {}
-    for key, value in tree.items():
+    for key, value in branch.items():
         inner = _parted(value)
-        if not str(key).startswith(_JOINED):
+        if not key.startswith(_JOINED):
             made[key] = {**made.get(key, {}), **inner} if isinstance(inner, dict) else inner
             continue
-        widths = [int(width) for width in str(key).split("_")[1:]]
+        widths = [int(width) for width in key.split("_")[1:]]
         names = ("q_proj", "k_proj", "v_proj") if len(widths) == 3 else ("gate_proj", "up_proj")
         start = 0
         for name, width in zip(names, widths, strict=True):

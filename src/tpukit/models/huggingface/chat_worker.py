@@ -4,7 +4,7 @@ import json
 import resource
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
@@ -22,7 +22,7 @@ LONGEST_TEXT = 64 * 2**20
 class GenerationBlock(Extension):
     """`{% generation %}`, with which templates mark what the model says: its body, as it is."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags: set[str] = {"generation"}  # noqa: RUF012  jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """Drop the marks."""
@@ -46,9 +46,13 @@ def render(request: Mapping[str, Any]) -> dict[str, list[str]]:
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals.update(
-        raise_exception=_refuse, strftime_now=_now, namespace=OwnNamespace, dict=_dict
-    )
+    names: dict[str, Any] = environment.globals
+    names |= {
+        "raise_exception": _refuse,
+        "strftime_now": _now,
+        "namespace": OwnNamespace,
+        "dict": _dict,
+    }
     try:
         template = environment.from_string(request["source"])
         texts = [template.render(**names) for names in request["names"]]
