@@ -47,11 +47,11 @@ def attend_slots(
 ) -> jax.Array:
     """Attention of q (rows, 1, H, D) over keys and values (rows, slots, KV, D).
 
-    Keys and values may be kept in fewer bits than `q` has: products widen them as they read.
+    What is kept in fewer bits is widened first: XLA's products of two formats are far slower.
     """
+    keys = Keys(keys.k.astype(q.dtype), keys.v.astype(q.dtype))
     seen = visible_slots(layer, positions, keys.k.shape[1])
-    alike = keys.k.dtype == q.dtype
-    if alike and sinks is None and layer.attention_soft_cap is None:
+    if sinks is None and layer.attention_soft_cap is None:
         return jax.nn.dot_product_attention(
             q, keys.k, keys.v, mask=seen[:, None, None], scale=layer.attention_scale
         )
@@ -59,7 +59,6 @@ def attend_slots(
     grouped = q.reshape(rows, keys.k.shape[2], -1, width)
     scores = _wide("bkgd,bskd->bkgs", grouped, keys.k)
     weights = _weigh(layer, scores, seen[:, None, None], width, sinks)
-    weights = weights if alike else weights.astype(q.dtype)
     return _wide("bkgs,bskd->bkgd", weights, keys.v).astype(q.dtype).reshape(rows, 1, heads, -1)
 
 
@@ -108,5 +107,5 @@ def _weigh(
 
 def _wide(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """A product whose sums are float32 at least, however narrow its operands are."""
-    wide = jnp.promote_types(a.dtype, jnp.float32)
+    wide = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), jnp.float32)
     return jnp.einsum(equation, a, b, preferred_element_type=wide)
