@@ -3,7 +3,7 @@
 W is 512 × 512 with heavy tails, inputs are correlated and of uneven size; the error is that of the
 outputs for inputs nobody calibrated with. It ranks steps; it does not predict a model's perplexity.
 
-python benchmarks/vq_layer.py [--trellis]     (with --trellis about 5 minutes more on two cores)
+python benchmarks/vq_layer.py [--trellis]     (a trellis takes minutes more)
 """
 
 import sys

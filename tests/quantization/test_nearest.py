@@ -1,5 +1,6 @@
 """The nearest entry, in every form, beside float64 numpy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tpukit.quantization.nearest import form_for, nearest, nearest_in_chunk
 
 FORMS = ("loop", "fused", "product")
+found = jax.jit(nearest_in_chunk, static_argnames="form")
 
 
 def scores_of(vectors, entries, weights=None):
@@ -28,7 +30,7 @@ def test_every_form_finds_the_nearest(form, length, entries):
     random = np.random.default_rng(length)
     vectors = random.standard_normal((700, length)).astype(np.float32)
     table = random.standard_normal((entries, length)).astype(np.float32)
-    codes = nearest_in_chunk(jnp.asarray(vectors.T), jnp.asarray(table), form=form)
+    codes = found(jnp.asarray(vectors.T), jnp.asarray(table), form=form)
     assert_nearest(codes, scores_of(vectors, table))
 
 
@@ -39,9 +41,7 @@ def test_weights_of_values_count(form, scale):
     vectors = random.standard_normal((500, 4)).astype(np.float32)
     table = random.standard_normal((64, 4)).astype(np.float32)
     weights = (scale * random.uniform(0.01, 10, (500, 4))).astype(np.float32)
-    codes = nearest_in_chunk(
-        jnp.asarray(vectors.T), jnp.asarray(table), jnp.asarray(weights.T), form=form
-    )
+    codes = found(jnp.asarray(vectors.T), jnp.asarray(table), jnp.asarray(weights.T), form=form)
     scores = scores_of(vectors, table, weights) / scale
     assert_nearest(codes, scores)
 
@@ -52,9 +52,7 @@ def test_a_bound_asks_for_the_largest_product(form):
     vectors = random.standard_normal((400, 8)).astype(np.float32)
     table = random.standard_normal((50, 8)).astype(np.float32)
     bound = jnp.float32(np.linalg.norm(table, axis=1).max())
-    codes = np.asarray(
-        nearest_in_chunk(jnp.asarray(vectors.T), jnp.asarray(table), form=form, bound=bound)
-    )
+    codes = np.asarray(found(jnp.asarray(vectors.T), jnp.asarray(table), form=form, bound=bound))
     products = vectors @ table.T
     assert (codes == products.argmax(1)).mean() > 0.98
 
@@ -63,7 +61,7 @@ def test_a_bound_asks_for_the_largest_product(form):
 def test_entries_themselves_are_found(form):
     """A vector that is an entry scores zero, where rounding could make it less."""
     table = np.random.default_rng(0).standard_normal((128, 8)).astype(np.float32)
-    codes = nearest_in_chunk(jnp.asarray(table.T), jnp.asarray(table), form=form)
+    codes = found(jnp.asarray(table.T), jnp.asarray(table), form=form)
     assert np.array_equal(np.asarray(codes), np.arange(128))
 
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from functools import partial
 from typing import Literal
 
 import jax
@@ -12,7 +13,7 @@ from jax.typing import ArrayLike
 
 from ..runtime.progress import Counted, Progress, silent
 from .codebook import Codebook, FitReport, Metric, parse_metric, round_entries
-from .lloyd import Points, first_entries, lay_out
+from .lloyd import Points, Sums, first_entries, lay_out
 from .nearest import nearest
 from .vectors import check_sizes, cut_vectors, cut_weights
 
@@ -81,19 +82,17 @@ def train_codebook(
             place += 1
         size = stages[place][1]
         found = points.sums(table, size, bound)
-        error = float(found.error / found.weight)
+        reach = stride if done < iterations else 1.0
+        table, lost, unused = _moved(table, found, reach, bound, metric=known)
+        error, empty = float(lost), np.flatnonzero(unused)
         change = 1.0 if not history else 1 - error / max(history[-1], 1e-30)
         same, last = size == last, size
         history.append(error)
         progress(Counted(f"pass {done}: error {error:.5g}", done=done, total=iterations))
-        means = found.total / jnp.maximum(found.mass, 1e-30)
-        reach = stride if done < iterations else 1.0
-        moved = jnp.where(found.mass > 0, table + reach * (means - table), table)
-        empty = np.flatnonzero(np.asarray(found.mass.sum(1)) == 0)
         if empty.size and done < iterations:
-            moved = _respawn(points, moved, empty, min(size, batch), random)
+            table = _respawn(points, table, empty, min(size, batch), random)
+            table = _tame(table, known, bound)
             respawned += empty.size
-        table = _tame(moved, known, bound)
         if same and 0 <= change < tolerance and not empty.size:
             if size == points.count:
                 converged = True
@@ -114,6 +113,16 @@ def train_codebook(
         return Codebook(values[None], jnp.float32(1), known, report)
     rounded, scale = round_entries(values[None])
     return Codebook(rounded, scale, known, report)
+
+
+@partial(jax.jit, static_argnames="metric")
+def _moved(
+    table: jax.Array, found: Sums, reach: float, bound: jax.Array | None, *, metric: Metric
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Entries after a pass, its mean error, and which entries no vector chose."""
+    means = found.total / jnp.maximum(found.mass, 1e-30)
+    moved = jnp.where(found.mass > 0, table + reach * (means - table), table)
+    return _tame(moved, metric, bound), found.error / found.weight, found.mass.sum(1) == 0
 
 
 def _stages(iterations: int, least: int, most: int) -> list[tuple[int, int]]:

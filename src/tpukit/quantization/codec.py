@@ -66,18 +66,8 @@ def quantize_matrix(
     if signs is not None:
         matrix = rotate(matrix, signs)
         inputs = rotate(rotate(inputs, signs), signs, axis=1)
-    missing = -height % chosen.length
     wide = padded_width(width) if chosen.trellis else width
-    matrix = jnp.pad(matrix, ((0, missing), (0, wide - width)))
-    # Rows that are not there count a little, so that H can be inverted.
-    floor = DAMPING * jnp.mean(jnp.diag(inputs))
-    inputs = jnp.pad(inputs, (0, missing)) + floor * jnp.eye(height + missing)
-    scales = jnp.sqrt(jnp.mean(matrix**2, axis=0))
-    scales = jnp.where(scales == 0, 1.0, scales)
-    rows = matrix / scales
-    # How much a column counts; none that is padding does.
-    squares = jnp.where(jnp.arange(wide) < width, scales**2, 0)
-    squares = squares / squares.mean()
+    rows, scales, squares, inputs = _normalised(matrix, inputs, length=chosen.length, wide=wide)
     factor = inverse_factor(inputs) if feedback else None
     # With feedback, a row's error counts as far as no later row makes it good.
     counts = jnp.diag(inputs) if factor is None else 1 / jnp.diag(factor) ** 2
@@ -138,6 +128,24 @@ def _checked(weight: ArrayLike, hessian: ArrayLike | None) -> tuple[jax.Array, j
             "Give inputs that do, or hessian=None."
         )
     return matrix, inputs / mean
+
+
+@partial(jax.jit, static_argnames=("length", "wide"))
+def _normalised(
+    matrix: jax.Array, inputs: jax.Array, *, length: int, wide: int
+) -> tuple[jax.Array, ...]:
+    """Rows filled up and divided by the norms of columns, those norms, their weights, damped H."""
+    height, width = matrix.shape
+    missing = -height % length
+    padded = jnp.pad(matrix, ((0, missing), (0, wide - width)))
+    # Rows that are not there count a little, so that H can be inverted.
+    floor = DAMPING * jnp.mean(jnp.diag(inputs))
+    damped = jnp.pad(inputs, (0, missing)) + floor * jnp.eye(height + missing)
+    scales = jnp.sqrt(jnp.mean(padded**2, axis=0))
+    scales = jnp.where(scales == 0, 1.0, scales)
+    # How much a column counts; none that is padding does.
+    squares = jnp.where(jnp.arange(wide) < width, scales**2, 0)
+    return padded / scales, scales, squares / squares.mean(), damped
 
 
 def check_weight_metric(name: str, *, forced: bool = False) -> Metric:

@@ -23,6 +23,7 @@ def group_blocks(blocks: int, length: int) -> int:
     return next(size for size in range(min(most, blocks), 0, -1) if blocks % size == 0)
 
 
+@jax.jit
 def inverse_factor(hessian: jax.Array) -> jax.Array:
     """The upper U with H⁻¹ = UᵀU."""
     lower = jnp.linalg.cholesky(hessian)

@@ -207,7 +207,7 @@ class TPUv6VQIntegration:
 
     @property
     def least_error(self) -> float:
-        """The least relative error any code of these bits has on Gaussian values."""
+        """The least relative error of any code of these bits on Gaussian values it has not seen."""
         return math.pow(4.0, -self.bits_per_value)
 
     def save_codebook(self, path: str | Path) -> Path:

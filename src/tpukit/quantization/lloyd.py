@@ -94,11 +94,19 @@ def lay_out(
     rounds = -(-count // (chunk * devices))
 
     def cut(array: jax.Array) -> jax.Array:
-        rows = jnp.pad(array[order], ((0, rounds * devices * chunk - count), (0, 0)))
-        made = rows.reshape(rounds, devices, chunk, -1).swapaxes(2, 3)
+        made = _chunks(array, order, rounds=rounds, devices=devices, chunk=chunk)
         return made if mesh is None else jax.device_put(made, _sharding(mesh))
 
     return Points(cut(vectors), None if weights is None else cut(weights), count, form, mesh)
+
+
+@partial(jax.jit, static_argnames=("rounds", "devices", "chunk"))
+def _chunks(
+    array: jax.Array, order: jax.Array, *, rounds: int, devices: int, chunk: int
+) -> jax.Array:
+    missing = rounds * devices * chunk - array.shape[0]
+    rows = jnp.pad(array[order], ((0, missing), (0, 0)))
+    return rows.reshape(rounds, devices, chunk, -1).swapaxes(2, 3)
 
 
 def _sharding(mesh: Mesh) -> NamedSharding:

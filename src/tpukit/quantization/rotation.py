@@ -4,6 +4,8 @@ R = H·diag(signs) with H orthogonal, so x·W = (x·Rᵀ)·(R·W). Where the wid
 block-diagonal, of the largest power of two that divides it.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -32,12 +34,14 @@ def block_size(width: int) -> int:
     return width & -width
 
 
+@partial(jax.jit, static_argnames="axis")
 def rotate(x: jax.Array, signs: jax.Array, *, axis: int = 0) -> jax.Array:
     """R times the vectors along an axis, in x's dtype."""
     moved = jnp.moveaxis(x, axis, -1) * signs.astype(x.dtype)
     return jnp.moveaxis(_hadamard(moved), -1, axis)
 
 
+@partial(jax.jit, static_argnames="axis")
 def rotate_back(x: jax.Array, signs: jax.Array, *, axis: int = 0) -> jax.Array:
     """Rᵀ times the vectors along an axis, which undoes `rotate`."""
     moved = _hadamard(jnp.moveaxis(x, axis, -1)) * signs.astype(x.dtype)

@@ -40,7 +40,7 @@ def cut_vectors(data: ArrayLike, length: int, entries: int) -> jax.Array:
             f"{vectors.shape[0]} vectors of {length} values cannot fit {entries} entries; give "
             f"more data, or at most entries={vectors.shape[0]}."
         )
-    if not bool(jnp.isfinite(vectors).all()):
+    if not bool(_all_finite(vectors)):
         raise TPUValidationError("Data holds values that are not finite; leave them out.")
     return vectors
 
@@ -57,6 +57,16 @@ def cut_weights(weights: ArrayLike, vectors: jax.Array) -> jax.Array:
             f"weights are {each.shape}; expected {(vectors.shape[0],)} of vectors or "
             f"{vectors.shape} of values."
         )
-    if not bool(jnp.isfinite(each).all() & (each >= 0).all() & (each > 0).any()):
+    if not bool(_all_finite(each) & _all_counted(each)):
         raise TPUValidationError("weights must be finite, not negative, and not all zero.")
     return each.reshape(vectors.shape[0], -1)
+
+
+@jax.jit
+def _all_finite(values: jax.Array) -> jax.Array:
+    return jnp.isfinite(values).all()
+
+
+@jax.jit
+def _all_counted(weights: jax.Array) -> jax.Array:
+    return (weights >= 0).all() & (weights > 0).any()

@@ -87,13 +87,10 @@ class VQArray:
 
     def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
         """The (in, out) matrix it stands for."""
-        matrix = self._decoded()
-        if self.signs is not None:
-            matrix = rotate_back(matrix, self.signs)
-        return matrix.astype(dtype)
+        return _dequantized(self, jnp.dtype(dtype))
 
-    def _decoded(self) -> jax.Array:
-        """float32 (in, out) before any rotation back."""
+    def rotated_rows(self) -> jax.Array:
+        """float32 (in, out) as codes say it, before any rotation back."""
         if self.layout in TRELLIS_BITS:
             return self._decoded_trellis()
         take = jax.vmap(lambda table, codes: table[codes.astype(jnp.int32)])
@@ -122,7 +119,7 @@ class VQArray:
         if self.layout == "tpu_lane_i32":
             packed = replace(pack_vq(self.codes, self.entries, self.scales), shape=self.shape)
             return quantized_matmul(x, packed)
-        return x @ self._decoded().astype(x.dtype)
+        return x @ self.rotated_rows().astype(x.dtype)
 
     def __matmul__(self, other: Any) -> jax.Array:
         return self.dequantize() @ other
@@ -143,3 +140,11 @@ class VQArray:
             f"{self.format.name} matrix {self.shape[0]}×{self.shape[1]}: "
             f"{self.bits_per_weight:.2f} bits a weight, {self.nbytes:,} bytes"
         )
+
+
+@partial(jax.jit, static_argnames="dtype")
+def _dequantized(array: VQArray, dtype: Any) -> jax.Array:
+    matrix = array.rotated_rows()
+    if array.signs is not None:
+        matrix = rotate_back(matrix, array.signs)
+    return matrix.astype(dtype)
