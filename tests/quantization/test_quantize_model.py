@@ -189,6 +189,34 @@ def test_experts_are_matrices_of_their_own():
     assert 0 < error < 0.1
 
 
+def test_vector_codes_in_a_loop_over_layers_beside_other_formats(tmp_path):
+    params = {"stack": jax.random.normal(KEY, (3, 32, 128)), "back": jnp.ones((3, 128, 32)) / 64}
+
+    def apply(params, x):
+        def layer(x, w):
+            return x + jnp.tanh(x @ w[0]) @ w[1], None
+
+        return jax.lax.scan(layer, x, (params["stack"], params["back"]))[0]
+
+    found = quantize_model(
+        (plain_init, apply),
+        DATA,
+        params=params,
+        format="vq2",
+        rules=[(r"stack\[2\]", "int8"), ("back", "skip")],
+        codec={"refit": False},
+    )
+    kinds = [type(part).__name__ for part in found.model.params["stack"].parts]
+    assert kinds == ["VQArray", "VQArray", "QuantizedWeight"]
+    dense = apply(found.model.dequantized(), DATA[0])
+    np.testing.assert_allclose(jax.jit(found.model)(DATA[0]), dense, rtol=1e-4, atol=1e-4)
+    folder = save_quantized(found.model, tmp_path / "q")
+    loaded = load_quantized(folder).params
+    assert jax.tree.all(jax.tree.map(np.array_equal, loaded, found.model.params))
+    errors = [row.error for row in found.report.matrices if row.format == "vq2"]
+    assert all(0 < error < 0.2 for error in errors)
+
+
 def test_damaged_and_foreign_files_are_refused(tmp_path):
     model, params = models()["plain"]
     found = quantize_for_tpu(model, params=params, inputs=DATA[0])

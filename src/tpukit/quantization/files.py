@@ -146,7 +146,7 @@ def _read(place: Path, kind: str, most_bytes: int) -> tuple[dict[str, np.ndarray
     try:
         size = place.stat().st_size
         with place.open("rb") as file:
-            start = file.read(8)
+            start = file.read(9)
     except OSError as error:
         raise TPUCheckpointError(f"{place} cannot be read ({error.strerror}).") from None
     if looks_pickled(start):
@@ -156,7 +156,7 @@ def _read(place: Path, kind: str, most_bytes: int) -> tuple[dict[str, np.ndarray
         )
     if size > most_bytes:
         raise TPUCheckpointError(f"{place} has {size:,} bytes; at most {most_bytes:,} are read.")
-    if len(start) < 8 or int.from_bytes(start, "little") > min(size, _MOST_HEADER):
+    if len(start) < 9 or int.from_bytes(start[:8], "little") > min(size, _MOST_HEADER):
         raise TPUCheckpointError(f"{place} is no safetensors file: its header does not fit.")
     try:
         with safe_open(place, framework="np") as opened:

@@ -61,8 +61,12 @@ def whole_file(path: Path, *, durable: bool = False) -> Generator[IO[bytes]]:
 
 
 def looks_pickled(start: bytes) -> bool:
-    """Whether a file that starts so is a pickle, or a zip archive of them, as torch.save writes."""
-    return start.startswith(_PICKLES)
+    """Whether a file that starts so is a pickle, or a zip archive of them, as torch.save writes.
+
+    Nine bytes tell: a safetensors file begins with the size of its header, which may read like a
+    pickle's mark, and then has a brace.
+    """
+    return start.startswith(_PICKLES) and start[8:9] != b"{"
 
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:

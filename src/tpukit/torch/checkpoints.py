@@ -175,7 +175,7 @@ def _read_file(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     try:
         with place.open("rb") as file:
-            start = file.read(4)
+            start = file.read(9)
     except OSError as error:
         raise TPUCheckpointError(f"{place} cannot be read ({error.strerror}).") from None
     if looks_pickled(start):
