@@ -83,13 +83,12 @@ class DeltaCache:
     def placed(self, place: Place) -> "DeltaCache":
         """The same with every leaf in its place."""
         counts = (self.key_heads, self.key_heads, self.state.shape[2])
-        last = (
+        q, k, v = (
             place(leaf, None, "batch", None, "heads", units=(*leaf.shape[:-1], heads))
             for leaf, heads in zip((self.q, self.k, self.v), counts, strict=True)
         )
-        return DeltaCache(
-            place(self.state, None, "batch", "heads", None, None), *last, self.key_heads
-        )
+        state = place(self.state, None, "batch", "heads", None, None)
+        return DeltaCache(state, q, k, v, self.key_heads)
 
 
 def empty_cache(config: TransformerConfig, *, rows: int, slots: int, apart: bool = False) -> Cache:
