@@ -58,7 +58,7 @@ def test_every_published_format_on_three_chips(name, tmp_path):
         assert one.held == held
         [planned] = plan_serving(str(path), formats=[held], generations=[one.on]).choices
         assert one.serving == planned
-        assert one.serving.decoded.origin == "model"
+        assert one.serving.served.origin == "model"
         native = get_chip(one.on).multiplies(
             verdict.scheme.activations, "int8" if held == "int8" else "float8_e4m3fn"
         )

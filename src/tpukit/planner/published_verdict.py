@@ -17,11 +17,10 @@ from ..models.huggingface.files import INDEX_FILE, SINGLE_FILE, TensorFiles, rea
 from ..models.huggingface.published.reading import quantization_of
 from ..models.huggingface.published.scheme import Scheme
 from ..quantization.published.converting import held_as
-from .cost.model_shape import ModelShape
-from .cost.serving_model import layer_matrices
+from .cost.served_model import ServedModel
 from .search.candidates import named_slice
 from .serving import ServingChoice, plan_serving
-from .sizing.memory_optimizer import transformer_shape
+from .sizing.memory_optimizer import transformer_config
 
 Answer = Literal["native", "emulated", "refused"]
 CHIPS = ("v5e", "v6e", "7x")
@@ -144,12 +143,12 @@ def quantization_verdict(
         )
     config = config_from_huggingface(data)
     context = min(context, config.max_seq_len)
-    shape = transformer_shape(config)
+    model = ServedModel.of(transformer_config(config))
     verdicts = [_on(name, found.scheme, config, batch, context) for name in on]
     return QuantizationVerdict(
         model=config.name,
         scheme=found.scheme,
-        stored=_stored(path.parent, found.scheme, shape),
+        stored=_stored(path.parent, found.scheme, model),
         batch=batch,
         context=context,
         chips=tuple(verdicts),
@@ -214,15 +213,15 @@ def _way_out(chip: Chip, scheme: Scheme, better: str | None) -> str:
     return ""
 
 
-def _stored(folder: Path, scheme: Scheme, shape: ModelShape) -> Figure:
+def _stored(folder: Path, scheme: Scheme, model: ServedModel) -> Figure:
     if (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists():
         with ExitStack() as stack:
             files = TensorFiles(folder, stack)
             total = sum(map(files.nbytes, files))
         return Figure(float(total), "B", "measured", f"tensors of {folder}")
-    matrices = list(layer_matrices(shape))
+    matrices = [one for one in model.matrices if one.narrow]
     narrow = [one for one in matrices if one.of_experts or not scheme.experts_only]
-    others = shape.parameters - sum(one.parameters for one in narrow)
+    others = model.parameters - sum(one.parameters for one in narrow)
     held = sum(one.count * scheme.nbytes(one.columns, one.rows) for one in narrow)
     return Figure(
         float(held + BFLOAT16.nbytes(others)), "B", "model", "the definition of its format"

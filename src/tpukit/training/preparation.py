@@ -61,7 +61,8 @@ class Prepared:
         own = self.work.to_dict()
         spec = settings.optimizer_spec()
         given = self.learning_rate is None
-        tuning = {} if self.work.lora is None else {"lora": self.work.lora.to_dict()}
+        lora = self.work.lora
+        tuning: dict[str, Any] = {} if lora is None else {"lora": lora.to_dict()}
         if settings.init_from is not None:
             tuning["init_from"] = settings.init_from
         return {

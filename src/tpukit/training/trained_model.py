@@ -167,7 +167,7 @@ def _from_run(run: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
 
 
 def _from_quantized(folder: Path, mesh: Mesh | None) -> TrainedModel:
-    if mesh is not None:
+    if mesh is not None and mesh.size > 1:
         raise TPUValidationError(
             f"{folder} is quantized, and such a model is loaded onto one device; leave the mesh "
             "out."

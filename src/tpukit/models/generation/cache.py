@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -88,7 +88,7 @@ class DeltaCache:
             for leaf, heads in zip((self.q, self.k, self.v), counts, strict=True)
         )
         state = place(self.state, None, "batch", "heads", None, None)
-        return DeltaCache(state, q, k, v, self.key_heads)
+        return replace(self, state=state, q=q, k=k, v=v)
 
 
 def empty_cache(config: TransformerConfig, *, rows: int, slots: int, apart: bool = False) -> Cache:

@@ -34,6 +34,11 @@ class Matrices:
     narrow: bool = True
 
     @property
+    def of_experts(self) -> bool:
+        """Whether a row is multiplied with some of them only."""
+        return self.used < 1
+
+    @property
     def parameters(self) -> int:
         """Parameters of all of them."""
         return self.rows * self.columns * self.count
@@ -204,6 +209,11 @@ class ServedModel:
     def matrices(self) -> tuple[Matrices, ...]:
         """All of them."""
         return (*(one for kind in self.kinds for one in kind.matrices), *self.outside)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return sum(one.parameters for one in self.matrices) + self.looked_up + self.others
 
     @property
     def products(self) -> float:
