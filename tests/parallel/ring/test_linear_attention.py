@@ -68,7 +68,12 @@ def agree(found, wanted):
 
 @LAYOUTS
 @pytest.mark.parametrize(
-    "axes", [{}, {"batch_axes": ()}, {"batch_axes": (), "head_axes": ("model",)}]
+    "axes",
+    [
+        {},
+        pytest.param({"batch_axes": ()}, marks=pytest.mark.slow),
+        {"batch_axes": (), "head_axes": ("model",)},
+    ],
 )
 @pytest.mark.parametrize("with_documents", [False, True])
 def test_it_is_that_of_one_device(mesh, arrays, documents, layout, axes, with_documents):
