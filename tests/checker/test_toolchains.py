@@ -188,7 +188,7 @@ AS_KEYS = {
     *("microbatches", "attention", "set_"),
 }
 AS_TYPED = {"target", "torch", "arg", "donate", "flags", "memory_only", "no_cache", "timeout"}
-REFUSED = {"fix", "perfetto", "handover", "dump"}
+REFUSED = {"fix", "perfetto", "handover", "dump", "decode", "prompt_length"}
 OWN = {"toolchain", "html", "json"}
 
 
@@ -198,7 +198,9 @@ def test_no_option_of_a_check_is_forgotten():
     assert names == AS_KEYS | AS_TYPED | REFUSED | OWN
 
 
-@pytest.mark.parametrize("option", [["--fix"], ["--perfetto", "x.json"], ["--dump", "x"]])
+@pytest.mark.parametrize(
+    "option", [["--fix"], ["--perfetto", "x.json"], ["--dump", "x"], ["--decode"]]
+)
 def test_what_only_one_check_leaves_is_refused(machine, option, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, [*CHECK, "--toolchain", NEW, *option])

@@ -116,7 +116,7 @@ def check(
     )
     if toolchain is not None:
         if decode:
-            raise ConfigError("--decode is not compared by --toolchain; check with one.")
+            raise ConfigError("--decode is for one check, and --toolchain compares several.")
         switches = {"--memory-only": memory_only, "--no-cache": no_cache}
         typed = TypedCheck(target, asked, flags, arg or (), donate or (), timeout, switches)
         with refusals_as_exit_codes():

@@ -60,10 +60,10 @@ def check_decode(
     )
 
 
-def write_pages(result: "DecodingCheck", html: Path, say: "Progress") -> None:
+def write_pages(result: "DecodingCheck", html: Path, progress: "Progress") -> None:
     """Write a page for each program: decode where it was asked for, prefill beside it."""
     from ..checker.report import write_html
 
     beside = html.with_name(f"{html.stem}-prefill{html.suffix}")
-    say(f"wrote {write_html(result.decode.to_report(), html)}")
-    say(f"wrote {write_html(result.prefill.to_report(), beside)}")
+    progress(f"wrote {write_html(result.decode.to_report(), html)}")
+    progress(f"wrote {write_html(result.prefill.to_report(), beside)}")

@@ -254,7 +254,7 @@ class ProviderConformance:
             """,
         )
         wait_for_lines(gang, "begun", len(pod.hosts))
-        case.preempt(pod, 4.0)  # a busy machine takes a while to print
+        case.preempt(pod, 10.0)  # a busy machine takes a while to print
         events = events_until_end(gang)
         assert any(isinstance(event, Line) and event.text == "noticed" for event in events)
         assert events[-1].ending.cause.is_worth_restarting

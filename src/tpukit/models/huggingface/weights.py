@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,7 @@ def import_huggingface(
     *,
     config: TransformerConfig | None = None,
     dtype: DTypeLike | None = None,
-    shardings: PyTree = None,
+    shardings: PyTree | Callable[[TransformerConfig], PyTree] = None,
 ) -> ImportedModel:
     """Read `config.json` and the safetensors of a Hugging Face folder.
 
@@ -61,7 +61,8 @@ def import_huggingface(
         folder: Holds `config.json` and `model.safetensors`, or the shards and their index.
         config: Instead of `config.json`.
         dtype: Of the parameters; as stored by default.
-        shardings: A tree like the parameters, such as `workload.layout(mesh).shardings`.
+        shardings: A tree like the parameters, such as `workload.layout(mesh).shardings`, or a
+            function that makes one for the configuration that is read.
 
     Raises:
         TPUModelError: A file or tensor is missing, has another shape than the configuration
@@ -84,10 +85,11 @@ def import_huggingface(
         if given is None and f"{prefix}layers.{config.n_layers}.eh_proj.weight" not in tensors:
             config = config.replace(mtp_layers=0)
         slots = family.slots_of(config, text_part(data))
+        places = shardings(config) if callable(shardings) else shardings
         found = entries(config, slots, prefix=prefix, head=head)
         for path, group in itertools.groupby(found, key=_path_of):
             value = _assemble(tensors, list(group), config, dtype)
-            sharding = None if shardings is None else _look_up(shardings, path)
+            sharding = None if places is None else _look_up(places, path)
             _put(params, path, value if sharding is None else jax.device_put(value, sharding))
     return ImportedModel(config, params)
 
