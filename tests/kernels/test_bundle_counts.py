@@ -22,13 +22,7 @@ def test_every_op_is_counted_on_every_generation():
 
 @pytest.mark.libtpu
 @pytest.mark.xdist_group("libtpu")
-@pytest.mark.parametrize(
-    "chip",
-    [
-        chip if chip in ("v6e", "7x") else pytest.param(chip, marks=pytest.mark.slow)
-        for chip in CHIPS
-    ],
-)
+@pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("name", sorted(COUNTS))
 def test_kernels_compile_and_do_not_grow(name, chip):
     kept = COUNTS[name]

@@ -94,7 +94,7 @@ def test_the_kernels_multiply_as_xla_does():
     assert not np.asarray(forward)[SIZES.sum() :].any()
 
 
-@pytest.mark.parametrize("routing", ["dropless", pytest.param("capacity", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("routing", ["dropless", "capacity"])
 @pytest.mark.parametrize("axes", [{"fsdp": 4}, {"fsdp": 2, "expert": 2}, {"fsdp": 2, "tensor": 2}])
 def test_any_mesh_gives_what_one_device_does(axes, routing):
     rng = np.random.default_rng(2)

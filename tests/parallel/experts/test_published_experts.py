@@ -233,13 +233,7 @@ def test_one_device_gives_what_transformers_gives(published, routing):
 
 
 @pytest.mark.parametrize("routing", ["capacity", "dropless"])
-@pytest.mark.parametrize(
-    "axis",
-    [
-        pytest.param("expert", id="experts-split"),
-        pytest.param(None, id="experts-gathered", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("axis", ["expert", None], ids=["experts-split", "experts-gathered"])
 def test_a_mesh_gives_what_transformers_gives(published, routing, axis):
     assert_equal_to_transformers(
         published, routing=routing, capacity_factor=E, mesh=whole_mesh(), axis=axis

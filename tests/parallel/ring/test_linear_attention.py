@@ -68,12 +68,7 @@ def agree(found, wanted):
 
 @LAYOUTS
 @pytest.mark.parametrize(
-    "axes",
-    [
-        {},
-        pytest.param({"batch_axes": ()}, marks=pytest.mark.slow),
-        {"batch_axes": (), "head_axes": ("model",)},
-    ],
+    "axes", [{}, {"batch_axes": ()}, {"batch_axes": (), "head_axes": ("model",)}]
 )
 @pytest.mark.parametrize("with_documents", [False, True])
 def test_it_is_that_of_one_device(mesh, arrays, documents, layout, axes, with_documents):

@@ -65,9 +65,7 @@ def exact(arrays, *, causal=True, window=None, segment_ids=None, chunk=None, sof
     [
         pytest.param("contiguous", True, None, False, (), id="contiguous"),
         pytest.param("zigzag", True, None, True, ("tensor",), id="zigzag-packed-heads-split"),
-        pytest.param(
-            "contiguous", False, None, True, (), id="both-ways-packed", marks=pytest.mark.slow
-        ),
+        pytest.param("contiguous", False, None, True, (), id="both-ways-packed"),
         pytest.param("contiguous", True, 200, True, (), id="window-packed", marks=pytest.mark.slow),
         pytest.param("zigzag", True, 129, False, (), id="zigzag-window"),
         pytest.param("zigzag", True, 1, False, (), id="only-itself"),
@@ -111,12 +109,7 @@ def test_the_kernel_in_a_ring_is_attention(
     [
         pytest.param("zigzag", {"chunk": 256}, id="zigzag-chunks-of-two-pieces"),
         pytest.param("contiguous", {"chunk": 512}, id="chunks-of-two-devices"),
-        pytest.param(
-            "contiguous",
-            {"chunk": 128, "soft_cap": 2.0},
-            id="chunks-of-one-device",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("contiguous", {"chunk": 128, "soft_cap": 2.0}, id="chunks-of-one-device"),
         pytest.param("zigzag", {"window": 100}, id="window", marks=pytest.mark.slow),
     ],
 )

@@ -18,10 +18,7 @@ pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
 GENERATIONS = ["v2", "v3", "v4", "v5e", "v5p", "v6e", "7x"]
 
 
-@pytest.mark.parametrize(
-    "generation",
-    [*(pytest.param(one, marks=pytest.mark.slow) for one in GENERATIONS[:4]), *GENERATIONS[4:]],
-)
+@pytest.mark.parametrize("generation", GENERATIONS)
 def test_the_compiler_takes_level_3(registry, generation):
     chosen, _ = select(3, generation)
     assert len(chosen) >= 9
