@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## the main job, start to end, with no TPU
 	@$(BIN)/python examples/demo.py
 
-test: $(READY) browser prometheus ## the suite (under 15 minutes on 2 cores)
+test: $(READY) browser prometheus ## the suite (18 minutes on 2 cores)
 	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-slow: $(READY) ## the cases that take minutes

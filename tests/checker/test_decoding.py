@@ -128,7 +128,7 @@ def test_wrong_questions_are_answered_before_anything_is_compiled(config):
     for typed, reason in {
         ("--decode", "--remat", "full", "--fix"): "has no remat, --fix",
         ("--prompt-length", "4"): "--prompt-length is of --decode",
-        ("--decode", "--toolchain", "jax-0.12.0.1"): "--decode is not compared",
+        ("--decode", "--toolchain", "jax-0.12.0.1"): "--decode is for one check",
     }.items():
         ran = CliRunner().invoke(app, ["tiny", "--on", "v6e-4", *typed])
         assert isinstance(ran.exception, ConfigError)
