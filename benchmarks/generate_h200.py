@@ -15,13 +15,12 @@ that are there on average, once a step. `--cpu` runs it without a GPU, to see th
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from claims import Claim, report
-from train_h200 import has_gpu
+from train_h200 import has_gpu, report_of
 
 PROGRAMS = Path(__file__).parent / "h200"
 sys.path.insert(0, str(PROGRAMS))
@@ -62,20 +61,9 @@ def run(program: str, request: dict, *, flags: str = "") -> dict | None:
         if request.get("cpu"):
             environment["TORCHDYNAMO_DISABLE"] = "1"  # it would compile C++
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-        command = [sys.executable, str(PROGRAMS / f"generate_{program}_program.py"), str(file)]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment
-            )
-        except subprocess.TimeoutExpired:
-            print(f"  {program}: not done after {TIMEOUT_S} s")
-            return None
-    for line in done.stdout.splitlines():
-        if line.startswith("REPORT "):
-            return json.loads(line.removeprefix("REPORT "))
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    print(f"  {program}: failed ({last[:300]})")
-    return None
+        return report_of(
+            f"generate_{program}", [str(file)], timeout_s=TIMEOUT_S, environment=environment
+        )
 
 
 def show(name: str, found: dict, rows: int, roof: float, note: str = "") -> None:

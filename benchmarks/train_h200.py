@@ -30,10 +30,17 @@ WARM = 10
 def run(
     program: str, model: str, tokens: Path, *, warm: int = WARM, timeout_s: float = 280
 ) -> dict | None:
-    command = [sys.executable, str(PROGRAMS / f"{program}_program.py"), model, str(tokens)]
+    return report_of(program, [model, str(tokens), str(warm)], timeout_s=timeout_s)
+
+
+def report_of(
+    program: str, arguments: list[str], *, timeout_s: float, environment: dict | None = None
+) -> dict | None:
+    """What a program of h200/ reports, run in a process of its own; None where it failed."""
+    command = [sys.executable, str(PROGRAMS / f"{program}_program.py"), *arguments]
     try:
         done = subprocess.run(
-            [*command, str(warm)], capture_output=True, text=True, timeout=timeout_s
+            command, capture_output=True, text=True, timeout=timeout_s, env=environment
         )
     except subprocess.TimeoutExpired:
         print(f"  {program}: not done after {timeout_s:.0f} s")
