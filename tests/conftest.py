@@ -1,5 +1,6 @@
 """The environment of the whole suite: no metadata look-ups, eight virtual CPU devices, no TPU."""
 
+import gc
 import logging
 import os
 import re
@@ -46,6 +47,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if _GROUP.sub("", item.nodeid) in SLOW_CASES:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish():
+    """Keep the collector off what stays to the end: a tenth of the suite's time went there."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 LOGGER = logging.getLogger("tpukit")
