@@ -1,4 +1,4 @@
-"""The list of cases covers the documents, and docs/conformance.md is that list with its outcomes."""
+"""The cases cover the documents, and docs/conformance.md is their list with what came of each."""
 
 import importlib
 

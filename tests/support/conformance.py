@@ -47,9 +47,8 @@ def read_inventory() -> dict[tuple[str, int], tuple[str, str]]:
 
 def list_cases() -> list[Case]:
     """Every marked test, read from the source: nothing is imported or run."""
-    return sorted(
-        case for path in CASES.glob("test_0*.py") for case in _cases_of(ast.parse(path.read_text()), path.name)
-    )  # fmt: skip
+    trees = {path.name: ast.parse(path.read_text()) for path in CASES.glob("test_0*.py")}
+    return sorted(case for file, tree in trees.items() for case in _cases_of(tree, file))
 
 
 def _cases_of(tree: ast.AST, file: str, prefix: str = "") -> Iterator[Case]:
@@ -76,8 +75,8 @@ def write_page(statuses: Mapping[str, str]) -> str:
         "",
         "Every code block of the five documents that describe the system, run as a test in the",
         "document's own calls (`tests/conformance/`). Chips that are not here are the offline",
-        "compiler, emulators or services on loopback; sizes are small. Written by `make conformance`",
-        f"from a run: {passing} of {len(cases)} cases pass, for {len(inventory)} blocks.",
+        "compiler, emulators or services on loopback; sizes are small. `make conformance` writes",
+        f"this page from a run: {passing} of {len(cases)} cases pass, for {len(inventory)} blocks.",
     ]
     for document, title in TITLES.items():
         lines += ["", f"## {document}: {title}", "", "| section | feature | test | status |"]
