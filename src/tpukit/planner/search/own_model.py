@@ -84,7 +84,7 @@ class OwnModelSearch:
             examples = subject.fixed_examples or on.devices  # one a device, where nobody said
             if examples % on.devices == 0:
                 yield Job(
-                    model=subject.name,
+                    model=subject.name if subject.given is None else subject.given,
                     on=str(on),
                     mesh={"fsdp": on.devices},
                     batch_size=examples,
