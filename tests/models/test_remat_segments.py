@@ -171,6 +171,23 @@ def test_a_turn_of_a_loop_over_layers_keeps_its_input_only():
     assert plain - kept >= LAYERS * hidden
 
 
+def test_every_turn_of_a_loop_over_stacked_parameters_is_a_segment():
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *plain_params())
+    params = {"blocks": stacked, "head": jnp.ones((WIDTH, WIDTH))}
+
+    def apply(params, x):
+        turn = lambda x, one: (plain_apply([one], x), None)  # noqa: E731
+        return jax.lax.scan(turn, x, params["blocks"])[0] @ params["head"]
+
+    _, checkpointed = enable_gradient_checkpointing((plain_params, apply))
+    loop = next(line for line in str(jax.make_jaxpr(checkpointed)(params, X)).split(" scan[")[1:])
+    assert "checkpoint[" in loop or "remat2[" in loop
+    np.testing.assert_allclose(
+        *(jax.grad(lambda p, f=f: jnp.sum(f(p, X)))(params)["head"] for f in (apply, checkpointed)),
+        rtol=1e-5,
+    )
+
+
 def test_layers_are_told_by_numbers_in_paths():
     tree = {"params": {"embed": {"w": 0}, "layers": [{"w1": 0, "w2": 0}, {"w1": 0}], "head": 0}}
     found = [("/".join(one.path), one.numbered) for one in layer_names(tree)]

@@ -156,20 +156,23 @@ class _Program:
         """A loop over stacked layers with every turn a segment; any other equation as it is."""
         if equation.primitive.name != "scan":
             return equation
-        whole = equation.params["num_consts"] + equation.params["num_carry"]
+        whole = sum(equation.params.get(name, 0) for name in ("num_consts", "num_carry"))
         if not any(one in self.owner for one in _variables(equation.invars[whole:])):
             return equation
         body = equation.params["jaxpr"]
         turn = remat.wrap(core.jaxpr_as_fun(body), in_loop=True)
-        made = jax.make_jaxpr(turn)(*(jax.ShapeDtypeStruct(one.shape, one.dtype)
-                                      for one in body.in_avals))  # fmt: skip
+        shapes = [
+            jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=getattr(one, "weak_type", False))
+            for one in body.in_avals
+        ]
+        made = jax.make_jaxpr(turn)(*shapes)
         return equation.replace(params={**equation.params, "jaxpr": made})
 
 
 def _opened(closed: Any, owners: Sequence[Layer | None], arrays: Sequence[Any]) -> Any:
     """The trace without calls in it that hide several layers, such as a model under jax.jit."""
-    if not any(_hides_layers(one, dict(zip(closed.jaxpr.invars, owners, strict=True)))
-               for one in closed.jaxpr.eqns):  # fmt: skip
+    given = dict(zip(closed.jaxpr.invars, owners, strict=True))
+    if not any(_hides_layers(equation, given) for equation in closed.jaxpr.eqns):
         return closed
 
     def evaluate(closed: Any, owners: Sequence[Layer | None], values: Sequence[Any]) -> list[Any]:
@@ -183,9 +186,9 @@ def _opened(closed: Any, owners: Sequence[Layer | None], arrays: Sequence[Any]) 
 
         for equation in jaxpr.eqns:
             if _hides_layers(equation, owner):
-                whose = [None if isinstance(one, core.Literal) else owner.get(one)
-                         for one in equation.invars]  # fmt: skip
-                made = evaluate(equation.params["jaxpr"], whose, [*map(value, equation.invars)])
+                inner = equation.params["jaxpr"]
+                whose = [_owner_of(atom, owner) for atom in equation.invars]
+                made = evaluate(inner, whose, [*map(value, equation.invars)])
             else:
                 read = [*dict.fromkeys(_variables(equation.invars))]
                 alone = _program_of(jaxpr, read, equation.outvars, [equation])
@@ -194,6 +197,10 @@ def _opened(closed: Any, owners: Sequence[Layer | None], arrays: Sequence[Any]) 
         return [*map(value, jaxpr.outvars)]
 
     return jax.make_jaxpr(lambda *values: evaluate(closed, owners, values))(*arrays)
+
+
+def _owner_of(atom: Any, owner: dict[Any, Layer | None]) -> Layer | None:
+    return None if isinstance(atom, core.Literal) else owner.get(atom)
 
 
 def _program_of(jaxpr: Any, read: list[Any], given: list[Any], equations: list[Any]) -> Any:
