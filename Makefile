@@ -8,7 +8,7 @@ export TPU_SKIP_MDS_QUERY := 1
 export NO_GCE_CHECK := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-slow test-toolchains browser prometheus lint format bench mutants clean
+.PHONY: help setup demo test test-slow conformance test-toolchains browser prometheus lint format bench mutants clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
@@ -26,6 +26,9 @@ test: $(READY) browser prometheus ## the suite (18 minutes on 2 cores)
 
 test-slow: $(READY) ## the cases that take minutes
 	$(BIN)/pytest -m slow
+
+conformance: $(READY) ## every code block of the documents, and docs/conformance.md from the run
+	$(BIN)/python tools/conformance.py
 
 # Python 3.12 and 3.13 have to be here (pyenv, or on the PATH); environments are made in the cache folder.
 test-toolchains: $(READY) ## what depends on jax most, with the newest jax and libtpu (minutes each)

@@ -15,8 +15,8 @@ from tpukit.compiler.mosaic import kernel_flops
 from tpukit.compiler.program_flops import program_flops
 from tpukit.kernels import flash_attention
 from tpukit.models.attention.tpu_kernels import splash_attention
-from tpukit.observe.diagnosis.step_timing import traced_flops
 from tpukit.parallel import abstract_mesh
+from tpukit.step.traced_flops import traced_flops
 
 # A loop of four turns that hands a table of constants to a kernel, which nothing else knows.
 LOOP = """HloModule jit_f, is_scheduled=true

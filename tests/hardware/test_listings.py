@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from tpukit.cli import slices
 from tpukit.errors import SliceError
+from tpukit.models.presets import get_preset
 
 app = typer.Typer()
 app.command("slices")(slices.slices)
@@ -42,7 +43,23 @@ def test_slices_of_one_generation():
     listed = json.loads(shown("slices", "v6e", "--json"))["slices"]
     assert [one["chips"] for one in listed] == [1, 4, 8, 16, 32, 64, 128, 256]
     assert listed[-1]["usd_per_hour"]["value"] == pytest.approx(691.2)
+    assert listed[-1]["int8_tops"]["value"] == 256 * 1836
+    assert listed[-1]["usd_per_pflop_hour"]["value"] == pytest.approx(2.7 / 0.918)
+    assert listed[-1]["usd_per_pflop_hour"]["origin"] == "third-party"
     assert "supply a rate of your own" in shown("slices", "7x")
+
+
+def test_each_slice_names_the_largest_preset_that_it_trains():
+    listed = json.loads(shown("slices", "v6e", "--json"))["slices"]
+    named = {one["name"]: get_preset(one["largest_trained"]) for one in listed}
+    sizes = [config.parameter_count().total for config in named.values()]
+    assert sizes == sorted(sizes)
+    # Parameters and both moments of adamw alone are 12 bytes a parameter, over all chips.
+    for one, size in zip(listed, sizes, strict=True):
+        assert 12 * size < one["chips"] * 31.25 * 2**30 < 12 * 8 * size
+    text = shown("slices", "v6e")
+    assert "Largest preset that each slice trains (model): one sequence of 2,048 tokens" in text
+    assert listed[-1]["largest_trained"] in text
 
 
 def test_a_generation_without_slices_shows_its_chip_and_the_reason():

@@ -92,6 +92,7 @@ def test_spellings(spelling, canonical, chips, hosts, devices):
         ("v6e-4x", "names the generation v6e and no slice"),
         ("v9-8", "Did you mean 'v4-8'"),
         ("h100-8", "names no TPU generation; known are v2, v3"),
+        ("tpu-edge", "Edge TPUs .* there is no catalog row"),
         ("8i-4", "No slice of TPU 8i can be named: .*Boardfly.*libtpu.*`tpukit slices 8i`"),
         ("tpu8t-4x4x4", "No slice of TPU 8t can be named: .*no shape.*libtpu"),
         ("", "an empty name"),

@@ -289,12 +289,40 @@ def test_environment_of_a_tpu_job():
     assert environment["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
 
 
-def test_environment_off_a_tpu_has_no_tpu_flags():
+def test_environment_off_a_tpu_sets_what_libtpu_reads_and_no_other():
+    environment: dict[str, str] = {}
+    config = TPUConfig(tpu_version="v6e", xla_optimization_level=2)
+    report = config.setup_environment_variables(environment, platform="cpu")
+    assert environment["JAX_PLATFORMS"] == "cpu"
+    assert "--xla_tpu_" in environment["LIBTPU_INIT_ARGS"]
+    assert "XLA_FLAGS" not in environment
+    made = {change.name: change for change in report.changes}
+    assert {"JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY", "LIBTPU_INIT_ARGS"} <= set(made)
+    assert made["LIBTPU_INIT_ARGS"].after == environment["LIBTPU_INIT_ARGS"]
+    assert "nothing but libtpu reads" in made["LIBTPU_INIT_ARGS"].why
+
+
+def test_environment_of_level_0_says_why_there_are_no_flags():
     environment: dict[str, str] = {}
     report = TPUConfig(tpu_version="v6e").setup_environment_variables(environment, platform="cpu")
-    assert environment["JAX_PLATFORMS"] == "cpu"
     assert "LIBTPU_INIT_ARGS" not in environment
-    assert {change.name for change in report.changes} >= {"JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY"}
+    (kept,) = [change for change in report.changes if change.name == "LIBTPU_INIT_ARGS"]
+    assert (kept.outcome, kept.why) == ("kept", "no flags are asked for at level 0")
+
+
+def test_environment_of_a_job_for_no_chip_has_no_tpu_flags():
+    environment: dict[str, str] = {}
+    TPUConfig().setup_environment_variables(environment, platform="cpu")
+    assert "LIBTPU_INIT_ARGS" not in environment
+
+
+def test_flags_are_not_set_once_jax_has_started(monkeypatch):
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    jax.devices()
+    config = TPUConfig(tpu_version="v6e", xla_optimization_level=2)
+    report = config.setup_environment_variables()
+    assert "LIBTPU_INIT_ARGS" not in os.environ
+    assert "LIBTPU_INIT_ARGS" in {change.name for change in report.too_late}
 
 
 def test_debugging_mode_finds_a_nan_and_can_be_left():

@@ -6,9 +6,9 @@ import tpukit.kernels
 from tpukit.kernels.registry.registry import builtin_ops, get_tpu_op
 
 
-def test_every_name_is_offered_once_and_in_order():
+def test_every_name_is_offered_once():
     names = tpukit.kernels.__all__
-    assert names == sorted(set(names))
+    assert len(names) == len(set(names))
     assert not [name for name in names if inspect.ismodule(getattr(tpukit.kernels, name))]
 
 

@@ -183,10 +183,20 @@ def test_batch_statistics_are_carried_through_checkpoints_too():
 
 
 @pytest.mark.parametrize("kind", ["linen", "equinox", "functions"])
-def test_segments_of_layers_need_layers_that_can_be_seen(kind):
-    work = make(kind, remat="full every=2")
-    with pytest.raises(TPUModelError, match="every_n_layers=2 needs layers that can be seen"):
-        jax.eval_shape(work.train_step, work.state_shapes(), work.example_batch())
+def test_layers_are_segments(kind):
+    """The network has two layers: two segments of one, or one of both."""
+    for remat, segments in (("full", 2), ("full every=2", 1)):
+        work = make(kind, remat=remat)
+        execution = work.execution
+        variables = jax.eval_shape(work.adapter.init, jax.random.key(0))
+        traced = jax.make_jaxpr(
+            lambda v, work=work, execution=execution: (
+                work.adapter.apply(
+                    v, work.example_batch(), rng=jax.random.key(0), execution=execution
+                ).outputs
+            )
+        )(variables)
+        assert str(traced).count("checkpoint[") + str(traced).count("remat2[") == segments
 
 
 def test_linen_language_model_needs_no_loss():

@@ -150,6 +150,23 @@ class TestHere:
         assert achieved == pytest.approx(flops)
         assert "counted once" in found.achieved_tflops.source
 
+    @pytest.mark.parametrize(
+        ("batch", "note"),
+        [
+            (np.zeros((8, 4), np.int32), False),  # tokens are their own targets
+            (np.zeros((8, 16), np.float32), True),
+            ((np.zeros((8, 16), np.float32), np.zeros(8, np.int32)), False),
+            ((np.zeros((8, 16), np.float32), np.zeros((8, 3), np.float32)), True),
+        ],
+    )
+    def test_a_loader_of_plain_arrays(self, batch, note):
+        tokens = not isinstance(batch, tuple) and batch.dtype == np.int32
+        own = linen.Embed(32, 16) if tokens else linen.Dense(32)
+        found = diagnose_performance(model=own, dataloader=[batch, batch], target_tflops=15000)
+        assert found["issues"][0]["problem"] == "Below target"
+        assert found["input"]["samples_per_batch"] == 8
+        assert any("stands for it" in one for one in found["notes"]) is note
+
     def test_what_is_missing_is_named(self):
         with pytest.raises(TPUModelError, match="shapes of a batch are not known"):
             diagnose_performance(model())

@@ -11,15 +11,33 @@ from tpukit.planner.sizing.batch_size import Probe, _search, _slice, find_optima
 V6E = Slice.parse("v6e-8")
 
 
-def searched(sizes, limit, per_step=8):
-    """Search a curve given as bytes for 1, 2, … examples a device."""
+def searched(sizes, limit, per_step=8, seconds=None):
+    """Search a curve given as bytes, and seconds of a step, for 1, 2, … examples a device."""
 
     def probe(examples):
         each = examples // per_step
         used = sizes[each - 1] if each <= len(sizes) else 10**9
-        return Probe(examples, used, used <= limit)
+        taken = seconds(each) if seconds is not None and used <= limit else None
+        return Probe(examples, used, used <= limit, "", taken, None if taken is None else 0.5)
 
     return _search(probe, V6E, limit, per_step=per_step)
+
+
+def test_the_fastest_that_fits_wins():
+    slower = searched([10, 20, 30, 40, 50, 60, 70], 55, seconds=lambda each: 1.0 + each**2)
+    assert slower == 1 * 8  # 8 examples in 2 s; 16 take 5
+    faster = searched([10, 20, 30, 40, 50, 60, 70], 55, seconds=lambda each: 1.0 + each)
+    assert faster == 5 * 8
+    assert faster.mfu == 0.5
+    chosen = max(faster.probes, key=lambda probe: probe.examples_per_s or 0)
+    assert chosen.batch_size == faster
+    assert chosen.to_dict()["examples_per_s"] == pytest.approx(40 / 6)
+
+
+def test_batches_are_doubled_no_further_than_they_gain():
+    found = searched([1] * 4096, 55, seconds=lambda each: max(8, each))
+    assert found == 8 * 8
+    assert max(probe.batch_size for probe in found.probes) == 32 * 8
 
 
 def test_the_largest_that_fits():
@@ -79,5 +97,6 @@ def test_on_the_real_compiler():
     assert used[int(found)] <= found.limit_bytes
     assert used[int(found) + 1] > found.limit_bytes
     assert 0.5 < found.utilization <= 1
+    assert all(0 < probe.mfu < 1 for probe in found.probes if probe.fits)
     with pytest.raises(TPUOutOfMemoryError, match="not even 1 examples"):
         find_optimal_batch_size("tiny", 128, available_memory_gb=1e-6, on="v6e-1", remat="none")

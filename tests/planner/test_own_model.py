@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from flax import linen
 
 from tpukit.errors import ConfigError, XLACompilationError
 from tpukit.planner.planning import plan
@@ -43,8 +44,8 @@ def ask(tmp_path, monkeypatch):
 
     monkeypatch.setattr(OwnModelSearch, "choices", choices)
 
-    def of(**asked):
-        plan("regression.py:build", tokens=1e6, on="v6e", max_chips=32, **asked)
+    def of(model="regression.py:build", **asked):
+        plan(model, tokens=1e6, on="v6e", max_chips=32, **asked)
         monkeypatch.undo()
         monkeypatch.chdir(tmp_path)
         return taken["ask"]
@@ -61,6 +62,7 @@ def compiled(job, *, fits=True):
     memory = SimpleNamespace(
         total_bytes=3 * GIB,
         usable_bytes=31 * GIB,
+        host_bytes=0,
         purposes={"parameters": GIB, "optimizer state": GIB, "gaps": GIB},
         verdict="too large",
     )
@@ -97,6 +99,16 @@ def test_every_slice_its_batch_can_be_split_over_is_asked_about(ask):
     assert best.days == pytest.approx(steps / 32 / 86_400)
     assert best.job.examples == 64
     assert search.compiled == 5
+
+
+def test_a_bare_model_is_asked_about_too(ask):
+    own = linen.Sequential([linen.Embed(64, 16), linen.Dense(64)])
+    taken = ask(own, sequence_length=32)
+    assert (taken.subject.name, taken.subject.remat) == ("Sequential", "none")
+    _, found, _ = searched(taken, compiled)
+    assert found[0].job.model is own
+    assert found[0].job.tokens_per_example == 32
+    assert {choice.batch_size for choice in found} == {1, 4, 8, 16, 32}  # one example a device
 
 
 def test_what_does_not_fit_or_is_refused_is_told(ask):

@@ -72,8 +72,34 @@ def test_a_good_machine_is_healthy(root):
     diagnosis = examine(site(root))
     assert diagnosis.healthy
     assert not diagnosis.of("warning")
-    assert diagnosis["summary"].startswith("healthy: ")
+    assert diagnosis["summary"].startswith("healthy: no TPU here, ")
     assert diagnosis["summary"].endswith("0 errors, 0 warnings")
+
+
+def test_the_summary_says_that_there_is_a_tpu(root):
+    add_tpu(root)
+    machine = site(root, {"JAX_PLATFORMS": "cpu"})
+    has_tpu = machine.here.kind == "tpu"
+    assert Diagnosis(str(machine.here), (), has_tpu=has_tpu).summary.startswith(
+        "healthy: a TPU is here, 4 TPU chips"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "name", "kept"),
+    [
+        ("COLAB_RELEASE_TAG", "Google Colab", "/content is gone"),
+        ("KAGGLE_KERNEL_RUN_TYPE", "Kaggle", "only /kaggle/working is kept"),
+    ],
+)
+def test_hosted_notebooks_are_known(root, variable, name, kept):
+    finding = found("environment", site(root, {variable: "x"}))["notebook"]
+    assert name in finding.seen
+    assert kept in finding.seen
+    assert "Accelerator" in finding.fix or "Runtime" in finding.fix
+    add_tpu(root)
+    assert found("environment", site(root, {variable: "x"}))["notebook"].fix is None
+    assert "notebook" not in found("environment", site(root))
 
 
 @pytest.mark.parametrize(
@@ -393,8 +419,8 @@ def test_diagnosis_reads_like_a_mapping_and_renders():
         Finding("b", "devices", "error", "bad thing", "mend it"),
     )
     diagnosis = Diagnosis("2 CPUs", findings)
-    assert diagnosis["summary"] == "not healthy: 2 CPUs; 1 error, 0 warnings"
-    assert set(diagnosis) == {"summary", "healthy", "machine", "findings"}
+    assert diagnosis["summary"] == "not healthy: no TPU here, 2 CPUs; 1 error, 0 warnings"
+    assert set(diagnosis) == {"summary", "healthy", "machine", "has_tpu", "findings"}
     assert dict(diagnosis) == diagnosis.to_dict()
     assert json.loads(json.dumps(diagnosis.to_dict()))["findings"][1]["fix"] == "mend it"
     with pytest.raises(KeyError):
@@ -410,7 +436,7 @@ def test_diagnosis_reads_like_a_mapping_and_renders():
         "✗ error   bad thing",
         "          → mend it",
         "",
-        "not healthy: 2 CPUs; 1 error, 0 warnings",
+        "not healthy: no TPU here, 2 CPUs; 1 error, 0 warnings",
     ]
 
 

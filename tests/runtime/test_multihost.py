@@ -118,6 +118,39 @@ def test_half_an_environment_is_refused(environment, message):
         MultiHostConfig.from_environment(environment)
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"TPUKIT_HOST_ID": "3"}, 3),
+        ({"TPU_WORKER_HOSTNAMES": "a,b,c,d", "TPU_WORKER_ID": "2"}, 2),
+        (
+            {
+                "TPU_WORKER_HOSTNAMES": "a,b",
+                "TPU_WORKER_ID": "1",
+                "MEGASCALE_SLICE_ID": "3",
+                "MEGASCALE_NUM_SLICES": "4",
+                "MEGASCALE_COORDINATOR_ADDRESS": "a",
+            },
+            7,
+        ),
+    ],
+)
+def test_without_a_host_id_the_environment_says_it(variables, expected, monkeypatch):
+    for name in ("TPUKIT_HOST_ID", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    config = MultiHostConfig(num_hosts=8, host_id=None, coordinator_address="10.0.0.1:1234")
+    assert config.host_id == expected
+
+
+def test_no_host_id_anywhere_is_refused(monkeypatch):
+    for name in ("TPUKIT_HOST_ID", "TPU_WORKER_HOSTNAMES"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="host_id is None and the environment does not say"):
+        MultiHostConfig(num_hosts=8, host_id=None, coordinator_address="10.0.0.1:1234")
+
+
 def test_one_host_needs_no_coordinator():
     group = MultiHostConfig(1, 0, "203.0.113.1:1").setup()
     assert group.to_dict()["num_hosts"] == 1

@@ -23,7 +23,7 @@ def slices(
     rates: Rates = None,
     json: Json = False,
 ) -> None:
-    """List TPU generations, or the slices of one with their size, peak, memory and price.
+    """List TPU generations, or the slices of one: size, peaks, memory, price, what they train.
 
     Of a generation with no public slices: every figure there is of a chip, with its source.
     """
@@ -36,7 +36,10 @@ def slices(
     elif (chip := get_chip(generation)).rules is None:
         show(chip, json=json)
     else:
-        show(SliceListing.of(generation, book), json=json)
+        from ..planner.sizing.largest_preset import ASSUMED, largest_trained
+
+        listing = SliceListing.of(generation, book, largest=largest_trained, assumed=ASSUMED)
+        show(listing, json=json)
 
 
 def slice_info(

@@ -14,6 +14,10 @@ from .topology import CubeRules, TopologyRules, parse_shape
 
 GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "7x", "8i", "8t")
 GIB = 2**30
+EDGE = (
+    " Edge TPUs (Coral) run TensorFlow Lite models that their own compiler quantizes; neither "
+    "libtpu nor jax knows them, and there is no catalog row."
+)
 
 _FIGURES = {
     "hbm_bytes": "B",
@@ -59,8 +63,13 @@ def get_chip(name: str) -> Chip:
             return known[spelling]
     raise SliceError(
         f"{name!r} is not a TPU generation; known are {', '.join(GENERATIONS)}."
-        + did_you_mean(wanted.removeprefix("tpu-"), known)
+        + (edge_sentence(wanted) or did_you_mean(wanted.removeprefix("tpu-"), known))
     )
+
+
+def edge_sentence(name: str) -> str:
+    """What to say of a name that means a TPU for the edge; nothing of any other."""
+    return EDGE if {"edge", "coral", "edgetpu"} & {*spelled(name).split("-")} else ""
 
 
 def dcn_rate(chip: Chip) -> Figure:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from ..errors import SliceError, did_you_mean
-from .catalog import GENERATIONS, names_of_chips, spelled
+from .catalog import GENERATIONS, edge_sentence, names_of_chips, spelled
 from .chip import Chip
 from .topology import Shape, TopologyRules, format_shape, parse_shape
 
@@ -52,7 +52,8 @@ def read_name(text: str) -> SliceName:
             return _read_rest(text, chip, spelling, rest, num_slices)
     raise SliceError(
         f"{text!r} names no TPU generation; known are {', '.join(GENERATIONS)}, "
-        f"and a slice is written {_EXAMPLES}." + did_you_mean(name, _examples_of_names())
+        f"and a slice is written {_EXAMPLES}."
+        + (edge_sentence(name) or did_you_mean(name, _examples_of_names()))
     )
 
 

@@ -1,6 +1,8 @@
 """Ops for TPU: one folder each, every one with a reference, a Pallas kernel and its gradient."""
 
 # A function takes the name of its folder here, so it must be imported, not found on first use.
+from .blocks.tiling import BLOCK_SIZE as BLOCK_SIZE
+from .blocks.tiling import MIN_PARALLEL_SIZE as MIN_PARALLEL_SIZE
 from .blocks.tiling import from_blocked as from_blocked
 from .blocks.tiling import pack_tiles as pack_tiles
 from .blocks.tiling import pad_to_tiles as pad_to_tiles
@@ -8,6 +10,7 @@ from .blocks.tiling import to_blocked as to_blocked
 from .blocks.tiling import unpack_tiles as unpack_tiles
 from .blocks.tiling import unpad as unpad
 from .blocks.tuned import use_tuned_blocks as use_tuned_blocks
+from .custom_call import custom_call as custom_call
 from .ops.cross_entropy.api import cross_entropy as cross_entropy
 from .ops.cross_entropy.terms import CrossEntropy as CrossEntropy
 from .ops.flash_attention.api import flash_attention as flash_attention
@@ -55,6 +58,8 @@ from .registry.registry import unregister_tpu_op as unregister_tpu_op
 from .registry.user_kernel import TpuKernel as TpuKernel
 
 __all__ = [
+    "BLOCK_SIZE",
+    "MIN_PARALLEL_SIZE",
     "BlockMask",
     "BlockSizes",
     "Blocks",
@@ -69,6 +74,7 @@ __all__ = [
     "TpuKernel",
     "adaptive_matmul",
     "cross_entropy",
+    "custom_call",
     "dequantize",
     "dispatch",
     "dispatch_with_gradient",

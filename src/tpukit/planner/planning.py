@@ -64,7 +64,9 @@ def plan(
     """Find where and how to train a model.
 
     Args:
-        model: A preset, a config.json, "module:function", a `TransformerConfig` or a `Workload`.
+        model: A preset, a config.json, "module:function", a `TransformerConfig`, a `Workload`, or
+            any model that a `Workload` takes; the compiler is asked about those it has no
+            dimensions of.
         tokens: Tokens to train on: 15e12 or "15T".
         deadline: "30d", "12h", a `timedelta` or days.
         budget: Dollars: 50000 or "50k".

@@ -8,6 +8,7 @@ from ..errors import ConfigError
 from ..hardware import Slice
 from ..job.sections import LaunchSettings
 from .pod import Tier
+from .tpu_config import TpuConfig as TpuConfig
 
 LONGEST_WAIT_S = 3600.0
 

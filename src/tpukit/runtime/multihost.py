@@ -56,7 +56,8 @@ class MultiHostConfig:
 
     Attributes:
         num_hosts: How many processes the job has.
-        host_id: This process's number, from 0; host 0 runs the coordinator.
+        host_id: This process's number, from 0; host 0 runs the coordinator. None reads it from the
+            environment; asking jax (`jax.process_index()`) would start it too early.
         coordinator_address: Host 0's `host:port`, the same on every host.
         timeout_s: How long to wait for all hosts to come.
         heartbeat_timeout_s: How long a silent host counts as alive; then jax ends every process.
@@ -68,7 +69,7 @@ class MultiHostConfig:
     """
 
     num_hosts: int
-    host_id: int
+    host_id: int | None
     coordinator_address: str
     timeout_s: float = field(default=300, kw_only=True)
     heartbeat_timeout_s: int = field(default=100, kw_only=True)
@@ -79,7 +80,9 @@ class MultiHostConfig:
     def __post_init__(self) -> None:
         if self.num_hosts < 1:
             raise ConfigError(f"num_hosts is {self.num_hosts}; a job has at least one host.")
-        if not 0 <= self.host_id < self.num_hosts:
+        if self.host_id is None:
+            object.__setattr__(self, "host_id", _host_id_in(os.environ))
+        if not 0 <= self.number < self.num_hosts:
             raise ConfigError(
                 f"host_id is {self.host_id}, and the {self.num_hosts} hosts of this job are "
                 f"numbered 0 to {self.num_hosts - 1}; give each process its own number."
@@ -90,6 +93,12 @@ class MultiHostConfig:
         Address.parse(self.coordinator_address)
         if self.bind_address is not None:
             Address.parse(self.bind_address, what="bind_address")
+
+    @property
+    def number(self) -> int:
+        """`host_id`, given or read."""
+        assert self.host_id is not None
+        return self.host_id
 
     @classmethod
     def from_environment(
@@ -140,7 +149,7 @@ class MultiHostConfig:
         self._initialize(connect_to, bind_to, left_s=self.timeout_s - (met - started))
         group = HostGroup(
             self.num_hosts,
-            self.host_id,
+            self.number,
             str(connect_to),
             rendezvous_s=met - started,
             initialize_s=time.monotonic() - met,
@@ -187,7 +196,7 @@ class MultiHostConfig:
     def _meet(self) -> tuple[Address, Address | None]:
         """Gather all hosts; return where jax connects to and, on host 0, where it listens."""
         own = rendezvous.Hello(
-            host_id=self.host_id,
+            host_id=self.number,
             num_hosts=self.num_hosts,
             jax_version=installed_version("jax") or NOT_INSTALLED,
         )
@@ -212,7 +221,7 @@ class MultiHostConfig:
             jax.distributed.initialize(
                 coordinator_address=str(connect_to),
                 num_processes=self.num_hosts,
-                process_id=self.host_id,
+                process_id=self.number,
                 local_device_ids=self.local_device_ids,
                 cluster_detection_method="deactivate",
                 initialization_timeout=max(SHORTEST_CONNECT_S, int(left_s)),
@@ -259,6 +268,19 @@ def _rank_by_cloud_tpu(variables: Mapping[str, str]) -> tuple[int, int, str] | N
     first = variables["MEGASCALE_COORDINATOR_ADDRESS"].split(":")[0]
     rank = slice_id * len(workers) + worker_id
     return slices * len(workers), rank, f"{first}:{DEFAULT_PORT}"
+
+
+def _host_id_in(variables: Mapping[str, str]) -> int:
+    """This process's number, where only that is asked of the environment."""
+    if variables.get("TPUKIT_HOST_ID"):
+        return _number(variables, "TPUKIT_HOST_ID")
+    rank = _rank_by_cloud_tpu(variables)
+    if rank is not None:
+        return rank[1]
+    raise ConfigError(
+        "host_id is None and the environment does not say which host this is; set TPUKIT_HOST_ID, "
+        "run on a TPU VM that sets TPU_WORKER_HOSTNAMES and TPU_WORKER_ID, or pass host_id."
+    )
 
 
 def _refuse_missing(variables: Mapping[str, str], names: tuple[str, ...]) -> None:

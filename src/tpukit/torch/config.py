@@ -6,9 +6,10 @@ from pydantic import Field
 
 from ..errors import ConfigError, did_you_mean
 from ..hardware import get_chip
-from ..job.config import TPUConfig
+from ..job.config import TPUConfig as TPUConfig
 from ..job.config.presets import preset_values
 from ..job.sections import Scale
+from ..job.sections import TPUVersion as TPUVersion
 
 Mode = Literal["training", "inference", "development"]
 # What document 002 calls by another name than `TPUConfig` does.

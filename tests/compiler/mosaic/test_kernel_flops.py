@@ -14,7 +14,7 @@ from tpukit.compiler.mosaic import Uncountable, kernel_flops
 from tpukit.kernels import flash_attention
 from tpukit.kernels.ops.flash_attention import reference
 from tpukit.kernels.ops.flash_attention.problem import FlashBlocks
-from tpukit.observe.diagnosis.step_timing import traced_flops
+from tpukit.step.traced_flops import traced_flops
 
 
 def test_a_product_counts_for_every_point_of_the_grid():

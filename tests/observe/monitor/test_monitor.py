@@ -1,5 +1,4 @@
 """`TPUMonitor`: what it says, that it survives what happens to it, and that it ends."""
-# ruff: noqa: T201 - the document prints
 
 import io
 import json
@@ -11,7 +10,6 @@ import time
 import urllib.request
 
 import pytest
-from libtpu_server import LibtpuServer
 
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.hardware.detect import Accelerators
@@ -20,9 +18,7 @@ from tpukit.observe import MonitorHook, TPUMonitor
 from tpukit.observe.monitor.collector import NO_CHIPS, NO_POWER, MetricsCollector
 from tpukit.observe.monitor.current import KEYS, CurrentMetrics, summarize
 from tpukit.observe.readings import METRICS, Reading, Sample
-from tpukit.observe.sources.libtpu_grpc import LibtpuSource
 from tpukit.observe.sources.replay import read_readings
-from tpukit.observe.sources.trainer import TrainerSource
 from tpukit.records.hooks import make_hooks
 
 
@@ -344,76 +340,6 @@ class TestAlerts:
         with monitor:
             source.wait_for_another(5)
             free.set()
-
-
-class TestDocument000:
-    """The block of document 000 on monitoring, in its own words."""
-
-    @pytest.fixture
-    def chips(self, tmp_path):
-        """Two chips that libtpu tells of, and a trainer that writes records."""
-        server = LibtpuServer()
-        record = {"step": 5, "loss": 2.0, "step_time_s": 0.5, "mfu": 0.4, "time": time.time()}
-        (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-        started = {"event": "attempt started", "flops_per_step": 4e12}
-        (tmp_path / "events.jsonl").write_text(json.dumps(started) + "\n")
-        yield [LibtpuSource(server.address), TrainerSource(tmp_path)]
-        server.stop()
-
-    def loop(self, monitor, ready):
-        monitor.start()
-        ready()
-        for _ in range(2):
-            metrics = monitor.get_current_metrics()
-            print(f"TPU Utilization: {metrics['utilization']:.1%}")
-            print(f"HBM Usage: {metrics['memory_usage_gb']:.1f}GB")
-            print(f"TFLOPS: {metrics['current_tflops']:.1f}")
-        monitor.stop()
-
-    def wait(self, monitor):
-        deadline = time.monotonic() + 30
-        while not monitor.get_history():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    def test_with_chips(self, chips, capsys):
-        monitor = TPUMonitor(
-            update_frequency_seconds=10,
-            enable_prometheus=True,
-            prometheus_port=0,
-            sources=chips,
-        )
-        self.loop(monitor, lambda: self.wait(monitor))
-        said = capsys.readouterr().out.splitlines()
-        assert said[:3] == ["TPU Utilization: 69.2%", "HBM Usage: 5.4GB", "TFLOPS: 8.0"]
-
-    def test_with_no_chips_it_prints_dashes(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.chdir(tmp_path)
-        monitor = TPUMonitor(
-            update_frequency_seconds=10, enable_prometheus=True, prometheus_port=0, sources=[]
-        )
-        self.loop(monitor, lambda: self.wait(monitor))
-        said = capsys.readouterr().out.splitlines()
-        assert said[:3] == ["TPU Utilization: –", "HBM Usage: –GB", "TFLOPS: –"]
-
-    def test_alerting(self, chips, capsys):
-        monitor = TPUMonitor(sources=chips)
-        monitor.set_alert(
-            metric="utilization",
-            condition="<",
-            threshold=0.7,
-            action=lambda: print("⚠️ Low TPU utilization!"),
-        )
-        monitor.set_alert(
-            metric="memory_usage_gb",
-            condition=">",
-            threshold=28,  # 28GB de 32GB
-            action=lambda: print("⚠️ High memory usage!"),
-        )
-        monitor.start()
-        self.wait(monitor)
-        monitor.stop()
-        assert capsys.readouterr().out == "⚠️ Low TPU utilization!\n"
 
 
 class TestHook:

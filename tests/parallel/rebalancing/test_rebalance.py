@@ -39,6 +39,16 @@ def test_hotspots_are_what_the_document_loops_over(load, threshold):
     assert detect_hotspots(np.array(load), threshold) == expected
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_the_neighbours_of_a_threshold_are_told_apart(dtype):
+    """As the document's own loop over a jax array tells them."""
+    at = np.asarray(0.8, dtype)
+    above, below = (np.nextafter(at, np.asarray(end, dtype)) for end in (1, 0))
+    load = jnp.array([[at, above], [below, at]], dtype)
+    expected = [(i, j) for i in range(2) for j in range(2) if load[i, j] > 0.8]
+    assert detect_hotspots(load, 0.8) == expected == [(0, 1)]
+
+
 def test_without_a_threshold_hot_is_a_quarter_over_the_mean():
     assert detect_hotspots(jnp.array([1.0, 1.0, 1.0, 1.5])) == [(3,)]
     assert detect_hotspots(np.ones((2, 2, 2))) == []

@@ -1,5 +1,6 @@
 """`TPUConfig`: the settings of a job flat, under the documents' names, valid at all times."""
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping, MutableMapping
 from math import prod
@@ -15,6 +16,7 @@ from ...hardware.missing import Missing
 from ...models.transformer.config import OPERANDS
 from ...parallel.mesh.axes import spec_for_shape
 from ...runtime.debugging import DebugMode, enable_debugging_mode
+from ...runtime.versions import is_any_installed
 from ..document import Document, Origin, unknown_key
 from ..sections import (
     CloudSettings,
@@ -349,21 +351,21 @@ class TPUConfig(
     ) -> "EnvironmentReport":
         """Set what this job needs before jax starts, and return what was set and why.
 
-        On a TPU that includes the flags of `xla_optimization_level`; off one, flags for a chip
-        that is not there are left alone. `platform` skips the detection.
+        That includes the flags of `xla_optimization_level`, on a TPU and wherever the settings
+        name one: they go to LIBTPU_INIT_ARGS, which nothing but libtpu reads. `platform` skips the
+        detection.
         """
         from ...runtime.environment import configure_tpu_environment
-        from ...runtime.flags import set_xla_flags
-        from ..compiler_flags import flags_of
 
         target = os.environ if environment is None else environment
         report = configure_tpu_environment(
             environment=target, platform=platform, allocator="platform", preallocate=False
         )
-        if report.platform == "tpu":
-            flags = flags_of(self, generation=self.chip.name if self.chip else None)
-            if flags:
-                set_xla_flags(flags, environment=target)
+        if report.platform == "tpu" or (self.chip is not None and is_any_installed("libtpu")):
+            from .flag_variables import set_flags
+
+            changes = set_flags(self, target, jax_state=report.jax_state)
+            return dataclasses.replace(report, changes=(*report.changes, *changes))
         return report
 
     def enable_debugging_mode(self) -> DebugMode:

@@ -18,6 +18,7 @@ Array = TypeVar("Array", jax.Array, np.ndarray)
 LANES = 128
 USUAL_SUBLANES = 8  # where no generation is stated
 BLOCK_SIZE = 128  # edge of a block in the blocked layout
+MIN_PARALLEL_SIZE = LANES  # a shorter last dimension leaves lanes of every tile empty
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from ...frameworks import is_instance_of
 from ..execution import Execution
 from ..loss.loss import Batch
 from ..remat.policy import RematPolicy
+from ..remat.segments import checkpoint_segments
 from .kind import ModelKind
 from .protocol import Applied, ModelInputs, Variables
 
@@ -34,16 +35,19 @@ class EquinoxAdapter:
         import equinox
 
         static = equinox.filter(self.model, equinox.is_inexact_array, inverse=True)
-        model = equinox.combine(variables.params, static)
-        call = execution.remat.for_whole_model(model).wrap(jax.vmap(model))
-        return Applied(call(*self.inputs.arguments(batch)), variables.model_state)
+
+        def call(params: Any, *arguments: Any) -> Any:
+            return jax.vmap(equinox.combine(params, static))(*arguments)
+
+        run = checkpoint_segments(call, execution.remat)
+        outputs = run(variables.params, *self.inputs.arguments(batch))
+        return Applied(outputs, variables.model_state)
 
 
 def _checkpoint(model: Any, remat: RematPolicy) -> Any:
-    import equinox
+    from ..remat.equinox_module import CheckpointedModule
 
-    policy = remat.for_whole_model(model).jax_policy()
-    return equinox.filter_checkpoint(model, policy=policy)
+    return CheckpointedModule(model, remat)
 
 
 EQUINOX = ModelKind(

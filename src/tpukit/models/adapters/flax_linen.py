@@ -6,12 +6,14 @@ from typing import Any
 
 import jax
 from flax import linen
-from flax.core import meta
+from flax.core import lift, meta
+from flax.linen.transforms import lift_transform
 
 from ...frameworks import is_instance_of
 from ..execution import Execution
 from ..loss.loss import Batch
 from ..remat.policy import RematPolicy
+from ..remat.segments import checkpoint_segments
 from .kind import ModelKind
 from .protocol import Applied, ModelInputs, Variables
 
@@ -46,15 +48,43 @@ class LinenAdapter:
 
 
 def checkpoint_linen(model: linen.Module, remat: RematPolicy) -> linen.Module:
-    """The same module as one checkpointed segment; names of parameters stay."""
-    policy = remat.for_whole_model(model).jax_policy()
-    checkpointed: Any = linen.remat(type(model), policy=policy)
+    """The same module, called in checkpointed segments; names of parameters stay."""
+    checkpointed: Any = lift_transform(_in_segments, type(model), remat=remat)
     fields = {
         field.name: getattr(model, field.name)
         for field in dataclasses.fields(model)  # pyright: ignore[reportArgumentType]  linen modules are dataclasses
         if field.init and field.name not in ("parent", "name")
     }
     return checkpointed(**fields, name=model.name)
+
+
+def _in_segments(function: Any, *, remat: RematPolicy) -> Any:
+    """Lift `checkpoint_segments` to functions of a scope, as flax lifts `jax.checkpoint`."""
+
+    def inner(
+        scope_of: Any, packed: Any, variables: Any, rngs: Any, *args: Any, **options: Any
+    ) -> Any:
+        def run(params: Any, rest: Any, rngs: Any, *args: Any, **options: Any) -> Any:
+            joined = [
+                tuple({**one, **other} for one, other in zip(*groups, strict=True))
+                for groups in zip(params, rest, strict=True)
+            ]
+            scope = scope_of(tuple(joined), rngs)
+            outputs = function(scope, *args, **options)
+            return outputs, packed(scope)
+
+        params, rest = (_collections(variables, trained=trained) for trained in (True, False))
+        return checkpoint_segments(run, remat)(params, rest, rngs, *args, **options)
+
+    return lift.pack(inner, (True,), (True,), (True,), name="remat", enable_kwargs=True)
+
+
+def _collections(variables: Any, *, trained: bool) -> list[list[dict[str, Any]]]:
+    """Of every scope in every group, the parameters or all else."""
+    return [
+        [{name: scope[name] for name in scope if (name == "params") is trained} for scope in group]
+        for group in variables
+    ]
 
 
 FLAX_LINEN = ModelKind(

@@ -13,6 +13,7 @@ from ...frameworks import is_instance_of, is_subclass_of
 from ..execution import Execution
 from ..loss.loss import Batch
 from ..remat.nnx_layers import checkpoint_nnx
+from ..remat.segments import checkpoint_segments
 from .kind import ModelKind
 from .protocol import Applied, ModelInputs, Variables
 
@@ -81,5 +82,5 @@ FLAX_NNX_FUNCTION = ModelKind(
     recognises=_makes_modules,
     build=NnxAdapter,
     # To checkpoints a function is a function, whatever it makes.
-    checkpoint=lambda model, remat: remat.for_whole_model(model).wrap(model),
+    checkpoint=checkpoint_segments,
 )

@@ -9,6 +9,7 @@ import jax
 from ..execution import Execution
 from ..loss.loss import Batch
 from ..remat.policy import RematPolicy
+from ..remat.segments import checkpoint_segments
 from .kind import ModelKind
 from .protocol import Applied, Variables
 
@@ -31,8 +32,7 @@ class FunctionAdapter:
         self, variables: Variables, batch: Batch, *, rng: jax.Array, execution: Execution
     ) -> Applied:
         """Apply the function to the whole batch."""
-        function = self.apply_function
-        call = execution.remat.for_whole_model(function).wrap(function)
+        call = checkpoint_segments(self.apply_function, execution.remat)
         return Applied(call(variables.params, batch), variables.model_state)
 
 
@@ -46,7 +46,7 @@ def _is_pair(model: object) -> bool:
 
 def _checkpoint(model: Pair, remat: RematPolicy) -> Pair:
     init, apply = model
-    return init, remat.for_whole_model(model).wrap(apply)
+    return init, checkpoint_segments(apply, remat)
 
 
 FUNCTIONS = ModelKind(

@@ -24,11 +24,12 @@ def enable_gradient_checkpointing(
     forward pass.
 
     Args:
-        model: The reference `Transformer`; an nnx module that loops over an `nnx.List` of layers
-            (or an `nnx.Sequential`); a linen or equinox module; a function; a pair (init, apply);
-            or a model whose adapter was registered with `checkpoint=`.
-        checkpoint_every_n_layers: Keep the activations between every so many layers. Models other
-            than nnx modules are one segment.
+        model: The reference `Transformer`; an nnx, linen or equinox module; a function of
+            parameters; a pair (init, apply); a PyTorch module; or a model whose adapter was
+            registered with `checkpoint=`.
+        checkpoint_every_n_layers: Keep the activations between every so many layers. Layers are
+            told by the parameters they read: a list of blocks, numbered names ("Block_3"), or
+            without either the outermost modules.
         checkpoint_policy: What else to keep; see `RematPolicy`.
 
     Returns:

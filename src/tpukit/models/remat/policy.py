@@ -139,20 +139,6 @@ class RematPolicy:
             offload_dst="pinned_host",
         )
 
-    def for_whole_model(self, model: object) -> "RematPolicy":
-        """This policy, for a model whose layers cannot be told apart from outside.
-
-        Raises:
-            TPUModelError: The policy asks for segments of several layers.
-        """
-        if self.every_n_layers > 1:
-            raise TPUModelError(
-                f"every_n_layers={self.every_n_layers} needs layers that can be seen, and a "
-                f"{type(model).__name__} hides them; checkpoint each group of layers by itself, or "
-                "use every_n_layers=1 for the whole of it."
-            )
-        return self
-
     def wrap(self, function: F, *, in_loop: bool = False) -> F:
         """The function with this policy on it; `in_loop` inside scan, where CSE cannot reach."""
         import jax

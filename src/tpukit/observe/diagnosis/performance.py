@@ -12,6 +12,9 @@ from ...errors import TPUModelError, TPUValidationError
 from ...hardware import Slice, detect_accelerators
 from ...job.job import Job
 from ...job.step import build_step
+from ...job.torch_source import mean_of_first_output
+from ...models.loss.loss import LossFunction, default_loss
+from ...models.transformer.config import TransformerConfig
 from ...step.workload import Workload
 from .evidence import Evidence
 from .input_rate import InputRate, measure_input
@@ -25,6 +28,11 @@ from .issues import (
 )
 from .result import PerformanceDiagnosis
 from .step_timing import STEPS, time_steps
+
+NO_TARGETS = (
+    "nothing says what the model's loss is, so the mean of its first output stands for it; pass "
+    "loss=…, or targets with the inputs."
+)
 
 
 def diagnose_performance(
@@ -50,7 +58,8 @@ def diagnose_performance(
     Args:
         model: A `Job`, a `Workload`, or a model of any framework with an adapter; then the batch
             comes from `batch_size` and `sequence_length`, or from the data loader's first batch.
-        dataloader: Yields batches; its own rate is measured for a few seconds.
+        dataloader: Yields batches: dicts, (inputs, targets), or plain arrays, which are inputs
+            (of token numbers also the targets). Its own rate is measured for a few seconds.
         target_tflops: What is hoped for, over all devices.
         on: The slice to look at, which nobody needs to have rented.
         mesh: Sizes by axis name; by default all devices on the one axis "fsdp".
@@ -74,7 +83,8 @@ def diagnose_performance(
     rate = None if dataloader is None else measure_input(dataloader)
     shape = {"batch_size": batch_size, "sequence_length": sequence_length}
     given = {name: value for name, value in shape.items() if value is not None}
-    work = _workload(model, rate, {**workload, **given})
+    stand_in = _StandInLoss()
+    work = _workload(model, rate, {**workload, **given}, stand_in)
     target = Slice.parse(on) if isinstance(on, str) else on
     here = detect_accelerators().kind == "tpu" if measure is None else measure
     timing = time_steps(work, mesh=mesh, steps=steps) if target is None or here else None
@@ -98,8 +108,24 @@ def diagnose_performance(
         no_bottlenecks=evidence.no_bottlenecks,
         input_rate=rate,
         issues=tuple(issues),
-        notes=() if evidence.prediction is None else evidence.prediction.caveats,
+        notes=(
+            *(() if evidence.prediction is None else evidence.prediction.caveats),
+            *((NO_TARGETS,) if stand_in.used else ()),
+        ),
     )
+
+
+class _StandInLoss:
+    """The usual loss where the outputs have one, else their mean; it knows which it was."""
+
+    used = False
+
+    def __call__(self, outputs: Any, batch: Mapping[str, Any]) -> Any:
+        try:
+            return default_loss(outputs, batch)
+        except TPUModelError:
+            self.used = True
+            return mean_of_first_output(outputs, batch)
 
 
 def _issues(
@@ -118,20 +144,25 @@ def _issues(
     yield from compile_issues(evidence.compile_s, step)
 
 
-def _workload(model: object, rate: InputRate | None, options: Mapping[str, Any]) -> Workload:
+def _workload(
+    model: object, rate: InputRate | None, options: Mapping[str, Any], stand_in: LossFunction
+) -> Workload:
     """Build the step; the batch's shapes are those given, else those of the loader's first."""
     if isinstance(model, Job):
         return build_step(model.replace(options)).work
     sized = "batch" in options or {"batch_size", "sequence_length"} <= set(options)
     if sized or isinstance(model, Workload):
         return build_step(Job.of(model, **options)).work
-    batch = None if rate is None else rate.batch
-    if isinstance(batch, list | tuple) and len(batch) == 2:  # pyright: ignore[reportUnknownArgumentType]  any batch
+    batch: Any = None if rate is None else rate.batch
+    if hasattr(batch, "shape"):
+        is_tokens = jax.numpy.issubdtype(batch.dtype, jax.numpy.integer)
+        batch = {"inputs": batch, **({"targets": batch} if is_tokens else {})}
+    elif isinstance(batch, list | tuple) and len(batch) == 2:  # pyright: ignore[reportUnknownArgumentType]  any batch
         batch = dict(zip(("inputs", "targets"), batch, strict=True))
     if not isinstance(batch, Mapping):
         raise TPUModelError(
             "the shapes of a batch are not known; pass a Workload, batch_size and sequence_length, "
-            "or a data loader that yields dicts or (inputs, targets)."
+            "or a data loader that yields dicts, (inputs, targets) or arrays."
         )
     shapes = {
         str(name): jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
@@ -141,4 +172,6 @@ def _workload(model: object, rate: InputRate | None, options: Mapping[str, Any])
     tokens = first.ndim == 2 and jax.numpy.issubdtype(first.dtype, jax.numpy.integer)
     length = first.shape[1] if tokens else None
     found: dict[str, Any] = {"batch": shapes, "sequence_length": length}
+    if not isinstance(model, str | TransformerConfig):  # which have a loss of their own
+        found["loss"] = stand_in
     return build_step(Job.of(model, **{**found, **options})).work

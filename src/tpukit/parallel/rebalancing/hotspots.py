@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
@@ -68,6 +69,8 @@ class ShardingAdvice:
 def detect_hotspots(load: ArrayLike, threshold: float | None = None) -> list[tuple[int, ...]]:
     """Return the index of every device whose load is above `threshold`, in index order.
 
+    The two are compared in the load's own format: 0.8 in float32 is no more than 0.8.
+
     Args:
         load: Load of each device or expert, of any shape: devices of a mesh, experts by layer, ...
         threshold: In the units of the load; 1.25 times the mean when None.
@@ -77,6 +80,9 @@ def detect_hotspots(load: ArrayLike, threshold: float | None = None) -> list[tup
     """
     values = _check_load(load)
     limit = HOT_OVER_MEAN * float(values.mean()) if threshold is None else threshold
+    format = np.asarray(load).dtype
+    if threshold is not None and jnp.issubdtype(format, jnp.floating):
+        limit = float(np.asarray(threshold, format))
     return [tuple(int(index) for index in position) for position in np.argwhere(values > limit)]
 
 

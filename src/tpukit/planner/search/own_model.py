@@ -14,6 +14,7 @@ from ...job.job import Job
 from ...runtime.progress import Progress
 from ...runtime.ranges import COUNT
 from ..answer.choice import Choice, Verified
+from ..cost.compiled_memory import split_of
 from ..cost.money import SPOT, host_bytes_per_s
 from ..cost.step_variant import CAUSES
 from .objectives import Limits
@@ -21,8 +22,6 @@ from .search import Ask, optimizer_settings
 from .verification import Compile, broken_limit, sort_key
 
 AT_ONCE = 2  # compiles side by side before the clock is looked at again
-_PURPOSES = {"parameters": "weights", "optimizer state": "optimizer"}
-_KEPT = ("weights", "gradients", "optimizer", "activations")
 _REFUSED = "the compiler refused it"
 _CAUSES = {"kernel": "attention", "vector": "hbm", "overhead": "hbm"}
 
@@ -85,7 +84,7 @@ class OwnModelSearch:
             examples = subject.fixed_examples or on.devices  # one a device, where nobody said
             if examples % on.devices == 0:
                 yield Job(
-                    model=subject.name,
+                    model=subject.name if subject.given is None else subject.given,
                     on=str(on),
                     mesh={"fsdp": on.devices},
                     batch_size=examples,
@@ -114,10 +113,7 @@ class OwnModelSearch:
 
     def _choice(self, job: Job, memory: Any, step: Any) -> Choice:
         ask, on = self.ask, job.slice
-        purposes: dict[str, float] = dict.fromkeys((*_KEPT, "temporaries", "host"), 0.0)
-        for name, size in memory.purposes.items():
-            known = _PURPOSES.get(name, name)
-            purposes[known if known in _KEPT else "temporaries"] += size
+        purposes = split_of(memory).to_dict()
         causes: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
         spent: dict[str, float] = step.seconds_by_cause
         for name, seconds in spent.items():

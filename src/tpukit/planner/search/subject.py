@@ -28,6 +28,7 @@ class Subject:
         sequence_length: Tokens in an example; 1 where examples are not made of tokens.
         fixed_examples: Examples of a step, where the workload has its batch already.
         remat: As its builder chose it, where a builder did.
+        given: The model itself, where Python gave one that has no name.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Subject:
     sequence_length: int
     fixed_examples: int | None = None
     remat: str = "full"
+    given: object = field(default=None, repr=False)
 
     @property
     def config(self) -> TransformerConfig:
@@ -62,10 +64,10 @@ class Subject:
 
 
 def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
-    """The subject that a name, a `TransformerConfig` or a `Workload` stands for.
+    """The subject that a name, a `TransformerConfig`, a `Workload` or any model stands for.
 
     Raises:
-        TPUModelError: The model is no transformer whose dimensions are known.
+        TPUModelError: It is no model of a known kind.
         ConfigError: The sequence is longer than the model reads.
     """
     name: str | None = model if isinstance(model, str) else None
@@ -88,23 +90,24 @@ def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
 
 
 def _own_model(name: str | None, found: Any, sequence_length: int | None) -> Subject:
-    """A user's own model: a workload, and a name by which a plan can find it again."""
-    if name is not None and is_instance_of(found, "torch.nn"):
-        return Subject(name, {}, None, sequence_length or DEFAULT_SEQUENCE_LENGTH)
-    if name is None or not hasattr(found, "jit_train_step"):
-        raise TPUModelError(
-            f"{name or type(found).__name__} says no dimensions, and planning is arithmetic on "
-            "the dimensions of a transformer; give a preset, a config.json, a TransformerConfig, "
-            "or 'module:function' that returns a Workload or a PyTorch module, about which the "
-            "compiler is asked."
-        )
+    """A user's own model, about which the compiler is asked: a workload, or a bare model."""
+    from ...models.adapters.registry import kind_of  # imports jax, which arithmetic does without
+
+    given = found if name is None else None
+    shown = name or getattr(found, "__name__", type(found).__name__)
+    if not hasattr(found, "jit_train_step"):
+        kind_of(found)  # refuses what is no model
+        length = sequence_length or DEFAULT_SEQUENCE_LENGTH
+        remat = "full" if is_instance_of(found, "torch.nn") else "none"
+        return Subject(shown, {}, None, length, remat=remat, given=given)
     return Subject(
-        name,
+        shown,
         {},
         None,
         found.sequence_length or 1,
         fixed_examples=int(found.examples),
         remat=str(found.remat),
+        given=given,
     )
 
 

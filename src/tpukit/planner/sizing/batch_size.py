@@ -1,48 +1,69 @@
-"""`find_optimal_batch_size`: the largest batch that fits, found by real compiles.
+"""`find_optimal_batch_size`: the fastest batch that fits, found by real compiles.
 
 Memory does not grow evenly with the batch: the compiler schedules, fuses and rematerialises anew
 for every size, and a larger batch has been seen to need less. So a search by halves alone can end
-below the answer; the sizes just above it are tried as well.
+below the answer; the sizes just above it are tried as well. Every size that fits is also timed by
+the timeline of its schedule, and the one with the most examples a second wins.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from ...errors import TPUError, TPUOutOfMemoryError, TPUValidationError
 from ...hardware import Slice, list_chips, list_slices
 
+if TYPE_CHECKING:
+    from ...job.job import Job
+
 SIZES_ABOVE = 2  # tried beyond the first that does not fit
 LARGEST = 4096  # examples a device
+# Batches are doubled no further after so many doublings that gained less than this each.
+IDLE_DOUBLINGS, LEAST_GAIN = 2, 0.01
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One batch that was compiled."""
+    """One batch that was compiled.
+
+    Attributes:
+        bytes_per_device: The compiler's figure.
+        step_time_s: Predicted by the timeline (origin: model); None with `failure` saying why.
+        mfu: Predicted share of the matrix unit's peak; None where nobody can count the FLOPs.
+    """
 
     batch_size: int
     bytes_per_device: int | None
     fits: bool
     failure: str = ""
+    step_time_s: float | None = None
+    mfu: float | None = None
+
+    @property
+    def examples_per_s(self) -> float | None:
+        """Predicted speed over all devices."""
+        return None if not self.step_time_s else self.batch_size / self.step_time_s
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return dict(vars(self))
+        return {**vars(self), "examples_per_s": self.examples_per_s}
 
 
 class OptimalBatchSize(int):
-    """A batch size, which knows how it was found. Figures are the compiler's.
+    """A batch size, which knows how it was found.
 
     Attributes:
-        utilization: Share of the memory allowed that it uses.
+        utilization: Share of the memory allowed that it uses (compiler).
+        mfu: Its predicted MFU (model), or None.
         slice: What it was compiled for.
         limit_bytes: Memory allowed on one device.
         probes: Every batch that was tried.
     """
 
     utilization: float
+    mfu: float | None
     slice: str
     limit_bytes: float
     probes: tuple[Probe, ...]
@@ -54,6 +75,7 @@ class OptimalBatchSize(int):
         """The result of a search."""
         value = cls(best.batch_size)
         value.utilization = (best.bytes_per_device or 0) / limit_bytes
+        value.mfu = best.mfu
         value.slice, value.limit_bytes, value.probes = str(where), limit_bytes, probes
         return value
 
@@ -62,21 +84,27 @@ class OptimalBatchSize(int):
         return {
             "batch_size": int(self),
             "utilization": self.utilization,
+            "mfu": self.mfu,
             "slice": self.slice,
             "limit_bytes": self.limit_bytes,
             "origin": "compiler",
+            "speed_origin": "model",
             "probes": [probe.to_dict() for probe in self.probes],
         }
 
     def __rich__(self) -> Table:
-        table = Table("batch", "GiB a device (compiler)", "", title=f"batch sizes on {self.slice}")
+        headings = ("batch", "GiB a device\n(compiler)", "examples/s\n(model)", "MFU\n(model)", "")
+        table = Table(*headings, title=f"batch sizes on {self.slice}")
         for probe in sorted(self.probes, key=lambda one: one.batch_size):
             size = probe.bytes_per_device
+            speed, mfu = probe.examples_per_s, probe.mfu
             verdict = "fits" if probe.fits else probe.failure or "too large"
             chosen = " ← chosen" if probe.batch_size == self else ""
             table.add_row(
                 f"{probe.batch_size}",
                 "–" if size is None else f"{size / 2**30:.2f}",
+                "–" if speed is None else f"{speed:,.1f}",
+                "–" if mfu is None else f"{mfu:.1%}",
                 verdict + chosen,
             )
         return table
@@ -93,12 +121,16 @@ def find_optimal_batch_size(
     timeout_s: float = 1800.0,
     **workload: Any,
 ) -> OptimalBatchSize:
-    """The largest batch whose training step stays within a share of the memory.
+    """The fastest batch whose training step stays within a share of the memory.
+
+    The matrix unit's utilization follows from the batch and cannot be chosen: every batch that is
+    tried carries its predicted MFU, and of those that fit the one with the most examples a second
+    wins. Larger ones are not tried after two doublings that gained less than 1 % each.
 
     Args:
         model: A preset's name, what `Workload` takes as its model, or a `Workload`.
         sequence_length: Tokens in an example.
-        target_utilization: Share of the memory the step may use.
+        target_utilization: Share of the memory that a batch may fill.
         available_memory_gb: Memory of all chips together in GB (10⁹ bytes); by default what the
             compiler allows. Without `on`, the newest generation whose slice has it is taken.
         on: The slice to compile for.
@@ -141,14 +173,17 @@ def _search(
             seen[each] = probe(each * per_step)
         return seen[each].fits
 
-    low = 0
+    low = idle = 0
     high = 1
-    while high <= LARGEST and fits(high):
+    while high <= LARGEST and idle < IDLE_DOUBLINGS and fits(high):
+        idle = idle + 1 if low and not _gains(seen[low], seen[high]) else 0
         low, high = high, 2 * high
+    if idle == IDLE_DOUBLINGS:
+        high = low + 1  # what lies above is not faster, whether or not it fits
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    for above in range(low + 2, low + 2 + SIZES_ABOVE):
+    for above in range(low + 2, low + 2 + SIZES_ABOVE) if idle < IDLE_DOUBLINGS else ():
         if low and above <= LARGEST and fits(above):
             low = above
     if not low:
@@ -161,7 +196,22 @@ def _search(
             "split the model further, or take a larger slice."
         )
     tried = tuple(replace(one) for one in seen.values())
-    return OptimalBatchSize.found(seen[low], where=where, limit_bytes=limit_bytes, probes=tried)
+    best = _fastest(tried) or seen[low]
+    return OptimalBatchSize.found(best, where=where, limit_bytes=limit_bytes, probes=tried)
+
+
+def _gains(small: Probe, large: Probe) -> bool:
+    """Whether the larger batch is faster by more than next to nothing; unknown counts as yes."""
+    before, after = small.examples_per_s, large.examples_per_s
+    return before is None or after is None or after > before * (1 + LEAST_GAIN)
+
+
+def _fastest(probes: tuple[Probe, ...]) -> Probe | None:
+    """Of those that fit the one with the most examples a second; None where one is not timed."""
+    fitting = [probe for probe in probes if probe.fits]
+    if any(probe.examples_per_s is None for probe in fitting):
+        return None
+    return max(fitting, key=lambda probe: probe.examples_per_s or 0.0)
 
 
 def _compiler(
@@ -172,21 +222,43 @@ def _compiler(
     limit_bytes: float,
     timeout_s: float,
 ) -> Callable[[int, Mapping[str, Any]], Probe]:
+    from ...checker.check import predict
     from ...checker.compiling import lower_job
     from ...compiler.aot import run_request
     from ...job.job import Job
+
+    flops_per_example: list[float | None] = []
 
     def compiled(examples: int, options: Mapping[str, Any]) -> Probe:
         shape = {"batch_size": examples, "sequence_length": sequence_length}
         try:
             job = Job.of(model, on=str(where), mesh=mesh, **shape, **options)
-            found = run_request(lower_job(job, remember=False), until="memory", timeout_s=timeout_s)
+            request = lower_job(job, remember=False)
+            found = run_request(request, until="schedule", timeout_s=timeout_s)
         except TPUError as error:
             return Probe(examples, None, False, str(error))
         used = found.memory.total_bytes
-        return Probe(examples, used, found.fits and used <= limit_bytes)
+        if not (found.fits and used <= limit_bytes):
+            return Probe(examples, used, False)
+        if not flops_per_example:
+            counted = _step_flops(job)
+            flops_per_example.append(None if counted is None else counted / examples)
+        each = flops_per_example[0]
+        step, why = predict(found, model_flops=None if each is None else each * examples)
+        seconds, mfu = (None, None) if step is None else (step.step_time_s, step.mfu)
+        return Probe(examples, used, True, why, seconds, mfu)
 
     return compiled
+
+
+def _step_flops(job: "Job") -> float | None:
+    """FLOPs of the model in a step: of a reference transformer by formula, else by its trace."""
+    from ...job.step import build_step
+    from ...step.traced_flops import model_flops
+
+    if job.model_flops is not None:
+        return job.model_flops
+    return model_flops(build_step(job, values=False).work).value
 
 
 def _examples_per_step(mesh: Mapping[str, int], where: Slice) -> int:

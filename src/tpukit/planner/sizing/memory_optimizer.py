@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 from rich.table import Table
 
 from ...errors import ConfigError, TPUModelError, did_you_mean
+from ...hardware import Slice
+from ...job.job import Job
 from ...runtime.mapped_result import MappedResult
 from ...step.optimizer.spec import (
     MomentDtype,
@@ -13,8 +15,9 @@ from ...step.optimizer.spec import (
     OptimizerSpec,
     state_bytes_per_parameter,
 )
+from ..cost.compiled_memory import split_of
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes
-from ..cost.model_shape import ModelShape, shape_of
+from ..cost.model_shape import shape_of
 
 if TYPE_CHECKING:
     from ...models.transformer.config import TransformerConfig
@@ -27,7 +30,11 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True)
 class MemoryEstimate(MappedResult):
-    """Memory of one chip by purpose, in GB (10⁹ bytes); also a mapping. Origin: model.
+    """Memory of one chip by purpose, in GB (10⁹ bytes); also a mapping.
+
+    Attributes:
+        origin: "model" of a reference transformer, whose buffers a formula knows; "compiler" of
+            any other model.
 
     Example:
         >>> estimate["total_gb"], estimate.split.activations
@@ -36,14 +43,15 @@ class MemoryEstimate(MappedResult):
     split: MemorySplit
     chips: int
     remat: str
+    origin: str = "model"
 
     def to_dict(self) -> dict[str, Any]:
         """GB by purpose and in total, and what they are about."""
         amounts = {f"{name}_gb": float(v) / GIGABYTE for name, v in self.split.to_dict().items()}
-        return {**amounts, "chips": self.chips, "remat": self.remat, "origin": "model"}
+        return {**amounts, "chips": self.chips, "remat": self.remat, "origin": self.origin}
 
     def __rich__(self) -> Table:
-        table = Table("on one chip", "GB", title="estimated memory (model)")
+        table = Table("on one chip", "GB", title=f"estimated memory ({self.origin})")
         for name, amount in self.split.to_dict().items():
             table.add_row(name, f"{float(amount) / GIGABYTE:.2f}")
         return table
@@ -120,23 +128,48 @@ class MemoryOptimizer:
         chips: int = 1,
         optimizer: OptimizerName = "adamw",
         moment_dtype: MomentDtype = "float32",
+        generation: str = "v6e",
+        timeout_s: float = 1800.0,
+        **workload: Any,
     ) -> MemoryEstimate:
-        """What a training step takes on one chip, in milliseconds and without compiling.
+        """What a training step takes on one chip.
+
+        Of a reference transformer a formula says it in milliseconds. No formula knows the
+        activations of any other model, so its step is compiled, which takes seconds.
 
         Args:
-            model: A preset's name, a `TransformerConfig`, a `Transformer` or a `Workload` of one.
+            model: A preset's name, a `TransformerConfig`, a `Transformer`, or any model that
+                `Workload` takes, and a `Workload`.
             batch_size: Examples in a step over all chips.
             sequence_length: Tokens in an example.
             chips: Over which parameters and batch are split (fsdp).
             optimizer: "adamw", "lion", "adafactor" or "sgd".
             moment_dtype: Of its moments: "float32", "bfloat16", or with adamw "int8".
+            generation: The chips that another model's step is compiled for.
+            timeout_s: Of that compile.
+            **workload: Of that step: further keys of a `Job` or arguments of `Workload`
+                (loss, inputs, …).
 
         Raises:
             ConfigError: There is no such optimizer, or it has no moments of that format.
-            TPUModelError: It is a user's own model, whose activations no formula knows.
+            XLACompilationError: The compiler refused the step.
         """
-        shape = transformer_shape(model)
         spec = OptimizerSpec(name=optimizer, moment_dtype=moment_dtype)
+        config = find_transformer_config(model)
+        if config is None:
+            where = Slice.of(generation, chips=chips)
+            shape = {"batch_size": batch_size, "sequence_length": sequence_length}
+            moments = {"optimizer": optimizer, "moment_dtype": moment_dtype}
+            job = Job.of(
+                model,
+                on=str(where),
+                mesh={"fsdp": -1},
+                remat=self.remat,
+                train=moments,
+                **{**shape, **workload},
+            )
+            return MemoryEstimate(_compiled_split(job, timeout_s), chips, self.remat, "compiler")
+        shape = shape_of(config)
         split = estimate_memory_bytes(
             shape,
             MeshRoles(fsdp=chips),
@@ -149,13 +182,23 @@ class MemoryOptimizer:
         return MemoryEstimate(split, chips, self.remat)
 
 
-def transformer_shape(model: object) -> ModelShape:
-    """The shape of a reference transformer, however it is named.
+def _compiled_split(job: Job, timeout_s: float) -> MemorySplit:
+    """What the compiler plans for a job's step on one device."""
+    from ...checker.compiling import lower_job
+    from ...compiler.aot import run_request
 
-    Raises:
-        TPUModelError: It is not one.
-    """
-    return shape_of(transformer_config(model))
+    request = lower_job(job, remember=False)
+    return split_of(run_request(request, until="memory", timeout_s=timeout_s).memory)
+
+
+def find_transformer_config(model: object) -> "TransformerConfig | None":
+    """Return the reference transformer that a name, a module or a workload is, or None."""
+    from ...job.model_source import load_model
+    from ...models.transformer.config import TransformerConfig
+
+    config = load_model(model, {}) if isinstance(model, str) else getattr(model, "config", model)
+    config = getattr(config, "config", config)  # a builder may return a workload
+    return config if isinstance(config, TransformerConfig) else None
 
 
 def transformer_config(model: object) -> "TransformerConfig":
@@ -164,12 +207,8 @@ def transformer_config(model: object) -> "TransformerConfig":
     Raises:
         TPUModelError: It is not one.
     """
-    from ...job.model_source import load_model
-    from ...models.transformer.config import TransformerConfig
-
-    config = load_model(model, {}) if isinstance(model, str) else getattr(model, "config", model)
-    config = getattr(config, "config", config)  # a builder may return a workload
-    if not isinstance(config, TransformerConfig):
+    config = find_transformer_config(model)
+    if config is None:
         raise TPUModelError(
             f"a {type(model).__name__} is no reference transformer, and its activations cannot be "
             "counted by a formula; compile it (compile_for, tpukit check) for the exact figure."

@@ -11,13 +11,13 @@ import psutil
 
 from ...hardware.detect import detect_accelerators
 from ..mapped_result import MappedResult
-from . import compiler, devices, resources, software, variables
+from . import compiler, devices, notebooks, resources, software, variables
 from .finding import Check, Finding, Severity, Site, Topic
 
 CHECKS: Mapping[Topic, tuple[Check, ...]] = {
     "software": software.CHECKS,
     "devices": devices.CHECKS,
-    "environment": variables.CHECKS,
+    "environment": (*variables.CHECKS, *notebooks.CHECKS),
     "resources": resources.CHECKS,
     "compiler": compiler.CHECKS,
 }
@@ -36,6 +36,7 @@ class Diagnosis(MappedResult):
 
     machine: str
     findings: tuple[Finding, ...]
+    has_tpu: bool = False
 
     @property
     def healthy(self) -> bool:
@@ -44,13 +45,14 @@ class Diagnosis(MappedResult):
 
     @property
     def summary(self) -> str:
-        """One line: the verdict, the machine, and how much there is to mend."""
+        """One line: the verdict, whether there is a TPU, and how much there is to mend."""
         counts = Counter(finding.severity for finding in self.findings)
         tally = ", ".join(
             f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}"
             for severity in ("error", "warning")
         )
-        return f"{'healthy' if self.healthy else 'not healthy'}: {self.machine}; {tally}"
+        found = "a TPU is here" if self.has_tpu else "no TPU here"
+        return f"{'healthy' if self.healthy else 'not healthy'}: {found}, {self.machine}; {tally}"
 
     def of(self, severity: Severity) -> tuple[Finding, ...]:
         """The findings of one severity."""
@@ -62,6 +64,7 @@ class Diagnosis(MappedResult):
             "summary": self.summary,
             "healthy": self.healthy,
             "machine": self.machine,
+            "has_tpu": self.has_tpu,
             "findings": [asdict(finding) for finding in self.findings],
         }
 
@@ -119,7 +122,7 @@ def examine(site: Site) -> Diagnosis:
         for check in checks
         for finding in _run(check, site, topic)
     )
-    return Diagnosis(str(site.here), findings)
+    return Diagnosis(str(site.here), findings, has_tpu=site.here.kind == "tpu")
 
 
 def _run(check: Check, site: Site, topic: Topic) -> list[Finding]:

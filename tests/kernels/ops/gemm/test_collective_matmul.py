@@ -66,14 +66,29 @@ def test_the_mesh_in_use_is_taken(mesh):
     np.testing.assert_allclose(out, np.asarray(a) @ np.asarray(b), rtol=1e-5, atol=1e-5)
 
 
+def test_without_a_mesh_that_of_an_operand_or_the_devices_here_are_taken(mesh):
+    a, b = place(mesh)
+    expected = np.asarray(a) @ np.asarray(b)
+    alone = [jnp.asarray(np.asarray(operand)) for operand in (a, b)]
+    for operands, ways in (((a, b), 4), (alone, 8)):
+        out = adaptive_matmul(*operands, precision="highest", tpu_strategy="collective")
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+        assert out.sharding.mesh.shape["model"] == ways
+
+
+def test_devices_that_cannot_share_evenly_are_left_out():
+    a, b = jnp.ones((6, 4)), jnp.ones((4, 9))
+    out = adaptive_matmul(a, b, tpu_strategy="collective")
+    assert out.sharding.mesh.size == 3
+    np.testing.assert_allclose(out, np.full((6, 9), 4.0))
+
+
 def test_what_is_wrong_is_said(mesh):
     a, b = place(mesh)
 
     def call(a, b, **options):
         return adaptive_matmul(a, b, tpu_strategy="collective", **options)
 
-    with pytest.raises(MeshError, match="needs a mesh and one of its axes"):
-        call(a, b)
     with pytest.raises(MeshError, match="Did you mean 'model'"):
         call(a, b, mesh=mesh, axis="modle")
     with pytest.raises(ShardingError, match=r"22 rows of a cannot be split.*pad them to 24"):

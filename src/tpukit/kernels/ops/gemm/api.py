@@ -53,8 +53,9 @@ def adaptive_matmul(
             "collective" (rows of a and columns of b are split over a mesh axis, and rows travel
             while they are multiplied, anywhere); "auto" takes the kernel for eight bits and XLA,
             which is at the roof, for the rest.
-        mesh: Of the collective product; None takes the one in use.
-        axis: Of the mesh, for the collective product.
+        mesh: Of the collective product; None takes the one in use, that of an operand, or as many
+            devices of this process as rows and columns can be split over.
+        axis: Of the mesh, for the collective product; None takes its largest.
         implementation: "pallas_tpu", "xla" or "reference", on any platform, instead of a strategy.
         blocks: Of the Pallas kernel; None takes the tuned ones.
 
@@ -63,7 +64,7 @@ def adaptive_matmul(
 
     Raises:
         TPUKernelError: Shapes or names that are wrong, or eight bits on a chip that has none.
-        MeshError: The collective product has no mesh or axis.
+        MeshError: The collective product's mesh has no such axis.
         ShardingError: Its rows or columns cannot be split.
     """
     if a.ndim < 1 or b.ndim != 2 or a.shape[-1] != b.shape[0]:

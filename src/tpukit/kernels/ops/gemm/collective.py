@@ -5,17 +5,21 @@ one product, each step multiplies the rows at hand while they travel to the neig
 one way around the ring, half the other, so that both directions of every link are used.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ....errors import MeshError, ShardingError, did_you_mean
+from ....hardware.target import current_target
 
+OWN_AXIS = "model"  # of a mesh that is made where none was given
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -32,21 +36,18 @@ def collective_matmul(
     Args:
         a: (M, K).
         b: (K, N).
-        mesh: None takes the one in use (`jax.set_mesh`).
-        axis: Of the mesh.
+        mesh: None takes the one in use (`jax.set_mesh`), that of an operand, or as many devices
+            of this process as rows and columns can be split over.
+        axis: Of the mesh; None takes its largest.
         multiply: The product of the parts on one device.
 
     Raises:
-        MeshError: There is no mesh, or no such axis.
+        MeshError: The mesh has no such axis.
         ShardingError: Rows or columns cannot be split.
     """
-    in_use = mesh if mesh is not None else jax.sharding.get_abstract_mesh()
-    if in_use.empty or axis is None:
-        raise MeshError(
-            f"A collective matmul needs a mesh and one of its axes, and got mesh={mesh} and "
-            f"axis={axis!r}; pass both, or tpu_strategy='auto'."
-        )
+    in_use = _mesh_in_use(a, b) if mesh is None else mesh
     names = tuple(str(name) for name in in_use.axis_names)
+    axis = axis or max(names, key=lambda name: in_use.shape[name])
     if axis not in names:
         raise MeshError(
             f"The mesh has no axis {axis!r}; it has {', '.join(names)}." + did_you_mean(axis, names)
@@ -65,7 +66,23 @@ def collective_matmul(
         out_specs=P(None, axis),
         axis_names={axis},
     )
-    return mapped(a, b)
+    return jax.jit(mapped)(a, b)  # else every operation would be a program of its own
+
+
+def _mesh_in_use(a: jax.Array, b: jax.Array) -> Mesh | AbstractMesh:
+    """The mesh around the call or of an operand, else one of the devices here."""
+    around = jax.sharding.get_abstract_mesh()
+    if not around.empty:
+        return around
+    for operand in (a, b):
+        lies = getattr(operand, "sharding", None)  # a traced array may not know
+        if isinstance(lies, NamedSharding):
+            return lies.mesh
+    # A program traced for chips that are not here knows of no others than its own.
+    here = jax.devices() if current_target() is None else jax.devices()[:1]
+    ways = math.gcd(a.shape[0], b.shape[1])
+    count = max(size for size in range(1, len(here) + 1) if ways % size == 0)
+    return Mesh(np.array(here[:count]), (OWN_AXIS,))
 
 
 def _ring(a: jax.Array, b: jax.Array, *, axis: str, ways: int, multiply: Multiply) -> jax.Array:

@@ -1,45 +1,55 @@
-"""Document 004, block by block, in its own call shapes: awaited as there, and plain.
+"""Document 004, block by block, in the Python form of its Rust: awaited as there, and plain.
 
-The cloud is Google's own client against an emulated Cloud TPU; the devices are this process's.
-`TpuMonitor` of the document's block on monitoring belongs to `tpukit.observe`, and is not here.
+`optirs_tpu` is `tpukit.pods`. The cloud is Google's own client against an emulated Cloud TPU, and
+Cloud Monitoring a loopback server; the devices are this process's. Tensors are smaller.
 """
 
 import asyncio
+import importlib.metadata
+import inspect
 from datetime import timedelta
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from libtpu_server import LibtpuServer
+from monitoring_server import Monitoring
 
+import tpukit
+from conformance import conforms
+from tpukit.hardware.missing import Missing
 from tpukit.job.sections import LaunchSettings
+from tpukit.observe.sources.libtpu_grpc import LibtpuSource
 from tpukit.pods import (
     AllReduceStrategy,
     AutoScaler,
-    BiddingStrategy,
-    CommunicationTimeout,
     MultiPodManager,
-    OptimizationFlags,
-    OutOfMemory,
     PodConfig,
     PodState,
     PodTopology,
-    PodUnavailable,
-    PreemptibleManager,
-    PreemptionHandler,
     ScalingPolicy,
-    SpotManager,
     Tier,
-    TpuConfig,
-    TpuError,
     TpuManager,
     TpuOptimizer,
     WorkloadMetrics,
-    XlaCompiler,
 )
+from tpukit.pods.config import TpuConfig
 from tpukit.pods.emulators.holding import Pace, Zone
 from tpukit.pods.emulators.rehearsal import CloudTPURehearsal
 from tpukit.pods.emulators.world import World
+from tpukit.pods.error import (
+    CommunicationTimeout,
+    OutOfMemory,
+    PodUnavailable,
+    TpuError,
+    TpuResult,
+)
+from tpukit.pods.monitoring import MetricsCollector, TpuMonitor
+from tpukit.pods.optimizers import Adam
+from tpukit.pods.preemptible import PreemptibleManager, PreemptionHandler
+from tpukit.pods.spot import BiddingStrategy, SpotManager
+from tpukit.pods.xla import OptimizationFlags, XlaCompiler
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 ZONES = ("us-central1-a", "us-central1-b", "europe-west4-a")
@@ -83,15 +93,6 @@ def mean_square(params, batch):
     return ((inputs @ params - targets) ** 2).mean()
 
 
-def test_names_are_where_the_document_imports_them():
-    from tpukit.pods import preemptible, spot, xla
-
-    assert (spot.SpotManager, spot.BiddingStrategy) == (SpotManager, BiddingStrategy)
-    assert (xla.XlaCompiler, xla.OptimizationFlags) == (XlaCompiler, OptimizationFlags)
-    assert preemptible.PreemptibleManager is PreemptibleManager
-    assert preemptible.PreemptionHandler is PreemptionHandler
-
-
 # --- basic TPU optimization --------------------------------------------------------------------
 
 
@@ -103,7 +104,7 @@ async def basic(launch, training_data):
 
     optimizer = (
         TpuOptimizer(tpu_pod)
-        .with_optimizer(optax.adam(0.001))
+        .with_optimizer(Adam(0.001))
         .with_xla_optimization(True)
         .with_loss(mean_square)
         .build()
@@ -114,6 +115,36 @@ async def basic(launch, training_data):
     return tpu_pod, params, metrics
 
 
+@conforms("004", 1, "one package to depend on, under one licence")
+def test_installation():
+    said = importlib.metadata.metadata("tpukit")
+    assert said["License-Expression"].startswith("Apache-2.0")
+    assert "emulators" in said.get_all("Provides-Extra")
+
+
+@conforms("004", 2, "credentials: what is missing is said before anything is asked for")
+def test_prerequisites(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no gcloud here"))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    launch = LaunchSettings(provider="gcp", project="your-gcp-project", zone="us-central1-a")
+    with pytest.raises(TpuError, match="no Google Cloud credentials"):
+        TpuManager(launch=launch).build().allocate_pod(PodConfig(tpu_type="v3-8"))
+
+
+@conforms("004", 14, "names in snake_case throughout the public interface")
+def test_names_are_in_snake_case():
+    for package in (tpukit, tpukit.pods):
+        for name in package.__all__:
+            taken = getattr(package, name)
+            if inspect.isfunction(taken):
+                parameters = inspect.signature(taken).parameters
+                assert all(one == one.lower() for one in (name, *parameters)), name
+
+
+# --- basic TPU optimization --------------------------------------------------------------------
+
+
+@conforms("004", 3, "TpuManager, PodConfig, TpuOptimizer: allocate a pod and step on it")
 def test_basic_optimization(launch, data):
     pod, params, metrics = asyncio.run(basic(launch, data))
     assert (pod.zone, str(pod.slice), pod.state) == ("us-central1-a", "v3-8", PodState.READY)
@@ -122,6 +153,7 @@ def test_basic_optimization(launch, data):
     assert np.abs(np.asarray(params)).max() == pytest.approx(0.001, rel=1e-3)  # Adam's first step
 
 
+@conforms("004", 3, "the same without await")
 def test_basic_optimization_in_plain_code(launch, data):
     tpu_manager = TpuManager(launch=launch).with_zone("us-central1-a").build()
     tpu_pod = tpu_manager.allocate_pod(PodConfig(tpu_type="v3-8", cores=8))
@@ -159,6 +191,7 @@ async def several_pods(launch, model_parameters, gradients):
     return multi_pod, result
 
 
+@conforms("004", 4, "MultiPodManager: topology, all-reduce strategy, synchronized steps")
 def test_several_pods(launch):
     parameters = {"w": np.ones((12, 4), np.float32)}
     gradients = [{"w": np.full((12, 4), pod, np.float32)} for pod in range(3)]
@@ -171,6 +204,7 @@ def test_several_pods(launch):
     assert plain.step == 2
 
 
+@conforms("004", 4, "a pod that vanishes is dropped")
 def test_a_pod_that_the_cloud_takes_away_is_dropped(launch, cloud):
     parameters = {"w": np.ones((12, 4), np.float32)}
     gradients = [{"w": np.full((12, 4), pod, np.float32)} for pod in range(3)]
@@ -204,6 +238,7 @@ async def scaled(optimizer):
     return scaling_decision
 
 
+@conforms("004", 5, "AutoScaler, WorkloadMetrics, scale_to_config")
 def test_scaling(launch, data):
     tpu_pod = TpuManager(launch=launch).allocate_pod(PodConfig(tpu_type="v6e-8"))
     optimizer = TpuOptimizer(tpu_pod).with_loss(mean_square).build()
@@ -244,6 +279,7 @@ async def compiled(optimizer, optimizer_config):
     return optimized_graph
 
 
+@conforms("004", 6, "XlaCompiler through the offline TPU compiler, load_xla_graph")
 @pytest.mark.libtpu
 def test_xla_optimization(launch, data):
     tpu_pod = TpuManager(launch=launch).allocate_pod(PodConfig(tpu_type="v3-8"))
@@ -264,6 +300,9 @@ async def configured(path, launch):
     return await TpuManager.from_config(config, endpoint=launch.endpoint, provider="gcp")
 
 
+@conforms("004", 7, "environment variables")
+@conforms("004", 8, "tpu_config.yaml")
+@conforms("004", 9, "TpuConfig.from_file, TpuManager.from_config")
 def test_the_configuration_file(launch, tmp_path, monkeypatch):
     path = tmp_path / "tpu_config.yaml"
     path.write_text(FLAT)
@@ -283,10 +322,44 @@ def test_the_configuration_file(launch, tmp_path, monkeypatch):
     assert str(again.complete(None).slice) == "v3-8"
 
 
+# --- monitoring --------------------------------------------------------------------------------
+
+
+async def monitored(endpoint, sources):
+    monitor = (
+        TpuMonitor(sources=sources)
+        .with_collection_interval(timedelta(seconds=30))
+        .with_metrics_endpoint(endpoint)
+        .with_project("your-gcp-project")
+        .build()
+    )
+
+    # Collect and report TPU metrics
+    metrics = await monitor.collect_metrics()
+    written = await monitor.report_to_cloud_monitoring(metrics)
+    monitor.stop()
+    return metrics, written
+
+
+@conforms("004", 10, "TpuMonitor: collect, and report to Cloud Monitoring")
+def test_monitoring():
+    service, chips = Monitoring(), LibtpuServer()
+    try:
+        metrics, written = asyncio.run(monitored(service.endpoint, [LibtpuSource(chips.address)]))
+    finally:
+        service.stop()
+        chips.stop()
+    (call,) = service.calls
+    assert written == len(call.time_series) > 5
+    assert metrics["utilization"] == pytest.approx(0.6925)
+    assert isinstance(metrics.power_watts, Missing)  # TPUs publish none
+    assert MetricsCollector([]).collect() == []
+
+
 # --- error handling ----------------------------------------------------------------------------
 
 
-async def handled(optimizer, params, grads, tpu_manager):
+async def handled(optimizer, params, grads, tpu_manager) -> TpuResult[object]:
     """The document's match, word for word but for the language."""
     try:
         metrics = await optimizer.step_distributed(params, grads)
@@ -309,6 +382,7 @@ def failing(pod, *, loss=mean_square, **changes):
     return optimizer, params
 
 
+@conforms("004", 11, "PodUnavailable, CommunicationTimeout, OutOfMemory and the way out of each")
 def test_errors_are_handled_as_in_the_document(launch, data):
     tpu_manager = TpuManager(launch=launch).with_zone("us-central1-a", "us-central1-b").build()
     tpu_pod = tpu_manager.allocate_pod(PodConfig(tpu_type="v3-8"))
@@ -360,6 +434,7 @@ async def preemptible(tpu_manager, preemption_handler):
     return await tpu_manager.allocate_preemptible_pod(config, preemption_handler)
 
 
+@conforms("004", 12, "preemptible pods with a PreemptionHandler")
 def test_preemptible_pods(launch):
     tpu_manager = TpuManager(launch=launch).build()
     pod = asyncio.run(preemptible(tpu_manager, handler()))
@@ -380,6 +455,7 @@ async def bid(launch, pod_config):
     return await spot_manager.bid_for_pod(pod_config)
 
 
+@conforms("004", 13, "SpotManager: a cap on the price of the catalogue")
 def test_spot_bidding(launch):
     config = PodConfig(tpu_type="v3-8", zones=ZONES)
     pod = asyncio.run(bid(launch, config))

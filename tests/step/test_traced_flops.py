@@ -6,8 +6,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
-from tpukit.observe.diagnosis.step_timing import traced_flops
 from tpukit.parallel import create_mesh
+from tpukit.step.traced_flops import traced_flops
 
 SQUARE = jnp.zeros((16, 16))
 PRODUCT = 2 * 16**3

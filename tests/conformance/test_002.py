@@ -1,18 +1,21 @@
-"""The snippets of document 002, section by section, with only their import lines changed.
+"""Document 002, block by block, with only its import lines changed.
 
-`kernel_pytorch.backends.tpu`, `kernel_pytorch.core.config` and its `tpu_exceptions` are all
-`tpukit.torch`. Where a snippet leaves a name open (`model`, `dataloader`), it is filled in above
-it; asserts below say what must have come of it.
+`kernel_pytorch.backends.tpu` is `tpukit.torch`, `kernel_pytorch.core.config` its `config`. Where a
+block leaves a name open (`model`, `dataloader`), it is filled in above it; asserts below say what
+must have come of it.
 """
 # ruff: noqa: T201  the document prints
 
+import ast
 import logging
 import os
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn as nn
 
+from conformance import conforms
 from tpukit.torch import KernelPyTorchConfig, TPUBackend, TPUOptimizer
 
 
@@ -34,6 +37,7 @@ def dataloader():
     return torch.utils.data.DataLoader(pairs, batch_size=32)
 
 
+@conforms("002", 1, "TPUBackend and TPUOptimizer on a Sequential")
 def test_quick_start(capsys):
     # The document forgets to import torch itself.
     from tpukit.torch import KernelPyTorchConfig, TPUBackend, TPUOptimizer
@@ -60,6 +64,7 @@ def test_quick_start(capsys):
     assert "ready" in capsys.readouterr().out
 
 
+@conforms("002", 3, "device and world size")
 def test_verify_installation(capsys):
     config = KernelPyTorchConfig()
     backend = TPUBackend(config)
@@ -70,9 +75,31 @@ def test_verify_installation(capsys):
     assert capsys.readouterr().out == "TPU Device: cpu\nWorld Size: 1\n"
 
 
+@conforms("002", 2, "what to install: extras of tpukit instead of torch_xla")
+@conforms("002", 24, "PyTorch/XLA is not needed: torchax stands in, torch_tpu is found on TPU VMs")
+def test_installation():
+    from importlib.metadata import metadata
+
+    from tpukit.torch import detect_torch_tpu
+
+    needs = metadata("tpukit").get_all("Requires-Dist")
+    assert any(line.startswith("torchax") and "torch" in line.split(";")[1] for line in needs)
+    assert not any(line.startswith(("torch_xla", "torch-xla")) for line in needs)
+    assert detect_torch_tpu().runs_on == "torchax"
+
+
+@conforms("002", 32, "its own tests, those of error paths among them")
+def test_testing():
+    written = (Path(__file__).parents[1] / "torch_backend" / "test_backend.py").read_text()
+    tests = [node for node in ast.walk(ast.parse(written)) if isinstance(node, ast.FunctionDef)]
+    refused = [one for one in tests if "pytest.raises" in (ast.get_source_segment(written, one))]
+    assert len(refused) > 5
+
+
 class TestConfiguration:
+    @conforms("002", 4, "KernelPyTorchConfig and TPUVersion")
     def test_basic(self):
-        from tpukit.torch import KernelPyTorchConfig, TPUConfig, TPUVersion
+        from tpukit.torch.config import KernelPyTorchConfig, TPUConfig, TPUVersion
 
         config = KernelPyTorchConfig()
 
@@ -86,6 +113,7 @@ class TestConfiguration:
         assert config.hardware.tpu.version == "v5p"
         assert config.hardware.tpu.memory_fraction == 0.9
 
+    @conforms("002", 5, "cache, memory, validation and monitoring settings")
     def test_new_options(self, config):
         # Cache management
         config.hardware.tpu.cache_max_size = 100  # Max cached models/compilations
@@ -106,12 +134,14 @@ class TestConfiguration:
         assert config.hardware.tpu.cache_max_size == 100
         assert config.hardware.tpu.v7_memory_gb == 128.0
 
+    @conforms("002", 6, "mode=inference")
     def test_inference_mode(self):
         config = KernelPyTorchConfig(mode="inference")
         config.hardware.tpu.gradient_checkpointing = False
         config.hardware.tpu.mixed_precision = True
         assert not config.hardware.tpu.gradient_checkpointing
 
+    @conforms("002", 7, "mode=training")
     def test_training_mode(self):
         config = KernelPyTorchConfig(mode="training")
         config.hardware.tpu.gradient_checkpointing = True
@@ -119,6 +149,7 @@ class TestConfiguration:
         config.hardware.tpu.xla_optimization_level = 2
         assert config.hardware.tpu.xla_optimization_level == 2
 
+    @conforms("002", 8, "mode=development")
     def test_development_mode(self):
         config = KernelPyTorchConfig(mode="development")
         config.hardware.tpu.enable_strict_validation = True
@@ -127,6 +158,8 @@ class TestConfiguration:
 
 
 class TestCoreComponents:
+    @conforms("002", 9, "TPUBackend: device, model, data, synchronize, memory stats")
+    @conforms("002", 20, "synchronize after a step")
     def test_1_backend(self, config, model, capsys):
         data = (torch.randn(2, 784), torch.tensor([1, 2]))
 
@@ -154,6 +187,7 @@ class TestCoreComponents:
         assert "Rank: 0\nIs Distributed: False\nCache Stats: {'size': 1" in capsys.readouterr().out
         assert prepared_model(prepared_data[0]).shape == (2, 10)
 
+    @conforms("002", 10, "TPUOptimizer.optimize and its result")
     def test_2_optimizer(self, config, model, capsys):
         sample_input = torch.randn(8, 784)
 
@@ -176,6 +210,7 @@ class TestCoreComponents:
         assert optimized_model(sample_input).shape == (8, 10)
         assert "forward_time_after" in capsys.readouterr().out
 
+    @conforms("002", 11, "XLACompiler: compile, cache statistics")
     def test_3_compiler(self, config, model, capsys):
         sample_input = torch.randn(8, 784)
         from tpukit.torch import XLACompiler
@@ -193,6 +228,7 @@ class TestCoreComponents:
         assert "Evictions: 0" in capsys.readouterr().out
         torch.testing.assert_close(compiled_model(sample_input), model(sample_input))
 
+    @conforms("002", 12, "TPUMemoryManager: allocate, pools, stats")
     def test_4_memory_manager(self, config, capsys):
         from tpukit.torch import TPUMemoryManager
 
@@ -217,6 +253,7 @@ class TestCoreComponents:
         assert "Allocated: 0.0" in capsys.readouterr().out
         assert tensor.shape == (512, 512)
 
+    @conforms("002", 13, "create_xla_integration")
     def test_5_integration(self, config, model, capsys):
         tensor = torch.ones(3)
         from tpukit.torch import create_xla_integration
@@ -243,6 +280,7 @@ class TestCoreComponents:
 class TestExamples:
     """Example 3 in two processes: `test_torch_distributed`."""
 
+    @conforms("002", 14, "a training loop whose loss falls")
     def test_1_basic_training(self, dataloader):
         # Setup
         config = KernelPyTorchConfig(mode="training")
@@ -270,6 +308,7 @@ class TestExamples:
 
         assert losses[-1] < 0.1 * losses[0]
 
+    @conforms("002", 15, "optimize_for_inference, optimize, optimize_for_training")
     def test_2_optimization(self, config, model):
         sample_inputs = torch.randn(8, 784)
         levels = []
@@ -290,6 +329,7 @@ class TestExamples:
 
         assert levels == ["conservative", "balanced", "aggressive"]
 
+    @conforms("002", 16, "XLADistributedTraining: wrap_model, all_reduce")
     def test_3_distributed_training(self, config, model, dataloader):
         from tpukit.torch import TPUBackend, XLADistributedTraining
 
@@ -316,6 +356,7 @@ class TestExamples:
 
         assert not backend.is_distributed
 
+    @conforms("002", 17, "memory pools and their utilization")
     def test_4_memory_pool(self, config, dataloader, capsys):
         from tpukit.torch import TPUMemoryManager
 
@@ -344,6 +385,10 @@ class TestExamples:
 
 
 class TestPerformanceAndTroubleshooting:
+    @conforms("002", 18, "mixed precision")
+    @conforms("002", 19, "gradient checkpointing")
+    @conforms("002", 21, "cache size")
+    @conforms("002", 25, "out of memory: settings")
     def test_settings(self, config):
         config.hardware.tpu.mixed_precision = True
         config.hardware.tpu.precision = "bfloat16"  # TPU native precision
@@ -356,6 +401,8 @@ class TestPerformanceAndTroubleshooting:
         config.hardware.tpu.compilation_timeout_seconds = 600
         assert config.hardware.tpu.memory_fraction == 0.8
 
+    @conforms("002", 26, "compile_model with use_cache, timeout")
+    @conforms("002", 27, "clear_cache")
     def test_slow_compilation_and_cache_growth(self, config, model):
         from tpukit.torch import XLACompiler
 
@@ -373,6 +420,7 @@ class TestPerformanceAndTroubleshooting:
 
         assert compiler.get_compilation_stats()["compilation_cache"]["size"] == 0
 
+    @conforms("002", 28, "debug logging")
     def test_debug_logging(self, config, model, caplog):
         # Enable debug logging for TPU backend
         logging.basicConfig(
@@ -388,9 +436,10 @@ class TestPerformanceAndTroubleshooting:
 
 
 class TestErrorHandling:
+    @conforms("002", 22, "exceptions of tpu_exceptions")
     def test_custom_exceptions(self, config, capsys):
         my_model = "not a model"
-        from tpukit.torch import (
+        from tpukit.torch.tpu_exceptions import (
             TPUBackendError,  # Base exception
             TPUDistributedError,  # Distributed ops failed
             TPUMemoryError,  # Memory-related errors
@@ -421,6 +470,7 @@ class TestErrorHandling:
         ):
             assert issubclass(kind, TPUBackendError)
 
+    @conforms("002", 23, "strict validation")
     def test_strict_validation_mode(self, config, model, capsys):
         invalid_inputs = torch.randn(3, 5)
         from tpukit.torch import TPUValidationError
@@ -444,6 +494,7 @@ class TestErrorHandling:
 
 
 class TestBestPractices:
+    @conforms("002", 29, "configuration by environment")
     @pytest.mark.parametrize(("environment", "strict"), [("production", False), ("laptop", True)])
     def test_1_configuration_management(self, environment, strict, monkeypatch):
         monkeypatch.setenv("ENVIRONMENT", environment)
@@ -458,6 +509,7 @@ class TestBestPractices:
 
         assert config.hardware.tpu.enable_strict_validation is strict
 
+    @conforms("002", 30, "monitor_memory")
     def test_2_monitoring(self, config, capsys):
         from tpukit.torch import TPUMemoryManager
 
@@ -473,6 +525,7 @@ class TestBestPractices:
         assert peak_memory >= kept.nbytes
         assert "Peak Memory" in capsys.readouterr().out
 
+    @conforms("002", 31, "save_model and load_model with optimizer, without pickle")
     def test_3_model_checkpointing(self, config, model, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         backend = TPUBackend(config)
