@@ -21,6 +21,7 @@ from . import (
     pods,
     profile,
     quantize,
+    rehearse,
     report,
     slices,
     top,
@@ -63,6 +64,7 @@ app.command("compile")(compile_command.compile_function)
 app.command("train")(train.train)
 app.command("profile")(profile.profile)
 app.command("launch")(launch.launch)
+app.command("rehearse")(rehearse.rehearse)
 app.command("top")(top.top)
 app.command("dashboard")(dashboard.dashboard)
 app.command("generate")(generate.generate)

@@ -1,0 +1,315 @@
+"""A rehearsal as one page: verdict, story by stage, predicted beside measured, timeline."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ..hardware.figure import Figure, bytes_text, seconds_text
+from ..observe.runs.goodput import label_of
+from ..pages.charts import Mark, Piece, stacked_bar
+from ..pages.frame import Page, asset
+from ..pages.markup import Child, Markup, join, tag
+from ..pages.parts import (
+    Column,
+    Section,
+    absent,
+    badge,
+    bullets,
+    card,
+    code,
+    command,
+    headline,
+    legend,
+    long_table,
+    section,
+    table,
+    warning,
+)
+from .beside import Beside, figure_text
+from .drawings import Axis, losses, timeline
+from .stages.check import Check, Refused
+from .stages.generate import Generate
+from .stages.launch import Launch
+from .stages.monitor import Monitor
+from .stages.preempt import Preempt
+from .stages.profile import Profile
+from .stages.resume import Resume
+
+if TYPE_CHECKING:
+    from .result import RehearsalResult
+
+_MARKS = {"passed": ("✓", "good"), "failed": ("✗", "bad"), "left out": ("–", "unsure")}
+_LOST_KINDS = {
+    "compile": "c-kernel",
+    "initialise": "c-host",
+    "restart": "c-ici",
+    "restore": "c-vector",
+    "checkpoint": "c-hbm",
+    "lost": "c-dcn",
+}
+_USEFUL = "c-matrix"
+_TWO_MACHINES = (
+    "Predictions of steps and memory are for TPUs, by their compiler; what ran here ran on this "
+    "machine's CPU, as virtual devices. Where the two machines differ, the figures stand beside "
+    "each other and are not compared."
+)
+
+
+def render_page(result: "RehearsalResult") -> str:
+    """The page as text."""
+    good = result.is_good
+    at = datetime.fromtimestamp(result.began, UTC)
+    return Page(
+        title=f"Rehearsal of {result.job.model}",
+        headline=headline(
+            str(result.job.model),
+            f"on {result.job.slice}, rehearsed on {at:%Y-%m-%d %H:%M} UTC",
+            verdict=("READY", "good") if good else ("NOT READY", "bad"),
+            lead=_lead(result),
+            cards=_cards(result),
+        ),
+        sections=_sections(result),
+        footer="Made by tpukit rehearse, without a TPU and without a cloud.",
+        style=asset("tpukit.rehearsal", "rehearsal.css"),
+    ).render()
+
+
+def _lead(result: "RehearsalResult") -> str:
+    failed = [one for one in result.played if one.verdict == "failed"]
+    if failed:
+        return f"{failed[0].name}: {failed[0].sentence}"
+    return (
+        f"Planned, checked, launched on {result.emulated}; preempted twice, resumed, watched, "
+        f"profiled, quantized and asked to speak, in {seconds_text(result.seconds)}."
+    )
+
+
+def _cards(result: "RehearsalResult") -> list[Markup]:
+    """The figures asked for first."""
+    cards: list[Markup] = []
+    checked, resumed = result.find(Check), result.find(Resume)
+    taken, watched = result.find(Preempt), result.find(Monitor)
+    if checked is not None and checked.whole is not None:
+        memory = checked.whole.memory
+        below = f"of {bytes_text(memory.usable_bytes or 0)} usable, one device of {memory.slice}"
+        cards.append(card("HBM", bytes_text(memory.total_bytes), below, "compiler"))
+    if resumed is not None:
+        equal = len(resumed.undisturbed) - len(resumed.different)
+        cards.append(
+            card(
+                "Losses equal to the bit",
+                f"{equal} of {len(resumed.undisturbed)}",
+                "preempted twice, beside a run nobody disturbed",
+                "measured",
+            )
+        )
+    if taken is not None:
+        down = [loss.downtime_s or 0.0 for loss in taken.run.outcome.losses]
+        again = sum(loss.lost_steps for loss in taken.run.outcome.losses)
+        longest = seconds_text(max(down, default=0.0))
+        cards.append(card("Back after", longest, f"{again} steps done again", "measured"))
+    if watched is not None and watched.goodput.share is not None:
+        below = f"over {watched.goodput.attempts} attempts of a run of seconds"
+        cards.append(card("Goodput", f"{watched.goodput.share:.1%}", below, "measured"))
+    return cards
+
+
+def _sections(result: "RehearsalResult") -> list[Section]:
+    found = [_story(result), _beside(result.beside), _happened(result)]
+    if (resumed := result.find(Resume)) is not None:
+        found.append(_losses(resumed, result.find(Preempt)))
+    if (checked := result.find(Check)) is not None and checked.refused is not None:
+        found.append(_memory(checked, checked.refused))
+    if (watched := result.find(Monitor)) is not None:
+        found.append(_goodput(watched))
+    if (spoken := result.find(Generate)) is not None:
+        found.append(_said(spoken))
+    found.append(_about(result))
+    return found
+
+
+def _story(result: "RehearsalResult") -> Section:
+    columns = (Column(""), Column("stage"), Column("took", is_number=True, origin="measured"),
+               Column("what was found"))  # fmt: skip
+    rows: list[Sequence[Child]] = []
+    for one in result.played:
+        mark, mood = _MARKS[one.verdict]
+        word = tag("span", mark, class_=mood, title=one.verdict)
+        what = join(tag("div", one.question, class_="card-below"), one.sentence)
+        rows.append((word, tag("span", one.name, class_="said"), f"{one.seconds:.1f} s", what))
+    return section("Story", table(columns, rows, caption="Stage by stage"))
+
+
+def _beside(pairs: Sequence[Beside]) -> Section:
+    if not pairs:
+        return section("Predicted and measured", absent("No stage came so far."))
+    columns = (
+        Column("what"),
+        Column("predicted", is_number=True),
+        Column("for"),
+        Column("measured", is_number=True),
+        Column("on"),
+        Column("measured / predicted", is_number=True),
+    )
+    parts: list[Child] = []
+    for title, comparable in (
+        ("What can be compared", True),
+        ("Of two different machines: side by side, not compared", False),
+    ):
+        rows = [_pair(one) for one in pairs if one.is_comparable is comparable]
+        if rows:
+            kept = columns if comparable else columns[:-1]
+            parts.append(table(kept, [row[: len(kept)] for row in rows], caption=title))
+    return section("Predicted and measured", parts, intro=_TWO_MACHINES)
+
+
+def _pair(pair: Beside) -> Sequence[Child]:
+    remark = tag("div", pair.remark, class_="card-below") if pair.remark else ""
+    return (
+        join(pair.what, remark),
+        _figure(pair.predicted),
+        pair.predicted_of,
+        _figure(pair.measured),
+        pair.measured_on,
+        pair.ratio_text,
+    )
+
+
+def _figure(figure: Figure) -> Child:
+    if figure.value is None:
+        return tag("span", "–", title=figure.reason)
+    title = "; ".join(filter(None, (figure.source, figure.note)))
+    return join(tag("span", figure_text(figure), title=title), " ", badge(figure.origin or ""))
+
+
+def _happened(result: "RehearsalResult") -> Section:
+    runs = [one.run for one in (result.find(Launch), result.find(Preempt)) if one is not None]
+    axis = Axis(result.began, result.seconds)
+    kinds = {
+        "starting": "processes start",
+        "stepping": "steps",
+        "save": "a checkpoint is saved",
+        "taken-away": "the pod is taken away",
+    }
+    shown = [one for one in result.moments if one.kind != "saved"]
+    rows: list[Sequence[Child]] = [
+        (f"{one.at - result.began:.2f} s", one.of, one.text) for one in shown
+    ]
+    columns = (Column("at", is_number=True, origin="measured"), Column("run"), Column("what"))
+    events = long_table(columns, rows, caption="Events", rest="more events")
+    return section(
+        "Timeline",
+        timeline(result.played, runs, result.moments, axis),
+        legend(kinds),
+        events if rows else absent("Nothing was launched."),
+    )
+
+
+def _losses(resumed: Resume, taken: Preempt | None) -> Section:
+    if not resumed.undisturbed:
+        return section("Losses", absent(resumed.sentence))
+    after = [] if taken is None else [one.last_step or 0 for one in taken.run.outcome.attempts[:-1]]
+    kinds = {"undisturbed": "undisturbed", "resumed": "preempted twice, on the same line"}
+    verdict = tag("p", resumed.sentence, " ", badge("measured"))
+    drawn = losses(resumed.undisturbed, resumed.preempted, after)
+    return section("Losses", drawn, legend(kinds), verdict if resumed.is_good else
+                   warning(resumed.sentence))  # fmt: skip
+
+
+def _memory(checked: Check, refused: Refused) -> Section:
+    """The job that does not fit above the one that does, against the same limit."""
+    rows: list[Sequence[Child]] = []
+    for words, report in (
+        (refused.words, refused.memory),
+        (refused.fix.text if refused.fix else "", refused.fixed and refused.fixed.memory),
+        ("as it was given", checked.whole and checked.whole.memory),
+    ):
+        if report is None or (checked.whole is refused.fixed and words == "as it was given"):
+            continue
+        usable = report.usable_bytes or report.total_bytes
+        pieces = [
+            Piece(f"p-{kind.replace(' ', '-')}", amount, f"{kind}: {bytes_text(amount)}")
+            for kind, amount in report.purposes.items()
+            if amount
+        ]
+        whole = max(usable, report.total_bytes)
+        bar = stacked_bar(pieces, whole=whole, label=words, marks=[Mark(usable, is_limit=True)])
+        rows.append((words, bar, f"{bytes_text(report.total_bytes)} of {bytes_text(usable)}"))
+    reports = [one for one in (refused.memory, checked.whole and checked.whole.memory) if one]
+    kinds = {
+        f"p-{kind.replace(' ', '-')}": kind
+        for report in reports
+        for kind, amount in report.purposes.items()
+        if amount > 0.005 * report.total_bytes
+    }
+    columns = (Column("job"), Column("HBM of one device", is_bar=True),
+               Column("used", is_number=True, origin="compiler"))  # fmt: skip
+    return section(
+        "Memory",
+        table(columns, rows, caption="One that does not fit, and the fix that makes it"),
+        legend(kinds),
+        intro=refused.sentence,
+    )
+
+
+def _goodput(watched: Monitor) -> Section:
+    goodput = watched.goodput
+    parts = {"steps that count": (_USEFUL, goodput.total.productive_s)}
+    for cause, seconds in goodput.badput_s.items():
+        parts[label_of(cause)] = (_LOST_KINDS.get(cause, "c-overhead"), seconds)
+    pieces = [Piece(kind, seconds, f"{label}: {seconds:.2f} s")
+              for label, (kind, seconds) in parts.items()]  # fmt: skip
+    whole = sum(seconds for _, seconds in parts.values())
+    rows: list[Sequence[Child]] = [
+        (label, f"{seconds:.2f} s", f"{seconds / whole:.1%}")
+        for label, (_, seconds) in parts.items()
+    ]
+    columns = (Column("where the time went"), Column("seconds", is_number=True, origin="measured"),
+               Column("share", is_number=True))  # fmt: skip
+    return section(
+        "Watched",
+        stacked_bar(pieces, whole=whole, label="Where the time of the preempted run went"),
+        legend({kind: label for label, (kind, seconds) in parts.items() if seconds > 0.01 * whole}),
+        table(columns, rows, caption="Across all attempts"),
+        tag("p", watched.stragglers, class_="card-below"),
+        intro=watched.sentence,
+    )
+
+
+def _said(spoken: Generate) -> Section:
+    texts = (("as trained", spoken.trained), ("quantized", spoken.quantized))
+    shown = [
+        join(tag("h3", title), tag("div", spoken.prompt, tag("span", part.text), class_="told"))
+        for title, part in texts
+    ]
+    words = "Greedy, from the same prompt. A model of minutes of training says little."
+    return section("Said", shown, intro=words)
+
+
+def _about(result: "RehearsalResult") -> Section:
+    same = result.stand_in.is_same_model
+    intro = (
+        "The model that was checked is the one that was trained here."
+        if same
+        else "The job was planned and checked as it is. What was trained here stands in for it:"
+    )
+    again = command(f"tpukit dashboard {result.folder}")
+    spent = (
+        f"{seconds_text(result.seconds)} on the clock, {seconds_text(result.processor_s)} of "
+        "processor time"
+    )
+    launched = result.find(Preempt)
+    cost = [] if launched is None else [f"its pods, by the catalogue: {launched.run.cost.summary}"]
+    profile = result.find(Profile)
+    bound = [] if profile is None else profile.analysis.recommendations[:2]
+    return section(
+        "About",
+        bullets(result.stand_in.differences),
+        tag("h3", "What it took"),
+        bullets([join(spent, " ", badge("measured")), *cost, *bound]),
+        tag("h3", "Look further"),
+        tag("p", "Runs, the small model and this result as data are in ", code(str(result.folder)),
+            "."),
+        again,
+        intro=intro,
+    )  # fmt: skip
