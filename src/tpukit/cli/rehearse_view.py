@@ -36,12 +36,8 @@ class PlainView:
 
     def tell(self, event: "Began | Played") -> None:
         """Write that a stage begins, or what it found."""
-        self._stage = ""
-        if (line := line_of(event)) is not None:
-            self._write(line)
-        else:
-            self._stage = began_words(event)[0]
-            self._write("{:>8}: {}".format(*began_words(event)))
+        self._stage = event.name
+        self._write(line_of(event) or f"{event.name:>8}: {event.question}")
 
     def _write(self, text: str) -> None:
         sys.stderr.write(f"{time.perf_counter() - self._began:6.1f} s  {text}\n")
@@ -71,9 +67,8 @@ def watching() -> Generator[View]:
                 if (line := line_of(event)) is not None:
                     console.print(Text(line))
                     return
-                name, question = began_words(event)
-                self.stage = name
-                status.update(Text.assemble((name, "bold"), f"  {question}"))
+                self.stage = event.name
+                self.say(event.question)
 
         yield SpinningView()
 
@@ -86,9 +81,3 @@ def line_of(event: "Began | Played") -> str | None:
     if not isinstance(event, Played):
         return None
     return f"{MARKS[event.verdict]} {event.name:<8} {event.seconds:5.1f} s  {event.sentence}"
-
-
-def began_words(event: "Began | Played") -> tuple[str, str]:
-    """Return name and question of a stage."""
-    stage = getattr(event, "stage", event)
-    return stage.name, stage.question

@@ -143,7 +143,6 @@ def launch_here(
 
 
 def _newest_checkpoint_bytes(folder: Path) -> int:
-    newest = max(
-        (one for one in folder.iterdir() if one.name.isdigit()), key=lambda at: int(at.name)
-    )
+    saved = [one for one in folder.iterdir() if one.name.isdigit()]
+    newest = max(saved, key=lambda one: int(one.name))
     return sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())

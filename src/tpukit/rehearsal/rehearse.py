@@ -41,9 +41,8 @@ DEFAULT_FOLDER = Path("runs/rehearsal")
 class Began:
     """A stage is about to be played."""
 
-    stage: Stage
-    number: int
-    of: int
+    name: str
+    question: str
 
 
 def rehearse(
@@ -93,8 +92,8 @@ def rehearse(
         with emulated_cloud(stand_in.job.slice) as cloud:
             scene = Scene(read, stand_in, made, cloud, progress)
             played: list[Played] = []
-            for number, stage in enumerate(stages, 1):
-                hear(Began(stage, number, len(stages)))
+            for stage in stages:
+                hear(Began(stage.name, stage.question))
                 played.append(play(stage, scene))
                 hear(played[-1])
             emulated = cloud.meaning

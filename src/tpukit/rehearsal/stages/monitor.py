@@ -83,7 +83,7 @@ class MonitorStage:
         return Monitor(
             summary=run.summary(),
             goodput=run.goodput(),
-            readings=busy[1],
+            readings=used[1],
             busiest=busy[0],
             fullest_bytes=used[0],
             stragglers=str(run.stragglers()),
