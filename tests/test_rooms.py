@@ -22,7 +22,7 @@ ROOMS = [
         "models",
     ),
     *("step", "quantization", "job", "checker", "planner", "records", "training", "observe"),
-    *("pods", "torch", "cli"),
+    *("pods", "torch", "rehearsal", "mcp", "cli"),
 ]
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -56,6 +56,8 @@ from .planner.published_verdict import quantization_verdict as quantization_verd
 from .planner.serving import plan_serving as plan_serving
 from .planner.sizing.batch_size import find_optimal_batch_size as find_optimal_batch_size
 from .planner.sizing.memory_optimizer import MemoryOptimizer as MemoryOptimizer
+from .rehearsal.rehearse import rehearse as rehearse
+from .rehearsal.result import RehearsalResult as RehearsalResult
 from .runtime.doctor import diagnose_tpu as diagnose_tpu
 from .runtime.environment import configure_tpu_environment as configure_tpu_environment
 from .runtime.flags import FlagRegistry as FlagRegistry
@@ -86,6 +88,7 @@ __all__ = [
     "MultiHostConfig",
     "PlanResult",
     "PriceBook",
+    "RehearsalResult",
     "RematPolicy",
     "Sampling",
     "Slice",
@@ -135,6 +138,7 @@ __all__ = [
     "profile_tpu_usage",
     "public_prices",
     "quantization_verdict",
+    "rehearse",
     "reshard",
     "save_executable",
     "set_xla_flags",

@@ -22,6 +22,9 @@ Output = Annotated[
         callback=output_folder,
     ),
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only show what would be trained here, and why.")
+]
 
 
 def rehearse(
@@ -30,6 +33,7 @@ def rehearse(
     set_: options.Set = None,
     steps: Steps = 120,
     output: Output = Path("runs/rehearsal"),
+    dry_run: DryRun = False,
     json: options.Json = False,
 ) -> None:
     """Plan, check, launch, preempt, resume, watch, profile, quantize and use a job, all here.
@@ -39,7 +43,7 @@ def rehearse(
     where all stages passed, 1 where one failed; `report.html` shows predicted beside measured.
     """
     from ..job.reading import read_job
-    from ..rehearsal.rehearse import default_job
+    from ..rehearsal.rehearse import default_job, prepare, refuse_other_folder
     from ..rehearsal.rehearse import rehearse as play
     from ..runtime.environment import configure_tpu_environment
     from .output import show
@@ -47,6 +51,10 @@ def rehearse(
 
     asked = options.changes(set_, on=on)
     job = read_job(target, asked) if target is not None else default_job().replace(asked)
+    if dry_run:
+        refuse_other_folder(output)
+        show(prepare(job, steps=steps, folder=output)[1], json=json)
+        return
     configure_tpu_environment()
     with watching() as view:
         result = play(job, steps=steps, folder=output, progress=view.say, tell=view.tell)

@@ -165,8 +165,8 @@ def losses(
                 y2=_LOSS_HEIGHT - 30, class_="limit-line")
         )  # fmt: skip
         drawn.append(
-            tag("text", f"step {step}", x=at, y=_LOSS_HEIGHT - 12, text_anchor="middle",
-                class_="limit-text")
+            tag("text", f"taken away after step {step}", x=at, y=_LOSS_HEIGHT - 12,
+                text_anchor="middle", class_="limit-text")
         )  # fmt: skip
     points = " ".join(
         f"{x(step):.1f},{y(loss):.1f}" for step, loss in undisturbed.items() if loss is not None

@@ -14,7 +14,8 @@ class InterruptedRun:
     Attributes:
         steps: Of the run.
         step_s: Of one of them.
-        start_s: From the start of its processes to their first step.
+        ready_s: From the beginning of its first attempt to the first step.
+        start_s: From the start of processes to their first step, each time they start again.
         save_s: For which one checkpoint holds the loop up.
         every: Steps from one checkpoint to the next.
         noticed: Interruptions before which it can save: nothing is done again.
@@ -23,6 +24,7 @@ class InterruptedRun:
 
     steps: int
     step_s: float
+    ready_s: float
     start_s: float
     save_s: float
     every: int
@@ -41,8 +43,8 @@ class InterruptedRun:
 
     @property
     def wall_s(self) -> float:
-        """From the first start to the last step."""
-        starts = (1 + self.noticed + self.killed) * self.start_s
+        """From the beginning of the first attempt to the last step."""
+        starts = self.ready_s + (self.noticed + self.killed) * self.start_s
         saves = (self.steps // self.every + self.noticed) * self.save_s
         return starts + saves + self.productive_s + self.redone_steps * self.step_s
 

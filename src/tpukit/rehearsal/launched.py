@@ -37,6 +37,7 @@ class LaunchedRun:
         cost: What its pods would have cost, by the price catalogue.
         records: What it wrote of every step, those of evaluations left out.
         goodput: Where its time went, over all attempts.
+        began: Unix seconds of its first `train()`.
         checkpoint_bytes: Of the newest checkpoint, all its files.
     """
 
@@ -47,6 +48,7 @@ class LaunchedRun:
     cost: CostReport
     records: tuple[dict[str, Any], ...]
     goodput: RunGoodput
+    began: float
     checkpoint_bytes: int
 
     @property
@@ -55,16 +57,15 @@ class LaunchedRun:
         return {one["step"]: one["loss"] for one in self.records}
 
     @property
-    def wall_s(self) -> float:
-        """From the start of the first process to the end of the last."""
-        attempts = self.outcome.attempts
-        return (attempts[-1].ended_at or 0.0) - (attempts[0].started_at or 0.0)
-
-    @property
     def start_s(self) -> float:
         """From the start of the first process to its first step."""
         first = self.outcome.attempts[0]
         return (first.first_step_at or 0.0) - (first.started_at or 0.0)
+
+    @property
+    def ready_s(self) -> float:
+        """The part of it that the run's own books count: from `train()` to the first step."""
+        return (self.outcome.attempts[0].first_step_at or 0.0) - self.began
 
     @property
     def step_s(self) -> float:
@@ -138,6 +139,7 @@ def launch_here(
         cost=CostReport.of(scene.cloud.store, name),
         records=tuple(one for one in read_metrics(folder) if "step_time_s" in one),
         goodput=run.goodput(),
+        began=run.attempts()[0].began,
         checkpoint_bytes=_newest_checkpoint_bytes(folder / "checkpoints"),
     )
 

@@ -5,8 +5,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ..hardware.figure import Figure, bytes_text, seconds_text
-from ..observe.runs.goodput import label_of
-from ..pages.charts import Mark, Piece, stacked_bar
 from ..pages.frame import Page, asset
 from ..pages.markup import Child, Markup, join, tag
 from ..pages.parts import (
@@ -27,7 +25,8 @@ from ..pages.parts import (
 )
 from .beside import Beside, figure_text
 from .drawings import Axis, losses, timeline
-from .stages.check import Check, Refused
+from .page_sections import goodput_section, memory_section, text_section
+from .stages.check import Check
 from .stages.generate import Generate
 from .stages.launch import Launch
 from .stages.monitor import Monitor
@@ -39,15 +38,6 @@ if TYPE_CHECKING:
     from .result import RehearsalResult
 
 _MARKS = {"passed": ("✓", "good"), "failed": ("✗", "bad"), "left out": ("–", "unsure")}
-_LOST_KINDS = {
-    "compile": "c-kernel",
-    "initialise": "c-host",
-    "restart": "c-ici",
-    "restore": "c-vector",
-    "checkpoint": "c-hbm",
-    "lost": "c-dcn",
-}
-_USEFUL = "c-matrix"
 _TWO_MACHINES = (
     "Predictions of steps and memory are for TPUs, by their compiler; what ran here ran on this "
     "machine's CPU, as virtual devices. Where the two machines differ, the figures stand beside "
@@ -79,7 +69,7 @@ def _lead(result: "RehearsalResult") -> str:
     if failed:
         return f"{failed[0].name}: {failed[0].sentence}"
     return (
-        f"Planned, checked, launched on {result.emulated}; preempted twice, resumed, watched, "
+        "Planned, checked, launched on an emulated cloud, preempted twice, resumed, watched, "
         f"profiled, quantized and asked to speak, in {seconds_text(result.seconds)}."
     )
 
@@ -119,11 +109,11 @@ def _sections(result: "RehearsalResult") -> list[Section]:
     if (resumed := result.find(Resume)) is not None:
         found.append(_losses(resumed, result.find(Preempt)))
     if (checked := result.find(Check)) is not None and checked.refused is not None:
-        found.append(_memory(checked, checked.refused))
+        found.append(memory_section(checked, checked.refused))
     if (watched := result.find(Monitor)) is not None:
-        found.append(_goodput(watched))
+        found.append(goodput_section(watched))
     if (spoken := result.find(Generate)) is not None:
-        found.append(_said(spoken))
+        found.append(text_section(spoken))
     found.append(_about(result))
     return found
 
@@ -210,80 +200,10 @@ def _losses(resumed: Resume, taken: Preempt | None) -> Section:
         return section("Losses", absent(resumed.sentence))
     after = [] if taken is None else [one.last_step or 0 for one in taken.run.outcome.attempts[:-1]]
     kinds = {"undisturbed": "undisturbed", "resumed": "preempted twice, on the same line"}
-    verdict = tag("p", resumed.sentence, " ", badge("measured"))
+    verdict = tag("p", resumed.sentence)
     drawn = losses(resumed.undisturbed, resumed.preempted, after)
     return section("Losses", drawn, legend(kinds), verdict if resumed.is_good else
                    warning(resumed.sentence))  # fmt: skip
-
-
-def _memory(checked: Check, refused: Refused) -> Section:
-    """The job that does not fit above the one that does, against the same limit."""
-    rows: list[Sequence[Child]] = []
-    for words, report in (
-        (refused.words, refused.memory),
-        (refused.fix.text if refused.fix else "", refused.fixed and refused.fixed.memory),
-        ("as it was given", checked.whole and checked.whole.memory),
-    ):
-        if report is None or (checked.whole is refused.fixed and words == "as it was given"):
-            continue
-        usable = report.usable_bytes or report.total_bytes
-        pieces = [
-            Piece(f"p-{kind.replace(' ', '-')}", amount, f"{kind}: {bytes_text(amount)}")
-            for kind, amount in report.purposes.items()
-            if amount
-        ]
-        whole = max(usable, report.total_bytes)
-        bar = stacked_bar(pieces, whole=whole, label=words, marks=[Mark(usable, is_limit=True)])
-        rows.append((words, bar, f"{bytes_text(report.total_bytes)} of {bytes_text(usable)}"))
-    reports = [one for one in (refused.memory, checked.whole and checked.whole.memory) if one]
-    kinds = {
-        f"p-{kind.replace(' ', '-')}": kind
-        for report in reports
-        for kind, amount in report.purposes.items()
-        if amount > 0.005 * report.total_bytes
-    }
-    columns = (Column("job"), Column("HBM of one device", is_bar=True),
-               Column("used", is_number=True, origin="compiler"))  # fmt: skip
-    return section(
-        "Memory",
-        table(columns, rows, caption="One that does not fit, and the fix that makes it"),
-        legend(kinds),
-        intro=refused.sentence,
-    )
-
-
-def _goodput(watched: Monitor) -> Section:
-    goodput = watched.goodput
-    parts = {"steps that count": (_USEFUL, goodput.total.productive_s)}
-    for cause, seconds in goodput.badput_s.items():
-        parts[label_of(cause)] = (_LOST_KINDS.get(cause, "c-overhead"), seconds)
-    pieces = [Piece(kind, seconds, f"{label}: {seconds:.2f} s")
-              for label, (kind, seconds) in parts.items()]  # fmt: skip
-    whole = sum(seconds for _, seconds in parts.values())
-    rows: list[Sequence[Child]] = [
-        (label, f"{seconds:.2f} s", f"{seconds / whole:.1%}")
-        for label, (_, seconds) in parts.items()
-    ]
-    columns = (Column("where the time went"), Column("seconds", is_number=True, origin="measured"),
-               Column("share", is_number=True))  # fmt: skip
-    return section(
-        "Watched",
-        stacked_bar(pieces, whole=whole, label="Where the time of the preempted run went"),
-        legend({kind: label for label, (kind, seconds) in parts.items() if seconds > 0.01 * whole}),
-        table(columns, rows, caption="Across all attempts"),
-        tag("p", watched.stragglers, class_="card-below"),
-        intro=watched.sentence,
-    )
-
-
-def _said(spoken: Generate) -> Section:
-    texts = (("as trained", spoken.trained), ("quantized", spoken.quantized))
-    shown = [
-        join(tag("h3", title), tag("div", spoken.prompt, tag("span", part.text), class_="told"))
-        for title, part in texts
-    ]
-    words = "Greedy, from the same prompt. A model of minutes of training says little."
-    return section("Said", shown, intro=words)
 
 
 def _about(result: "RehearsalResult") -> Section:
@@ -293,6 +213,11 @@ def _about(result: "RehearsalResult") -> Section:
         if same
         else "The job was planned and checked as it is. What was trained here stands in for it:"
     )
+    checked = result.find(Check)
+    refused = None if checked is None else checked.refused
+    change: list[Child] = []
+    if refused is not None and refused.job is result.job and refused.fix is not None:
+        change = [tag("p", "Before it is launched, change the job: ", code(refused.fix.text), ".")]
     again = command(f"tpukit dashboard {result.folder}")
     spent = (
         f"{seconds_text(result.seconds)} on the clock, {seconds_text(result.processor_s)} of "
@@ -311,5 +236,6 @@ def _about(result: "RehearsalResult") -> Section:
         tag("p", "Runs, the small model and this result as data are in ", code(str(result.folder)),
             "."),
         again,
+        change,
         intro=intro,
     )  # fmt: skip

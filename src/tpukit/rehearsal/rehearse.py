@@ -26,7 +26,7 @@ from .stages.preempt import PreemptStage
 from .stages.profile import ProfileStage
 from .stages.quantize import QuantizeStage
 from .stages.resume import ResumeStage
-from .stand_in import make_stand_in
+from .stand_in import StandIn, make_stand_in, write_own_source
 
 STAGES: tuple[Stage, ...] = (
     *(PlanStage(), CheckStage(), LaunchStage(), PreemptStage(), ResumeStage(), MonitorStage()),
@@ -78,17 +78,14 @@ def rehearse(
         >>> result = tpukit.rehearse("job.yaml", progress=print)
         >>> result.is_good, [played.sentence for played in result.played]
     """
-    STEPS.check_whole("steps", steps, unit="steps")
-    read = default_job() if job is None else job if isinstance(job, Job) else read_job(job)
-    if read.on is None:
-        raise ConfigError("which slice? Give on='v6e-8' (--on v6e-8, or on: v6e-8 in the job).")
-    read.refuse_parts("a rehearsal")
     target = Path(folder)
     refuse_other_folder(target)
     hear = tell or (lambda event: None)
     began = time.time()
     with folder_beside(target) as made:
-        stand_in = make_stand_in(read, steps=steps, folder=made)
+        read, stand_in = prepare(job, steps=steps, folder=made)
+        if stand_in.corpus is not None:
+            write_own_source(stand_in.corpus)
         with emulated_cloud(stand_in.job.slice) as cloud:
             scene = Scene(read, stand_in, made, cloud, progress)
             played: list[Played] = []
@@ -110,6 +107,21 @@ def rehearse(
         result.write(made)
         finish_folder(made, target)
     return result
+
+
+def prepare(
+    job: Job | str | None, *, steps: int = DEFAULT_STEPS, folder: str | Path = DEFAULT_FOLDER
+) -> tuple[Job, StandIn]:
+    """Read a job, and say what would be trained here in its place; nothing is begun.
+
+    The arguments are those of `rehearse`, and so is what they may raise.
+    """
+    STEPS.check_whole("steps", steps, unit="steps")
+    read = default_job() if job is None else job if isinstance(job, Job) else read_job(job)
+    if read.on is None:
+        raise ConfigError("which slice? Give on='v6e-8' (--on v6e-8, or on: v6e-8 in the job).")
+    read.refuse_parts("a rehearsal")
+    return read, make_stand_in(read, steps=steps, folder=Path(folder))
 
 
 def play(stage: Stage, scene: Scene) -> Played:

@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from ..hardware import Slice, list_slices
 from ..job.job import Job
 from ..job.model_source import is_own_model, load_model
+from ..job.yaml_text import write_yaml
 from ..models.transformer.config import TransformerConfig
 from ..runtime.files import write_text
 
@@ -47,11 +48,13 @@ class StandIn:
         job: Ready to be launched but for its `launch:` section and its run directory.
         is_same_model: Whether it trains the very model that was asked about.
         differences: In what it differs from the job, each in a sentence.
+        corpus: Where text has to be written that stands in for data; None where it has its own.
     """
 
     job: Job
     is_same_model: bool
     differences: tuple[str, ...]
+    corpus: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -60,6 +63,18 @@ class StandIn:
             "is_same_model": self.is_same_model,
             "differences": list(self.differences),
         }
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        lines = [Text(f"- {one}") for one in self.differences]
+        return Group(
+            Text("what is trained here:", style="bold"),
+            Text(write_yaml(self.job.to_dict())),
+            Text("in what it differs from the job:", style="bold"),
+            *lines,
+        )
 
 
 def config_of(job: Job) -> TransformerConfig | None:
@@ -78,7 +93,7 @@ def make_stand_in(job: Job, *, steps: int, folder: Path) -> StandIn:
     Args:
         job: As it was given; it names a slice.
         steps: To train for.
-        folder: Where text is written that stands in for data which is not here.
+        folder: Where text is to be that stands in for data which is not here.
 
     Raises:
         ConfigError: The model is somebody's own and the job is larger than this machine takes.
@@ -94,8 +109,9 @@ def make_stand_in(job: Job, *, steps: int, folder: Path) -> StandIn:
     else:
         said = _scaled_down(job, config, said, differences)
         data = None
+    corpus = folder / "corpus.jsonl" if data is None else None
     if data is None:
-        data = {"data": str(write_own_source(folder / "corpus.jsonl")), **BYTES}
+        data = {"data": str(corpus), **BYTES}
         differences.append("it learns the text of tpukit's own source, as bytes")
     differences.append(
         f"it takes {steps} steps"
@@ -115,7 +131,7 @@ def make_stand_in(job: Job, *, steps: int, folder: Path) -> StandIn:
     }
     said["observe"] = {"monitoring_interval_seconds": READINGS_EVERY_S}
     said.pop("launch", None)
-    return StandIn(Job.from_dict(said), small or config is None, tuple(differences))
+    return StandIn(Job.from_dict(said), small or config is None, tuple(differences), corpus)
 
 
 def _every(steps: int) -> int:
@@ -188,7 +204,7 @@ def _own_data(job: Job) -> dict[str, Any] | None:
     return {"data": str(Path(data).absolute()), **stated}
 
 
-def write_own_source(path: Path) -> Path:
+def write_own_source(path: Path) -> None:
     """Write the text of this package as one document a file, the same every time."""
     root = Path(__file__).parents[1]
     lines: list[str] = []
@@ -200,4 +216,3 @@ def write_own_source(path: Path) -> Path:
         if written > _TEXT_BYTES:
             break
     write_text(path, "\n".join(lines) + "\n")
-    return path

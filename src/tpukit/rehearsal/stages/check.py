@@ -146,7 +146,7 @@ def _find_limit(job: Job, memory: MemoryReport, scene: Scene) -> Refused | None:
     times = times_too_many(memory)
     for _ in range(GROWN_TIMES):
         batch = job.examples * times
-        words = f"with a batch of {batch:,} instead of {job.examples:,} it"
+        words = f"a batch of {batch:,} instead of {job.examples:,}"
         scene.progress(f"{words}: does it still fit?")
         larger = job.replace(batch_size=batch)
         try:

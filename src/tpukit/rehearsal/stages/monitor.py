@@ -23,7 +23,8 @@ class Monitor:
         readings: Rounds of readings of the host, over all attempts.
         busiest: The host's processors at their busiest; None where nobody read them.
         fullest_bytes: The host's memory at its fullest.
-        stragglers: The verdict on slow hosts.
+        hosts: That left records.
+        stragglers: The verdict on slow ones.
     """
 
     summary: RunSummary
@@ -31,6 +32,7 @@ class Monitor:
     readings: int
     busiest: float | None
     fullest_bytes: float | None
+    hosts: int
     stragglers: str
 
     @property
@@ -66,6 +68,7 @@ class Monitor:
             "readings": self.readings,
             "host_cpu_at_most": self.busiest,
             "host_memory_bytes_at_most": self.fullest_bytes,
+            "hosts": self.hosts,
             "stragglers": self.stragglers,
         }
 
@@ -86,6 +89,7 @@ class MonitorStage:
             readings=used[1],
             busiest=busy[0],
             fullest_bytes=used[0],
+            hosts=len(run.processes()),
             stragglers=str(run.stragglers()),
         )
 

@@ -55,8 +55,8 @@ class Preempt:
 
     def beside(self) -> Sequence[Beside]:
         """Time, goodput and steps done again."""
-        source = "the supervisor's journal, and the run's own books"
-        productive = self.run.goodput.total.productive_s
+        source = "the run's own books, over all attempts"
+        books = self.run.goodput.total
         again = sum(loss.lost_steps for loss in self.run.outcome.losses)
         here = "this machine, by arithmetic"
         return (
@@ -64,14 +64,14 @@ class Preempt:
                 what="wall time, preempted twice",
                 predicted=self.predicted.wall,
                 predicted_of=here,
-                measured=measured(self.run.wall_s, "s", source),
+                measured=measured(books.wall_s, "s", source),
                 is_comparable=True,
             ),
             Beside(
                 what="goodput, preempted twice",
                 predicted=self.predicted.goodput,
                 predicted_of=here,
-                measured=measured(productive / self.run.wall_s, "share", source),
+                measured=measured(books.share or 0.0, "share", source),
                 is_comparable=True,
                 remark="of a run of seconds, most of which are starts; of one of days it is high",
             ),
@@ -139,6 +139,7 @@ class PreemptStage:
         predicted = InterruptedRun(
             steps=steps,
             step_s=goodput.productive_s / steps,
+            ready_s=found.ready_s,
             start_s=found.start_s,
             save_s=goodput.spent_s.get("checkpoint", 0.0) / saves,
             every=every,
