@@ -44,14 +44,7 @@ def timeline(
         drawn.append(_lane_title(run.name, top))
         drawn += [_attempt(one, axis, top) for one in run.outcome.attempts]
         drawn += _marks([one for one in moments if one.of == run.name], axis, top)
-    return tag(
-        "svg",
-        drawn,
-        viewBox=f"0 0 {WIDTH} {height}",
-        class_="chart happened",
-        role="img",
-        aria_label="Stages, attempts, saves and preemptions over time",
-    )
+    return _chart(drawn, height, "Stages, attempts, saves and preemptions over time")
 
 
 def _lane_title(words: str, top: float) -> Markup:
@@ -177,11 +170,11 @@ def losses(
         for step, loss in preempted.items()
         if loss is not None
     ]
-    return tag(
-        "svg",
-        drawn,
-        viewBox=f"0 0 {WIDTH} {_LOSS_HEIGHT}",
-        class_="chart",
-        role="img",
-        aria_label="Loss of every step of both runs",
-    )
+    return _chart(drawn, _LOSS_HEIGHT, "Loss of every step of both runs")
+
+
+def _chart(drawn: Sequence[Markup], height: float, words: str) -> Markup:
+    """Frame a drawing that a narrow screen scrolls sideways, reachable by keyboard."""
+    size = f"0 0 {WIDTH} {height}"
+    inside = tag("svg", drawn, viewBox=size, class_="chart", role="img", aria_label=words)
+    return tag("div", inside, class_="scroll", tabindex="0", role="region", aria_label=words)

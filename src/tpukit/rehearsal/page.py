@@ -9,6 +9,7 @@ from ..pages.frame import Page, asset
 from ..pages.markup import Child, Markup, join, tag
 from ..pages.parts import (
     Column,
+    Mood,
     Section,
     absent,
     badge,
@@ -47,14 +48,13 @@ _TWO_MACHINES = (
 
 def render_page(result: "RehearsalResult") -> str:
     """The page as text."""
-    good = result.is_good
     at = datetime.fromtimestamp(result.began, UTC)
     return Page(
         title=f"Rehearsal of {result.job.model}",
         headline=headline(
             str(result.job.model),
             f"on {result.job.slice}, rehearsed on {at:%Y-%m-%d %H:%M} UTC",
-            verdict=("READY", "good") if good else ("NOT READY", "bad"),
+            verdict=_verdict(result),
             lead=_lead(result),
             cards=_cards(result),
         ),
@@ -64,11 +64,18 @@ def render_page(result: "RehearsalResult") -> str:
     ).render()
 
 
+def _verdict(result: "RehearsalResult") -> tuple[str, Mood]:
+    if not result.is_good:
+        return "NOT READY", "bad"
+    return ("READY WITH A CHANGE", "unsure") if result.change else ("READY", "good")
+
+
 def _lead(result: "RehearsalResult") -> str:
     failed = [one for one in result.played if one.verdict == "failed"]
     if failed:
         return f"{failed[0].name}: {failed[0].sentence}"
-    return (
+    change = f"It does not fit as it is; with {result.change} it does. " if result.change else ""
+    return change + (
         "Planned, checked, launched on an emulated cloud, preempted twice, resumed, watched, "
         f"profiled, quantized and asked to speak, in {seconds_text(result.seconds)}."
     )
@@ -82,6 +89,7 @@ def _cards(result: "RehearsalResult") -> list[Markup]:
     if checked is not None and checked.whole is not None:
         memory = checked.whole.memory
         below = f"of {bytes_text(memory.usable_bytes or 0)} usable, one device of {memory.slice}"
+        below += f", with {result.change}" if result.change else ""
         cards.append(card("HBM", bytes_text(memory.total_bytes), below, "compiler"))
     if resumed is not None:
         equal = len(resumed.undisturbed) - len(resumed.different)
@@ -213,11 +221,6 @@ def _about(result: "RehearsalResult") -> Section:
         if same
         else "The job was planned and checked as it is. What was trained here stands in for it:"
     )
-    checked = result.find(Check)
-    refused = None if checked is None else checked.refused
-    change: list[Child] = []
-    if refused is not None and refused.job is result.job and refused.fix is not None:
-        change = [tag("p", "Before it is launched, change the job: ", code(refused.fix.text), ".")]
     again = command(f"tpukit dashboard {result.folder}")
     spent = (
         f"{seconds_text(result.seconds)} on the clock, {seconds_text(result.processor_s)} of "
@@ -236,6 +239,5 @@ def _about(result: "RehearsalResult") -> Section:
         tag("p", "Runs, the small model and this result as data are in ", code(str(result.folder)),
             "."),
         again,
-        change,
         intro=intro,
     )  # fmt: skip

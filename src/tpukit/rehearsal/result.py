@@ -12,6 +12,7 @@ from ..runtime.versions import installed_versions
 from .beside import Beside, figure_text
 from .scene import Moment
 from .stage import Finding, Played
+from .stages.check import Check
 from .stand_in import StandIn
 
 SCHEMA = "tpukit.rehearsal/1"
@@ -52,6 +53,15 @@ class RehearsalResult:
         return all(one.verdict != "failed" for one in self.played)
 
     @property
+    def change(self) -> str:
+        """What the job needs before it fits, as a line of YAML; "" where it fits as it is."""
+        checked = self.find(Check)
+        refused = None if checked is None else checked.refused
+        if refused is None or refused.fix is None or refused.job != self.job:
+            return ""
+        return refused.fix.text
+
+    @property
     def exit_code(self) -> int:
         """0, or 1 where a stage failed."""
         return GOOD if self.is_good else NOT_GOOD
@@ -89,6 +99,7 @@ class RehearsalResult:
         return {
             "schema": SCHEMA,
             "good": self.is_good,
+            "change": self.change,
             "began": datetime.fromtimestamp(self.began, UTC).isoformat(),
             "seconds": {"value": self.seconds, "unit": "s", "origin": "measured"},
             "processor": {"value": self.processor_s, "unit": "s", "origin": "measured"},
@@ -108,6 +119,8 @@ class RehearsalResult:
         from rich.text import Text
 
         verdict = ("all stages passed", "bold green") if self.is_good else self._failure()
+        if self.is_good and self.change:
+            verdict = (f"all stages passed, once the job says {self.change}", "bold yellow")
         timing = (
             f"{seconds_text(self.seconds)} on the clock, {seconds_text(self.processor_s)} of "
             "processor time (measured)"
