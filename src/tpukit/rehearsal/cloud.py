@@ -4,18 +4,24 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from ..hardware import Slice
 from ..pods.emulation import EMULATORS, open_emulator
-from ..pods.emulators.machine_rehearsal import MachineAPI, MachineRehearsal
 from ..pods.store import Store
 from ..runtime.files import cache_folder, temporary_folder
 from ..runtime.interruption import undone_if_interrupted
 
+if TYPE_CHECKING:  # an extra
+    from ..pods.emulators.machine_rehearsal import MachineAPI, MachineRehearsal
+
 # Queued resources end with v6e; Google's way to later chips is Compute Engine.
 _BY_CHIP = {"7x": "gce"}
 _USUAL = "gcp"
+# gRPC reads whom to trust once a process, so all clouds of one have the same authority.
+_AUTHORITY_FILES = ("ca.pem", "ca.key")
+_authority: dict[str, bytes] = {}
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class EmulatedCloud:
 
     provider: str
     store: Store
-    inside: MachineRehearsal[MachineAPI]
+    inside: "MachineRehearsal[MachineAPI]"
 
     @property
     def meaning(self) -> str:
@@ -69,14 +75,33 @@ def emulated_cloud(slice: Slice) -> Generator[EmulatedCloud]:
     """
     provider = _BY_CHIP.get(slice.chip.name, _USUAL)
     with temporary_folder("tpukit-rehearsal-") as folder:
+        _restore_authority(folder / "cloud")
         inside = cast("MachineRehearsal[MachineAPI]", open_emulator(provider, folder / "cloud"))
-        with undone_if_interrupted(inside.close), _variables(inside.environment):
-            store = Store(folder / "state")
+        _keep_authority(folder / "cloud")
+        # Keys to log in with, and all else that is remembered, are of this rehearsal alone.
+        own = {**inside.environment, "TPUKIT_STATE_DIR": str(folder / "state")}
+        with undone_if_interrupted(inside.close), _variables(own):
+            store = Store()
             try:
                 yield EmulatedCloud(provider, store, inside)
             finally:
                 store.close()
                 inside.close()
+
+
+def _keep_authority(folder: Path) -> None:
+    for name in _AUTHORITY_FILES:
+        if (file := folder / name).is_file():
+            _authority[name] = file.read_bytes()
+
+
+def _restore_authority(folder: Path) -> None:
+    """Let a second rehearsal of this process have the certificates of the first."""
+    folder.mkdir(mode=0o700)
+    for name, content in _authority.items():
+        from ..pods.emulators.identity import write_secret
+
+        write_secret(folder / name, content)
 
 
 @contextmanager
