@@ -1,5 +1,6 @@
 """The server as agents see it, by the SDK's own client: tools, answers, errors, refusals."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from mcp import Client, StdioServerParameters, stdio_client
 from tpukit.cli.app import app
+from tpukit.errors import MissingExtraError
 from tpukit.job import Job
 from tpukit.mcp.access import Access
 from tpukit.mcp.server import make_server
@@ -155,6 +157,13 @@ def test_job_files_are_written_into_one_folder_alone(tmp_path):
 
 def test_nothing_is_written_by_default(tmp_path):
     assert call("write_job", name="job.yaml", job={"model": "tiny"}).is_error
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
+    monkeypatch.delitem(sys.modules, "tpukit.mcp.server")
+    with pytest.raises(MissingExtraError, match=r"pip install 'tpukit\[mcp\]'"):
+        importlib.import_module("tpukit.mcp.server")
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The emulated cloud that a rehearsal launches on, for as long as the rehearsal lasts."""
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +74,8 @@ def emulated_cloud(slice: Slice) -> Generator[EmulatedCloud]:
         MissingExtraError: What emulators are made of is not installed.
     """
     provider = _BY_CHIP.get(slice.chip.name, _USUAL)
-    with temporary_folder("tpukit-rehearsal-") as folder:
+    # Or gRPC would tell the terminal, in its own words, of every connection that Ctrl-C ends.
+    with _variables({"GRPC_VERBOSITY": "NONE"}), temporary_folder("tpukit-rehearsal-") as folder:
         _restore_authority(folder / "cloud")
         inside = cast("MachineRehearsal[MachineAPI]", open_emulator(provider, folder / "cloud"))
         _keep_authority(folder / "cloud")
@@ -105,7 +106,7 @@ def _restore_authority(folder: Path) -> None:
 
 
 @contextmanager
-def _variables(wanted: dict[str, str]) -> Generator[None]:
+def _variables(wanted: Mapping[str, str]) -> Generator[None]:
     """Set variables of this process for the block: clients read whom to trust from them."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

@@ -2,7 +2,8 @@
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +12,7 @@ from ..errors import ConfigError, TPUError, TPUValidationError
 from ..job.job import Job
 from ..job.reading import read_job
 from ..runtime.files import finish_folder, folder_beside
+from ..runtime.interruption import undone_if_interrupted
 from ..runtime.progress import Progress, silent
 from ..runtime.ranges import Range
 from .cloud import emulated_cloud
@@ -82,7 +84,7 @@ def rehearse(
     refuse_other_folder(target)
     hear = tell or (lambda event: None)
     began = time.time()
-    with folder_beside(target) as made:
+    with _no_empty_folder(target.parent), folder_beside(target) as made:
         read, stand_in = prepare(job, steps=steps, folder=made)
         if stand_in.corpus is not None:
             write_own_source(stand_in.corpus)
@@ -166,6 +168,16 @@ def refuse_other_folder(folder: Path) -> None:
             f"{folder} holds something other than a rehearsal, and is not replaced; name another "
             "folder (--output)."
         )
+
+
+@contextmanager
+def _no_empty_folder(folder: Path) -> Generator[None]:
+    """Remove a folder that is not there yet, should Ctrl-C leave it empty."""
+    if folder.exists():
+        yield
+        return
+    with undone_if_interrupted(folder.rmdir):
+        yield
 
 
 def _processor_s() -> float:
