@@ -169,7 +169,7 @@ def test_the_whole_life_of_the_default_job(tmp_path):
     ]
     assert losses[0] == losses[1]
     assert list(losses[0]) == list(range(1, 61))
-    assert losses[0][60] < losses[0][1] < 1.2 * math.log(257)
+    assert losses[0][60] < losses[0][1] < 1.2 * math.log(384)
     found = {one["stage"]: one["found"] for one in said["stages"]}
     causes = [one["ending"]["cause"] for one in found["preempt"]["outcome"]["attempts"]]
     assert causes == ["spot", "spot", "done"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tpukit.checker.compiling import lower_job
 from tpukit.errors import ConfigError
 from tpukit.job import Job
 from tpukit.rehearsal.rehearse import default_job
@@ -50,6 +51,13 @@ def test_a_large_job_gets_a_small_one_of_its_kind(said):
     named = " ".join(found.differences)
     assert config_of(job).name in named
     assert f"{config_of(job).parameter_count().total:,}" in named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", LARGE, ids=lambda said: f"{said['model']} {said['on']}")
+def test_a_small_one_can_be_compiled(said):
+    """Every dimension divides over its axes, which lowering the step for its slice finds out."""
+    assert lower_job(stand_in(said).job, remember=False) is not None
 
 
 def test_how_it_learns_stays():

@@ -27,8 +27,8 @@ EXAMPLES_A_DEVICE = 2
 SAVES = 6
 READINGS_EVERY_S = 0.5
 BYTES = {"tokenizer": "bytes"}
-# Matrices of 128 rows, which is what groups of scales are made of.
-_SIZES = {"vocab_size": 257, "d_model": 128, "d_ff": 256, "head_dim": 32}
+# Matrices of whole groups of 128 rows, as scales have them, and bytes that any axis can split.
+_SIZES = {"vocab_size": 384, "d_model": 128, "d_ff": 256, "head_dim": 32}
 _DENSE = {"preset": "tiny", **_SIZES}
 _SPARSE = {"preset": "tiny-moe", **_SIZES, "expert_d_ff": 128}
 # What of `train:` belongs to the real run: where it writes, what it starts from, whom it tells.
