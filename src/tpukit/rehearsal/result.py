@@ -67,6 +67,14 @@ class RehearsalResult:
         return GOOD if self.is_good else NOT_GOOD
 
     @property
+    def passed_words(self) -> str:
+        """How many stages passed, and whether any does not apply to the job."""
+        left_out = sum(one.verdict == "left out" for one in self.played)
+        if not left_out:
+            return "all stages passed"
+        return f"{len(self.played) - left_out} stages passed, {left_out} left out"
+
+    @property
     def processor_s(self) -> float:
         """Processor time of all stages."""
         return sum(one.processor_s for one in self.played)
@@ -118,9 +126,9 @@ class RehearsalResult:
         from rich.console import Group
         from rich.text import Text
 
-        verdict = ("all stages passed", "bold green") if self.is_good else self._failure()
+        verdict = (self.passed_words, "bold green") if self.is_good else self._failure()
         if self.is_good and self.change:
-            verdict = (f"all stages passed, once the job says {self.change}", "bold yellow")
+            verdict = (f"{self.passed_words}, once the job says {self.change}", "bold yellow")
         timing = (
             f"{seconds_text(self.seconds)} on the clock, {seconds_text(self.processor_s)} of "
             "processor time (measured)"

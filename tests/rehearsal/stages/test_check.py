@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tpukit.checker.fixes import Fix, FixList
+from tpukit.errors import XLACompilationError
 from tpukit.hardware import Slice
 from tpukit.job import Job
 from tpukit.rehearsal.scene import Scene
@@ -19,10 +20,12 @@ class Compiler:
     """Says what a job takes: a GiB for each example in a piece, and half as much otherwise."""
 
     def __init__(self, usable=32 * GIB):
-        self.usable, self.asked = usable, []
+        self.usable, self.asked, self.is_slow = usable, [], False
 
-    def __call__(self, job, *, memory_only=False, progress=None):
+    def __call__(self, job, *, memory_only=False, timeout_s=None, progress=None):
         self.asked.append((job, memory_only))
+        if timeout_s is not None and self.is_slow:
+            raise XLACompilationError(f"killed after {timeout_s:g} s")
         total = job.examples * GIB // job.microbatches + GIB // 2
         fits = total <= self.usable
         fixes = FixList(
@@ -89,6 +92,14 @@ def test_no_fix_is_claimed_that_no_compile_proved(compiler):
     assert found.refused.fix is None
     assert not found.is_good
     assert "no proposed fix was proved" in found.sentence
+
+
+def test_a_limit_that_takes_the_compiler_too_long_is_not_claimed(compiler):
+    compiler.is_slow = True
+    found, _ = run(JOB)
+    assert found.refused is None
+    assert found.is_good, "the job itself fits"
+    assert "where its limit lies is not known: killed after 90 s" in found.sentence
 
 
 def test_what_runs_here_is_checked_too(compiler):

@@ -8,7 +8,7 @@ from ...checker.check import check
 from ...checker.fixes import Fix
 from ...checker.result import CheckResult
 from ...compiler.memory import MemoryReport
-from ...errors import TPUOutOfMemoryError
+from ...errors import TPUOutOfMemoryError, XLACompilationError
 from ...hardware.figure import Figure, bytes_text, seconds_text
 from ...job.job import Job
 from ..beside import Beside
@@ -16,6 +16,8 @@ from ..scene import Scene
 
 FIXES_TRIED = 3
 GROWN_AT_MOST, GROWN_TIMES = 1 << 14, 3
+LIMIT_WITHIN_S = 90.0
+"""For each compile of a job that was grown: what it says is good to know, and not needed."""
 _CPU_MEMORY = "jax reports no memory of CPU devices"
 
 
@@ -68,12 +70,14 @@ class Check:
     Attributes:
         whole: Of the job that fits: as it was given, or fixed.
         refused: The one that does not fit: the job as it was given, or a larger one.
+        no_refusal: Why there is none.
         rehearsed: Of what runs here, compiled for its slice.
     """
 
     whole: CheckResult | None
     refused: Refused | None
     rehearsed: CheckResult
+    no_refusal: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -86,6 +90,8 @@ class Check:
         said: list[str] = []
         if self.refused is not None:
             said.append(self.refused.sentence)
+        elif self.no_refusal:
+            said.append(self.no_refusal)
         if self.whole is not None and self.whole.prediction is not None:
             step = seconds_text(self.whole.prediction.step_time_s)
             said.append(f"steps of {step} on {self.whole.memory.slice} (model of the schedule)")
@@ -112,6 +118,7 @@ class Check:
         return {
             "whole": None if self.whole is None else self.whole.to_dict(),
             "refused": None if self.refused is None else self.refused.to_dict(),
+            "no_refusal": self.no_refusal,
             "rehearsed": self.rehearsed.to_dict(),
         }
 
@@ -124,19 +131,23 @@ class CheckStage:
 
     def run(self, scene: Scene) -> Check:
         """Check the job; where it fits also a larger one; then what is trained here."""
-        job = scene.job
+        job, why_none = scene.job, ""
         scene.progress(f"the job on {job.slice}")
         first = check(job, progress=scene.progress)
         if first.fits:
-            refused = _find_limit(job, first.memory, scene)
             whole: CheckResult | None = first
+            try:
+                refused = _find_limit(job, first.memory, scene)
+            except XLACompilationError as error:  # beyond the limit the compiler can be very slow
+                refused, why_none = None, f"fits, and where its limit lies is not known: {error}"
         else:
             refused = _find_fix(
                 Refused(job, first.memory, "the job as it is"), scene, first, predict=True
             )
             whole = refused.fixed
         scene.progress(f"what is trained here, on {scene.stand_in.job.slice}")
-        return Check(whole, refused, check(scene.stand_in.job, progress=scene.progress))
+        rehearsed = check(scene.stand_in.job, progress=scene.progress)
+        return Check(whole, refused, rehearsed, why_none)
 
 
 def _find_limit(job: Job, memory: MemoryReport, scene: Scene) -> Refused | None:
@@ -150,11 +161,14 @@ def _find_limit(job: Job, memory: MemoryReport, scene: Scene) -> Refused | None:
         scene.progress(f"{words}: does it still fit?")
         larger = job.replace(batch_size=batch)
         try:
-            found = check(larger, memory_only=True, progress=scene.progress)
+            found = check(
+                larger, memory_only=True, timeout_s=LIMIT_WITHIN_S, progress=scene.progress
+            )
         except TPUOutOfMemoryError:
             return Refused(larger, None, words)
         if not found.fits:
-            return _find_fix(Refused(larger, found.memory, words), scene, found, predict=False)
+            beyond = Refused(larger, found.memory, words)
+            return _find_fix(beyond, scene, found, predict=False, timeout_s=LIMIT_WITHIN_S)
         times *= 4
     return None
 
@@ -169,13 +183,23 @@ def times_too_many(memory: MemoryReport) -> int:
     return times
 
 
-def _find_fix(refused: Refused, scene: Scene, found: CheckResult, *, predict: bool) -> Refused:
+def _find_fix(
+    refused: Refused,
+    scene: Scene,
+    found: CheckResult,
+    *,
+    predict: bool,
+    timeout_s: float | None = None,
+) -> Refused:
     """Compile proposed fixes, the most promising first, until one fits."""
     fixes = () if found.fixes is None else found.fixes.fixes
     for fix in [one for one in fixes if one.promising or one.estimate_bytes is None][:FIXES_TRIED]:
         scene.progress(f"would {fix.text} make it fit?")
         tried = check(
-            refused.job.replace(fix.changes), memory_only=not predict, progress=scene.progress
+            refused.job.replace(fix.changes),
+            memory_only=not predict,
+            timeout_s=timeout_s,
+            progress=scene.progress,
         )
         if tried.fits:
             return Refused(refused.job, refused.memory, refused.words, fix, tried)

@@ -83,7 +83,7 @@ class Preempt:
                 predicted_of="any machine",
                 measured=measured(again, "steps", source),
                 is_comparable=True,
-                remark=f"{self.predicted.every - 1} at most: it saves every {self.predicted.every}",
+                remark=f"it saves every {self.predicted.every}; a save under way is lost too",
             ),
         )
 
