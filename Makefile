@@ -18,8 +18,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[tpu,dev]'
 	touch $@
 
-demo: $(READY) ## the main job, start to end, with no TPU
-	@$(BIN)/python examples/demo.py
+demo: $(READY) ## a job from plan to a quantized model, preempted twice on the way, with no TPU
+	@$(BIN)/tpukit rehearse examples/rehearsal.yaml --output runs/demo
 
 test: $(READY) browser prometheus ## the suite (18 minutes on 2 cores)
 	$(BIN)/pytest -n 2 --dist loadgroup

@@ -22,7 +22,7 @@ ROOMS = [
         "models",
     ),
     *("step", "quantization", "job", "checker", "planner", "records", "training", "observe"),
-    *("pods", "torch", "cli"),
+    *("pods", "torch", "rehearsal", "mcp", "cli"),
 ]
 FRONT_DOORS = ("__init__", "__main__", "adaptive_kernels", "tpu_config")
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -43,6 +43,8 @@ HOMES = {
     ".planner.sizing.batch_size": ("find_optimal_batch_size",),
     ".planner.sizing.memory_optimizer": ("MemoryOptimizer",),
     ".quantization": ("TPUv6VQIntegration", "quantize_for_tpu"),
+    ".rehearsal.rehearse": ("rehearse",),
+    ".rehearsal.result": ("RehearsalResult",),
     ".runtime.doctor": ("diagnose_tpu",),
     ".runtime.environment": ("configure_tpu_environment",),
     ".runtime.flags": ("FlagRegistry", "enable_xla_optimizations", "set_xla_flags"),

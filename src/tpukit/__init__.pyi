@@ -58,6 +58,8 @@ from .planner.sizing.batch_size import find_optimal_batch_size as find_optimal_b
 from .planner.sizing.memory_optimizer import MemoryOptimizer as MemoryOptimizer
 from .quantization import TPUv6VQIntegration as TPUv6VQIntegration
 from .quantization import quantize_for_tpu as quantize_for_tpu
+from .rehearsal.rehearse import rehearse as rehearse
+from .rehearsal.result import RehearsalResult as RehearsalResult
 from .runtime.doctor import diagnose_tpu as diagnose_tpu
 from .runtime.environment import configure_tpu_environment as configure_tpu_environment
 from .runtime.flags import FlagRegistry as FlagRegistry
@@ -88,6 +90,7 @@ __all__ = [
     "MultiHostConfig",
     "PlanResult",
     "PriceBook",
+    "RehearsalResult",
     "RematPolicy",
     "Sampling",
     "Slice",
@@ -139,6 +142,7 @@ __all__ = [
     "public_prices",
     "quantization_verdict",
     "quantize_for_tpu",
+    "rehearse",
     "reshard",
     "save_executable",
     "set_xla_flags",

@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 
 import pytest
+from sample_rehearsal import sample_rehearsal
 from sample_report import sample_report
 
 from tpukit.checker.report.html import render_html
@@ -10,6 +11,7 @@ from tpukit.checker.report.schema import SCHEMA
 from tpukit.planner.answer.page import render_page
 from tpukit.planner.answer.rejections import Rejection
 from tpukit.planner.planning import plan
+from tpukit.rehearsal.page import render_page as render_rehearsal
 from tpukit.training.data.inspection import Inspection, LengthBin, TokenCount
 from tpukit.training.data.inspection_page import render_inspection
 
@@ -80,10 +82,15 @@ def data_page(text):
 
 @pytest.fixture(scope="session")
 def kinds(plan_page):
-    return {"check": check_page, "plan": plan_page, "data": data_page}
+    return {
+        "check": check_page,
+        "plan": plan_page,
+        "data": data_page,
+        "rehearsal": lambda text: render_rehearsal(sample_rehearsal(text)),
+    }
 
 
-@pytest.fixture(params=["check", "plan", "data"])
+@pytest.fixture(params=["check", "plan", "data", "rehearsal"])
 def render(request, kinds):
     """One kind of page, as a function of the user's text."""
     return kinds[request.param]

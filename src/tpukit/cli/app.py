@@ -17,10 +17,12 @@ from . import (
     generate,
     kernel,
     launch,
+    mcp,
     plan,
     pods,
     profile,
     quantize,
+    rehearse,
     report,
     slices,
     top,
@@ -63,11 +65,13 @@ app.command("compile")(compile_command.compile_function)
 app.command("train")(train.train)
 app.command("profile")(profile.profile)
 app.command("launch")(launch.launch)
+app.command("rehearse")(rehearse.rehearse)
 app.command("top")(top.top)
 app.command("dashboard")(dashboard.dashboard)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
 app.command("quantize")(quantize.quantize)
+app.command("mcp")(mcp.mcp)
 app.add_typer(pods.app, name="pods", help="List, get, give back, rehearse and count pods.")
 app.add_typer(data.app, name="data", help="Make tokens of text; look at what a data set holds.")
 app.add_typer(kernel.app, name="kernel", help="Time and tune kernels for chips that are not here.")

@@ -37,11 +37,10 @@ NOTHING_SCORED = 4
 def list_ops(json: Json = False) -> None:
     """List the ops with their cases and implementations."""
     start()
-    from ..kernels.registry.registry import get_tpu_op, list_tpu_ops
-    from .kernel_options import OpListing
+    from ..kernels.registry.listing import OpListing
     from .output import show
 
-    show(OpListing(tuple(get_tpu_op(name) for name in list_tpu_ops())), json=json)
+    show(OpListing.of_registry(), json=json)
 
 
 @app.command()

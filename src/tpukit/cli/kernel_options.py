@@ -4,7 +4,6 @@ import json as json_module
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -232,31 +231,3 @@ def counted(total: int | None) -> "Generator[Progress]":
             drawn.update(task, advance=1, total=of, description=text)
 
         yield bar
-
-
-@dataclass(frozen=True)
-class OpListing:
-    """The ops there are."""
-
-    ops: "tuple[Op, ...]"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            op.name: {
-                "implementations": list(op.implementations),
-                "cases": [case.to_dict() for case in op.cases],
-            }
-            for op in self.ops
-        }
-
-    def __rich__(self) -> Any:
-        from rich.table import Table
-
-        table = Table("op", "as", show_edge=False)
-        # Whole, so that a name can be copied into --case.
-        table.add_column("cases", overflow="fold")
-        for op in self.ops:
-            cases = "\n".join(case.name for case in op.cases)
-            table.add_row(op.name, "\n".join(op.implementations), cases)
-        return table

@@ -1,0 +1,102 @@
+"""Which slice, for how much and how long: the planner's answer for the job's model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...hardware.figure import seconds_text
+from ...job.job import Job
+from ...planner.answer.amounts import count_text, days_text
+from ...planner.answer.result import PlanResult
+from ...planner.planning import plan
+from ..beside import Beside
+from ..scene import Scene
+from ..stage import LeftOut
+from ..stand_in import config_of
+
+TOKENS_A_PARAMETER = 20
+_WHY_TOKENS = f"{TOKENS_A_PARAMETER} a parameter, by arXiv 2203.15556"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the planner proposes.
+
+    Attributes:
+        anywhere: Over all slices.
+        there: On the slice that the job names; None where nothing fits on it.
+        tokens_from: Why so many tokens.
+    """
+
+    anywhere: PlanResult
+    there: PlanResult | None
+    tokens_from: str
+    slice: str
+
+    is_good = True
+
+    @property
+    def sentence(self) -> str:
+        """What is cheapest, and what the job's own slice comes to."""
+        result, best = self.anywhere, self.anywhere.best
+        words = f"{result.model} on {count_text(result.tokens)} tokens ({self.tokens_from}): "
+        if best is None:
+            return words + result.shortfall
+        words += f"cheapest on {best.slice}, {best.usd.text} and {days_text(best.days)}"
+        mine = self.there.best if self.there is not None else None
+        if mine is None:
+            return f"{words}; by the model it does not fit on {self.slice}"
+        return (
+            f"{words}; on {mine.slice} {mine.usd.text} and {days_text(mine.days)}, steps of "
+            f"{seconds_text(mine.step_time_s)} (model)"
+        )
+
+    def beside(self) -> Sequence[Beside]:
+        """Nothing is measured yet."""
+        return ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "tokens_from": self.tokens_from,
+            "anywhere": self.anywhere.to_dict(),
+            "there": None if self.there is None else self.there.to_dict(),
+        }
+
+
+class PlanStage:
+    """Asks the planner."""
+
+    name: ClassVar[str] = "plan"
+    question: ClassVar[str] = "Which slice, for how much and how long?"
+
+    def run(self, scene: Scene) -> Plan:
+        """Plan over all slices, and on the job's own; by arithmetic, as a check follows."""
+        job, config = scene.job, config_of(scene.job)
+        if config is None:
+            raise LeftOut(
+                "left out: only the compiler can judge a model of one's own; tpukit plan asks it"
+            )
+        tokens, why = _tokens(job, config.parameter_count().total)
+
+        def ask(**where: Any) -> PlanResult:
+            return plan(
+                config,
+                tokens=tokens,
+                sequence_length=job.tokens_per_example,
+                optimizer=job.train.optimizer,
+                verify=0,
+                progress=scene.progress,
+                **where,
+            )
+
+        there = ask(on=[str(job.slice)])
+        feasible = there if there.feasible and there.best is not None else None
+        return Plan(ask(), feasible, why, str(job.slice))
+
+
+def _tokens(job: Job, parameters: int) -> tuple[float, str]:
+    """Return how many tokens to plan for, and why."""
+    if job.train.steps is not None:
+        return float(job.train.steps * job.tokens_per_step), f"its {job.train.steps:,} steps"
+    return float(TOKENS_A_PARAMETER * parameters), _WHY_TOKENS
