@@ -23,7 +23,9 @@ from tpukit.quantization import (
     quantize_model,
     save_quantized,
 )
-from tpukit.quantization.search import Choice, lower_hull
+from tpukit.quantization.calibrated import Stored
+from tpukit.quantization.candidates import Choice
+from tpukit.quantization.search import lower_hull
 
 KEY = jax.random.key(0)
 INTEGERS = ("int4", "int8", "bf16")
@@ -131,9 +133,13 @@ def test_a_search_within_bits():
         quantize_model(model, DATA, params=params, bits=2, candidates=("int8",))
 
 
+def stored_bytes(count):
+    return Stored(str(count), jnp.zeros(count, jnp.int8), 0.0)
+
+
 def test_the_hull_keeps_what_is_best_for_some_price():
     sizes = [(10, 8.0), (20, 4.0), (25, 3.9), (30, 1.0), (40, 2.0), (50, 0.5)]
-    hull = lower_hull([Choice(str(size), None, size, cost) for size, cost in sizes])
+    hull = lower_hull([Choice(stored_bytes(size), cost) for size, cost in sizes])
     assert [one.nbytes for one in hull] == [10, 20, 30, 50]
     pairs = itertools.pairwise(hull)
     gains = [(a.cost - b.cost) / (b.nbytes - a.nbytes) for a, b in pairs]

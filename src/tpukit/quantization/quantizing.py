@@ -1,7 +1,7 @@
 """`quantize_model`: calibrate, choose formats, quantize, and measure what was lost."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,23 +10,23 @@ from rich.console import RenderableType
 
 from ..annotations import PyTree
 from ..errors import TargetNotReached, TPUValidationError
-from ..models.stored.parameter import part_bytes, part_matrix
+from ..models.stored.parameter import part_bytes
 from ..models.stored.running import Activations
 from ..runtime.progress import Progress, silent
-from .calibrated import Calibrated, Rounding, rows_of
-from .codec import output_error
+from .calibrated import Calibrated, Rounding, Stored, rows_of
+from .candidates import Chosen, make_candidates
 from .generation_score import generation_score
 from .model import QuantizedModel, matrix_of, with_parts
 from .plan import SKIP, QuantPlan, Rules, make_plan
 from .qwix_matrices import Method
 from .report import MatrixRow, QuantReport
-from .search import CANDIDATES, build_ladder
+from .search import CANDIDATES, Ladder
 from .speed import measured_speedup
 from .subject import held_out, make_subject, read_batches
 
 # The format of all matrices where nobody asks for a target, a size or a format.
 DEFAULT_FORMAT = "int4"
-# Further upgrades that a search makes where the plan it found loses more once it is carried out.
+# How often a search makes further upgrades where activations that are rounded lose more.
 _RETRIES = 3
 
 
@@ -114,30 +114,35 @@ def quantize_model(
     rounding = Rounding(integers, seed, sequential, codec)
     calibrated = Calibrated.of(subject, batches, judged, rounding, progress)
 
-    def carry_out(plan: QuantPlan) -> QuantizationResult:
-        return _carried_out(
-            calibrated, plan, activations, target_accuracy_retention, time.perf_counter() - started
-        )
+    def carry_out(plan: QuantPlan, made: Mapping[str, Stored]) -> QuantizationResult:
+        spent = time.perf_counter() - started
+        return _carried_out(calibrated, plan, made, activations, target_accuracy_retention, spent)
 
     base = plan or make_plan(calibrated.matrices, format or DEFAULT_FORMAT, rules=rules)
     if target_accuracy_retention is None and bits is None:
-        return carry_out(base)
-    ladder = build_ladder(calibrated, base, candidates)
-    limit = len(ladder.upgrades)
-    if bits is not None:
-        limit = ladder.within(bits * ladder.weights / 8)
+        return carry_out(base, calibrated.quantize(base))
+    found = make_candidates(calibrated, base, candidates)
+    ladder = Ladder.of(found)
+
+    def chosen(choices: Chosen) -> QuantizationResult:
+        stored = {name: one.stored for name, one in choices.items()}
+        return carry_out(found.plan(choices), stored)
+
+    most = None if bits is None else bits * found.weights / 8
     if target_accuracy_retention is None:
-        return carry_out(ladder.plan(limit))
-    found = ladder.until(target_accuracy_retention, limit)
-    steps = limit if found is None else found
-    result = carry_out(ladder.plan(steps))
-    # Carried out in blocks, a plan may lose a little more than its candidates did one by one.
+        assert most is not None
+        return chosen(ladder.within(most))
+    limit = len(ladder.upgrades) if most is None else ladder.steps_within(most)
+    enough = ladder.until(target_accuracy_retention, limit)
+    steps = limit if enough is None else enough
+    result = chosen(ladder.choices(steps))
+    # The search measures with activations as they are; rounded ones lose a little more.
     jump = max(1, limit // 8)
     for _ in range(_RETRIES):
         if result.report.reached or steps >= limit:
             break
         steps = min(limit, steps + jump)
-        result = carry_out(ladder.plan(steps))
+        result = chosen(ladder.choices(steps))
     if not result.report.reached:
         raise _not_reached(result, target_accuracy_retention, bits)
     return result
@@ -176,30 +181,28 @@ def _chained(first: Any, rest: Any) -> Iterable[Any]:
 def _carried_out(
     calibrated: Calibrated,
     plan: QuantPlan,
+    made: Mapping[str, Stored],
     activations: Activations,
     target: float | None,
     seconds: float,
 ) -> QuantizationResult:
     began = time.perf_counter()
     subject, matrices = calibrated.subject, calibrated.matrices
-    parts, seen = calibrated.quantize(plan)
+    parts = {name: one.part for name, one in made.items()}
     stored = with_parts(subject.params, matrices, parts)
     quantized = QuantizedModel(stored, subject, activations)
     evaluation = _evaluated(calibrated, quantized)
     written, why = generation_score(subject, stored, calibrated.evaluation_batches)
     rows: list[MatrixRow] = []
     for one in matrices.found:
-        part, weight = parts.get(one.name), matrix_of(subject.params, one)
-        error = None
-        if part is not None:
-            error = output_error(weight, part_matrix(part), seen[one.name].hessian)
+        kept = made.get(one.name)
         rows.append(
             MatrixRow(
                 name=one.name,
                 shape=one.shape,
                 format=plan.formats.get(one.name, SKIP),
-                nbytes=part_bytes(weight if part is None else part),
-                error=error,
+                nbytes=part_bytes(matrix_of(subject.params, one) if kept is None else kept.part),
+                error=None if kept is None else kept.error,
                 why=plan.reasons.get(one.name, ""),
             )
         )
