@@ -22,6 +22,7 @@ from .matrix_fit import Fit, fit_program, prepared, vectors_of
 from .nearest import form_for, nearest
 from .rotation import random_signs, rotate
 from .trellis import gaussian_table
+from .trellis_products import MOST_STATES
 from .vq_array import VQArray
 
 # Weights that are quantized side by side: what is at work takes some ten times their float32.
@@ -100,8 +101,11 @@ def quantize_matrices(
             for matrix, inputs in given
         ]
     form = form_for(chosen.length, chosen.entries)
+    # A CPU gains nothing from many at once, and loses its caches.
+    alone = jax.default_backend() == "cpu"
     if chosen.trellis:
-        choice: Choice = TrellisChoice(chosen.trellis)
+        short = chosen.entries >> chosen.trellis <= MOST_STATES
+        choice: Choice = TrellisChoice(chosen.trellis, tree=short and not alone)
         window = (chosen.entries - 1).bit_length()
         table = jnp.asarray(gaussian_table(chosen.trellis, window)).reshape(1, -1, 1)
         tables = [table] * len(given)
@@ -113,8 +117,6 @@ def quantize_matrices(
                 for one in given
             ]
     how = Fit(chosen, feedback, refit, choice, tables is not None)
-    # A CPU gains nothing from many at once, and loses its caches.
-    alone = jax.default_backend() == "cpu"
     size = 1 if alone else max(1, _MOST_TOGETHER // (height * width))
     key = jax.random.key(seed)
     made: list[VQArray] = []
