@@ -59,10 +59,18 @@ def quantize_matrix(
     Raises:
         TPUValidationError: The format is unknown, or a shape or value is not valid.
     """
-    options = {"seed": seed, "feedback": feedback, "refit": refit, "hadamard": hadamard}
-    return quantize_matrices(
-        [weight], [hessian], format=format, metric=metric, forced=forced, **options
-    )[0]
+    made = quantize_matrices(
+        [weight],
+        [hessian],
+        format=format,
+        seed=seed,
+        feedback=feedback,
+        refit=refit,
+        hadamard=hadamard,
+        metric=metric,
+        forced=forced,
+    )
+    return made[0]
 
 
 def quantize_matrices(

@@ -133,7 +133,7 @@ def sums_of_chunks(
     values: jax.Array,
     weights: jax.Array | None,
     table: jax.Array,
-    most: jax.Array,
+    most: jax.Array | int,
     bound: jax.Array | None,
     *,
     form: Form,

@@ -74,12 +74,7 @@ def _fit_exactly(
     (height, width), chosen = matrix.shape, how.format
     rows, scales, squares, inputs, factor, counts = prepared(matrix, inputs, how)
     if tables is None:
-        order, first = jax.random.split(key)
-        vectors, weights = sampled(
-            *vectors_of(rows, counts, squares, chosen), order, chosen.entries
-        )
-        form = form_for(chosen.length, chosen.entries)
-        tables = fit_tables(vectors, weights, first, format=chosen, form=form)
+        tables = _first_tables(rows, counts, squares, key, chosen)
     if factor is None:
         codes = _choose_all(rows, counts, squares, tables, choice=how.choice)
     else:
@@ -95,8 +90,8 @@ def _fit_exactly(
             tables = jnp.where(step == _REFINEMENTS, _kept(tables), tables)
             return sweep_codes(rows, inputs, squares, codes, tables, choice=how.choice), tables
 
-        codes, tables = jax.lax.fori_loop(0, _REFINEMENTS + 1, refine, (codes, tables))
-        entries, scale = round_entries(tables)
+        codes, refined = jax.lax.fori_loop(0, _REFINEMENTS + 1, refine, (codes, tables))
+        entries, scale = round_entries(refined)
         decoded = decode_rows(codes, entries.astype(jnp.float32) * scale)
         scales = scales * refit_scales(rows, inputs, decoded)
     else:
@@ -111,6 +106,16 @@ def _fit_exactly(
         (height, width),
         chosen.layout,
     )
+
+
+def _first_tables(
+    rows: jax.Array, counts: jax.Array, squares: jax.Array, key: jax.Array, format: VQFormat
+) -> jax.Array:
+    order, first = jax.random.split(key)
+    every = vectors_of(rows, counts, squares, format)
+    vectors, weights = sampled(*every, order, format.entries)
+    form = form_for(format.length, format.entries)
+    return fit_tables(vectors, weights, first, format=format, form=form)
 
 
 def _kept(tables: jax.Array) -> jax.Array:

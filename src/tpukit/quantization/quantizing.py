@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,11 +10,13 @@ from rich.console import RenderableType
 
 from ..annotations import PyTree
 from ..errors import TargetNotReached, TPUValidationError
+from ..hardware import get_chip
 from ..models.stored.parameter import part_bytes
 from ..models.stored.running import Activations
 from ..runtime.progress import Progress, silent
 from .calibrated import Calibrated, Rounding, Stored, rows_of
 from .candidates import Chosen, make_candidates
+from .chip_speed import estimated_speedup
 from .generation_score import generation_score
 from .model import QuantizedModel, matrix_of, with_parts
 from .plan import SKIP, QuantPlan, Rules, make_plan
@@ -63,6 +65,7 @@ def quantize_model(
     sequential: int = 4,
     seed: int = 0,
     codec: dict[str, Any] | None = None,
+    chip: str | None = None,
     progress: Progress = silent,
 ) -> QuantizationResult:
     """Quantize the matrices of anybody's model by what its outputs lose on data.
@@ -94,6 +97,8 @@ def quantize_model(
             each are measured with all blocks before it quantized. 1 measures all at once.
         seed: Of codebooks.
         codec: Further arguments of `quantize_matrix` ({"hadamard": True}).
+        chip: A generation ("v6e") that the report's speedup is estimated for, by kernels compiled
+            for it; by default it is measured on the accelerator that is here, if there is one.
         progress: Called with a line for each thing done.
 
     Raises:
@@ -104,6 +109,8 @@ def quantize_model(
     """
     started = time.perf_counter()
     _check(target_accuracy_retention, bits, plan, format)
+    if chip is not None:
+        get_chip(chip)  # or hours later
     first, data = _peek(calibration_data)
     subject = make_subject(model, params, first)
     batches = read_batches(data, num_calibration_batches, subject.batch)
@@ -116,7 +123,8 @@ def quantize_model(
 
     def carry_out(plan: QuantPlan, made: Mapping[str, Stored]) -> QuantizationResult:
         spent = time.perf_counter() - started
-        return _carried_out(calibrated, plan, made, activations, target_accuracy_retention, spent)
+        found = _carried_out(calibrated, plan, made, activations, target_accuracy_retention, spent)
+        return found if chip is None else _with_speed_on(chip, found, progress)
 
     base = plan or make_plan(calibrated.matrices, format or DEFAULT_FORMAT, rules=rules)
     if target_accuracy_retention is None and bits is None:
@@ -222,6 +230,14 @@ def _carried_out(
         seconds=seconds + time.perf_counter() - began,
     )
     return QuantizationResult(quantized, report)
+
+
+def _with_speed_on(chip: str, result: QuantizationResult, progress: Progress) -> QuantizationResult:
+    """The result with the speedup that kernels compiled for a chip would have."""
+    kept = "int8" if result.model.activations == "int8" else "bfloat16"
+    matrices = [(row.shape, row.format) for row in result.report.matrices]
+    speed = estimated_speedup(matrices, chip, activations=kept, progress=progress)
+    return replace(result, report=replace(result.report, speedup=speed))
 
 
 def _evaluated(calibrated: Calibrated, model: QuantizedModel) -> Any:
