@@ -215,8 +215,20 @@ class Seed:
             "search": searched,
             "targets": targets,
             "choices": table_of(self.candidates),
+            "unevenness": self.unevenness(),
             "seconds": self.seconds,
         }
+
+    def unevenness(self) -> dict[str, float]:
+        """How unequally the inputs of each matrix count: arithmetic over geometric mean."""
+        seen = self.calibrated.statistics(self.candidates.choices)
+        found: dict[str, float] = {}
+        for name, one in seen.items():
+            hessian = np.asarray(one.hessian, np.float64)
+            hessian += 0.01 * np.trace(hessian) / len(hessian) * np.eye(len(hessian))
+            counts = 1 / np.diag(np.linalg.cholesky(np.linalg.inv(hessian)).T) ** 2
+            found[name] = float(counts.mean() / np.exp(np.log(counts).mean()))
+        return found
 
     def at_budget(self, budget: float, uniform: dict[str, Any]) -> dict[str, Any] | None:
         """The best uniform format at about a budget; the search at its bytes and at the budget."""

@@ -73,6 +73,12 @@ def _case(
     return quantized_case("vq", rows, *shape, activations=activations, **sizes)
 
 
+def _seconds(found: KernelEstimate | str) -> float | str:
+    if isinstance(found, str):
+        return found
+    return found.reason if found.time_s is None else found.time_s
+
+
 def estimated_speedup(
     matrices: Iterable[tuple[tuple[int, int], str]],
     chip: str,
@@ -97,18 +103,19 @@ def estimated_speedup(
     full = own = 0.0
     for (shape, format), count in counts.items():
         progress(f"{format} {shape[0]}×{shape[1]} on {chip}")
-        wide = product_estimate(shape, "bf16", chip, rows=rows)
-        narrow = wide
-        if format not in WIDE:
-            narrow = product_estimate(shape, format, chip, rows=rows, activations=activations)
-        for found in (wide, narrow):
-            if isinstance(found, str) or found.time_s is None:
-                why = found if isinstance(found, str) else found.reason
-                return Figure.missing("×", f"{format} {shape[0]}×{shape[1]} on {chip}: {why}")
-        assert not isinstance(wide, str)
-        assert not isinstance(narrow, str)
-        full += count * (wide.time_s or 0.0)
-        own += count * (narrow.time_s or 0.0)
+        kept: Activations = "bfloat16" if format in WIDE else activations
+        both = [
+            _seconds(product_estimate(shape, one, chip, rows=rows, activations=how))
+            for one, how in ((format, kept), ("bf16", "bfloat16"))
+        ]
+        why = next((one for one in both if isinstance(one, str)), None)
+        if why is not None:
+            return Figure.missing("×", f"{format} {shape[0]}×{shape[1]} on {chip}: {why}")
+        own, full = (
+            total + count * seconds
+            for total, seconds in zip((own, full), both, strict=True)
+            if not isinstance(seconds, str)
+        )
     if not own:
         return Figure.missing("×", "the model has no matrices")
     return Figure(
