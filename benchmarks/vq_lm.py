@@ -22,6 +22,7 @@ import sysconfig
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +43,37 @@ from tpukit.quantization.qwix_matrices import rounded_matrix
 from tpukit.quantization.search import Ladder
 from tpukit.quantization.subject import make_subject
 
-LENGTH, BATCH = 256, 32
+LENGTH, BATCH, STEPS_A_CALL = 256, 32, 250
 COMMON = {"vocab_size": 256, "max_seq_len": 512, "dtype": "float32", "param_dtype": "float32"}
 MODELS: dict[str, dict[str, Any]] = {
     # Llama's block: gated, few key heads.
-    "gated": {"d_model": 256, "n_layers": 4, "n_heads": 8, "n_kv_heads": 4, "d_ff": 768},
+    "gated": {
+        "d_model": 256,
+        "n_layers": 4,
+        "n_heads": 8,
+        "n_kv_heads": 4,
+        "head_dim": 32,
+        "d_ff": 768,
+    },
     # GPT-2's: two matrices a block, narrower and deeper.
     "plain": {
         "d_model": 192,
         "n_layers": 6,
         "n_heads": 6,
         "n_kv_heads": 6,
+        "head_dim": 32,
         "d_ff": 768,
         "gated_mlp": False,
         "activation": "gelu",
     },
-    "quick": {"d_model": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "d_ff": 128},
+    "quick": {
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "head_dim": 32,
+        "d_ff": 128,
+    },
 }
 GROUP = 64
 INTEGERS = (2, 3, 4)
@@ -87,12 +103,17 @@ def text() -> dict[str, np.ndarray]:
     return {name: np.frombuffer(b"".join(all_), np.uint8) for name, all_ in parts.items()}
 
 
-def batches(data: np.ndarray, count: int, seed: int) -> list[dict[str, np.ndarray]]:
-    """Windows of text, with what comes next."""
+def windows(data: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """(count, batch, length + 1) of text."""
     rng = np.random.default_rng(seed)
     starts = rng.integers(0, len(data) - LENGTH - 1, (count, BATCH))
-    windows = data[starts[..., None] + np.arange(LENGTH + 1)].astype(np.int32)
-    return [{"inputs": one[:, :-1], "targets": one[:, 1:]} for one in windows]
+    return data[starts[..., None] + np.arange(LENGTH + 1)].astype(np.int32)
+
+
+def batches(data: np.ndarray, count: int, seed: int) -> list[dict[str, np.ndarray]]:
+    """Windows of text, with what comes next."""
+    found = windows(data, count, seed)
+    return [{"inputs": one[:, :-1], "targets": one[:, 1:]} for one in found]
 
 
 def train(name: str, data: np.ndarray, steps: int, seed: int) -> tuple[Any, Any]:
@@ -106,10 +127,19 @@ def train(name: str, data: np.ndarray, steps: int, seed: int) -> tuple[Any, Any]
             optax.warmup_cosine_decay_schedule(0.0, 2e-3, 1 + steps // 20, 1 + steps)
         ),
     )
-    state, step = jax.jit(work.init)(jax.random.key(seed)), jax.jit(work.train_step)
-    for batch in batches(data, steps, seed):
-        state, metrics = step(state, batch)
-    print(f"{name} seed {seed}: trained to loss {float(metrics['loss']):.3f}", flush=True)
+
+    def step(state: Any, windows: jax.Array) -> tuple[Any, jax.Array]:
+        batch = {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
+        state, metrics = work.train_step(state, batch)
+        return state, metrics["loss"]
+
+    # Many steps a call: a small model's step is shorter than a call.
+    some_steps = jax.jit(partial(jax.lax.scan, step), donate_argnums=0)
+    state = jax.jit(work.init)(jax.random.key(seed))
+    text = windows(data, steps, seed)
+    for start in range(0, steps, STEPS_A_CALL):
+        state, losses = some_steps(state, text[start : start + STEPS_A_CALL])
+    print(f"{name} seed {seed}: trained to loss {float(losses[-1]):.3f}", flush=True)
     return config, state.params
 
 
@@ -175,6 +205,8 @@ class Seed:
         rounding = Rounding(integers="gptq", seed=seed)
         said = print if options.verbose else lambda line: None
         self.calibrated = Calibrated.of(self.subject, self.given, self.judged, rounding, said)
+        self.other = self.calibrated.evaluator.beside(self.subject.params, self.fresh)
+        self.generates = seed == 0
         plan = make_plan(self.calibrated.matrices, "int4")
         self.integers = integer_rows(self.calibrated, list(plan.quantized))
         self._lap("integers")
@@ -241,18 +273,16 @@ class Seed:
         for what, bits in sizes.items():
             if self.candidates.bits(self.ladder.choices(0)) > bits:
                 continue
-            for rounds in (0, 2):
-                chosen = self.ladder.within(bits * self.candidates.weights / 8, rounds=rounds)
-                row = self.judge(chosen)
-                less = 100 * (1 - row["kl"] / fair[best]["kl"])
-                formats = {name: one.stored.format for name, one in chosen.items()}
-                label = what if rounds else f"{what}_expected"
-                found[label] = {**row, "less_kl_percent": less, "formats": formats}
-                print(
-                    f"  {budget} {label}: {row['bits']:.3f} bits, KL {row['kl']:.4f}, "
-                    f"{less:.1f} % below {best}",
-                    flush=True,
-                )
+            chosen = self.ladder.within(bits * self.candidates.weights / 8)
+            row = self.judge(chosen)
+            less = 100 * (1 - row["kl"] / fair[best]["kl"])
+            formats = {name: one.stored.format for name, one in chosen.items()}
+            found[what] = {**row, "less_kl_percent": less, "formats": formats}
+            print(
+                f"  {budget} {what}: {row['bits']:.3f} bits, KL {row['kl']:.4f}, "
+                f"{less:.1f} % below {best}",
+                flush=True,
+            )
         return found
 
     def at_target(self, target: float) -> dict[str, Any]:
@@ -262,13 +292,14 @@ class Seed:
         chosen = self.ladder.choices(len(self.ladder.upgrades) if steps is None else steps)
         parts = {name: one.stored.part for name, one in chosen.items()}
         bits, params = self.candidates.bits(chosen), self.params(parts)
-        other = self.calibrated.evaluator.beside(self.subject.params, self.fresh)
-        stored = with_parts(self.subject.params, self.calibrated.matrices, parts)
-        written, _ = generation_score(self.subject, stored, self.judged[:1])
+        written = None
+        if self.generates:
+            stored = with_parts(self.subject.params, self.calibrated.matrices, parts)
+            written, _ = generation_score(self.subject, stored, self.judged[:1])
         return {
             "reached": reached,
             "on_held_out": measure(self.calibrated.evaluator, params, bits),
-            "on_other_text": measure(other, params, bits),
+            "on_other_text": measure(self.other, params, bits),
             "generation": written and written.value,
         }
 

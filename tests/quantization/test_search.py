@@ -1,4 +1,4 @@
-"""Which formats a search chooses: measured once, shared, exchanged, and within bytes."""
+"""Which formats a search chooses: measured once, shared, and within bytes."""
 
 from functools import cache
 
@@ -9,9 +9,9 @@ import pytest
 
 from tpukit.errors import TPUValidationError
 from tpukit.quantization.calibrated import Calibrated, Rounding, Stored
-from tpukit.quantization.candidates import Choice, expected_costs, make_candidates, total_bytes
+from tpukit.quantization.candidates import expected_costs, make_candidates, total_bytes
 from tpukit.quantization.plan import make_plan
-from tpukit.quantization.search import Ladder, Move, exchanges
+from tpukit.quantization.search import Ladder
 from tpukit.quantization.subject import make_subject
 
 FORMATS = ("int4", "int8", "bf16")
@@ -99,22 +99,3 @@ def test_costs_follow_what_was_measured():
     assert measured == [0.4, 0.1]
     assert found == pytest.approx([3 * 0.16, 3 * 0.04, 3 * 0.01, 3 * 0.005])
     assert expected_costs(rows, lambda one: 0.0) == [0, 0, 0, 0]
-
-
-def move(name, more_bytes, more_kl):
-    return Move(name, Choice(stored(0.1), 0.0), more_bytes, more_kl)
-
-
-def test_exchanges_gain_and_pay_for_themselves():
-    moves = [
-        move("a", 10, -5.0),
-        move("b", 10, -1.0),
-        move("c", -6, 0.1),
-        move("d", -6, 0.2),
-        move("e", -100, 9.0),
-    ]
-    assert [[one.name for one in group] for group in exchanges(moves, 0)] == [["a", "c", "d"]]
-    assert [[one.name for one in group] for group in exchanges(moves, 20)] == [["a"], ["b"]]
-    # What is smaller and better needs no room.
-    assert exchanges([move("a", -5, -0.1)], 0)[0][0].name == "a"
-    assert exchanges([move("a", 10, -0.1), move("c", -10, 0.2)], 0) == []

@@ -1,9 +1,7 @@
 """Search for formats: each matrix gets the bits that its errors are worth to the model's output.
 
 Upgrades are made in the order of what they gain for a byte. How many of them a target needs is
-found by measuring on held-out data, never by what was expected. Where a size is asked for, what
-matrices cost beside one another is measured too, on calibration data, and bytes are moved from
-those that lose little to those that gain much.
+found by measuring on held-out data, never by what was expected.
 """
 
 import itertools
@@ -11,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import TPUValidationError
-from .candidates import Candidates, Choice, Chosen, total_bytes
+from .candidates import Candidates, Choice, total_bytes
 
 CANDIDATES = ("vq2", "vq3.5", "vq4", "int4", "int8", "bf16")
-# How often bytes are moved after measuring every move from a plan.
-_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -53,12 +49,14 @@ class Ladder:
         first = {name: hull[0] for name, hull in self.hulls.items()}
         return first | {one.name: one.to for one in self.upgrades[:steps]}
 
-    def within(self, nbytes: float, *, rounds: int = _ROUNDS) -> dict[str, Choice]:
+    def within(self, nbytes: float) -> dict[str, Choice]:
         """The best choices that fit in so many bytes.
+
+        Moving bytes by what every move from there measures, beside all other matrices, gained
+        nothing on held-out text (benchmarks/vq_lm.py), so what is expected decides.
 
         Args:
             nbytes: Of all quantized matrices.
-            rounds: How often bytes are moved by what is measured beside all other matrices.
 
         Raises:
             TPUValidationError: Not even the coarsest plan does.
@@ -79,16 +77,11 @@ class Ladder:
                 blocked.add(one.name)
                 continue
             chosen[one.name] = one.to
-        for _ in range(rounds):
-            better = self._exchanged(chosen, nbytes)
-            if better is None:
-                break
-            chosen = better
         return chosen
 
     def steps_within(self, nbytes: float) -> int:
         """The most upgrades, in their order, that fit in so many bytes."""
-        self.within(nbytes, rounds=0)
+        self.within(nbytes)
         sizes = range(len(self.upgrades) + 1)
         return max(step for step in sizes if total_bytes(self.choices(step)) <= nbytes)
 
@@ -114,73 +107,6 @@ class Ladder:
             f"{self.candidates.bits(chosen):.2f} bits a weight"
         )
         return found.retention.low
-
-    def _exchanged(self, chosen: Chosen, nbytes: float) -> dict[str, Choice] | None:
-        """Choices of no more bytes that measure better, or None."""
-        now = self.candidates.kl(chosen)
-        moves: list[Move] = []
-        for name, choice in chosen.items():
-            place = self.hulls[name].index(choice)
-            for other in self.hulls[name][max(0, place - 1) : place + 2]:
-                if other is not choice:
-                    lost = self.candidates.kl({**chosen, name: other}) - now
-                    moves.append(Move(name, other, other.nbytes - choice.nbytes, lost))
-        groups = exchanges(moves, nbytes - total_bytes(chosen))
-        while groups:
-            made = {**chosen, **{move.name: move.to for group in groups for move in group}}
-            found = self.candidates.kl(made)
-            if found < now:
-                self.candidates.calibrated.progress(
-                    f"{len(groups)} exchanges: KL {now:.4g} to {found:.4g}"
-                )
-                return made
-            # Together they gain less than one by one: the best half of them may still gain.
-            groups = groups[: len(groups) // 2]
-        return None
-
-
-@dataclass(frozen=True)
-class Move:
-    """Another format for one matrix of a plan: bytes more, and KL more, either below zero."""
-
-    name: str
-    to: Choice
-    more_bytes: int
-    more_kl: float
-
-
-def exchanges(moves: Sequence[Move], room: float) -> list[list[Move]]:
-    """Groups of moves, the best first, each of which gains and pays for its own bytes.
-
-    Args:
-        moves: Measured one by one.
-        room: Bytes that are free.
-    """
-    finer = sorted(
-        (one for one in moves if one.more_kl < 0),
-        key=lambda one: one.more_kl / max(1, one.more_bytes),
-    )
-    coarser = sorted(
-        (one for one in moves if one.more_bytes < 0 and one.more_kl >= 0),
-        key=lambda one: one.more_kl / -one.more_bytes,
-    )
-    moved: set[str] = set()
-    groups: list[list[Move]] = []
-    for one in finer:
-        if one.name in moved:
-            continue
-        group, left = [one], room - one.more_bytes
-        for other in coarser:
-            if left >= 0:
-                break
-            if other.name not in moved and other.name != one.name:
-                group.append(other)
-                left -= other.more_bytes
-        if left >= 0 and sum(move.more_kl for move in group) < 0:
-            groups.append(group)
-            moved |= {move.name for move in group}
-            room = left
-    return groups
 
 
 def lower_hull(choices: Sequence[Choice]) -> list[Choice]:
