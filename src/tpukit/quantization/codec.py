@@ -18,7 +18,7 @@ from .codebook import Metric, parse_metric
 from .codebook_training import train_codebook
 from .first_tables import sampled
 from .formats import VQFormat, parse_vq_format
-from .matrix_fit import Fit, fit_program, prepared, vectors_of
+from .matrix_fit import Fit, fit_program, weighed_vectors
 from .nearest import form_for, nearest
 from .rotation import random_signs, rotate
 from .trellis import gaussian_table
@@ -197,9 +197,8 @@ def _tables_of_metric(
 ) -> jax.Array:
     """float32 (stages, entries, length): cells by another metric, entries by their means."""
     how = Fit(format, feedback, False, NearestChoice(form_for(format.length, format.entries)), True)
-    rows, _, squares, _, _, counts = prepared(matrix, inputs, how)
-    key = jax.random.key(seed)
-    vectors, weights = sampled(*vectors_of(rows, counts, squares, format), key, format.entries)
+    every = weighed_vectors(matrix, inputs, how)
+    vectors, weights = sampled(*every, jax.random.key(seed), format.entries)
     tables: list[jax.Array] = []
     for stage in range(format.stages):
         book = train_codebook(

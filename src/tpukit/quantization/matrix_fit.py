@@ -72,7 +72,10 @@ def _fit_exactly(
     matrix: jax.Array, inputs: jax.Array, tables: jax.Array | None, key: jax.Array, how: Fit
 ) -> VQArray:
     (height, width), chosen = matrix.shape, how.format
-    rows, scales, squares, inputs, factor, counts = prepared(matrix, inputs, how)
+    rows, scales, squares, inputs = _normalised(matrix, inputs, how.format)
+    order = _by_importance(inputs, chosen.length)
+    rows, inputs = _reordered(rows, inputs, order)
+    factor, counts = _weighed(inputs, how)
     if tables is None:
         tables = _first_tables(rows, counts, squares, key, chosen)
     if factor is None:
@@ -96,6 +99,7 @@ def _fit_exactly(
         scales = scales * refit_scales(rows, inputs, decoded)
     else:
         entries, scale = round_entries(tables)
+    codes = codes[:, jnp.argsort(order)]
     if chosen.trellis:
         codes = pack_bits(codes & (2**chosen.trellis - 1), chosen.trellis)
     return VQArray(
@@ -112,7 +116,7 @@ def _first_tables(
     rows: jax.Array, counts: jax.Array, squares: jax.Array, key: jax.Array, format: VQFormat
 ) -> jax.Array:
     order, first = jax.random.split(key)
-    every = vectors_of(rows, counts, squares, format)
+    every = _vectors(rows, counts, squares, format)
     vectors, weights = sampled(*every, order, format.entries)
     form = form_for(format.length, format.entries)
     return fit_tables(vectors, weights, first, format=format, form=form)
@@ -124,25 +128,21 @@ def _kept(tables: jax.Array) -> jax.Array:
     return entries.astype(jnp.float32) * scale
 
 
-def prepared(
-    matrix: jax.Array, inputs: jax.Array, how: Fit
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array]:
-    """Rows, column scales, their weights, damped H, its inverse's factor, and rows' weights."""
-    wide = padded_width(matrix.shape[1]) if how.format.trellis else matrix.shape[1]
-    normal = _normalised(matrix, inputs, length=how.format.length, wide=wide)
-    rows, scales, squares, inputs = normal
-    factor = inverse_factor(inputs) if how.feedback else None
-    # With feedback, a row's error counts as far as no later row makes it good.
-    counts = jnp.diag(inputs) if factor is None else 1 / jnp.diag(factor) ** 2
-    return rows, scales, squares, inputs, factor, counts
+def weighed_vectors(matrix: jax.Array, inputs: jax.Array, how: Fit) -> tuple[jax.Array, jax.Array]:
+    """Vectors of a matrix as they are fitted, and how much their values count."""
+    rows, _, squares, inputs = _normalised(matrix, inputs, how.format)
+    order = _by_importance(inputs, how.format.length)
+    rows, inputs = _reordered(rows, inputs, order)
+    return _vectors(rows, _weighed(inputs, how)[1], squares, how.format)
 
 
 def _normalised(
-    matrix: jax.Array, inputs: jax.Array, *, length: int, wide: int
-) -> tuple[jax.Array, ...]:
+    matrix: jax.Array, inputs: jax.Array, format: VQFormat
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Rows filled up and divided by the norms of columns, those norms, their weights, damped H."""
     height, width = matrix.shape
-    missing = -height % length
+    wide = padded_width(width) if format.trellis else width
+    missing = -height % format.length
     padded = jnp.pad(matrix, ((0, missing), (0, wide - width)))
     # Rows that are not there count a little, so that H can be inverted.
     floor = DAMPING * jnp.mean(jnp.diag(inputs))
@@ -154,7 +154,32 @@ def _normalised(
     return padded / scales, scales, squares / squares.mean(), damped
 
 
-def vectors_of(
+def _by_importance(inputs: jax.Array, length: int) -> jax.Array:
+    """Blocks of rows, those with the largest inputs first.
+
+    What is lost in them, all others can still make good. Codes are kept in the order of the matrix,
+    so this costs no bits.
+    """
+    return jnp.argsort(-jnp.diag(inputs).reshape(-1, length).sum(1))
+
+
+def _reordered(rows: jax.Array, inputs: jax.Array, order: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows and H with their blocks in another order."""
+    length = rows.shape[0] // order.shape[0]
+    each = (order[:, None] * length + jnp.arange(length)).reshape(-1)
+    return rows[each], inputs[each][:, each]
+
+
+def _weighed(inputs: jax.Array, how: Fit) -> tuple[jax.Array | None, jax.Array]:
+    """The factor of H's inverse, and how much the rows count."""
+    if not how.feedback:
+        return None, jnp.diag(inputs)
+    factor = inverse_factor(inputs)
+    # With feedback, a row's error counts as far as no later row makes it good.
+    return factor, 1 / jnp.diag(factor) ** 2
+
+
+def _vectors(
     rows: jax.Array, counts: jax.Array, squares: jax.Array, format: VQFormat
 ) -> tuple[jax.Array, jax.Array]:
     """Vectors (blocks · out, length) of (in, out), and how much their values count."""
