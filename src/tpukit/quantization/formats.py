@@ -6,7 +6,7 @@
 | vq2 | 2 | 4 weights, 256 entries |
 | vq3.5 | 3.5 | 4 weights, the sum of two of 128 entries |
 | vq4 | 4 | 4 weights, the sum of two of 256 entries |
-| trellis1, trellis2, trellis3, trellis4 | 1, 2, 3, 4 | one weight from the last 12 bits, see `trellis` |
+| trellis1 … trellis4 | 1 … 4 | one weight from the last 12 bits, see `trellis` |
 
 The first four are what the fused TPU kernel multiplies. Any other length, number of entries or
 stages is a `VQFormat` too. Those, and trellises, which lose least at their bits, are decoded before
