@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from tpukit.errors import TargetNotReached, TPUCheckpointError, TPUModelError, TPUValidationError
+from tpukit.errors import (
+    SliceError,
+    TargetNotReached,
+    TPUCheckpointError,
+    TPUModelError,
+    TPUValidationError,
+)
+from tpukit.hardware.figure import Figure
 from tpukit.models import Execution, get_preset
 from tpukit.models.adapters import adapt
 from tpukit.models.generation import generate
@@ -21,9 +28,12 @@ from tpukit.quantization import (
     load_quantized,
     quantize_for_tpu,
     quantize_model,
+    quantizing,
     save_quantized,
 )
-from tpukit.quantization.search import Choice, lower_hull
+from tpukit.quantization.calibrated import Stored
+from tpukit.quantization.candidates import Choice
+from tpukit.quantization.search import lower_hull
 
 KEY = jax.random.key(0)
 INTEGERS = ("int4", "int8", "bf16")
@@ -131,9 +141,13 @@ def test_a_search_within_bits():
         quantize_model(model, DATA, params=params, bits=2, candidates=("int8",))
 
 
+def stored_bytes(count):
+    return Stored(str(count), jnp.zeros(count, jnp.int8), 0.0)
+
+
 def test_the_hull_keeps_what_is_best_for_some_price():
     sizes = [(10, 8.0), (20, 4.0), (25, 3.9), (30, 1.0), (40, 2.0), (50, 0.5)]
-    hull = lower_hull([Choice(str(size), None, size, cost) for size, cost in sizes])
+    hull = lower_hull([Choice(stored_bytes(size), cost) for size, cost in sizes])
     assert [one.nbytes for one in hull] == [10, 20, 30, 50]
     pairs = itertools.pairwise(hull)
     gains = [(a.cost - b.cost) / (b.nbytes - a.nbytes) for a, b in pairs]
@@ -263,6 +277,23 @@ def test_a_quantized_model_shards_as_its_matrices_do():
     placed = jax.device_put(found.params, jax.tree.map(lambda leaf: where, found.params))
     result = jax.jit(found.apply)(placed, DATA[0])
     np.testing.assert_allclose(result, found.apply(found.params, DATA[0]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_speed_on_a_named_chip_is_an_estimate(monkeypatch):
+    model, params = models()["plain"]
+    asked = []
+
+    def estimated(matrices, chip, **options):
+        asked.append((sorted(matrices), chip, options["activations"]))
+        return Figure(1.5, "×", origin="model", source="a test")
+
+    monkeypatch.setattr(quantizing, "estimated_speedup", estimated)
+    kept = {"params": params, "format": "int8", "activations": "int8"}
+    report = quantize_model(model, DATA, chip="v6e", **kept).report
+    assert (report.speedup.value, report.to_dict()["speedup_origin"]) == (1.5, "model")
+    assert asked == [([((32, 64), "int8"), ((64, 32), "int8")], "v6e", "int8")]
+    with pytest.raises(SliceError, match="v9"):
+        quantize_model(model, DATA, chip="v9", **kept)
 
 
 def test_what_is_missing_is_said():

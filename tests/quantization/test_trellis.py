@@ -16,6 +16,7 @@ from tpukit.quantization.trellis import (
     unpack_bits,
     windows_of,
 )
+from tpukit.quantization.trellis_products import search_closed_runs
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
@@ -75,3 +76,20 @@ def test_a_matrix_in_a_trellis():
     assert output_error(weight, made) < 0.09
     x = jnp.ones((2, 16))
     np.testing.assert_allclose(x @ made, x @ made.dequantize(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "window", "length"), [(2, 5, 5), (3, 6, 4)])
+def test_products_find_the_best_closed_run(bits, window, length):
+    """Beside all closed runs there are; by steps, the beginning is a guess."""
+    table = first_table(window, seed=1)
+    values = jax.random.normal(jax.random.key(window), (2, length))
+    weights = jnp.linspace(0.5, 2, 2 * length).reshape(2, length)
+    search = jax.jit(search_closed_runs, static_argnames="bits")
+    found = search(values, weights, table, bits=bits)
+    assert np.array_equal(windows_of(found & (2**bits - 1), bits=bits, window=window), found)
+    symbols = np.array(list(itertools.product(range(2**bits), repeat=length)))
+    every = np.asarray(table)[windows_of(jnp.asarray(symbols), bits=bits, window=window)]
+    for run in range(2):
+        costs = (np.asarray(weights[run]) * (np.asarray(values[run]) - every) ** 2).sum(1)
+        own = (weights[run] * (values[run] - table[found[run]]) ** 2).sum()
+        assert own == pytest.approx(costs.min(), rel=1e-5)

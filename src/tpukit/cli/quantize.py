@@ -64,7 +64,10 @@ Seed = Annotated[int, typer.Option(help="Of codebooks and data.", callback=withi
 Verdict = Annotated[
     bool, typer.Option("--verdict", help="Say what chips make of a published checkpoint.")
 ]
-On = Annotated[str | None, typer.Option(help="Of --verdict: chips, like v5e,v6e,7x.")]
+On = Annotated[
+    str | None,
+    typer.Option(help="Of --verdict: chips, like v5e,v6e,7x; else one to estimate the speed for."),
+]
 Serve = Annotated[int, typer.Option(help="Of --verdict: sequences served.", callback=within(COUNT))]
 Context = Annotated[int, typer.Option(help="Of --verdict: tokens of each.", callback=within(COUNT))]
 
@@ -138,6 +141,7 @@ def quantize(
             num_calibration_batches=batches,
             activations="int8" if int8_activations else "wide",
             seed=seed,
+            chip=on,
             progress=Announcer(),
         )
     except TargetNotReached as error:

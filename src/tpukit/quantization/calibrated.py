@@ -14,13 +14,14 @@ from ..models.stored.calibration import (
     collect_statistics,
     find_matrices,
 )
-from ..models.stored.parameter import Part
+from ..models.stored.parameter import Part, part_bytes, part_matrix
 from ..runtime.progress import Progress
+from .codec import output_error
 from .evaluation import Evaluator
 from .model import matrix_of, replaced
 from .plan import SKIP, QuantPlan
 from .qwix_matrices import Method
-from .rounding import round_matrix
+from .rounding import round_matrices
 from .subject import Subject
 
 
@@ -94,30 +95,70 @@ class Calibrated:
             self.subject.apply, params, self.batches, self.matrices, only=names
         )
 
-    def round(self, name: str, format: str, seen: InputStatistics) -> Part:
-        """One matrix in one format."""
+    def quantize(self, plan: QuantPlan) -> dict[str, "Stored"]:
+        """Every matrix of a plan, block by block: a block's inputs are measured with those before.
+
+        Matrices of one format and shape in a block are quantized together.
+        """
+        names = [name for name in plan.formats if plan.formats[name] != SKIP]
+        made: dict[str, Stored] = {}
+        for block in _blocks(names, self.rounding.sequential):
+            seen = self.statistics(block, {name: one.part for name, one in made.items()})
+            for format, some in self.alike(block, plan.formats).items():
+                made |= self.store(some, format[0], seen)
+                self.progress(f"{format[0]} {len(made)} of {len(names)}: {', '.join(some)}")
+        return {name: made[name] for name in names}
+
+    def alike(
+        self, names: Iterable[str], formats: Mapping[str, str]
+    ) -> dict[tuple[str, tuple[int, int]], list[str]]:
+        """Names by format and shape: what one program quantizes."""
+        found: dict[tuple[str, tuple[int, int]], list[str]] = {}
+        for name in names:
+            found.setdefault((formats[name], self.by_name[name].shape), []).append(name)
+        return found
+
+    def store(
+        self, names: Sequence[str], format: str, seen: Mapping[str, InputStatistics]
+    ) -> dict[str, "Stored"]:
+        """Matrices of one shape in one format, fitted to the inputs that were seen."""
         rounding = self.rounding
-        return round_matrix(
-            matrix_of(self.subject.params, self.by_name[name]),
+        weights = [matrix_of(self.subject.params, self.by_name[name]) for name in names]
+        hessians = [seen[name].hessian for name in names]
+        parts = round_matrices(
+            weights,
             format,
-            hessian=seen.hessian,
+            hessians=hessians,
             integers=rounding.integers,
             seed=rounding.seed,
             codec=None if rounding.codec is None else dict(rounding.codec),
         )
+        rows = zip(names, weights, parts, hessians, strict=True)
+        return {
+            name: Stored(format, part, output_error(weight, part_matrix(part), hessian))
+            for name, weight, part, hessian in rows
+        }
 
-    def quantize(self, plan: QuantPlan) -> tuple[dict[str, Part], dict[str, InputStatistics]]:
-        """Every matrix of a plan, block by block, and the inputs each was fitted to."""
-        names = [name for name in plan.formats if plan.formats[name] != SKIP]
-        parts: dict[str, Part] = {}
-        seen: dict[str, InputStatistics] = {}
-        for block in _blocks(names, self.rounding.sequential):
-            found = self.statistics(block, parts)
-            seen |= found
-            for name in block:
-                parts[name] = self.round(name, plan.formats[name], found[name])
-                self.progress(f"{name}: {plan.formats[name]} ({len(parts)} of {len(names)})")
-        return parts, seen
+
+@dataclass(frozen=True)
+class Stored:
+    """One matrix in one format.
+
+    Attributes:
+        format: Its name.
+        part: What is kept.
+        error: The relative error of its output, tr(ΔᵀHΔ) / tr(WᵀHW), for the inputs it was fitted
+            to.
+    """
+
+    format: str
+    part: Part
+    error: float
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is kept."""
+        return part_bytes(self.part)
 
 
 def _blocks(names: Sequence[str], count: int) -> list[Sequence[str]]:

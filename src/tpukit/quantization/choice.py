@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from .nearest import Form, nearest_in_chunk
 from .trellis import run_length, search_runs
+from .trellis_products import search_closed_runs
 
 
 class Choice(Protocol):
@@ -73,15 +74,18 @@ class TrellisChoice:
 
     Attributes:
         bits: New bits of each weight.
+        tree: Whether by products of costs instead of steps; see `trellis_products`.
     """
 
     bits: int
+    tree: bool = False
 
     def codes(self, wanted: jax.Array, tables: jax.Array, squares: jax.Array) -> jax.Array:
         """See `Choice`; the columns of a run compete by how much they count."""
         run = run_length(wanted.shape[1])
         runs = wanted.reshape(-1, run)
-        windows = search_runs(runs, squares.reshape(-1, run), tables.reshape(-1), bits=self.bits)
+        search = search_closed_runs if self.tree else search_runs
+        windows = search(runs, squares.reshape(-1, run), tables.reshape(-1), bits=self.bits)
         return windows.reshape(1, -1)
 
     def shared(self, losses: jax.Array) -> jax.Array:

@@ -1,31 +1,32 @@
 """`quantize_matrix`: a float weight as a `VQArray`, judged by the output of its layer.
 
 The ladder, each rung of which lowers the output error: columns normalised, k-means weighted by the
-inputs, error feedback, then entries and codes refined in turn; entries in int8 at the end.
+inputs, error feedback, then entries and codes refined in turn; entries in int8 at the end. All of
+it is one compiled program for matrices of one shape, which an accelerator runs side by side.
 """
 
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ..errors import TPUValidationError
-from .choice import Choice, NearestChoice, TrellisChoice, decode_rows
-from .codebook import Metric, code_dtype, parse_metric, round_entries
+from .choice import Choice, NearestChoice, TrellisChoice
+from .codebook import Metric, parse_metric
 from .codebook_training import train_codebook
-from .feedback import inverse_factor, quantize_with_feedback
+from .first_tables import sampled
 from .formats import VQFormat, parse_vq_format
+from .matrix_fit import Fit, fit_program, weighed_vectors
 from .nearest import form_for, nearest
-from .refinement import refit_entries, refit_scales, sweep_codes
 from .rotation import random_signs, rotate
-from .trellis import gaussian_table, pack_bits, padded_width
+from .trellis import gaussian_table
+from .trellis_products import MOST_STATES
 from .vq_array import VQArray
 
-DAMPING = 0.01
-"""Share of the mean of its diagonal that is added to H: inputs nobody saw still count."""
-_SAMPLE_PER_ENTRY, _LEAST_SAMPLE = 256, 65_536
-_REFINEMENTS = 2
+# Weights that are quantized side by side: what is at work takes some ten times their float32.
+_MOST_TOGETHER = 2**26
 
 
 def quantize_matrix(
@@ -58,50 +59,90 @@ def quantize_matrix(
     Raises:
         TPUValidationError: The format is unknown, or a shape or value is not valid.
     """
+    made = quantize_matrices(
+        [weight],
+        [hessian],
+        format=format,
+        seed=seed,
+        feedback=feedback,
+        refit=refit,
+        hadamard=hadamard,
+        metric=metric,
+        forced=forced,
+    )
+    return made[0]
+
+
+def quantize_matrices(
+    weights: Sequence[ArrayLike],
+    hessians: Sequence[ArrayLike | None],
+    *,
+    format: str | float | VQFormat = "vq2",
+    seed: int = 0,
+    feedback: bool = True,
+    refit: bool = True,
+    hadamard: bool = False,
+    metric: str = "euclidean",
+    forced: bool = False,
+) -> list[VQArray]:
+    """Quantize matrices of one shape, side by side on an accelerator.
+
+    Args:
+        weights: (in, out) each.
+        hessians: One for each, or None.
+        format: See `quantize_matrix`, as all others.
+        seed: Of codebooks and rotation.
+        feedback: As there.
+        refit: As there.
+        hadamard: As there.
+        metric: As there.
+        forced: As there.
+    """
     chosen = parse_vq_format(format)
     cells = check_weight_metric(metric, forced=forced)
-    matrix, inputs = _checked(weight, hessian)
-    height, width = matrix.shape
+    given = [_checked(one, own) for one, own in zip(weights, hessians, strict=True)]
+    height, width = given[0][0].shape
     signs = random_signs(height, seed) if hadamard else None
     if signs is not None:
-        matrix = rotate(matrix, signs)
-        inputs = rotate(rotate(inputs, signs), signs, axis=1)
-    wide = padded_width(width) if chosen.trellis else width
-    rows, scales, squares, inputs = _normalised(matrix, inputs, length=chosen.length, wide=wide)
-    factor = inverse_factor(inputs) if feedback else None
-    # With feedback, a row's error counts as far as no later row makes it good.
-    counts = jnp.diag(inputs) if factor is None else 1 / jnp.diag(factor) ** 2
+        given = [
+            (rotate(matrix, signs), rotate(rotate(inputs, signs), signs, axis=1))
+            for matrix, inputs in given
+        ]
+    form = form_for(chosen.length, chosen.entries)
+    # A CPU gains nothing from many at once, and loses its caches.
+    alone = jax.default_backend() == "cpu"
     if chosen.trellis:
-        choice: Choice = TrellisChoice(chosen.trellis)
+        short = chosen.entries >> chosen.trellis <= MOST_STATES
+        choice: Choice = TrellisChoice(chosen.trellis, tree=short and not alone)
         window = (chosen.entries - 1).bit_length()
-        tables = jnp.asarray(gaussian_table(chosen.trellis, window)).reshape(1, -1, 1)
+        table = jnp.asarray(gaussian_table(chosen.trellis, window)).reshape(1, -1, 1)
+        tables = [table] * len(given)
     else:
-        choice = NearestChoice(form_for(chosen.length, chosen.entries))
-        tables = _first_tables(rows, counts, squares, chosen, seed, cells)
-    if factor is None:
-        codes = _choose_all(rows, counts, squares, tables, choice=choice)
-    else:
-        codes = quantize_with_feedback(rows, factor, squares, tables, choice=choice)
-    if refit:
-        for _ in range(_REFINEMENTS):
-            tables = refit_entries(rows, inputs, squares, codes, tables)
-            codes = sweep_codes(rows, inputs, squares, codes, tables, choice=choice)
-        tables = refit_entries(rows, inputs, squares, codes, tables)
-    entries, scale = round_entries(tables)
-    tables = entries.astype(jnp.float32) * scale
-    if refit:
-        codes = sweep_codes(rows, inputs, squares, codes, tables, choice=choice)
-        scales = scales * refit_scales(rows, inputs, decode_rows(codes, tables))
-    if chosen.trellis:
-        codes = pack_bits(codes & (2**chosen.trellis - 1), chosen.trellis)
-    return VQArray(
-        codes.astype(code_dtype(chosen.entries) if not chosen.trellis else jnp.uint8),
-        entries,
-        (scales * scale)[:width].astype(jnp.bfloat16),
-        signs,
-        (height, width),
-        chosen.layout,
-    )
+        choice, tables = NearestChoice(form), None
+        if cells != "euclidean":
+            tables = [
+                _tables_of_metric(*one, chosen, feedback=feedback, seed=seed, metric=cells)
+                for one in given
+            ]
+    how = Fit(chosen, feedback, refit, choice, tables is not None)
+    size = 1 if alone else max(1, _MOST_TOGETHER // (height * width))
+    key = jax.random.key(seed)
+    made: list[VQArray] = []
+    for start in range(0, len(given), size):
+        some = given[start : start + size]
+        own = None if tables is None else jnp.stack(tables[start : start + size])
+        matrices, inputs = (jnp.stack(arrays) for arrays in zip(*some, strict=True))
+        made += _unstacked(
+            fit_program(how, side_by_side=not alone)(matrices, inputs, own, key), len(some)
+        )
+    return [replace(one, signs=signs) for one in made]
+
+
+def _unstacked(stacked: VQArray, count: int) -> list[VQArray]:
+    def take(number: int) -> VQArray:
+        return jax.tree.map(lambda leaf: leaf[number], stacked)
+
+    return [take(number) for number in range(count)]
 
 
 def _checked(weight: ArrayLike, hessian: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
@@ -130,24 +171,6 @@ def _checked(weight: ArrayLike, hessian: ArrayLike | None) -> tuple[jax.Array, j
     return matrix, inputs / mean
 
 
-@partial(jax.jit, static_argnames=("length", "wide"))
-def _normalised(
-    matrix: jax.Array, inputs: jax.Array, *, length: int, wide: int
-) -> tuple[jax.Array, ...]:
-    """Rows filled up and divided by the norms of columns, those norms, their weights, damped H."""
-    height, width = matrix.shape
-    missing = -height % length
-    padded = jnp.pad(matrix, ((0, missing), (0, wide - width)))
-    # Rows that are not there count a little, so that H can be inverted.
-    floor = DAMPING * jnp.mean(jnp.diag(inputs))
-    damped = jnp.pad(inputs, (0, missing)) + floor * jnp.eye(height + missing)
-    scales = jnp.sqrt(jnp.mean(padded**2, axis=0))
-    scales = jnp.where(scales == 0, 1.0, scales)
-    # How much a column counts; none that is padding does.
-    squares = jnp.where(jnp.arange(wide) < width, scales**2, 0)
-    return padded / scales, scales, squares / squares.mean(), damped
-
-
 def check_weight_metric(name: str, *, forced: bool = False) -> Metric:
     """The metric of a name, for weights that are multiplied.
 
@@ -163,24 +186,19 @@ def check_weight_metric(name: str, *, forced: bool = False) -> Metric:
     return metric
 
 
-def _first_tables(
-    rows: jax.Array,
-    counts: jax.Array,
-    squares: jax.Array,
+def _tables_of_metric(
+    matrix: jax.Array,
+    inputs: jax.Array,
     format: VQFormat,
+    *,
+    feedback: bool,
     seed: int,
     metric: Metric,
 ) -> jax.Array:
-    """float32 (stages, entries, length) by weighted k-means, each stage on what is left."""
-    vectors = _vectors(rows, format.length)
-    weights = _vectors(counts[:, None] * squares, format.length)
-    most = max(_LEAST_SAMPLE, _SAMPLE_PER_ENTRY * format.entries)
-    if vectors.shape[0] > most:
-        order = jax.random.permutation(jax.random.key(seed), vectors.shape[0])[:most]
-        vectors, weights = vectors[order], weights[order]
-    if vectors.shape[0] <= format.entries:  # each is its own entry, and nothing is left
-        missing = format.entries - vectors.shape[0]
-        return jnp.pad(vectors[None], ((0, format.stages - 1), (0, missing), (0, 0)))
+    """float32 (stages, entries, length): cells by another metric, entries by their means."""
+    how = Fit(format, feedback, False, NearestChoice(form_for(format.length, format.entries)), True)
+    every = weighed_vectors(matrix, inputs, how)
+    vectors, weights = sampled(*every, jax.random.key(seed), format.entries)
     tables: list[jax.Array] = []
     for stage in range(format.stages):
         book = train_codebook(
@@ -192,8 +210,7 @@ def _first_tables(
             seed=seed + stage,
             dtype="float32",
         )
-        table = book.values[0]
-        tables.append(table if metric == "euclidean" else _means(vectors, weights, table))
+        tables.append(_means(vectors, weights, book.values[0]))
         vectors = vectors - tables[-1][nearest(vectors, tables[-1], weights)]
     return jnp.stack(tables)
 
@@ -204,26 +221,6 @@ def _means(vectors: jax.Array, weights: jax.Array, table: jax.Array) -> jax.Arra
     total = jax.ops.segment_sum(weights * vectors, codes, table.shape[0])
     mass = jax.ops.segment_sum(weights, codes, table.shape[0])
     return jnp.where(mass > 0, total / jnp.where(mass > 0, mass, 1), 0)
-
-
-def _vectors(rows: jax.Array, length: int) -> jax.Array:
-    """(blocks · out, length) of (in, out)."""
-    return rows.reshape(-1, length, rows.shape[1]).swapaxes(1, 2).reshape(-1, length)
-
-
-@partial(jax.jit, static_argnames="choice")
-def _choose_all(
-    rows: jax.Array, counts: jax.Array, squares: jax.Array, tables: jax.Array, *, choice: Choice
-) -> jax.Array:
-    """Codes (stages, blocks, out), each block for itself, weighted by the inputs."""
-    length, width = tables.shape[2], rows.shape[1]
-
-    def block(parts: tuple[jax.Array, jax.Array]) -> jax.Array:
-        measure = jnp.sqrt(parts[1])
-        return choice.codes(measure[:, None] * parts[0], tables * measure, squares)
-
-    blocks = (rows.reshape(-1, length, width), counts.reshape(-1, length))
-    return jax.lax.map(block, blocks).swapaxes(0, 1)
 
 
 def output_error(

@@ -82,10 +82,24 @@ class Evaluator:
     def __init__(
         self, apply: Callable[[Any, Any], Any], params: Any, batches: Sequence[Any]
     ) -> None:
-        self._apply = jax.jit(apply)
+        self._prepare(jax.jit(apply), params, batches)
+
+    def _prepare(self, run: Callable[[Any, Any], Any], params: Any, batches: Sequence[Any]) -> None:
+        self._apply = run
         self._batches = list(batches)
         self._full = [self._apply(params, batch) for batch in self._batches]
         self.measure: Measure = _measure_of(self._full[0], self._batches[0])
+
+    def beside(self, params: Any, batches: Sequence[Any]) -> "Evaluator":
+        """Another one with other batches, by the same compiled program.
+
+        Args:
+            params: The full ones.
+            batches: Data.
+        """
+        made = Evaluator.__new__(Evaluator)
+        made._prepare(self._apply, params, batches)
+        return made
 
     def __call__(self, params: Any, apply: Callable[[Any, Any], Any] | None = None) -> Evaluation:
         """What other parameters make of the batches, or another function of them."""

@@ -23,6 +23,13 @@ def group_blocks(blocks: int, length: int) -> int:
     return next(size for size in range(min(most, blocks), 0, -1) if blocks % size == 0)
 
 
+def diagonal_blocks(matrix: jax.Array, length: int) -> jax.Array:
+    """(blocks, length, length): the squares on the diagonal of (in, in)."""
+    blocks = matrix.shape[0] // length
+    number = jnp.arange(blocks)
+    return matrix.reshape(blocks, length, blocks, length)[number, :, number]
+
+
 @jax.jit
 def inverse_factor(hessian: jax.Array) -> jax.Array:
     """The upper U with H⁻¹ = UᵀU."""
@@ -56,6 +63,10 @@ def quantize_with_feedback(
     tall = size * length
     number = jnp.arange(height)
     inside = jnp.arange(tall)
+    # All at once: a GPU takes as long for one of these small systems as for hundreds.
+    corners = diagonal_blocks(factor, length).swapaxes(1, 2)
+    eyes = jnp.broadcast_to(jnp.eye(length), corners.shape)
+    measures = jax.scipy.linalg.solve_triangular(corners, eyes, lower=True)
 
     def group(rows: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
         start = at * tall
@@ -64,8 +75,7 @@ def quantize_with_feedback(
 
         def block(part: jax.Array, step: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
             top = step * length
-            corner = jax.lax.dynamic_slice(square, (top, top), (length, length))
-            measure = jax.scipy.linalg.solve_triangular(corner.T, jnp.eye(length), lower=True)
+            measure = measures[at * size + step]
             wanted = jax.lax.dynamic_slice(part, (top, 0), (length, width))
             codes = choice.codes(measure @ wanted, tables @ measure.T, squares)
             lost = measure @ (wanted - decode_rows(codes[:, None], tables))

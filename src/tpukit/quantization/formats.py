@@ -6,7 +6,7 @@
 | vq2 | 2 | 4 weights, 256 entries |
 | vq3.5 | 3.5 | 4 weights, the sum of two of 128 entries |
 | vq4 | 4 | 4 weights, the sum of two of 256 entries |
-| trellis2, trellis3, trellis4 | 2, 3, 4 | one weight from the last 12 bits, see `trellis` |
+| trellis1 … trellis4 | 1 … 4 | one weight from the last 12 bits, see `trellis` |
 
 The first four are what the fused TPU kernel multiplies. Any other length, number of entries or
 stages is a `VQFormat` too. Those, and trellises, which lose least at their bits, are decoded before
@@ -19,8 +19,8 @@ from typing import Literal, TypeAlias, get_args
 
 from ..errors import TPUValidationError, did_you_mean
 
-Layout: TypeAlias = Literal["tpu_lane_i32", "plain", "trellis2", "trellis3", "trellis4"]
-TRELLIS_BITS: dict[str, int] = {"trellis2": 2, "trellis3": 3, "trellis4": 4}
+Layout: TypeAlias = Literal["tpu_lane_i32", "plain", "trellis1", "trellis2", "trellis3", "trellis4"]
+TRELLIS_BITS: dict[str, int] = {"trellis1": 1, "trellis2": 2, "trellis3": 3, "trellis4": 4}
 # Codes are bytes or 16 bits wide.
 MOST_ENTRIES = 65_536
 _KERNEL_LENGTH, _KERNEL_ENTRIES = 4, (128, 256)
@@ -61,7 +61,7 @@ class VQFormat:
         if self.trellis not in TRELLIS_BITS.values() or not whole or self.entries > 4096:
             raise TPUValidationError(
                 f"A trellis of {self.trellis!r} bits a weight over {self.entries} entries; "
-                "expected 2, 3 or 4 bits, and a power of two from 4^bits to 4096 entries."
+                "expected 1, 2, 3 or 4 bits, and a power of two from 4^bits to 4096 entries."
             )
         if self.length != 1 or self.stages != 1:
             raise TPUValidationError(
@@ -96,6 +96,7 @@ VQ_FORMATS: dict[str, VQFormat] = {
     "vq2": VQFormat(entries=256),
     "vq3.5": VQFormat(entries=128, stages=2),
     "vq4": VQFormat(entries=256, stages=2),
+    "trellis1": VQFormat(length=1, entries=4096, trellis=1),
     "trellis2": VQFormat(length=1, entries=4096, trellis=2),
     "trellis3": VQFormat(length=1, entries=4096, trellis=3),
     "trellis4": VQFormat(length=1, entries=4096, trellis=4),

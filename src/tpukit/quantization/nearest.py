@@ -22,7 +22,7 @@ _LOOP_LENGTH, _FUSED_LENGTH = 32, 16
 _ROUNDING = 1e-6
 # Products in the body of the loop: many for many vectors, few where compiling takes the time.
 _UNROLLED, _UNROLLED_SHORT, _MANY = 256, 64, 16_384
-_CHUNK = {"loop": 32_768, "fused": 65_536, "product": 4096}
+_CHUNK = {"loop": 32_768, "fused": 1_048_576, "product": 4096}
 
 
 def form_for(length: int, entries: int, platform: str | None = None) -> Form:

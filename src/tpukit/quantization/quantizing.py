@@ -1,8 +1,8 @@
 """`quantize_model`: calibrate, choose formats, quantize, and measure what was lost."""
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,23 +10,25 @@ from rich.console import RenderableType
 
 from ..annotations import PyTree
 from ..errors import TargetNotReached, TPUValidationError
-from ..models.stored.parameter import part_bytes, part_matrix
+from ..hardware import get_chip
+from ..models.stored.parameter import part_bytes
 from ..models.stored.running import Activations
 from ..runtime.progress import Progress, silent
-from .calibrated import Calibrated, Rounding, rows_of
-from .codec import output_error
+from .calibrated import Calibrated, Rounding, Stored, rows_of
+from .candidates import Chosen, make_candidates
+from .chip_speed import estimated_speedup
 from .generation_score import generation_score
 from .model import QuantizedModel, matrix_of, with_parts
 from .plan import SKIP, QuantPlan, Rules, make_plan
 from .qwix_matrices import Method
 from .report import MatrixRow, QuantReport
-from .search import CANDIDATES, build_ladder
+from .search import CANDIDATES, Ladder
 from .speed import measured_speedup
 from .subject import held_out, make_subject, read_batches
 
 # The format of all matrices where nobody asks for a target, a size or a format.
 DEFAULT_FORMAT = "int4"
-# Further upgrades that a search makes where the plan it found loses more once it is carried out.
+# How often a search makes further upgrades where activations that are rounded lose more.
 _RETRIES = 3
 
 
@@ -63,6 +65,7 @@ def quantize_model(
     sequential: int = 4,
     seed: int = 0,
     codec: dict[str, Any] | None = None,
+    chip: str | None = None,
     progress: Progress = silent,
 ) -> QuantizationResult:
     """Quantize the matrices of anybody's model by what its outputs lose on data.
@@ -94,6 +97,8 @@ def quantize_model(
             each are measured with all blocks before it quantized. 1 measures all at once.
         seed: Of codebooks.
         codec: Further arguments of `quantize_matrix` ({"hadamard": True}).
+        chip: A generation ("v6e") that the report's speedup is estimated for, by kernels compiled
+            for it; by default it is measured on the accelerator that is here, if there is one.
         progress: Called with a line for each thing done.
 
     Raises:
@@ -104,6 +109,8 @@ def quantize_model(
     """
     started = time.perf_counter()
     _check(target_accuracy_retention, bits, plan, format)
+    if chip is not None:
+        get_chip(chip)  # or hours later
     first, data = _peek(calibration_data)
     subject = make_subject(model, params, first)
     batches = read_batches(data, num_calibration_batches, subject.batch)
@@ -114,30 +121,36 @@ def quantize_model(
     rounding = Rounding(integers, seed, sequential, codec)
     calibrated = Calibrated.of(subject, batches, judged, rounding, progress)
 
-    def carry_out(plan: QuantPlan) -> QuantizationResult:
-        return _carried_out(
-            calibrated, plan, activations, target_accuracy_retention, time.perf_counter() - started
-        )
+    def carry_out(plan: QuantPlan, made: Mapping[str, Stored]) -> QuantizationResult:
+        spent = time.perf_counter() - started
+        found = _carried_out(calibrated, plan, made, activations, target_accuracy_retention, spent)
+        return found if chip is None else _with_speed_on(chip, found, progress)
 
     base = plan or make_plan(calibrated.matrices, format or DEFAULT_FORMAT, rules=rules)
     if target_accuracy_retention is None and bits is None:
-        return carry_out(base)
-    ladder = build_ladder(calibrated, base, candidates)
-    limit = len(ladder.upgrades)
-    if bits is not None:
-        limit = ladder.within(bits * ladder.weights / 8)
+        return carry_out(base, calibrated.quantize(base))
+    found = make_candidates(calibrated, base, candidates)
+    ladder = Ladder.of(found)
+
+    def chosen(choices: Chosen) -> QuantizationResult:
+        stored = {name: one.stored for name, one in choices.items()}
+        return carry_out(found.plan(choices), stored)
+
+    most = None if bits is None else bits * found.weights / 8
     if target_accuracy_retention is None:
-        return carry_out(ladder.plan(limit))
-    found = ladder.until(target_accuracy_retention, limit)
-    steps = limit if found is None else found
-    result = carry_out(ladder.plan(steps))
-    # Carried out in blocks, a plan may lose a little more than its candidates did one by one.
+        assert most is not None
+        return chosen(ladder.within(most))
+    limit = len(ladder.upgrades) if most is None else ladder.steps_within(most)
+    enough = ladder.until(target_accuracy_retention, limit)
+    steps = limit if enough is None else enough
+    result = chosen(ladder.choices(steps))
+    # The search measures with activations as they are; rounded ones lose a little more.
     jump = max(1, limit // 8)
     for _ in range(_RETRIES):
         if result.report.reached or steps >= limit:
             break
         steps = min(limit, steps + jump)
-        result = carry_out(ladder.plan(steps))
+        result = chosen(ladder.choices(steps))
     if not result.report.reached:
         raise _not_reached(result, target_accuracy_retention, bits)
     return result
@@ -176,30 +189,28 @@ def _chained(first: Any, rest: Any) -> Iterable[Any]:
 def _carried_out(
     calibrated: Calibrated,
     plan: QuantPlan,
+    made: Mapping[str, Stored],
     activations: Activations,
     target: float | None,
     seconds: float,
 ) -> QuantizationResult:
     began = time.perf_counter()
     subject, matrices = calibrated.subject, calibrated.matrices
-    parts, seen = calibrated.quantize(plan)
+    parts = {name: one.part for name, one in made.items()}
     stored = with_parts(subject.params, matrices, parts)
     quantized = QuantizedModel(stored, subject, activations)
     evaluation = _evaluated(calibrated, quantized)
     written, why = generation_score(subject, stored, calibrated.evaluation_batches)
     rows: list[MatrixRow] = []
     for one in matrices.found:
-        part, weight = parts.get(one.name), matrix_of(subject.params, one)
-        error = None
-        if part is not None:
-            error = output_error(weight, part_matrix(part), seen[one.name].hessian)
+        kept = made.get(one.name)
         rows.append(
             MatrixRow(
                 name=one.name,
                 shape=one.shape,
                 format=plan.formats.get(one.name, SKIP),
-                nbytes=part_bytes(weight if part is None else part),
-                error=error,
+                nbytes=part_bytes(matrix_of(subject.params, one) if kept is None else kept.part),
+                error=None if kept is None else kept.error,
                 why=plan.reasons.get(one.name, ""),
             )
         )
@@ -219,6 +230,14 @@ def _carried_out(
         seconds=seconds + time.perf_counter() - began,
     )
     return QuantizationResult(quantized, report)
+
+
+def _with_speed_on(chip: str, result: QuantizationResult, progress: Progress) -> QuantizationResult:
+    """The result with the speedup that kernels compiled for a chip would have."""
+    kept = "int8" if result.model.activations == "int8" else "bfloat16"
+    matrices = [(row.shape, row.format) for row in result.report.matrices]
+    speed = estimated_speedup(matrices, chip, activations=kept, progress=progress)
+    return replace(result, report=replace(result.report, speedup=speed))
 
 
 def _evaluated(calibrated: Calibrated, model: QuantizedModel) -> Any:

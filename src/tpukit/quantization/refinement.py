@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
 
 from .choice import Choice, decode_rows
-from .feedback import group_blocks
+from .feedback import diagonal_blocks, group_blocks
 
 _CG_STEPS = 16
 
@@ -111,12 +111,11 @@ def sweep_codes(
         ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             pulled, lost = state
             top = step * length
-            corner = jax.lax.dynamic_slice(square, (top, top), (length, length))
-            lower = jnp.linalg.cholesky(corner)
+            lower = lowers[at * size + step]
             here = jax.lax.dynamic_slice(lost, (top, 0), (length, width))
             pull = jax.lax.dynamic_slice(pulled, (top, 0), (length, width))
             exact = jax.lax.dynamic_slice(rows, (start + top, 0), (length, width))
-            wanted = exact - here + jax.scipy.linalg.cho_solve((lower, True), pull)
+            wanted = exact - here + inverses[at * size + step] @ pull
             new = choice.codes(lower.T @ wanted, tables @ lower, squares)
             # The search is not exhaustive, so what was chosen before may be the better.
             old = jax.lax.dynamic_slice(before, (0, step, 0), (stages, 1, width))[:, 0]
@@ -133,6 +132,10 @@ def sweep_codes(
         (_, new), found = jax.lax.scan(block, (part, lost), jnp.arange(size))
         return carried + own @ (new - lost), found
 
+    lowers = jnp.linalg.cholesky(diagonal_blocks(hessian, length))
+    eyes = jnp.broadcast_to(jnp.eye(length), lowers.shape)
+    halves = jax.scipy.linalg.solve_triangular(lowers, eyes, lower=True)
+    inverses = halves.swapaxes(1, 2) @ halves
     delta = rows - decode_rows(codes, tables)
     found = jax.lax.scan(group, hessian @ delta, jnp.arange(blocks // size))[1]
     return found.reshape(blocks, stages, width).swapaxes(0, 1)

@@ -1,12 +1,13 @@
-"""One matrix in one format, whatever format that is."""
+"""Matrices in one format, whatever format that is."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..models.stored.parameter import Part
-from .codec import quantize_matrix
+from .codec import quantize_matrices
 from .plan import INTEGERS
 from .qwix_matrices import Method, quantize_integers
 
@@ -31,12 +32,32 @@ def round_matrix(
         seed: Of codebooks.
         codec: Further arguments of `quantize_matrix`.
     """
+    made = round_matrices(
+        [weight], format, hessians=[hessian], integers=integers, seed=seed, codec=codec
+    )
+    return made[0]
+
+
+def round_matrices(
+    weights: Sequence[jax.Array],
+    format: str,
+    *,
+    hessians: Sequence[jax.Array | None],
+    integers: Method | None = None,
+    seed: int = 0,
+    codec: dict[str, Any] | None = None,
+) -> list[Part]:
+    """Matrices of one shape in one format; see `round_matrix`."""
     if format == "bf16":
-        return weight.astype(jnp.bfloat16)
-    if format in INTEGERS:
+        return [weight.astype(jnp.bfloat16) for weight in weights]
+    if format not in INTEGERS:
+        made = quantize_matrices(weights, hessians, format=format, seed=seed, **(codec or {}))
+        return [*made]
+    found: list[Part] = []
+    for weight, hessian in zip(weights, hessians, strict=True):
         default: Method = "gptq" if format == "int4" and hessian is not None else "nearest"
         method = integers or default
         if format == "fp8" and method == "gptq":
             method = "nearest"
-        return quantize_integers(weight, format, hessian=hessian, method=method)
-    return quantize_matrix(weight, format=format, hessian=hessian, seed=seed, **(codec or {}))
+        found.append(quantize_integers(weight, format, hessian=hessian, method=method))
+    return found

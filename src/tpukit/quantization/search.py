@@ -1,37 +1,17 @@
 """Search for formats: each matrix gets the bits that its errors are worth to the model's output.
 
-How much a matrix matters is measured: the KL divergence of the outputs with that one matrix in its
-coarsest format. Between formats of one matrix it goes with the error of the matrix's own output,
-tr(ΔᵀHΔ). Upgrades are then made in the order of what they gain for a byte; how many of them a
-target needs is found by measuring on held-out data, never by the proxy.
+Upgrades are made in the order of what they gain for a byte. How many of them a target needs is
+found by measuring on held-out data, never by what was expected.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import TPUValidationError
-from ..models.stored.calibration import InputStatistics
-from ..models.stored.parameter import Part, part_bytes, part_matrix
-from .calibrated import Calibrated
-from .codec import output_error
-from .evaluation import Evaluation, Evaluator
-from .model import matrix_of, replaced
-from .plan import SKIP, QuantPlan, check_format
+from .candidates import Candidates, Choice, total_bytes
 
 CANDIDATES = ("vq2", "vq3.5", "vq4", "int4", "int8", "bf16")
-# Batches of calibration data that a matrix's weight in the output is measured on.
-PROBE_BATCHES = 2
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One matrix in one format: what it is, takes, and is expected to cost (KL, nats)."""
-
-    format: str
-    part: Part
-    nbytes: int
-    cost: float
 
 
 @dataclass(frozen=True)
@@ -48,137 +28,85 @@ class Ladder:
     """The coarsest plan, and upgrades in the order of what they gain.
 
     Attributes:
-        calibrated: The model.
-        base: The plan that says which matrices are quantized.
-        first: The coarsest choice of each.
+        candidates: What it chooses from.
+        hulls: Of each matrix, the choices that are best for some price of a byte.
         upgrades: From the best one on.
     """
 
-    calibrated: Calibrated
-    base: QuantPlan
-    first: dict[str, Choice]
+    candidates: Candidates
+    hulls: dict[str, list[Choice]]
     upgrades: tuple[Upgrade, ...]
+
+    @classmethod
+    def of(cls, candidates: Candidates) -> "Ladder":
+        """The ladder of all candidates."""
+        hulls = {name: lower_hull(choices) for name, choices in candidates.choices.items()}
+        upgrades = [one for name, hull in hulls.items() for one in _upgrades(name, hull)]
+        return cls(candidates, hulls, tuple(sorted(upgrades, key=lambda one: -one.gain)))
 
     def choices(self, steps: int) -> dict[str, Choice]:
         """Every matrix's format after the first `steps` upgrades."""
-        return {**self.first, **{one.name: one.to for one in self.upgrades[:steps]}}
+        first = {name: hull[0] for name, hull in self.hulls.items()}
+        return first | {one.name: one.to for one in self.upgrades[:steps]}
 
-    def plan(self, steps: int) -> QuantPlan:
-        """The plan after so many upgrades."""
-        chosen = self.choices(steps)
-        return self.base.with_formats({name: one.format for name, one in chosen.items()})
+    def within(self, nbytes: float) -> dict[str, Choice]:
+        """The best choices that fit in so many bytes.
 
-    def nbytes(self, steps: int) -> int:
-        """Bytes of the quantized matrices after so many upgrades."""
-        return sum(one.nbytes for one in self.choices(steps).values())
+        Moving bytes by what every move from there measures, beside all other matrices, gained
+        nothing on held-out text (benchmarks/vq_lm.py), so what is expected decides.
 
-    def measure(self, steps: int) -> Evaluation:
-        """What the model loses after so many upgrades, on held-out data."""
-        parts = {name: one.part for name, one in self.choices(steps).items()}
-        subject = self.calibrated.subject
-        found = self.calibrated.evaluator(replaced(subject.params, self.calibrated.matrices, parts))
-        self.calibrated.progress(
-            f"{steps} of {len(self.upgrades)} upgrades: retention {found.retention.text()}, "
-            f"{8 * self.nbytes(steps) / self.weights:.2f} bits a weight"
-        )
-        return found
-
-    @property
-    def weights(self) -> int:
-        """How many weights are quantized."""
-        shapes = [self.calibrated.by_name[name].shape for name in self.first]
-        return sum(rows * columns for rows, columns in shapes)
-
-    def within(self, nbytes: float) -> int:
-        """The most upgrades that fit in so many bytes.
+        Args:
+            nbytes: Of all quantized matrices.
 
         Raises:
             TPUValidationError: Not even the coarsest plan does.
         """
-        if self.nbytes(0) > nbytes:
+        chosen = self.choices(0)
+        least = total_bytes(chosen)
+        if least > nbytes:
             raise TPUValidationError(
-                f"the coarsest plan takes {self.nbytes(0):,} bytes "
-                f"({8 * self.nbytes(0) / self.weights:.2f} bits a weight), more than the "
-                f"{int(nbytes):,} asked for; allow more, or add coarser candidates."
+                f"the coarsest plan takes {least:,} bytes ({self.candidates.bits(chosen):.2f} bits "
+                f"a weight), more than the {int(nbytes):,} asked for; allow more, or add coarser "
+                "candidates."
             )
-        # Upgrades that do not fit are passed over by whoever packs; in their order is near enough.
-        return max(s for s in range(len(self.upgrades) + 1) if self.nbytes(s) <= nbytes)
+        blocked: set[str] = set()
+        for one in self.upgrades:
+            # A matrix whose next upgrade does not fit gets none of those after it.
+            more = one.to.nbytes - chosen[one.name].nbytes
+            if one.name in blocked or total_bytes(chosen) + more > nbytes:
+                blocked.add(one.name)
+                continue
+            chosen[one.name] = one.to
+        return chosen
+
+    def steps_within(self, nbytes: float) -> int:
+        """The most upgrades, in their order, that fit in so many bytes."""
+        self.within(nbytes)
+        sizes = range(len(self.upgrades) + 1)
+        return max(step for step in sizes if total_bytes(self.choices(step)) <= nbytes)
 
     def until(self, target: float, limit: int) -> int | None:
         """The fewest upgrades, at most `limit`, after which the target is surely met, or None."""
-        if self.measure(limit).retention.low < target:
+        if self._kept(limit) < target:
             return None
         low, high = -1, limit
         while high - low > 1:
             middle = (low + high) // 2
-            if self.measure(middle).retention.low >= target:
+            if self._kept(middle) >= target:
                 high = middle
             else:
                 low = middle
         return high
 
-
-def build_ladder(
-    calibrated: Calibrated, base: QuantPlan, candidates: Iterable[str] = CANDIDATES
-) -> Ladder:
-    """Quantize every matrix in every candidate format and order the upgrades.
-
-    Args:
-        calibrated: The model.
-        base: Its matrices with any format but "skip" are searched for.
-        candidates: Formats.
-    """
-    formats = [check_format(name) for name in candidates if name != SKIP]
-    if not formats:
-        raise TPUValidationError("the search has no candidates; give at least one format.")
-    names = list(base.quantized)
-    seen = calibrated.statistics(names)
-    probes = calibrated.batches[:PROBE_BATCHES]
-    subject = calibrated.subject
-    judge = Evaluator(subject.apply, subject.params, probes)
-    first: dict[str, Choice] = {}
-    upgrades: list[Upgrade] = []
-    for number, name in enumerate(names):
-        weight = matrix_of(subject.params, calibrated.by_name[name])
-        hessian = seen[name].hessian
-        made = _made(calibrated, name, formats, seen[name])
-        sized = sorted(((part_bytes(part), one, part) for one, part in made), key=lambda x: x[:2])
-        errors = [output_error(weight, part_matrix(part), hessian) for _, _, part in sized]
-        # The weight of this matrix: its coarsest format alone, all others as they were.
-        coarsest = {name: sized[errors.index(max(errors))][2]}
-        kl = judge.kl(replaced(subject.params, calibrated.matrices, coarsest))
-        worth = max(kl, 0.0) / max(max(errors), 1e-30)
-        choices = [
-            Choice(one, part, size, worth * error)
-            for (size, one, part), error in zip(sized, errors, strict=True)
-        ]
-        hull = lower_hull(choices)
-        first[name] = hull[0]
-        upgrades += _upgrades(name, hull)
-        calibrated.progress(f"{name}: KL {kl:.4g} at its coarsest ({number + 1} of {len(names)})")
-    upgrades.sort(key=lambda one: -one.gain)
-    return Ladder(calibrated, base, first, tuple(upgrades))
-
-
-def _made(
-    calibrated: Calibrated, name: str, formats: Sequence[str], seen: InputStatistics
-) -> list[tuple[str, Part]]:
-    """The matrix in every format that it can have: some need more vectors than it holds.
-
-    Raises:
-        TPUValidationError: It can have none of them.
-    """
-    found: list[tuple[str, Part]] = []
-    why: TPUValidationError | None = None
-    for format in formats:
-        try:
-            found.append((format, calibrated.round(name, format, seen)))
-        except TPUValidationError as error:
-            why = error
-            calibrated.progress(f"{name}: not in {format} ({error})")
-    if not found and why is not None:
-        raise why
-    return found
+    def _kept(self, steps: int) -> float:
+        """The lower end of what is kept after so many upgrades, on held-out data."""
+        chosen = self.choices(steps)
+        found = self.candidates.measure(chosen)
+        self.candidates.calibrated.progress(
+            f"{steps} of {len(self.upgrades)} upgrades: retention {found.retention.text()}, "
+            f"{self.candidates.bits(chosen):.2f} bits a weight"
+        )
+        return found.retention.low
 
 
 def lower_hull(choices: Sequence[Choice]) -> list[Choice]:

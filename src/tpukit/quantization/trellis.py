@@ -17,18 +17,18 @@ import numpy as np
 from jax.scipy.special import ndtri
 
 RUN = 128
-"""Neighbouring weights that are searched together."""
+"""Neighbouring weights that are searched together, at most."""
 
 
 def run_length(width: int) -> int:
-    """Weights of a run in rows of a width: 128, or all of a shorter row, filled up to bytes."""
-    return min(RUN, padded_width(width))
+    """Weights of a run in rows of a width: as many as fit in 128 when all are alike, in bytes."""
+    runs = -(-width // RUN)
+    return -(-width // (8 * runs)) * 8
 
 
 def padded_width(width: int) -> int:
     """A width that runs fill."""
-    step = RUN if width >= RUN else 8
-    return -(-width // step) * step
+    return -(-width // RUN) * run_length(width)
 
 
 def first_table(window: int, seed: int = 0) -> jax.Array:

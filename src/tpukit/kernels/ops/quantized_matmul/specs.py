@@ -12,7 +12,7 @@ from .packing import INT4_GROUP
 from .weight import INT4_PER_WORD, VQ_LENGTH, WeightFormat
 
 
-def _case(
+def quantized_case(
     format: WeightFormat,
     rows: int,
     width: int,
@@ -22,6 +22,17 @@ def _case(
     entries: int = 128,
     stages: int = 1,
 ) -> KernelCase:
+    """Shapes of (rows, width) activations times a (width, columns) matrix in a format.
+
+    Args:
+        format: Of the matrix.
+        rows: Of activations.
+        width: What is summed over.
+        columns: Of the matrix.
+        activations: As they are multiplied.
+        entries: Of a codebook.
+        stages: Of codes.
+    """
     shapes = {
         "int8": ((width, columns), jnp.int8),
         "fp8": ((width, columns), jnp.float8_e4m3fn),
@@ -46,16 +57,16 @@ OP = Op(
     function=quantized_matmul_arrays,
     implementations=IMPLEMENTATIONS,
     cases=(
-        _case("int8", 32, 512, 512),
-        _case("int8", 32, 512, 512, activations="int8"),
-        _case("int4", 32, 512, 512),
-        _case("fp8", 32, 512, 512),
-        _case("vq", 32, 512, 512),
-        _case("vq", 32, 512, 512, entries=256, activations="int8"),
-        _case("int8", 16, 4096, 14336),
-        _case("int4", 16, 4096, 14336),
-        _case("vq", 16, 4096, 14336),
-        _case("int4", 2048, 4096, 14336),
+        quantized_case("int8", 32, 512, 512),
+        quantized_case("int8", 32, 512, 512, activations="int8"),
+        quantized_case("int4", 32, 512, 512),
+        quantized_case("fp8", 32, 512, 512),
+        quantized_case("vq", 32, 512, 512),
+        quantized_case("vq", 32, 512, 512, entries=256, activations="int8"),
+        quantized_case("int8", 16, 4096, 14336),
+        quantized_case("int4", 16, 4096, 14336),
+        quantized_case("vq", 16, 4096, 14336),
+        quantized_case("int4", 2048, 4096, 14336),
     ),
     block_space=block_space,
     vmem_bytes=vmem_bytes,
