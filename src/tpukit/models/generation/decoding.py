@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ...errors import TPUValidationError
 from ..execution import Execution
 from ..transformer.config import TransformerConfig
-from .cache import Cache, Place, in_place, place_cache
+from .cache import Cache, CacheSpec, Place, in_place, place_cache
 from .forward import read_prompts, read_token
 
 
@@ -103,9 +103,12 @@ def begin_rows(
     sampling: Sampling,
     slots: int,
     execution: Execution,
+    kv: CacheSpec | None = None,
 ) -> DecodingState:
     """Read the prompts and choose the first new token of each; rows without a prompt are done."""
-    logits, cache = read_prompts(config, params, tokens, lengths, slots=slots, execution=execution)
+    logits, cache = read_prompts(
+        config, params, tokens, lengths, slots=slots, execution=execution, kv=kv
+    )
     first = sampling.choose(logits, _keys(seed, lengths))
     rows = jnp.arange(tokens.shape[0])
     room = jnp.zeros((tokens.shape[0], slots), jnp.int32).at[:, : tokens.shape[1]].set(tokens)
@@ -128,6 +131,7 @@ def extend_rows(
     config: TransformerConfig,
     sampling: Sampling,
     execution: Execution,
+    kv: CacheSpec | None = None,
 ) -> DecodingState:
     """Add tokens until there are `until` new ones, or every row has ended."""
     rows = jnp.arange(state.tokens.shape[0])
@@ -145,6 +149,7 @@ def extend_rows(
             now.cache,
             slots=now.tokens.shape[1],
             execution=execution,
+            kv=kv,
         )
         positions = now.positions + 1
         chosen = jnp.where(now.done, eos[0], sampling.choose(logits, _keys(seed, positions)))

@@ -13,9 +13,11 @@ from jax.typing import ArrayLike
 
 from ...annotations import PyTree
 from ...errors import TPUModelError, TPUValidationError
+from ...hardware.cache_formats import CacheFormat
 from ..presets import get_preset
 from ..stored.parameter import is_stored
 from ..transformer.config import TransformerConfig
+from .cache import CacheSpec
 from .decoding import DecodingState, Sampling
 from .programs import DecodingPrograms, rounded_size
 from .result import Ending, Generation
@@ -35,17 +37,28 @@ class Generator:
             quantized ones (`QuantizedModel.params`); on a mesh they stay as they are split, and
             caches are split by rows and heads over it.
         loop: Whether layers are a loop; see `DecodingPrograms`. Quantized ones always are.
+        kv: The format that keys, values and latents are kept in: "bf16", "fp8", "int8", "int4", or
+            a `CacheSpec` with codebooks; the model's own dtype by default.
 
     Raises:
         TPUModelError: The model is not the reference transformer.
         ShardingError: The parameters' mesh has an axis that generation cannot use.
+        TPUValidationError: There is no such format of a cache, or it needs codebooks.
     """
 
-    def __init__(self, model: object, params: PyTree, *, loop: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: object,
+        params: PyTree,
+        *,
+        loop: bool | None = None,
+        kv: CacheSpec | CacheFormat | str | None = None,
+    ) -> None:
         given = jax.tree.map(jnp.asarray, params)
         if any(map(is_stored, jax.tree.leaves(given, is_leaf=is_stored))):
             loop = True  # stored matrices are not taken apart
-        self.programs = DecodingPrograms(transformer_config(model), _mesh_of(given), loop)
+        kept = None if kv is None else CacheSpec.of(kv)
+        self.programs = DecodingPrograms(transformer_config(model), _mesh_of(given), loop, kept)
         self.params = self.programs.prepared(given)
         self.config = self.programs.config
         self._programs: dict[tuple[Any, ...], Any] = {}
@@ -178,6 +191,7 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
     eos: int | Sequence[int] | None = None,
+    kv: CacheSpec | CacheFormat | str | None = None,
 ) -> Generation:
     """Continue prompts with tokens drawn from a reference transformer.
 
@@ -191,6 +205,7 @@ def generate(
         top_p: Draw only from the likeliest tokens that together hold this much probability.
         seed: The same gives the same tokens.
         eos: The token that ends a row, or several that do.
+        kv: The format that keys and values are kept in; see `Generator`.
 
     Raises:
         TPUModelError: It is not a reference transformer, or the tokens do not fit it.
@@ -203,7 +218,7 @@ def generate(
         4
     """
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    return Generator(model, params).generate(
+    return Generator(model, params, kv=kv).generate(
         prompts, max_new_tokens=max_new_tokens, sampling=sampling, eos=eos
     )
 

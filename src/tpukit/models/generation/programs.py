@@ -24,6 +24,7 @@ from ..execution import Execution
 from ..placement import experts_on, kernel_spread
 from ..stored.running import with_stored_parameters
 from ..transformer.config import TransformerConfig
+from .cache import CacheSpec
 from .decoding import DecodingState, Sampling, begin_rows, extend_rows
 from .preparation import lay_apart
 
@@ -50,6 +51,7 @@ class DecodingPrograms:
         loop: Whether layers are a loop over their stacks. Without one, parameters come as
             `prepared` gives them, and no weight or cache is cut out of others: the steps of a GPU,
             which has nothing else to wait for. None: a loop but on one GPU.
+        kv: How keys, values and latents are kept; in the model's own dtype by default.
 
     Raises:
         ShardingError: The mesh has an axis that decoding cannot use.
@@ -58,6 +60,7 @@ class DecodingPrograms:
     model: TransformerConfig
     mesh: AnyMesh | None = None
     loop: bool | None = None
+    kv: CacheSpec | None = None
 
     def __post_init__(self) -> None:
         for axis, size in {} if self.mesh is None else axis_sizes(self.mesh).items():
@@ -168,7 +171,9 @@ class DecodingPrograms:
     def _jitted(
         self, name: str, function: Callable[..., DecodingState], *, donate: Any = (), **static: Any
     ) -> Any:
-        bound = partial(function, config=self.config, execution=self.execution, **static)
+        bound = partial(
+            function, config=self.config, execution=self.execution, kv=self.kv, **static
+        )
         whole = with_stored_parameters(bound)
 
         def program(*arguments: Any) -> DecodingState:
