@@ -5,7 +5,7 @@ token by itself, so that a token is written once and never again. A few tokens s
 beside them: the first, which many heads look at whatever the text says, and the newest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,11 +93,6 @@ class CacheFormat:
         codes = sum(one.count * self.code_bytes(one.width) for one in each)
         scales = sum(one.count * one.width // self.sharing(one.width) for one in each)
         return tokens * (codes + SCALE.nbytes(scales)) + BFLOAT16.nbytes(channels * self.wide)
-
-    def bits_per_value(self, units: Sequence[Unit], tokens: int) -> float:
-        """Bits of each channel of `tokens` tokens: codes, scales and what stays in bfloat16."""
-        channels = sum(one.count * one.width for one in units)
-        return 8 * self.nbytes(units, tokens) / (channels * tokens)
 
 
 # fp8 as servers keep it, without scales of its own.

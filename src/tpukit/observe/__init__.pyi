@@ -39,7 +39,6 @@ from .stragglers.report import Straggler as Straggler
 from .stragglers.report import StragglerReport as StragglerReport
 
 __all__ = [
-    "METRICS",
     "Alert",
     "AlertRule",
     "BottleneckAnalysis",
@@ -50,6 +49,7 @@ __all__ = [
     "HostRecords",
     "InputRate",
     "JsonlExporter",
+    "METRICS",
     "MetricsCollector",
     "MonitorHook",
     "PerformanceDiagnosis",

@@ -96,16 +96,7 @@ class Generator:
             eos: The token that ends a row, or several that do.
             every: Tokens between two results.
         """
-        rows = _checked_prompts(prompts, self.config)
-        lengths = np.asarray([len(row) for row in rows], np.int32)
-        slots = self._room(int(lengths.max()), max_new_tokens)
-        longest = min(rounded_size(int(lengths.max())), slots)
-        # Rows that fill the batch up have no prompt: they are done when they begin.
-        tokens = np.zeros((self.programs.rows(len(rows)), longest), np.int32)
-        filled = np.zeros(len(tokens), np.int32)
-        filled[: len(rows)] = lengths
-        for row, prompt in enumerate(rows):
-            tokens[row, : len(prompt)] = prompt
+        tokens, filled, lengths, slots = self._laid_out(prompts, max_new_tokens)
         choose = sampling or Sampling()
         self._compile_s = 0.0
         # The seed and the end are arguments: another one needs no other program.
@@ -128,6 +119,44 @@ class Generator:
             started = time.perf_counter()
             state = jax.block_until_ready(extend(self.params, state, until, *rest))
             decode_s += time.perf_counter() - started
+
+    def follow(self, prompts: Prompts, following: ArrayLike) -> np.ndarray:
+        """Logits (rows, steps, V), float32, before each token that follows a prompt.
+
+        Tokens go through the cache one by one, as those that `generate` chooses do: it is what it
+        would have chosen from.
+
+        Args:
+            prompts: A sequence of token numbers a row; rows may differ in length.
+            following: (rows, steps) token numbers.
+
+        Raises:
+            TPUModelError: The tokens do not fit the model.
+        """
+        after = np.asarray(following, np.int32)
+        tokens, filled, lengths, slots = self._laid_out(prompts, after.shape[1])
+        _checked_prompts(after, self.config)
+        room = np.zeros((len(tokens), after.shape[1]), np.int32)
+        room[: len(lengths)] = after
+        arguments = (self.params, *self.programs.put_rows((tokens, filled, room)))
+        run = self._program("follow", arguments, slots=slots)
+        return np.asarray(run(*arguments), np.float32)[: len(lengths)]
+
+    def _laid_out(
+        self, prompts: Prompts, new: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        """Prompts in one array with the length of each row, those of the prompts, and slots."""
+        rows = _checked_prompts(prompts, self.config)
+        lengths = np.asarray([len(row) for row in rows], np.int32)
+        slots = self._room(int(lengths.max()), new)
+        longest = min(rounded_size(int(lengths.max())), slots)
+        # Rows that fill the batch up have no prompt: they are done when they begin.
+        tokens = np.zeros((self.programs.rows(len(rows)), longest), np.int32)
+        filled = np.zeros(len(tokens), np.int32)
+        filled[: len(rows)] = lengths
+        for row, prompt in enumerate(rows):
+            tokens[row, : len(prompt)] = prompt
+        return tokens, filled, lengths, slots
 
     def _program(self, name: str, arguments: tuple[Any, ...], **static: Any) -> Any:
         """The compiled program, made where there is none for these shapes."""

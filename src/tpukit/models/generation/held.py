@@ -63,7 +63,8 @@ class NarrowSlots:
         codes: (layers, rows, slots, units x bytes).
         scales: (layers, rows, slots, units x scales), bfloat16.
         wide: (layers, rows, first + recent, units x width): a position below `first` has that
-            place, and each of the newest its position modulo `recent` behind them.
+            place, and each of the newest its position modulo `recent` behind them. None where the
+            format keeps none.
         book: A codebook whose arrays have a leading axis of layers; None for integers.
         format: Of the cache.
         units: That lie side by side.
@@ -71,7 +72,7 @@ class NarrowSlots:
 
     codes: jax.Array
     scales: jax.Array
-    wide: jax.Array
+    wide: jax.Array | None
     book: CacheBook | None
     format: CacheFormat = field(metadata={"static": True})
     units: int = field(metadata={"static": True})
@@ -88,10 +89,11 @@ class NarrowSlots:
         """Room for (layers, rows, slots)."""
         dtype = jnp.int8 if format.codes.name == "int8" else jnp.uint8
         scales = units * width // format.sharing(width)
+        beside = (*held[:2], format.wide, units * width)
         return cls(
             jnp.zeros((*held, units * format.code_bytes(width)), dtype),
             jnp.zeros((*held, scales), jnp.bfloat16),
-            jnp.zeros((*held[:2], format.wide, units * width), WIDE),
+            jnp.zeros(beside, WIDE) if format.wide else None,
             book,
             format,
             units,
@@ -99,8 +101,9 @@ class NarrowSlots:
 
     def placed(self, place: Any, axis: str | None) -> "NarrowSlots":
         """The same in its place; `axis` is what units are."""
-        codes, scales, wide = (
-            _placed(leaf, place, axis, self.units) for leaf in (self.codes, self.scales, self.wide)
+        codes, scales, wide = jax.tree.map(
+            lambda leaf: _placed(leaf, place, axis, self.units),
+            (self.codes, self.scales, self.wide),
         )
         book = jax.tree.map(lambda leaf: place(leaf, *(None,) * leaf.ndim), self.book)
         return replace(self, codes=codes, scales=scales, wide=wide, book=book)
@@ -109,25 +112,28 @@ class NarrowSlots:
         """Write what one layer's slots hold after prompts (rows, tokens, units, width)."""
         held = slots_of_prompts(tokens, lengths, slots=self.codes.shape[2])
         codes, scales = encode(self.format, held, self._book_of(index))
-        where = jnp.clip(self._positions_wide(lengths - 1), 0, tokens.shape[1] - 1)
-        wide = jnp.take_along_axis(tokens, where[..., None, None], axis=1)
+        wide = self.wide
+        if wide is not None:
+            where = jnp.clip(self._positions_wide(lengths - 1), 0, tokens.shape[1] - 1)
+            beside = jnp.take_along_axis(tokens, where[..., None, None], axis=1)
+            wide = _layer_set(wide, index, beside)
         return replace(
             self,
             codes=_layer_set(self.codes, index, codes),
             scales=_layer_set(self.scales, index, scales),
-            wide=_layer_set(self.wide, index, wide),
+            wide=wide,
         )
 
     def put(self, index: Any, token: jax.Array, positions: jax.Array) -> "NarrowSlots":
         """Write one token of each row (rows, units, width)."""
         codes, scales = encode(self.format, token, self._book_of(index))
         wide, format = self.wide, self.format
-        if format.recent:
+        if wide is not None and format.recent:
             wide = _place_set(wide, index, token, format.first + positions % format.recent)
-        # Past the first ones there is no such place, and nothing is written.
-        wide = _place_set(
-            wide, index, token, jnp.where(positions < format.first, positions, wide.shape[2])
-        )
+        if wide is not None and format.first:
+            # Past the first ones there is no such place, and nothing is written.
+            places = jnp.where(positions < format.first, positions, format.wide)
+            wide = _place_set(wide, index, token, places)
         return replace(
             self,
             codes=_slot_set(self.codes, index, codes, positions),
@@ -137,23 +143,24 @@ class NarrowSlots:
 
     def read(self, index: Any, positions: jax.Array, dtype: Any) -> jax.Array:
         """One layer's slots (rows, slots, units, width) after the tokens at `positions`."""
-        codes, scales, wide = (
-            leaf[index].reshape(*leaf.shape[1:3], self.units, -1)
-            for leaf in (self.codes, self.scales, self.wide)
-        )
+        codes, scales = (self._of_layer(leaf, index) for leaf in (self.codes, self.scales))
         found = decode(self.format, codes, scales, self._book_of(index), dtype)
+        if self.wide is None:
+            return found
         held, slots = self._positions_wide(positions), found.shape[1]
         still = (held >= 0) & (held > positions[:, None] - slots)
         places = jnp.where(still, held % slots, slots)
         rows = jnp.arange(found.shape[0])[:, None]
-        return found.at[rows, places].set(wide.astype(dtype), mode="drop")
+        beside = self._of_layer(self.wide, index).astype(dtype)
+        return found.at[rows, places].set(beside, mode="drop")
+
+    def _of_layer(self, leaf: jax.Array, index: Any) -> jax.Array:
+        return leaf[index].reshape(*leaf.shape[1:3], self.units, -1)
 
     def _positions_wide(self, positions: jax.Array) -> jax.Array:
         """(rows, places) the position of each token kept wide; negative where there is none."""
-        first = jnp.broadcast_to(
-            jnp.arange(self.format.first), (positions.shape[0], self.format.first)
-        )
-        first = jnp.where(first <= positions[:, None], first, -1)
+        places = jnp.arange(self.format.first)
+        first = jnp.where(places <= positions[:, None], places, -1)
         if not self.format.recent:
             return first
         newest = positions_held(positions, self.format.recent)

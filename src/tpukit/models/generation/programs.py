@@ -25,7 +25,7 @@ from ..placement import experts_on, kernel_spread
 from ..stored.running import with_stored_parameters
 from ..transformer.config import TransformerConfig
 from .cache import CacheSpec
-from .decoding import DecodingState, Sampling, begin_rows, extend_rows
+from .decoding import DecodingState, Sampling, begin_rows, extend_rows, follow_rows
 from .preparation import lay_apart
 
 SMALLEST_ROOM = 32
@@ -108,6 +108,10 @@ class DecodingPrograms:
         """(params, state, until, eos, seed) -> state, written in place; see `extend_rows`."""
         return self._jitted("decode", extend_rows, donate=1, sampling=sampling)
 
+    def follow(self, *, slots: int) -> Any:
+        """(params, tokens, lengths, following) -> logits; see `follow_rows`."""
+        return self._jitted("follow", follow_rows, slots=slots)
+
     def rows(self, wanted: int) -> int:
         """How many rows a batch of `wanted` takes: every device has as many as the others."""
         ways = 1 if self.mesh is None else count_batch_ways(axis_sizes(self.mesh))
@@ -169,14 +173,14 @@ class DecodingPrograms:
         return activation_rules(self.mesh, self.strategy)
 
     def _jitted(
-        self, name: str, function: Callable[..., DecodingState], *, donate: Any = (), **static: Any
+        self, name: str, function: Callable[..., Any], *, donate: Any = (), **static: Any
     ) -> Any:
         bound = partial(
             function, config=self.config, execution=self.execution, kv=self.kv, **static
         )
         whole = with_stored_parameters(bound)
 
-        def program(*arguments: Any) -> DecodingState:
+        def program(*arguments: Any) -> Any:
             with self._rules():
                 return whole(*arguments)
 
