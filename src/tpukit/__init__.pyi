@@ -35,8 +35,8 @@ from .models.generation import Generator as Generator
 from .models.generation import Sampling as Sampling
 from .models.generation import generate as generate
 from .observe import TPUMonitor as TPUMonitor
-from .observe import TPUProfiler as TPUProfiler
 from .observe import TpuMonitor as TpuMonitor
+from .observe import TPUProfiler as TPUProfiler
 from .observe import diagnose_performance as diagnose_performance
 from .observe import profile_tpu_usage as profile_tpu_usage
 from .parallel import Layout as Layout

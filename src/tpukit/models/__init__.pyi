@@ -16,7 +16,9 @@ from .loss.loss import next_token_loss as next_token_loss
 from .presets import Preset as Preset
 from .presets import get_preset as get_preset
 from .presets import list_presets as list_presets
-from .remat.gradient_checkpointing import enable_gradient_checkpointing as enable_gradient_checkpointing
+from .remat.gradient_checkpointing import (
+    enable_gradient_checkpointing as enable_gradient_checkpointing,
+)
 from .remat.policy import RematPolicy as RematPolicy
 from .transformer.accounting import FlopsPerToken as FlopsPerToken
 from .transformer.accounting import ParameterCount as ParameterCount

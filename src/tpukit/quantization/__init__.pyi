@@ -17,8 +17,8 @@ from .files import load_arrays as load_arrays
 from .files import load_codebook as load_codebook
 from .files import save_arrays as save_arrays
 from .files import save_codebook as save_codebook
-from .formats import VQFormat as VQFormat
 from .formats import VQ_FORMATS as VQ_FORMATS
+from .formats import VQFormat as VQFormat
 from .formats import parse_vq_format as parse_vq_format
 from .integration import TPUv6VQIntegration as TPUv6VQIntegration
 from .model import QuantizedModel as QuantizedModel
@@ -38,6 +38,7 @@ from .uniform import quantize_for_tpu as quantize_for_tpu
 from .vq_array import VQArray as VQArray
 
 __all__ = [
+    "VQ_FORMATS",
     "CacheReport",
     "Codebook",
     "Evaluation",
@@ -53,7 +54,6 @@ __all__ = [
     "TPUv6VQIntegration",
     "VQArray",
     "VQFormat",
-    "VQ_FORMATS",
     "array_shardings",
     "check_weight_metric",
     "fit_cache",
