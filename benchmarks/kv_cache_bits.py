@@ -2,12 +2,12 @@
 
     python benchmarks/kv_cache_bits.py [--models gated,plain] [--seeds 1] [--steps N] [--out F]
 
-Models are those of `vq_lm.py` with heads of 64 channels, trained on the source of Python's standard library with rows of
-1,024 bytes; prompts are 896 bytes of files nobody trained on, continued by 128 bytes, each the
-likeliest. All is compared with a bfloat16 cache of the same model. `free`: each cache goes on with
-its own text, and bytes are compared place by place, so that all after the first other one count as
-lost where they differ. `forced`: both read the bfloat16 cache's text, and choices are compared.
-Bits include scales and the tokens that stay in bfloat16, at the full length of 1,024.
+Models are those of `vq_lm.py` with heads of 64 channels, trained on the source of Python's standard
+library with rows of 1,024 bytes; prompts are 896 bytes of files nobody trained on, continued by 128
+bytes, each the likeliest. All is compared with a bfloat16 cache of the same model. `free`: each
+cache goes on with its own text, and bytes are compared place by place, so that all after the first
+other one count as lost where they differ. `forced`: both read the bfloat16 cache's text, and
+choices are compared. Bits include scales and the tokens that stay in bfloat16, at 1,024 tokens.
 
 The first row, bfloat16 beside float32, is what the measure finds of no more than that.
 """

@@ -39,6 +39,7 @@ from .stragglers.report import Straggler as Straggler
 from .stragglers.report import StragglerReport as StragglerReport
 
 __all__ = [
+    "METRICS",
     "Alert",
     "AlertRule",
     "BottleneckAnalysis",
@@ -49,7 +50,6 @@ __all__ = [
     "HostRecords",
     "InputRate",
     "JsonlExporter",
-    "METRICS",
     "MetricsCollector",
     "MonitorHook",
     "PerformanceDiagnosis",

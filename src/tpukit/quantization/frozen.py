@@ -36,5 +36,6 @@ def saved_base(folder: str) -> Callable[[PyTree], PyTree]:
 
     It is for shapes; the values are the folder's (`load_quantized`).
     """
-    shapes = jax.eval_shape(lambda: load_quantized(folder).params)
+    held = load_quantized(folder).params
+    shapes = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), held)
     return lambda _: jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)

@@ -101,6 +101,7 @@ def test_no_decoded_matrix_is_kept_for_the_way_back(dense):
     assert not kept
 
 
+@pytest.mark.slow
 def test_quantized_bases_are_split_like_their_matrices():
     mesh = create_mesh(mesh_shape=(2, 2), axis_names=("fsdp", "tensor"), devices=jax.devices()[:4])
     batch = Workload(CONFIG, **SHAPE).batch_shapes()
