@@ -79,8 +79,8 @@ class CacheFormat:
         return self.codes.nbytes(width // self.group)
 
     def narrows(self, tokens: int) -> bool:
-        """Whether so many tokens are kept as codes; fewer than stay in bfloat16 are not."""
-        return self.is_narrow and tokens > self.wide
+        """Whether so many tokens are kept as codes; few stay in bfloat16, which is smaller."""
+        return self.is_narrow and tokens > 2 * self.wide
 
     def nbytes(self, units: Iterable[Unit], tokens: int) -> int:
         """Bytes that a layer keeps of `tokens` tokens of a sequence, without its codebooks."""
