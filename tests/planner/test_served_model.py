@@ -7,9 +7,10 @@ import sys
 import jax
 import pytest
 
+from tpukit.hardware.cache_formats import CACHE_FORMATS
 from tpukit.kernels import quantize_weight
 from tpukit.models import get_preset, list_presets
-from tpukit.models.generation.cache import empty_cache
+from tpukit.models.generation.cache import CacheSpec, empty_cache
 from tpukit.planner.cost.served_model import ServedModel
 from tpukit.step import Workload
 
@@ -33,6 +34,17 @@ def test_every_preset_holds_what_generation_makes(name):
         made = jax.eval_shape(lambda slots=slots: empty_cache(config, rows=3, slots=slots))
         nbytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
         assert 3 * ServedModel.of(config).cache_bytes(slots) == nbytes
+
+
+@pytest.mark.parametrize("name", ["llama3.1-8b", "gemma3-12b", "deepseek-v3"])
+@pytest.mark.parametrize("cache", ["fp8", "int8", "int4", "pq4", "pq2"])
+def test_narrow_caches_take_what_generation_makes(name, cache):
+    config = get_preset(name, dtype="bfloat16")
+    spec = CacheSpec(CACHE_FORMATS[cache])
+    for slots in (30, 4096):
+        made = jax.eval_shape(lambda slots=slots: empty_cache(config, rows=3, slots=slots, kv=spec))
+        nbytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
+        assert 3 * ServedModel.of(config).cache_bytes(slots, cache) == nbytes
 
 
 @pytest.mark.parametrize("name", list_presets())

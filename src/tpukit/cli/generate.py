@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import TPUValidationError
-from ..runtime.ranges import COUNT, SEED, SHARE, WEIGHT
+from ..runtime.ranges import COUNT, PART, SEED, SHARE, WEIGHT
 from . import job_options as options
 from .export import Step
 from .values import within
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..models.generation import TextPart
     from ..training.data.tokenizer import Tokenizer
     from ..training.trained_model import TrainedModel
+    from .generate_cache import CacheUse
 
 Source = Annotated[str, typer.Argument(help="A run directory, a checkpoint, or a HF folder.")]
 Prompt = Annotated[str, typer.Option(help="What to continue.")]
@@ -44,6 +45,17 @@ Chat = Annotated[
     bool, typer.Option("--chat", help="The prompt is a message: use the folder's chat template.")
 ]
 System = Annotated[str | None, typer.Option(help="With --chat: what stands before the message.")]
+Kv = Annotated[
+    str | None,
+    typer.Option(help="The cache in bf16, fp8, int8, int4, or a folder of `quantize --kv`."),
+]
+KvTarget = Annotated[
+    float,
+    typer.Option(
+        help="With --kv: share of tokens that a full cache must choose too; 0 measures nothing.",
+        callback=within(PART),
+    ),
+]
 Seed = Annotated[int, typer.Option(help="The same gives the same text.", callback=within(SEED))]
 
 DEFAULT_NEW_TOKENS = 200
@@ -62,10 +74,15 @@ def generate(
     chat: Chat = False,
     system: System = None,
     mesh: options.Mesh = None,
+    kv: Kv = None,
+    kv_target: KvTarget = 0.95,
     step: Step = None,
     json: options.Json = False,
 ) -> None:
-    """Continue a prompt; the text goes to standard output as it is made."""
+    """Continue a prompt; the text goes to standard output as it is made.
+
+    With --kv, exit 1 where too many tokens are not those of a full cache.
+    """
     if system is not None and not chat:
         raise TPUValidationError("--system is part of a conversation; add --chat.")
     from ..runtime.environment import configure_tpu_environment
@@ -73,6 +90,7 @@ def generate(
     configure_tpu_environment()
     from ..models.generation import Generator, Sampling, stream_text
     from ..training.trained_model import load_trained
+    from .generate_cache import cache_spec, measure_use
     from .output import show
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -81,10 +99,12 @@ def generate(
     asked = _conversation(tokenizer or model.tokenizer, prompt, system) if chat else prompt
     start = _encoded(asked, words, model)
     wanted = max_new_tokens or min(DEFAULT_NEW_TOKENS, model.config.max_seq_len - len(start))
+    spec = None if kv is None else cache_spec(kv, model)
+    generator = Generator(model.config, model.params, kv=spec)
     # Not before there is something to add: an error would stand beside half a sentence.
     unsaid, last = "" if chat else prompt, None
     for last in stream_text(
-        Generator(model.config, model.params),
+        generator,
         words,
         start,
         stop=stop or (),
@@ -95,13 +115,19 @@ def generate(
         if not json:
             typer.echo(unsaid + last.new, nl=False)
         unsaid = ""
-    if last is not None:
-        generated = GeneratedText(prompt=asked, part=last, model=model)
-        if json:
-            show(generated, json=True)
-        else:
-            typer.echo("")
-            typer.echo(generated.headline(), err=True)
+    if last is None:
+        return
+    use = None
+    if spec is not None:
+        use = measure_use(model, spec, start, last.generation, sampling, kv_target)
+    generated = GeneratedText(prompt=asked, part=last, model=model, cache=use)
+    if json:
+        show(generated, json=True)
+    else:
+        typer.echo("")
+        typer.echo(generated.headline(), err=True)
+    if use is not None and use.reached is False:
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +137,7 @@ class GeneratedText:
     prompt: str
     part: "TextPart"
     model: "TrainedModel"
+    cache: "CacheUse | None" = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -121,19 +148,21 @@ class GeneratedText:
             "model": self.model.config.name,
             "source": self.model.source,
             "step": self.model.step,
+            "kv": None if self.cache is None else self.cache.to_dict(),
             **self.part.generation.to_dict(),
         }
 
     def headline(self) -> str:
-        """One line about model and speed."""
+        """A line about model and speed, and one about the cache."""
         about, found = self.model, self.part.generation
         at = "" if about.step is None else f" at step {about.step}"
         step = found.step_time_s
         speed = "" if step is None else f", {1 / step:,.0f} tokens/s"
+        cache = "" if self.cache is None else f"\n{self.cache.line()}"
         return (
             f"{about.config.name}{at}: {len(found.tokens[0])} tokens, prompt read in "
             f"{found.prompt_s * 1e3:,.0f} ms{speed} (measured, after {found.compile_s:.1f} s of "
-            "compiling)"
+            f"compiling){cache}"
         )
 
     def __rich__(self) -> str:

@@ -52,7 +52,9 @@ Context = Annotated[int | None, typer.Option(help="With --serve: tokens each end
 PromptTokens = Annotated[int | None, typer.Option(help="With --serve: tokens each comes with.")]
 NewTokens = Annotated[int | None, typer.Option(help="With --serve: tokens of each answer.")]
 Weights = Annotated[str | None, typer.Option(help="With --serve: bf16, int8, fp8, int4, vq.")]
-Kv = Annotated[str, typer.Option(help="With --serve: the KV cache in bf16 or fp8.")]
+Kv = Annotated[
+    str, typer.Option(help="With --serve: the cache in bf16, fp8, int8, int4, pq4, pq2.")
+]
 Activations = Annotated[
     str, typer.Option(help="With --serve: bf16, or int8 or fp8 to multiply weights of that.")
 ]

@@ -24,7 +24,7 @@ Target = Annotated[
     float | None,
     typer.Option(
         "--target-retention",
-        help="Perplexity kept, surely: 0.98; the smallest model is searched.",
+        help="Perplexity kept, surely: 0.98; the smallest model is searched. With --kv: tokens.",
         callback=within(SHARE),
     ),
 ]
@@ -59,6 +59,10 @@ Tokens = Annotated[
     int | None,
     typer.Option("--sequence-length", help="Tokens of a row; 256.", callback=within(COUNT)),
 ]
+Kv = Annotated[
+    list[str] | None,
+    typer.Option("--kv", help="Measure a KV cache instead: int4, pq4, …; the first wanted most."),
+]
 Int8 = Annotated[bool, typer.Option("--int8-activations", help="Round activations to int8 too.")]
 Seed = Annotated[int, typer.Option(help="Of codebooks and data.", callback=within(SEED))]
 Verdict = Annotated[
@@ -90,6 +94,7 @@ def quantize(
     batch_size: Rows = 8,
     sequence_length: Tokens = None,
     int8_activations: Int8 = False,
+    kv: Kv = None,
     seed: Seed = 0,
     step: Step = None,
     verdict: Verdict = False,
@@ -127,6 +132,11 @@ def quantize(
     words = tokenizer or model.tokenizer or "bytes"
     length = min(sequence_length or DEFAULT_SEQUENCE, model.config.max_seq_len)
     data = _data(calibration, words, model.config.vocab_size, length, batch_size, seed)
+    if kv:
+        from .quantize_cache import choose
+
+        asked = {"target": target, "batches": batches, "output": output, "seed": seed}
+        return choose(model, data, kv, **asked, json=json)
     missed = False
     try:
         result = quantize_model(

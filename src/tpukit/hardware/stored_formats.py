@@ -59,9 +59,6 @@ WEIGHT_FORMATS: dict[str, StoredFormat] = {
     "vq": StoredFormat(values=UINT8, scales=FLOAT32, padded_to=_LANES, group=4, entries=128),
 }
 
-# Keys, values and latents of served models; fp8 as servers keep it, without scales of its own.
-CACHE_FORMATS: dict[str, NumberFormat] = {"bf16": BFLOAT16, "fp8": FLOAT8_E4M3FN}
-
 # The two moments of Adam by the name of the first one's format, as `OptimizerSpec` takes it.
 # The second needs the range of float32, or in eight bits a scale for every few of its numbers.
 MOMENT_FORMATS: dict[str, tuple[StoredFormat, StoredFormat]] = {

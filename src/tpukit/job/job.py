@@ -21,6 +21,7 @@ from ..hardware import Slice
 from ..runtime.files import write_output
 from .document import Document, Origin
 from .model_source import (
+    base_fingerprint,
     is_own_model,
     load_model,
     model_fingerprint,
@@ -313,7 +314,8 @@ class Job(Limits):
         kept = {key: value for key, value in self.to_dict().items() if key not in NESTED}
         kept |= {"compile": self.compile.model_dump(mode="json"), "train": train}
         own = model_fingerprint(self.model)
-        identity = [kept, source_fingerprint(), package_versions(), own]
+        base = base_fingerprint(self.train.init_from)
+        identity = [kept, source_fingerprint(), package_versions(), own, base]
         return hashlib.sha256(
             json.dumps(identity, sort_keys=True, default=str).encode()
         ).hexdigest()

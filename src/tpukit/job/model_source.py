@@ -14,7 +14,7 @@ from ..runtime.versions import installed_versions
 from .torch_source import PREFIX, build_torch_model, is_torch_source
 
 # The source of this package that decides which program a job becomes.
-_ROOMS_OF_PROGRAMS = ("kernels", "models", "parallel", "step", "job")
+_ROOMS_OF_PROGRAMS = ("kernels", "models", "parallel", "step", "quantization", "job")
 _OTHER_FILES = (
     "compiler/program/lowered.py",
     "runtime/device_grid.py",
@@ -65,8 +65,16 @@ def load_model(name: str, changes: Mapping[str, Any], *, values: bool = True) ->
         import dataclasses
 
         from ..models.huggingface.config import config_from_huggingface
+        from ..quantization.model_files import is_quantized_folder, quantized_config
 
-        config = config_from_huggingface(_read_config(name))
+        if is_quantized_folder(Path(name)):
+            config = quantized_config(Path(name))
+            if config is None:
+                raise TPUModelError(
+                    f"{name} holds a quantized model of one's own; name its builder."
+                )
+        else:
+            config = config_from_huggingface(_read_config(name))
         return dataclasses.replace(config, **changes)
     refuse_unknown_model(name)
     from ..models.presets import get_preset
@@ -90,6 +98,14 @@ def model_fingerprint(name: str) -> str | None:
     else:
         return None
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def base_fingerprint(source: str | None) -> str | None:
+    """A hash of the formats of a quantized folder that training begins with; None for others."""
+    file = None if source is None else Path(source).expanduser() / "quantized.json"
+    if file is None or not file.is_file():
+        return None
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def source_fingerprint() -> str:
@@ -140,7 +156,10 @@ def _refuse_arguments(name: str, build: Callable[..., Any]) -> None:
 
 def _config_path(name: str) -> Path:
     path = Path(name)
-    return path if path.suffix == ".json" else path / "config.json"
+    if path.suffix == ".json":
+        return path
+    quantized = path / "quantized.json"
+    return quantized if quantized.is_file() else path / "config.json"
 
 
 def _read_config(name: str) -> dict[str, Any]:

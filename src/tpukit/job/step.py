@@ -1,12 +1,14 @@
 """The one place where a job becomes a training step: what is checked is what is trained."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from ..errors import ConfigError
 from ..models.presets import get_preset
 from ..models.transformer.config import TransformerConfig
 from ..parallel.sharding.strategy import strategy_for
@@ -80,6 +82,8 @@ def build_step(job: Job, *, values: bool = True) -> JobStep:
         work = Workload(formats.model, **{**_shape(job), **arguments})
     if job.train.packing == "documents" and "segment_ids" not in work.batch_shapes():
         work = work.replace(batch=_with_segments(work.batch_shapes()))
+    if work.lora is not None:
+        work = work.replace(frozen=_kept_base(job, work))
     if work.loss is mean_of_first_output:
         notes.append(MEAN_LOSS)
     return JobStep(work=work, learning_rate=rate, notes=tuple(notes))
@@ -94,6 +98,23 @@ def _frozen(formats: InPrecision, param_dtype: str | None) -> InPrecision:
     if param_dtype is not None or not isinstance(model, TransformerConfig):
         return formats
     return dataclasses.replace(formats, model=model.replace(param_dtype=model.dtype))
+
+
+def _kept_base(job: Job, work: Workload) -> Callable[[Any], Any] | None:
+    """Return what the model's own parameters are kept as beside thin ones; None for as they are."""
+    from ..quantization.frozen import rounded_base, saved_base
+    from ..quantization.model_files import is_quantized_folder
+
+    source, base = job.train.init_from, None if work.lora is None else work.lora.base
+    quantized = source is not None and is_quantized_folder(Path(source).expanduser())
+    if quantized and base is not None:
+        raise ConfigError(
+            f"init_from '{source}' is quantized already, and lora.base: {base} would round it "
+            "again; leave base out."
+        )
+    if quantized:
+        return saved_base(str(source))
+    return None if base is None else rounded_base(work.model, base, work.batch_shapes())
 
 
 def _stated(job: Job, built: Workload | None) -> dict[str, Any]:

@@ -61,10 +61,13 @@ class LoraSettings(Section):
     targets: Words = Field(
         default=DEFAULT_TARGETS, description="patterns in the paths of the matrices meant"
     )
+    base: Literal["int8", "int4", "fp8"] | None = Field(
+        default=None, description="int8, int4 or fp8: what the model's own matrices are kept in"
+    )
 
     def spec(self) -> LoraSpec:
         """Return the same as what a `Workload` takes."""
-        return LoraSpec(rank=self.rank, alpha=self.alpha, targets=self.targets)
+        return LoraSpec(rank=self.rank, alpha=self.alpha, targets=self.targets, base=self.base)
 
 
 class FineTuning(Section):

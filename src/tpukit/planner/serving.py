@@ -4,8 +4,9 @@ from collections.abc import Collection, Sequence
 
 from ..errors import ConfigError, TPUValidationError, did_you_mean
 from ..hardware import Slice, get_chip, list_chips, list_slices
+from ..hardware.cache_formats import parse_cache_format
 from ..hardware.formats import spelled_as
-from ..hardware.stored_formats import CACHE_FORMATS, WEIGHT_FORMATS
+from ..hardware.stored_formats import WEIGHT_FORMATS
 from ..runtime.progress import Progress, silent
 from ..runtime.ranges import Range
 from .answer.serving_answer import ServingChoice, ServingPlan
@@ -45,7 +46,8 @@ def plan_serving(
         prompt_tokens: Tokens each comes with; the context less the new ones by default.
         new_tokens: Tokens each is answered with; half of the context by default.
         formats: Of the weights: bf16, int8, fp8, int4, vq.
-        cache: Format of keys, values and latents: bf16 or fp8. Linear states stay as they are.
+        cache: Format of keys, values and latents: bf16, fp8, int8, int4, pq4, pq2, as
+            `Generator(kv=…)` keeps them. Linear states stay as they are.
         activations: What products round to: bf16, or int8 or fp8, which is faster where weights
             have that format and the chip multiplies it.
         generations: Chips, or slices such as "v6e-8", to consider; all chips with public slices
@@ -58,10 +60,11 @@ def plan_serving(
     Raises:
         TPUValidationError: A format or a size is wrong.
     """
+    kept = parse_cache_format(cache).name
     served = [
         ServedFormats(
             weights=_format(name, WEIGHT_FORMATS, "weight"),
-            cache=_format(cache, CACHE_FORMATS, "cache"),
+            cache=kept,
             activations=_format(activations, ACTIVATION_FORMATS, "activation"),
         )
         for name in formats
@@ -82,7 +85,6 @@ def plan_serving(
         choices = verify_servers(
             config, traffic, choices, most=verify, seconds=verify_seconds, progress=progress
         )
-    kept = _format(cache, CACHE_FORMATS, "cache")
     return ServingPlan(asked.name, traffic, kept, choices)
 
 

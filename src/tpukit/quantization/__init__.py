@@ -3,6 +3,8 @@
 from ..lazy import lazy_names
 
 HOMES = {
+    ".cache_codebooks": ("fit_cache", "load_cache", "save_cache"),
+    ".cache_retention": ("CacheReport", "measure_cache"),
     ".codebook": ("Codebook", "FitReport"),
     ".codebook_training": ("train_codebook",),
     ".codec": ("check_weight_metric", "output_error", "quantize_matrix"),

@@ -1,5 +1,10 @@
 # Written by `make format` from the list in __init__.py.
 
+from .cache_codebooks import fit_cache as fit_cache
+from .cache_codebooks import load_cache as load_cache
+from .cache_codebooks import save_cache as save_cache
+from .cache_retention import CacheReport as CacheReport
+from .cache_retention import measure_cache as measure_cache
 from .codebook import Codebook as Codebook
 from .codebook import FitReport as FitReport
 from .codebook_training import train_codebook as train_codebook
@@ -34,6 +39,7 @@ from .vq_array import VQArray as VQArray
 
 __all__ = [
     "VQ_FORMATS",
+    "CacheReport",
     "Codebook",
     "Evaluation",
     "FitReport",
@@ -50,9 +56,12 @@ __all__ = [
     "VQFormat",
     "array_shardings",
     "check_weight_metric",
+    "fit_cache",
     "load_arrays",
+    "load_cache",
     "load_codebook",
     "load_quantized",
+    "measure_cache",
     "output_error",
     "parse_vq_format",
     "place_array",
@@ -61,6 +70,7 @@ __all__ = [
     "quantize_model",
     "read_quantized",
     "save_arrays",
+    "save_cache",
     "save_codebook",
     "save_quantized",
     "train_codebook",

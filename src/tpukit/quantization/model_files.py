@@ -130,6 +130,22 @@ def load_quantized(folder: str | Path, *, like: PyTree = None) -> SavedModel:
     return SavedModel(params, known, tokenizer, report)
 
 
+def quantized_config(folder: Path) -> TransformerConfig | None:
+    """The reference transformer that a folder holds; None where it holds another model.
+
+    Raises:
+        TPUCheckpointError: It cannot be read.
+    """
+    try:
+        config = _described(folder / DESCRIPTION)["config"]
+        return None if config is None else TransformerConfig.from_dict(config)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise TPUCheckpointError(
+            f"{folder / DESCRIPTION} describes no model ({type(error).__name__}: {error}); "
+            "quantize it again."
+        ) from None
+
+
 def is_quantized_folder(folder: Path) -> bool:
     """Whether a folder is one that `save_quantized` wrote."""
     return (folder / DESCRIPTION).is_file()

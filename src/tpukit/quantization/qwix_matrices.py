@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from ..errors import MissingExtraError, TPUValidationError, did_you_mean
@@ -19,6 +20,7 @@ from ..hardware.formats import FLOAT8_E4M3FN
 from ..kernels import dequantize, quantized_matmul
 from ..kernels.ops.quantized_matmul.packing import INT4_GROUP, pack_fp8, pack_int4, pack_int8
 from ..kernels.ops.quantized_matmul.weight import QuantizedWeight
+from ..models.stored.placement import weight_shardings
 from .gptq import gptq_round
 
 Method: TypeAlias = Literal["nearest", "gptq", "awq"]
@@ -106,6 +108,11 @@ class ScaledInputs:
     def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
         """The matrix it stands for."""
         return (dequantize(self.weight) / self.inputs[:, None]).astype(dtype)
+
+    def shardings(self, sharding: NamedSharding) -> "ScaledInputs":
+        """Those of its arrays, from that of its matrix."""
+        inputs = NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0]))
+        return ScaledInputs(weight_shardings(self.weight, sharding), inputs)  # pyright: ignore[reportArgumentType]
 
     def __rmatmul__(self, x: Any) -> jax.Array:
         scaled = (jnp.asarray(x) / self.inputs).astype(x.dtype)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from ..errors import TPUKernelError
@@ -106,6 +107,12 @@ class VQArray:
         windows = windows_of(runs, bits=bits, window=window)
         values = self.entries[0, :, 0][windows].reshape(self.shape[0], -1)[:, : self.shape[1]]
         return values.astype(jnp.float32) * self.scales.astype(jnp.float32)
+
+    def shardings(self, sharding: NamedSharding) -> "VQArray":
+        """Those of its arrays, from that of its matrix; see `placement.array_shardings`."""
+        from .placement import array_shardings  # which imports this module
+
+        return array_shardings(self, sharding)
 
     def __rmatmul__(self, x: Any) -> jax.Array:
         x = jnp.asarray(x)

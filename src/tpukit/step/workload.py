@@ -24,6 +24,8 @@ from ..models.lora.spec import LoraSpec
 from ..models.loss.chunked import LossChunks, check_loss_chunks, loss_chunks_text
 from ..models.loss.loss import Batch, LossFunction
 from ..models.remat.policy import RematPolicy, RematSpec
+from ..models.stored.placement import stored_shardings
+from ..models.stored.running import dense_shapes
 from ..models.transformer.config import TransformerConfig
 from ..parallel.sharding.layout import Layout, make_layout
 from ..parallel.sharding.rules import Rules
@@ -83,6 +85,8 @@ class Workload:
         grad_norm: Whether a step measures the norm of all gradients; clipping does not need it.
         seed: Of the random numbers a step draws (dropout).
         lora: Which matrices get thin ones beside them; those alone are trained then.
+        frozen: With `lora`: what the model's own parameters are kept as, a function of them that
+            stores some in few bits; as they are by default.
 
     Example:
         >>> work = Workload("tiny", batch_size=8, sequence_length=32)
@@ -112,6 +116,7 @@ class Workload:
     grad_norm: bool = True
     seed: int = 0
     lora: LoraSpec | None = None
+    frozen: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         shapes = self.batch_shapes()
@@ -161,7 +166,7 @@ class Workload:
         found = adapt(self.model, inputs=self.inputs, batch_shapes=self.batch_shapes())
         if self.compute_dtype is not None or self.param_dtype is not None:
             found = narrowed(found, self.compute_dtype, self.param_dtype)
-        return found if self.lora is None else LoraAdapter(found, self.lora)
+        return found if self.lora is None else LoraAdapter(found, self.lora, self.frozen)
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of every batch entry."""
@@ -253,7 +258,8 @@ class Workload:
             model_state=_everywhere(mesh, shapes.model_state),
         )
         if self.lora is not None:
-            state.model_state["base"] = layout.shardings
+            kept = shapes.model_state["base"]
+            state.model_state["base"] = stored_shardings(kept, layout.shardings)
         shardings = batch_shardings(
             layout,
             self.batch_shapes(),
@@ -340,10 +346,10 @@ class Workload:
 
     @cached_property
     def base_shapes(self) -> Any:
-        """Shape and dtype of every parameter of the model, trained or not."""
+        """Shape and dtype of every parameter of the model, trained or not, as an array."""
         if self.lora is None:
             return self._param_shapes
-        return self.state_shapes().model_state["base"]
+        return dense_shapes(self.state_shapes().model_state["base"])
 
     def _around(self, params: Any, rng: jax.Array) -> Variables:
         """Variables with these parameters of the model; what it carries is made new."""

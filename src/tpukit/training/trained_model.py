@@ -23,8 +23,11 @@ from ..models.lora.adapter import LoraAdapter, with_low_rank
 from ..models.lora.peft_files import CONFIG_FILE as ADAPTER_CONFIG
 from ..models.lora.peft_files import read_peft, write_peft
 from ..models.lora.spec import LoraSpec
+from ..models.stored.placement import place_stored, stored_shardings
+from ..models.stored.running import dense_parameters
 from ..models.transformer.config import TransformerConfig
 from ..parallel.mesh.mesh import create_mesh
+from ..quantization.frozen import rounded_base, saved_base
 from ..quantization.model_files import is_quantized_folder, load_quantized
 from ..runtime.files import finish_folder, folder_beside
 from ..step.host_memory import EXPORT_FILE_BYTES
@@ -156,7 +159,8 @@ def _from_run(run: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
     found = _restored(run, step, mesh)
     params = found.params
     if lora is not None:
-        params = with_low_rank(found.items["model_state"]["base"], params, lora)
+        base = dense_parameters(found.items["model_state"]["base"])
+        params = with_low_rank(base, params, lora)
     return TrainedModel(
         config=config,
         params=params,
@@ -167,20 +171,18 @@ def _from_run(run: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
 
 
 def _from_quantized(folder: Path, mesh: Mesh | None) -> TrainedModel:
-    if mesh is not None and mesh.size > 1:
-        raise TPUValidationError(
-            f"{folder} is quantized, and such a model is loaded onto one device; leave the mesh "
-            "out."
-        )
     found = load_quantized(folder)
     if found.config is None:
         raise TPUModelError(
             f"{folder} holds a model of one's own, and only reference transformers can be loaded "
             "without their code; use tpukit.quantization.load_quantized(folder, like=…)."
         )
+    params = found.params
+    if mesh is not None and mesh.size > 1:
+        params = place_stored(params, DecodingPrograms(found.config, mesh).layout.shardings)
     return TrainedModel(
         config=found.config,
-        params=found.params,
+        params=params,
         source=str(folder),
         step=None,
         tokenizer=found.tokenizer,
@@ -194,7 +196,9 @@ def _restored(run: Path, step: int | None, mesh: Mesh | None = None) -> Checkpoi
     base = DecodingPrograms(config, here).abstract_params()
     like = {"params": base}
     if lora is not None:
-        adapter = LoraAdapter(TransformerAdapter(config), lora)
+        keep = _kept_base(run, config, lora)
+        base = base if keep is None else _placed(jax.eval_shape(keep, base), base)
+        adapter = LoraAdapter(TransformerAdapter(config), lora, keep)
         thin = jax.eval_shape(adapter.init, jax.random.key(0)).params
         place = NamedSharding(here, PartitionSpec())
         whole = jax.tree.map(
@@ -203,6 +207,27 @@ def _restored(run: Path, step: int | None, mesh: Mesh | None = None) -> Checkpoi
         like = {"params": whole, "model_state": {"base": base, "carried": {}}}
     with TPUCheckpointer(folder) as checkpointer:
         return checkpointer.restore(step, like=like)
+
+
+def _kept_base(run: Path, config: TransformerConfig, lora: LoraSpec) -> Any:
+    """What a run kept its model's own parameters as, a function of them; None for as they are."""
+    source = read_run(run)["settings"].get("init_from")
+    if lora.base is not None:
+        tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+        return rounded_base(config, lora.base, {"inputs": tokens})
+    if source is not None and is_quantized_folder(Path(source).expanduser()):
+        return saved_base(source)
+    return None
+
+
+def _placed(kept: PyTree, dense: PyTree) -> PyTree:
+    """Shapes of stored parameters with shardings, from those of the same as arrays."""
+    places = stored_shardings(kept, jax.tree.map(lambda leaf: leaf.sharding, dense))
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        kept,
+        places,
+    )
 
 
 def _from_huggingface(folder: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
@@ -233,9 +258,14 @@ def _from_peft(folder: Path, step: int | None, mesh: Mesh | None) -> TrainedMode
             f"{folder} holds adapters beside '{base}', which is no folder here; write that model's "
             f"folder as base_model_name_or_path in its {ADAPTER_CONFIG}."
         )
-    model = _from_huggingface(Path(base).expanduser(), step, mesh)
+    beside = Path(base).expanduser()
+    if is_quantized_folder(beside):
+        model = _from_quantized(beside, mesh)
+    else:
+        model = _from_huggingface(beside, step, mesh)
     adapter = read_peft(folder, model.config)
-    params = with_low_rank(jax.tree.map(jnp.asarray, model.params), adapter.params, adapter.spec)
+    wide = dense_parameters(jax.tree.map(jnp.asarray, model.params))
+    params = with_low_rank(wide, adapter.params, adapter.spec)
     return replace(model, params=params, source=f"{folder} beside {base}")
 
 
@@ -293,7 +323,8 @@ def export_run(
     if adapters:
         return _export_adapters(source, target, step)
     with _opened(source, step) as model, folder_beside(target) as made:
-        export_huggingface(model.params, model.config, made, max_shard_bytes=EXPORT_FILE_BYTES)
+        params = dense_parameters(model.params)
+        export_huggingface(params, model.config, made, max_shard_bytes=EXPORT_FILE_BYTES)
         if model.tokenizer is not None and (file := _tokenizer_file(model.tokenizer)) is not None:
             shutil.copyfile(file, made / "tokenizer.json")
         for file in made.glob("*.safetensors"):  # written for their owner alone

@@ -88,7 +88,7 @@ def test_caches_lie_where_the_check_compiles_them():
     for leaf, planned in zip(jax.tree.leaves(made), jax.tree.leaves(state), strict=True):
         assert (leaf.shape, leaf.dtype) == (planned.shape, planned.dtype)
         assert leaf.sharding.is_equivalent_to(planned.sharding, leaf.ndim)
-    keys = made.cache["layer"].keys
+    keys = made.cache["layer"].keys.array
     assert keys.sharding.shard_shape(keys.shape) == (2, 1, 32, 8)  # rows by 4, heads by 2
 
 

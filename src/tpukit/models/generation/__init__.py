@@ -1,5 +1,6 @@
 """Sampling from the reference transformers, with a cache of keys and values."""
 
+from .cache import CacheSpec as CacheSpec
 from .decoding import Sampling as Sampling
 from .generator import Generator as Generator
 from .generator import generate as generate

@@ -1,16 +1,21 @@
 """What layers keep of the tokens before: keys and values, latents, or a state."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ...errors import TPUValidationError
+from ...hardware.cache_formats import CacheFormat, Unit, parse_cache_format
 from ...parallel.sharding.activations import activation_sharding
 from ..transformer.config import TransformerConfig
 from ..transformer.layer_config import LayerConfig
+from .held import WIDE, Held, NarrowSlots, WideSlots
+from .slots import Turn, as_it_is
+from .token_codes import CacheBook, turned
 
 # (leaf, what its dimensions are, `units` of each where that is not their size) -> leaf in place.
 Place = Callable[..., Any]
@@ -34,39 +39,31 @@ def in_place(x: Any, *dimensions: str | None, units: tuple[int, ...] | None = No
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KeyCache:
-    """Keys and values (layers, rows, slots, heads x channels).
+    """Keys and values of heads.
 
-    A token's slot is its position, modulo the slots: a layer that looks back a window has no more
-    slots than that, and the newest token takes the place of the one that left the window. Heads
-    lie side by side: by themselves, those of 64 channels would leave half of a TPU's tiles empty.
+    A layer that looks back a window has no more slots than that, and the newest token takes the
+    place of the one that left the window.
     """
 
-    keys: jax.Array
-    values: jax.Array
-    heads: int = field(metadata={"static": True})
+    keys: Held
+    values: Held
 
     def placed(self, place: Place) -> "KeyCache":
         """The same with every leaf in its place."""
-        units = (*self.keys.shape[:-1], self.heads)
-        both = (
-            place(leaf, None, "batch", None, "kv_heads", units=units)
-            for leaf in (self.keys, self.values)
-        )
-        return KeyCache(*both, heads=self.heads)
+        return KeyCache(*(one.placed(place, "kv_heads") for one in (self.keys, self.values)))
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LatentCache:
-    """What latent attention keeps of a token: (layers, rows, slots, channels)."""
+    """What latent attention keeps of a token, one unit for all heads."""
 
-    latent: jax.Array
-    rope_key: jax.Array
+    latent: Held
+    rope_key: Held
 
     def placed(self, place: Place) -> "LatentCache":
         """The same with every leaf in its place; all heads read all of it."""
-        both = (place(leaf, None, "batch", None, None) for leaf in (self.latent, self.rope_key))
-        return LatentCache(*both)
+        return LatentCache(*(one.placed(place, None) for one in (self.latent, self.rope_key)))
 
 
 @jax.tree_util.register_dataclass
@@ -91,7 +88,59 @@ class DeltaCache:
         return replace(self, state=state, q=q, k=k, v=v)
 
 
-def empty_cache(config: TransformerConfig, *, rows: int, slots: int, apart: bool = False) -> Cache:
+@dataclass(frozen=True, eq=False)
+class CacheSpec:
+    """How keys, values and latents are kept.
+
+    Attributes:
+        format: Of all of them.
+        books: Codebooks by the kind of layer and by what they are of ("keys", "values", "latent",
+            "rope_key"), with a leading axis of the layers of that kind; empty for integers.
+    """
+
+    format: CacheFormat
+    books: Mapping[str, Mapping[str, CacheBook]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, kv: "CacheSpec | CacheFormat | str") -> "CacheSpec":
+        """The specification that a name, a format or itself stands for.
+
+        Raises:
+            TPUValidationError: There is no such format, or it needs codebooks.
+        """
+        if isinstance(kv, CacheSpec):
+            return kv
+        format = parse_cache_format(kv)
+        if format.entries:
+            raise TPUValidationError(
+                f"a KV cache in {format.name} needs codebooks of the model's own keys and values; "
+                "fit them with tpukit.quantization.fit_cache(…), or on the command line with "
+                f"'tpukit quantize MODEL --kv {format.name} --calibration DATA -o FOLDER' and "
+                "'--kv FOLDER'."
+            )
+        return cls(format)
+
+    def slots(
+        self, kind: str, name: str, held: tuple[int, int, int], unit: Unit, layer: int | None
+    ) -> Held:
+        """Room for (layers, rows, slots) tokens of a layer, or of all layers of a kind."""
+        if not self.format.narrows(held[2]):
+            dtype = WIDE if self.format.is_narrow else self.format.codes.name
+            return WideSlots.empty(held, *unit, dtype)
+        book = self.books.get(kind, {}).get(name)
+        if book is not None and layer is not None:
+            book = jax.tree.map(lambda leaf: leaf[layer : layer + 1], book)
+        return NarrowSlots.empty(held, *unit, self.format, book)
+
+
+def empty_cache(
+    config: TransformerConfig,
+    *,
+    rows: int,
+    slots: int,
+    apart: bool = False,
+    kv: CacheSpec | None = None,
+) -> Cache:
     """Room for `slots` tokens in each row; layers that take another's keys have none.
 
     Args:
@@ -99,13 +148,13 @@ def empty_cache(config: TransformerConfig, *, rows: int, slots: int, apart: bool
         rows: Sequences.
         slots: Tokens of each.
         apart: Whether every layer has arrays of its own, so that nobody cuts them out of others.
+        kv: How they are kept; in the model's own dtype by default.
     """
 
     def of_kind(kind: str, layers: int) -> Any:
-        layer = config.kinds[kind]
         if apart:
-            return tuple(_empty(layer, config.dtype, 1, rows, slots) for _ in range(layers))
-        return _empty(layer, config.dtype, layers, rows, slots)
+            return tuple(_empty(config, kind, 1, rows, slots, kv, n) for n in range(layers))
+        return _empty(config, kind, layers, rows, slots, kv, None)
 
     return place_cache(
         {
@@ -114,6 +163,17 @@ def empty_cache(config: TransformerConfig, *, rows: int, slots: int, apart: bool
             if config.kinds[kind].shares_keys_of is None
         }
     )
+
+
+def kept_units(layer: LayerConfig) -> dict[str, Unit]:
+    """What a layer keeps of a token, by name; nothing where it keeps a state."""
+    if layer.delta is not None:
+        return {}
+    if layer.latent is not None:
+        latent = layer.latent
+        return {"latent": Unit(1, latent.kv_rank), "rope_key": Unit(1, latent.rope_dim)}
+    head = Unit(layer.n_kv_heads, layer.head_dim)
+    return {"keys": head, "values": head}
 
 
 def place_cache(cache: Cache, place: Place = in_place) -> Cache:
@@ -125,12 +185,26 @@ def place_cache(cache: Cache, place: Place = in_place) -> Cache:
     )
 
 
+def turn_of(kv: CacheSpec | None) -> Turn:
+    """What channels go through before they are kept."""
+    return turned if kv is not None and kv.format.is_narrow else as_it_is
+
+
 def index_in_kind(order: tuple[str, ...]) -> list[int]:
     """For every layer, how many of its kind come before it: its place in the cache."""
     return [order[:number].count(kind) for number, kind in enumerate(order)]
 
 
-def _empty(layer: LayerConfig, dtype: str, layers: int, rows: int, slots: int) -> Any:
+def _empty(
+    config: TransformerConfig,
+    kind: str,
+    layers: int,
+    rows: int,
+    slots: int,
+    kv: CacheSpec | None,
+    number: int | None,
+) -> Any:
+    layer, dtype = config.kinds[kind], config.dtype
     if layer.delta is not None:
         d = layer.delta
         keys, values = d.key_heads * d.key_dim, d.value_heads * d.value_dim
@@ -139,8 +213,11 @@ def _empty(layer: LayerConfig, dtype: str, layers: int, rows: int, slots: int) -
         q, k, v = (jnp.zeros((*last, width), dtype) for width in (keys, keys, values))
         return DeltaCache(state, q, k, v, d.key_heads)
     held = (layers, rows, layer.reach(slots) or slots)
-    if layer.latent is not None:
-        widths = (layer.latent.kv_rank, layer.latent.rope_dim)
-        return LatentCache(*(jnp.zeros((*held, width), dtype) for width in widths))
-    shape = (*held, layer.n_kv_heads * layer.head_dim)
-    return KeyCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), layer.n_kv_heads)
+
+    def room(name: str, unit: Unit) -> Held:
+        if kv is None:
+            return WideSlots.empty(held, *unit, dtype)
+        return kv.slots(kind, name, held, unit, number)
+
+    made = [room(name, unit) for name, unit in kept_units(layer).items()]
+    return LatentCache(*made) if layer.latent is not None else KeyCache(*made)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ...errors import TPUValidationError
 from ..execution import Execution
 from ..transformer.config import TransformerConfig
-from .cache import Cache, Place, in_place, place_cache
+from .cache import Cache, CacheSpec, Place, in_place, place_cache
 from .forward import read_prompts, read_token
 
 
@@ -103,10 +103,13 @@ def begin_rows(
     sampling: Sampling,
     slots: int,
     execution: Execution,
+    kv: CacheSpec | None = None,
 ) -> DecodingState:
     """Read the prompts and choose the first new token of each; rows without a prompt are done."""
-    logits, cache = read_prompts(config, params, tokens, lengths, slots=slots, execution=execution)
-    first = sampling.choose(logits, _keys(seed, lengths))
+    logits, cache = read_prompts(
+        config, params, tokens, lengths, slots=slots, execution=execution, kv=kv
+    )
+    first = sampling.choose(logits, random_keys(seed, lengths))
     rows = jnp.arange(tokens.shape[0])
     room = jnp.zeros((tokens.shape[0], slots), jnp.int32).at[:, : tokens.shape[1]].set(tokens)
     return DecodingState(
@@ -128,6 +131,7 @@ def extend_rows(
     config: TransformerConfig,
     sampling: Sampling,
     execution: Execution,
+    kv: CacheSpec | None = None,
 ) -> DecodingState:
     """Add tokens until there are `until` new ones, or every row has ended."""
     rows = jnp.arange(state.tokens.shape[0])
@@ -145,9 +149,10 @@ def extend_rows(
             now.cache,
             slots=now.tokens.shape[1],
             execution=execution,
+            kv=kv,
         )
         positions = now.positions + 1
-        chosen = jnp.where(now.done, eos[0], sampling.choose(logits, _keys(seed, positions)))
+        chosen = jnp.where(now.done, eos[0], sampling.choose(logits, random_keys(seed, positions)))
         return DecodingState(
             tokens=now.tokens.at[rows, positions].set(chosen),
             positions=positions,
@@ -159,9 +164,41 @@ def extend_rows(
     return jax.lax.while_loop(unfinished, one_more, state.placed())
 
 
-def _keys(seed: jax.Array, positions: jax.Array) -> jax.Array:
+def follow_rows(
+    params: Any,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    following: jax.Array,
+    *,
+    config: TransformerConfig,
+    slots: int,
+    execution: Execution,
+    kv: CacheSpec | None = None,
+) -> jax.Array:
+    """Logits (rows, steps, V) before each token of `following` (rows, steps), one by one.
+
+    What `extend_rows` would choose from, were these the tokens it had chosen.
+    """
+    first, cache = read_prompts(
+        config, params, tokens, lengths, slots=slots, execution=execution, kv=kv
+    )
+
+    def one_more(cache: Cache, now: tuple[jax.Array, jax.Array]) -> tuple[Cache, jax.Array]:
+        token, position = now
+        logits, cache = read_token(
+            *(config, params, token, position, cache), slots=slots, execution=execution, kv=kv
+        )
+        return place_cache(cache), logits
+
+    steps = following.shape[1] - 1
+    positions = lengths + jnp.arange(steps)[:, None]
+    _, rest = jax.lax.scan(one_more, place_cache(cache), (following[:, :-1].T, positions))
+    return jnp.concatenate([first[:, None], jnp.moveaxis(rest, 0, 1)], axis=1)
+
+
+def random_keys(seed: jax.Array, positions: jax.Array, rows: jax.Array | None = None) -> jax.Array:
     """A key for each row and position: what a row draws does not depend on when it is asked."""
-    rows = jnp.arange(positions.shape[0])
+    rows = jnp.arange(positions.shape[0]) if rows is None else rows
 
     def one(row: jax.Array, position: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), position)

@@ -16,7 +16,7 @@ from ..transformer.context import LayerContext
 from ..transformer.decoder import DecoderLayer
 from ..transformer.mixing import Keys
 from ..transformer.model import Transformer
-from .cache import Cache, empty_cache, index_in_kind
+from .cache import Cache, CacheSpec, empty_cache, index_in_kind, turn_of
 from .mixing import PromptMixing, TokenMixing
 from .preparation import put_together
 
@@ -32,6 +32,7 @@ def read_prompts(
     *,
     slots: int,
     execution: Execution,
+    kv: CacheSpec | None = None,
 ) -> tuple[jax.Array, Cache]:
     """Logits (rows, V) after each prompt's last token, and the cache that holds the prompts.
 
@@ -43,14 +44,15 @@ def read_prompts(
         lengths: (rows,) tokens of each prompt; 0 where a row is there to fill the batch only.
         slots: Tokens a row can grow to.
         execution: How attention and experts run.
+        kv: How the cache is kept; in the model's own dtype by default.
     """
     model = _module(config, params, execution)
     rows, longest = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(longest), (rows, longest))
-    cache = empty_cache(config, rows=rows, slots=slots, apart=not execution.scan_layers)
+    cache = empty_cache(config, rows=rows, slots=slots, apart=not execution.scan_layers, kv=kv)
 
     def mixing(cache: Any, index: Any) -> PromptMixing:
-        return PromptMixing(cache, index, lengths, execution)
+        return PromptMixing(cache, index, lengths, execution, turn_of(kv))
 
     x, cache = _run(model, tokens, positions, cache, mixing, length=slots)
     last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
@@ -66,6 +68,7 @@ def read_token(
     *,
     slots: int,
     execution: Execution,
+    kv: CacheSpec | None = None,
 ) -> tuple[jax.Array, Cache]:
     """Logits (rows, V) after one more token a row, and the cache that holds it.
 
@@ -77,11 +80,12 @@ def read_token(
         cache: Everything before them.
         slots: Tokens a row can grow to.
         execution: How experts run.
+        kv: How the cache is kept.
     """
     model = _module(config, params, execution)
 
     def mixing(cache: Any, index: Any) -> TokenMixing:
-        return TokenMixing(cache, index, positions)
+        return TokenMixing(cache, index, positions, turn_of(kv))
 
     x, cache = _run(model, tokens[:, None], positions[:, None], cache, mixing, length=slots)
     return model.unembed(x)[:, 0], cache

@@ -13,9 +13,11 @@ from jax.typing import ArrayLike
 
 from ...annotations import PyTree
 from ...errors import TPUModelError, TPUValidationError
+from ...hardware.cache_formats import CacheFormat
 from ..presets import get_preset
 from ..stored.parameter import is_stored
 from ..transformer.config import TransformerConfig
+from .cache import CacheSpec
 from .decoding import DecodingState, Sampling
 from .programs import DecodingPrograms, rounded_size
 from .result import Ending, Generation
@@ -35,17 +37,28 @@ class Generator:
             quantized ones (`QuantizedModel.params`); on a mesh they stay as they are split, and
             caches are split by rows and heads over it.
         loop: Whether layers are a loop; see `DecodingPrograms`. Quantized ones always are.
+        kv: The format that keys, values and latents are kept in: "bf16", "fp8", "int8", "int4", or
+            a `CacheSpec` with codebooks; the model's own dtype by default.
 
     Raises:
         TPUModelError: The model is not the reference transformer.
         ShardingError: The parameters' mesh has an axis that generation cannot use.
+        TPUValidationError: There is no such format of a cache, or it needs codebooks.
     """
 
-    def __init__(self, model: object, params: PyTree, *, loop: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: object,
+        params: PyTree,
+        *,
+        loop: bool | None = None,
+        kv: CacheSpec | CacheFormat | str | None = None,
+    ) -> None:
         given = jax.tree.map(jnp.asarray, params)
         if any(map(is_stored, jax.tree.leaves(given, is_leaf=is_stored))):
             loop = True  # stored matrices are not taken apart
-        self.programs = DecodingPrograms(transformer_config(model), _mesh_of(given), loop)
+        kept = None if kv is None else CacheSpec.of(kv)
+        self.programs = DecodingPrograms(transformer_config(model), _mesh_of(given), loop, kept)
         self.params = self.programs.prepared(given)
         self.config = self.programs.config
         self._programs: dict[tuple[Any, ...], Any] = {}
@@ -83,16 +96,7 @@ class Generator:
             eos: The token that ends a row, or several that do.
             every: Tokens between two results.
         """
-        rows = _checked_prompts(prompts, self.config)
-        lengths = np.asarray([len(row) for row in rows], np.int32)
-        slots = self._room(int(lengths.max()), max_new_tokens)
-        longest = min(rounded_size(int(lengths.max())), slots)
-        # Rows that fill the batch up have no prompt: they are done when they begin.
-        tokens = np.zeros((self.programs.rows(len(rows)), longest), np.int32)
-        filled = np.zeros(len(tokens), np.int32)
-        filled[: len(rows)] = lengths
-        for row, prompt in enumerate(rows):
-            tokens[row, : len(prompt)] = prompt
+        tokens, filled, lengths, slots = self._laid_out(prompts, max_new_tokens)
         choose = sampling or Sampling()
         self._compile_s = 0.0
         # The seed and the end are arguments: another one needs no other program.
@@ -115,6 +119,44 @@ class Generator:
             started = time.perf_counter()
             state = jax.block_until_ready(extend(self.params, state, until, *rest))
             decode_s += time.perf_counter() - started
+
+    def follow(self, prompts: Prompts, following: ArrayLike) -> np.ndarray:
+        """Logits (rows, steps, V), float32, before each token that follows a prompt.
+
+        Tokens go through the cache one by one, as those that `generate` chooses do: it is what it
+        would have chosen from.
+
+        Args:
+            prompts: A sequence of token numbers a row; rows may differ in length.
+            following: (rows, steps) token numbers.
+
+        Raises:
+            TPUModelError: The tokens do not fit the model.
+        """
+        after = np.asarray(following, np.int32)
+        tokens, filled, lengths, slots = self._laid_out(prompts, after.shape[1])
+        _checked_prompts(after, self.config)
+        room = np.zeros((len(tokens), after.shape[1]), np.int32)
+        room[: len(lengths)] = after
+        arguments = (self.params, *self.programs.put_rows((tokens, filled, room)))
+        run = self._program("follow", arguments, slots=slots)
+        return np.asarray(run(*arguments), np.float32)[: len(lengths)]
+
+    def _laid_out(
+        self, prompts: Prompts, new: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        """Prompts in one array with the length of each row, those of the prompts, and slots."""
+        rows = _checked_prompts(prompts, self.config)
+        lengths = np.asarray([len(row) for row in rows], np.int32)
+        slots = self._room(int(lengths.max()), new)
+        longest = min(rounded_size(int(lengths.max())), slots)
+        # Rows that fill the batch up have no prompt: they are done when they begin.
+        tokens = np.zeros((self.programs.rows(len(rows)), longest), np.int32)
+        filled = np.zeros(len(tokens), np.int32)
+        filled[: len(rows)] = lengths
+        for row, prompt in enumerate(rows):
+            tokens[row, : len(prompt)] = prompt
+        return tokens, filled, lengths, slots
 
     def _program(self, name: str, arguments: tuple[Any, ...], **static: Any) -> Any:
         """The compiled program, made where there is none for these shapes."""
@@ -178,6 +220,7 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
     eos: int | Sequence[int] | None = None,
+    kv: CacheSpec | CacheFormat | str | None = None,
 ) -> Generation:
     """Continue prompts with tokens drawn from a reference transformer.
 
@@ -191,6 +234,7 @@ def generate(
         top_p: Draw only from the likeliest tokens that together hold this much probability.
         seed: The same gives the same tokens.
         eos: The token that ends a row, or several that do.
+        kv: The format that keys and values are kept in; see `Generator`.
 
     Raises:
         TPUModelError: It is not a reference transformer, or the tokens do not fit it.
@@ -203,7 +247,7 @@ def generate(
         4
     """
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    return Generator(model, params).generate(
+    return Generator(model, params, kv=kv).generate(
         prompts, max_new_tokens=max_new_tokens, sampling=sampling, eos=eos
     )
 

@@ -14,7 +14,7 @@ from ..execution import Execution
 from ..transformer.layer_config import LayerConfig
 from ..transformer.mixing import DeltaInputs, Keys, Latents, LatentWeights, attention_options
 from .cache import DeltaCache, KeyCache, LatentCache
-from .slots import attend_latents, attend_slots, slots_of_prompts
+from .slots import Turn, as_it_is, attend_latents, attend_slots
 
 
 class PromptMixing:
@@ -27,10 +27,18 @@ class PromptMixing:
         index: The layer's place in it.
         lengths: (rows,) tokens of each prompt.
         execution: Which attention it is.
+        turn: What channels go through before they are kept.
     """
 
-    def __init__(self, cache: Any, index: Any, lengths: jax.Array, execution: Execution) -> None:
-        self.cache, self._index, self._lengths = cache, index, lengths
+    def __init__(
+        self,
+        cache: Any,
+        index: Any,
+        lengths: jax.Array,
+        execution: Execution,
+        turn: Turn = as_it_is,
+    ) -> None:
+        self.cache, self._index, self._lengths, self._turn = cache, index, lengths, turn
         self._attention = get_attention(execution.attention)
 
     def attend(
@@ -38,7 +46,7 @@ class PromptMixing:
     ) -> tuple[jax.Array, Keys]:
         """See `Mixing`."""
         assert isinstance(self.cache, KeyCache)
-        self._keep(keys=_side_by_side(keys.k), values=_side_by_side(keys.v))
+        self._keep(keys=keys.k, values=keys.v)
         return self.attend_shared(layer, q, keys, sinks), keys
 
     def attend_shared(
@@ -56,7 +64,7 @@ class PromptMixing:
     ) -> jax.Array:
         """See `Mixing`."""
         assert isinstance(self.cache, LatentCache)
-        self._keep(latent=latents.latent, rope_key=latents.rope_key)
+        self._keep(latent=latents.latent[:, :, None], rope_key=latents.rope_key[:, :, None])
         whole = jnp.concatenate(q, axis=-1)
         return self.attend_shared(layer, whole, weights.expand(latents), None)
 
@@ -78,12 +86,12 @@ class PromptMixing:
         return out
 
     def _keep(self, **tokens: jax.Array) -> None:
-        """Write what the slots hold after each prompt, of arrays (rows, tokens, …)."""
-        held = next(iter(tokens)), next(iter(tokens.values()))
-        slots = getattr(self.cache, held[0]).shape[2]
-        self._write(
-            **{n: slots_of_prompts(t, self._lengths, slots=slots) for n, t in tokens.items()}
-        )
+        """Write what the slots hold after each prompt, of arrays (rows, tokens, units, width)."""
+        filled = {
+            name: getattr(self.cache, name).fill(self._index, self._turn(array), self._lengths)
+            for name, array in tokens.items()
+        }
+        self.cache = dataclasses.replace(self.cache, **filled)
 
     def _write(self, **new: jax.Array) -> None:
         self.cache = _with(self.cache, self._index, new)
@@ -96,23 +104,25 @@ class TokenMixing:
         cache: Of the layer's kind, or None where it takes another's keys.
         index: The layer's place in it.
         positions: (rows,) of the new tokens.
+        turn: What kept channels went through, and queries must; twice, it changes nothing.
     """
 
-    def __init__(self, cache: Any, index: Any, positions: jax.Array) -> None:
-        self.cache, self._index, self._positions = cache, index, positions
+    def __init__(self, cache: Any, index: Any, positions: jax.Array, turn: Turn = as_it_is) -> None:
+        self.cache, self._index, self._positions, self._turn = cache, index, positions, turn
 
     def attend(
         self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
     ) -> tuple[jax.Array, Keys]:
-        """See `Mixing`; other layers read the slots."""
-        held = Keys(self._put_heads("keys", keys.k), self._put_heads("values", keys.v))
+        """See `Mixing`; other layers read the slots, in which channels are turned."""
+        k, v = (self._put(*pair) for pair in (("keys", keys.k), ("values", keys.v)))
+        held = Keys(*(constrain(one, "batch", None, "kv_heads", "head_dim") for one in (k, v)))
         return self.attend_shared(layer, q, held, sinks), held
 
     def attend_shared(
         self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
     ) -> jax.Array:
         """See `Mixing`."""
-        return attend_slots(layer, q, keys, self._positions, sinks=sinks)
+        return self._turn(attend_slots(layer, self._turn(q), keys, self._positions, sinks=sinks))
 
     def attend_latent(
         self,
@@ -122,8 +132,11 @@ class TokenMixing:
         weights: LatentWeights,
     ) -> jax.Array:
         """See `Mixing`; queries meet latents, and no key or value is made of them."""
-        held = Latents(self._put("latent", latents.latent), self._put("rope_key", latents.rope_key))
-        return attend_latents(layer, q, held, weights.matrices(), self._positions)
+        latent = self._put("latent", latents.latent[:, :, None])
+        held = Latents(
+            latent[:, :, 0], self._put("rope_key", latents.rope_key[:, :, None])[:, :, 0]
+        )
+        return attend_latents(layer, q, held, weights.matrices(), self._positions, turn=self._turn)
 
     def convolve(self, name: str, x: jax.Array, weight: jax.Array) -> jax.Array:
         """See `Mixing`."""
@@ -141,20 +154,11 @@ class TokenMixing:
         self.cache = _with(self.cache, self._index, {"state": state})
         return out[:, None]
 
-    def _put_heads(self, name: str, token: jax.Array) -> jax.Array:
-        """Write heads (rows, 1, heads, channels), and return the layer's slots of heads."""
-        slots = self._put(name, _side_by_side(token))
-        heads = slots.reshape(*slots.shape[:2], *token.shape[2:])
-        return constrain(heads, "batch", None, "kv_heads", "head_dim")
-
     def _put(self, name: str, token: jax.Array) -> jax.Array:
-        """Write one slot of each row, and return the layer's slots."""
-        whole = getattr(self.cache, name)
-        rows = jnp.arange(token.shape[0])
-        slots = self._positions % whole.shape[2]
-        whole = whole.at[self._index, rows, slots].set(token[:, 0].astype(whole.dtype))
-        self.cache = dataclasses.replace(self.cache, **{name: whole})
-        return whole[self._index]
+        """Write units (rows, 1, units, width), and return the layer's slots of them."""
+        held = getattr(self.cache, name).put(self._index, self._turn(token)[:, 0], self._positions)
+        self.cache = dataclasses.replace(self.cache, **{name: held})
+        return held.read(self._index, self._positions, token.dtype)
 
 
 def _with(cache: Any, index: Any, new: dict[str, jax.Array]) -> Any:
@@ -166,8 +170,3 @@ def _with(cache: Any, index: Any, new: dict[str, jax.Array]) -> Any:
         for name, value in new.items()
     }
     return dataclasses.replace(cache, **written)
-
-
-def _side_by_side(heads: jax.Array) -> jax.Array:
-    """(rows, tokens, heads, channels) as a cache holds it."""
-    return heads.reshape(*heads.shape[:2], -1)

@@ -24,7 +24,8 @@ from ..execution import Execution
 from ..placement import experts_on, kernel_spread
 from ..stored.running import with_stored_parameters
 from ..transformer.config import TransformerConfig
-from .decoding import DecodingState, Sampling, begin_rows, extend_rows
+from .cache import CacheSpec
+from .decoding import DecodingState, Sampling, begin_rows, extend_rows, follow_rows
 from .preparation import lay_apart
 
 SMALLEST_ROOM = 32
@@ -50,6 +51,7 @@ class DecodingPrograms:
         loop: Whether layers are a loop over their stacks. Without one, parameters come as
             `prepared` gives them, and no weight or cache is cut out of others: the steps of a GPU,
             which has nothing else to wait for. None: a loop but on one GPU.
+        kv: How keys, values and latents are kept; in the model's own dtype by default.
 
     Raises:
         ShardingError: The mesh has an axis that decoding cannot use.
@@ -58,6 +60,7 @@ class DecodingPrograms:
     model: TransformerConfig
     mesh: AnyMesh | None = None
     loop: bool | None = None
+    kv: CacheSpec | None = None
 
     def __post_init__(self) -> None:
         for axis, size in {} if self.mesh is None else axis_sizes(self.mesh).items():
@@ -104,6 +107,10 @@ class DecodingPrograms:
     def decode(self, *, sampling: Sampling) -> Any:
         """(params, state, until, eos, seed) -> state, written in place; see `extend_rows`."""
         return self._jitted("decode", extend_rows, donate=1, sampling=sampling)
+
+    def follow(self, *, slots: int) -> Any:
+        """(params, tokens, lengths, following) -> logits; see `follow_rows`."""
+        return self._jitted("follow", follow_rows, slots=slots)
 
     def rows(self, wanted: int) -> int:
         """How many rows a batch of `wanted` takes: every device has as many as the others."""
@@ -166,12 +173,14 @@ class DecodingPrograms:
         return activation_rules(self.mesh, self.strategy)
 
     def _jitted(
-        self, name: str, function: Callable[..., DecodingState], *, donate: Any = (), **static: Any
+        self, name: str, function: Callable[..., Any], *, donate: Any = (), **static: Any
     ) -> Any:
-        bound = partial(function, config=self.config, execution=self.execution, **static)
+        bound = partial(
+            function, config=self.config, execution=self.execution, kv=self.kv, **static
+        )
         whole = with_stored_parameters(bound)
 
-        def program(*arguments: Any) -> DecodingState:
+        def program(*arguments: Any) -> Any:
             with self._rules():
                 return whole(*arguments)
 

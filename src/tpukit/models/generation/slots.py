@@ -1,10 +1,21 @@
 """Attention of one token over the slots of a cache, and what slots hold after a prompt."""
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 
 from ..transformer.layer_config import LayerConfig
 from ..transformer.mixing import Keys, Latents
+
+# What the channels of queries, keys, values and latents go through where they are kept narrow.
+Turn: TypeAlias = Callable[[jax.Array], jax.Array]
+
+
+def as_it_is(x: jax.Array) -> jax.Array:
+    """The array itself: channels that are not turned."""
+    return x
 
 
 def positions_held(positions: jax.Array, slots: int) -> jax.Array:
@@ -68,6 +79,8 @@ def attend_latents(
     latents: Latents,
     matrices: tuple[jax.Array, jax.Array],
     positions: jax.Array,
+    *,
+    turn: Turn = as_it_is,
 ) -> jax.Array:
     """Latent attention of one token, in the space of latents -> (rows, 1, H, v_dim).
 
@@ -80,14 +93,16 @@ def attend_latents(
         latents: (rows, slots, kv_rank) and (rows, slots, rope_dim).
         matrices: (kv_rank, H, nope_dim) and (kv_rank, H, v_dim).
         positions: (rows,) of the tokens.
+        turn: What the channels of `latents` went through.
     """
     (nope, rope), (to_keys, to_values) = q, matrices
     in_latents = _wide("bhn,rhn->bhr", nope[:, 0], to_keys).astype(nope.dtype)
-    scores = _wide("bhr,bsr->bhs", in_latents, latents.latent)
-    scores += _wide("bhd,bsd->bhs", rope[:, 0], latents.rope_key)
+    latents = Latents(*(one.astype(nope.dtype) for one in latents))
+    scores = _wide("bhr,bsr->bhs", turn(in_latents), latents.latent)
+    scores += _wide("bhd,bsd->bhs", turn(rope[:, 0]), latents.rope_key)
     seen = visible_slots(layer, positions, latents.latent.shape[1])
     weights = _weigh(layer, scores, seen[:, None], layer.qk_dim, None)
-    mixed = _wide("bhs,bsr->bhr", weights.astype(nope.dtype), latents.latent)
+    mixed = turn(_wide("bhs,bsr->bhr", weights.astype(nope.dtype), latents.latent))
     return _wide("bhr,rhv->bhv", mixed.astype(nope.dtype), to_values).astype(nope.dtype)[:, None]
 
 

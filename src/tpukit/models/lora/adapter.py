@@ -1,7 +1,7 @@
 """`LoraAdapter`: any model, with thin matrices beside its own that alone are trained."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from ...parallel.sharding.trees import join_path
 from ..adapters import Applied, ModelAdapter, TransformerAdapter, Variables, head_counts_of
 from ..execution import Execution
 from ..loss.loss import Batch
+from ..stored.parameter import is_stored
+from ..stored.running import with_stored_parameters
 from .low_rank import LowRank
 from .spec import DEFAULT_TARGETS, LoraSpec
 
@@ -26,7 +28,8 @@ def matrices_meant(spec: LoraSpec, params: Any) -> dict[str, Any]:
     Raises:
         TPUModelError: A pattern finds none, or is no regular expression.
     """
-    leaves = {join_path(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    named = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_stored)
+    leaves = {join_path(p): leaf for p, leaf in named}
     matrices = {path: leaf for path, leaf in leaves.items() if _is_matrix(path, leaf)}
     found: dict[str, Any] = {}
     for target in spec.targets:
@@ -57,10 +60,17 @@ class LoraAdapter:
     `params` holds `a` and `b` under the path of each matrix; `model_state` holds the model's own
     parameters as `base`, and what it carries itself as `carried`. So the optimizer keeps moments
     of the thin matrices alone, and no gradient of the others is computed.
+
+    Attributes:
+        inner: The model.
+        spec: Which matrices get thin ones beside them.
+        keep: What the model's own parameters are kept as, some of them stored in few bits; None
+            for as they are.
     """
 
     inner: ModelAdapter
     spec: LoraSpec
+    keep: Callable[[Any], Any] | None = None
 
     @property
     def initialised(self) -> bool:
@@ -75,7 +85,8 @@ class LoraAdapter:
     def init(self, rng: jax.Array) -> Variables:
         """The model's own variables, and thin matrices whose products are zero."""
         made = self.inner.init(rng)
-        return self.beside(made.params, made.model_state, rng)
+        base = made.params if self.keep is None else self.keep(made.params)
+        return self.beside(base, made.model_state, rng)
 
     def beside(self, base: Any, carried: Any, rng: jax.Array) -> Variables:
         """Variables with new thin matrices beside a model's parameters."""
@@ -98,8 +109,13 @@ class LoraAdapter:
         """Run the model with what the thin matrices add."""
         base, carried = variables.model_state["base"], variables.model_state["carried"]
         in_layers = isinstance(self.inner, TransformerAdapter)
-        whole = with_low_rank(base, variables.params, self.spec, in_layers=in_layers)
-        applied = self.inner.apply(Variables(whole, carried), batch, rng=rng, execution=execution)
+
+        def whole(base: Any, params: Any, carried: Any, batch: Batch) -> Applied:
+            summed = with_low_rank(base, params, self.spec, in_layers=in_layers)
+            return self.inner.apply(Variables(summed, carried), batch, rng=rng, execution=execution)
+
+        run = with_stored_parameters(whole, trained=True)
+        applied = run(base, variables.params, carried, batch)
         return applied._replace(model_state={"base": base, "carried": applied.model_state})
 
 
@@ -107,7 +123,7 @@ def with_low_rank(base: Any, params: Any, spec: LoraSpec, *, in_layers: bool = F
     """A model's parameters with what thin matrices add to them.
 
     Args:
-        base: The model's own.
+        base: The model's own, as arrays.
         params: `a` and `b` under the path of each matrix.
         spec: How much of their product is added.
         in_layers: Whether the reference transformer's layers get `LowRank` and add it themselves.
@@ -125,7 +141,7 @@ def with_low_rank(base: Any, params: Any, spec: LoraSpec, *, in_layers: bool = F
 
 
 def _is_matrix(path: str, leaf: Any) -> bool:
-    floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+    floating = jnp.issubdtype(jnp.dtype(leaf.dtype), jnp.floating)
     return floating and leaf.ndim >= 2 and not path.endswith(("scale", "bias"))
 
 

@@ -15,11 +15,14 @@ class LoraSpec:
         rank: Columns of the first and rows of the second.
         alpha: Their product is multiplied with alpha / rank.
         targets: Patterns, searched in paths such as "layers/self_attention/q_proj/kernel".
+        base: The format that the matrices beside them are rounded to: "int8", "int4" or "fp8"; None
+            leaves them as they are, or as a quantized folder holds them.
     """
 
     rank: int = 16
     alpha: float = 32.0
     targets: tuple[str, ...] = DEFAULT_TARGETS
+    base: str | None = None
 
     @property
     def scale(self) -> float:
@@ -29,7 +32,12 @@ class LoraSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "LoraSpec":
         """The same as `to_dict` wrote."""
-        return cls(rank=data["rank"], alpha=data["alpha"], targets=tuple(data["targets"]))
+        return cls(
+            rank=data["rank"],
+            alpha=data["alpha"],
+            targets=tuple(data["targets"]),
+            base=data.get("base"),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -217,6 +217,8 @@ def _through_values(apply: Any, params: Any, args: Any, recorder: "_Recorder") -
 class _Recorder:
     """Notes every product, and measures its inputs."""
 
+    records = True
+
     def __init__(self, *, measure: bool, only: set[Product] | None = None) -> None:
         self._measure, self._only = measure, only
         self.statistics: dict[Product, Any] = {}

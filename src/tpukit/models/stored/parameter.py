@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from ...kernels.ops.quantized_matmul.api import quantized_matmul
@@ -31,6 +32,10 @@ class QuantizedMatrix(Protocol):
 
     def dequantize(self, dtype: DTypeLike = ...) -> jax.Array:
         """The matrix it stands for."""
+        ...
+
+    def shardings(self, sharding: NamedSharding) -> Any:
+        """The same of shardings, from that of the matrix."""
         ...
 
     def __rmatmul__(self, x: Any) -> jax.Array:

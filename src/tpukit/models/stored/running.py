@@ -20,7 +20,7 @@ Activations: TypeAlias = Literal["wide", "int8"]
 
 
 def with_stored_parameters(
-    function: Callable[..., Any], activations: Activations = "wide"
+    function: Callable[..., Any], activations: Activations = "wide", *, trained: bool = False
 ) -> Callable[..., Any]:
     """The function, whose first argument may be a tree with stored parameters in it.
 
@@ -32,6 +32,8 @@ def with_stored_parameters(
         function: Anything that jax can trace.
         activations: "wide" leaves them as they are; "int8" rounds what a stored parameter is
             multiplied with to int8, each row by its largest magnitude.
+        trained: Whether gradients go through it. Every matrix is decoded for its product then, and
+            once more for the gradient: no decoded one is kept between, and rows are many.
     """
 
     def run(params: Any, *args: Any) -> Any:
@@ -41,10 +43,15 @@ def with_stored_parameters(
         shapes = [_shape(leaf) for leaf in flat]
         closed, out = jax.make_jaxpr(function, return_shape=True)(tree.unflatten(shapes), *args)
         given = [*map(_tracked, range(len(flat)), flat, shapes), *jax.tree.leaves(args)]
-        values = walk(closed.jaxpr, closed.consts, given, _Running(activations))
+        values = walk(closed.jaxpr, closed.consts, given, _Running(activations, trained))
         return jax.tree.unflatten(jax.tree.structure(out), [plain(value) for value in values])
 
     return run
+
+
+def dense_shapes(params: Any) -> Any:
+    """Shape and dtype of every parameter, of stored ones as arrays."""
+    return jax.tree.map(_shape, params, is_leaf=is_stored)
 
 
 def dense_parameters(params: Any) -> Any:
@@ -55,7 +62,7 @@ def dense_parameters(params: Any) -> Any:
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(leaf.dtype))
 
 
 def _tracked(number: int, leaf: Any, shape: jax.ShapeDtypeStruct) -> Any:
@@ -67,8 +74,10 @@ def _tracked(number: int, leaf: Any, shape: jax.ShapeDtypeStruct) -> Any:
 class _Running:
     """Multiplies by stored parameters."""
 
-    def __init__(self, activations: Activations) -> None:
-        self._activations = activations
+    records = False
+
+    def __init__(self, activations: Activations, trained: bool) -> None:
+        self._activations, self._trained = activations, trained
 
     def product(self, found: Multiplied, multiply: Callable[[Any, Any], Any]) -> Any:
         """See `Visitor`."""
@@ -77,6 +86,10 @@ class _Running:
             return multiply(x, weight.get())
         if self._activations == "int8":
             x = _rounded(x, found.x_contraction.contracted)
+        if self._trained:
+            # Inside a loop nothing is merged with the pass forward anyway.
+            again = jax.checkpoint(lambda x: multiply(x, weight.get()), prevent_cse=False)
+            return again(x)
         part = _whole_part(weight, found)
         if part is None or not _has_kernels() or isinstance(part, jax.Array):
             return multiply(x, weight.get())
@@ -137,4 +150,10 @@ def _by_kernel(x: jax.Array, part: Any, found: Multiplied) -> jax.Array:
     return jnp.moveaxis(out, range(len(kept)), range(-len(kept), 0))
 
 
-__all__ = ["Activations", "StoredParameter", "dense_parameters", "with_stored_parameters"]
+__all__ = [
+    "Activations",
+    "StoredParameter",
+    "dense_parameters",
+    "dense_shapes",
+    "with_stored_parameters",
+]

@@ -63,6 +63,11 @@ def tracked_parameter(leaf: Leaf, view: View, dtype: Any) -> Tracked:
 class Visitor(Protocol):
     """What is done at products."""
 
+    @property
+    def records(self) -> bool:
+        """Whether it keeps values of the program, which cannot leave what is computed again."""
+        ...
+
     def product(self, found: Multiplied, multiply: Callable[[Any, Any], Any]) -> Any:
         """The product's result; `multiply(x, weight)` is the program's own."""
         ...

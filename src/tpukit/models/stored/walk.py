@@ -24,6 +24,8 @@ _CALLS = (
     *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "remat"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
 )
+# Those whose inside is computed again for gradients.
+_CHECKPOINTS = ("checkpoint", "remat2", "remat")
 _JAXPRS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
@@ -128,7 +130,18 @@ def _product(eqn: Any, values: list[Any], visitor: Visitor) -> Any:
 def _call(eqn: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
     called = next(eqn.params[key] for key in _JAXPRS if key in eqn.params)
     jaxpr, consts = _opened(called)
-    return walk(jaxpr, consts, values, visitor)
+    if eqn.primitive.name not in _CHECKPOINTS or visitor.records:
+        return walk(jaxpr, consts, values, visitor)
+    # What is kept of the parameters goes in as it is, and is decoded again for gradients.
+    arrays = [value for value in values if not isinstance(value, Tracked)]
+
+    def inside(arrays: list[Any]) -> list[Any]:
+        rest = iter(arrays)
+        given = [value if isinstance(value, Tracked) else next(rest) for value in values]
+        return [plain(value) for value in walk(jaxpr, consts, given, visitor)]
+
+    how = {name: eqn.params[name] for name in ("policy", "prevent_cse")}
+    return jax.checkpoint(inside, **how)(arrays)
 
 
 def _opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

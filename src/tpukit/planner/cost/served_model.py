@@ -8,8 +8,9 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+from ...hardware.cache_formats import CACHE_FORMATS, Unit
 from ...hardware.formats import BFLOAT16, FLOAT32
-from ...hardware.stored_formats import CACHE_FORMATS, WEIGHT_FORMATS
+from ...hardware.stored_formats import WEIGHT_FORMATS
 from ...models.transformer.config import TransformerConfig
 from ...models.transformer.layer_config import LayerConfig
 from ...models.transformer.shapes import layer_shapes, parameter_shapes
@@ -76,14 +77,14 @@ class ServedKind:
         return self.layer.reach(context) or context
 
     @property
-    def values_per_token(self) -> int:
-        """Numbers that attention of one layer reads of every token it looks back to."""
+    def units(self) -> tuple[Unit, ...]:
+        """What attention of one layer reads of every token it looks back to."""
         c = self.layer
         if c.delta is not None:
-            return 0
+            return ()
         if c.latent is not None:
-            return c.latent.kv_rank + c.latent.rope_dim
-        return 2 * c.n_kv_heads * c.head_dim
+            return Unit(1, c.latent.kv_rank), Unit(1, c.latent.rope_dim)
+        return (Unit(2 * c.n_kv_heads, c.head_dim),)
 
     @property
     def state_bytes(self) -> int:
@@ -96,7 +97,10 @@ class ServedKind:
         return state + BFLOAT16.nbytes((d.convolution - 1) * channels)
 
     def cache_bytes(self, context: int, cache: str) -> int:
-        """Of one sequence in all these layers; those that take another's keys hold none."""
+        """Of one sequence in all these layers; those that take another's keys hold none.
+
+        Codebooks are not counted: all sequences share them.
+        """
         if self.layer.shares_keys_of is not None:
             return 0
         return self.layers * (self.state_bytes + self._read(self.tokens_held(context), cache))
@@ -107,7 +111,7 @@ class ServedKind:
         return self.layers * (2 * self.state_bytes + read)
 
     def _read(self, tokens: int, cache: str) -> int:
-        return CACHE_FORMATS[cache].nbytes(self.values_per_token * tokens)
+        return CACHE_FORMATS[cache].nbytes(self.units, tokens)
 
     @property
     def key_heads(self) -> int:

@@ -1,0 +1,107 @@
+"""Where the arrays of stored parameters lie on a mesh: codes and scales like their matrix."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ...annotations import PyTree
+from ...errors import ShardingError
+from ...kernels.ops.quantized_matmul.weight import QuantizedWeight
+from .parameter import StoredParameter, is_stored
+
+
+def stored_shardings(params: PyTree, shardings: PyTree) -> PyTree:
+    """Shardings for a tree with stored parameters, from those of the same as arrays.
+
+    Args:
+        params: Arrays or their shapes, stored parameters among them.
+        shardings: A NamedSharding for every parameter.
+
+    Raises:
+        ShardingError: A cut would go through what one code or word holds, or between matrices.
+    """
+
+    def one(path: Any, leaf: Any, sharding: NamedSharding) -> Any:
+        if not is_stored(leaf):
+            return sharding
+        return _of_parameter(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, sharding)
+
+    return jax.tree_util.tree_map_with_path(one, params, shardings, is_leaf=is_stored)
+
+
+def place_stored(params: PyTree, shardings: PyTree) -> PyTree:
+    """Put parameters, stored ones among them, where the shardings of the same arrays say.
+
+    Raises:
+        ShardingError: See `stored_shardings`.
+    """
+    return jax.device_put(params, stored_shardings(params, shardings))
+
+
+def _of_parameter(name: str, stored: StoredParameter, sharding: NamedSharding) -> StoredParameter:
+    axes, mesh = stored.axes, sharding.mesh
+    spec = (*sharding.spec, *(None,) * (stored.ndim - len(sharding.spec)))
+    for axis in axes.stack:
+        if _pieces(mesh, spec[axis]) > 1:
+            raise ShardingError(
+                f"{name} is kept as {axes.count} quantized matrices, and the mesh would deal them "
+                f"out along {spec[axis]}; use fsdp or tensor axes, which cut each of them."
+            )
+    groups = (axes.inputs, axes.outputs)
+    # Of several axes that are one side of the matrix, only the first can be cut into pieces.
+    tall, wide = (spec[group[0]] if len(group) else None for group in groups)
+    if any(_pieces(mesh, spec[axis]) > 1 for group in groups for axis in group[1:]):
+        raise ShardingError(
+            f"{name} {stored.shape} would be cut through the middle of its matrices by "
+            f"{sharding.spec}; use another mesh."
+        )
+    matrix = NamedSharding(mesh, PartitionSpec(tall, wide))
+    try:
+        parts = tuple(_of_part(part, matrix) for part in stored.parts)
+    except ShardingError as error:
+        raise ShardingError(f"{name}: {error}") from None
+    return replace(stored, parts=parts)
+
+
+def _of_part(part: Any, sharding: NamedSharding) -> Any:
+    if isinstance(part, QuantizedWeight):
+        return weight_shardings(part, sharding)
+    return part.shardings(sharding) if hasattr(part, "shardings") else sharding
+
+
+def weight_shardings(weight: QuantizedWeight, sharding: NamedSharding) -> QuantizedWeight:
+    """Shardings of a weight's arrays, from that of its matrix.
+
+    Raises:
+        ShardingError: A cut would go through a word.
+    """
+    tall, wide = sharding.spec
+    pieces, columns = _pieces(sharding.mesh, tall), _pieces(sharding.mesh, wide)
+    rows = weight.data.shape[-2]
+    if rows % pieces or weight.shape[1] % columns:
+        raise ShardingError(
+            f"an {weight.format} matrix {weight.shape} has {rows} words of rows and "
+            f"{weight.shape[1]} columns, which {pieces} × {columns} devices cannot share evenly; "
+            "use a mesh that divides them."
+        )
+
+    def at(*axes: Any) -> Any:
+        return NamedSharding(sharding.mesh, PartitionSpec(*axes))
+
+    whole = weight.scales.shape[0] % pieces
+    return replace(
+        weight,
+        data=at(*(None,) * (weight.data.ndim - 2), tall, wide),
+        scales=at(None if whole else tall, wide),
+        codebook=None if weight.codebook is None else at(),
+    )
+
+
+def _pieces(mesh: Any, axes: Any) -> int:
+    names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+    pieces = 1
+    for name in names:
+        pieces *= mesh.shape[name]
+    return pieces
