@@ -28,6 +28,8 @@ from .decoding import DecodingState, Sampling, begin_rows, extend_rows
 from .preparation import lay_apart
 
 SMALLEST_ROOM = 32
+# A GPU's loop waits for its condition to reach the host; one of a known number of turns does not.
+_GPU_TURN = 8
 # One token cannot be cut along its sequence, nor keep stages busy.
 _NOT_FOR_DECODING: tuple[Role, ...] = ("context", "stage")
 
@@ -103,7 +105,8 @@ class DecodingPrograms:
 
     def decode(self, *, sampling: Sampling) -> Any:
         """(params, state, until, eos, seed) -> state, written in place; see `extend_rows`."""
-        return self._jitted("decode", extend_rows, donate=1, sampling=sampling)
+        turn = 1 if self._is_loop else _GPU_TURN
+        return self._jitted("decode", extend_rows, donate=1, sampling=sampling, turn=turn)
 
     def rows(self, wanted: int) -> int:
         """How many rows a batch of `wanted` takes: every device has as many as the others."""
