@@ -27,6 +27,7 @@ class Execution:
     `expert_mesh` is the mesh whose `expert_axis` the experts are spread over (None: over no axis)
     and over which tokens are split as `expert_tokens` says; without a mesh every expert is where
     its tokens are. `delta` and `convolution` are linear attention's where a sequence is split.
+    `slots` is generation's kernel for one token over a cache (`SlotKernel`); None leaves it to XLA.
     """
 
     attention: str | AttentionFunction = "auto"
@@ -42,6 +43,7 @@ class Execution:
     expert_tokens: PartitionSpec | None = None
     delta: Callable[..., tuple[jax.Array, jax.Array]] | None = None
     convolution: Callable[..., jax.Array] | None = None
+    slots: Any = None  # a `SlotKernel`
 
     def replace(self, **changes: Any) -> "Execution":
         """The same choices with some changed."""

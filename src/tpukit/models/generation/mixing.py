@@ -14,6 +14,7 @@ from ..execution import Execution
 from ..transformer.layer_config import LayerConfig
 from ..transformer.mixing import DeltaInputs, Keys, Latents, LatentWeights, attention_options
 from .cache import DeltaCache, KeyCache, LatentCache
+from .slot_kernel import SlotKernel
 from .slots import attend_latents, attend_slots, slots_of_prompts
 
 
@@ -96,15 +97,24 @@ class TokenMixing:
         cache: Of the layer's kind, or None where it takes another's keys.
         index: The layer's place in it.
         positions: (rows,) of the new tokens.
+        kernel: What attends and adds at once where it can; None leaves both to XLA.
     """
 
-    def __init__(self, cache: Any, index: Any, positions: jax.Array) -> None:
+    def __init__(
+        self, cache: Any, index: Any, positions: jax.Array, kernel: SlotKernel | None = None
+    ) -> None:
         self.cache, self._index, self._positions = cache, index, positions
+        self._kernel = kernel
 
     def attend(
         self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
     ) -> tuple[jax.Array, Keys]:
         """See `Mixing`; other layers read the slots."""
+        if self._kernel is not None and self._kernel.takes(q, self.cache, sinks):
+            out, self.cache = self._kernel.attend(
+                layer, q, keys, self.cache, self._index, self._positions
+            )
+            return out, Keys(self._heads("keys", keys.k), self._heads("values", keys.v))
         held = Keys(self._put_heads("keys", keys.k), self._put_heads("values", keys.v))
         return self.attend_shared(layer, q, held, sinks), held
 
@@ -143,7 +153,12 @@ class TokenMixing:
 
     def _put_heads(self, name: str, token: jax.Array) -> jax.Array:
         """Write heads (rows, 1, heads, channels), and return the layer's slots of heads."""
-        slots = self._put(name, _side_by_side(token))
+        self._put(name, _side_by_side(token))
+        return self._heads(name, token)
+
+    def _heads(self, name: str, token: jax.Array) -> jax.Array:
+        """The layer's slots, with heads like those of `token`."""
+        slots = getattr(self.cache, name)[self._index]
         heads = slots.reshape(*slots.shape[:2], *token.shape[2:])
         return constrain(heads, "batch", None, "kv_heads", "head_dim")
 

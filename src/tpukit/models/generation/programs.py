@@ -26,6 +26,7 @@ from ..stored.running import with_stored_parameters
 from ..transformer.config import TransformerConfig
 from .decoding import DecodingState, Sampling, begin_rows, extend_rows
 from .preparation import lay_apart
+from .slot_kernel import SlotKernel
 
 SMALLEST_ROOM = 32
 # A GPU's loop waits for its condition to reach the host; one of a known number of turns does not.
@@ -88,7 +89,9 @@ class DecodingPrograms:
         if self.mesh is None:
             return found
         spread = kernel_spread(self.mesh, self.strategy)
-        found = found.replace(attention=partial(automatic_attention, **spread))
+        found = found.replace(
+            attention=partial(automatic_attention, **spread), slots=SlotKernel(**spread)
+        )
         return experts_on(self.mesh, self.strategy, found) if self.config.has_experts else found
 
     @cached_property
