@@ -31,7 +31,11 @@ class SlotKernel:
     head_axes: tuple[str, ...]
 
     def takes(self, q: jax.Array, cache: KeyCache, sinks: jax.Array | None) -> bool:
-        """Whether q (rows, 1, heads, channels) attends by the kernel: on TPUs, whole key heads."""
+        """Whether q (rows, 1, heads, channels) attends by the kernel.
+
+        Keys as wide as queries XLA reads as fast (Llama 70B on v6e-8: 22.8 ms a token, 23.2 with
+        the kernel, by their timelines); narrower ones it copies.
+        """
         sizes = axis_sizes(self.mesh)
         ways = 1
         for axis in self.head_axes:
@@ -39,6 +43,7 @@ class SlotKernel:
         return (
             current_target() is not None
             and sinks is None
+            and cache.keys.dtype.itemsize < q.dtype.itemsize
             and cache.heads % ways == 0
             and can_attend_slots(q[:, 0], cache.keys, cache.values)
         )

@@ -114,7 +114,7 @@ class Linear(nnx.Module):
         return found if isinstance(found, LowRank) else None
 
     def matrix(self) -> jax.Array:
-        """The kernel in the dtype of activations, or as eight bits multiply it where it is held so."""
+        """The kernel in the dtype of activations, or in eight bits where it is held rounded."""
         kernel = self.kernel[...]
         held = self.matmul == "float8_static" and is_held(kernel)
         return kernel if held else kernel.astype(self.dtype)

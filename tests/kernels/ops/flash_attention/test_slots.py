@@ -1,4 +1,4 @@
-"""One token over a cache: the kernel against softmax in float64, and what it leaves in the slots."""
+"""One token over a cache: the kernel against softmax in float64, and what it leaves there."""
 
 import jax
 import jax.numpy as jnp
