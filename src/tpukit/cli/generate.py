@@ -44,6 +44,10 @@ Chat = Annotated[
     bool, typer.Option("--chat", help="The prompt is a message: use the folder's chat template.")
 ]
 System = Annotated[str | None, typer.Option(help="With --chat: what stands before the message.")]
+Kv = Annotated[
+    str | None,
+    typer.Option(help="Format of the cache, bf16 or fp8; as wide as activations by default."),
+]
 Seed = Annotated[int, typer.Option(help="The same gives the same text.", callback=within(SEED))]
 
 DEFAULT_NEW_TOKENS = 200
@@ -62,6 +66,7 @@ def generate(
     chat: Chat = False,
     system: System = None,
     mesh: options.Mesh = None,
+    kv: Kv = None,
     step: Step = None,
     json: options.Json = False,
 ) -> None:
@@ -84,7 +89,7 @@ def generate(
     # Not before there is something to add: an error would stand beside half a sentence.
     unsaid, last = "" if chat else prompt, None
     for last in stream_text(
-        Generator(model.config, model.params),
+        Generator(model.config, model.params, kv=kv),
         words,
         start,
         stop=stop or (),

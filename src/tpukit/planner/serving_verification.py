@@ -13,8 +13,8 @@ from .cost.serving_model import Traffic
 if TYPE_CHECKING:
     from ..models.transformer.config import TransformerConfig
 
-COMPILED_FORMAT = "bf16"
-NOT_HELD = "generation holds weights and caches in bfloat16; this is by arithmetic alone"
+COMPILED_WEIGHTS = "bf16"
+NOT_HELD = "generation is compiled with weights in bfloat16; this is by arithmetic alone"
 
 
 def verify_servers(
@@ -38,7 +38,7 @@ def verify_servers(
     found, compiled = list(choices), 0
     for number in order:
         one = choices[number]
-        if {one.formats.weights, one.formats.cache} != {COMPILED_FORMAT}:
+        if one.formats.weights != COMPILED_WEIGHTS:
             said = CompiledServing(reason=NOT_HELD)
         elif compiled >= most:
             said = CompiledServing(reason=f"only {most} were to be compiled")
@@ -73,6 +73,7 @@ def compile_server(
             context=traffic.context,
             prompt=traffic.prompt,
             prefill_rows=choice.replicas,
+            kv=choice.formats.cache,
             progress=progress,
         )
     except TPUError as error:

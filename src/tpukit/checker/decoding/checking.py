@@ -33,6 +33,7 @@ def check_decoding(
     prompt: int | None = None,
     prefill_rows: int | None = None,
     weights: str = "bfloat16",
+    kv: str | None = None,
     memory_only: bool = False,
     options: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
@@ -54,6 +55,7 @@ def check_decoding(
         prompt: Tokens of the prompts; as many as the context by default.
         prefill_rows: Prompts read at once; all of them by default, as `generate` does.
         weights: The format of parameters and products.
+        kv: The format of caches, "bf16" or "fp8"; None: that of the weights.
         memory_only: Whether the verdict on memory is enough.
         options: Compiler options.
         timeout_s: Until a compile is killed.
@@ -85,7 +87,7 @@ def check_decoding(
     tokens = min(rounded_size(_within(prompt or room, room)), slots)
     sizes = dict(mesh) if mesh is not None else serving_mesh(config, target)
     # With a loop of layers, as on every TPU, whatever is here.
-    programs = DecodingPrograms(config, as_abstract_mesh(sizes, target), loop=True)
+    programs = DecodingPrograms(config, as_abstract_mesh(sizes, target), True, kv)
     rows = programs.rows(batch_size)
     reads = programs.rows(prefill_rows or batch_size)
     greedy = Sampling(temperature=0)

@@ -91,7 +91,14 @@ class DeltaCache:
         return replace(self, state=state, q=q, k=k, v=v)
 
 
-def empty_cache(config: TransformerConfig, *, rows: int, slots: int, apart: bool = False) -> Cache:
+def empty_cache(
+    config: TransformerConfig,
+    *,
+    rows: int,
+    slots: int,
+    apart: bool = False,
+    dtype: str | None = None,
+) -> Cache:
     """Room for `slots` tokens in each row; layers that take another's keys have none.
 
     Args:
@@ -99,13 +106,15 @@ def empty_cache(config: TransformerConfig, *, rows: int, slots: int, apart: bool
         rows: Sequences.
         slots: Tokens of each.
         apart: Whether every layer has arrays of its own, so that nobody cuts them out of others.
+        dtype: Of keys, values and latents; None: as wide as activations.
     """
+    formats = (dtype or config.dtype, config.dtype)
 
     def of_kind(kind: str, layers: int) -> Any:
         layer = config.kinds[kind]
         if apart:
-            return tuple(_empty(layer, config.dtype, 1, rows, slots) for _ in range(layers))
-        return _empty(layer, config.dtype, layers, rows, slots)
+            return tuple(_empty(layer, formats, 1, rows, slots) for _ in range(layers))
+        return _empty(layer, formats, layers, rows, slots)
 
     return place_cache(
         {
@@ -130,13 +139,14 @@ def index_in_kind(order: tuple[str, ...]) -> list[int]:
     return [order[:number].count(kind) for number, kind in enumerate(order)]
 
 
-def _empty(layer: LayerConfig, dtype: str, layers: int, rows: int, slots: int) -> Any:
+def _empty(layer: LayerConfig, formats: tuple[str, str], layers: int, rows: int, slots: int) -> Any:
+    dtype, wide = formats
     if layer.delta is not None:
         d = layer.delta
         keys, values = d.key_heads * d.key_dim, d.value_heads * d.value_dim
         state = jnp.zeros((layers, rows, d.value_heads, d.key_dim, d.value_dim), jnp.float32)
         last = (layers, rows, d.convolution - 1)
-        q, k, v = (jnp.zeros((*last, width), dtype) for width in (keys, keys, values))
+        q, k, v = (jnp.zeros((*last, width), wide) for width in (keys, keys, values))
         return DeltaCache(state, q, k, v, d.key_heads)
     held = (layers, rows, layer.reach(slots) or slots)
     if layer.latent is not None:

@@ -103,9 +103,15 @@ def begin_rows(
     sampling: Sampling,
     slots: int,
     execution: Execution,
+    cache_dtype: str | None = None,
 ) -> DecodingState:
     """Read the prompts and choose the first new token of each; rows without a prompt are done."""
-    logits, cache = read_prompts(config, params, tokens, lengths, slots=slots, execution=execution)
+    logits, cache = read_prompts(
+        *(config, params, tokens, lengths),
+        slots=slots,
+        execution=execution,
+        cache_dtype=cache_dtype,
+    )
     first = sampling.choose(logits, _keys(seed, lengths))
     rows = jnp.arange(tokens.shape[0])
     room = jnp.zeros((tokens.shape[0], slots), jnp.int32).at[:, : tokens.shape[1]].set(tokens)

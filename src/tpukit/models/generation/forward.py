@@ -32,6 +32,7 @@ def read_prompts(
     *,
     slots: int,
     execution: Execution,
+    cache_dtype: str | None = None,
 ) -> tuple[jax.Array, Cache]:
     """Logits (rows, V) after each prompt's last token, and the cache that holds the prompts.
 
@@ -43,11 +44,13 @@ def read_prompts(
         lengths: (rows,) tokens of each prompt; 0 where a row is there to fill the batch only.
         slots: Tokens a row can grow to.
         execution: How attention and experts run.
+        cache_dtype: Of the cache; see `empty_cache`.
     """
     model = _module(config, params, execution)
     rows, longest = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(longest), (rows, longest))
-    cache = empty_cache(config, rows=rows, slots=slots, apart=not execution.scan_layers)
+    apart = not execution.scan_layers
+    cache = empty_cache(config, rows=rows, slots=slots, apart=apart, dtype=cache_dtype)
 
     def mixing(cache: Any, index: Any) -> PromptMixing:
         return PromptMixing(cache, index, lengths, execution)

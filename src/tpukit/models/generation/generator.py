@@ -35,17 +35,21 @@ class Generator:
             quantized ones (`QuantizedModel.params`); on a mesh they stay as they are split, and
             caches are split by rows and heads over it.
         loop: Whether layers are a loop; see `DecodingPrograms`. Quantized ones always are.
+        kv: Format of keys, values and latents, "bf16" or "fp8"; None: as wide as activations.
 
     Raises:
         TPUModelError: The model is not the reference transformer.
+        TPUValidationError: There is no such format of a cache.
         ShardingError: The parameters' mesh has an axis that generation cannot use.
     """
 
-    def __init__(self, model: object, params: PyTree, *, loop: bool | None = None) -> None:
+    def __init__(
+        self, model: object, params: PyTree, *, loop: bool | None = None, kv: str | None = None
+    ) -> None:
         given = jax.tree.map(jnp.asarray, params)
         if any(map(is_stored, jax.tree.leaves(given, is_leaf=is_stored))):
             loop = True  # stored matrices are not taken apart
-        self.programs = DecodingPrograms(transformer_config(model), _mesh_of(given), loop)
+        self.programs = DecodingPrograms(transformer_config(model), _mesh_of(given), loop, kv)
         self.params = self.programs.prepared(given)
         self.config = self.programs.config
         self._programs: dict[tuple[Any, ...], Any] = {}

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ...annotations import AnyMesh, PyTree
-from ...errors import ShardingError
+from ...errors import ShardingError, TPUValidationError, did_you_mean
+from ...hardware.stored_formats import CACHE_FORMATS
 from ...hardware.target import on_one_gpu
 from ...parallel.mesh.axes import Role, count_batch_ways, role_of
 from ...parallel.mesh.mesh import axis_sizes
@@ -53,16 +54,24 @@ class DecodingPrograms:
         loop: Whether layers are a loop over their stacks. Without one, parameters come as
             `prepared` gives them, and no weight or cache is cut out of others: the steps of a GPU,
             which has nothing else to wait for. None: a loop but on one GPU.
+        kv: Format of keys, values and latents, "bf16" or "fp8"; None: as wide as activations.
 
     Raises:
         ShardingError: The mesh has an axis that decoding cannot use.
+        TPUValidationError: There is no such format of a cache.
     """
 
     model: TransformerConfig
     mesh: AnyMesh | None = None
     loop: bool | None = None
+    kv: str | None = None
 
     def __post_init__(self) -> None:
+        if self.kv is not None and self.kv not in CACHE_FORMATS:
+            raise TPUValidationError(
+                f"kv={self.kv!r} is no format of a cache; use one of {', '.join(CACHE_FORMATS)}."
+                + did_you_mean(self.kv, CACHE_FORMATS)
+            )
         for axis, size in {} if self.mesh is None else axis_sizes(self.mesh).items():
             if size > 1 and role_of(axis) in _NOT_FOR_DECODING:
                 raise ShardingError(
@@ -104,7 +113,8 @@ class DecodingPrograms:
 
     def prefill(self, *, sampling: Sampling, slots: int) -> Any:
         """(params, tokens, lengths, eos, seed) -> state; see `begin_rows`."""
-        return self._jitted("prefill", begin_rows, sampling=sampling, slots=slots)
+        kept = None if self.kv is None else CACHE_FORMATS[self.kv].name
+        return self._jitted("prefill", begin_rows, sampling=sampling, slots=slots, cache_dtype=kept)
 
     def decode(self, *, sampling: Sampling) -> Any:
         """(params, state, until, eos, seed) -> state, written in place; see `extend_rows`."""

@@ -82,6 +82,7 @@ def attend_latents(
         positions: (rows,) of the tokens.
     """
     (nope, rope), (to_keys, to_values) = q, matrices
+    latents = Latents(*(array.astype(nope.dtype) for array in latents))
     in_latents = _wide("bhn,rhn->bhr", nope[:, 0], to_keys).astype(nope.dtype)
     scores = _wide("bhr,bsr->bhs", in_latents, latents.latent)
     scores += _wide("bhd,bsd->bhs", rope[:, 0], latents.rope_key)
