@@ -96,9 +96,10 @@ class TestOneRealCheck:
         advised = int(found.advice[0].split()[1].rstrip(":"))
         room = found.decode.memory.usable_bytes
         weights = found.decode.memory.purposes["parameters"]
-        # Heads of 64 channels fill half of a tile: a row takes twice its bytes.
-        a_row = 2 * found.decode.memory.purposes["cache"] / 512
-        assert 0.4 * (room - weights) / a_row < advised < (room - weights) / a_row
+        # Heads of 64 channels lie side by side and fill whole tiles: a row takes its own bytes.
+        a_row = 2 * 16 * 8192 * 8 * 64 * 2
+        assert found.decode.memory.purposes["cache"] == 512 * a_row
+        assert 0.8 * (room - weights) / a_row < advised < (room - weights) / a_row
 
 
 @pytest.mark.parametrize(
