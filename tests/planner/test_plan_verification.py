@@ -35,7 +35,7 @@ def answered(search, judge, *, seconds=60.0, top=3, verify=2):
     """The answer when `judge(job)` is the compiler; and the jobs it was asked about."""
     asked = []
 
-    def compile_jobs(jobs, *, timeout_s):
+    def compile_jobs(jobs, *, timeout_s, progress):
         assert 0 < timeout_s <= seconds
         asked.extend(jobs)
         return [judge(job) for job in jobs]

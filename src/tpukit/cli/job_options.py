@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from ..compiler import CompileRequest
     from ..runtime.progress import Progress
 
-Target = Annotated[str, typer.Argument(help="A preset, a job.yaml, or module:function.")]
-MaybeTarget = Annotated[
-    str | None, typer.Argument(help="A preset, a job.yaml, or module:function.", metavar="TARGET")
-]
+# One way to name a model everywhere.
+TARGET_HELP = (
+    "A preset, a job.yaml, a folder with a config.json, or file.py:build (module:build) that "
+    "returns a Workload or a model of your own."
+)
+Target = Annotated[str, typer.Argument(help=TARGET_HELP)]
+MaybeTarget = Annotated[str | None, typer.Argument(help=TARGET_HELP, metavar="TARGET")]
 Torch = Annotated[
     str | None,
     typer.Option(
@@ -100,6 +103,22 @@ def compiler_options(flags: str) -> dict[str, Any] | None:
     return dict(as_compiler_options(parse_flags(flags)))
 
 
+def callable_of(target: str, found: Any) -> Any:
+    """Return what a target leads to, which must be a function.
+
+    Raises:
+        ConfigError: It is a model, which has no arguments of its own to give.
+    """
+    from ..errors import ConfigError
+
+    if hasattr(found, "jit_train_step") or not callable(found):
+        raise ConfigError(
+            f"{target} leads to a {type(found).__name__}, whose training step knows its own "
+            "arguments; leave --arg out."
+        )
+    return found
+
+
 def lower_function(
     target: str,
     asked: dict[str, Any],
@@ -113,7 +132,7 @@ def lower_function(
     Raises:
         ConfigError: Something was typed that only a job has, or no slice.
     """
-    from ..compiler.program.entry import load_function, parse_argument
+    from ..compiler.program.entry import built, parse_argument
     from ..compiler.program.request import make_request
     from ..errors import ConfigError
     from ..runtime.environment import configure_tpu_environment
@@ -124,7 +143,7 @@ def lower_function(
         raise ConfigError(f"a function {wrong}; write --on SLICE and its arguments as --arg.")
     configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
     return make_request(
-        load_function(target),
+        callable_of(target, built(target)),
         asked["on"],
         *[parse_argument(text) for text in arg],
         donate_argnums=donate or (),

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import TPUModelError
-from ...frameworks import is_instance_of
 from ...hardware.formats import BFLOAT16
 from ...job.job import DEFAULT_SEQUENCE_LENGTH
 from ...job.model_source import load_model
+from ...models.adapters.registry import is_model
 from ...models.presets import list_presets, presets
 from ...models.transformer.config import OPERANDS, TransformerConfig
 from ...runtime.ranges import Range
@@ -89,14 +89,15 @@ def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
 
 def _own_model(name: str | None, found: Any, sequence_length: int | None) -> Subject:
     """A user's own model: a workload, and a name by which a plan can find it again."""
-    if name is not None and is_instance_of(found, "torch.nn"):
+    built = hasattr(found, "jit_train_step")
+    if name is not None and not built and is_model(found):
         return Subject(name, {}, None, sequence_length or DEFAULT_SEQUENCE_LENGTH)
-    if name is None or not hasattr(found, "jit_train_step"):
+    if name is None or not built:
         raise TPUModelError(
             f"{name or type(found).__name__} says no dimensions, and planning is arithmetic on "
             "the dimensions of a transformer; give a preset, a config.json, a TransformerConfig, "
-            "or 'module:function' that returns a Workload or a PyTorch module, about which the "
-            "compiler is asked."
+            "or file.py:build that returns a Workload or a module, about which the compiler is "
+            "asked."
         )
     return Subject(
         name,
