@@ -77,11 +77,12 @@ def test_every_answer_can_be_json(name, click_command):
 def test_options_have_one_meaning_everywhere(click_command):
     """The same name is the same kind of value in every command."""
     kinds = {}
-    for name in COMMANDS:
-        for one in click_command(name).params:
-            for spelled in one.opts:
-                if spelled.startswith("--"):
-                    kinds.setdefault(spelled, {}).setdefault(one.type.name, []).append(name)
+    for name, command in COMMANDS.items():
+        spelled = {one.name: one.opts for one in click_command(name).params}
+        for parameter in command.parameters:
+            for word in spelled[parameter.name]:
+                if word.startswith("--"):
+                    kinds.setdefault(word, {}).setdefault(parameter.kind, []).append(name)
     differing = {flag: found for flag, found in kinds.items() if len(found) > 1}
     assert differing.keys() <= WITH_TWO_KINDS, differing
 

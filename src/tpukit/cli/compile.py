@@ -7,7 +7,7 @@ import typer
 
 from ..runtime.ranges import SECONDS
 from . import job_options as options
-from .output import Announcer, show
+from .output import Announcer, refusals_as_exit_codes, show
 from .values import output_file, within
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def compile_function(
     ] = 1800,
     json: options.Json = False,
 ) -> None:
-    """Compile a function or a model's step with the real TPU compiler; no TPU needed."""
+    """Compile a function or a model's step: exit 0 done, 3 does not fit, 4 could not tell."""
     say = Announcer()
     say(f"reading {function}")
     from ..compiler import save_executable
@@ -65,12 +65,13 @@ def compile_function(
     stage = parse_until(until or ("schedule" if save is None else "codegen"))
     if save is not None and (stage != "codegen" or hlo is not None):
         raise ConfigError("--save needs the whole compile: leave out --until and --hlo.")
-    request = _lowered(function, target, arg, donate, flags, say)
-    say(f"compiling {function} for {target} up to {stage}")
-    if save is not None:
-        show(save_executable(request, save, timeout_s=timeout), json=json)
-        return
-    compiled = run_request(request, until=stage, timeout_s=timeout, progress=say)
+    with refusals_as_exit_codes():
+        request = _lowered(function, target, arg, donate, flags, say)
+        say(f"compiling {function} for {target} up to {stage}")
+        if save is not None:
+            show(save_executable(request, save, timeout_s=timeout), json=json)
+            return
+        compiled = run_request(request, until=stage, timeout_s=timeout, progress=say)
     if hlo is not None:
         write_output(hlo, compiled.hlo)
     show(compiled, json=json)
