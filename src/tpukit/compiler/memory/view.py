@@ -109,7 +109,7 @@ def _purposes(report: MemoryReport) -> Table:
             "",
             host_memory_text(report.host_computation_bytes),
         )
-    told = "who says so: the TPU compiler's own report, by which it takes or refuses a program"
+    told = "whose figures these are: the TPU compiler's own memory report"
     table.add_row("  origin", "compiler", "", Text(told, "dim"))
     return table
 
