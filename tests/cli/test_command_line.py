@@ -87,6 +87,24 @@ def test_options_have_one_meaning_everywhere(click_command):
     assert differing.keys() <= WITH_TWO_KINDS, differing
 
 
+@pytest.mark.parametrize(
+    ("words", "offered", "never"),
+    [
+        ("tpukit check tin", "tiny", "llama3.1-8b"),
+        ("tpukit train --on v6e-6", "v6e-64", "v6e-8"),
+        ("tpukit pods lo", "logs", "lint"),
+        ("tpukit check tiny --mem", "--memory-only", "--mesh"),
+    ],
+)
+def test_a_shell_is_told_what_may_follow(words, offered, never):
+    asked = {"_TPUKIT_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    cword = str(len(words.split()) - 1)
+    shown = CliRunner().invoke(app, [], prog_name="tpukit", env={**asked, "COMP_CWORD": cword})
+    found = shown.stdout.split()
+    assert offered in found, shown.output
+    assert never not in found
+
+
 def test_debug_shows_the_traceback(monkeypatch, capsys):
     monkeypatch.setenv("TPUKIT_TRACEBACK", "")  # and back to what it was, after the test
     assert main.tell(KeyError("layers")) == 1

@@ -54,6 +54,7 @@ def compile_function(
     """Compile a function or a model's step: exit 0 done, 3 does not fit, 4 could not tell."""
     say = Announcer()
     say(f"reading {function}")
+    from ..checker.result import DOES_NOT_FIT
     from ..compiler import save_executable
     from ..compiler.aot import run_request
     from ..compiler.compiled import parse_until
@@ -75,6 +76,8 @@ def compile_function(
     if hlo is not None:
         write_output(hlo, compiled.hlo)
     show(compiled, json=json)
+    if not compiled.fits:
+        raise typer.Exit(DOES_NOT_FIT)
 
 
 def _lowered(

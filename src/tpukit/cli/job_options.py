@@ -11,20 +11,44 @@ if TYPE_CHECKING:
     from ..compiler import CompileRequest
     from ..runtime.progress import Progress
 
+
+def presets_like(incomplete: str) -> list[str]:
+    """Presets that a word may become, for a shell to offer."""
+    from ..models.presets import list_presets
+
+    return [name for name in list_presets() if name.startswith(incomplete)]
+
+
+def slices_like(incomplete: str) -> list[str]:
+    """Slices that a word may become; generations while nothing is typed."""
+    from ..hardware import list_chips, list_slices
+
+    known = [chip for chip in list_chips() if chip.rules is not None]
+    if not incomplete:
+        return [chip.name for chip in known]
+    names = [str(one) for chip in known for one in list_slices(chip.name)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
 # One way to name a model everywhere.
 TARGET_HELP = (
     "A preset, a job.yaml, a folder with a config.json, or file.py:build (module:build) that "
     "returns a Workload or a model of your own."
 )
-Target = Annotated[str, typer.Argument(help=TARGET_HELP)]
-MaybeTarget = Annotated[str | None, typer.Argument(help=TARGET_HELP, metavar="TARGET")]
+Target = Annotated[str, typer.Argument(help=TARGET_HELP, autocompletion=presets_like)]
+MaybeTarget = Annotated[
+    str | None,
+    typer.Argument(help=TARGET_HELP, metavar="TARGET", autocompletion=presets_like),
+]
 Torch = Annotated[
     str | None,
     typer.Option(
         "--torch", help="Instead of TARGET: module:function that builds a PyTorch module."
     ),
 ]
-On = Annotated[str | None, typer.Option(help="Slice, e.g. v6e-8 or 2xv6e-256.")]
+On = Annotated[
+    str | None, typer.Option(help="Slice, e.g. v6e-8 or 2xv6e-256.", autocompletion=slices_like)
+]
 Batch = Annotated[
     int | None,
     typer.Option(

@@ -16,7 +16,7 @@ MODEL_HELP = (
     "A preset, a config.json or a folder with one, or file.py:build (module:build) that returns a "
     "Workload or a model of your own."
 )
-Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
+Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=options.presets_like)]
 Tokens = Annotated[str | None, typer.Option(help="Tokens to train on: 15e12 or 15T.")]
 Deadline = Annotated[str | None, typer.Option(help="30d, 12h or 2w.")]
 Budget = Annotated[str | None, typer.Option(help="Dollars: 50000 or 50k.")]
