@@ -112,9 +112,8 @@ class Job(Limits):
     def _mesh_covers_the_slice(self) -> Self:
         if self.on is not None:
             if "mesh" not in self.model_fields_set:
-                self.__dict__["mesh"] = default_mesh(
-                    self.slice
-                )  # not stated: another slice's may differ
+                # It stays unstated: on another slice it may be another.
+                object.__setattr__(self, "mesh", default_mesh(self.slice))
             fill_mesh(self.mesh, self.slice)
         return self
 

@@ -7,7 +7,6 @@ from ...errors import TPUModelError
 from ...hardware.formats import BFLOAT16
 from ...job.job import DEFAULT_SEQUENCE_LENGTH
 from ...job.model_source import load_model
-from ...models.adapters.registry import is_model
 from ...models.presets import list_presets, presets
 from ...models.transformer.config import OPERANDS, TransformerConfig
 from ...runtime.ranges import Range
@@ -89,6 +88,8 @@ def read_subject(model: Any, *, sequence_length: int | None) -> Subject:
 
 def _own_model(name: str | None, found: Any, sequence_length: int | None) -> Subject:
     """A user's own model: a workload, and a name by which a plan can find it again."""
+    from ...models.adapters.registry import is_model  # it needs jax, and arithmetic does not
+
     built = hasattr(found, "jit_train_step")
     if name is not None and not built and is_model(found):
         return Subject(name, {}, None, sequence_length or DEFAULT_SEQUENCE_LENGTH)
