@@ -18,8 +18,9 @@ def test_the_default_mesh_follows_the_slice():
     assert "mesh" not in several.to_dict()  # nobody stated it, and another slice has another
     assert several.replace(on="v6e-16").mesh_sizes == {"fsdp": 16}
     assert Job.from_dict(several.to_dict()) == several
-    stated = Job(model="tiny", on="2xv6e-256", mesh={"fsdp": 512})
-    assert Job.from_dict(stated.to_dict()).mesh_sizes == {"fsdp": 512}
+    for mesh in ({"fsdp": 512}, {"fsdp": -1}):
+        stated = Job(model="tiny", on="2xv6e-256", mesh=mesh)
+        assert Job.from_dict(stated.to_dict()).mesh_sizes == {"fsdp": 512}
 
 
 def test_two_spellings_of_a_mesh_are_one_program():

@@ -376,7 +376,7 @@ def test_models_by_configuration_file_and_builder(tmp_path, monkeypatch):
     assert built.best.job.examples == 64
     with pytest.raises(TPUModelError, match="says no dimensions"):
         planned("my_models.py:opaque")
-    with pytest.raises(TPUModelError, match="'module:function' that returns a Workload"):
+    with pytest.raises(TPUModelError, match=r"file\.py:build that returns a Workload"):
         planned(object())
 
 

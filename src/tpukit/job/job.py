@@ -212,14 +212,14 @@ class Job(Limits):
         for name, field in type(self).model_fields.items():
             if name in ("model", "model_changes", "parts"):
                 continue
-            if name == "mesh" and name not in self.model_fields_set:
-                continue  # it follows the slice
-            value = getattr(self, name)
+            value, usual = getattr(self, name), field.get_default(call_default_factory=True)
+            if name == "mesh" and self.on is not None:
+                usual = default_mesh(self.slice)  # it follows the slice
             if name in NESTED:
                 value = value.model_dump(mode="json", exclude_unset=True)
                 if value:
                     stated[name] = value
-            elif value != field.get_default(call_default_factory=True):
+            elif value != usual:
                 stated[name] = list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]  plain data
         model = self.model if isinstance(self.model, str) else model_name(self.model)
         whole = {"preset": model, **self.model_changes} if self.model_changes else model
