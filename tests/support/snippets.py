@@ -2,7 +2,7 @@
 
 A line `<!-- run: python -->` above a block says that it runs, in one namespace a page, in an empty
 folder; `<!-- run: shell -->` that its lines are commands; `<!-- run: file NAME -->` that it is a
-file for those.
+file for those. What a page takes for granted stands in a comment, `<!-- run: setup … -->`.
 """
 
 import re
@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(
-    r"(?:^<!-- run: (?P<run>[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    r"^<!-- run: setup\n(?P<setup>.*?)^-->$"
+    r"|(?:^<!-- run: (?P<run>[^>\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -40,10 +41,10 @@ def snippets(page):
     return [
         Snippet(
             name,
-            text.count("\n", 0, found.start("code")) + 1,
-            found["language"],
-            found["code"],
-            found["run"] or "",
+            text.count("\n", 0, max(found.start("code"), found.start("setup"))) + 1,
+            "python" if found["setup"] else found["language"],
+            found["setup"] or found["code"],
+            "python" if found["setup"] else found["run"] or "",
         )
         for found in _BLOCK.finditer(text)
     ]
