@@ -28,6 +28,7 @@ machine times are longer than on an idle one.
 
 """
 STATED = """
+
 ## Figures of the documents
 
 Every figure that README and docs state, with its date and how to make it again, is in

@@ -141,7 +141,7 @@ def test_every_row_ending_stops_the_loop(dense):
         ([], {}, TPUValidationError, "there are no prompts"),
         ([[1], []], {}, TPUValidationError, r"prompt 1 has shape \(0,\)"),
         ([[1.5]], {}, TPUValidationError, "dtype float64"),
-        ([[1, 256]], {}, TPUModelError, "holds token 256, and 'tiny' knows 0 to 255"),
+        ([[1, 320]], {}, TPUModelError, "holds token 320, and 'tiny' knows 0 to 319"),
         ([[-1]], {}, TPUModelError, "holds token -1"),
         ([[1]], {"max_new_tokens": 0}, TPUValidationError, "ask for at least 1"),
         ([[1]], {"max_new_tokens": 128}, TPUModelError, "more than the 128 that 'tiny' takes"),
