@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import TPUModelError
+from ...frameworks import is_instance_of
 from ...hardware.formats import BFLOAT16
 from ...job.job import DEFAULT_SEQUENCE_LENGTH
 from ...job.model_source import load_model
