@@ -28,7 +28,6 @@ def test_a_module_of_ones_own():
     rng = np.random.default_rng(0)
     batches = [rng.normal(size=(32, 64)).astype(np.float32) for _ in range(4)]
     result = quantize_model(module, batches, format="int8", sequential=1)
-    assert result.report.bits_per_weight < 12
     assert [row.format for row in result.report.matrices] == ["int8", "int8"]
     close_to(module, result.model, batches[0], 1e-3)
 

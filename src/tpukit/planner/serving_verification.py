@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..models.transformer.config import TransformerConfig
 
 COMPILED_FORMAT = "bf16"
-NOT_HELD = "generation holds weights and caches in bfloat16; this is by arithmetic alone"
+NOT_HELD = "only weights and caches in bfloat16 are compiled; this is by arithmetic alone"
 
 
 def verify_servers(
