@@ -1,11 +1,11 @@
 """Prefill and decode of `tpukit.models.generation`, compiled as a published server holds its model.
 
-In bfloat16 these are the programs that `generate` runs. With weights or a cache in fp8, which
-`generate` does not hold, arguments have that format and everything else is the same: the scale of
-each column is not read, and activations are rounded by constants (`matmul: float8_static`).
+These are the programs that `generate` runs. Weights in fp8 are those of `matmul: float8_static` as
+its products take them (`held_weight`), with one constant scale; published servers have one for each
+column, and one for each row of activations.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from tpukit.checker.check import predict
 from tpukit.compiler.aot import run_request
 from tpukit.compiler.program.request import as_abstract_mesh, make_request
 from tpukit.hardware import Slice
+from tpukit.models.generation.cache import CacheSpec
 from tpukit.models.generation.decoding import Sampling
 from tpukit.models.generation.programs import DecodingPrograms
 from tpukit.models.transformer.config import TransformerConfig
@@ -47,16 +48,15 @@ class PublishedPrograms:
         config = self.config.replace(
             param_dtype="bfloat16", dtype="bfloat16", mtp_layers=0, matmul=matmul
         )
-        return DecodingPrograms(config, as_abstract_mesh({"tensor": self.tensor}, self.on))
+        mesh = as_abstract_mesh({"tensor": self.tensor}, self.on)
+        return DecodingPrograms(config, mesh, kv=CacheSpec.of(self.formats.cache))
 
     def decode_s(self, *, rows: int, slots: int) -> float:
         """One more token for every row, whose caches have so many slots."""
         programs = self.programs
-        state, *rest = programs.decode_arguments(rows=rows, slots=slots)
-        if self.formats.cache == "fp8":
-            state = replace(state, cache=jax.tree.map(_narrowed, state.cache))
+        arguments = programs.decode_arguments(rows=rows, slots=slots)
         run = programs.decode(sampling=GREEDY)
-        return self._seconds(programs, run, (state, *rest), is_loop=True)
+        return self._seconds(programs, run, arguments, is_loop=True)
 
     def prefill_s(self, *, tokens: int) -> float:
         """One prompt of so many tokens."""
@@ -87,8 +87,6 @@ def _weight(path: Any, leaf: Any) -> Any:
     """Matrices of layers in fp8; tables, norms and routers as they are."""
     name = jax.tree_util.keystr(path)
     is_matrix = "layers" in name and leaf.ndim >= 3 and "router" not in name
-    return _narrowed(leaf) if is_matrix else leaf
-
-
-def _narrowed(leaf: Any) -> Any:
+    if not is_matrix:
+        return leaf
     return jax.ShapeDtypeStruct(leaf.shape, NARROW, sharding=leaf.sharding)

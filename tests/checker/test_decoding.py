@@ -96,9 +96,10 @@ class TestOneRealCheck:
         advised = int(found.advice[0].split()[1].rstrip(":"))
         room = found.decode.memory.usable_bytes
         weights = found.decode.memory.purposes["parameters"]
-        # Heads of 64 channels fill half of a tile: a row takes twice its bytes.
-        a_row = 2 * found.decode.memory.purposes["cache"] / 512
-        assert 0.4 * (room - weights) / a_row < advised < (room - weights) / a_row
+        # Heads of 64 channels lie side by side and fill whole tiles: a row takes its own bytes.
+        a_row = 2 * 16 * 8192 * 8 * 64 * 2
+        assert found.decode.memory.purposes["cache"] == 512 * a_row
+        assert 0.8 * (room - weights) / a_row < advised < (room - weights) / a_row
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,8 @@ def test_wrong_questions_are_answered_before_anything_is_compiled(config):
         check_decoding(config, on="v6e-4", context=512)
     with pytest.raises(TPUValidationError, match="prompts of 200 tokens do not fit"):
         check_decoding(config, on="v6e-4", context=128, prompt=200)
+    with pytest.raises(TPUValidationError, match="'fp9' is no cache format"):
+        check_decoding(config, on="v6e-4", kv="fp9")
     with pytest.raises(ShardingError, match="cannot use the mesh axis stage=4"):
         check_decoding(config, on="v6e-4", mesh={"stage": 4})
     app = typer.Typer()
@@ -128,6 +131,7 @@ def test_wrong_questions_are_answered_before_anything_is_compiled(config):
     for typed, reason in {
         ("--decode", "--remat", "full", "--fix"): "has no remat, --fix",
         ("--prompt-length", "4"): "--prompt-length is of --decode",
+        ("--kv", "fp8"): "--kv is of --decode",
         ("--decode", "--toolchain", "jax-0.12.0.1"): "--decode is for one check",
     }.items():
         ran = CliRunner().invoke(app, ["tiny", "--on", "v6e-4", *typed])

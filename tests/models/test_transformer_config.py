@@ -63,6 +63,35 @@ def test_gpt3_is_within_its_rounded_name():
     assert get_preset("gpt3-175b").parameter_count().total == pytest.approx(175e9, rel=0.005)
 
 
+# Billions as model cards round them: all parameters, those a token touches (None: not stated), and
+# the towers for images and sound that the card counts and a preset does not have.
+CARDS = {
+    "gemma4-31b": (30.7, None, 0.0),
+    "gemma4-26b-a4b": (25.2, 3.8, 0.0),
+    "gemma4-e2b": (5.1, None, 0.45),
+    "gemma4-e4b": (8.0, None, 0.45),
+    "llama4-scout": (109, 17, 0.9),
+    "llama4-maverick": (400, 17, 0.9),
+    "qwen3-next-80b-a3b": (80, None, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_counts_round_to_those_of_the_model_card(name):
+    total, active, towers = CARDS[name]
+    count = get_preset(name).parameter_count()
+    assert count.total / 1e9 + towers == pytest.approx(total, rel=0.015)
+    assert active is None or count.active / 1e9 == pytest.approx(active, rel=0.02)
+    assert presets()[name].published_parameters is None  # an exact one would be compared exactly
+
+
+def test_every_preset_says_where_it_is_from_and_has_a_count_to_meet():
+    for name, preset in presets().items():
+        assert preset.source
+        ours = name.startswith(("tiny", "small", "maxtext2023"))
+        assert ours or name == "gpt3-175b" or name in CARDS or name in PUBLISHED, name
+
+
 def test_a_token_of_mixtral_touches_two_of_eight_experts():
     # 12.9B active is the figure of the Mixtral paper (arXiv 2401.04088).
     assert get_preset("mixtral-8x7b").parameter_count().active == pytest.approx(12.9e9, rel=0.005)

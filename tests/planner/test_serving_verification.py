@@ -65,17 +65,22 @@ def test_what_generation_does_not_hold_stays_arithmetic_and_says_so(compiler):
     for one in plan.choices[1:]:
         assert not one.is_compiled
         assert one.served.source.startswith("roofs")
-        assert "holds weights and caches in bfloat16" in one.compiled.reason
+        assert "compiled with weights in bfloat16" in one.compiled.reason
     narrow = plan_serving(
         "tiny", formats=["bf16"], cache="fp8", generations=["v6e-4"], verify=9, **ASKED
     )
-    assert len(compiler.asked) == 1
-    assert not narrow.choices[0].is_compiled
+    assert [how["kv"] for how in compiler.asked] == ["bf16", "fp8"]
+    assert narrow.choices[0].is_compiled
+    coded = plan_serving(
+        "tiny", formats=["bf16"], cache="pq4", generations=["v6e-4"], verify=9, **ASKED
+    )
+    assert len(compiler.asked) == 2
+    assert "no codebooks" in coded.choices[0].compiled.reason
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(plan)
     shown = " ".join(console.export_text().split())
     assert "bf16 on v6e-4, compiled" in shown
-    assert "int8 on v6e-4, not compiled: generation holds" in shown
+    assert "int8 on v6e-4, not compiled: generation is" in shown
 
 
 def test_the_smallest_slices_are_compiled_first(compiler):

@@ -53,6 +53,9 @@ def check(
             callback=within(COUNT),
         ),
     ] = None,
+    kv: Annotated[
+        str | None, typer.Option(help="With --decode: the cache in bf16, fp8, int8, int4.")
+    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(help="Write the report as one HTML file.", callback=output_file),
@@ -86,8 +89,9 @@ def check(
     say = Announcer()
     with refusals_as_exit_codes():
         target = options.torch_or_target(target, torch)
-    if prompt_length is not None and not decode:
-        raise ConfigError("--prompt-length is of --decode; add it, or leave the length out.")
+    for name, value in {"--prompt-length": prompt_length, "--kv": kv}.items():
+        if value is not None and not decode:
+            raise ConfigError(f"{name} is of --decode; add it, or leave {name} out.")
     if toolchain is not None:
         _refuse_outputs(fix=fix, perfetto=perfetto, handover=handover, dump=dump)
     say(f"checking {target}" + (f" on {on}" if on else ""))
@@ -137,6 +141,7 @@ def check(
                 prompt_length=prompt_length,
                 refused={**unused, "handover": handover},
                 progress=say,
+                kv=kv,
                 memory_only=memory_only,
                 timeout_s=timeout,
                 use_cache=not no_cache,

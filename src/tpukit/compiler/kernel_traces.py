@@ -29,6 +29,8 @@ FORMAT = 3  # raise it when what is kept of a run, or how a program is run, chan
 TIMEOUT_S = 300.0
 # The call's program, and how much VMEM it may use; the rest is what the schedule adds.
 _CONFIG = ("custom_call_config", "scoped_memory_configs")
+_WHERE = "_memory_space_colors"
+_OVER_A_CACHE = "attend_slots"  # (layer, positions, q, key, value, keys, values)
 
 
 def one_device_slice(chip: Chip) -> Slice:
@@ -48,25 +50,42 @@ def kernel_calls(module: HloModule) -> list[tuple[Instruction, Computation]]:
 
 @dataclass(frozen=True)
 class LoneKernel:
-    """One kernel without the step around it: its program, and the shapes it is called with."""
+    """One kernel without the step around it: its program, and the shapes it is called with.
+
+    Attributes:
+        config: The program.
+        operands: Shapes.
+        results: Shapes.
+        numbers: What is taken for operands that decide what it does, by operand.
+    """
 
     config: str
     operands: tuple[str, ...]
     results: tuple[str, ...]
+    numbers: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @classmethod
     def of(cls, call: Instruction, parent: Computation) -> "LoneKernel":
         """The kernel that `call` calls."""
         config = {key: call.backend_config[key] for key in _CONFIG if call.backend_config.get(key)}
+        numbers = _numbers(call, parent)
+        if numbers:
+            # The step keeps the numbers in VMEM, and alone the compiler refuses that.
+            program = config["custom_call_config"]
+            config["custom_call_config"] = {
+                key: value for key, value in program.items() if not key.endswith(_WHERE)
+            }
         return cls(
             config=json.dumps(config, sort_keys=True),
             operands=tuple(_written(parent.by_name[name].shapes[0]) for name in call.operands),
             results=tuple(map(_written, call.shapes)),
+            numbers=numbers,
         )
 
     def key(self, chip: str) -> str:
         """What its trace depends on, as one hash."""
         identity = [FORMAT, chip, self.config, self.operands, self.results]
+        identity += [self.numbers] if self.numbers else []
         text = json.dumps([*identity, sorted(compiler_versions().items())])
         return f"{hashlib.sha256(text.encode()).hexdigest()[:40]}-kernel"
 
@@ -99,7 +118,8 @@ def trace_kernels(
 ) -> Mapping[str, CallTrace]:
     """What the kernels of a step do, by the name of their calls; those not told are left out.
 
-    A kernel whose course depends on numbers that only the running step knows is not told.
+    A kernel whose course depends on numbers that only the running step knows is not told, but
+    attention over a cache, which is taken as full.
 
     Args:
         module: The scheduled step.
@@ -150,8 +170,17 @@ def _compiled(kernels: Iterable[LoneKernel], device: Slice) -> dict[LoneKernel, 
         found[kernel] = None
         for name, listing in answer.kernel_listings.items():
             with contextlib.suppress(XLACompilationError):
-                found[kernel] = trace_call(name, listing, device.chip.name)
+                tables = dict(kernel.numbers)
+                found[kernel] = trace_call(name, listing, device.chip.name, tables=tables)
     return found
+
+
+def _numbers(call: Instruction, parent: Computation) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Of attention over a cache: every slot is filled, as its shape has room for."""
+    if not call.name.startswith(_OVER_A_CACHE):
+        return ()
+    positions, keys = (parent.by_name[call.operands[at]].shapes[0].dims for at in (1, 5))
+    return (0, (0,)), (1, (keys[2] - 1,) * positions[0])
 
 
 def _written(shape: Shape) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import PartitionSpec
@@ -12,6 +12,9 @@ from ..annotations import AnyMesh
 from .attention.choice import AttentionFunction
 from .loss.chunked import LossChunks
 from .remat.policy import NO_REMAT, RematPolicy
+
+if TYPE_CHECKING:
+    from .generation.slot_kernel import SlotKernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,7 @@ class Execution:
     `expert_mesh` is the mesh whose `expert_axis` the experts are spread over (None: over no axis)
     and over which tokens are split as `expert_tokens` says; without a mesh every expert is where
     its tokens are. `delta` and `convolution` are linear attention's where a sequence is split.
+    `slots` is generation's kernel for one token over a cache; None leaves it to XLA.
     """
 
     attention: str | AttentionFunction = "auto"
@@ -42,6 +46,7 @@ class Execution:
     expert_tokens: PartitionSpec | None = None
     delta: Callable[..., tuple[jax.Array, jax.Array]] | None = None
     convolution: Callable[..., jax.Array] | None = None
+    slots: "SlotKernel | None" = None
 
     def replace(self, **changes: Any) -> "Execution":
         """The same choices with some changed."""

@@ -52,8 +52,8 @@ def plan_serving(
             have that format and the chip multiplies it.
         generations: Chips, or slices such as "v6e-8", to consider; all chips with public slices
             and rates by default.
-        verify: So many of the smallest slices are compiled: prefill and decode of `generate`, in
-            bfloat16, which is what it holds.
+        verify: So many of the smallest slices are compiled: prefill and decode of `generate`, with
+            weights in bfloat16 and the cache as it is asked for.
         verify_seconds: No compile starts after so long.
         progress: Called with each stage of a compile.
 

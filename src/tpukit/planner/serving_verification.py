@@ -6,6 +6,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ..errors import TPUError
+from ..hardware.cache_formats import CACHE_FORMATS
 from ..runtime.progress import Progress, silent
 from .answer.serving_answer import CompiledServing, ServingChoice
 from .cost.serving_model import Traffic
@@ -13,8 +14,9 @@ from .cost.serving_model import Traffic
 if TYPE_CHECKING:
     from ..models.transformer.config import TransformerConfig
 
-COMPILED_FORMAT = "bf16"
-NOT_HELD = "only weights and caches in bfloat16 are compiled; this is by arithmetic alone"
+COMPILED_WEIGHTS = "bf16"
+NOT_HELD = "generation is compiled with weights in bfloat16; this is by arithmetic alone"
+NO_BOOKS = "there are no codebooks to compile a cache in codes with; this is by arithmetic alone"
 
 
 def verify_servers(
@@ -38,8 +40,10 @@ def verify_servers(
     found, compiled = list(choices), 0
     for number in order:
         one = choices[number]
-        if {one.formats.weights, one.formats.cache} != {COMPILED_FORMAT}:
+        if one.formats.weights != COMPILED_WEIGHTS:
             said = CompiledServing(reason=NOT_HELD)
+        elif CACHE_FORMATS[one.formats.cache].entries:
+            said = CompiledServing(reason=NO_BOOKS)
         elif compiled >= most:
             said = CompiledServing(reason=f"only {most} were to be compiled")
         elif monotonic() - began > seconds:
@@ -73,6 +77,7 @@ def compile_server(
             context=traffic.context,
             prompt=traffic.prompt,
             prefill_rows=choice.replicas,
+            kv=choice.formats.cache,
             progress=progress,
         )
     except TPUError as error:

@@ -16,6 +16,8 @@ from ..result import CheckResult
 from .result import DecodingCheck
 
 if TYPE_CHECKING:
+    from ...hardware.cache_formats import CacheFormat
+    from ...models.generation.cache import CacheSpec
     from ...models.generation.programs import DecodingPrograms
     from ...models.transformer.config import TransformerConfig
 
@@ -33,6 +35,7 @@ def check_decoding(
     prompt: int | None = None,
     prefill_rows: int | None = None,
     weights: str = "bfloat16",
+    kv: "CacheSpec | CacheFormat | str | None" = None,
     memory_only: bool = False,
     options: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
@@ -54,6 +57,8 @@ def check_decoding(
         prompt: Tokens of the prompts; as many as the context by default.
         prefill_rows: Prompts read at once; all of them by default, as `generate` does.
         weights: The format of parameters and products.
+        kv: How keys, values and latents are kept, as `Generator` takes it; by default as wide as
+            the weights.
         memory_only: Whether the verdict on memory is enough.
         options: Compiler options.
         timeout_s: Until a compile is killed.
@@ -63,6 +68,7 @@ def check_decoding(
     Raises:
         ConfigError: There is no slice.
         TPUModelError: The model is no reference transformer, or takes no such context.
+        TPUValidationError: There is no such format of a cache, or it needs codebooks.
         MeshError: The mesh has not as many devices as the slice.
         ShardingError: The mesh cannot split this model, or has an axis decoding cannot use.
         XLACompilationError: The compiler refused a program, crashed or ran out of time.
@@ -74,6 +80,7 @@ def check_decoding(
     from ...runtime.environment import configure_tpu_environment
 
     configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
+    from ...models.generation.cache import CacheSpec
     from ...models.generation.decoding import Sampling
     from ...models.generation.programs import DecodingPrograms, rounded_size
 
@@ -85,7 +92,8 @@ def check_decoding(
     tokens = min(rounded_size(_within(prompt or room, room)), slots)
     sizes = dict(mesh) if mesh is not None else serving_mesh(config, target)
     # With a loop of layers, as on every TPU, whatever is here.
-    programs = DecodingPrograms(config, as_abstract_mesh(sizes, target), loop=True)
+    kept = None if kv is None else CacheSpec.of(kv)
+    programs = DecodingPrograms(config, as_abstract_mesh(sizes, target), True, kept)
     rows = programs.rows(batch_size)
     reads = programs.rows(prefill_rows or batch_size)
     greedy = Sampling(temperature=0)

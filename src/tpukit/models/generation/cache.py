@@ -116,7 +116,7 @@ class CacheSpec:
                 f"a KV cache in {format.name} needs codebooks of the model's own keys and values; "
                 "fit them with tpukit.quantization.fit_cache(…), or on the command line with "
                 f"'tpukit quantize MODEL --kv {format.name} --calibration DATA -o FOLDER' and "
-                "'--kv FOLDER'."
+                "'tpukit generate MODEL --kv FOLDER'."
             )
         return cls(format)
 

@@ -132,12 +132,17 @@ def extend_rows(
     sampling: Sampling,
     execution: Execution,
     kv: CacheSpec | None = None,
+    turn: int = 1,
 ) -> DecodingState:
-    """Add tokens until there are `until` new ones, or every row has ended."""
+    """Add tokens until there are `until` new ones, or every row has ended.
+
+    Whether to go on is asked once a `turn` of so many tokens, and once a token for the last few.
+    Rows that all end within a turn are filled up to its end.
+    """
     rows = jnp.arange(state.tokens.shape[0])
 
-    def unfinished(now: DecodingState) -> jax.Array:
-        return (now.steps < until) & ~jnp.all(now.done)
+    def has_room(now: DecodingState, tokens: int) -> jax.Array:
+        return (now.steps + tokens <= until) & ~jnp.all(now.done)
 
     def one_more(now: DecodingState) -> DecodingState:
         newest = now.tokens[rows, now.positions]
@@ -161,7 +166,13 @@ def extend_rows(
             cache=cache,
         ).placed()
 
-    return jax.lax.while_loop(unfinished, one_more, state.placed())
+    def one_turn(now: DecodingState) -> DecodingState:
+        return jax.lax.fori_loop(0, turn, lambda _, one: one_more(one), now)
+
+    state = state.placed()
+    if turn > 1:
+        state = jax.lax.while_loop(lambda now: has_room(now, turn), one_turn, state)
+    return jax.lax.while_loop(lambda now: has_room(now, 1), one_more, state)
 
 
 def follow_rows(

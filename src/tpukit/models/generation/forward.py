@@ -79,13 +79,13 @@ def read_token(
         positions: (rows,) their positions in the sequence.
         cache: Everything before them.
         slots: Tokens a row can grow to.
-        execution: How experts run.
+        execution: How experts, and attention over the cache, run.
         kv: How the cache is kept.
     """
     model = _module(config, params, execution)
 
     def mixing(cache: Any, index: Any) -> TokenMixing:
-        return TokenMixing(cache, index, positions, turn_of(kv))
+        return TokenMixing(cache, index, positions, turn_of(kv), execution.slots)
 
     x, cache = _run(model, tokens[:, None], positions[:, None], cache, mixing, length=slots)
     return model.unembed(x)[:, 0], cache

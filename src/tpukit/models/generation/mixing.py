@@ -14,6 +14,7 @@ from ..execution import Execution
 from ..transformer.layer_config import LayerConfig
 from ..transformer.mixing import DeltaInputs, Keys, Latents, LatentWeights, attention_options
 from .cache import DeltaCache, KeyCache, LatentCache
+from .slot_kernel import SlotKernel
 from .slots import Turn, as_it_is, attend_latents, attend_slots
 
 
@@ -105,17 +106,32 @@ class TokenMixing:
         index: The layer's place in it.
         positions: (rows,) of the new tokens.
         turn: What kept channels went through, and queries must; twice, it changes nothing.
+        kernel: What attends and adds at once where it can; None leaves both to XLA.
     """
 
-    def __init__(self, cache: Any, index: Any, positions: jax.Array, turn: Turn = as_it_is) -> None:
+    def __init__(
+        self,
+        cache: Any,
+        index: Any,
+        positions: jax.Array,
+        turn: Turn = as_it_is,
+        kernel: SlotKernel | None = None,
+    ) -> None:
         self.cache, self._index, self._positions, self._turn = cache, index, positions, turn
+        self._kernel = kernel
 
     def attend(
         self, layer: LayerConfig, q: jax.Array, keys: Keys, sinks: jax.Array | None
     ) -> tuple[jax.Array, Keys]:
         """See `Mixing`; other layers read the slots, in which channels are turned."""
-        k, v = (self._put(*pair) for pair in (("keys", keys.k), ("values", keys.v)))
-        held = Keys(*(constrain(one, "batch", None, "kv_heads", "head_dim") for one in (k, v)))
+        if self._kernel is not None and self._kernel.takes(q, self.cache, sinks):
+            new = Keys(self._turn(keys.k), self._turn(keys.v))
+            out, self.cache = self._kernel.attend(
+                layer, self._turn(q), new, self.cache, self._index, self._positions
+            )
+            return self._turn(out), self._keys(keys.k.dtype)
+        self._put(keys=keys.k, values=keys.v)
+        held = self._keys(keys.k.dtype)
         return self.attend_shared(layer, q, held, sinks), held
 
     def attend_shared(
@@ -132,10 +148,9 @@ class TokenMixing:
         weights: LatentWeights,
     ) -> jax.Array:
         """See `Mixing`; queries meet latents, and no key or value is made of them."""
-        latent = self._put("latent", latents.latent[:, :, None])
-        held = Latents(
-            latent[:, :, 0], self._put("rope_key", latents.rope_key[:, :, None])[:, :, 0]
-        )
+        self._put(latent=latents.latent[:, :, None], rope_key=latents.rope_key[:, :, None])
+        dtype = latents.latent.dtype
+        held = Latents(*(self._read(name, dtype)[:, :, 0] for name in ("latent", "rope_key")))
         return attend_latents(layer, q, held, weights.matrices(), self._positions, turn=self._turn)
 
     def convolve(self, name: str, x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -154,11 +169,24 @@ class TokenMixing:
         self.cache = _with(self.cache, self._index, {"state": state})
         return out[:, None]
 
-    def _put(self, name: str, token: jax.Array) -> jax.Array:
-        """Write units (rows, 1, units, width), and return the layer's slots of them."""
-        held = getattr(self.cache, name).put(self._index, self._turn(token)[:, 0], self._positions)
-        self.cache = dataclasses.replace(self.cache, **{name: held})
-        return held.read(self._index, self._positions, token.dtype)
+    def _keys(self, dtype: Any) -> Keys:
+        """The layer's slots of keys and values."""
+        found = (self._read(name, dtype) for name in ("keys", "values"))
+        return Keys(*(constrain(one, "batch", None, "kv_heads", "head_dim") for one in found))
+
+    def _put(self, **tokens: jax.Array) -> None:
+        """Write the new tokens' units (rows, 1, units, width)."""
+        added = {
+            name: getattr(self.cache, name).put(
+                self._index, self._turn(token)[:, 0], self._positions
+            )
+            for name, token in tokens.items()
+        }
+        self.cache = dataclasses.replace(self.cache, **added)
+
+    def _read(self, name: str, dtype: Any) -> jax.Array:
+        """The layer's slots (rows, slots, units, width)."""
+        return getattr(self.cache, name).read(self._index, self._positions, dtype)
 
 
 def _with(cache: Any, index: Any, new: dict[str, jax.Array]) -> Any:

@@ -27,8 +27,11 @@ from ..transformer.config import TransformerConfig
 from .cache import CacheSpec
 from .decoding import DecodingState, Sampling, begin_rows, extend_rows, follow_rows
 from .preparation import lay_apart
+from .slot_kernel import SlotKernel
 
 SMALLEST_ROOM = 32
+# A GPU's loop waits for its condition to reach the host; one of a known number of turns does not.
+_GPU_TURN = 8
 # One token cannot be cut along its sequence, nor keep stages busy.
 _NOT_FOR_DECODING: tuple[Role, ...] = ("context", "stage")
 
@@ -89,7 +92,9 @@ class DecodingPrograms:
         if self.mesh is None:
             return found
         spread = kernel_spread(self.mesh, self.strategy)
-        found = found.replace(attention=partial(automatic_attention, **spread))
+        found = found.replace(
+            attention=partial(automatic_attention, **spread), slots=SlotKernel(**spread)
+        )
         return experts_on(self.mesh, self.strategy, found) if self.config.has_experts else found
 
     @cached_property
@@ -106,7 +111,8 @@ class DecodingPrograms:
 
     def decode(self, *, sampling: Sampling) -> Any:
         """(params, state, until, eos, seed) -> state, written in place; see `extend_rows`."""
-        return self._jitted("decode", extend_rows, donate=1, sampling=sampling)
+        turn = 1 if self._is_loop else _GPU_TURN
+        return self._jitted("decode", extend_rows, donate=1, sampling=sampling, turn=turn)
 
     def follow(self, *, slots: int) -> Any:
         """(params, tokens, lengths, following) -> logits; see `follow_rows`."""

@@ -11,6 +11,9 @@ its largest value, and a weight is rounded where it is stored, so that it crosse
 eight bits. What lies outside the bound is cut off, and its gradient is zero. Without a bound, x is
 scaled by row and W by column, by the largest magnitudes of this very step.
 
+A matrix that comes in e4m3 was rounded before, under the same scale, and is multiplied as it is: so
+servers hold weights. It is a constant.
+
 The numbers are those of qwix's `dot_general_qt`. That function keeps both wide operands for the
 backward pass; this one keeps the rounded ones and which elements were cut off.
 """
@@ -38,14 +41,26 @@ class Rounded(NamedTuple):
 def float8_static_matmul(
     x: jax.Array, matrix: jax.Array, *, bound: float = STATIC_BOUND
 ) -> jax.Array:
-    """`x @ matrix` of x (..., K) and matrix (K, N) of one dtype, with a constant scale for both.
+    """`x @ matrix` of x (..., K) and matrix (K, N), with a constant scale for both.
 
     Args:
         x: Activations.
-        matrix: A weight.
+        matrix: A weight of their dtype, or one of `held_weight`.
         bound: The largest magnitude that is kept; what lies outside it is cut off.
     """
+    if is_held(matrix):
+        return _forward(x, jax.lax.stop_gradient(matrix), bound)[0]
     return _matmul(x, matrix, bound)
+
+
+def held_weight(matrix: jax.Array, *, bound: float = STATIC_BOUND) -> jax.Array:
+    """A weight as `float8_static_matmul` multiplies it: e4m3, over the constant scale."""
+    return round_to_bound(matrix, FLOAT8_E4M3FN, bound)
+
+
+def is_held(matrix: jax.Array) -> bool:
+    """Whether a weight was rounded before."""
+    return matrix.dtype == FLOAT8_E4M3FN.name
 
 
 def float8_channels_matmul(x: jax.Array, matrix: jax.Array) -> jax.Array:
@@ -62,7 +77,7 @@ def _forward(
     x: jax.Array, matrix: jax.Array, bound: float | None
 ) -> tuple[jax.Array, tuple[Rounded, Rounded]]:
     last = x.ndim - 1
-    left, right = _rounded(x, bound, last), _rounded(matrix, bound, 0)
+    left, right = _rounded(x, bound, last, x.dtype), _rounded(matrix, bound, 0, x.dtype)
     y = _dot(left.values, right.values, ((last,), (0,)), x.dtype)
     return y * left.scales * right.scales.reshape(-1), (left, right)
 
@@ -84,10 +99,12 @@ def _backward(
 _matmul.defvjp(_forward, _backward)
 
 
-def _rounded(operand: jax.Array, bound: float | None, axis: int) -> Rounded:
+def _rounded(operand: jax.Array, bound: float | None, axis: int, dtype: jnp.dtype) -> Rounded:
     if bound is None:
         return Rounded(*quantize_channels(operand, FLOAT8_E4M3FN, axis=axis), None)
-    scale = jnp.full((1,) * operand.ndim, bound / FLOAT8_E4M3FN.largest, operand.dtype)
+    scale = jnp.full((1,) * operand.ndim, bound / FLOAT8_E4M3FN.largest, dtype)
+    if is_held(operand):
+        return Rounded(operand, scale, None)
     values = round_to_bound(operand, FLOAT8_E4M3FN, bound)
     return Rounded(values, scale, jnp.abs(operand) <= bound)
 

@@ -22,6 +22,7 @@ from ...kernels.ops.rope import reference
 from ...kernels.ops.rope.tables import tables_at
 from ...parallel.sharding.activations import constrain
 from ..lora.low_rank import LowRank
+from ..products.float8_static import is_held
 from ..products.matmul_format import product_in
 from .config import TransformerConfig
 from .layer_config import LayerConfig
@@ -113,8 +114,10 @@ class Linear(nnx.Module):
         return found if isinstance(found, LowRank) else None
 
     def matrix(self) -> jax.Array:
-        """The kernel in the dtype of activations."""
-        return self.kernel[...].astype(self.dtype)
+        """The kernel in the dtype of activations, or in eight bits where it is held rounded."""
+        kernel = self.kernel[...]
+        held = self.matmul == "float8_static" and is_held(kernel)
+        return kernel if held else kernel.astype(self.dtype)
 
 
 def side_by_side(layers: Sequence[Linear], x: jax.Array) -> jax.Array:
