@@ -8,14 +8,14 @@ export TPU_SKIP_MDS_QUERY := 1
 export NO_GCE_CHECK := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-slow conformance test-toolchains browser prometheus lint format bench mutants clean
+.PHONY: help setup demo test test-slow conformance test-toolchains test-wheel browser prometheus lint format docs bench mutants clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(READY) ## virtual environment in .venv, pinned by constraints.txt
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[tpu,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[tpu,dev,docs]'
 	touch $@
 
 demo: $(READY) ## a job from plan to a quantized model, preempted twice on the way, with no TPU
@@ -33,6 +33,10 @@ conformance: $(READY) ## every code block of the documents, and docs/conformance
 # Python 3.12 and 3.13 have to be here (pyenv, or on the PATH); environments are made in the cache folder.
 test-toolchains: $(READY) ## what depends on jax most, with the newest jax and libtpu (minutes each)
 	$(BIN)/python tools/test_toolchains.py
+
+# Python 3.12 and 3.13 are looked for beside this one (pyenv, or on the PATH).
+test-wheel: $(READY) ## wheel and sdist in empty environments of Python 3.11, 3.12 and 3.13 (minutes)
+	$(BIN)/python tools/test_wheel.py
 
 # Without it the browser tests are skipped; any other system brings its own Chromium.
 browser: ## Chromium for the browser tests, on Debian as root
@@ -59,8 +63,14 @@ format: $(READY) ## rewrite in the house style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## every performance claim, with its target and today's figure
-	@$(BIN)/python benchmarks/run_all.py
+docs: $(READY) ## the pages as a site in build/site; broken links fail
+	$(BIN)/python tools/cli_reference.py
+	$(BIN)/python tools/python_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# RUN="startup plan_speed" runs these first, RUN=all every one, for hours.
+bench: $(READY) ## one table of every bar as it was last found, also in docs/benchmarks.md
+	@$(BIN)/python benchmarks/run_all.py $(RUN)
 
 mutants: $(READY) ## small changes to the arithmetic, and how many of them the tests notice
 	@$(BIN)/python tools/mutants

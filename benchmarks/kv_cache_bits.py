@@ -47,7 +47,7 @@ def train(name: str, data: np.ndarray, options: argparse.Namespace, seed: int) -
     rate = optax.warmup_cosine_decay_schedule(0.0, 2e-3, 1 + steps // 20, 1 + steps)
     work = Workload(config, batch_size=rows, sequence_length=length, optimizer=optax.adamw(rate))
     state, step = jax.jit(work.init)(jax.random.key(seed)), jax.jit(work.train_step)
-    rng = np.random.default_rng(seed)
+    rng, metrics = np.random.default_rng(seed), {"loss": np.nan}
     for _ in range(steps):
         starts = rng.integers(0, len(data) - length - 1, rows)
         found = data[starts[:, None] + np.arange(length + 1)].astype(np.int32)

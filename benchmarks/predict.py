@@ -10,7 +10,8 @@ with them as they are shipped. The baseline knows each generation's mean MFU ove
 nothing else.
 
 `--write` ships the rows with what was predicted of each (hardware/data/scored_steps.json of the
-package): the band that predictions are printed with is made of them.
+package): the band that predictions are printed with is made of them. Rows that `--only` leaves out
+stay as they were written, with the day they were predicted.
 """
 
 import argparse
@@ -122,7 +123,12 @@ def predict_with(run: PublishedRun, options: dict[str, Any], compile_s: float) -
 
 
 def best_fit(rows: list[Scored], runs: list[PublishedRun]) -> Fitted:
-    """The wait that `runs` show, and with it the op time of the smallest mean error on `rows`."""
+    """The wait that `runs` show, and with it the op time of the smallest mean error on `rows`.
+
+    The shipped constants where there are no rows to fit on, as when few were asked for.
+    """
+    if not rows:
+        return FROZEN
     waits = waits_per_doubling(runs)
     wait = round(statistics.median(waits), 4) if waits else FROZEN.wait_per_doubling
     grid = [Fitted(op_time, wait) for op_time in OP_TIMES]
@@ -203,7 +209,8 @@ def main() -> None:
     steps = scored_steps(scored, runs, refit=any(run.name in known for run in runs))
     score(steps, {one.run.name: one for one in scored})
     if options.write:
-        SHIPPED.write_text(json.dumps(steps.to_dict(), indent=1) + "\n")
+        kept = ScoredSteps.from_dict(json.loads(SHIPPED.read_text())).updated_by(steps)
+        SHIPPED.write_text(json.dumps(kept.to_dict(), indent=1) + "\n")
 
 
 def scored_steps(scored: list[Scored], runs: list[PublishedRun], *, refit: bool) -> ScoredSteps:
@@ -228,12 +235,13 @@ def scored_steps(scored: list[Scored], runs: list[PublishedRun], *, refit: bool)
                 predicted_s=round(one.step_s(FROZEN), 4),
                 held_out_s=round(one.step_s(fitted), 4),
                 left_out=left_out(one),
+                date=f"{date.today()}",
             )
         )
-    if refit:
+    if refit and counted:
         print(f"\nconstants that fit all rows best: {best_fit(counted, runs)}")
     versions = ", ".join(f"{name} {number}" for name, number in compiler_versions().items())
-    return ScoredSteps(f"{date.today()}", versions, tuple(steps))
+    return ScoredSteps(versions, tuple(steps))
 
 
 def is_apart(run: PublishedRun, other: PublishedRun) -> bool:

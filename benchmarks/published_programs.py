@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from published_experts import TokamaxGroupedTimer
 from published_rows import PublishedRun
 
 from tpukit.compiler.bundles import CallTrace
 from tpukit.compiler.program_flops import KernelCounter
 from tpukit.compiler.timeline import Machine
 from tpukit.compiler.timeline.kernels import SplashTimer, StepKernelTimer
+from tpukit.compiler.timeline.simulate import KernelTimer
 from tpukit.planner.cost.model_shape import ModelShape
 from tpukit.planner.cost.step_variant import ROUNDED_BYTES, Rounding, StepVariant
 
@@ -72,5 +74,9 @@ def kernel_timer(
     counter: KernelCounter | None = None,
 ) -> StepKernelTimer:
     """What times the kernels of a row's program."""
-    own = (TokamaxSplashTimer(machine, counter),) if run.splash == "tokamax" else ()
+    own: tuple[KernelTimer, ...] = ()
+    if run.splash == "tokamax":
+        own += (TokamaxSplashTimer(machine, counter),)
+    if run.grouped == "tokamax":
+        own += (TokamaxGroupedTimer(machine),)
     return StepKernelTimer(machine, traces or {}, own=own, counter=counter)

@@ -29,9 +29,15 @@ SPARSE_CORE_FLAGS = {
     },
 }
 # What the Ironwood recipes with host offload set beyond it (AI-Hypercomputer/tpu-recipes,
-# training/ironwood/{deepseek3-671b,gpt-oss-120b}): the scheduler takes the host link for slow, so
-# that transfers start early.
-IRONWOOD_OFFLOAD_FLAGS = {"xla_tpu_pcie_bandwidth_multiplier": 0.03}
+# training/ironwood/{deepseek3-671b,gpt-oss-120b}) for the scheduler: nothing keeps recomputed
+# layers apart from what they wait for, more memory may be used, and the host link is taken for
+# slow, so that transfers start early. Their scheduler that goes layer by layer is left out: with
+# it gpt-oss-120b had no schedule after half an hour of a busy machine.
+IRONWOOD_OFFLOAD_FLAGS: dict[str, Any] = {
+    "xla_tpu_aggressive_opt_barrier_removal": "enabled",
+    "xla_tpu_scheduler_percent_shared_memory_limit": 150,
+    "xla_tpu_pcie_bandwidth_multiplier": 0.03,
+}
 # What MaxText's scripts of 2023 set (MaxText/configs/largest_job for v5e, v5p, 1xv4-128.sh).
 MAXTEXT_2023_FLAGS: dict[str, dict[str, Any]] = {
     "v4": {"xla_enable_async_all_gather": True},

@@ -17,6 +17,8 @@ from tpukit.errors import TPUError
 
 # Whose splash kernels: both have the same names, and only tokamax's were measured.
 SplashMaker: TypeAlias = Literal["jax", "tokamax"]
+# Whose grouped products: megablox's, which ours are like, or tokamax's.
+GroupedMaker: TypeAlias = Literal["megablox", "tokamax"]
 PRECISIONS = ("bf16", "int8", "fp8")
 AXES = ("data", "fsdp", "expert", "context", "tensor")  # those that change least come last
 # Presets by the names of MaxText's models and of published rows.
@@ -77,6 +79,7 @@ class PublishedRun:
     further_flops_per_token: float
     precision: str
     splash: SplashMaker
+    grouped: GroupedMaker
 
     @property
     def option_sets(self) -> tuple[dict[str, Any], ...]:
@@ -168,6 +171,7 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
         further_flops_per_token=further_flops_per_token(row, config),
         precision=precision,
         splash=read_splash(row),
+        grouped=read_grouped(row),
     )
 
 
@@ -287,6 +291,16 @@ def read_splash(row: dict[str, Any]) -> SplashMaker:
     if "tpu-recipes-v0.1" in row["framework"]:
         return "jax"
     return "tokamax" if "tokamax" in (row["attention"] or "") else "jax"
+
+
+def read_grouped(row: dict[str, Any]) -> GroupedMaker:
+    """Whose kernels multiply a run's experts.
+
+    Every recipe of MaxText for TPU7x that has experts sets use_tokamax_gmm (AI-Hypercomputer/
+    tpu-recipes, training/ironwood); those for other chips do not.
+    """
+    of_maxtext = row["framework"].startswith("MaxText")
+    return "tokamax" if of_maxtext and row["hardware"]["gen"] == "7x" else "megablox"
 
 
 def read_loss_chunks(row: dict[str, Any]) -> Any:

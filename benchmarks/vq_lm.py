@@ -249,11 +249,11 @@ class Seed:
         }
 
     def most_gain(self, format: str) -> float | None:
-        """By how many percent any bits for whole matrices could beat a format at its bytes.
+        """Estimate by how many percent bits for whole matrices could beat a format at its bytes.
 
-        A bit more for a weight is taken to cost a fourth of the KL, as it does of the squared error
-        at best. Then equal slopes leave the geometric mean of what weights cost, and a uniform
-        format their mean.
+        Costs of matrices are taken to add up, and to fall to a fourth with every bit a weight, as
+        squared errors do at best. Then equal slopes leave the geometric mean of what weights cost,
+        and a uniform format their mean.
         """
         names = {one.stored.format for one in next(iter(self.candidates.choices.values()))}
         if format not in names:

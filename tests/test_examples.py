@@ -72,3 +72,38 @@ def test_a_loop_of_ones_own_is_watched():
     (alert,) = [line for line in output.splitlines() if line.startswith("alert: step time on")]
     assert "above 0.03 s" in alert
     assert "Likely cause:" in alert
+
+
+def test_a_plan_is_a_job_for_any_slice():
+    output = run("choose_slice.py")
+    assert output.startswith("v6e-")
+    assert "model: llama3.1-8b" in output
+    assert output.endswith("{'fsdp': 32}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.libtpu
+@pytest.mark.xdist_group("libtpu")
+def test_what_does_not_fit_is_mended_by_the_first_proposal():
+    lines = run("check_and_fix.py").splitlines()
+    assert "too much" in lines[0]
+    assert "free" in lines[-1]
+
+
+@pytest.mark.slow
+def test_a_mesh_changes_nothing():
+    words = run("own_model.py").split()
+    assert float(words[-1]) == pytest.approx(float(words[-4].rstrip(",")), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_weights_come_back_to_the_bit():
+    assert "read back equal" in run("huggingface_round_trip.py")
+
+
+def test_there_are_ten_and_each_is_tried_here():
+    source = Path(__file__).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        # What the demo runs is tried by it; a layer is what `tpukit compile` is shown with.
+        assert path.name in source or path.name in ("demo.py", "layer.py")
+        assert len(path.read_text().splitlines()) <= 120

@@ -24,6 +24,25 @@ def packages_of(model: object) -> list[str]:
     return list(dict.fromkeys(base.__module__.partition(".")[0] for base in kind.__mro__))
 
 
+def model_name(model: object) -> str:
+    """What a person calls a model: its configuration's name, its class, or the function it is of.
+
+    A pair of functions (init, apply) goes by where they are written, and a class by its own name:
+    the class of a class says nothing.
+    """
+    of_config = getattr(getattr(model, "config", model), "name", None)
+    if isinstance(of_config, str) and of_config:
+        return of_config
+    if isinstance(model, tuple) and model:
+        return model_name(model[-1])  # pyright: ignore[reportUnknownArgumentType]  of anything
+    inner = getattr(model, "func", model)  # what functools.partial holds
+    named = getattr(inner, "__qualname__", None)
+    if isinstance(named, str) and (isinstance(inner, type) or callable(inner)):
+        words = [word for word in named.split(".") if word not in ("<locals>", "<lambda>")]
+        return words[-1] if words else "a function"
+    return type(inner).__name__
+
+
 def _loaded_class(package: str, name: str) -> type | None:
     found = getattr(sys.modules.get(package), name, None)
     return found if isinstance(found, type) else None

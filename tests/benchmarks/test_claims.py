@@ -5,7 +5,9 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from bars import PAGE, page
 from claim_table import ROOT, SAMPLES, SIDES, TABLE, kept_figures, stated_claims, table
+from claims import Claim
 
 CLAIMS = stated_claims()
 NAMES = [f"{claim.script.stem}: {claim.what[:40]} {claim.figure}" for claim in CLAIMS]
@@ -56,3 +58,24 @@ def test_every_benchmark_that_a_document_cites_has_a_claim():
     }
     claimed = {Path(claim.command.split()[1]).name for claim in CLAIMS}
     assert not runnable - claimed - ELSEWHERE - WITHOUT_FIGURE
+
+
+def test_the_page_of_bars_is_made_of_what_is_kept():
+    assert PAGE.read_text("utf-8") == page()
+
+
+@pytest.mark.parametrize(
+    ("bar", "verdict"),
+    [
+        ({"at_most": 1.0}, "MISSED"),
+        ({"at_most": 2.0}, "met"),
+        ({"at_least": 2.0}, "met"),
+        ({"at_least": 3.0}, "MISSED"),
+        ({}, ""),
+    ],
+)
+def test_a_bar_is_cleared_or_missed(bar, verdict):
+    claim = Claim("what", 2.0, "s", **bar)
+    assert claim.verdict == verdict
+    assert bool(claim.target) == bool(bar)
+    assert not verdict or str(claim).endswith(verdict)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from plan_published import DEFAULT_RESULTS, candidate, model
+from published_experts import GroupedProduct, TokamaxGroupedTimer, measured_products
 from published_programs import AQT, FIXED_SCALES, TokamaxSplashTimer, kernel_timer, program_of
 from published_rows import as_run
 
@@ -73,3 +74,52 @@ def test_the_kernel_that_jax_ships_takes_longer_than_the_measured_one(name, slow
     ours, theirs = (kernel_timer(row, machine) for row in (jax_row, tokamax_row))
     assert ours(*splash(name)) == pytest.approx(slower * theirs(*splash(name)))
     assert theirs(*splash(name)) == TokamaxSplashTimer(machine)(*splash(name))
+
+
+def grouped(name, first, second, result):
+    text = (
+        "HloModule jit_f, is_scheduled=true\n\nENTRY %main (a: f32[8]) -> f32[8] {\n"
+        f"  %n = s32[] parameter(0)\n  %a = {first} parameter(1)\n  %b = {second} parameter(2)\n"
+        f"  ROOT %{name}.1 = {result} custom-call(%n, %a, %b), "
+        'custom_call_target="tpu_custom_call"\n}\n'
+    )
+    entry = parse_hlo(text).entry
+    return entry.by_name[f"{name}.1"], entry
+
+
+ROWS_OF_EXPERTS, WEIGHTS = "bf16[327680,2880]{1,0}", "bf16[128,2880,2880]{2,1,0}"
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "result", "measured_ms"),
+    [
+        # gpt-oss-120b's own sizes: what tokamax's autotuning measured of them on TPU7x.
+        ("grouped_matmul", (ROWS_OF_EXPERTS, WEIGHTS), ROWS_OF_EXPERTS, 15.6),
+        ("grouped_matmul_dlhs", (ROWS_OF_EXPERTS, WEIGHTS), ROWS_OF_EXPERTS, 15.7),
+        ("grouped_matmul_drhs", (ROWS_OF_EXPERTS, ROWS_OF_EXPERTS), WEIGHTS, 17.0),
+    ],
+)
+def test_experts_of_published_runs_take_what_tokamax_measured(name, operands, result, measured_ms):
+    run = as_run(ROWS["iw-gpt-oss-120b-64"])
+    machine = Machine.of(run.slice)
+    kernel, parent = grouped(name, *operands, result)
+    seconds = kernel_timer(run, machine)(kernel, parent)
+    assert seconds == TokamaxGroupedTimer(machine)(kernel, parent)
+    assert seconds == pytest.approx(measured_ms * 1e-3 * machine.op_time_in_a_step, rel=0.01)
+    scout = as_run(ROWS["v5p-llama4-scout"])
+    megablox = kernel_timer(scout, Machine.of(scout.slice))
+    assert megablox(kernel, parent) is None  # ours state what they do, and this one does not
+
+
+def test_a_size_nobody_measured_reaches_what_the_nearest_does():
+    timer = TokamaxGroupedTimer(Machine.of(as_run(ROWS["iw-gpt-oss-120b-64"]).slice))
+    known = next(
+        one.product
+        for one in measured_products("7x")
+        if one.product.kind == "fwd_gmm" and one.product.fills_lanes
+    )
+    wider = replace(known, columns=known.columns + 128)
+    longer = timer.seconds(wider) / timer.seconds(known)
+    assert longer == pytest.approx(wider.columns / known.columns)
+    of_eight_bits = GroupedProduct("drhs_tgmm", 262144, 7168, 2048, 256, 8)
+    assert timer.seconds(of_eight_bits)  # by the one direction that was measured

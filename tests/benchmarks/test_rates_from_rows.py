@@ -9,6 +9,7 @@ from pathlib import Path
 
 import plan_published
 import pytest
+from published_experts import GroupedProduct, measured_products
 from published_rows import NotExpressible, as_run, load_rows
 
 from tpukit.hardware import get_chip
@@ -179,6 +180,19 @@ def test_products_reach_what_the_compilers_cycles_say(chip):
     assert rates.streamed_matrix_efficiency == rates.matrix_efficiency
     gained = statistics.fmean(narrow) / statistics.fmean(plain)
     assert rates.int8_over_bf16 == pytest.approx(gained, rel=0.05)
+
+
+@pytest.mark.parametrize(("chip", "cores"), [("v5e", 1), ("v5p", 2), ("v6e", 1), ("7x", 1)])
+def test_grouped_products_reach_what_measured_ones_do(chip, cores):
+    best: dict[GroupedProduct, float] = defaultdict(float)
+    for one in measured_products(chip):
+        product = one.product
+        if product.bits == 16 and product.fills_lanes and product.rows >= 1024 * product.groups:
+            best[product] = max(best[product], one.flops_per_s)
+    target = get_chip(chip)
+    peak = target.per_device(target.peak("bf16")).value * 1e12 / cores  # tokamax's kernel has one
+    share = statistics.median(best.values()) / peak
+    assert ChipRates.of(chip).grouped_efficiency == pytest.approx(share, abs=0.006)
 
 
 def test_assumed_rates_are_the_ones_that_change_nothing():

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tpukit.checker.fixes import Fix, JobShape, is_thin, propose_fixes, rank
+from tpukit.checker.fixes import Fix, FixList, JobShape, is_thin, propose_fixes, rank
+from tpukit.checker.fixes.candidates import data_over_slices
+from tpukit.checker.fixes.proposing import worth_showing
 from tpukit.compiler.memory.report import MemoryReport
 from tpukit.hardware import Slice
 from tpukit.job.yaml_text import read_yaml
@@ -126,6 +128,32 @@ def test_settings_that_are_there_already_are_not_proposed():
         pipelined=True,
     )
     assert propose_fixes(lean, too_many_activations()).fixes == ()
+
+
+def test_on_several_slices_a_mesh_that_fits_is_named():
+    """fsdp over an odd number of slices divides no dimension: every device holds everything."""
+    slices = Slice.parse("199xv5e-256")
+    whole = replace(
+        report(parameters=30, optimizer_state=60, gradients=15, temporaries=1), slice=slices
+    )
+    shape = replace(SHAPE, mesh={"fsdp": slices.devices}, batch_size=slices.devices)
+    found = by_change(propose_fixes(shape, whole))
+    fix = found["mesh: {data: 199, fsdp: 256}"]
+    assert fix.promising
+    assert fix.estimate_bytes < 2 * GIB
+    assert not data_over_slices(replace(shape, mesh={"data": 199, "fsdp": 256}), whole)
+
+
+def test_nothing_hopeless_is_shown():
+    fitting = Fix(changes={"remat": "full"}, cost="", estimate_bytes=1, usable_bytes=2)
+    unknown = Fix(changes={"remat": "minimal"}, cost="", estimate_reason="nobody knows")
+    refused = replace(fitting, fits=False)
+    too_little = replace(fitting, estimate_bytes=3)
+    failed = replace(unknown, failure="no such thing")
+    everything = FixList((fitting, unknown, refused, too_little, failed))
+    assert worth_showing(everything).fixes == (fitting, unknown)
+    # Where nothing helps, the nearest says how far off it is.
+    assert worth_showing(FixList((too_little, failed))).fixes == (too_little,)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,6 @@ TYPED = {
     "slices": ("v6e", 0.4),
     "top": ("", 0.5),
     "train": ("job.yaml --steps 1000000 --run-dir second", 20),
-    "version": ("", 0.2),
 }
 IMPORTED_SOON = ("check", "plan", "train", "data prepare")
 

@@ -88,7 +88,7 @@ def test_export_is_exact_and_reads_back(run, trained, tmp_path):
     result = run("export", trained[0], out, "--json")
     assert result.exit_code == 0, result.output
     about = json.loads(result.stdout)
-    assert about["files"] == ["config.json", "model.safetensors"]
+    assert about["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
     assert about["step"] == 60
     assert about["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(trained[1]))
     jax.tree.map(np.testing.assert_array_equal, import_huggingface(out).params, trained[1])
@@ -97,13 +97,14 @@ def test_export_is_exact_and_reads_back(run, trained, tmp_path):
     np.testing.assert_array_equal(stored, kernel.T)
 
     again = run(
-        *("generate", out, "--prompt", "abc", "--tokenizer", "bytes", "--temperature", 0),
+        *("generate", out, "--prompt", "abc", "--temperature", 0),
         *("--max-new-tokens", 6),
     )
     assert again.stdout == "abcdefghi\n"
     refused = run("export", trained[0], out)
     assert isinstance(refused.exception, TPUValidationError)
     assert "not overwritten" in str(refused.exception)
+    (out / "tokenizer.json").unlink()
     missing = run("generate", out, "--prompt", "a")
     assert "give --tokenizer bytes" in str(missing.exception)
 

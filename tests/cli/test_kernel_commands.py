@@ -52,9 +52,32 @@ def test_bench_prints_a_table(estimates):
     assert "100 µs" in found.stdout
 
 
+def test_results_are_shown_as_they_come_and_quick_is_one_compile_a_chip(monkeypatch):
+    printed = []
+
+    def interrupted(op, case, chip, *rest, **how):
+        printed.append(case.name)
+        if len(printed) == 3:  # the second case: the first was shown before
+            raise KeyboardInterrupt
+        return made_up(op, case, chip, *rest, **how)
+
+    monkeypatch.setattr("tpukit.kernels.timing.bench.estimate", interrupted)
+    found = run("bench", "rms_norm", "--on", "v6e")
+    assert f"{printed[0]} on v6e" in found.stdout
+    assert "2.00x" in found.stdout
+    assert f"{printed[2]} on v6e\n" not in found.stdout
+    printed.clear()
+    quick = run("bench", "rms_norm", "--on", "v6e,v5p", "--quick", "--json")
+    rows = json.loads(quick.stdout)["rows"]
+    assert [(row["chip"], row["implementation"]) for row in rows] == [
+        ("v6e", "pallas_tpu"),
+        ("v5p", "pallas_tpu"),
+    ]
+
+
 def test_tune_writes_where_it_is_told(estimates, tmp_path):
     words = ["tune", "rms_norm", "--on", "v6e", "--case", "bfloat16_1024x1024"]
-    found = run(*words, "--out", str(tmp_path), "--json")
+    found = run(*words, "--output", str(tmp_path), "--json")
     assert found.exit_code == 0, found.output
     (result,) = json.loads(found.stdout)["results"]
     path = tmp_path / "rms_norm" / "v6e.json"
@@ -72,7 +95,7 @@ def test_tune_says_where_the_blocks_are_and_what_makes_dispatch_take_them(estima
         return "".join(run(*words, *more).stdout.split())  # a long path is folded
 
     assert "Nothingwaswritten(--dry-run)." in said("--dry-run")
-    assert f"use_tuned_blocks('{tmp_path}')letsdispatchtakethem" in said("--out", str(tmp_path))
+    assert f"use_tuned_blocks('{tmp_path}')letsdispatchtakethem" in said("--output", str(tmp_path))
     use_tuned_blocks(tmp_path)
     use_tuned_blocks(None)
 
@@ -88,7 +111,7 @@ def test_an_op_of_ones_own_is_named_by_its_file(estimates, tmp_path):
     words = ["--on", "v6e", "--shape", "f32[8,128]"]
     found = run("bench", f"{path}:doubled", *words, "--json")
     assert json.loads(found.stdout)["op"] == "doubled", found.output
-    assert "give --out" in str(run("tune", f"{path}:doubled", *words).exception)
+    assert "give -o" in str(run("tune", f"{path}:doubled", *words).exception)
     assert "decorate it with @tpu_kernel" in str(run("bench", f"{path}:plain", *words).exception)
     assert "Did you mean 'doubled'" in str(run("bench", f"{path}:dubled", *words).exception)
 
@@ -158,7 +181,7 @@ def test_an_unknown_implementation_and_no_generation_are_refused_at_once(estimat
 def test_a_folder_that_cannot_be_written_is_refused_before_tuning(estimates, tmp_path):
     (tmp_path / "file").write_text("")
     words = ["tune", "rms_norm", "--on", "v6e", "--case", "bfloat16_1024x1024"]
-    found = run(*words, "--out", str(tmp_path / "file"))
+    found = run(*words, "--output", str(tmp_path / "file"))
     assert "is a file; choose another place" in str(found.exception)
 
 

@@ -27,16 +27,31 @@ def test_few_steps_are_all_inside():
 
 def test_coverage_is_counted_in_a_band_that_does_not_know_the_source():
     steps = [step(0.95), step(1.05), step(1.20, "b"), step(1.0, "b")]
-    scored = ScoredSteps("", "", tuple(steps))
+    scored = ScoredSteps("", tuple(steps))
     # The band of "a" is 5 % each way and holds one of "b"; that of "b" is 0 to 20 % and one of "a".
     assert scored.covered == 2
     assert scored.coverage_text.startswith("2 of 4 published steps")
 
 
 def test_a_step_that_is_left_out_does_not_count():
-    scored = ScoredSteps("", "", (step(1.0), ScoredStep("x", "b", "v6e", 9, 1, 1, "too large")))
+    scored = ScoredSteps("", (step(1.0), ScoredStep("x", "b", "v6e", 9, 1, 1, "too large")))
     assert len(scored.counted) == 1
     assert ScoredSteps.from_dict(json.loads(json.dumps(scored.to_dict()))) == scored
+
+
+def test_a_later_scoring_of_some_rows_leaves_the_others():
+    def scored(name, time, day):
+        return ScoredStep(name, "a", "v6e", 1.0, time, time, date=day)
+
+    first = ScoredSteps("old", (scored("x", 1.1, "2026-01-01"), scored("y", 1.2, "2026-01-01")))
+    again = ScoredSteps("new", (scored("y", 1.0, "2026-02-01"), scored("z", 1.3, "2026-02-01")))
+    joined = first.updated_by(again)
+    assert [(one.name, one.predicted_s) for one in joined.steps] == [
+        ("x", 1.1),
+        ("y", 1.0),
+        ("z", 1.3),
+    ]
+    assert (joined.date, joined.steps[0].date) == ("2026-02-01", "2026-01-01")
 
 
 def test_every_shipped_row_is_a_published_one():

@@ -73,7 +73,7 @@ def compiled(job, *, fits=True):
 
 
 def searched(ask, judge, *, seconds=60.0):
-    def compile_jobs(jobs, *, timeout_s):
+    def compile_jobs(jobs, *, timeout_s, progress):
         return [judge(job) for job in jobs]
 
     search = OwnModelSearch(ask, seconds, lambda line: None, compile=compile_jobs)

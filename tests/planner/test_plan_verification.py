@@ -35,7 +35,7 @@ def answered(search, judge, *, seconds=60.0, top=3, verify=2):
     """The answer when `judge(job)` is the compiler; and the jobs it was asked about."""
     asked = []
 
-    def compile_jobs(jobs, *, timeout_s):
+    def compile_jobs(jobs, *, timeout_s, progress):
         assert 0 < timeout_s <= seconds
         asked.extend(jobs)
         return [judge(job) for job in jobs]
@@ -107,7 +107,7 @@ def test_another_mesh_that_comes_close_is_compiled_too_and_the_faster_stands():
     preferred = search.choice(next(search.best_of_each_slice(search.order()))).mesh
 
     def judge(job):
-        return compiled(step_time_s=60.0 if job.mesh == preferred else 40.0)
+        return compiled(step_time_s=60.0 if job.mesh_sizes == preferred else 40.0)
 
     found, jobs = answered(search, judge, verify=1, top=1)
     assert len(jobs) == 2

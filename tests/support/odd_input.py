@@ -54,7 +54,6 @@ RIGHT = {
     "slices": ["v6e"],
     "top": ["--once"],
     "train": ["job.yaml"],
-    "version": [],
 }
 # An xplane file: one op of 10 us on one TPU.
 ONE_OP = (

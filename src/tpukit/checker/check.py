@@ -20,6 +20,7 @@ from .fixes.proposing import find_fixes
 from .result import CheckResult
 
 NOT_ASKED_FOR = "not asked for"
+NOTHING_TO_FIX = "it fits with room to spare: there is nothing to fix"
 NO_FIXES = (
     "fixes are known for the reference transformers only; for your own model try remat full, a "
     "smaller batch, or a mesh that splits more"
@@ -46,7 +47,8 @@ def check(
             that one takes.
         on: The slice, e.g. "v6e-8"; where the job names one, instead of it.
         memory_only: Whether the verdict on memory is enough.
-        fix: Whether to prove what would make it fit, or leave more room, each by a compile.
+        fix: Whether to prove what would make it fit, or leave more room where there is little, each
+            by a compile.
         timeout_s: Until a compile is killed; the job's own limit by default.
         use_cache: Whether an earlier answer will do, and this one is kept.
         dump_to: A folder that gets a copy of every file the compiler wrote.
@@ -79,9 +81,11 @@ def check(
             compiled, tokens_per_step=whole.tokens_per_step, model_flops=whole.model_flops
         )
     fixes = None
-    if fix and whole.model_flops is None:
+    if fix and not is_thin(memory):
+        progress(NOTHING_TO_FIX)
+    elif fix and whole.model_flops is None:
         progress(NO_FIXES)
-    if whole.model_flops is not None and (fix or is_thin(memory)):
+    if whole.model_flops is not None and is_thin(memory):
         fixes = find_fixes(
             whole, memory, prove=fix, timeout_s=timeout_s, use_cache=use_cache, progress=progress
         )

@@ -61,7 +61,9 @@ def known_compile(job: Job) -> CompiledStep | None:
     return _limited(found.seen_as(ProgramFacts.from_dict(link["facts"]), job.slice), job)
 
 
-def compile_jobs(jobs: Sequence[Job], *, timeout_s: float) -> list[CompiledStep | TPUError]:
+def compile_jobs(
+    jobs: Sequence[Job], *, timeout_s: float, progress: Progress = silent
+) -> list[CompiledStep | TPUError]:
     """Compile jobs up to their schedules, side by side: for each its result or its error."""
     answers: dict[int, CompiledStep | TPUError] = {}
     requests: dict[int, CompileRequest] = {}
@@ -71,10 +73,13 @@ def compile_jobs(jobs: Sequence[Job], *, timeout_s: float) -> list[CompiledStep 
             answers[number] = known
             continue
         try:
+            progress(f"{job.model} on {job.on}: lower")
             requests[number] = lower_job(job)
         except TPUError as error:
             answers[number] = error
-    compiled = compile_many(requests.values(), until="schedule", timeout_s=timeout_s)
+    compiled = compile_many(
+        requests.values(), until="schedule", timeout_s=timeout_s, progress=progress
+    )
     for number, answer in zip(requests, compiled, strict=True):
         answers[number] = (
             _limited(answer, jobs[number]) if isinstance(answer, CompiledStep) else answer

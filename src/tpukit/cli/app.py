@@ -1,5 +1,6 @@
 """Every command under its name, and the options that hold for all of them."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -29,14 +30,24 @@ from . import (
     train,
 )
 from . import compile as compile_command
+from .examples import epilog
 
 app = typer.Typer(
     name="tpukit",
     help="From a laptop to a TPU pod: plan, check with the real TPU compiler, shard, train, watch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # names of options stay whole, whatever the width, and can be copied
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from .. import __version__
+
+        typer.echo(f"tpukit {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -45,6 +56,15 @@ def options(
         str, typer.Option(help="debug, info, warning or error.", envvar="TPUKIT_LOG_LEVEL")
     ] = "warning",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error (TPUKIT_TRACEBACK=1).")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
 ) -> None:
     """Options that hold for every command."""
     from ..runtime.logs import setup_logging
@@ -52,6 +72,8 @@ def options(
     for stream in (sys.stdout, sys.stderr):
         # A file's name need not be text, and a terminal need not know every letter.
         stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    if debug:
+        os.environ["TPUKIT_TRACEBACK"] = "1"  # for the processes that commands start as well
     setup_logging(level=log_level, json=log_json)
 
 
@@ -83,9 +105,13 @@ app.add_typer(
 app.add_typer(config.app, name="config", help="Show, check and write configurations.")
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    from .. import __version__
+def _add_examples(one: typer.Typer, words: tuple[str, ...]) -> None:
+    for group in one.registered_groups:
+        if group.typer_instance is not None:
+            _add_examples(group.typer_instance, (*words, str(group.name)))
+    for command in one.registered_commands:
+        called = command.name or getattr(command.callback, "__name__", "").replace("_", "-")
+        command.epilog = epilog(" ".join((*words, called)))
 
-    typer.echo(__version__)
+
+_add_examples(app, ())

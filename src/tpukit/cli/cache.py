@@ -1,12 +1,10 @@
 """`tpukit cache`: what finished compiles take on disk, and how to be rid of them."""
 
-from typing import Annotated
-
 import typer
 
-app = typer.Typer(no_args_is_help=True)
+from .job_options import Json
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("show")

@@ -1,17 +1,28 @@
 """`tpukit compile`: one function through the real TPU compiler, for a slice nobody rented."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..runtime.ranges import SECONDS
 from . import job_options as options
+from .output import Announcer, refusals_as_exit_codes, show
 from .values import output_file, within
+
+if TYPE_CHECKING:
+    from ..compiler import CompileRequest
+    from ..hardware import Slice
 
 
 def compile_function(
-    function: Annotated[str, typer.Argument(help="module:function or path/to/file.py:function.")],
+    function: Annotated[
+        str,
+        typer.Argument(
+            help="file.py:step (module:step) with --arg for each argument, or file.py:build that "
+            "returns a function, a Workload or a model."
+        ),
+    ],
     on: Annotated[str, typer.Option(help="Slice to compile for, e.g. v6e-8 or v5p:4x4x4.")],
     arg: Annotated[
         list[str] | None,
@@ -30,41 +41,64 @@ def compile_function(
         ),
     ] = None,
     until: Annotated[
-        str, typer.Option(help="memory, schedule (seconds) or codegen (minutes, FLOPs).")
-    ] = "codegen",
+        str | None,
+        typer.Option(
+            help="memory, schedule (seconds, the default) or codegen (longer: FLOPs, code size)."
+        ),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds until it is killed.", callback=within(SECONDS))
     ] = 1800,
     json: options.Json = False,
 ) -> None:
-    """Compile a function for one device of a slice with the real TPU compiler; no TPU needed."""
-    from ..compiler import make_request, save_executable
+    """Compile a function or a model's step: exit 0 done, 3 does not fit, 4 could not tell."""
+    say = Announcer()
+    say(f"reading {function}")
+    from ..checker.result import DOES_NOT_FIT
+    from ..compiler import save_executable
     from ..compiler.aot import run_request
     from ..compiler.compiled import parse_until
-    from ..compiler.program.entry import load_function, parse_argument
     from ..errors import ConfigError
     from ..hardware import Slice
-    from ..runtime.environment import configure_tpu_environment
     from ..runtime.files import write_output
-    from ..runtime.flags import as_compiler_options, parse_flags
-    from .output import show, working
 
-    configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
-    target, stage = Slice.parse(on), parse_until(until)
+    target = Slice.parse(on)
+    stage = parse_until(until or ("schedule" if save is None else "codegen"))
     if save is not None and (stage != "codegen" or hlo is not None):
         raise ConfigError("--save needs the whole compile: leave out --until and --hlo.")
-    arguments = [parse_argument(text) for text in arg or ()]
-    compiler_options = as_compiler_options(parse_flags(flags)) if flags else {}
-    loaded = load_function(function)
-    with working(f"compiling {function} for {target} with the TPU compiler"):
-        request = make_request(
-            loaded, target, *arguments, donate_argnums=donate or (), options=compiler_options
-        )
+    with refusals_as_exit_codes():
+        request = _lowered(function, target, arg, donate, flags, say)
+        say(f"compiling {function} for {target} up to {stage}")
         if save is not None:
-            header = save_executable(request, save, timeout_s=timeout)
-            show(header, json=json)
+            show(save_executable(request, save, timeout_s=timeout), json=json)
             return
-        compiled = run_request(request, until=stage, timeout_s=timeout)
+        compiled = run_request(request, until=stage, timeout_s=timeout, progress=say)
     if hlo is not None:
         write_output(hlo, compiled.hlo)
     show(compiled, json=json)
+    if not compiled.fits:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _lowered(
+    function: str,
+    target: "Slice",
+    arg: list[str] | None,
+    donate: list[int] | None,
+    flags: str,
+    say: Announcer,
+) -> "CompileRequest":
+    """Lower the function with its arguments, or the training step of what it builds."""
+    from ..checker.check import as_job
+    from ..checker.compiling import lower_job
+    from ..compiler.program.entry import built, is_builder
+    from ..runtime.environment import configure_tpu_environment
+
+    asked: dict[str, Any] = {"on": str(target)}
+    asked |= {} if not flags else {"options": options.compiler_options(flags)}
+    configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
+    found = built(function) if ":" in function else None
+    is_model = found is None or not is_builder(found)
+    if arg or not is_model:
+        return options.lower_function(function, asked, arg or [], donate, progress=say)
+    return lower_job(as_job(function, asked), progress=say)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .job_options import Json
+
 if TYPE_CHECKING:
     from ..job.config import TPUConfig
     from ..job.job import Job
@@ -14,7 +16,6 @@ app = typer.Typer(no_args_is_help=True)
 File = Annotated[Path | None, typer.Argument(help="A YAML file; none: environment and defaults.")]
 Preset = Annotated[str | None, typer.Option(help="training, inference or development.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="key=value; repeat.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("show")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..runtime.ranges import COUNT
+from .job_options import Json
 from .values import output_file, output_folder, within
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TextKey = Annotated[
     str, typer.Option(help="Field with the text, or with token numbers, where records have fields.")
 ]

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from .job_options import Json
 from .output import show
 
 NOT_HEALTHY = 1
@@ -13,7 +14,7 @@ def doctor(
     deep: Annotated[
         bool, typer.Option("--deep", help="Also compile a small program with the TPU compiler.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Look at this machine and say what is wrong and how to mend it. Exits 1 on any error."""
     from ..runtime.doctor import diagnose_tpu

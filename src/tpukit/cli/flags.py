@@ -9,6 +9,7 @@ import typer
 
 from ..runtime.ranges import Range
 from .flags_tune import tune
+from .job_options import Json
 from .values import within
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ app.command()(tune)
 
 WOULD_STOP_A_JOB = 2
 LEVEL = Range(0, 3)
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Parser(StrEnum):
@@ -47,7 +46,7 @@ def check(
         str | None,
         typer.Option(help="Also compile with them for this generation; needs no TPU."),
     ] = None,
-    json: JsonOption = False,
+    json: Json = False,
 ) -> None:
     """Check flags; exit code 2 when one would stop a job."""
     from ..runtime.flags import inspect_environment, inspect_flags, trial_compile
@@ -81,7 +80,7 @@ def list_flags(
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Ask the installed libtpu and jaxlib again.")
     ] = False,
-    json: JsonOption = False,
+    json: Json = False,
 ) -> None:
     """List flags of the installed libtpu and jaxlib, or those of an optimization level."""
     from ..hardware import get_chip
@@ -105,7 +104,7 @@ def list_flags(
 @app.command(context_settings=FLAG_ARGUMENTS)
 def explain(
     flag: Annotated[str, typer.Argument(help="A flag, with or without its dashes.")],
-    json: JsonOption = False,
+    json: Json = False,
 ) -> None:
     """Say what a flag takes, its default, where it goes, what it does and which levels set it."""
     from ..runtime.flags import explain_flag

@@ -11,9 +11,34 @@ if TYPE_CHECKING:
     from ..compiler import CompileRequest
     from ..runtime.progress import Progress
 
-Target = Annotated[str, typer.Argument(help="A preset, a job.yaml, or module:function.")]
+
+def presets_like(incomplete: str) -> list[str]:
+    """Presets that a word may become, for a shell to offer."""
+    from ..models.presets import list_presets
+
+    return [name for name in list_presets() if name.startswith(incomplete)]
+
+
+def slices_like(incomplete: str) -> list[str]:
+    """Slices that a word may become; generations while nothing is typed."""
+    from ..hardware import list_chips, list_slices
+
+    known = [chip for chip in list_chips() if chip.rules is not None]
+    if not incomplete:
+        return [chip.name for chip in known]
+    names = [str(one) for chip in known for one in list_slices(chip.name)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+# One way to name a model everywhere.
+TARGET_HELP = (
+    "A preset, a job.yaml, a folder with a config.json, or file.py:build (module:build) that "
+    "returns a Workload or a model of your own."
+)
+Target = Annotated[str, typer.Argument(help=TARGET_HELP, autocompletion=presets_like)]
 MaybeTarget = Annotated[
-    str | None, typer.Argument(help="A preset, a job.yaml, or module:function.", metavar="TARGET")
+    str | None,
+    typer.Argument(help=TARGET_HELP, metavar="TARGET", autocompletion=presets_like),
 ]
 Torch = Annotated[
     str | None,
@@ -21,7 +46,9 @@ Torch = Annotated[
         "--torch", help="Instead of TARGET: module:function that builds a PyTorch module."
     ),
 ]
-On = Annotated[str | None, typer.Option(help="Slice, e.g. v6e-8 or 2xv6e-256.")]
+On = Annotated[
+    str | None, typer.Option(help="Slice, e.g. v6e-8 or 2xv6e-256.", autocompletion=slices_like)
+]
 Batch = Annotated[
     int | None,
     typer.Option(
@@ -100,6 +127,22 @@ def compiler_options(flags: str) -> dict[str, Any] | None:
     return dict(as_compiler_options(parse_flags(flags)))
 
 
+def callable_of(target: str, found: Any) -> Any:
+    """Return what a target leads to, which must be a function.
+
+    Raises:
+        ConfigError: It is a model, which has no arguments of its own to give.
+    """
+    from ..errors import ConfigError
+
+    if hasattr(found, "jit_train_step") or not callable(found):
+        raise ConfigError(
+            f"{target} leads to a {type(found).__name__}, whose training step knows its own "
+            "arguments; leave --arg out."
+        )
+    return found
+
+
 def lower_function(
     target: str,
     asked: dict[str, Any],
@@ -113,7 +156,7 @@ def lower_function(
     Raises:
         ConfigError: Something was typed that only a job has, or no slice.
     """
-    from ..compiler.program.entry import load_function, parse_argument
+    from ..compiler.program.entry import built, parse_argument
     from ..compiler.program.request import make_request
     from ..errors import ConfigError
     from ..runtime.environment import configure_tpu_environment
@@ -124,7 +167,7 @@ def lower_function(
         raise ConfigError(f"a function {wrong}; write --on SLICE and its arguments as --arg.")
     configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
     return make_request(
-        load_function(target),
+        callable_of(target, built(target)),
         asked["on"],
         *[parse_argument(text) for text in arg],
         donate_argnums=donate or (),

@@ -1,18 +1,18 @@
 """`tpukit kernel`: list ops, time them for chips nobody has here, and choose their blocks."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..runtime.ranges import COUNT, SECONDS
+from .job_options import Json, NoCache
 from .kernel_options import (
     Backward,
     CaseNames,
     Implementation,
-    Json,
-    NoCache,
     On,
     OptionTexts,
     Shapes,
@@ -24,7 +24,12 @@ from .kernel_options import (
     read_values,
     start,
 )
+from .output import Announcer
 from .values import output_folder, within
+
+if TYPE_CHECKING:
+    from ..kernels.timing import KernelBench
+    from ..runtime.progress import Progress
 
 app = typer.Typer(no_args_is_help=True)
 OP_ARGUMENT: Any = typer.Argument(
@@ -66,6 +71,10 @@ def bench(
             help="With --timings: so many cases of each op and generation.", callback=within(COUNT)
         ),
     ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="The first case and the kernel alone: a compile a chip."),
+    ] = False,
     no_cache: NoCache = False,
     json: Json = False,
 ) -> None:
@@ -96,18 +105,21 @@ def bench(
     cases = choose_cases(found, case, shape, option)
     values = read_values(value, cases)
     wanted = implementation or default_implementations(found)
-    with counted(len(chips) * len(cases) * len(wanted)) as progress:
-        result: Any = bench_op(
-            found,
-            chips,
-            cases=cases,
-            direction="backward" if backward else "forward",
-            implementations=wanted,
-            values=values,
-            progress=progress,
-            use_cache=not no_cache,
-        )
-    show(result, json=json)
+    if quick:
+        cases, wanted = cases[:1], wanted[:1]
+    result = bench_op(
+        found,
+        chips,
+        cases=cases,
+        direction="backward" if backward else "forward",
+        implementations=wanted,
+        values=values,
+        progress=_numbered(len(chips) * len(cases) * len(wanted)),
+        found=None if json else _show_as_they_come(),
+        use_cache=not no_cache,
+    )
+    if json:
+        show(result, json=True)
     if all(row.time_s is None for row in result.rows):
         raise typer.Exit(4)
 
@@ -130,10 +142,13 @@ def tune(
     measure: Annotated[
         bool, typer.Option("--measure", help="Time on the TPU here instead of estimating.")
     ] = False,
-    out: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for OP/CHIP.json; by default the op's own data.", callback=output_folder
+            "--output",
+            "-o",
+            help="Folder for OP/CHIP.json; by default the op's own data.",
+            callback=output_folder,
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
@@ -155,7 +170,7 @@ def tune(
     chips = [local_chip()] if measure else chosen_chips(on or "")
     cases = choose_cases(found, case, shape, option)
     values = read_values(value, cases)
-    folder = None if dry_run else folder_for(found, out)
+    folder = None if dry_run else folder_for(found, output)
     results: list[Any] = []
     with counted(None) as progress:
         for one in cases:
@@ -176,6 +191,29 @@ def tune(
                     result.save(folder)
                 results.append(result)
     show(Tunings(tuple(results), folder), json=json)
+
+
+def _numbered(total: int) -> "Progress":
+    """Say which of all compiles is under way."""
+    say, number = Announcer(), itertools.count(1)
+    return lambda line: say(f"[{next(number)}/{total}] {line}")
+
+
+def _show_as_they_come() -> "Callable[[KernelBench], None]":
+    """Print each case as soon as it is timed: the first is there within seconds."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console, titled = Console(), False
+
+    def show_one(bench: "KernelBench") -> None:
+        nonlocal titled
+        if not titled:
+            console.print(Text(bench.title, style="bold"))
+            titled = True
+        console.print(bench.part(list(bench.rows)))
+
+    return show_one
 
 
 def score_file(

@@ -36,8 +36,6 @@ Implementation = Annotated[
     list[str] | None, typer.Option(help="pallas_tpu, reference ...; repeat. Both by default.")
 ]
 Backward = Annotated[bool, typer.Option("--backward", help="The gradient, forward pass included.")]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Compile anew.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def start() -> None:

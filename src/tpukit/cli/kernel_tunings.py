@@ -21,7 +21,7 @@ def folder_for(op: "Op", out: Path | None) -> Path:
     from ..runtime.files import try_output_folder
 
     if out is None and op.name not in builtin_ops():
-        raise TPUValidationError(f"{op.name} has no folder of its own: give --out, or --dry-run.")
+        raise TPUValidationError(f"{op.name} has no folder of its own: give -o, or --dry-run.")
     folder = data_folder(op.name) if out is None else out / op.name
     try_output_folder(folder)
     return folder

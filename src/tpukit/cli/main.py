@@ -31,7 +31,7 @@ def run() -> None:
 def tell(error: Exception) -> int:
     """Tell a person of an error in one line, and return the exit code it ends with.
 
-    The traceback is shown instead where TPUKIT_TRACEBACK asks for it.
+    The traceback is shown instead where `--debug`, or TPUKIT_TRACEBACK, asks for it.
     """
     import traceback
 
@@ -67,5 +67,5 @@ def _unexpected(error: Exception) -> str:
         said = [" ".join(sys.argv), "\n", *traceback.format_exception(error)]
         write_text(path, "".join(said))
     except OSError:
-        return f"{what} (TPUKIT_TRACEBACK=1 shows where)."
-    return f"{what} (the details are in {path}; TPUKIT_TRACEBACK=1 shows them here)."
+        return f"{what} (tpukit --debug … shows where)."
+    return f"{what} (the details are in {path}; tpukit --debug … shows them here)."

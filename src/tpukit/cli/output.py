@@ -2,10 +2,13 @@
 
 import json as json_module
 import sys
+import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import typer
 
@@ -22,12 +25,31 @@ class Presentable(Protocol):
 
 def show(result: Presentable, *, json: bool = False) -> None:
     """Write `result` to standard output, as JSON when `json` is set."""
+    Announcer.hush()
     if json:
         sys.stdout.write(json_module.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
         return
     from rich.console import Console
 
-    Console().print(result)
+    Console().print(result, crop=False)  # what is too long to be broken is left to the terminal
+
+
+@dataclass(frozen=True)
+class Written:
+    """Files that a command wrote, where that is all there is to say."""
+
+    files: tuple[Path, ...]
+    advice: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"wrote": [str(file) for file in self.files]}
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        names = ", ".join(map(str, self.files))
+        return Text(f"wrote {names}{self.advice}", no_wrap=True, overflow="ignore")
 
 
 @contextmanager
@@ -57,6 +79,7 @@ def refusals_as_exit_codes() -> Generator[None]:
     try:
         yield
     except TPUOutOfMemoryError as error:
+        Announcer.hush()
         typer.secho(f"DOES NOT FIT {error}", fg=typer.colors.RED)
         raise typer.Exit(DOES_NOT_FIT) from None
     except (XLACompilationError, TPUNotAvailableError) as error:
@@ -65,12 +88,44 @@ def refusals_as_exit_codes() -> Generator[None]:
 
 
 class Announcer:
-    """Says on standard error what is being done, with the seconds since the start."""
+    """Says on standard error what is being done, with the seconds since the start.
+
+    Nobody waits without a word: what takes longer than `SILENCE_S` is named again, until `hush`.
+    """
+
+    SILENCE_S = 15.0
+    _speaking: ClassVar["list[Announcer]"] = []
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
+        self._last: str | None = None
+        self._spoke = threading.Event()
+        self._ended = False
 
     def __call__(self, what: str) -> None:
         """Write one line."""
+        if self._last is None:
+            self._speaking.append(self)
+            threading.Thread(target=self._repeat, name="announcer", daemon=True).start()
+        self._last = what
+        self._spoke.set()
+        self._write(what)
+
+    @classmethod
+    def hush(cls) -> None:
+        """Say nothing again: the answer is there."""
+        while cls._speaking:
+            one = cls._speaking.pop()
+            one._ended = True
+            one._spoke.set()
+
+    def _repeat(self) -> None:
+        while not self._ended:
+            spoke = self._spoke.wait(self.SILENCE_S)
+            self._spoke.clear()
+            if not spoke and not self._ended:
+                self._write(f"… still: {self._last}")
+
+    def _write(self, what: str) -> None:
         sys.stderr.write(f"{time.perf_counter() - self.started:6.1f} s  {what}\n")
         sys.stderr.flush()

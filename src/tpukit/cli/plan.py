@@ -12,7 +12,11 @@ from .values import output_file
 if TYPE_CHECKING:
     from ..planner.cost.spot import Preemption
 
-Model = Annotated[str, typer.Argument(help="A preset, a config.json, or module:function.")]
+MODEL_HELP = (
+    "A preset, a config.json or a folder with one, or file.py:build (module:build) that returns a "
+    "Workload or a model of your own."
+)
+Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=options.presets_like)]
 Tokens = Annotated[str | None, typer.Option(help="Tokens to train on: 15e12 or 15T.")]
 Deadline = Annotated[str | None, typer.Option(help="30d, 12h or 2w.")]
 Budget = Annotated[str | None, typer.Option(help="Dollars: 50000 or 50k.")]
@@ -51,9 +55,14 @@ Batch = Annotated[
 Context = Annotated[int | None, typer.Option(help="With --serve: tokens each ends with (8192).")]
 PromptTokens = Annotated[int | None, typer.Option(help="With --serve: tokens each comes with.")]
 NewTokens = Annotated[int | None, typer.Option(help="With --serve: tokens of each answer.")]
-Weights = Annotated[str | None, typer.Option(help="With --serve: bf16, int8, fp8, int4, vq.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="With --serve: bf16, int8, fp8, int4, or vq (vector-quantized, 2 to 4 bits)."
+    ),
+]
 Kv = Annotated[
-    str, typer.Option(help="With --serve: the cache in bf16, fp8, int8, int4, pq4, pq2.")
+    str, typer.Option(help="With --serve: the KV cache in bf16, fp8, int8, int4, pq4, pq2.")
 ]
 Activations = Annotated[
     str, typer.Option(help="With --serve: bf16, or int8 or fp8 to multiply weights of that.")
@@ -157,7 +166,10 @@ def plan(
     if output is not None and result.best is not None:
         result.to_yaml(output)
         result = replace(result, job_file=output)
-        say(f"wrote {output}: tpukit check {output}, then tpukit train {output}")
+        say(
+            f"wrote {output}: tpukit check {output}, then tpukit train {output} --data FOLDER "
+            "(data is all that it leaves open)"
+        )
     show(result, json=json)
     if html is not None:
         result.to_html(html)

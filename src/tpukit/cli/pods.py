@@ -74,15 +74,16 @@ def get_pod(
 
 
 @app.command("down")
-def give_pod_back(name: Run) -> None:
+def give_pod_back(name: Run, json: options.Json = False) -> None:
     """Let the run on a pod save and end, if there is one, and give the pod back."""
     from ..errors import TPUValidationError, did_you_mean
     from ..pods.allocation import wait_until_gone
     from ..pods.launching.background import BackgroundRun
+    from ..pods.listing import PodListing
     from ..pods.reconciler import KEEPERS, Reconciler
     from ..pods.store import Store
     from ..pods.store.locks import is_held
-    from .output import working
+    from .output import show, working
 
     store = Store()
     row = store.wanted.find_by_any_name(name)
@@ -97,6 +98,7 @@ def give_pod_back(name: Run) -> None:
             BackgroundRun.find(store, row.name).stop(wait_s=STOPPED_WITHIN_S)
         store.wanted.release(row.name)
         wait_until_gone(Reconciler(store), row.name, STOPPED_WITHIN_S)
+    show(PodListing.last_seen(store), json=json)
 
 
 @app.command("logs")

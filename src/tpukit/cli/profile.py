@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from .job_options import Json
 from .output import show
 from .values import output_file
 
@@ -25,7 +26,7 @@ def profile(
     html: Annotated[
         Path | None, typer.Option(help="Write a page, too.", callback=output_file)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Say what bounds a recorded program: compute, memory, communication, input or overhead."""
     from ..observe.profiling.page import write_page

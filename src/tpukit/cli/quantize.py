@@ -135,8 +135,9 @@ def quantize(
     if kv:
         from .quantize_cache import choose
 
-        asked = {"target": target, "batches": batches, "output": output, "seed": seed}
-        return choose(model, data, kv, **asked, json=json)
+        return choose(
+            model, data, kv, target=target, batches=batches, output=output, seed=seed, json=json
+        )
     missed = False
     try:
         result = quantize_model(

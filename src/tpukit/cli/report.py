@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .output import show
+from .job_options import Json
+from .output import Written, show
 from .values import output_file
 
 app = typer.Typer(no_args_is_help=True)
@@ -28,7 +29,7 @@ def diff(
         Path | None,
         typer.Option(help="Of two checks: write a page as well.", callback=output_file),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Compare two checks, only what changed; or a check with what was measured, op by op."""
     from ..checker.report import diff_reports, read_report, write_comparison
@@ -50,16 +51,16 @@ def diff(
 
 
 @app.command("html")
-def write_page(report: ReportFile, output: Output = None) -> None:
+def write_page(report: ReportFile, output: Output = None, json: Json = False) -> None:
     """Write a check as one HTML file that needs nothing else."""
     from ..checker.report import read_report, write_html
 
     written = write_html(read_report(report), output or report.with_suffix(".html"))
-    typer.echo(f"wrote {written}")
+    show(Written((written,)), json=json)
 
 
 @app.command("perfetto")
-def perfetto(report: ReportFile, output: Output = None) -> None:
+def perfetto(report: ReportFile, output: Output = None, json: Json = False) -> None:
     """Write a check's timeline as .json, .pftrace or either with .gz, for ui.perfetto.dev."""
     from ..checker.report import RecordedStep, read_report, write_perfetto
 
@@ -67,4 +68,4 @@ def perfetto(report: ReportFile, output: Output = None) -> None:
     step = RecordedStep.of(found)
     path = output or report.with_suffix(".pftrace")
     written = write_perfetto(step, path, memory=found.get("live_memory"), name=step.name)
-    typer.echo(f"wrote {written}; open it at https://ui.perfetto.dev")
+    show(Written((written,), "; open it at https://ui.perfetto.dev"), json=json)

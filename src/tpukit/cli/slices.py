@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .job_options import Json
 from .output import show
 
 if TYPE_CHECKING:
     from ..hardware.prices import PriceBook
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Rates = Annotated[
     Path | None, typer.Option("--rates", help="YAML file with rates of your own.", dir_okay=False)
 ]

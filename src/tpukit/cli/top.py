@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..runtime.ranges import Range
+from .job_options import Json
 from .output import show
 from .values import within
 
@@ -16,7 +17,7 @@ def top(
         typer.Argument(help="A run directory, or a folder of some; the newest in runs/ if none."),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one screen and end.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one screen as JSON.")] = False,
+    json: Json = False,
     rate: Annotated[
         float,
         typer.Option(help="Seconds between two screens.", callback=within(Range(0.1, 3600))),

@@ -1,5 +1,6 @@
 """`compile_for`: the real TPU compiler, for any slice, on a machine that has none."""
 
+import itertools
 import logging
 import os
 import re
@@ -143,6 +144,7 @@ def compile_many(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     use_cache: bool = True,
     bundles: bool = False,
+    progress: Progress = silent,
 ) -> list[CompiledStep | TPUError]:
     """Compile several programs side by side: for each its result, or the error it met.
 
@@ -153,19 +155,30 @@ def compile_many(
         timeout_s: For each of them.
         use_cache: As for `compile_for`.
         bundles: As for `run_request`.
+        progress: Called with each stage of each program as it is reached, and with its end.
     """
+    asked = list(requests)
+    ended = itertools.count(1)
 
     def one(request: CompileRequest) -> CompiledStep | TPUError:
+        about = f"{request.program.name} on {request.slice}"
         try:
             return run_request(
-                request, until=until, timeout_s=timeout_s, use_cache=use_cache, bundles=bundles
+                request,
+                until=until,
+                timeout_s=timeout_s,
+                progress=lambda stage: progress(f"{about}: {stage}"),
+                use_cache=use_cache,
+                bundles=bundles,
             )
         except TPUError as error:
             return error
+        finally:
+            progress(f"{about}: {next(ended)} of {len(asked)} done")
 
     pool = ThreadPoolExecutor(workers or room_for_workers())
     try:
-        return list(pool.map(one, requests))
+        return list(pool.map(one, asked))
     finally:  # whoever interrupts this does not wait for those that have not begun
         pool.shutdown(cancel_futures=True)
 

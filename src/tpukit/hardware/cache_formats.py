@@ -19,11 +19,11 @@ class Unit(NamedTuple):
     """Channels of a token that are rounded together: those of a head, or of a latent.
 
     Attributes:
-        count: How many such units a token has.
+        number: How many such units a token has.
         width: Channels of each.
     """
 
-    count: int
+    number: int
     width: int
 
 
@@ -85,13 +85,13 @@ class CacheFormat:
     def nbytes(self, units: Iterable[Unit], tokens: int) -> int:
         """Bytes that a layer keeps of `tokens` tokens of a sequence, without its codebooks."""
         each = list(units)
-        channels = sum(one.count * one.width for one in each)
+        channels = sum(one.number * one.width for one in each)
         if not self.is_narrow:
             return self.codes.nbytes(channels * tokens)
         if not self.narrows(tokens):
             return BFLOAT16.nbytes(channels * tokens)
-        codes = sum(one.count * self.code_bytes(one.width) for one in each)
-        scales = sum(one.count * one.width // self.sharing(one.width) for one in each)
+        codes = sum(one.number * self.code_bytes(one.width) for one in each)
+        scales = sum(one.number * one.width // self.sharing(one.width) for one in each)
         return tokens * (codes + SCALE.nbytes(scales)) + BFLOAT16.nbytes(channels * self.wide)
 
 

@@ -56,6 +56,7 @@ class ChipRates(_Section):
     wait_per_doubling: float
     matrix_efficiency: float
     streamed_matrix_efficiency: float
+    grouped_efficiency: float
     resident_mib: float
     int8_over_bf16: float
     int8_gain_over_rows: float

@@ -25,6 +25,7 @@ class ScoredStep:
         predicted_s: With the constants as they are shipped.
         held_out_s: With constants fitted without its source and its generation.
         left_out: Why it does not count, or "".
+        date: When it was predicted.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ScoredStep:
     predicted_s: float
     held_out_s: float
     left_out: str = ""
+    date: str = ""
 
     @property
     def ratio(self) -> float:
@@ -51,12 +53,10 @@ class ScoredSteps:
     """The last scoring.
 
     Attributes:
-        date: When it was made.
         versions: Of the compiler it was made with.
         steps: Every step that was predicted, those left out of the score too.
     """
 
-    date: str
     versions: str
     steps: tuple[ScoredStep, ...]
 
@@ -69,12 +69,22 @@ class ScoredSteps:
     def from_dict(cls, data: dict[str, Any]) -> "ScoredSteps":
         """Read what `to_dict` wrote."""
         steps = tuple(ScoredStep(**one) for one in data["steps"])
-        return cls(data["date"], data["versions"], steps)
+        return cls(data["versions"], steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         steps = [dict(vars(one)) for one in self.steps]
-        return {"date": self.date, "versions": self.versions, "steps": steps}
+        return {"versions": self.versions, "steps": steps}
+
+    def updated_by(self, newer: "ScoredSteps") -> "ScoredSteps":
+        """This scoring with the steps of another one in place of its own; new ones come last."""
+        steps = {one.name: one for one in (*self.steps, *newer.steps)}
+        return ScoredSteps(newer.versions, tuple(steps.values()))
+
+    @property
+    def date(self) -> str:
+        """When its last step was predicted."""
+        return max(one.date for one in self.steps)
 
     @property
     def counted(self) -> tuple[ScoredStep, ...]:

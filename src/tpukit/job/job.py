@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic import model_validator as checks_all
 
-from ..compiler.program.request import fill_mesh
+from ..compiler.program.request import default_mesh, fill_mesh
 from ..errors import ConfigError
+from ..frameworks import model_name
 from ..hardware import Slice
 from ..runtime.files import write_output
 from .document import Document, Origin
@@ -63,7 +64,8 @@ class Job(Limits):
     )
     on: str | None = Field(default=None, description="slice, e.g. v6e-8; None: what is here")
     mesh: Annotated[Mapping[str, int], BeforeValidator(read_mesh)] = Field(
-        default_factory=lambda: {"fsdp": -1}, description="size of each axis; -1: all that is left"
+        default_factory=lambda: {"fsdp": -1},
+        description="size of each axis; -1: the rest; None: fsdp, and data over slices",
     )
     dcn_mesh: tuple[Count, ...] | None = Field(
         default=None, description="factor of each mesh axis that runs across slices"
@@ -110,6 +112,9 @@ class Job(Limits):
     @checks_all(mode="after")
     def _mesh_covers_the_slice(self) -> Self:
         if self.on is not None:
+            if "mesh" not in self.model_fields_set:
+                # It stays unstated: on another slice it may be another.
+                object.__setattr__(self, "mesh", default_mesh(self.slice))
             fill_mesh(self.mesh, self.slice)
         return self
 
@@ -208,14 +213,16 @@ class Job(Limits):
         for name, field in type(self).model_fields.items():
             if name in ("model", "model_changes", "parts"):
                 continue
-            value = getattr(self, name)
+            value, usual = getattr(self, name), field.get_default(call_default_factory=True)
+            if name == "mesh" and self.on is not None:
+                usual = default_mesh(self.slice)  # it follows the slice
             if name in NESTED:
                 value = value.model_dump(mode="json", exclude_unset=True)
                 if value:
                     stated[name] = value
-            elif value != field.get_default(call_default_factory=True):
+            elif value != usual:
                 stated[name] = list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]  plain data
-        model = self.model if isinstance(self.model, str) else _name_of(self.model)
+        model = self.model if isinstance(self.model, str) else model_name(self.model)
         whole = {"preset": model, **self.model_changes} if self.model_changes else model
         plain = {key: dict(one) if isinstance(one, Mapping) else one for key, one in stated.items()}  # pyright: ignore[reportUnknownArgumentType]  plain data
         return {"model": whole, **plain}
@@ -313,6 +320,7 @@ class Job(Limits):
         train = self.train.model_dump(mode="json", include=set(PROGRAM_FIELDS))
         kept = {key: value for key, value in self.to_dict().items() if key not in NESTED}
         kept |= {"compile": self.compile.model_dump(mode="json"), "train": train}
+        kept["mesh"] = self.mesh_sizes if self.on is not None else dict(self.mesh)
         own = model_fingerprint(self.model)
         base = base_fingerprint(self.train.init_from)
         identity = [kept, source_fingerprint(), package_versions(), own, base]
@@ -365,8 +373,3 @@ def _with_changes_apart(values: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("model") is None:
         raise ConfigError(f"a job needs 'model', for example {_EXAMPLE}.")
     return found
-
-
-def _name_of(model: object) -> str:
-    name: Any = getattr(getattr(model, "config", model), "name", None)
-    return name if isinstance(name, str) else type(model).__name__

@@ -5,6 +5,7 @@ A model is a preset, a Hugging Face config.json, or what somebody's own builder 
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,14 @@ def is_own_model(name: str) -> bool:
 
 
 def is_huggingface(name: str) -> bool:
-    """Whether a name is a config.json, or a folder that holds one."""
-    return name.endswith(".json") or "/" in name
+    """Whether a name is a config.json, or a folder that holds one; a preset's name goes first."""
+    if name.endswith(".json") or "/" in name:
+        return True
+    if not os.path.isfile(os.path.join(name, "config.json")):
+        return False
+    from ..models.presets import list_presets
+
+    return name not in list_presets()
 
 
 def load_model(name: str, changes: Mapping[str, Any], *, values: bool = True) -> Any:
@@ -52,10 +59,12 @@ def load_model(name: str, changes: Mapping[str, Any], *, values: bool = True) ->
                 f"'{name}' builds its own model, so {', '.join(changes)} cannot be changed here; "
                 "give the builder other defaults."
             )
-        from ..compiler.program.entry import errors_of, load_function
+        from ..compiler.program.entry import errors_of, is_builder, load_object
 
         where = name.removeprefix(PREFIX) if is_torch_source(name) else name
-        build = load_function(where)
+        build = load_object(where)
+        if not is_builder(build):  # a Workload, a module: the model itself
+            return build
         _refuse_arguments(where, build)
         with errors_of(where):
             if is_torch_source(name):
@@ -133,20 +142,16 @@ def refuse_unknown_model(name: str) -> None:
 
     if not is_own_model(name) and not is_huggingface(name) and name not in list_presets():
         raise TPUValidationError(
-            f"'{name}' is no preset, no config.json, no .yaml file and no module:function."
-            + did_you_mean(name, list_presets())
+            f"'{name}' is no preset, no config.json or folder with one, no .yaml file and no "
+            "file.py:build." + did_you_mean(name, list_presets())
         )
 
 
 def _refuse_arguments(name: str, build: Callable[..., Any]) -> None:
     """Refuse a function that cannot be called as it is, such as a step."""
-    import inspect
+    from ..compiler.program.entry import needed_arguments
 
-    needed = [
-        one.name
-        for one in inspect.signature(build).parameters.values()
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
+    needed = needed_arguments(build)
     if needed:
         raise ConfigError(
             f"'{name}' takes {', '.join(needed)}, and what builds a job's model takes nothing; to "
@@ -173,6 +178,10 @@ def _read_config(name: str) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise TPUModelError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(data, dict):
-        raise TPUModelError(f"{path} holds no configuration; it must be a JSON object.")
+    if not isinstance(data, dict) or "model_type" not in data:
+        raise TPUModelError(
+            f"{path} is JSON, but no configuration of a Hugging Face model, which is an object "
+            "with a model_type; name a config.json, the folder that holds it, a preset, or "
+            "file.py:build."
+        )
     return data  # pyright: ignore[reportUnknownVariableType]  checked key by key by its reader

@@ -1,13 +1,23 @@
 """The one way every command reads a job: a name or a file, the environment, what was typed."""
 
+import logging
 import os
 from collections.abc import Mapping
+from math import prod
+from pathlib import Path
 from typing import Any
 
+from ..compiler.program.request import fill_mesh, refilled_mesh
+from ..errors import MeshError
+from ..hardware import Slice
 from .config.tpu import TPUConfig
 from .document import Document, Origin
 from .job import Job, new_document
 from .model_source import refuse_unknown_model
+from .torch_source import PREFIX, is_torch_source
+from .value_text import read_mesh, write_mesh
+
+logger = logging.getLogger(__name__)
 
 
 def is_job_file(target: str) -> bool:
@@ -47,9 +57,51 @@ def read_document(
     document = new_document()
     if target is not None and is_job_file(target):
         document.add_file(target)
+        _find_beside(document, Path(target))
     elif target is not None:
         document.add({"model": target}, Origin("argument"))
     named = TPUConfig.model_fields
     document.add_environment(os.environ if environment is None else environment, named)
     document.add(changes or {}, Origin("argument"))
+    if "on" in (changes or {}):
+        _follow_slice(document)
     return document
+
+
+def _find_beside(document: Document, file: Path) -> None:
+    """Let a job file name a model that lies beside it, whatever folder a command is called in."""
+    name = document.values.get("model")
+    if not isinstance(name, str):
+        return
+    prefix = PREFIX if is_torch_source(name) else ""
+    path, colon, function = name.removeprefix(prefix).rpartition(":")
+    written = path if colon else name
+    if not written.endswith((".py", ".json")) or os.path.exists(written):
+        return
+    if (beside := file.parent / written).is_file():
+        document.values["model"] = f"{prefix}{beside}{colon}{function}" if colon else str(beside)
+
+
+def _follow_slice(document: Document) -> None:
+    """Let a file's mesh follow a slice that was named beside it, where it is made for another."""
+    if document.values["on"] is None or "mesh" not in document.values:
+        return
+    if document.origins["mesh"].kind != "file":
+        return
+    slice_, mesh = Slice.parse(document.values["on"]), read_mesh(document.values["mesh"])
+    try:
+        fill_mesh(mesh, slice_)
+    except MeshError:
+        refilled = refilled_mesh(mesh, slice_)
+        if refilled is None:
+            return  # told as an error, with a mesh that would do
+        document.values["mesh"] = refilled
+        logger.warning(
+            "the mesh %s of %s is for another number of devices; on %s it is %s",
+            write_mesh(mesh),
+            document.origins["mesh"].name,
+            slice_,
+            write_mesh(fill_mesh(refilled, slice_)),
+        )
+    if prod(document.values.get("dcn_mesh") or (slice_.num_slices,)) != slice_.num_slices:
+        del document.values["dcn_mesh"]

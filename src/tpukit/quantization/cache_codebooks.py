@@ -64,7 +64,7 @@ def fit_cache(
         for name, unit in kept_units(config.kinds[kind]).items():
             fitted: list[Codebook] = []
             for layer in getattr(cache[kind], name).array:
-                held = layer[:, : rows.shape[1]].reshape(-1, unit.count, unit.width)
+                held = layer[:, : rows.shape[1]].reshape(-1, unit.number, unit.width)
                 vectors = _vectors(format, held, seed)
                 book = train_codebook(
                     vectors, entries=format.entries, length=format.group, seed=seed

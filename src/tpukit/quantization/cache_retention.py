@@ -199,7 +199,7 @@ def cache_bits(config: TransformerConfig, format: CacheFormat, tokens: int) -> f
         if layer.shares_keys_of is None:
             units, held = kept_units(layer).values(), layer.reach(tokens) or tokens
             nbytes += format.nbytes(units, held)
-            values += held * sum(one.count * one.width for one in units)
+            values += held * sum(one.number * one.width for one in units)
     return 8 * nbytes / values if values else 0.0
 
 

@@ -52,8 +52,8 @@ class Ladder:
     def within(self, nbytes: float) -> dict[str, Choice]:
         """The best choices that fit in so many bytes.
 
-        Moving bytes by what every move from there measures, beside all other matrices, gained
-        nothing on held-out text (benchmarks/vq_lm.py), so what is expected decides.
+        What is expected decides: moving bytes by what every move from there measures, beside all
+        other matrices, changed held-out KL by 2 % or less (one model, one seed, six sizes).
 
         Args:
             nbytes: Of all quantized matrices.

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ..annotations import AnyMesh
 from ..errors import TPUModelError
+from ..frameworks import model_name
 from ..hardware.target import on_one_gpu
 from ..models.adapters import ModelAdapter, TransformerAdapter, Variables, adapt, head_counts_of
 from ..models.attention.choice import AttentionFunction
@@ -314,7 +315,7 @@ class Workload:
         """The settings as plain data, with the parameter count."""
         params = jax.tree.leaves(self._param_shapes)
         return {
-            "model": self.config.name if self.config is not None else type(self.model).__name__,
+            "model": self.config.name if self.config is not None else model_name(self.model),
             "parameters": sum(leaf.size for leaf in params),
             "batch_size": self.examples,
             "sequence_length": self.sequence_length,

@@ -26,11 +26,16 @@ from ..step.workload import Workload
 from .batches import data_share, look_ahead
 from .data import TokenData, open_data
 from .data.opening import as_array
+from .data.tokenizer_files import tokenizer_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Everything that is decided before anything is written or compiled."""
+    """Everything that is decided before anything is written or compiled.
+
+    Attributes:
+        tokenizer: What the data were made into tokens with, where that is known.
+    """
 
     work: Workload
     mesh: Any
@@ -40,6 +45,7 @@ class Prepared:
     learning_rate: LearningRate | None
     throughput: Throughput
     notes: tuple[str, ...]
+    tokenizer: str | None = None
 
     def headline(self, total_steps: int) -> str:
         """What is about to be trained, in one line."""
@@ -141,6 +147,7 @@ def prepare(job: Job, *, mesh: Mesh, train_data: Any, eval_data: Any) -> Prepare
         learning_rate=step.learning_rate,
         throughput=Throughput.of(work, list(mesh.devices.flat), peak_tflops=settings.peak_tflops),
         notes=step.notes,
+        tokenizer=settings.tokenizer or tokenizer_of(train_data),
     )
 
 

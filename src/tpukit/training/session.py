@@ -20,6 +20,7 @@ from ..records.reporting import report_stop
 from ..step.parts import TrainState
 from .batches import BatchSource
 from .checkpoint import TPUCheckpointer
+from .data.tokenizer_files import keep_tokenizer
 from .debugging import compile_log, explained, is_debugging
 from .evaluation import Evaluator
 from .failure import HangWatchdog, LossGuard, PreemptionGuard
@@ -63,7 +64,11 @@ class Session:
         self.state: TrainState | None = None
 
     def __enter__(self) -> "Session":
-        self._run.open(self._identity, recipe=self._recipe, settings=self._settings.to_dict())
+        words = self._prepared.tokenizer
+        said = {**self._settings.to_dict(), "tokenizer": words}
+        self._run.open(self._identity, recipe=self._recipe, settings=said)
+        if jax.process_index() == 0:
+            keep_tokenizer(words, self._run.path)
         self._stack.callback(self._run.close)
         self._stack.callback(self._end_hooks)
         self._stack.callback(self._progress.close)

@@ -32,6 +32,7 @@ from ..quantization.model_files import is_quantized_folder, load_quantized
 from ..runtime.files import finish_folder, folder_beside
 from ..step.host_memory import EXPORT_FILE_BYTES
 from .checkpoint import Checkpoint, TPUCheckpointer
+from .data.tokenizer_files import BYTES, TOKENIZER, keep_tokenizer
 from .run_directory import IDENTITY, read_run
 
 
@@ -151,7 +152,9 @@ def _about_run(run: Path) -> _Run:
     folder: str | Path = settings.get("checkpoint_dir") or run / "checkpoints"
     thin = about["identity"].get("lora")
     lora = None if thin is None else LoraSpec.from_dict(thin)
-    return _Run(config, folder, settings.get("tokenizer"), lora)
+    said, kept = settings.get("tokenizer"), run / TOKENIZER
+    words = str(kept) if said not in (None, BYTES) and kept.is_file() else said
+    return _Run(config, folder, words, lora)
 
 
 def _from_run(run: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
@@ -241,7 +244,7 @@ def _from_huggingface(folder: Path, step: int | None, mesh: Mesh | None) -> Trai
         return DecodingPrograms(config, mesh).layout.shardings
 
     found = import_huggingface(folder, shardings=None if mesh is None else split)
-    tokenizer = folder / "tokenizer.json"
+    tokenizer = folder / TOKENIZER
     return TrainedModel(
         config=found.config,
         params=found.params,
@@ -302,8 +305,8 @@ def export_run(
     `adapters` they alone, in the layout that `peft` reads.
 
     They are read one at a time: host memory for the largest one and for one file is enough,
-    whatever the size of the model. The folder appears only when it is complete. A
-    `tokenizer.json` that the run used goes along.
+    whatever the size of the model. The folder appears only when it is complete. The tokenizer that
+    the run used goes along as a `tokenizer.json`, bytes too.
 
     Args:
         source: See `load_trained`.
@@ -325,8 +328,7 @@ def export_run(
     with _opened(source, step) as model, folder_beside(target) as made:
         params = dense_parameters(model.params)
         export_huggingface(params, model.config, made, max_shard_bytes=EXPORT_FILE_BYTES)
-        if model.tokenizer is not None and (file := _tokenizer_file(model.tokenizer)) is not None:
-            shutil.copyfile(file, made / "tokenizer.json")
+        keep_tokenizer(model.tokenizer, made)
         for file in made.glob("*.safetensors"):  # written for their owner alone
             shutil.copymode(made / "config.json", file)
         finish_folder(made, target)
@@ -359,9 +361,3 @@ def _written(target: Path, source: str, step: int | None, parameters: int) -> Ex
         size_bytes=sum(file.stat().st_size for file in files),
         parameters=parameters,
     )
-
-
-def _tokenizer_file(tokenizer: str) -> Path | None:
-    path = Path(tokenizer).expanduser()
-    file = path / "tokenizer.json" if path.is_dir() else path
-    return file if file.is_file() else None

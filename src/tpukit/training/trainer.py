@@ -152,10 +152,14 @@ class TPUTrainer:
         sizes, note = dict(job.mesh), None
         if job.on is not None:
             sizes, note = fit_mesh(job.mesh, len(self.devices), planned_for=job.on)
-        self.mesh = mesh_here(sizes, self.devices, dcn_mesh_shape=None if note else dcn_mesh)
+        planned = None if job.on is None else job.slice.devices
+        elsewhere = planned not in (None, len(self.devices))
+        if elsewhere and note is None:
+            note = f"the job is for the {planned} devices of {job.on}; here are {len(self.devices)}"
+        self.mesh = mesh_here(sizes, self.devices, dcn_mesh_shape=None if elsewhere else dcn_mesh)
         self._notes += [note] if note else []
         # The slice it runs on, not the one it was planned for.
-        is_there = note is None and self.devices[0].platform == "tpu"
+        is_there = not elsewhere and self.devices[0].platform == "tpu"
         self._slice = job.on if is_there else None
         self.job = job
         examples = job.examples if job.on is not None else job.batch_size

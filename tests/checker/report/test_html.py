@@ -30,7 +30,7 @@ def test_the_verdict_and_its_figures_come_first(report):
         "Tokens/s/chip model 20,480",  # 16,384 / 0.1 s / 8
         "Held back by model the matrix unit 60% of the step",
         "limit 31.25 GiB",
-        "peak 3 GiB",
+        "fullest",
         "model.py:40",
         "while.1 runs 4 times, 20 ms each",
         "all-gather",

@@ -1,10 +1,12 @@
+import sys
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpukit.compiler.program.entry import load_function, parse_argument
+from tpukit.compiler.program import entry
+from tpukit.compiler.program.entry import built, load_function, parse_argument
 from tpukit.errors import TPUValidationError
 
 
@@ -56,3 +58,28 @@ def test_functions_by_module_and_by_file(tmp_path):
         load_function("no_such_module_here:step")
     with pytest.raises(TPUValidationError, match="module:function"):
         load_function("step")
+
+
+def test_what_takes_nothing_is_called(tmp_path):
+    path = tmp_path / "made.py"
+    path.write_text(
+        "import numpy as np\n"
+        "def step(x):\n    return x + 1\n"
+        "def build():\n    return step\n"
+        "def zeros():\n    return np.zeros(3)\n"
+        "value = (step, step)\n"
+    )
+    assert built(f"{path}:build").__name__ == "step"
+    assert built(f"{path}:step").__name__ == "step"
+    assert built(f"{path}:zeros").__name__ == "zeros"  # a function of no arguments, not a builder
+    assert isinstance(built(f"{path}:value"), tuple)
+
+
+def test_the_environment_is_ready_before_somebodys_code_runs(tmp_path, monkeypatch):
+    """Else jax looks for a TPU, and libtpu prints its own errors where there is none."""
+    order = []
+    monkeypatch.setattr(entry, "configure_tpu_environment", lambda: order.append("environment"))
+    monkeypatch.setitem(sys.modules, "noted", type("noted", (), {"order": order}))
+    (tmp_path / "touching.py").write_text("import noted\nnoted.order.append('code')\nf = abs\n")
+    entry.load_function(f"{tmp_path}/touching.py:f")
+    assert order == ["environment", "code"]

@@ -228,7 +228,7 @@ def test_grouped_products_have_a_model_of_their_own(name):
     stated = '{"custom_call_config":{"cost_estimate":{"flops":"1e12","bytes_accessed":"1e6"}}}'
     timer = StepKernelTimer(model)
     kernel, parent = other(stated, name=f"cond/branch_0_fun/{name}/pallas_call")
-    expected = 1e12 / (918e12 * model.streamed_matrix_efficiency) + model.op_overhead_s
+    expected = 1e12 / (918e12 * model.grouped_efficiency) + model.op_overhead_s
     assert timer(kernel, parent) == pytest.approx(expected)
     assert not timer.by_stated_cost
     assert has_own_model(kernel)

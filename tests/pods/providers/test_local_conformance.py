@@ -4,8 +4,8 @@ import sys
 import threading
 
 import pytest
-from conformance import Case, ProviderConformance
 
+from conformance import Case, ProviderConformance
 from tpukit.pods.config import PodConfig
 from tpukit.pods.providers.local.provider import LocalProvider
 

@@ -10,7 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tpukit.errors import ConfigError
 from tpukit.training.data import ByteTokenizer, load_tokenizer
+from tpukit.training.data.prepare import prepare_tokens
 from tpukit.training.data.tokenizer import tokenizer_key
+from tpukit.training.data.tokenizer_files import keep_tokenizer, tokenizer_of
 
 
 @pytest.fixture
@@ -29,6 +31,35 @@ def test_bytes_come_back_as_the_text(text):
     tokens = tokenizer.encode_batch([text])[0]
     assert tokens.astype(np.uint8).tobytes() == text.encode()
     assert tokenizer.decode([*tokens.tolist(), tokenizer.end_of_document]) == text
+
+
+@pytest.fixture(scope="module")
+def bytes_as_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bytes")
+    assert keep_tokenizer("bytes", folder)
+    return load_tokenizer(folder)
+
+
+@given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+def test_bytes_as_a_file_make_the_same_tokens(bytes_as_file, text):
+    own = ByteTokenizer()
+    tokens = own.encode_batch([text])[0].tolist()
+    assert bytes_as_file.encode_batch([text])[0].tolist() == tokens
+    assert bytes_as_file.decode(tokens) == text
+    assert (bytes_as_file.vocab_size, bytes_as_file.end_of_document) == (257, 256)
+
+
+def test_prepared_data_keep_their_tokenizer(word_file, tmp_path):
+    (tmp_path / "text.txt").write_text("hello world")
+    word_file.with_name("chat_template.jinja").write_text("{{ messages }}")
+    prepare_tokens(tmp_path / "text.txt", tmp_path / "words", tokenizer=word_file)
+    kept = tokenizer_of(tmp_path / "words")
+    assert kept == str(tmp_path / "words" / "tokenizer.json")
+    assert load_tokenizer(kept).encode_batch(["world"])[0].tolist() == [1]
+    assert (tmp_path / "words" / "chat_template.jinja").is_file()
+    prepare_tokens(tmp_path / "text.txt", tmp_path / "bytes", tokenizer="bytes")
+    assert tokenizer_of(tmp_path / "bytes") == "bytes"
+    assert tokenizer_of(tmp_path) is tokenizer_of(np.zeros(3)) is None
 
 
 def test_a_file_or_its_folder_is_a_tokenizer(word_file):

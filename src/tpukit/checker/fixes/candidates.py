@@ -1,5 +1,6 @@
 """Changes worth trying, each with the arithmetic that says what it should save."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -133,6 +134,34 @@ def smaller_optimizer(shape: JobShape, report: MemoryReport) -> list[Fix]:
     changes = {"train.optimizer": "adafactor", "train.moment_dtype": "float32"}
     cost = "another optimizer: factored second moments, no first"
     return [*found, fix(changes, OptimizerSpec(name="adafactor"), cost)]
+
+
+def data_over_slices(shape: JobShape, report: MemoryReport) -> list[Fix]:
+    """Split weights within each slice, where they were to be split over all of them.
+
+    The number of slices often divides no dimension of a model, and then nothing was split at all.
+    """
+    within = report.slice.devices // report.slice.num_slices
+    if report.slice.num_slices == 1 or shape.mesh.get("fsdp", 1) <= within:
+        return []
+    if shape.mesh["fsdp"] % report.slice.num_slices:
+        return []
+    inside = shape.mesh["fsdp"] // report.slice.num_slices
+    count = sum(math.prod(sizes) for sizes in shape.parameter_shapes)
+    width = parse_format(shape.param_dtype).itemsize
+    ways = inside * math.prod(shape.mesh.get(axis, 1) for axis in ("tensor", "stage"))
+    state = count * (2 * width + shape.state_bytes(shape.optimizer)) / ways
+    now = amount(report, "parameters", "optimizer state", "gradients")
+    joined = shape.mesh.get("data", 1) * report.slice.num_slices
+    others = {axis: size for axis, size in shape.mesh.items() if axis not in ("data", "fsdp")}
+    return [
+        Fix(
+            # The first axis that can be is the one that crosses slices.
+            changes={"mesh": {"data": joined, "fsdp": inside, **others}},
+            cost="each slice holds all weights; gradients are added up between slices",
+            estimate_bytes=round(report.total_bytes - now + state),
+        )
+    ]
 
 
 def other_mesh(shape: JobShape) -> list[Fix]:

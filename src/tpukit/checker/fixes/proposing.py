@@ -14,6 +14,7 @@ from ..compiling import known_compile, lower_job
 from .candidates import (
     JobShape,
     amount,
+    data_over_slices,
     larger_slice,
     more_microbatches,
     other_mesh,
@@ -45,6 +46,7 @@ def propose_fixes(shape: JobShape, report: MemoryReport) -> FixList:
         *more_microbatches(shape, report),
         *other_remat(shape, report),
         *smaller_optimizer(shape, report),
+        *data_over_slices(shape, report),
         *other_mesh(shape),
         *smaller_batch(shape, report),
         *smaller_weights(shape, report),
@@ -94,6 +96,19 @@ def _together(fixes: list[Fix], report: MemoryReport) -> Fix | None:
     )
 
 
+def worth_showing(fixes: FixList) -> FixList:
+    """Return the fixes without those that arithmetic or a compile found to be too little.
+
+    Where nothing is left, the one that comes nearest stays, to show how far off it is.
+    """
+    hopeful = tuple(
+        fix
+        for fix in fixes.fixes
+        if fix.promising or (fix.fits is None and not fix.failure and fix.estimate_bytes is None)
+    )
+    return FixList(hopeful or fixes.fixes[:1])
+
+
 def find_fixes(
     job: Job,
     memory: MemoryReport,
@@ -104,7 +119,7 @@ def find_fixes(
     progress: Progress = silent,
 ) -> FixList:
     """Propose what would make a job fit, or leave more room; with `prove` compile the first."""
-    proposed = propose_fixes(JobShape.of(job), memory)
+    proposed = worth_showing(propose_fixes(JobShape.of(job), memory))
     if not prove:
         return proposed
     tried = list(proposed.fixes[:FIXES_PROVED])
@@ -125,6 +140,7 @@ def find_fixes(
         until="memory",
         timeout_s=timeout_s or job.compile.compilation_timeout_seconds,
         use_cache=use_cache,
+        progress=progress,
     )
     limit = job.memory_limit_bytes
     for number, answer in zip(requests, answers, strict=True):
@@ -133,4 +149,4 @@ def find_fixes(
             continue
         within = answer if limit is None else answer.within(limit)
         tried[number] = tried[number].verified(within.memory)
-    return rank([*tried, *proposed.fixes[FIXES_PROVED:]])
+    return worth_showing(rank([*tried, *proposed.fixes[FIXES_PROVED:]]))

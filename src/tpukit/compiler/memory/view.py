@@ -33,6 +33,24 @@ _COLORS = {
     "padding": "bright_red",
     "gaps": "black",
 }
+# What a bar is drawn with: a letter a purpose, so that it can be read without colours.
+_LETTERS = {
+    "parameters": "P",
+    "optimizer state": "O",
+    "cache": "K",
+    "batch inputs": "B",
+    "arguments": "N",
+    "gradients": "G",
+    "activations": "A",
+    "weight copies": "W",
+    "state copies": "S",
+    "temporaries": "T",
+    "results": "R",
+    "unattributed": "U",
+    "constants and stack": "C",
+    "padding": "x",
+    "gaps": "-",
+}
 
 
 def verdict_line(report: MemoryReport) -> Text:
@@ -68,7 +86,7 @@ def _bar(report: MemoryReport) -> Text:
     for name, amount in report.purposes.items():
         reached += amount
         width = round(BAR_WIDTH * reached / scale) - drawn
-        bar.append("█" * width, style=_COLORS[name])
+        bar.append(_LETTERS[name] * width, style=f"{_COLORS[name]} reverse")
         drawn += width
     bar.append("░" * (BAR_WIDTH - drawn), style="dim")
     return bar
@@ -79,10 +97,10 @@ def _purposes(report: MemoryReport) -> Table:
     least = SMALLEST_SHOWN * report.total_bytes
     for name, amount in report.purposes.items():
         if amount >= least:
-            _add(table, name, amount, report.total_bytes, CATEGORIES[name], _COLORS[name])
+            _add(table, name, amount, report.total_bytes, CATEGORIES[name])
     small = sum(amount for amount in report.purposes.values() if amount < least)
     if small:
-        _add(table, "everything else", small, report.total_bytes, "all that is smaller", "dim")
+        _add(table, "everything else", small, report.total_bytes, "all that is smaller")
     if report.host_bytes:
         host = format_quantity(report.host_bytes, "B")
         table.add_row(
@@ -91,7 +109,8 @@ def _purposes(report: MemoryReport) -> Table:
             "",
             host_memory_text(report.host_computation_bytes),
         )
-    table.add_row("  origin", "compiler", "", Text("the figures its own test looks at", "dim"))
+    told = "whose figures these are: the TPU compiler's own memory report"
+    table.add_row("  origin", "compiler", "", Text(told, "dim"))
     return table
 
 
@@ -103,9 +122,10 @@ def host_memory_text(computation_bytes: int) -> str:
     return f"beside the HBM; {size} for computations that run on the host"
 
 
-def _add(table: Table, name: str, amount: int, total: int, what: str, color: str) -> None:
+def _add(table: Table, name: str, amount: int, total: int, what: str) -> None:
+    color, letter = _COLORS.get(name), _LETTERS.get(name, " ")
     table.add_row(
-        Text("█ " + name, style=color),
+        Text.assemble((letter, f"{color} reverse" if color else ""), " ", name),
         Text(format_quantity(amount, "B"), justify="right"),
         Text(f"{amount / total:.1%}", justify="right"),
         Text(what, style="dim"),

@@ -2,17 +2,20 @@
 
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ...errors import TPUError, TPUModelError, TPUValidationError, did_you_mean
 from ...hardware import parse_format
+from ...runtime.environment import configure_tpu_environment
 
 _SHAPE = re.compile(r"\s*([a-z][a-z0-9_]*)\s*\[([0-9,\s]*)\]\s*", re.IGNORECASE)
 _LARGEST_DIMENSION = 2**40
@@ -39,18 +42,69 @@ def parse_argument(text: str) -> Any:
 
 def load_function(reference: str) -> Callable[..., Any]:
     """Import the function that "package.module:name" or "path/to/file.py:name" names."""
+    found = load_object(reference)
+    if not callable(found):
+        where, _, name = reference.rpartition(":")
+        raise TPUValidationError(f"{name!r} is not a function in {where}.")
+    return found
+
+
+def load_object(reference: str) -> Any:
+    """Import what "package.module:name" or "path/to/file.py:name" names, from any folder.
+
+    Raises:
+        TPUValidationError: There is no such file, module or name.
+        TPUModelError: The module raised something of its own.
+    """
     where, colon, name = reference.rpartition(":")
     if not (colon and where and name):
         raise TPUValidationError(
             f"{reference!r} names no function; write module:function or path/to/file.py:function."
         )
+    # Somebody's module may open jax's devices when it is imported, and libtpu, where there is no
+    # TPU, says so in blocks of its own.
+    configure_tpu_environment()
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     found = getattr(module, name, None)
-    if not callable(found):
+    if found is None:
         functions = [key for key, value in vars(module).items() if callable(value)]
-        seen = "is not a function" if found is not None else "does not exist"
-        raise TPUValidationError(f"{name!r} {seen} in {where}." + did_you_mean(name, functions))
+        raise TPUValidationError(
+            f"{name!r} does not exist in {where}." + did_you_mean(name, functions)
+        )
     return found
+
+
+def is_builder(found: object) -> bool:
+    """Whether it makes something when called: a function or a class, and no model itself."""
+    return inspect.isroutine(found) or isinstance(found, type | partial)
+
+
+def needed_arguments(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments without which a function cannot be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of something built in
+        return []
+    return [
+        one.name
+        for one in parameters
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+
+
+def built(reference: str) -> Any:
+    """Import what a reference names; what takes no arguments is called, and what it returns taken.
+
+    So one name serves wherever a model or a function is asked for: `file.py:build` that returns a
+    function, a module or a `Workload`, or `file.py:step` that is the function itself.
+    """
+    found = load_object(reference)
+    if not is_builder(found) or needed_arguments(found):
+        return found
+    with errors_of(reference):
+        made = found()
+    is_array = hasattr(made, "dtype") or made is None  # a function without arguments, not a builder
+    return found if is_array else made
 
 
 def _load_module(name: str) -> ModuleType:
@@ -80,6 +134,10 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise TPUValidationError(f"{str(path)!r} cannot be imported as Python.")
     module = importlib.util.module_from_spec(spec)
+    beside = str(path.resolve().parent)
+    if beside not in sys.path:  # as `python file.py` has it: a file may import its neighbours
+        sys.path.insert(0, beside)
+    sys.modules.setdefault(path.stem, module)  # dataclasses look there for annotations
     with errors_of(str(path)):
         spec.loader.exec_module(module)
     return module
@@ -105,5 +163,5 @@ def errors_of(name: str) -> Generator[None]:
             else f" in line {frames[-1].lineno} of {frames[-1].filename}"
         )
         raise TPUModelError(
-            f"{name} raised {said}{where}; TPUKIT_TRACEBACK=1 shows the whole way there."
+            f"{name} raised {said}{where}; tpukit --debug … shows the whole way there."
         ) from error

@@ -161,11 +161,34 @@ def fill_mesh(mesh: Mapping[str, int], target: Slice) -> dict[str, int]:
     left = target.devices // known if -1 in mesh.values() and known else 1
     sizes = {name: left if size == -1 else size for name, size in mesh.items()}
     if prod(sizes.values()) != target.devices:
+        fitting = refilled_mesh(mesh, target) or default_mesh(target)
+        proposed = ",".join(f"{name}={size}" for name, size in fill_mesh(fitting, target).items())
         raise MeshError(
             f"the mesh {written} has {prod(sizes.values())} devices, but {target} has "
-            f"{target.devices}; change a size, or write -1 for all that is left."
+            f"{target.devices}; write {proposed}, or -1 for all that is left."
         )
     return sizes
+
+
+def default_mesh(target: Slice) -> dict[str, int]:
+    """The mesh where nobody names one: fsdp over a slice, data over several of them.
+
+    Weights that are gathered over the network between slices in every step are a choice for
+    models that fill a slice, and numbers of slices often divide no dimension of a model.
+    """
+    return {"fsdp": -1} if target.num_slices == 1 else {"data": target.num_slices, "fsdp": -1}
+
+
+def refilled_mesh(mesh: Mapping[str, int], target: Slice) -> dict[str, int] | None:
+    """The same axes on another slice: fsdp, or else data, takes what the others leave.
+
+    None where there is neither, or the others leave no whole number.
+    """
+    free = next((axis for axis in ("fsdp", "data") if axis in mesh), None)
+    kept = prod(size for axis, size in mesh.items() if axis != free)
+    if free is None or kept < 1 or target.devices % kept:
+        return None
+    return {axis: -1 if axis == free else size for axis, size in mesh.items()}
 
 
 def cut_across_slices(

@@ -141,9 +141,8 @@ class GroupedMatmulTimer:
     """A `KernelTimer` for tpukit's grouped products and their gradients.
 
     How often they run is decided by where tokens are routed, so nobody can follow them. They
-    state what they do with the tiles they visit, each further group sharing one. Measured grouped
-    kernels with 1024 or more rows a group reach, on the tiles they visit, what products reach
-    that stay in no memory: .77 of peak on v6e, .73 on TPU7x, .93 on v5e, .90 on v5p.
+    state what they do with the tiles they visit, each further group sharing one, and take what
+    measured grouped kernels take for that.
     """
 
     machine: Machine
@@ -157,7 +156,7 @@ class GroupedMatmulTimer:
         """Seconds of one call, or None when `kernel` is none of them."""
         if not self.knows(kernel):
             return None
-        share = self.machine.streamed_matrix_efficiency
+        share = self.machine.grouped_efficiency
         return _stated_s(kernel, parent, self.machine, share_of_peak=share)
 
 

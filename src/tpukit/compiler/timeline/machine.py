@@ -22,6 +22,7 @@ class Machine:
     host_bytes_per_s: float
     matrix_efficiency: float
     streamed_matrix_efficiency: float
+    grouped_efficiency: float
     int8_over_bf16: float
     int8_gain_over_rows: float
     resident_bytes: float
@@ -58,6 +59,7 @@ class Machine:
             host_bytes_per_s=chip.per_device(chip.pcie_gbps).require(needed) * 1e9,
             matrix_efficiency=rates.matrix_efficiency / together,
             streamed_matrix_efficiency=rates.streamed_matrix_efficiency / together,
+            grouped_efficiency=rates.grouped_efficiency / together,
             int8_over_bf16=rates.int8_over_bf16,
             int8_gain_over_rows=rates.int8_gain_over_rows,
             resident_bytes=rates.resident_mib * 2**20,

@@ -103,7 +103,7 @@ def data_folder(op: str) -> Path:
 
 
 def use_tuned_blocks(folder: str | Path | None) -> None:
-    """Let dispatch take the blocks that `tpukit kernel tune --out FOLDER` wrote, before its own.
+    """Let dispatch take the blocks that `tpukit kernel tune -o FOLDER` wrote, before its own.
 
     It holds for what this process traces from now on; a program that was traced keeps its blocks.
 
@@ -122,7 +122,7 @@ def use_tuned_blocks(folder: str | Path | None) -> None:
     if not files:
         raise TPUKernelError(
             f"{root} holds no tuned blocks (OP/CHIP.json); write them with "
-            f"`tpukit kernel tune OP --on CHIP --out {folder}`."
+            f"`tpukit kernel tune OP --on CHIP -o {folder}`."
         )
     load_tuned.cache_clear()
     for file in files:

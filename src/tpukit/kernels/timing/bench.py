@@ -96,11 +96,23 @@ class KernelBench:
         from rich.console import Group
         from rich.text import Text
 
-        title = f"{self.op} {self.direction}, estimated with no TPU (origin: model)"
-        parts: list[Any] = [Text(title, style="bold")]
-        for (case, chip), rows in groupby(self.rows, key=lambda row: (row.case, row.chip)):
-            parts += [Text(f"\n{case} on {chip}", style="cyan"), self._table(list(rows))]
+        parts: list[Any] = [Text(self.title, style="bold")]
+        for _, rows in groupby(self.rows, key=lambda row: (row.case, row.chip)):
+            parts.append(self.part(list(rows)))
         return Group(*parts)
+
+    @property
+    def title(self) -> str:
+        """What the figures are of, and where they come from."""
+        return f"{self.op} {self.direction}, estimated with no TPU (origin: model)"
+
+    def part(self, rows: "list[BenchRow]") -> Any:
+        """One case on one chip, for a terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
+        heading = Text(f"\n{rows[0].case} on {rows[0].chip}", style="cyan")
+        return Group(heading, self._table(rows))
 
     def _table(self, rows: "list[BenchRow]") -> Any:
         """The implementations of one case on one chip."""
@@ -134,6 +146,7 @@ def bench_op(
     implementations: Sequence[str] | None = None,
     values: Values | None = None,
     progress: Progress = silent,
+    found: Callable[[KernelBench], None] | None = None,
     use_cache: bool = True,
 ) -> KernelBench:
     """Time an op on generations nobody has at hand.
@@ -147,6 +160,7 @@ def bench_op(
         values: Of integer arguments that decide what a kernel does, such as group sizes; by default
             the op's own.
         progress: Called with each row's name before it is compiled.
+        found: Called with the rows of each case and generation as soon as they are there.
         use_cache: Whether an answer on disk will do, and this one is kept.
 
     Raises:
@@ -164,6 +178,8 @@ def bench_op(
                 progress(f"{op.name} {case.name} on {chip} as {implementation}")
                 row = _row(op, case, chip, implementation, direction, values, use_cache)
                 rows.append(row)
+            if found is not None:
+                found(KernelBench(op.name, direction, tuple(rows[-len(wanted) :])))
     return KernelBench(op.name, direction, tuple(rows))
 
 

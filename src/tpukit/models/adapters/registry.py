@@ -136,6 +136,11 @@ def kind_of(model: object) -> ModelKind:
     raise _unknown(model)
 
 
+def is_model(found: object) -> bool:
+    """Whether any kind recognises it."""
+    return any(kind.recognises(found) for kind in known_kinds())
+
+
 def adapt(
     model: object, *, inputs: Sequence[str], batch_shapes: Mapping[str, jax.ShapeDtypeStruct]
 ) -> ModelAdapter:

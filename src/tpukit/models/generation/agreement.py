@@ -26,7 +26,7 @@ def same_choices(
         sampling: How tokens are chosen, with its seed.
         row: Of the batch that they were drawn in.
     """
-    logits = generator.follow([prompt], [tokens])[0]
+    logits = generator.follow([prompt], np.asarray([tokens]))[0]
     positions = jnp.arange(len(prompt), len(prompt) + len(tokens))
     keys = random_keys(jnp.uint32(sampling.seed), positions, rows=jnp.full(len(tokens), row))
     return np.asarray(sampling.choose(jnp.asarray(logits), keys)) == np.asarray(tokens)

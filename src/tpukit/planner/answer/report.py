@@ -30,6 +30,16 @@ COLORS = {
     "host": "green",
     "bubble": "bright_black",
 }
+# What a bar is drawn with: a letter a cause, so that it can be read without colours.
+LETTERS = {
+    "matrix": "M",
+    "attention": "A",
+    "hbm": "H",
+    "ici": "I",
+    "dcn": "D",
+    "host": "O",
+    "bubble": "-",
+}
 REJECTED_SHOWN = 8
 _REMAT_WORDS = {
     "save=qkv_proj,attention,out_proj,mlpwi": "keep products, attention",
@@ -147,8 +157,10 @@ def front_words(result: "AnyPlan") -> str:
 
 
 def _legend() -> Text:
-    words: list[tuple[str, str]] = [(f"█ {cause}  ", COLORS[cause]) for cause in CAUSES]
-    return Text.assemble(*words)
+    legend = Text()
+    for cause in CAUSES:
+        legend.append(LETTERS[cause], style=f"{COLORS[cause]} reverse").append(f" {cause}  ")
+    return legend
 
 
 def split_bar(choice: Choice) -> Text:
@@ -158,7 +170,8 @@ def split_bar(choice: Choice) -> Text:
     reached = drawn = 0.0
     for cause in CAUSES:
         reached += choice.seconds_by_cause[cause] / total * BAR_WIDTH
-        bar.append("█" * (round(reached) - round(drawn)), style=COLORS[cause])
+        width = round(reached) - round(drawn)
+        bar.append(LETTERS[cause] * width, style=f"{COLORS[cause]} reverse")
         drawn = reached
     return bar
 

@@ -57,7 +57,8 @@ class OwnModelSearch:
                 break
             now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
             self.progress(f"compiling for {', '.join(str(job.on) for job in now)}")
-            for job, answer in zip(now, self.compile(now, timeout_s=left), strict=True):
+            answers = self.compile(now, timeout_s=left, progress=self.progress)
+            for job, answer in zip(now, answers, strict=True):
                 self.compiled += 1
                 found += self._read(job, answer)
         if skipped:
@@ -86,7 +87,7 @@ class OwnModelSearch:
                 yield Job(
                     model=subject.name if subject.given is None else subject.given,
                     on=str(on),
-                    mesh={"fsdp": on.devices},
+                    mesh={"fsdp": -1},
                     batch_size=examples,
                     sequence_length=subject.sequence_length,
                     remat=subject.remat,
@@ -122,7 +123,7 @@ class OwnModelSearch:
         quote, region = ask.market.quote(on)
         return Choice(
             slice=on,
-            mesh=dict(job.mesh),
+            mesh=job.mesh_sizes,
             batch_size=job.examples,
             microbatches=job.microbatches,
             remat=job.remat or "",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...compiler.program.request import refilled_mesh
 from ...hardware import Slice
 from ...hardware.formats import spelled_as
 from ...hardware.rates import Accuracy
@@ -254,7 +255,8 @@ def choice_at(
         model=subject.name,
         model_changes=changes,
         on=str(on),
-        mesh=mesh.joined_sizes,
+        # So that the job can be asked about another slice; its own has the same mesh as before.
+        mesh=refilled_mesh(mesh.joined_sizes, on) or mesh.joined_sizes,
         dcn_mesh=mesh.dcn_mesh,
         batch_size=int(candidates.examples[index]),
         sequence_length=subject.sequence_length,

@@ -148,7 +148,7 @@ class Verifier:
         for job in jobs:
             how = f"{_mesh(job)} batch {job.examples} remat {job.remat}"
             self.progress(f"compiling {job.on} {how}")
-        answers = self.compile(jobs, timeout_s=left)
+        answers = self.compile(jobs, timeout_s=left, progress=self.progress)
         for job, answer in zip(jobs, answers, strict=True):
             self._answers[_name(job)] = _verified(job, answer)
 
@@ -175,7 +175,7 @@ def is_compiled(choice: Choice) -> bool:
 
 
 def _mesh(job: Job) -> str:
-    return ",".join(f"{axis}={size}" for axis, size in job.mesh.items())
+    return ",".join(f"{axis}={size}" for axis, size in job.mesh_sizes.items())
 
 
 def _name(job: Job) -> str:

@@ -139,7 +139,8 @@ class CheckStage:
             try:
                 refused = _find_limit(job, first.memory, scene)
             except XLACompilationError as error:  # beyond the limit the compiler can be very slow
-                refused, why_none = None, f"fits, and where its limit lies is not known: {error}"
+                said = str(error).rstrip(".")
+                refused, why_none = None, f"fits, and where its limit lies is not known: {said}"
         else:
             refused = _find_fix(
                 Refused(job, first.memory, "the job as it is"), scene, first, predict=True

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from ...hardware.figure import seconds_text
 from ...job.job import Job
 from ...planner.answer.amounts import count_text, days_text
+from ...planner.answer.choice import Choice
 from ...planner.answer.result import PlanResult
 from ...planner.planning import plan
 from ..beside import Beside
@@ -42,12 +43,12 @@ class Plan:
         words = f"{result.model} on {count_text(result.tokens)} tokens ({self.tokens_from}): "
         if best is None:
             return words + result.shortfall
-        words += f"cheapest on {best.slice}, {best.usd.text} and {days_text(best.days)}"
+        words += f"cheapest on {best.slice}, {_price(best)} and {days_text(best.days)}"
         mine = self.there.best if self.there is not None else None
         if mine is None:
             return f"{words}; by the model it does not fit on {self.slice}"
         return (
-            f"{words}; on {mine.slice} {mine.usd.text} and {days_text(mine.days)}, steps of "
+            f"{words}; on {mine.slice} {_price(mine)} and {days_text(mine.days)}, steps of "
             f"{seconds_text(mine.step_time_s)} (model)"
         )
 
@@ -93,6 +94,10 @@ class PlanStage:
         there = ask(on=[str(job.slice)])
         feasible = there if there.feasible and there.best is not None else None
         return Plan(ask(), feasible, why, str(job.slice))
+
+
+def _price(choice: Choice) -> str:
+    return "no published price" if choice.usd.value is None else choice.usd.text
 
 
 def _tokens(job: Job, parameters: int) -> tuple[float, str]:

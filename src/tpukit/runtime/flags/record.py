@@ -61,18 +61,16 @@ class FlagRecord:
 
     def __rich__(self) -> Any:
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table(
-            "flag", "value", "default", "variable", title="Flags set", title_justify="left"
-        )
+        table: list[Text] = [Text("Flags set", "italic")]
         for flag in self.applied:
             default = NOT_PUBLISHED if flag.default is None else flag.default
-            table.add_row(flag.name, flag.value, default, flag.variable)
+            table.append(_whole(f"--{flag.name}={flag.value}"))
+            table.append(Text(f"    {default} by default, in {flag.variable}", "dim"))
         lines = [Text(f"left out: {flag.name}: {flag.reason}", "dim") for flag in self.skipped]
         notes = [Text(note, "yellow") for note in self.notes]
-        return Group(table, *lines, *notes)
+        return Group(*table, *lines, *notes)
 
 
 @dataclass(frozen=True)
@@ -87,16 +85,16 @@ class FlagListing:
         return {"known_to": self.known_to, "flags": [flag.to_dict() for flag in self.flags]}
 
     def __rich__(self) -> Any:
-        from rich.table import Table
+        from rich.console import Group
+        from rich.text import Text
 
         count = f"{len(self.flags)} flag{'' if len(self.flags) == 1 else 's'} of {self.known_to}"
-        table = Table(title=count, title_justify="left")
-        for column in ("flag", "type", "default", "variable"):
-            table.add_column(column, overflow="fold")
+        lines = [Text(count, "italic")]
         for flag in self.flags:
             default = NOT_PUBLISHED if flag.default is None else flag.default or '""'
-            table.add_row(flag.name, flag.type, default, flag.variable)
-        return table
+            lines.append(_whole(flag.name))
+            lines.append(Text(f"    {flag.type}, {default} by default, in {flag.variable}", "dim"))
+        return Group(*lines)
 
 
 @dataclass(frozen=True)
@@ -123,16 +121,23 @@ class BundleListing:
 
     def __rich__(self) -> Any:
         from rich.console import Group
-        from rich.table import Table
+        from rich.padding import Padding
         from rich.text import Text
 
         where = self.generation or "every generation"
-        title = f"Level {self.level} on {where}: {len(self.flags)} flags"
-        table = Table(title=title, title_justify="left")
-        for column in ("flag", "value", "level", "why"):
-            table.add_column(column, overflow="fold")
+        parts: list[Any] = [
+            Text(f"Level {self.level} on {where}: {len(self.flags)} flags", "italic")
+        ]
         for one in self.flags:
             value = str(one.value).lower() if isinstance(one.value, bool) else str(one.value)
-            table.add_row(one.name, value, str(one.level), one.reason)
+            parts.append(_whole(f"--{one.name}={value}"))
+            parts.append(Padding(Text(f"level {one.level}: {one.reason}", "dim"), (0, 0, 0, 4)))
         left_out = [Text(f"left out: {one.name}: {one.reason}", "dim") for one in self.skipped]
-        return Group(table, *left_out)
+        return Group(*parts, *left_out)
+
+
+def _whole(name: str) -> Any:
+    """A flag on a line of its own, never broken: it is there to be copied."""
+    from rich.text import Text
+
+    return Text(name, no_wrap=True, overflow="ignore")

@@ -19,6 +19,7 @@ from .manifest import MANIFEST, Manifest, read_manifest
 from .remote import remote_url
 from .token_writer import SHARD_TOKENS, TokenWriter, refuse_to_overwrite
 from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
+from .tokenizer_files import keep_tokenizer
 
 _BATCH_PIECES, _BATCH_CHARACTERS = 1024, 1 << 22
 
@@ -130,6 +131,8 @@ def prepare_tokens(
             if not (exist_ok and (output / MANIFEST).is_file()):
                 raise
             manifest = _manifest_of(output)
+    if isinstance(tokenizer, str | Path):  # so that a run on these data can speak
+        keep_tokenizer(tokenizer, output)
     return dataclasses.replace(_prepared(output, manifest), answers_not_learnt=untold)
 
 

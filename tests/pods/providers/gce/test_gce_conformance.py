@@ -1,8 +1,8 @@
 """Provider gce on the emulated Compute Engine, by the suite for all providers."""
 
 import pytest
-from conformance import Case, ProviderConformance
 
+from conformance import Case, ProviderConformance
 from tpukit.pods.config import PodConfig
 from tpukit.pods.emulators.faults import Fault, Mishap
 

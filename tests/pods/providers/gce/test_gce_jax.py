@@ -1,8 +1,8 @@
 """Real jax processes on emulated machines of Compute Engine: they meet, and find their devices."""
 
 import pytest
-from conformance import Case, events_until_end
 
+from conformance import Case, events_until_end
 from tpukit.pods.config import PodConfig
 from tpukit.pods.providers.protocol import Line
 

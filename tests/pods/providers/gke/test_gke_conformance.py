@@ -1,8 +1,8 @@
 """Provider gke on an emulated cluster, by the suite for all providers."""
 
 import pytest
-from conformance import Case, ProviderConformance, wait_for_lines
 
+from conformance import Case, ProviderConformance, wait_for_lines
 from tpukit.pods.causes import Cause, Kind
 from tpukit.pods.config import PodConfig
 from tpukit.pods.emulators.faults import Fault, Mishap

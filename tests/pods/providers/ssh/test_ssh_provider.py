@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conformance import Case, ProviderConformance, wait_for_lines
 
+from conformance import Case, ProviderConformance, wait_for_lines
 from tpukit.errors import ConfigError, PodUnavailable, ProviderError
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods.config import PodConfig

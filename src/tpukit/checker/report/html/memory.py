@@ -143,7 +143,7 @@ def _curve(memory: dict[str, Any]) -> Markup:
     right = at_x > _WIDTH * 0.6
     drawn.append(tag("circle", cx=coordinate(at_x), cy=coordinate(at_y), r=5, class_="peak"))
     drawn.append(
-        tag("text", f"peak {bytes_text(highest[1])}", x=coordinate(at_x + (4 if right else -4)),
+        tag("text", "fullest", x=coordinate(at_x + (4 if right else -4)),
             y=coordinate(at_y - 11), class_="peak-text", text_anchor="end" if right else "start")
     )  # fmt: skip
     where = f" ({peak['source']})" if peak.get("source") else ""

@@ -130,7 +130,7 @@
     const drawMemory = () => {
       const floor = memoryTop + MEMORY;
       pen.fillStyle = colors.soft;
-      pen.fillText(`Live HBM, ${binary(fullest)} at most [compiler]`, 8, memoryTop - LABEL / 2);
+      pen.fillText("Live HBM over the step [compiler]", 8, memoryTop - LABEL / 2);
       pen.fillStyle = colors.matrix;
       pen.globalAlpha = 0.45;
       pen.beginPath();

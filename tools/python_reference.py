@@ -1,0 +1,45 @@
+"""Write docs/reference.md: every public name of the package, for mkdocstrings to fill in."""
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from tpukit.lazy import LAZY_PACKAGES
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
+# Packages whose names load at once.
+PLAIN_PACKAGES = (".kernels", ".hardware", ".compiler")
+HEAD = """# Python
+
+Written by `make docs` from the lists of public names (`tools/python_reference.py`); a test
+compares. The text is that of the docstrings. `import tpukit` loads neither jax nor torch: a name
+loads what it needs when it is first used.
+"""
+
+
+def render() -> str:
+    """The whole page: a heading a package, a line a name."""
+    seen: set[str] = set()
+    parts = [HEAD]
+    for suffix in (*LAZY_PACKAGES, *PLAIN_PACKAGES):
+        package = import_module(f"tpukit{suffix}")
+        homes = {name: _home(package, name) for name in sorted(package.__all__)}
+        new = {name: home for name, home in homes.items() if home and home not in seen}
+        if not new:
+            continue
+        seen |= set(new.values())
+        first = (package.__doc__ or "").strip().splitlines()[0]
+        parts.append(f"## {package.__name__}\n\n{first}\n")
+        parts += [f"::: {home}\n" for home in new.values()]
+    return "\n".join(parts)
+
+
+def _home(package: ModuleType, name: str) -> str:
+    """Where a class or function is written; "" of anything else."""
+    found = getattr(package, name)
+    module, own = getattr(found, "__module__", ""), getattr(found, "__qualname__", "")
+    return f"{module}.{own}" if module.startswith("tpukit.") and own.isidentifier() else ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), "utf-8")
