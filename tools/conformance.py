@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from conformance import CASES, PAGE, PASSED, list_cases, write_page  # noqa: E402
+from document_blocks import CASES, PAGE, PASSED, list_cases, write_page  # noqa: E402
 
 
 class Recorder:

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from document_blocks import conforms
 from flax import linen, nnx
 from libtpu_server import LibtpuServer
 from safetensors.numpy import load_file
 
-from conformance import conforms
 from tpukit.errors import ConfigError, FlagError, TargetNotReached, TPUDistributedError
 
 

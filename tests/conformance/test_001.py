@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from document_blocks import conforms
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from conformance import conforms
 from tpukit.errors import TPUError as RootError
 from tpukit.tpu_config import TPUConfig, TPUError
 

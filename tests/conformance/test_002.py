@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn as nn
+from document_blocks import conforms
 
-from conformance import conforms
 from tpukit.torch import KernelPyTorchConfig, TPUBackend, TPUOptimizer
 
 

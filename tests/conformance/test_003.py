@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from document_blocks import conforms
 from jax.sharding import NamedSharding, PartitionSpec
 
-from conformance import conforms
 from tpukit.errors import ShardingError, TPUKernelError
 from tpukit.kernels import PrecisionConfig, tpu_kernel
 

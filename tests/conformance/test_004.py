@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from document_blocks import conforms
 from libtpu_server import LibtpuServer
 from monitoring_server import Monitoring
 
 import tpukit
-from conformance import conforms
 from tpukit.hardware.missing import Missing
 from tpukit.job.sections import LaunchSettings
 from tpukit.observe.sources.libtpu_grpc import LibtpuSource

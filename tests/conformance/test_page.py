@@ -3,9 +3,8 @@
 import importlib
 
 import pytest
+from document_blocks import CASES, PAGE, PASSED, list_cases, read_inventory, write_page
 from seed_documents import SEEDS, read_blocks, read_imports
-
-from conformance import CASES, PAGE, PASSED, list_cases, read_inventory, write_page
 
 IMPORTS = [line.split("\t") for line in (CASES / "imports.tsv").read_text().splitlines()]
 needs_seeds = pytest.mark.skipif(not SEEDS.is_dir(), reason="the documents are not in this tree")
