@@ -33,6 +33,7 @@ BETWEEN_SLICES = (
     'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="x_0",'
     '_xla_megascale_target="{0,1}x{0:7}",_xla_megascale_transfer_type="ALL_REDUCE"}'
 )
+STATED = '{"custom_call_config":{"cost_estimate":{"flops":"1e12","bytes_accessed":"1e6"}}}'
 # One of each kind of op: products, streams, copies, collectives, kernels, an exchange.
 PROGRAM = f"""HloModule jit_step, is_scheduled=true, num_partitions=8
 
@@ -53,6 +54,7 @@ ENTRY %main (a: bf16[8192,8192]) -> bf16[8192,8192] {{
   %od = bf16[8192,8192]{{1,0:T(8,128)(2,1)S(5)}} copy-done(%o)
   %splash_mha_fwd.1 = {HEADS} custom-call(%q, %q, %q), custom_call_target="tpu_custom_call"
   %splash_mha_dq.1 = {HEADS} custom-call(%q, %q, %q), custom_call_target="tpu_custom_call"
+  %grouped_matmul.1 = {HEADS} custom-call(%q, %q), custom_call_target="tpu_custom_call", backend_config={STATED}
   %t = token[] after-all()
   %send = (bf16[1024,8192]{{1,0:T(8,128)(2,1)}}, u32[]{{:S(2)}}, token[]) send(%s, %t), {BETWEEN_SLICES}
   %sd = token[] send-done(%send)

@@ -197,7 +197,7 @@ def test_integration_gives_the_three_parts():
     optimizations.synchronize()
 
 
-def test_flags_are_those_of_the_level_and_set_only_for_a_tpu():
+def test_flags_are_those_of_the_level_and_set_where_a_chip_is_named():
     config = KernelPyTorchConfig(version="v6e", xla_optimization_level=2)
     optimizations = create_xla_integration(config)[2]
     assert optimizations.level == 2
@@ -206,7 +206,8 @@ def test_flags_are_those_of_the_level_and_set_only_for_a_tpu():
     environment = {}
     report = optimizations.apply(environment)
     assert report.platform == "cpu"
-    assert not environment.get("LIBTPU_INIT_ARGS")
+    for name in optimizations.flags:
+        assert f"--{name}=" in environment["LIBTPU_INIT_ARGS"]
     assert create_xla_integration(KernelPyTorchConfig(xla_optimization_level=0))[2].flags == {}
 
 

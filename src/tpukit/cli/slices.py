@@ -28,7 +28,7 @@ def slices(
     Of a generation with no public slices: every figure there is of a chip, with its source.
     """
     from ..hardware.catalog import get_chip
-    from ..hardware.listings import GenerationListing, SliceListing
+    from ..hardware.listings import GenerationListing
 
     book = _book(rates)
     if generation is None:
@@ -36,10 +36,9 @@ def slices(
     elif (chip := get_chip(generation)).rules is None:
         show(chip, json=json)
     else:
-        from ..planner.sizing.largest_preset import ASSUMED, largest_trained
+        from ..planner.sizing.largest_preset import list_slices
 
-        listing = SliceListing.of(generation, book, largest=largest_trained, assumed=ASSUMED)
-        show(listing, json=json)
+        show(list_slices(generation, book), json=json)
 
 
 def slice_info(

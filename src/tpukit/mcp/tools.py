@@ -5,11 +5,12 @@ from typing import Any
 from ..checker.check import check as check_job
 from ..errors import TPUKernelError
 from ..hardware import Slice, get_chip, public_prices
-from ..hardware.listings import GenerationListing, SliceListing
+from ..hardware.listings import GenerationListing
 from ..job.job import Job
 from ..job.reading import read_job
 from ..planner.planning import plan as find_plan
 from ..planner.search.candidates import GENERATIONS
+from ..planner.sizing.largest_preset import list_slices
 from ..runtime.environment import configure_tpu_environment
 from ..runtime.flags import FlagRegistry, explain_flag, inspect_flags
 from ..runtime.flags.record import FlagListing
@@ -104,9 +105,7 @@ def slices(generation: str | None = None) -> dict[str, Any]:
     if generation is None:
         return dict(GenerationListing.of(book).to_dict())
     chip = get_chip(generation)
-    return dict(
-        chip.to_dict() if chip.rules is None else SliceListing.of(chip.name, book).to_dict()
-    )
+    return dict((chip if chip.rules is None else list_slices(chip.name, book)).to_dict())
 
 
 def slice_info(name: str) -> dict[str, Any]:

@@ -148,6 +148,10 @@ def test_the_torus_is_walked_by_keyboard(browser, served):
     assert browser.run(at) == "0:0"
     browser.press("ArrowRight")
     assert browser.run(at) == "0:1"
+    browser.run("window.cell = document.activeElement; null")
+    browser.run("document.querySelector('#metric').dispatchEvent(new Event('change'))")
+    browser.wait_until("!document.contains(window.cell)")
+    assert browser.run(at) == "0:1", "drawn anew, the cursor stays"
     browser.press("ArrowLeft")
     browser.press("ArrowLeft")  # around the ring, from x = 0 to x = 3
     assert "(3, 0, 0)" in browser.run("document.activeElement.getAttribute('aria-label')")

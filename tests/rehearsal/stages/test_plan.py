@@ -36,7 +36,7 @@ def run(job):
 
 def test_twenty_tokens_a_parameter(asked):
     found = run(JOB)
-    assert [call["tokens"] for call in asked] == [20 * 106_816] * 2
+    assert [call["tokens"] for call in asked] == [20 * 115_008] * 2
     assert asked[0]["on"] == ["v6e-4"]
     assert "on" not in asked[1], "and anywhere"
     assert "cheapest on v6e-4, 3.5 USD and 2 days" in found.sentence

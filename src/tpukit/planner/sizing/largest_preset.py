@@ -3,6 +3,8 @@
 from functools import cache
 
 from ...hardware import Slice
+from ...hardware.listings import SliceListing
+from ...hardware.prices import PriceBook
 from ...models.presets import get_preset, list_presets
 from ..cost.memory_model import MeshRoles, estimate_memory_bytes, rounds_first
 from ..cost.model_shape import ModelShape, shape_of
@@ -31,6 +33,11 @@ def largest_trained(where: Slice) -> str | None:
         if needed.total <= usable:
             return shape.name
     return None
+
+
+def list_slices(generation: str, book: PriceBook) -> SliceListing:
+    """List the slices of a generation with their prices and the largest preset each trains."""
+    return SliceListing.of(generation, book, largest=largest_trained, assumed=ASSUMED)
 
 
 @cache

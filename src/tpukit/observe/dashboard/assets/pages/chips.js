@@ -69,6 +69,8 @@ export function chipsPage() {
       middle: known[known.length >> 1] ?? 0,
       unit: found.unit,
     };
+    // New readings draw everything anew, and whoever walks the torus by keyboard stays where they are.
+    const focused = map.contains(document.activeElement) ? document.activeElement.dataset.chip : undefined;
     fill(
       map,
       section(
@@ -88,10 +90,12 @@ export function chipsPage() {
         drawTorus(found, scale, {
           size: cellSize(found.layout, root.clientWidth - 40),
           chosen: state().chip,
+          focused,
           onChoose: (id) => change({ chip: id }),
         }),
       ),
     );
+    if (focused) map.querySelector('.chip[tabindex="0"]').focus();
     drawList(known, scale);
     document.documentElement.dataset.drawn = run;
   }

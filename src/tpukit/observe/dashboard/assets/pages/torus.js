@@ -154,16 +154,14 @@ function inCell(value, unit) {
   return String(Number(value.toPrecision(3)));
 }
 
-/** The whole drawing; arrow keys go from chip to chip, Enter and a click choose one. */
-export function drawTorus(found, scale, { size, chosen, onChoose }) {
+/** The whole drawing; arrow keys go from chip to chip, Enter and a click choose one. `focused` is where they stand. */
+export function drawTorus(found, scale, { size, chosen, focused, onChoose }) {
   const isFar = farFrom(found, scale);
   const cells = new Map();
   const [width, height] = extentOf(found.layout, size);
   const planes = planesOf(found);
-  const first =
-    chosen && found.chips.some((one) => `${one.process}:${one.chip}` === chosen)
-      ? chosen
-      : `${found.chips[0].process}:${found.chips[0].chip}`;
+  const ids = found.chips.map((one) => `${one.process}:${one.chip}`);
+  const first = [focused, chosen].find((id) => ids.includes(id)) ?? ids[0];
   const drawn = planes.map((plane, number) =>
     h(
       "figure.plane",
