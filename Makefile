@@ -21,8 +21,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## a job from plan to a quantized model, preempted twice on the way, with no TPU
 	@$(BIN)/tpukit rehearse examples/rehearsal.yaml --output runs/demo
 
-test: $(READY) browser prometheus ## the suite (18 minutes on 2 cores)
-	$(BIN)/pytest -n 2 --dist loadgroup
+test: $(READY) browser prometheus ## the suite (14 minutes on 2 cores)
+	$(BIN)/pytest -n 3 --dist loadgroup
 
 test-slow: $(READY) ## the cases that take minutes
 	$(BIN)/pytest -m slow
