@@ -45,21 +45,20 @@ def _is_module(name):
 
 @pytest.mark.parametrize("snippet", PYTHON, ids=named)
 def test_python_runs_or_says_why_not(snippet):
-    assert snippet.kind in ("python", "file", "no"), (
-        "nothing above the block says that it runs; see tests/support/snippets.py"
-    )
-    if snippet.kind == "no":
+    if snippet.kind == "file":
+        assert snippet.page in WITH_SHELL, "no command on the page has a use for the file"
+    elif snippet.kind == "no":
         assert len(snippet.run.partition(", ")[2].split()) >= 3, "a reason, in words"
+    else:
+        assert snippet.kind == "python", "say above it that it runs: tests/support/snippets.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_no_python_is_overlooked(page):
-    fences = re.findall(r"^[ >]*```+ *(?:python|py)\b", page.read_text("utf-8"), re.MULTILINE)
-    named_python = [
-        one for one in ALL if ROOT / one.page == page and one.code and one.language == "python"
-    ]
-    setups = page.read_text("utf-8").count("<!-- run: setup")
-    assert len(named_python) - setups == len(fences)
+    text = page.read_text("utf-8")
+    fences = re.findall(r"^[ >]*(?:```+|~~~+) *(?:python|py)\b", text, re.MULTILINE)
+    setups = text.count("<!-- run: setup")
+    assert len([one for one in PYTHON if ROOT / one.page == page]) == len(fences) + setups
 
 
 @pytest.mark.parametrize("page", WITH_QUICK)
