@@ -1,21 +1,25 @@
-"""Code in the documents: what says that it runs runs, and everything else names what is there."""
+"""Code in the documents: every block of Python runs here, or says why it cannot."""
 
 import ast
 import builtins
 import importlib
+import os
+import re
 import shlex
 import subprocess
 import sys
-from contextlib import redirect_stdout
-from io import StringIO
+from unittest.mock import patch
 
 import pytest
-from snippets import ALL, ROOT
+import snippets
+from snippets import ALL, PAGES, ROOT, run_python
 
 PYTHON = [one for one in ALL if one.language == "python"]
 RUN = {page: [one for one in ALL if one.page == page and one.run] for page in {o.page for o in ALL}}
-WITH_PYTHON = sorted(page for page, found in RUN.items() if any(o.run == "python" for o in found))
-WITH_SHELL = sorted(page for page, found in RUN.items() if any(o.run == "shell" for o in found))
+WITH_PYTHON = sorted({one.page for one in ALL if one.kind == "python"})
+WITH_SLOW = sorted({one.page for one in ALL if one.slow})
+WITH_QUICK = sorted({one.page for one in ALL if one.kind == "python" and not one.slow})
+WITH_SHELL = sorted({one.page for one in ALL if one.kind == "shell"})
 
 
 def named(snippet):
@@ -39,25 +43,50 @@ def _is_module(name):
         return False
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON)
+@pytest.mark.parametrize("snippet", PYTHON, ids=named)
+def test_python_runs_or_says_why_not(snippet):
+    if snippet.kind == "file":
+        assert snippet.page in WITH_SHELL, "no command on the page has a use for the file"
+    elif snippet.kind == "no":
+        assert len(snippet.run.partition(", ")[2].split()) >= 3, "a reason, in words"
+    else:
+        assert snippet.kind == "python", "say above it that it runs: tests/support/snippets.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_python_is_overlooked(page):
+    text = page.read_text("utf-8")
+    fences = re.findall(r"^[ >]*(?:```+|~~~+) *(?:python|py)\b", text, re.MULTILINE)
+    setups = text.count("<!-- run: setup")
+    assert len([one for one in PYTHON if ROOT / one.page == page]) == len(fences) + setups
+
+
+@pytest.mark.parametrize("page", WITH_QUICK)
 def test_python_that_says_so_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(builtins, "input", None)
-    names = {"__name__": "__main__"}
-    for one in RUN[page]:
-        if one.run == "python":
-            with redirect_stdout(StringIO()):
-                exec(compile(one.code, named(one), "exec"), names)
+    with patch.dict(os.environ):
+        run_python(page, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_SLOW)
+def test_slow_python_that_says_so_runs(page, tmp_path):
+    """In a process of its own: clouds are emulated and jobs launched, which leaves traces."""
+    command = [sys.executable, "-W", "error", snippets.__file__, page]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_SHELL)
 def test_commands_that_say_so_run(page, tmp_path):
     for one in RUN[page]:
-        kind, _, name = one.run.partition(" ")
-        if kind == "file":
-            (tmp_path / name).write_text(one.code)
-        if kind != "shell":
+        if one.kind == "file":
+            (tmp_path / one.run.partition(" ")[2]).write_text(one.code)
+        if one.kind != "shell":
             continue
         for line in one.code.splitlines():
             words = shlex.split(line, comments=True)
