@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## a job from plan to a quantized model, preempted twice on the way, with no TPU
 	@$(BIN)/tpukit rehearse examples/rehearsal.yaml --output runs/demo
 
-test: $(READY) browser prometheus ## the suite (14 minutes on 2 cores)
+test: $(READY) browser prometheus ## the suite (15 minutes on 2 cores)
 	$(BIN)/pytest -n 3 --dist loadgroup
 
 test-slow: $(READY) ## the cases that take minutes
