@@ -173,13 +173,11 @@ def _mesh(text: str | None) -> "Mesh":
     """The devices to use: those of a mesh that was typed, or the first."""
     import jax
 
-    from ..job.value_text import parse_mesh
     from ..parallel import create_mesh
 
-    if text is None:
-        return create_mesh(mesh_shape=(1,), axis_names=("tensor",), devices=jax.devices()[:1])
-    sizes = parse_mesh(text)
-    return create_mesh(mesh_shape=[*sizes.values()], axis_names=[*sizes])
+    if text is not None:
+        return options.mesh_here(text)
+    return create_mesh(mesh_shape=(1,), axis_names=("tensor",), devices=jax.devices()[:1])
 
 
 def _conversation(tokenizer: str | None, prompt: str, system: str | None) -> str:

@@ -8,6 +8,8 @@ from ..runtime.ranges import COUNT, INDEX, SECONDS
 from .values import within
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh as DeviceMesh
+
     from ..compiler import CompileRequest
     from ..runtime.progress import Progress
 
@@ -116,6 +118,15 @@ def changes(assignments: list[str] | None, **typed: Any) -> dict[str, Any]:
 
     stated = {name.replace("__", "."): value for name, value in typed.items() if value is not None}
     return {**parse_assignments(assignments or ()), **stated}
+
+
+def mesh_here(text: str) -> "DeviceMesh":
+    """Return the mesh that was typed, over the devices of this process."""
+    from ..job.value_text import parse_mesh
+    from ..parallel import create_mesh
+
+    sizes = parse_mesh(text)
+    return create_mesh(mesh_shape=[*sizes.values()], axis_names=[*sizes])
 
 
 def compiler_options(flags: str) -> dict[str, Any] | None:

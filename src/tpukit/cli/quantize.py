@@ -64,6 +64,9 @@ Kv = Annotated[
     typer.Option("--kv", help="Measure a KV cache instead: int4, pq4, …; the first wanted most."),
 ]
 Int8 = Annotated[bool, typer.Option("--int8-activations", help="Round activations to int8 too.")]
+Mesh = Annotated[
+    str | None, typer.Option(help="Devices that share what is measured: data=8, or fsdp=8.")
+]
 Seed = Annotated[int, typer.Option(help="Of codebooks and data.", callback=within(SEED))]
 Verdict = Annotated[
     bool, typer.Option("--verdict", help="Say what chips make of a published checkpoint.")
@@ -95,6 +98,7 @@ def quantize(
     sequence_length: Tokens = None,
     int8_activations: Int8 = False,
     kv: Kv = None,
+    mesh: Mesh = None,
     seed: Seed = 0,
     step: Step = None,
     verdict: Verdict = False,
@@ -128,12 +132,16 @@ def quantize(
     from ..training.trained_model import load_trained
     from .output import Announcer
 
+    shared = None if mesh is None else options.mesh_here(mesh)
     model = load_trained(source, step=step)
     words = tokenizer or model.tokenizer or "bytes"
     length = min(sequence_length or DEFAULT_SEQUENCE, model.config.max_seq_len)
     data = _data(calibration, words, model.config.vocab_size, length, batch_size, seed)
     if kv:
         from .quantize_cache import choose
+
+        if shared is not None:
+            raise TPUValidationError("a cache is measured on one device; leave --mesh out.")
 
         return choose(
             model, data, kv, target=target, batches=batches, output=output, seed=seed, json=json
@@ -153,6 +161,7 @@ def quantize(
             activations="int8" if int8_activations else "wide",
             seed=seed,
             chip=on,
+            mesh=shared,
             progress=Announcer(),
         )
     except TargetNotReached as error:

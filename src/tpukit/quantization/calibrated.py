@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from ..errors import TPUModelError
 from ..models.stored.calibration import (
@@ -15,6 +16,7 @@ from ..models.stored.calibration import (
     find_matrices,
 )
 from ..models.stored.parameter import Part, part_bytes, part_matrix
+from ..models.stored.spread import Spread
 from ..runtime.progress import Progress
 from .codec import output_error
 from .evaluation import Evaluator
@@ -45,7 +47,11 @@ class Rounding:
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """A model, its matrices, data to measure inputs on, and data to judge by."""
+    """A model, its matrices, data to measure inputs on, and data to judge by.
+
+    Attributes:
+        spread: Devices that share what is measured; None for the one where the parameters are.
+    """
 
     subject: Subject
     matrices: Matrices
@@ -54,6 +60,7 @@ class Calibrated:
     evaluation_batches: Sequence[Any]
     rounding: Rounding
     progress: Progress
+    spread: Spread | None = None
 
     @classmethod
     def of(
@@ -63,11 +70,14 @@ class Calibrated:
         evaluation: Sequence[Any],
         rounding: Rounding,
         progress: Progress,
+        mesh: Mesh | None = None,
     ) -> "Calibrated":
         """Find the matrices and run the full model on the data it is judged by.
 
         Raises:
             TPUModelError: No parameter is multiplied with anything.
+            MeshError: Nothing is split along an axis of the mesh.
+            TPUValidationError: The devices of the mesh cannot share a batch.
         """
         matrices = find_matrices(subject.apply, subject.params, batches[0])
         if not matrices.found:
@@ -76,8 +86,11 @@ class Calibrated:
                 f"the model multiplies nothing with a whole parameter, so there is nothing to "
                 f"quantize{f' ({why})' if why else ''}."
             )
-        evaluator = Evaluator(subject.apply, subject.params, evaluation)
-        return cls(subject, matrices, batches, evaluator, evaluation, rounding, progress)
+        spread: Spread | None = None
+        if mesh is not None:
+            spread = Spread.of(mesh, subject.adapter, subject.params, batches[0])
+        evaluator = Evaluator(subject.apply, subject.params, evaluation, spread)
+        return cls(subject, matrices, batches, evaluator, evaluation, rounding, progress, spread)
 
     @property
     def by_name(self) -> dict[str, ModelMatrix]:
@@ -92,7 +105,12 @@ class Calibrated:
         if parts:
             params = replaced(params, self.matrices, parts)
         return collect_statistics(
-            self.subject.apply, params, self.batches, self.matrices, only=names
+            self.subject.apply,
+            params,
+            self.batches,
+            self.matrices,
+            only=names,
+            spread=self.spread,
         )
 
     def quantize(self, plan: QuantPlan) -> dict[str, "Stored"]:

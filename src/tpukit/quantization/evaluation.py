@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..models.loss.loss import token_targets
+from ..models.stored.spread import Spread
 
 # What retention is a ratio of; see `Evaluation`.
 Measure: TypeAlias = Literal["perplexity", "accuracy", "agreement", "output"]
@@ -77,16 +78,27 @@ class Evaluator:
         apply: (params, batch) -> outputs.
         params: The full ones.
         batches: Held-out data.
+        spread: Devices that share each batch; one by default.
     """
 
     def __init__(
-        self, apply: Callable[[Any, Any], Any], params: Any, batches: Sequence[Any]
+        self,
+        apply: Callable[[Any, Any], Any],
+        params: Any,
+        batches: Sequence[Any],
+        spread: Spread | None = None,
     ) -> None:
-        self._prepare(jax.jit(apply), params, batches)
+        self._spread = spread
+        self._prepare(self._compiled(apply), params, batches)
+
+    def _compiled(self, apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        run, spread = jax.jit(apply), self._spread
+        return run if spread is None else lambda params, batch: run(spread.params(params), batch)
 
     def _prepare(self, run: Callable[[Any, Any], Any], params: Any, batches: Sequence[Any]) -> None:
         self._apply = run
-        self._batches = list(batches)
+        place = self._spread
+        self._batches = [one if place is None else place.batch(one) for one in batches]
         self._full = [self._apply(params, batch) for batch in self._batches]
         self.measure: Measure = _measure_of(self._full[0], self._batches[0])
 
@@ -98,12 +110,13 @@ class Evaluator:
             batches: Data.
         """
         made = Evaluator.__new__(Evaluator)
+        made._spread = self._spread
         made._prepare(self._apply, params, batches)
         return made
 
     def __call__(self, params: Any, apply: Callable[[Any, Any], Any] | None = None) -> Evaluation:
         """What other parameters make of the batches, or another function of them."""
-        run = self._apply if apply is None else jax.jit(apply)
+        run = self._apply if apply is None else self._compiled(apply)
         return self._summed(
             [
                 _compare(full, run(params, batch), _targets(full, batch), self.measure)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from rich.console import RenderableType
 
 from ..annotations import PyTree
@@ -66,6 +67,7 @@ def quantize_model(
     seed: int = 0,
     codec: dict[str, Any] | None = None,
     chip: str | None = None,
+    mesh: Mesh | None = None,
     progress: Progress = silent,
 ) -> QuantizationResult:
     """Quantize the matrices of anybody's model by what its outputs lose on data.
@@ -99,6 +101,9 @@ def quantize_model(
         codec: Further arguments of `quantize_matrix` ({"hadamard": True}).
         chip: A generation ("v6e") that the report's speedup is estimated for, by kernels compiled
             for it; by default it is measured on the accelerator that is here, if there is one.
+        mesh: Devices that share what is measured: each batch is split along its `data` and `fsdp`
+            axes, and what its devices see is added up. The result is that of one device, where
+            matrices are still fitted.
         progress: Called with a line for each thing done.
 
     Raises:
@@ -106,6 +111,7 @@ def quantize_model(
             `best` is the `QuantizationResult` that comes nearest.
         TPUModelError: Nobody knows the model, or it multiplies nothing.
         TPUValidationError: An argument is not valid.
+        MeshError: Nothing is split along an axis of the mesh.
     """
     started = time.perf_counter()
     _check(target_accuracy_retention, bits, plan, format)
@@ -119,7 +125,7 @@ def quantize_model(
     else:
         judged = read_batches(evaluation_data, num_calibration_batches, subject.batch)
     rounding = Rounding(integers, seed, sequential, codec)
-    calibrated = Calibrated.of(subject, batches, judged, rounding, progress)
+    calibrated = Calibrated.of(subject, batches, judged, rounding, progress, mesh)
 
     def carry_out(plan: QuantPlan, made: Mapping[str, Stored]) -> QuantizationResult:
         spent = time.perf_counter() - started

@@ -255,6 +255,8 @@ def test_reshard_moves_between_layouts_bit_for_bit():
     validate_sharding(moments, tall, layout)
     third = reshard(second, make_layout(params, wide, "fsdp").shardings)
     jax.tree.map(np.testing.assert_array_equal, third, params)
+    holey = {"none": None, "w": params}  # as the arrays of an equinox module are
+    jax.tree.map(np.testing.assert_array_equal, reshard(holey, layout), holey)
 
 
 def test_reshard_says_what_does_not_fit():

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .product import MatrixAxes, Product
+from .spread import Spread
 from .tracked import Leaf, Multiplied, Tracked
 from .view import View
 from .walk import walk
@@ -136,6 +137,7 @@ def collect_statistics(
     matrices: Matrices,
     *,
     only: Iterable[str] | None = None,
+    spread: Spread | None = None,
 ) -> dict[str, InputStatistics]:
     """XᵀX of what each matrix is multiplied with, summed over batches.
 
@@ -148,6 +150,7 @@ def collect_statistics(
         batches: What `apply` takes, one after another; shapes may differ.
         matrices: Of `find_matrices`.
         only: Names of matrices; all by default.
+        spread: Devices that share each batch and add up what they see; one device by default.
     """
     wanted = {one.name for one in matrices.found} if only is None else set(only)
     products = {p for p, names in matrices.products.items() if wanted.intersection(names)}
@@ -159,15 +162,19 @@ def collect_statistics(
 
     run: dict[Any, Any] = {}
     totals: dict[Product, Any] = {}
+    params = params if spread is None else spread.params(params)
     for batch in batches:
         batch = jax.tree.map(jnp.asarray, batch)
+        batch = batch if spread is None else spread.batch(batch)
         key = jax.tree.structure(batch), tuple(leaf.shape for leaf in jax.tree.leaves(batch))
         if key not in run:
             run[key] = _compiled(measured)
         seen = run[key](params, batch)
         totals = seen if not totals else {p: _add(totals[p], new) for p, new in seen.items()}
     found: dict[str, InputStatistics] = {}
-    for product, (gram, rows) in totals.items():
+    for product, total in totals.items():
+        # Whoever fits matrices to them does so where the parameters are.
+        gram, rows = total if spread is None else jax.device_get(total)
         width = gram.shape[-1]
         each = gram.reshape(-1, width, width)
         counts = jnp.broadcast_to(rows, gram.shape[:-2]).reshape(-1)

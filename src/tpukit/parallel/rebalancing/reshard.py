@@ -32,7 +32,8 @@ def reshard(tree: PyTree, new: Layout | ExpertPlacement | Sharding | PyTree) -> 
         return opened.close(_reorder_experts(opened.tree, new))
     leaves, structure = jax.tree.flatten(opened.tree)
     if isinstance(new, Layout):
-        wanted = _leaves_with_none(new.for_optimizer_state(opened.tree))
+        # What is no array is None among shardings, and so are places that a tree leaves empty.
+        wanted = structure.flatten_up_to(new.for_optimizer_state(opened.tree))
     elif isinstance(new, Sharding):
         wanted = [new] * len(leaves)
     else:
