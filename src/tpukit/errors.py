@@ -32,7 +32,7 @@ A message says what was seen, what was expected and the way out, in one or two s
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class TPUError(Exception):
@@ -166,9 +166,19 @@ OutOfMemory = TPUOutOfMemoryError
 TpuError = TPUError
 
 
-def did_you_mean(seen: str, known: Iterable[str], *, most: int = 3) -> str:
-    """Return " Did you mean 'a' or 'b'?" for the known names nearest to `seen`, or ""."""
-    nearest = difflib.get_close_matches(seen, sorted(known), n=most, cutoff=0.6)
+def did_you_mean(
+    seen: str, known: Iterable[str], *, most: int = 3, by: Callable[[str], str] = str
+) -> str:
+    """Return " Did you mean 'a' or 'b'?" for the known names nearest to `seen`, or "".
+
+    Args:
+        seen: What was written.
+        known: What could be meant.
+        most: How many to name.
+        by: The part of a known name that `seen` is compared with.
+    """
+    compared = {by(name): name for name in sorted(known, reverse=True)}
+    nearest = difflib.get_close_matches(seen, sorted(compared), n=most, cutoff=0.6)
     if not nearest:
         return ""
-    return f" Did you mean {' or '.join(repr(name) for name in nearest)}?"
+    return f" Did you mean {' or '.join(repr(compared[name]) for name in nearest)}?"

@@ -118,6 +118,33 @@ def test_wrong_jobs_are_told_what_is_right(change, message):
         Job.from_dict({"model": "tiny", "on": "v6e-8", **change})
 
 
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["train:", "  optimzer: lion"], r":4 sets 'train.optimzer'.* 'train.optimizer'"),
+        (["compile:", "  use_colective_matmul: true"], r":4 .* 'compile.use_collective_matmul'"),
+        (["observe:", "  enable_profilin: true"], r":4 .* 'observe.enable_profiling'"),
+        (["launch:", "  zon: a"], r":4 sets 'launch.zon'.* 'launch.zone'"),
+        (
+            ["train:", "  steps: 3", "  lora:", "    rnk: 3"],
+            r":6 .*Did you mean 'train.lora.rank'\?",
+        ),
+        (["observe:", "  scaling_config:", "    load_treshold: 1"], r":5 .*load_threshold'\?"),
+        (
+            ["launch:", "  limits:", "    - {zone: a}", "    - zon: a"],
+            r":6 .*'launch.limits.1.zone'",
+        ),
+        (["model: {preset: tiny, n_layer: 4}"], r":3 sets 'model.n_layer'.* 'model.n_layers'"),
+    ],
+)
+def test_an_unknown_key_in_any_section_has_its_line_and_the_nearest(lines, told, tmp_path):
+    path = tmp_path / "job.yaml"
+    head = ["on: v6e-8", "batch_size: 8" if lines[0].startswith("model") else "model: tiny"]
+    path.write_text("\n".join([*head, *lines, ""]))
+    with pytest.raises(ConfigError, match=r"job\.yaml" + told):
+        Job.from_yaml(path)
+
+
 def test_meshes_and_slices_are_checked_at_once():
     with pytest.raises(MeshError, match="has 4 devices, but v6e-8 has 8"):
         Job.from_dict({"model": "tiny", "on": "v6e-8", "mesh": "fsdp=4"})

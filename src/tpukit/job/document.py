@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, TPUError, TPUValidationError, did_you_mean
+from ..errors import ConfigError, TPUError, did_you_mean
 from .yaml_text import read_scalar, read_yaml
 
 PREFIX = "TPUKIT_"
@@ -77,11 +77,13 @@ class Document:
             value.
         values: By dotted path.
         origins: By dotted path.
+        lines: Where each key of a file stands, also of keys within one value.
     """
 
     sections: frozenset[str]
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     origins: dict[str, Origin] = field(default_factory=dict[str, Origin])
+    lines: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, values: Mapping[str, Any], origin: Origin) -> None:
         """Add nested values, or values by dotted path, that all come from one place."""
@@ -103,6 +105,7 @@ class Document:
     def add_yaml(self, text: str, *, name: str) -> None:
         """Add the values of YAML text; `name` is what errors call it."""
         values, lines = read_yaml(text, name=name)
+        self.lines.update((path, f"{name}:{line}") for path, line in lines.items())
         for path, value in self._flat(values):
             line = lines.get(path, 1)
             self.values[path], self.origins[path] = value, Origin("file", f"{name}:{line}")
@@ -154,6 +157,14 @@ class Document:
                 )
         self.values[path], self.origins[path] = value, origin
 
+    def place_of(self, path: str) -> str:
+        """Return the line of a key within a value, or where that value came from."""
+        outer = path
+        while outer not in self.origins:
+            outer = outer.rpartition(".")[0]
+        origin = self.origins[outer]
+        return self.lines.get(path, origin.place) if origin.kind == "file" else origin.place
+
     def nested(self) -> dict[str, Any]:
         """Return the values as a tree."""
         tree: dict[str, Any] = {}
@@ -184,19 +195,6 @@ class Document:
                 raise ConfigError(f"{key} is {value!r}; write its settings as keys below it.")
             else:
                 yield key, value
-
-
-def unknown_key(path: str, known: Iterable[str], *, where: str) -> TPUValidationError:
-    """Return the error for a key that does not exist, with the nearest one that does."""
-    known = sorted(known)
-    section, _, key = path.rpartition(".")
-    elsewhere = [one for one in known if one.rpartition(".")[2] == key]
-    hint = f" Did you mean '{elsewhere[0]}'?" if elsewhere else did_you_mean(path, known)
-    if not hint and section:
-        keys = [one.rpartition(".")[2] for one in known if one.startswith(f"{section}.")]
-        hint = f" Keys of {section}: are {', '.join(keys)}." if keys else ""
-    hint = hint or " `tpukit config show` lists every setting."
-    return ConfigError(f"{where} sets {path!r}, which is no setting of tpukit.{hint}")
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:

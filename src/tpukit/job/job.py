@@ -16,11 +16,12 @@ from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, Validation
 from pydantic import model_validator as checks_all
 
 from ..compiler.program.request import default_mesh, fill_mesh
-from ..errors import ConfigError
+from ..errors import ConfigError, TPUValidationError
 from ..frameworks import model_name
 from ..hardware import Slice
 from ..runtime.files import write_output
 from .document import Document, Origin
+from .keys import refuse_unknown_inside
 from .model_source import (
     base_fingerprint,
     is_own_model,
@@ -106,7 +107,7 @@ class Job(Limits):
         try:
             super().__init__(**_with_changes_apart(values))
         except ValidationError as error:
-            raise as_config_error(error, known_paths()) from None
+            raise as_config_error(error, Job, known_paths()) from None
         self._origins.update({name: Origin("argument") for name in values})
 
     @checks_all(mode="after")
@@ -141,9 +142,10 @@ class Job(Limits):
         from .config.spelling import settle_config_names
 
         settle_config_names(document, known_paths())
+        refuse_unknown_inside(document, cls)
         try:
             job = cls(**document.nested())
-        except ConfigError as error:
+        except TPUValidationError as error:
             raise document.explain(error) from None
         job._origins.clear()
         job._origins.update(document.origins)

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable
 from typing import Any, Self
 
-from pydantic import PrivateAttr, ValidationError
+from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from ..errors import ConfigError, TPUError, did_you_mean
-from .document import Document, Origin, unknown_key
+from .document import Document, Origin
+from .keys import paths_beside, refuse_unknown_inside, unknown_key
 from .sections import Section
 from .yaml_text import write_yaml
 
@@ -21,7 +22,7 @@ class Settings(Section):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise as_config_error(error, type(self).model_fields) from None
+            raise as_config_error(error, type(self), type(self).model_fields) from None
         self._origins = {name: Origin("argument") for name in values}
 
     @classmethod
@@ -30,6 +31,7 @@ class Settings(Section):
         for path, origin in document.origins.items():
             if path not in cls.model_fields:
                 raise unknown_key(path, cls.model_fields, where=origin.place)
+        refuse_unknown_inside(document, cls)
         try:
             settings = cls(**document.values)
         except TPUError as error:
@@ -83,8 +85,10 @@ class Settings(Section):
         return SettingsView.of_settings(self)
 
 
-def as_config_error(error: ValidationError, fields: Iterable[str]) -> TPUError:
-    """Return one sentence per problem; tpukit's own errors come through as they are."""
+def as_config_error(
+    error: ValidationError, kind: type[BaseModel], known: Iterable[str]
+) -> TPUError:
+    """Return one sentence per problem of settings; tpukit's own errors come through as they are."""
     problems = error.errors(include_url=False)
     first_cause = problems[0].get("ctx", {}).get("error")
     if len(problems) == 1 and isinstance(first_cause, TPUError) and len(problems[0]["loc"]) < 2:
@@ -93,7 +97,8 @@ def as_config_error(error: ValidationError, fields: Iterable[str]) -> TPUError:
     for problem in problems:
         name = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            return unknown_key(name, fields, where="an argument")
+            beside = paths_beside(kind, name) if "." in name else ()
+            return unknown_key(name, beside or known, where="an argument")
         expected = problem["msg"].removeprefix("Value error, ").rstrip(".")
         choices = re.findall(r"'([^']*)'", expected) if problem["type"] == "literal_error" else []
         near = did_you_mean(str(problem["input"]), choices)

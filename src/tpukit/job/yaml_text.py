@@ -76,8 +76,14 @@ def _find_lines(node: yaml.MappingNode, prefix: str, lines: dict[str, int], name
                 f"{name} sets {path!r} twice, in lines {lines[path]} and {line}; keep one."
             )
         lines[path] = line
-        if isinstance(value, yaml.MappingNode):
-            _find_lines(value, f"{path}.", lines, name)
+        rows = {f"{path}.{n}.": row for n, row in enumerate(_rows(value))}
+        for below, inner in {f"{path}.": value, **rows}.items():
+            if isinstance(inner, yaml.MappingNode):
+                _find_lines(inner, below, lines, name)
+
+
+def _rows(node: yaml.Node) -> list[yaml.Node]:
+    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 def _with_text_keys(content: Mapping[Any, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
-from ..document import Document, unknown_key
+from ..document import Document
+from ..keys import unknown_key
 from ..sections import (
     CompileSettings,
     Hardware,

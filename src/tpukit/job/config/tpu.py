@@ -17,7 +17,8 @@ from ...models.transformer.config import OPERANDS
 from ...parallel.mesh.axes import spec_for_shape
 from ...runtime.debugging import DebugMode, enable_debugging_mode
 from ...runtime.versions import is_any_installed
-from ..document import Document, Origin, unknown_key
+from ..document import Document, Origin
+from ..keys import unknown_key
 from ..sections import (
     CloudSettings,
     Communication,
