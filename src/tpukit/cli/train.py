@@ -113,7 +113,7 @@ def _hooks(job: "Job") -> "list[TrainingHook]":
         return []
     from ..observe.monitor.hook import MonitorHook
 
-    return [MonitorHook(job.observe.monitoring_interval_seconds)]
+    return [MonitorHook.as_set(job.observe)]
 
 
 @contextmanager

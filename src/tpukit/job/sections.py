@@ -211,9 +211,11 @@ class ObserveSettings(Section):
         default=True, description="`tpukit train` keeps readings of chips and hosts in its folder"
     )
     monitoring_interval_seconds: Seconds = Field(default=1.0, description="between two readings")
-    monitoring_duration_seconds: Seconds = Field(default=60.0, description="of one watch")
+    monitoring_duration_seconds: Seconds | None = Field(
+        default=None, description="of a watch; None: a run's to its end, one of memory a minute"
+    )
     allocation_history_retention_seconds: Seconds = Field(
-        default=3600.0, description="how long allocations are remembered"
+        default=3600.0, description="how long a monitor or memory manager remembers readings"
     )
     enable_strict_validation: bool = Field(
         default=False, description="what a run would only note ends it before it starts"

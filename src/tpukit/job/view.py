@@ -1,4 +1,4 @@
-"""Settings as `tpukit config show` prints them: values, origins, meanings, and which do nothing."""
+"""Settings as `tpukit config show` prints them: values, origins, meanings."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,13 +11,6 @@ if TYPE_CHECKING:
 
     from .job import Job
     from .settings import Settings
-
-# Settings that nothing reads yet, and why: whoever sets one is told.
-_OF_TORCH = "a run is watched to its end; it is for tpukit.torch's memory manager"
-WITHOUT_EFFECT = {
-    "observe.monitoring_duration_seconds": _OF_TORCH,
-    "observe.allocation_history_retention_seconds": _OF_TORCH,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +108,7 @@ def _settings_of(job: "Job") -> Iterable[Setting]:
                 name=path,
                 value=_without_secrets(values[name], field),
                 origin=str(job.origin_of(path)),
-                meaning=WITHOUT_EFFECT.get(path, field.description or ""),
+                meaning=field.description or "",
             )
 
 
@@ -124,13 +117,3 @@ def _without_secrets(value: Any, field: "FieldInfo") -> Any:
     if field.repr:
         return value
     return {name: one if str(one).startswith("$") else "…" for name, one in value.items()}
-
-
-def settings_without_effect(job: "Job") -> list[str]:
-    """Return a sentence for each setting that was given and does nothing."""
-    found: list[str] = []
-    for path, why in WITHOUT_EFFECT.items():
-        section, _, name = path.partition(".")
-        if name in getattr(job, section).model_fields_set:
-            found.append(f"{path} has no effect: {why}")
-    return found

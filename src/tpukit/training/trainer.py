@@ -15,7 +15,6 @@ from ..job.compiler_flags import compiler_options
 from ..job.config import TPUConfig
 from ..job.job import Job
 from ..job.train import TrainingSettings
-from ..job.view import settings_without_effect
 from ..parallel.mesh.axes import MeshShape, name_axes
 from ..parallel.mesh.mesh import axis_sizes, fit_mesh, mesh_here
 from ..records.hooks import TrainingHook, make_hooks
@@ -224,7 +223,7 @@ class TPUTrainer:
                 train_data=train_data if train_data is not None else settings.data,
                 eval_data=eval_data if eval_data is not None else settings.eval_data,
             )
-        notes = [*self._notes, *prepared.notes, *settings_without_effect(self.job)]
+        notes = [*self._notes, *prepared.notes]
         if notes and job.observe.enable_strict_validation:
             raise ConfigError(f"enable_strict_validation is set, and {'; '.join(notes)}.")
         first = jax.process_index() == 0

@@ -14,6 +14,7 @@ import pytest
 from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.hardware.detect import Accelerators
 from tpukit.hardware.missing import Missing
+from tpukit.job import Job
 from tpukit.observe import MonitorHook, TPUMonitor
 from tpukit.observe.monitor.collector import NO_CHIPS, NO_POWER, MetricsCollector
 from tpukit.observe.monitor.current import KEYS, CurrentMetrics, summarize
@@ -163,6 +164,27 @@ class TestRunning:
             assert len(monitor.get_history()) >= 3
         assert not monitor.is_running
         assert source.closed == 1
+
+    def test_a_job_says_how_often_how_long_and_what_is_remembered(self, tmp_path):
+        job = Job.from_dict(
+            {
+                "model": "tiny",
+                "observe.monitoring_interval_seconds": 0.01,
+                "observe.monitoring_duration_seconds": 0.005,
+                "observe.allocation_history_retention_seconds": 0.05,
+            }
+        )
+        source = Scripted(duty_cycle=0.5)
+        hook = MonitorHook.as_set(job.observe, sources=[source])
+        hook.on_start(tmp_path, {})
+        monitor = hook.monitor
+        while not monitor.get_history():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert source.reads == 1, "a second round would be after its duration"
+        hook.on_end(None)
+        monitor.get_current_metrics()
+        assert (source.reads, len(monitor.get_history())) == (2, 1), "the first is forgotten"
 
     def test_before_the_first_reading_everything_is_missing(self):
         held = threading.Event()

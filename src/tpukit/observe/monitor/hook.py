@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from ...job.sections import ObserveSettings
 from ...records.hooks import RunEnd
 from .monitor import TPUMonitor
 
@@ -28,6 +29,16 @@ class MonitorHook:
     def __init__(self, update_frequency_seconds: float = 1.0, **settings: Any) -> None:
         self._every_s, self._settings = update_frequency_seconds, settings
         self.monitor: TPUMonitor | None = None
+
+    @classmethod
+    def as_set(cls, section: ObserveSettings, **settings: Any) -> Self:
+        """Return the hook that the `observe:` section of a job describes."""
+        return cls(
+            section.monitoring_interval_seconds,
+            duration_seconds=section.monitoring_duration_seconds,
+            history_seconds=section.allocation_history_retention_seconds,
+            **settings,
+        )
 
     def on_start(self, run_dir: Path, identity: Mapping[str, Any]) -> None:
         """Begin to read."""

@@ -1,5 +1,6 @@
 """`TPUMonitor`: a thread that reads chips, host and run, alerts, and exports."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -26,7 +27,7 @@ from .collector import MetricsCollector
 from .current import KEYS, CurrentMetrics
 from .exporting import GuardedExporters
 
-HISTORY = 720
+HISTORY_S = 3600.0
 STOP_WAIT_S = 5.0
 
 
@@ -55,6 +56,9 @@ class TPUMonitor:
         sources: What to read instead of what suits this machine, the surest first.
         exporters: Where readings go as well; they are closed at `stop`.
         process: Index of this process of the run.
+        duration_seconds: How long it reads, from the first reading to the last; None for as long as
+            it runs.
+        history_seconds: How long `get_history` remembers a round.
     """
 
     def __init__(
@@ -68,6 +72,8 @@ class TPUMonitor:
         sources: Sequence[Source] | None = None,
         exporters: Iterable[Exporter] = (),
         process: int = 0,
+        duration_seconds: float | None = None,
+        history_seconds: float = HISTORY_S,
     ) -> None:
         if not update_frequency_seconds > 0:
             raise TPUValidationError(
@@ -87,7 +93,9 @@ class TPUMonitor:
         self._exporters = GuardedExporters(())
         self._alerts = AlertBook(HOST)
         self._newest = self._collector.summarize(())
-        self._history: deque[CurrentMetrics] = deque(maxlen=HISTORY)
+        self._duration_s = math.inf if duration_seconds is None else duration_seconds
+        self._history_s = history_seconds
+        self._history: deque[tuple[float, CurrentMetrics]] = deque()  # with when each was read
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -161,8 +169,8 @@ class TPUMonitor:
         return self._newest
 
     def get_history(self) -> list[CurrentMetrics]:
-        """Return the last rounds, the oldest first."""
-        return [*self._history]
+        """Return the rounds of the last `history_seconds`, the oldest first."""
+        return [metrics for _, metrics in tuple(self._history)]
 
     def record_step(
         self,
@@ -240,15 +248,19 @@ class TPUMonitor:
     # --- the thread ------------------------------------------------------------------------
 
     def _run(self, ended: threading.Event) -> None:
-        for _ in ticks(self.update_frequency_seconds, stop=ended):
+        times = ticks(self.update_frequency_seconds, duration_s=self._duration_s, stop=ended)
+        for _ in times:
             readings = self._collector.collect()
             self._observe(readings)
             self._exporters.export(readings)
 
     def _observe(self, readings: list[Reading]) -> list[Alert]:
         self._newest = self._collector.summarize(readings)
-        self._history.append(replace(self._newest, readings=()))
-        return self._alerts.observe(self._newest, time.monotonic())
+        now = time.monotonic()
+        self._history.append((now, replace(self._newest, readings=())))
+        while self._history[0][0] < now - self._history_s:
+            self._history.popleft()
+        return self._alerts.observe(self._newest, now)
 
     def __rich__(self) -> Any:
         return self._newest.__rich__()

@@ -20,6 +20,8 @@ from .stats import MemoryStats, device_memory
 
 logger = logging.getLogger(__name__)
 
+USUAL_WATCH_S = 60.0
+
 
 class TPUMemoryManager:
     """Makes tensors while they fit the limit, and lends tensors of pools that are made once.
@@ -157,11 +159,12 @@ class TPUMemoryManager:
 
         Args:
             interval: Seconds between two; by default `monitoring_interval_seconds`.
-            duration: Seconds in all; by default `monitoring_duration_seconds`.
+            duration: Seconds in all; by default `monitoring_duration_seconds`, or a minute.
         """
         settings = self.settings
         every_s = settings.monitoring_interval_seconds if interval is None else interval
-        for_s = settings.monitoring_duration_seconds if duration is None else duration
+        stated_s = settings.monitoring_duration_seconds if duration is None else duration
+        for_s = USUAL_WATCH_S if stated_s is None else stated_s
         readings = watch(
             self.get_memory_stats, interval_s=every_s, duration_s=for_s, on_reading=_log_reading
         )
