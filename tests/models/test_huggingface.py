@@ -275,6 +275,16 @@ def test_unsupported_configurations_are_named(changes, message):
         TransformerConfig.from_huggingface(data)
 
 
+def test_what_is_null_or_says_nothing_of_the_architecture():
+    with pytest.raises(TPUModelError, match="another type than .* those that are null: vocab_size"):
+        TransformerConfig.from_huggingface({**LLAMA, "vocab_size": None})
+    usual = {"use_cache": True, "id2label": {"0": "a"}, "initializer_range": 0.02}
+    with pytest.raises(TPUModelError, match="'lama' is not .* does not know some_gate, own_norm"):
+        TransformerConfig.from_huggingface(
+            {**LLAMA, **usual, "model_type": "lama", "some_gate": 3, "own_norm": "l3"}
+        )
+
+
 def break_weights(folder, how):
     tensors = tensors_of(LLAMA)
     if how == "missing tensor":

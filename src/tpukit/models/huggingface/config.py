@@ -15,7 +15,13 @@ _OURS_ALONE = (
     *("routing", "capacity_factor", "router_balance_weight", "layer_kinds", "layer_pattern"),
     "mtp_weight",
 )
-_OF_FILES = ("transformers_version", "architectures", "dtype", "torch_dtype", "auto_map")
+# What every configuration of transformers may say, and what says nothing of an architecture.
+_OF_FILES = (
+    *("transformers_version", "architectures", "dtype", "torch_dtype", "auto_map", "_name_or_path"),
+    *("return_dict", "output_attentions", "output_hidden_states", "use_cache", "problem_type"),
+    *("id2label", "label2id", "chunk_size_feed_forward", "is_encoder_decoder", "pretraining_tp"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout"),
+)
 
 
 def config_from_huggingface(data: Mapping[str, Any]) -> TransformerConfig:

@@ -66,6 +66,12 @@ class Family:
                 f"config.json of model_type '{self.model_type}' has no {missing}; it is not a "
                 "complete Hugging Face configuration."
             ) from None
+        except TypeError as wrong:
+            empty = ", ".join(key for key, value in data.items() if value is None) or "none"
+            raise TPUModelError(
+                f"config.json of model_type '{self.model_type}' has an entry of another type than "
+                f"its model needs ({wrong}); those that are null: {empty}."
+            ) from None
 
     def json(self, config: TransformerConfig) -> dict[str, Any]:
         """The `config.json` that `config` reads back."""
