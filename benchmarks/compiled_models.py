@@ -1,11 +1,16 @@
 """Every family of models under every mesh axis, through the TPU compiler for v5p, v6e and 7x.
 
-    python benchmarks/compiled_models.py [--slices v6e-8] [--families deepseek-v3] [--meshes fsdp]
+    python benchmarks/compiled_models.py                      # what was found
+    python benchmarks/compiled_models.py --compile [--again]
+        [--slices v6e-8] [--families deepseek-v3] [--meshes fsdp]
 
 Training steps of models that keep their family's heads, kinds of layers and options, and have few
 and narrow layers and few experts. A cell is compiled up to its schedule, with the HBM of a device
 and the Pallas kernels in it (origin compiler), or refused with the reason before the compiler is
 asked. Anything else is a defect: the exit code is 1. `--codegen` goes all the way.
+
+`--compile` writes every cell to data/compiled_models.json as it ends, and leaves out those that
+compiled before unless `--again` is given: a run that was cut goes on where it ended.
 """
 
 import argparse
@@ -13,9 +18,11 @@ import json
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from claims import Claim, report
 from rich.console import Console
 from rich.table import Table
 
@@ -24,12 +31,14 @@ from tpukit.compiler import compile_for
 from tpukit.compiler.kernel_traces import kernel_calls
 from tpukit.errors import ShardingError, TPUError, TPUModelError
 from tpukit.models import TransformerConfig, get_preset
+from tpukit.runtime.files import write_text
 from tpukit.step import Workload
 
 SLICES = ("v5p-16", "v6e-8", "7x-2x2x1")  # eight devices each
 NARROW = {"d_model": 1024, "d_ff": 1024, "vocab_size": 8192, "max_seq_len": 8192}
 EXPERTS = {"n_experts": 8, "experts_per_token": 2, "expert_d_ff": 512}
 TOKENS, BATCH = 2048, 16
+DATA = Path(__file__).parent / "data" / "compiled_models.json"
 
 
 def narrow(preset: str, **changes: Any) -> TransformerConfig:
@@ -132,6 +141,7 @@ class Cell:
     slice: str
     outcome: str  # "compiled", "refused" (before the compiler was asked) or "failed"
     seconds: float
+    libtpu: str
     reason: str = ""
     hbm_bytes: int | None = None
     kernels: dict[str, int] | None = None  # calls by name; a loop's body counts once
@@ -163,7 +173,8 @@ def compile_cell(family: str, layout: str, on: str, *, until: Any = "schedule") 
     began = time.monotonic()
 
     def cell(outcome: str, **rest: Any) -> Cell:
-        return Cell(family, layout, on, outcome, round(time.monotonic() - began, 1), **rest)
+        took = round(time.monotonic() - began, 1)
+        return Cell(family, layout, on, outcome, took, libtpu=version("libtpu"), **rest)
 
     try:
         work = workload(family, layout)
@@ -191,31 +202,59 @@ def table_of(cells: list[Cell]) -> Table:
     return table
 
 
+def asked_cells(asked: argparse.Namespace) -> list[tuple[str, str, str]]:
+    """Family, mesh and slice of every cell that is asked for and makes sense."""
+    return [
+        (family, layout, on)
+        for family in asked.families.split(",")
+        for layout in asked.meshes.split(";")
+        for on in asked.slices.split(",")
+        if "expert" not in layout or FAMILIES[family].has_experts
+    ]
+
+
+def load() -> dict[tuple[str, str, str], Cell]:
+    """What was found before, by family, mesh and slice."""
+    rows = json.loads(DATA.read_text("utf-8")) if DATA.exists() else []
+    cells = [Cell(**row) for row in rows]
+    return {(cell.family, cell.layout, cell.slice): cell for cell in cells}
+
+
+def save(cells: dict[tuple[str, str, str], Cell]) -> None:
+    """Keep what was found, in the order of families, meshes and slices."""
+    order: list[list[str]] = [list(FAMILIES), list(LAYOUTS), list(SLICES)]
+    places = sorted(cells, key=lambda at: [o.index(x) for o, x in zip(order, at, strict=True)])
+    lines = [json.dumps(asdict(cells[place])) for place in places]
+    write_text(DATA, "[\n" + ",\n".join(lines) + "\n]\n")
+
+
 def main() -> int:
-    """Compile every cell that is asked for; 1 where one failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Compile what is asked for, show it; 1 where a cell failed or was never compiled."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slices", default=",".join(SLICES))
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--meshes", default=";".join(LAYOUTS), help="apart by semicolons")
+    parser.add_argument("--compile", action="store_true", help="what was not compiled before")
+    parser.add_argument("--again", action="store_true", help="what was compiled before too")
     parser.add_argument("--codegen", action="store_true", help="generate code too")
-    parser.add_argument("--json", type=Path, help="write the cells here too")
     asked = parser.parse_args()
     tpukit.configure_tpu_environment()
-    console, cells = Console(width=180), list[Cell]()
-    for family in asked.families.split(","):
-        for layout in asked.meshes.split(";"):
-            if "expert" in layout and not FAMILIES[family].has_experts:
-                continue
-            for on in asked.slices.split(","):
-                until = "codegen" if asked.codegen else "schedule"
-                cell = compile_cell(family, layout, on, until=until)
-                cells.append(cell)
-                print(f"{family} {layout} {on} ({cell.seconds} s): {cell}", flush=True)
-                if asked.json:
-                    found = [asdict(one) for one in cells]
-                    asked.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    console.print(table_of(cells))
-    return int(any(cell.outcome == "failed" for cell in cells))
+    wanted, cells = asked_cells(asked), load()
+    for place in wanted if asked.compile else []:
+        known = cells.get(place)
+        if known is not None and known.outcome == "compiled" and not asked.again:
+            continue
+        cells[place] = compile_cell(*place, until="codegen" if asked.codegen else "schedule")
+        print(f"{' '.join(place)} ({cells[place].seconds} s): {cells[place]}", flush=True)
+        save(cells)
+    found = [cells[place] for place in wanted if place in cells]
+    Console(width=180).print(table_of(found))
+    outcomes = Counter(cell.outcome for cell in found)
+    report(
+        Claim("cells asked for", len(wanted), ""),
+        *(Claim(f"cells {name}", count, "") for name, count in sorted(outcomes.items())),
+    )
+    return int(len(found) < len(wanted) or outcomes["failed"] > 0)
 
 
 if __name__ == "__main__":
