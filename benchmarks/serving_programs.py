@@ -1,17 +1,15 @@
 """Prefill and decode of `tpukit.models.generation`, compiled as a published server holds its model.
 
-These are the programs that `generate` runs. Weights in fp8 are those of `matmul: float8_static` as
-its products take them (`held_weight`), with one constant scale; published servers have one for each
+These are the programs that `generate` runs. Narrow weights are as `check_decoding` compiles them:
+those that are multiplied in fp8 with one constant scale, where published servers have one for each
 column, and one for each row of activations.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from tpukit.checker.check import predict
+from tpukit.checker.decoding.weights import held_params, stored_params
 from tpukit.compiler.aot import run_request
 from tpukit.compiler.program.request import as_abstract_mesh, make_request
 from tpukit.hardware import Slice
@@ -24,7 +22,6 @@ from tpukit.runtime.environment import configure_tpu_environment
 
 configure_tpu_environment()  # or jax would look for a TPU, slowly
 GREEDY = Sampling(temperature=0)
-NARROW = jnp.float8_e4m3fn
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,10 @@ class PublishedPrograms:
         self, programs: DecodingPrograms, run: Any, rest: tuple[Any, ...], *, is_loop: bool = False
     ) -> float:
         params = programs.abstract_params()
-        if self.formats.weights == "fp8":
-            params = jax.tree_util.tree_map_with_path(_weight, params)
+        if self.formats.multiplied(self.on) == "fp8":
+            params = held_params(programs)
+        elif self.formats.weights != "bf16":
+            params = stored_params(programs, self.formats.weights)
 
         def program(state: dict[str, Any], *arguments: Any) -> Any:
             return run(state["params"], *arguments)
@@ -81,12 +80,3 @@ class PublishedPrograms:
         if found is None:
             raise SystemExit(f"{self.config.name} on {self.on}: {why}")
         return found.step_time_s
-
-
-def _weight(path: Any, leaf: Any) -> Any:
-    """Matrices of layers in fp8; tables, norms and routers as they are."""
-    name = jax.tree_util.keystr(path)
-    is_matrix = "layers" in name and leaf.ndim >= 3 and "router" not in name
-    if not is_matrix:
-        return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, NARROW, sharding=leaf.sharding)

@@ -58,29 +58,34 @@ def test_speeds_are_those_of_the_compiled_programs(compiler):
     assert one.to_dict()["compiled"]["device_bytes"] == 123
 
 
-def test_what_generation_does_not_hold_stays_arithmetic_and_says_so(compiler):
+def test_weights_and_cache_are_compiled_as_they_would_be_kept(compiler):
     formats = ["bf16", "int8", "fp8", "int4"]
-    plan = plan_serving("tiny", formats=formats, generations=["v6e-4"], verify=9, **ASKED)
+    asked = {"cache": "fp8", "generations": ["7x-2x2x1"], "verify": 9, **ASKED}
+    plan = plan_serving("tiny", formats=formats, **asked)
+    assert all(one.is_compiled for one in plan.choices)
+    assert sorted(how["weights"] for how in compiler.asked) == sorted(formats)
+    assert {(how["activations"], how["kv"]) for how in compiler.asked} == {("bf16", "fp8")}
+    plan_serving("tiny", formats=["fp8"], activations="fp8", **asked)
+    assert compiler.asked[-1]["activations"] == "fp8"
+
+
+def test_what_generation_does_not_hold_stays_arithmetic_and_says_so(compiler):
+    asked = {"generations": ["v6e-4"], "verify": 9, **ASKED}
+    plan = plan_serving("tiny", formats=["bf16", "vq"], **asked)
     assert len(compiler.asked) == 1
-    for one in plan.choices[1:]:
+    coded = plan_serving("tiny", formats=["bf16"], cache="pq4", **asked).choices[0]
+    for one in (plan.choices[1], coded):
         assert not one.is_compiled
         assert one.served.source.startswith("roofs")
-        assert "compiled with weights in bfloat16" in one.compiled.reason
-    narrow = plan_serving(
-        "tiny", formats=["bf16"], cache="fp8", generations=["v6e-4"], verify=9, **ASKED
-    )
-    assert [how["kv"] for how in compiler.asked] == ["bf16", "fp8"]
-    assert narrow.choices[0].is_compiled
-    coded = plan_serving(
-        "tiny", formats=["bf16"], cache="pq4", generations=["v6e-4"], verify=9, **ASKED
-    )
-    assert len(compiler.asked) == 2
-    assert "no codebooks" in coded.choices[0].compiled.reason
+        assert "no codebooks" in one.compiled.reason
+    rounded = plan_serving("tiny", formats=["int8"], activations="int8", **asked).choices[0]
+    assert "weights in int8 with bf16, not with int8" in rounded.compiled.reason
+    assert len(compiler.asked) == 1
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(plan)
     shown = " ".join(console.export_text().split())
     assert "bf16 on v6e-4, compiled" in shown
-    assert "int8 on v6e-4, not compiled: generation is" in shown
+    assert "vq on v6e-4, not compiled: there are no codebooks" in shown
 
 
 def test_the_smallest_slices_are_compiled_first(compiler):
@@ -112,10 +117,14 @@ def test_what_the_compiler_refuses_is_no_speed_of_its(compiler):
 @pytest.mark.slow
 @pytest.mark.libtpu
 @pytest.mark.xdist_group("libtpu")
-def test_a_small_server_is_compiled():
-    asked = {"formats": ["bf16"], "generations": ["v6e-4"], "verify": 1, **ASKED}
-    (one,) = plan_serving("tiny", **asked).choices
-    assert one.compiled.fits
-    assert one.is_compiled
-    assert one.compiled.context == 64
-    assert one.token_time.value > 0
+def test_a_small_server_is_compiled_in_every_format():
+    formats = ["bf16", "int8", "int4", "fp8"]
+    asked = {"formats": formats, "cache": "fp8", "generations": ["v6e-4"], "verify": 4, **ASKED}
+    choices = plan_serving("tiny", **asked).choices
+    for one in choices:
+        assert one.compiled.fits
+        assert one.is_compiled
+        assert one.compiled.context == 64
+        assert one.token_time.value > 0
+    held = [one.compiled.device_bytes for one in choices]
+    assert held[0] > held[1] > held[2]

@@ -53,6 +53,9 @@ def check(
             callback=within(COUNT),
         ),
     ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="With --decode: matrices kept in bf16, int8, int4, fp8.")
+    ] = None,
     kv: Annotated[
         str | None, typer.Option(help="With --decode: the cache in bf16, fp8, int8, int4.")
     ] = None,
@@ -89,7 +92,8 @@ def check(
     say = Announcer()
     with refusals_as_exit_codes():
         target = options.torch_or_target(target, torch)
-    for name, value in {"--prompt-length": prompt_length, "--kv": kv}.items():
+    of_decode = {"--prompt-length": prompt_length, "--weights": weights, "--kv": kv}
+    for name, value in of_decode.items():
         if value is not None and not decode:
             raise ConfigError(f"{name} is of --decode; add it, or leave {name} out.")
     if toolchain is not None:
@@ -141,6 +145,7 @@ def check(
                 prompt_length=prompt_length,
                 refused={**unused, "handover": handover},
                 progress=say,
+                weights=weights or "bf16",
                 kv=kv,
                 memory_only=memory_only,
                 timeout_s=timeout,

@@ -53,7 +53,7 @@ def plan_serving(
         generations: Chips, or slices such as "v6e-8", to consider; all chips with public slices
             and rates by default.
         verify: So many of the smallest slices are compiled: prefill and decode of `generate`, with
-            weights in bfloat16 and the cache as it is asked for.
+            weights and cache as they are asked for, but for those in codes.
         verify_seconds: No compile starts after so long.
         progress: Called with each stage of a compile.
 

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 from ..errors import TPUError
 from ..hardware.cache_formats import CACHE_FORMATS
+from ..hardware.stored_formats import WEIGHT_FORMATS
 from ..runtime.progress import Progress, silent
 from .answer.serving_answer import CompiledServing, ServingChoice
-from .cost.serving_model import Traffic
+from .cost.serving_model import ServedFormats, Traffic
 
 if TYPE_CHECKING:
     from ..models.transformer.config import TransformerConfig
 
-COMPILED_WEIGHTS = "bf16"
-NOT_HELD = "generation is compiled with weights in bfloat16; this is by arithmetic alone"
-NO_BOOKS = "there are no codebooks to compile a cache in codes with; this is by arithmetic alone"
+NO_BOOKS = "there are no codebooks to compile {} in codes with; this is by arithmetic alone"
+NOT_MULTIPLIED = (
+    "generation multiplies weights in {0.weights} with bf16, not with {0.activations}; this is by "
+    "arithmetic alone"
+)
 
 
 def verify_servers(
@@ -40,10 +43,9 @@ def verify_servers(
     found, compiled = list(choices), 0
     for number in order:
         one = choices[number]
-        if one.formats.weights != COMPILED_WEIGHTS:
-            said = CompiledServing(reason=NOT_HELD)
-        elif CACHE_FORMATS[one.formats.cache].entries:
-            said = CompiledServing(reason=NO_BOOKS)
+        why = _not_compiled(one.formats, one.multiplied)
+        if why:
+            said = CompiledServing(reason=why)
         elif compiled >= most:
             said = CompiledServing(reason=f"only {most} were to be compiled")
         elif monotonic() - began > seconds:
@@ -53,6 +55,17 @@ def verify_servers(
             said = compile_server(config, traffic, one, progress=progress)
         found[number] = replace(one, compiled=said)
     return tuple(found)
+
+
+def _not_compiled(formats: ServedFormats, multiplied: str | None) -> str:
+    """Why generation has no program of these formats; "" where it has."""
+    if WEIGHT_FORMATS[formats.weights].entries:
+        return NO_BOOKS.format("weights")
+    if CACHE_FORMATS[formats.cache].entries:
+        return NO_BOOKS.format("a cache")
+    if multiplied not in (None, "bf16", "fp8"):
+        return NOT_MULTIPLIED.format(formats)
+    return ""
 
 
 def compile_server(
@@ -77,6 +90,8 @@ def compile_server(
             context=traffic.context,
             prompt=traffic.prompt,
             prefill_rows=choice.replicas,
+            weights=choice.formats.weights,
+            activations=choice.multiplied or "bf16",
             kv=choice.formats.cache,
             progress=progress,
         )

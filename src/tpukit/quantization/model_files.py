@@ -19,7 +19,7 @@ from ..annotations import PyTree
 from ..errors import TPUCheckpointError, TPUValidationError
 from ..kernels.ops.quantized_matmul.weight import FORMATS, ROWS_PER_ELEMENT, QuantizedWeight
 from ..models.stored.calibration import path_text
-from ..models.stored.parameter import StoredParameter, is_stored
+from ..models.stored.parameter import StoredParameter, is_stored, stacked
 from ..models.stored.product import MatrixAxes
 from ..models.transformer.config import TransformerConfig
 from ..runtime.files import finish_folder, folder_beside
@@ -199,7 +199,7 @@ def _parameter(name: str, said: Any, arrays: Any, others: Any) -> Any:
     for part in parts:
         if tuple(part.shape) != (axes.rows, axes.columns):
             raise ValueError(f"{name} has a matrix {part.shape} where {axes.rows, axes.columns} is")
-    return StoredParameter(parts, axes, jnp.dtype(said["dtype"]).name)
+    return StoredParameter(stacked(parts), axes, jnp.dtype(said["dtype"]).name)
 
 
 def _part(name: str, said: Any, arrays: Any, others: Any) -> Any:

@@ -110,8 +110,8 @@ class ScaledInputs:
         return (dequantize(self.weight) / self.inputs[:, None]).astype(dtype)
 
     def shardings(self, sharding: NamedSharding) -> "ScaledInputs":
-        """Those of its arrays, from that of its matrix."""
-        inputs = NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0]))
+        """Those of its arrays, from that of its matrix; a stack's has its leading axis first."""
+        inputs = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:-1]))
         return ScaledInputs(weight_shardings(self.weight, sharding), inputs)  # pyright: ignore[reportArgumentType]
 
     def __rmatmul__(self, x: Any) -> jax.Array:

@@ -11,7 +11,7 @@ from tpukit.models.adapters import adapt
 from tpukit.models.generation import generate
 from tpukit.models.stored import running
 from tpukit.models.stored.calibration import find_matrices, path_text
-from tpukit.models.stored.parameter import matrices_of, store
+from tpukit.models.stored.parameter import PartStack, matrices_of, store, with_stacks
 from tpukit.models.stored.running import dense_parameters, with_stored_parameters
 
 KEY = jax.random.key(0)
@@ -60,6 +60,20 @@ def test_formats_may_differ_from_layer_to_layer(formats):
     run = jax.jit(with_stored_parameters(layers))
     for found, expected in zip(run(params, X), layers(dense_parameters(params), X), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("formats", [("int8",), ("int8", "int4")])
+def test_matrices_that_are_alike_are_one_stack(formats, monkeypatch):
+    params = stored(layers, PARAMS, X, formats=formats)
+    together = with_stacks(params)
+    plain = together["layers"]["plain"]
+    assert isinstance(plain.parts, PartStack) == (len(formats) == 1)
+    assert plain.nbytes == params["layers"]["plain"].nbytes
+    for kernels in (False, True):
+        monkeypatch.setattr(running, "_has_kernels", lambda kernels=kernels: kernels)
+        run = with_stored_parameters(layers)
+        for found, expected in zip(run(together, X), run(params, X), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_kernels_products_are_the_programs_own(monkeypatch):

@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...annotations import PyTree
 from ...compiler.aot import DEFAULT_TIMEOUT_S, run_request
 from ...compiler.program.request import CompileRequest, as_abstract_mesh, make_request
 from ...errors import ConfigError, TPUModelError, TPUValidationError
 from ...hardware import Slice
+from ...hardware.stored_formats import WEIGHT_FORMATS
 from ...job.job import Job
 from ...runtime.progress import Progress, silent
 from ..check import NOT_ASKED_FOR, as_job, predict
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ...models.transformer.config import TransformerConfig
 
 USUAL_CONTEXT = 8192
+_WIDE = "bfloat16"
 ROOM_FOR_WEIGHTS = 0.8  # of a device's HBM; what is left is for caches
 
 
@@ -35,6 +38,7 @@ def check_decoding(
     prompt: int | None = None,
     prefill_rows: int | None = None,
     weights: str = "bfloat16",
+    activations: str = "bf16",
     kv: "CacheSpec | CacheFormat | str | None" = None,
     memory_only: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -56,9 +60,11 @@ def check_decoding(
         context: Tokens each of them can grow to; 8192 by default, or what the model takes.
         prompt: Tokens of the prompts; as many as the context by default.
         prefill_rows: Prompts read at once; all of them by default, as `generate` does.
-        weights: The format of parameters and products.
+        weights: The dtype of parameters and products, or int8, int4 or fp8: matrices are kept so
+            then, as `quantize` writes them, and multiplied with bfloat16.
+        activations: bf16, or fp8 with weights in fp8: products of `matmul: float8_static`.
         kv: How keys, values and latents are kept, as `Generator` takes it; by default as wide as
-            the weights.
+            the products.
         memory_only: Whether the verdict on memory is enough.
         options: Compiler options.
         timeout_s: Until a compile is killed.
@@ -68,7 +74,8 @@ def check_decoding(
     Raises:
         ConfigError: There is no slice.
         TPUModelError: The model is no reference transformer, or takes no such context.
-        TPUValidationError: There is no such format of a cache, or it needs codebooks.
+        TPUValidationError: There is no such format of weights or of a cache, it needs codebooks, or
+            products have no such operands.
         MeshError: The mesh has not as many devices as the slice.
         ShardingError: The mesh cannot split this model, or has an axis decoding cannot use.
         XLACompilationError: The compiler refused a program, crashed or ran out of time.
@@ -85,8 +92,11 @@ def check_decoding(
     from ...models.generation.programs import DecodingPrograms, rounded_size
 
     config, target = _asked(model, on)
+    dtype, matmul = _products(weights, activations)
     # Further predictions are for training; generation leaves their weights out.
-    config = config.replace(param_dtype=weights, dtype=weights, mtp_layers=0)
+    config = config.replace(param_dtype=dtype, dtype=dtype, mtp_layers=0)
+    if matmul is not None:
+        config = config.replace(matmul=matmul)
     room = _room(config, context)
     slots = min(rounded_size(room), config.max_seq_len)
     tokens = min(rounded_size(_within(prompt or room, room)), slots)
@@ -94,13 +104,14 @@ def check_decoding(
     # With a loop of layers, as on every TPU, whatever is here.
     kept = None if kv is None else CacheSpec.of(kv)
     programs = DecodingPrograms(config, as_abstract_mesh(sizes, target), True, kept)
+    params = _params(programs, weights, activations)
     rows = programs.rows(batch_size)
     reads = programs.rows(prefill_rows or batch_size)
     greedy = Sampling(temperature=0)
 
     def check(name: str, function: Any, arguments: tuple[Any, ...], **how: Any) -> CheckResult:
         progress(f"{name} of {config.name}")
-        request = _request(programs, target, function, arguments, options, progress, **how)
+        request = _request(params, target, function, arguments, options, progress, **how)
         facts = replace(request.program.facts, name=f"{config.name} {name}")
         compiled = run_request(
             replace(request, program=replace(request.program, facts=facts)),
@@ -142,6 +153,30 @@ def check_decoding(
     )
 
 
+def _products(weights: str, activations: str) -> tuple[str, str | None]:
+    """The dtype of what is not narrow, and how products are made where that is not the model's.
+
+    Raises:
+        TPUValidationError: Nothing multiplies such operands.
+    """
+    if activations == "bf16":
+        return (_WIDE if weights in WEIGHT_FORMATS else weights), None
+    if (weights, activations) != ("fp8", "fp8"):
+        raise TPUValidationError(
+            f"generation multiplies weights in {weights} with bf16, not with {activations}; leave "
+            "activations out, or use fp8 for both."
+        )
+    return _WIDE, "float8_static"
+
+
+def _params(programs: "DecodingPrograms", weights: str, activations: str) -> PyTree:
+    from .weights import held_params, stored_params
+
+    if weights not in WEIGHT_FORMATS or weights == "bf16":
+        return programs.abstract_params()
+    return held_params(programs) if activations == "fp8" else stored_params(programs, weights)
+
+
 def serving_mesh(config: "TransformerConfig", target: Slice) -> dict[str, int]:
     """A mesh for decoding: tensor as far as keys can be split, and data for the rest.
 
@@ -164,7 +199,7 @@ def serving_mesh(config: "TransformerConfig", target: Slice) -> dict[str, int]:
 
 
 def _request(
-    programs: "DecodingPrograms",
+    params: PyTree,
     target: Slice,
     function: Any,
     arguments: tuple[Any, ...],
@@ -180,7 +215,7 @@ def _request(
     return make_request(
         program,
         target,
-        {"params": programs.abstract_params()},
+        {"params": params},
         *arguments,
         donate_argnums=donate_argnums,
         options=options,

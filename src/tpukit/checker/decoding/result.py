@@ -28,7 +28,7 @@ class DecodingCheck:
         prefill_rows: Prompts that prefill reads at once.
         prompt: Tokens of each of them.
         context: Tokens that each sequence can grow to; what caches have room for.
-        weights: The format of parameters and products.
+        weights: The format of parameters.
         prefill: Reads the prompts and chooses the first token of each.
         decode: One token more for every sequence, in a loop on the device; its prediction is that
             of one turn of the loop.

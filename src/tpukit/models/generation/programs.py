@@ -22,6 +22,7 @@ from ..adapters import TransformerAdapter
 from ..attention.choice import automatic_attention
 from ..execution import Execution
 from ..placement import experts_on, kernel_spread
+from ..stored.parameter import with_stacks
 from ..stored.running import with_stored_parameters
 from ..transformer.config import TransformerConfig
 from .cache import CacheSpec
@@ -103,7 +104,7 @@ class DecodingPrograms:
 
     def prepared(self, params: PyTree) -> PyTree:
         """Parameters as the programs take them."""
-        return params if self._is_loop else jax.jit(lay_apart)(params)
+        return with_stacks(params) if self._is_loop else jax.jit(lay_apart)(params)
 
     def prefill(self, *, sampling: Sampling, slots: int) -> Any:
         """(params, tokens, lengths, eos, seed) -> state; see `begin_rows`."""
@@ -184,7 +185,8 @@ class DecodingPrograms:
         bound = partial(
             function, config=self.config, execution=self.execution, kv=self.kv, **static
         )
-        whole = with_stored_parameters(bound)
+        placed = None if self.mesh is None else lambda: self.layout.shardings
+        whole = with_stored_parameters(bound, shardings=placed)
 
         def program(*arguments: Any) -> Any:
             with self._rules():

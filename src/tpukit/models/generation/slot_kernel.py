@@ -34,8 +34,10 @@ class SlotKernel:
     def takes(self, q: jax.Array, cache: KeyCache, sinks: jax.Array | None) -> bool:
         """Whether q (rows, 1, heads, channels) attends by the kernel.
 
-        Keys as wide as queries XLA reads as fast (Llama 70B on v6e-8: 22.6 ms a token, 22.4 with
-        the kernel, by their timelines); narrower ones it copies. Codes under scales are XLA's too.
+        XLA cuts each layer's keys out of the cache and lays them out anew: four layers of
+        llama3.1-8b, 64 rows of 2,048 tokens on one v6e, take 9.8 ms a token so and 3.7 with the
+        kernel, by their timelines; a head of keys a device takes 0.79 and 0.77 (v6e-8). Codes under
+        scales are XLA's.
         """
         sizes = axis_sizes(self.mesh)
         ways = 1
@@ -47,7 +49,7 @@ class SlotKernel:
             and sinks is None
             and isinstance(keys, WideSlots)
             and isinstance(values, WideSlots)
-            and keys.array.dtype.itemsize < q.dtype.itemsize
+            and keys.array.dtype.itemsize <= q.dtype.itemsize
             and keys.units % ways == 0
             and can_attend_slots(q[:, 0], keys.array, values.array)
         )

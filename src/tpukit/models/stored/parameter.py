@@ -1,6 +1,7 @@
 """`StoredParameter`: a model's parameter kept as quantized matrices, a leaf's place in its tree."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -35,7 +36,7 @@ class QuantizedMatrix(Protocol):
         ...
 
     def shardings(self, sharding: NamedSharding) -> Any:
-        """The same of shardings, from that of the matrix."""
+        """The same of shardings, from that of the matrix; a stack's has its leading axis first."""
         ...
 
     def __rmatmul__(self, x: Any) -> jax.Array:
@@ -54,17 +55,95 @@ def part_matrix(part: Part, dtype: DTypeLike = jnp.float32) -> jax.Array:
     return part.astype(dtype) if isinstance(part, jax.Array) else part.dequantize(dtype)
 
 
-def part_product(x: jax.Array, part: Part) -> jax.Array:
-    """`x @ part` for x (…, inputs), by the kernel of its format where there is one."""
-    if isinstance(part, QuantizedWeight):
-        return quantized_matmul(x, part)
-    return x @ part
+def part_product(x: jax.Array, part: "Part | PartStack") -> jax.Array:
+    """`x @ part` for x (…, inputs), by the kernel of its format where there is one.
+
+    Of a stack of one matrix, the kernel reads it where it lies.
+    """
+    if isinstance(part, PartStack):
+        if isinstance(part.part, QuantizedWeight):
+            return quantized_matmul(x, part.placed(), index=jnp.asarray(part.start))
+        return x @ part[0]
+    return quantized_matmul(x, part) if isinstance(part, QuantizedWeight) else x @ part
 
 
 def part_bytes(part: Part) -> int:
     """Bytes of a part's arrays."""
     leaves: list[Any] = jax.tree.leaves(part)
     return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("part",),
+    meta_fields=("count", "start", "shardings"),
+)
+@dataclass(frozen=True)
+class PartStack:
+    """Neighbouring matrices of one format, kept as one part whose arrays have an axis of matrices.
+
+    A loop over layers takes one after the other out of it, and copies none.
+
+    Attributes:
+        part: All matrices there are, some of which are meant.
+        count: How many are.
+        start: The number of the first that is meant: 0 but inside a loop, where it is traced.
+        shardings: Of the part's arrays, where they are known: a loop hides them from kernels.
+    """
+
+    part: Any
+    count: int
+    start: Any = 0
+    shardings: Any = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(self.count))
+
+    def __getitem__(self, number: int) -> Any:
+        """One matrix as a part of its own."""
+        at = self.start + number
+        return jax.tree.map(
+            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, at, keepdims=False), self.part
+        )
+
+    def some(self, first: Any, count: int) -> "PartStack":
+        """Neighbouring ones of these."""
+        return replace(self, count=count, start=self.start + first)
+
+    def placed(self) -> Any:
+        """The whole part, and where it lies if that is known."""
+        if self.shardings is None:
+            return self.part
+        return jax.lax.with_sharding_constraint(self.part, self.shardings)
+
+    def matrices(self, dtype: DTypeLike) -> jax.Array:
+        """(count, inputs, outputs) what they stand for."""
+        meant = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, self.start, self.count), self.part
+        )
+        return jax.vmap(lambda part: part_matrix(part, dtype))(meant)
+
+
+def with_stacks(params: Any) -> Any:
+    """The tree, with the parts of every stored parameter in one stack where they are alike."""
+
+    def one(leaf: Any) -> Any:
+        return replace(leaf, parts=stacked(leaf.parts)) if is_stored(leaf) else leaf
+
+    return jax.tree.map(one, params, is_leaf=is_stored)
+
+
+def stacked(parts: "tuple[Part, ...] | PartStack") -> "tuple[Part, ...] | PartStack":
+    """The parts as a stack, or as they are where there is one alone or they differ."""
+    if isinstance(parts, PartStack) or len({jax.tree.structure(part) for part in parts}) > 1:
+        return parts
+    shapes = {tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(part)) for part in parts}
+    if len(parts) == 1 or len(shapes) > 1:
+        return parts
+    return PartStack(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts), len(parts))
 
 
 class Reach(NamedTuple):
@@ -80,6 +159,11 @@ class Reach(NamedTuple):
     shape: tuple[int, ...]
     view: View
 
+    @property
+    def in_a_row(self) -> bool:
+        """Whether the parts are neighbours."""
+        return self.numbers == tuple(range(self.numbers[0], self.numbers[0] + len(self.numbers)))
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=("parts",), meta_fields=("axes", "dtype"))
 @dataclass(frozen=True)
@@ -89,12 +173,13 @@ class StoredParameter:
     The arrays of a part shard as its matrix does: see `VQArray`.
 
     Attributes:
-        parts: (inputs, outputs) matrices, one for each index of the stack.
+        parts: (inputs, outputs) matrices, one for each index of the stack: each by itself, or a
+            `PartStack`.
         axes: What the axes of the parameter are.
         dtype: The name of the dtype the model expects it in.
     """
 
-    parts: tuple[Any, ...]
+    parts: "tuple[Any, ...] | PartStack"
     axes: MatrixAxes
     dtype: str
 
@@ -111,18 +196,25 @@ class StoredParameter:
     @property
     def nbytes(self) -> int:
         """Bytes of all parts as they lie in memory."""
+        if isinstance(self.parts, PartStack):
+            return part_bytes(self.parts.part)
         return sum(map(part_bytes, self.parts))
 
     def dense(self, view: View | None = None) -> jax.Array:
         """The parameter, or the elements of a view `reach` gave, as an array."""
-        axes, matrices = self.axes, [part_matrix(part, self.dtype) for part in self.parts]
+        axes = self.axes
         sizes = [axes.shape[axis] for axis in axes.order]
-        array = jnp.stack(matrices).reshape(sizes).transpose(np.argsort(axes.order))
+        array = self._matrices().reshape(sizes).transpose(np.argsort(axes.order))
         if view is None or view == View.whole(self.shape):
             return array
         order = _by_stride(view)
         turned = array.reshape([view.shape[axis] for axis in order])
         return turned.transpose(np.argsort(order))
+
+    def _matrices(self) -> jax.Array:
+        if isinstance(self.parts, PartStack):
+            return self.parts.matrices(self.dtype)
+        return jnp.stack([part_matrix(part, self.dtype) for part in self.parts])
 
     def reach(self, view: View) -> Reach | None:
         """Which parts a view is made of; None where it is not of whole matrices."""
@@ -148,7 +240,13 @@ class StoredParameter:
         moved = (*(unit * stride for stride in row_major(shape)), *inside.strides)
         return Reach(tuple(numbers.ravel().tolist()), shape, View(view.shape, moved))
 
-    def piece(self, reach: Reach, parts: tuple[Any, ...]) -> "StoredParameter":
+    def reached(self, reach: Reach) -> "tuple[Any, ...] | PartStack":
+        """The parts that a view reaches; those of a stack as a stack where they are neighbours."""
+        if isinstance(self.parts, PartStack) and reach.in_a_row:
+            return self.parts.some(reach.numbers[0], len(reach.numbers))
+        return tuple(self.parts[number] for number in reach.numbers)
+
+    def piece(self, reach: Reach, parts: "tuple[Any, ...] | PartStack") -> "StoredParameter":
         """A parameter of the parts that a view reaches, or of others in their place."""
         old = len(self.axes.stack)
         new = len(reach.shape)
@@ -158,7 +256,7 @@ class StoredParameter:
             tuple(axis - old + new for axis in self.axes.inputs),
             tuple(axis - old + new for axis in self.axes.outputs),
         )
-        return StoredParameter(tuple(parts), axes, self.dtype)
+        return StoredParameter(parts, axes, self.dtype)
 
 
 def is_stored(leaf: object) -> bool:

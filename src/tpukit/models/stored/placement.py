@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ...annotations import PyTree
 from ...errors import ShardingError
 from ...kernels.ops.quantized_matmul.weight import QuantizedWeight
-from .parameter import StoredParameter, is_stored
+from .parameter import PartStack, StoredParameter, is_stored
 
 
 def stored_shardings(params: PyTree, shardings: PyTree) -> PyTree:
@@ -40,6 +40,22 @@ def place_stored(params: PyTree, shardings: PyTree) -> PyTree:
     return jax.device_put(params, stored_shardings(params, shardings))
 
 
+def with_known_shardings(params: PyTree, shardings: PyTree) -> PyTree:
+    """Parameters whose stacks know where they lie, from the shardings of the same arrays.
+
+    Raises:
+        ShardingError: See `stored_shardings`.
+    """
+
+    def one(leaf: Any, placed: Any) -> Any:
+        if not is_stored(leaf) or not isinstance(leaf.parts, PartStack):
+            return leaf
+        return replace(leaf, parts=replace(leaf.parts, shardings=placed.parts.part))
+
+    places = stored_shardings(params, shardings)
+    return jax.tree.map(one, params, places, is_leaf=is_stored)
+
+
 def _of_parameter(name: str, stored: StoredParameter, sharding: NamedSharding) -> StoredParameter:
     axes, mesh = stored.axes, sharding.mesh
     spec = (*sharding.spec, *(None,) * (stored.ndim - len(sharding.spec)))
@@ -57,9 +73,13 @@ def _of_parameter(name: str, stored: StoredParameter, sharding: NamedSharding) -
             f"{name} {stored.shape} would be cut through the middle of its matrices by "
             f"{sharding.spec}; use another mesh."
         )
-    matrix = NamedSharding(mesh, PartitionSpec(tall, wide))
+    matrix = PartitionSpec(tall, wide)
     try:
-        parts = tuple(_of_part(part, matrix) for part in stored.parts)
+        if isinstance(stored.parts, PartStack):
+            stack = NamedSharding(mesh, PartitionSpec(None, *matrix))
+            parts: Any = replace(stored.parts, part=_of_part(stored.parts.part, stack))
+        else:
+            parts = tuple(_of_part(part, NamedSharding(mesh, matrix)) for part in stored.parts)
     except ShardingError as error:
         raise ShardingError(f"{name}: {error}") from None
     return replace(stored, parts=parts)
@@ -72,12 +92,12 @@ def _of_part(part: Any, sharding: NamedSharding) -> Any:
 
 
 def weight_shardings(weight: QuantizedWeight, sharding: NamedSharding) -> QuantizedWeight:
-    """Shardings of a weight's arrays, from that of its matrix.
+    """Shardings of a weight's arrays, from that of its matrix, or of a stack of matrices.
 
     Raises:
         ShardingError: A cut would go through a word.
     """
-    tall, wide = sharding.spec
+    *first, tall, wide = sharding.spec
     pieces, columns = _pieces(sharding.mesh, tall), _pieces(sharding.mesh, wide)
     rows = weight.data.shape[-2]
     if rows % pieces or weight.shape[1] % columns:
@@ -88,12 +108,12 @@ def weight_shardings(weight: QuantizedWeight, sharding: NamedSharding) -> Quanti
         )
 
     def at(*axes: Any) -> Any:
-        return NamedSharding(sharding.mesh, PartitionSpec(*axes))
+        return NamedSharding(sharding.mesh, PartitionSpec(*first, *axes))
 
-    whole = weight.scales.shape[0] % pieces
+    whole = weight.scales.shape[-2] % pieces
     return replace(
         weight,
-        data=at(*(None,) * (weight.data.ndim - 2), tall, wide),
+        data=at(*(None,) * (weight.data.ndim - 2 - len(first)), tall, wide),
         scales=at(None if whole else tall, wide),
         codebook=None if weight.codebook is None else at(),
     )

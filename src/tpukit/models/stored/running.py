@@ -7,10 +7,12 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from ...annotations import PyTree
 from ...hardware.target import current_target
 from ...kernels.ops.quantized_matmul.activations import quantize_rows
 from ...kernels.rounding import decode
-from .parameter import StoredParameter, is_stored, part_product
+from .parameter import PartStack, StoredParameter, is_stored, part_product
+from .placement import with_known_shardings
 from .product import Product
 from .tracked import Leaf, Multiplied, Tracked, plain, tracked_parameter
 from .view import View
@@ -20,7 +22,11 @@ Activations: TypeAlias = Literal["wide", "int8"]
 
 
 def with_stored_parameters(
-    function: Callable[..., Any], activations: Activations = "wide", *, trained: bool = False
+    function: Callable[..., Any],
+    activations: Activations = "wide",
+    *,
+    trained: bool = False,
+    shardings: Callable[[], PyTree] | None = None,
 ) -> Callable[..., Any]:
     """The function, whose first argument may be a tree with stored parameters in it.
 
@@ -34,11 +40,15 @@ def with_stored_parameters(
             multiplied with to int8, each row by its largest magnitude.
         trained: Whether gradients go through it. Every matrix is decoded for its product then, and
             once more for the gradient: no decoded one is kept between, and rows are many.
+        shardings: Gives the sharding of every parameter, as an array: inside a loop over layers
+            kernels know of none, and the compiler would decode what it cannot split.
     """
 
     def run(params: Any, *args: Any) -> Any:
         if not any(map(is_stored, jax.tree.leaves(params, is_leaf=is_stored))):
             return function(params, *args)
+        if shardings is not None:
+            params = with_known_shardings(params, shardings())
         flat, tree = jax.tree.flatten(params, is_leaf=is_stored)
         shapes = [_shape(leaf) for leaf in flat]
         closed, out = jax.make_jaxpr(function, return_shape=True)(tree.unflatten(shapes), *args)
@@ -91,7 +101,7 @@ class _Running:
             again = jax.checkpoint(lambda x: multiply(x, weight.get()), prevent_cse=False)
             return again(x)
         part = _whole_part(weight, found)
-        if part is None or not _has_kernels() or isinstance(part, jax.Array):
+        if part is None or not _has_kernels():
             return multiply(x, weight.get())
         return _by_kernel(x, part, found)
 
@@ -122,19 +132,23 @@ def _rounded(x: jax.Array, contracted: tuple[int, ...]) -> jax.Array:
 
 
 def _whole_part(weight: Tracked, found: Multiplied) -> Any:
-    """The one part that the product multiplies by, as it is kept; None where it is not so."""
+    """The one part that the product multiplies by, or a stack of it; None for an array or more."""
     stored = weight.leaf.stored
     assert stored is not None
     reach = stored.reach(weight.view)
     if reach is None or len(reach.numbers) != 1 or found.contraction.batch:
         return None
-    piece = stored.piece(reach, tuple(stored.parts[number] for number in reach.numbers))
+    piece = stored.piece(reach, stored.reached(reach))
     axes = Product(0, reach.view, found.contraction).matrix_axes(piece.shape)
     own = piece.axes
     same = axes is not None and (axes.inputs, axes.outputs) == (own.inputs, own.outputs)
     free = [a for a in range(len(weight.view.shape)) if a not in found.contraction.contracted]
     in_order = sorted(free, key=lambda axis: -weight.view.strides[axis]) == free
-    return piece.parts[0] if same and in_order else None
+    if not same or not in_order:
+        return None
+    parts = piece.parts
+    kept, part = (parts.part, parts) if isinstance(parts, PartStack) else (parts[0], parts[0])
+    return None if isinstance(kept, jax.Array) else part
 
 
 def _by_kernel(x: jax.Array, part: Any, found: Multiplied) -> jax.Array:
@@ -142,7 +156,7 @@ def _by_kernel(x: jax.Array, part: Any, found: Multiplied) -> jax.Array:
     order = sorted(range(len(summed)), key=lambda i: -view.strides[summed[i]])
     inner = [found.x_contraction.contracted[i] for i in order]
     kept = [axis for axis in range(x.ndim) if axis not in inner]
-    rows = jnp.transpose(x, (*kept, *inner)).reshape(*(x.shape[a] for a in kept), part.shape[0])
+    rows = jnp.transpose(x, (*kept, *inner)).reshape(*(x.shape[a] for a in kept), -1)
     free = [size for axis, size in enumerate(view.shape) if axis not in summed]
     out = part_product(rows, part).reshape(*rows.shape[:-1], *free)
     if not found.weight_first:

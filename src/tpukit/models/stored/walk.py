@@ -15,6 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
+from .parameter import PartStack
 from .product import Contraction
 from .tracked import Leaf, Multiplied, Tracked, Visitor, plain, tracked_parameter
 from .view import View
@@ -50,6 +51,8 @@ def _run(eqn: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
     tracked = [value for value in values if isinstance(value, Tracked)]
     if not tracked:
         if all(_is_scalar(value) for value in values):
+            if name == "sharding_constraint":  # a number lies nowhere, whatever mesh there is
+                return values
             with jax.ensure_compile_time_eval():
                 return _bind(eqn, values)
         return _bind(eqn, values)
@@ -187,10 +190,9 @@ def _segments(xs: Sequence[Any], length: int) -> list[tuple[int, int]]:
 def _structure(value: Tracked, step: int) -> Any:
     assert value.leaf.stored is not None
     found = value.leaf.stored.reach(value.view.at(step))
-    if found is None:
+    if found is None or isinstance(value.leaf.stored.parts, PartStack):
         return None
-    parts = [value.leaf.stored.parts[number] for number in found.numbers]
-    leaves, tree = jax.tree.flatten(parts)
+    leaves, tree = jax.tree.flatten(value.leaf.stored.reached(found))
     return tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
@@ -214,16 +216,18 @@ def _cut(value: Any, first: int, last: int) -> _Cut:
         return _Cut(
             value.get()[first:last], lambda now: Tracked(leaf, inner, value.dtype, lambda: now)
         )
-    parts = [tuple(stored.parts[number] for number in one.numbers) for one in found if one]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
-    reached = found[0]
-    assert reached is not None
+    reaches = [one for one in found if one is not None]
+    reached, parts = reaches[0], stored.parts
 
     def step(now: Any) -> Tracked:
         piece = stored.piece(reached, now)
         return tracked_parameter(Leaf(value.leaf.number, piece), reached.view, value.dtype)
 
-    return _Cut(stacked, step)
+    if isinstance(parts, PartStack) and all(one.in_a_row for one in reaches):
+        starts = np.array([one.numbers[0] for one in reaches], np.int32)
+        return _Cut(starts, lambda now: step(parts.some(now, len(reached.numbers))))
+    each = [stored.reached(one) for one in reaches]
+    return _Cut(jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), step)
 
 
 def _loop_sizes(params: Any) -> tuple[int, int]:

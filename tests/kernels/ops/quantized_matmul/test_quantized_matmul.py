@@ -50,11 +50,11 @@ def assert_close(seen, expected, tolerance=2e-6):
     assert error <= tolerance * np.abs(expected).max()
 
 
-def in_kernel(x, weight, activations, blocks=BLOCKS, interpret=True):
+def in_kernel(x, weight, activations, blocks=BLOCKS, interpret=True, index=None):
     missing = -x.shape[1] % 128
     return pallas_tpu.forward(
         jnp.pad(x, ((0, 0), (0, missing))),
-        *(weight.data, weight.scales, weight.codebook),
+        *(weight.data, weight.scales, weight.codebook, index),
         format=weight.format,
         activations=activations,
         blocks=blocks,
@@ -74,6 +74,18 @@ def in_kernel(x, weight, activations, blocks=BLOCKS, interpret=True):
 def test_the_kernel_is_the_product(kind, activations):
     x, weight = activations_of(), draw(kind)
     assert_close(in_kernel(x, weight, activations), by_numpy(x, weight, activations))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "vq256"])
+def test_a_matrix_of_a_stack_is_read_where_it_lies(kind):
+    x, each = activations_of(), [draw(kind, seed=seed) for seed in range(3)]
+    stack, index = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), jnp.int32(1)
+    expected = by_numpy(x, each[1], "bfloat16")
+    assert_close(in_kernel(x, stack, "bfloat16", index=index), expected)
+    found, pull = jax.vjp(lambda x: quantized_matmul(x, stack, index=index), x)
+    assert_close(found, expected, 2e-2)  # through bfloat16
+    (d_x,) = pull(found)
+    assert_close(d_x, np.asarray(found, np.float64) @ np.asarray(dequantize(each[1])).T, 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["int4", "vq256"])

@@ -1,5 +1,6 @@
 """`quantized_matmul`: activations times a weight that stays quantized until it is multiplied."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,23 +14,22 @@ from . import pallas_tpu
 from .activations import Activations, check_activations
 from .blocks import QuantizedBlocks
 from .packing import dequantize_arrays
-from .reference import quantized_matmul_reference, quantized_matmul_xla
+from .reference import quantized_matmul_reference, quantized_matmul_xla, taken
 from .weight import QuantizedWeight, check_format, padded_rows
 
 OP_NAME = pallas_tpu.OP_NAME
-# What is summed over stays whole: weights are packed along it, and rows are rounded along it.
-SPLITS = Splits(
-    free="m n",
-    arguments=("m k", "... packed n", "groups n", "stages tables lanes"),
-    result="m n",
-    residuals=("... packed n", "groups n", "stages tables lanes"),
-)
+# Words, codes and groups of scales are pieces of what is summed over.
+_WEIGHT = ("... k n", "... k n", "...", "")
+SPLITS = Splits(free="m k n", arguments=("m k", *_WEIGHT), result="m n", residuals=_WEIGHT)
+# Rows are rounded to int8 by their largest magnitude, which no piece of them knows.
+WHOLE_ROWS = replace(SPLITS, free="m n")
 
 
 def quantized_matmul(
     x: jax.Array,
     weight: QuantizedWeight,
     *,
+    index: jax.Array | None = None,
     activations: Activations = "bfloat16",
     implementation: str | None = None,
     blocks: QuantizedBlocks | None = None,
@@ -41,6 +41,8 @@ def quantized_matmul(
     Args:
         x: (..., K) activations.
         weight: From `quantize_weight` or one of the `pack_…`.
+        index: () which matrix it is, where the weight's arrays have a leading axis of matrices:
+            the kernel reads it where it lies in them.
         activations: "bfloat16", or "int8": every row of x is rounded to int8 by its largest
             magnitude, and products are integers (the gradient ignores the rounding).
         implementation: "pallas_tpu", "xla" (dequantized to bfloat16) or "reference" (in x's own
@@ -64,8 +66,8 @@ def quantized_matmul(
     out = dispatch_with_gradient(
         OP_NAME,
         PASSES,
-        *(rows, weight.data, weight.scales, weight.codebook),
-        splits=SPLITS,
+        *(rows, weight.data, weight.scales, weight.codebook, index),
+        splits=SPLITS if activations == "bfloat16" else WHOLE_ROWS,
         implementation=implementation,
         on_gpu=XLA,
         elsewhere=XLA,
@@ -102,15 +104,18 @@ def _constant_weight(function: Any) -> Passes:
         data: jax.Array,
         scales: jax.Array,
         codebook: jax.Array | None = None,
+        index: jax.Array | None = None,
         **options: Any,
     ) -> tuple[jax.Array, Any]:
-        return function(x, data, scales, codebook, **options), (data, scales, codebook)
+        weight = (data, scales, codebook, index)
+        return function(x, *weight, **options), weight
 
     def backward(residuals: Any, cotangent: jax.Array, **options: Any) -> tuple[Any, ...]:
-        matrix = dequantize_arrays(*residuals, format=options["format"], dtype=cotangent.dtype)
+        weight = taken(*residuals)
+        matrix = dequantize_arrays(*weight, format=options["format"], dtype=cotangent.dtype)
         wide = jnp.promote_types(cotangent.dtype, jnp.float32)
         d_x = jnp.dot(cotangent, matrix.T, preferred_element_type=wide)
-        return d_x.astype(cotangent.dtype), None, None, None
+        return d_x.astype(cotangent.dtype), None, None, None, None
 
     return Passes(forward, backward)
 

@@ -29,6 +29,7 @@ def forward(
     data: jax.Array,
     scales: jax.Array,
     codebook: jax.Array | None,
+    index: jax.Array | None = None,
     *,
     format: str,
     activations: Activations = "bfloat16",
@@ -36,11 +37,12 @@ def forward(
     interpret: Interpret = False,
 ) -> jax.Array:
     """(M, K) times a weight of padded (K, N): see `quantized_matmul`."""
-    case = _case(x, data, scales, codebook, format, activations)
+    shapes = _shapes(x, data, scales, codebook, is_stack=index is not None)
+    case = KernelCase("traced", shapes, {"format": format, "activations": activations})
     chosen = _blocks_for(case, blocks)
     rows, total = x.shape
     columns = data.shape[-1]
-    group = total // scales.shape[0]
+    group = total // scales.shape[-2]
     _check(chosen, total, group)
     grid = (
         pl.cdiv(rows, chosen.rows),
@@ -53,43 +55,44 @@ def forward(
         values, row_scales = x.astype(jnp.bfloat16), jnp.ones((rows, 1), jnp.float32)
     # Scales of a block are a dimension of their own: too few rows to be cut by 8.
     groups = max(1, chosen.contraction // group)
-    by_block = scales.reshape(-1, groups, columns)
+    by_block = scales.reshape(*scales.shape[:-2], -1, groups, columns)
+    weight = [data, by_block] if codebook is None else [data, by_block, codebook]
     integer_sum = activations == "int8" and format != "int4"
-    in_specs = [
-        pl.BlockSpec((chosen.rows, chosen.contraction), lambda i, j, k: (i, k)),
-        pl.BlockSpec((chosen.rows, 1), lambda i, j, k: (i, 0)),
-        _data_spec(format, data, chosen),
-        pl.BlockSpec(
-            (1, groups, chosen.columns),
-            (lambda i, j, k: (k, 0, j)) if format == "int4" else (lambda i, j, k: (0, 0, j)),
-        ),
-    ]
-    operands = [values, row_scales, data, by_block]
-    if codebook is not None:
-        in_specs.append(pl.BlockSpec(codebook.shape, lambda i, j, k: (0, 0, 0)))
-        operands.append(codebook)
+    specs = _weight_specs(case, chosen, groups)
+    if index is None:
+        which: list[jax.Array] = []
+    else:
+        which = [index.astype(jnp.int32).reshape(1)]
+        specs = [_of_stack(spec) for spec in specs]
     return pl.pallas_call(
         partial(_kernel, format=format, sticks_out=columns % chosen.columns != 0),
-        grid=grid,
-        in_specs=in_specs,
-        out_specs=pl.BlockSpec((chosen.rows, chosen.columns), lambda i, j, k: (i, j)),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(which),
+            grid=grid,
+            in_specs=[
+                pl.BlockSpec((chosen.rows, chosen.contraction), lambda i, j, k, *_: (i, k)),
+                pl.BlockSpec((chosen.rows, 1), lambda i, j, k, *_: (i, 0)),
+                *specs,
+            ],
+            out_specs=pl.BlockSpec((chosen.rows, chosen.columns), lambda i, j, k, *_: (i, j)),
+            scratch_shapes=[
+                pltpu.VMEM((chosen.rows, chosen.columns), jnp.int32 if integer_sum else jnp.float32)
+            ],
+        ),
         out_shape=jax.ShapeDtypeStruct((rows, columns), x.dtype),
-        scratch_shapes=[
-            pltpu.VMEM((chosen.rows, chosen.columns), jnp.int32 if integer_sum else jnp.float32)
-        ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
             vmem_limit_bytes=vmem_limit_bytes(vmem_bytes(case, chosen), current_target()),
         ),
         interpret=interpret,
         name=f"{OP_NAME}_{format}",
-    )(*operands)
+    )(*which, values, row_scales, *weight)
 
 
-def _kernel(
-    x: Any, row_scales: Any, data: Any, scales: Any, *refs: Any, format: str, sticks_out: bool
-) -> None:
-    codebook, (out, total) = (refs[0] if format == "vq" else None), refs[-2:]
+def _kernel(*refs: Any, format: str, sticks_out: bool) -> None:
+    *arrays, out, total = refs
+    codebook = arrays.pop() if format == "vq" else None
+    x, row_scales, data, scales = arrays[-4:]  # before them, which matrix of a stack it is
     step, steps = pl.program_id(2), pl.num_programs(2)
 
     @pl.when(step == 0)
@@ -145,41 +148,57 @@ def _decoded(codebook: Any, codes: Any, stage: int, *, mask: bool) -> jax.Array:
     return pltpu.bitcast(jnp.concatenate(found, axis=1), jnp.int8)
 
 
-def _data_spec(format: str, data: jax.Array, blocks: QuantizedBlocks) -> pl.BlockSpec:
+def _weight_specs(case: KernelCase, blocks: QuantizedBlocks, groups: int) -> list[pl.BlockSpec]:
+    """Of data, scales by block, and the codebook where there is one."""
+    format, data = case.options["format"], case.arguments[1]
     height = blocks.contraction // ROWS_PER_ELEMENT[format]
-    if format == "vq":
-        return pl.BlockSpec((data.shape[0], height, blocks.columns), lambda i, j, k: (0, k, j))
-    return pl.BlockSpec((height, blocks.columns), lambda i, j, k: (k, j))
+    scaled = pl.BlockSpec(
+        (1, groups, blocks.columns),
+        (lambda i, j, k: (k, 0, j)) if format == "int4" else (lambda i, j, k: (0, 0, j)),
+    )
+    if format != "vq":
+        return [pl.BlockSpec((height, blocks.columns), lambda i, j, k: (k, j)), scaled]
+    codes = pl.BlockSpec((data.shape[0], height, blocks.columns), lambda i, j, k: (0, k, j))
+    return [codes, scaled, pl.BlockSpec(case.arguments[3].shape, lambda i, j, k: (0, 0, 0))]
+
+
+def _of_stack(spec: pl.BlockSpec) -> pl.BlockSpec:
+    """The same block of the matrix whose number comes before the arrays."""
+    assert spec.block_shape is not None
+    place = spec.index_map
+    assert place is not None
+    return pl.BlockSpec(
+        (None, *spec.block_shape), lambda i, j, k, which: (which[0], *place(i, j, k))
+    )
 
 
 def _blocks_for(case: KernelCase, blocks: QuantizedBlocks | None) -> QuantizedBlocks:
     chosen = blocks_for(OP_NAME, case, blocks)
     if blocks is not None:
         return chosen
-    # Tuned for sizes up to a power of two, which this one need not be.
-    return replace(chosen, contraction=math.gcd(chosen.contraction, case.arguments[0].shape[1]))
+    # Tuned for sizes up to a power of two, which this one need not be; and a device's piece of the
+    # sum need not be whole tiles.
+    total = case.arguments[0].shape[1]
+    size = math.gcd(chosen.contraction, total)
+    return replace(chosen, contraction=total if size % LANES else size)
 
 
 def _check(blocks: QuantizedBlocks, total: int, group: int) -> None:
     size = blocks.contraction
-    if size % LANES or total % size or (group < total and size % group):
+    if (size % LANES and size != total) or total % size or (group < total and size % group):
         raise TPUKernelError(
             f"contraction={size} does not cut {total} padded rows (groups of {group}); it must be "
             f"a multiple of {LANES if group == total else group} that divides {total}."
         )
 
 
-def _case(
-    x: jax.Array,
-    data: jax.Array,
-    scales: jax.Array,
-    codebook: jax.Array | None,
-    format: str,
-    activations: Activations,
-) -> KernelCase:
-    arrays = [array for array in (x, data, scales, codebook) if array is not None]
-    return KernelCase(
-        "traced",
-        tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays),
-        {"format": format, "activations": activations},
-    )
+def _shapes(*arrays: jax.Array | None, is_stack: bool) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Of x, data, scales and codebook; of one matrix where they are of a stack."""
+    x, *weight = arrays
+    assert x is not None
+    found = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
+    for array in weight:
+        if array is not None:
+            shape = array.shape[1:] if is_stack else array.shape
+            found.append(jax.ShapeDtypeStruct(shape, array.dtype))
+    return tuple(found)

@@ -13,13 +13,15 @@ def quantized_matmul_reference(
     data: jax.Array,
     scales: jax.Array,
     codebook: jax.Array | None,
+    index: jax.Array | None = None,
     *,
     format: str,
     activations: Activations = "bfloat16",
 ) -> jax.Array:
     """See `quantized_matmul`; bfloat16 activations keep whatever precision x has."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    matrix = dequantize_arrays(data, scales, codebook, format=format, dtype=wide)
+    weight = taken(data, scales, codebook, index)
+    matrix = dequantize_arrays(*weight, format=format, dtype=wide)
     left = x.astype(wide)
     if activations == "int8":
         values, row_scales = quantize_rows(x)
@@ -33,6 +35,7 @@ def quantized_matmul_xla(
     data: jax.Array,
     scales: jax.Array,
     codebook: jax.Array | None = None,
+    index: jax.Array | None = None,
     *,
     format: str,
     activations: Activations = "bfloat16",
@@ -40,8 +43,17 @@ def quantized_matmul_xla(
     """The same with the weight dequantized to bfloat16, which is the faster product."""
     if activations == "int8":
         return quantized_matmul_reference(
-            x, data, scales, codebook, format=format, activations=activations
+            x, data, scales, codebook, index, format=format, activations=activations
         )
-    matrix = dequantize_arrays(data, scales, codebook, format=format, dtype=jnp.bfloat16)
+    weight = taken(data, scales, codebook, index)
+    matrix = dequantize_arrays(*weight, format=format, dtype=jnp.bfloat16)
     product = jnp.dot(x.astype(jnp.bfloat16), matrix, preferred_element_type=jnp.float32)
     return product.astype(x.dtype)
+
+
+def taken(
+    data: jax.Array, scales: jax.Array, codebook: jax.Array | None, index: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """The arrays of the matrix that is meant, where they have a leading axis of matrices."""
+    arrays = (data, scales, codebook)
+    return arrays if index is None else jax.tree.map(lambda leaf: leaf[index], arrays)
