@@ -52,7 +52,8 @@ HOMES = {
     ".runtime.multihost": ("MultiHostConfig",),
     ".step": ("Workload",),
     ".training": ("TPUCheckpointer", "TPUTrainer", "TrainingResult", "open_data"),
-    ".training.trained_model": ("export_run", "load_trained"),
+    ".training.export": ("export_run",),
+    ".training.trained_model": ("load_trained",),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

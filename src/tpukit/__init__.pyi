@@ -72,7 +72,7 @@ from .training import TPUCheckpointer as TPUCheckpointer
 from .training import TPUTrainer as TPUTrainer
 from .training import TrainingResult as TrainingResult
 from .training import open_data as open_data
-from .training.trained_model import export_run as export_run
+from .training.export import export_run as export_run
 from .training.trained_model import load_trained as load_trained
 
 __all__ = [

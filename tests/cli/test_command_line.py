@@ -1,5 +1,6 @@
 """The command line as a whole: one set of words, help that can be copied, nobody left waiting."""
 
+import threading
 import time
 
 import pytest
@@ -7,7 +8,7 @@ import typer
 from command_line import every_command
 from typer.testing import CliRunner
 
-from tpukit import __version__
+from tpukit import TPUError, __version__
 from tpukit.cli import main
 from tpukit.cli.app import app
 from tpukit.cli.examples import EXAMPLES
@@ -129,3 +130,14 @@ def test_nobody_waits_without_a_word(monkeypatch, capsys):
     capsys.readouterr()
     time.sleep(0.1)
     assert capsys.readouterr().err == ""
+
+
+def test_a_command_that_fails_is_silent_afterwards(monkeypatch):
+    monkeypatch.setattr(Announcer, "SILENCE_S", 0.02)
+    shown = ask("check", "tiny", "--on", "v9z-8")
+    assert isinstance(shown.exception, TPUError)
+    assert "checking tiny" in shown.stderr
+    speaking = [one for one in threading.enumerate() if one.name == "announcer"]
+    for one in speaking:
+        one.join(timeout=5)
+    assert not any(one.is_alive() for one in speaking)

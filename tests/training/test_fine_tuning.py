@@ -14,7 +14,8 @@ from tpukit.models import export_huggingface, get_preset, import_huggingface
 from tpukit.models.adapters import TransformerAdapter
 from tpukit.models.generation import Generator, Sampling
 from tpukit.training import TPUTrainer
-from tpukit.training.trained_model import export_run, load_trained
+from tpukit.training.export import export_run
+from tpukit.training.trained_model import load_trained
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 CONFIG = get_preset("tiny").replace(vocab_size=32, n_layers=1)

@@ -15,7 +15,8 @@ from tpukit.models.stored.parameter import is_stored
 from tpukit.models.stored.running import dense_parameters
 from tpukit.quantization import quantize_for_tpu, save_quantized
 from tpukit.training import TPUTrainer
-from tpukit.training.trained_model import export_run, load_trained
+from tpukit.training.export import export_run
+from tpukit.training.trained_model import load_trained
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 CONFIG = get_preset(

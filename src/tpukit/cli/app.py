@@ -31,6 +31,7 @@ from . import (
 )
 from . import compile as compile_command
 from .examples import epilog
+from .output import Announcer
 
 app = typer.Typer(
     name="tpukit",
@@ -52,6 +53,7 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error.", envvar="TPUKIT_LOG_LEVEL")
     ] = "warning",
@@ -74,6 +76,7 @@ def options(
         stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     if debug:
         os.environ["TPUKIT_TRACEBACK"] = "1"  # for the processes that commands start as well
+    context.call_on_close(Announcer.hush)  # however the command ends
     setup_logging(level=log_level, json=log_json)
 
 

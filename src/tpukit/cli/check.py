@@ -182,7 +182,6 @@ def check(
     if json:
         show(result, json=True)
     else:
-        Announcer.hush()
         Console().print(result.details())
     raise typer.Exit(result.exit_code)
 

@@ -33,6 +33,6 @@ def export(
     from .output import show
 
     configure_tpu_environment()
-    from ..training.trained_model import export_run
+    from ..training.export import export_run
 
     show(export_run(run, out, step=step, adapters=adapters), json=json)

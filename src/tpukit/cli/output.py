@@ -79,7 +79,6 @@ def refusals_as_exit_codes() -> Generator[None]:
     try:
         yield
     except TPUOutOfMemoryError as error:
-        Announcer.hush()
         typer.secho(f"DOES NOT FIT {error}", fg=typer.colors.RED)
         raise typer.Exit(DOES_NOT_FIT) from None
     except (XLACompilationError, TPUNotAvailableError) as error:
@@ -90,7 +89,8 @@ def refusals_as_exit_codes() -> Generator[None]:
 class Announcer:
     """Says on standard error what is being done, with the seconds since the start.
 
-    Nobody waits without a word: what takes longer than `SILENCE_S` is named again, until `hush`.
+    Nobody waits without a word: what takes longer than `SILENCE_S` is named again, until there
+    is an answer (`show`) or the command ends (`cli.app`).
     """
 
     SILENCE_S = 15.0

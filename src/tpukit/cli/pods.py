@@ -68,6 +68,8 @@ def get_pod(
             config.with_preemptible(bool(spot)), name=name, wait_s=wait, progress=Announcer()
         )
     except PodUnavailable as error:
+        if isinstance(error, ConfigError):  # a zone that is not there
+            raise
         typer.secho(f"no pod: {error}", fg=typer.colors.YELLOW, err=True)
         raise typer.Exit(NO_CAPACITY) from None
     show(pod, json=json)

@@ -88,7 +88,8 @@ class Allocation:
             error = report.errors.get(self.name)
             failures = failures + 1 if isinstance(error, ProviderError) else 0
             if isinstance(error, PodUnavailable):
-                if wait_s is None or time.monotonic() - started > wait_s:
+                hopeless = Cause(error.cause) is Cause.UNPLACEABLE
+                if hopeless or wait_s is None or time.monotonic() - started > wait_s:
                     raise error
             elif isinstance(error, ProviderError):
                 # One lost reply is asked for again; who never answered at all is not there.

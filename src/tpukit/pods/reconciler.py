@@ -260,17 +260,22 @@ class _ProviderPass:
         First where a pass before this one has asked, and by the same name: that pass may have
         ended before the answer, and there must be one pod.
         """
-        error: PodUnavailable | None = None
+        refusals: list[PodUnavailable] = []
         passed_over: list[Refusal] = []
         for zone in self._zones(row):
             if (refusal := self.observer.asking(row, zone, self.there)) is not None:
                 passed_over.append(refusal)
                 continue
-            error = self._ask(replace(row, zone=zone), zone)
-            if error is None:
+            refused = self._ask(replace(row, zone=zone), zone)
+            if refused is None:
                 return
+            refusals.append(refused)
             row = replace(row, zone=None)
-        raise error or unavailable(passed_over)
+        if passed_over:
+            refusals.append(unavailable(passed_over))
+        # One that may change is worth waiting for, whatever the others say.
+        may_change = (one for one in refusals if Cause(one.cause) is not Cause.UNPLACEABLE)
+        raise next(may_change, refusals[-1])
 
     def _zones(self, row: WantedPod) -> Iterable[str]:
         zones = self.provider.capabilities.zones_for(row.config) or (ANYWHERE,)

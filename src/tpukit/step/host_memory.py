@@ -1,7 +1,7 @@
 """What one host holds in its memory to save, restore and export the state of a training step.
 
 Sizes only, by the rules of the code that does it: `training.checkpoint` saves and restores through
-Orbax, `training.trained_model` exports one parameter at a time. `benchmarks/host_memory.py` holds
+Orbax, `training.export` writes one parameter at a time. `benchmarks/host_memory.py` holds
 the rules against what processes take.
 
 Every byte of a state is written once. Orbax copies what a host is to write to its memory first,

@@ -24,6 +24,14 @@ def test_a_config_and_keywords_make_the_same_mesh():
     assert set(by_config.axis_types) == {AxisType.Auto}
 
 
+def test_a_mapping_says_shape_and_names_at_once():
+    mesh = create_mesh(mesh_shape=(2, 4), axis_names=("data", "fsdp"))
+    assert create_mesh({"data": 2, "fsdp": 4}) == create_mesh({"data": 2, "fsdp": -1}) == mesh
+    assert create_mesh(mesh_shape={"data": 2, "fsdp": 4}) == mesh
+    assert create_mesh((2, 4), axis_names=("data", "fsdp")) == mesh
+    assert abstract_mesh({"fsdp": 64}).size == 64
+
+
 def test_the_documents_data_parallel_mesh_drops_its_unnamed_one():
     assert dict(create_mesh(mesh_shape=(8, 1), axis_names=("data",)).shape) == {"data": 8}
 
@@ -70,6 +78,10 @@ def test_an_abstract_mesh_needs_no_devices():
         ({"mesh_shape": (3, -1), "axis_names": ("data", "model")}, r"not a multiple of 3"),
         ({"mesh_shape": (8,), "dcn_mesh_shape": (-1,)}, r"-1 is only filled in for mesh_shape"),
         ({"mesh_shape": (4,), "dcn_mesh_shape": (2,)}, r"needs 2 slices .* belong to 1"),
+        ({"mesh_shape": {"data": 8}}, r"names its axes; leave axis_names out"),
+        ({"mesh_shape": 8}, r"is 8; write a size for each axis: {'data': 4}"),
+        ({"mesh_shape": "data=8"}, r"is 'data=8'; write a size for each axis"),
+        ({"mesh_config": {"data": 8}, "mesh_shape": (8,)}, r"two shapes, {'data': 8} and \(8,\)"),
         ({"mesh_shape": None}, r"needs mesh_shape; give both"),
         ({"mesh_shape": (8,), "axis_names": None}, r"needs axis_names; give both"),
     ],

@@ -13,6 +13,9 @@ from ...errors import MeshError
 from ...runtime.device_grid import arrange_devices
 from .axes import check_axis_names
 
+MeshShape = Sequence[int] | Mapping[str, int]
+"""Sizes in the order of the axes' names, or by name."""
+
 
 @dataclass(frozen=True)
 class MeshConfig:
@@ -80,16 +83,17 @@ class MeshConfig:
 
 
 def create_mesh(
-    mesh_config: MeshConfig | None = None,
+    mesh_config: MeshConfig | MeshShape | None = None,
     *,
-    mesh_shape: Sequence[int] | None = None,
+    mesh_shape: MeshShape | None = None,
     axis_names: Sequence[str] | None = None,
     devices: Sequence[Device] | None = None,
     dcn_mesh_shape: Sequence[int] | None = None,
 ) -> Mesh:
     """Make a mesh whose device order respects the torus and the slices.
 
-    Give either a `MeshConfig` or the same values as keywords. `devices` may come from an offline
+    Give either a `MeshConfig` or the same values as keywords; a mapping such as `{"data": 2,
+    "fsdp": -1}` says shape and names at once. `devices` may come from an offline
     topology (`jax.experimental.topologies`), which gives a mesh to compile for and not to run on.
 
     Raises:
@@ -104,9 +108,9 @@ def create_mesh(
 
 
 def abstract_mesh(
-    mesh_config: MeshConfig | None = None,
+    mesh_config: MeshConfig | MeshShape | None = None,
     *,
-    mesh_shape: Sequence[int] | None = None,
+    mesh_shape: MeshShape | None = None,
     axis_names: Sequence[str] | None = None,
     dcn_mesh_shape: Sequence[int] | None = None,
 ) -> AbstractMesh:
@@ -132,12 +136,16 @@ def axis_sizes(mesh: AnyMesh) -> dict[str, int]:
 
 
 def _one_config(
-    config: MeshConfig | None,
-    mesh_shape: Sequence[int] | None,
+    config: MeshConfig | MeshShape | None,
+    mesh_shape: MeshShape | None,
     axis_names: Sequence[str] | None,
     devices: Sequence[Device] | None,
     dcn_mesh_shape: Sequence[int] | None,
 ) -> MeshConfig:
+    if config is not None and not isinstance(config, MeshConfig):
+        if mesh_shape is not None:
+            raise MeshError(f"A mesh got two shapes, {config} and {mesh_shape}; give one.")
+        config, mesh_shape = None, config
     given = (mesh_shape, axis_names, devices, dcn_mesh_shape)
     if config is not None:
         if any(value is not None for value in given):
@@ -145,6 +153,14 @@ def _one_config(
                 "A mesh got both a MeshConfig and keywords; put the values into the MeshConfig."
             )
         return config
+    if isinstance(mesh_shape, (str, int)):
+        raise MeshError(
+            f"The shape of a mesh is {mesh_shape!r}; write a size for each axis: {{'data': 4}}."
+        )
+    if isinstance(mesh_shape, Mapping):
+        if axis_names is not None:
+            raise MeshError(f"mesh_shape {dict(mesh_shape)} names its axes; leave axis_names out.")
+        mesh_shape, axis_names = tuple(mesh_shape.values()), tuple(mesh_shape)
     if mesh_shape is None or axis_names is None:
         missing = "mesh_shape" if mesh_shape is None else "axis_names"
         raise MeshError(f"A mesh needs {missing}; give both mesh_shape= and axis_names=.")

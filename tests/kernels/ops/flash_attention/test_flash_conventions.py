@@ -1,5 +1,6 @@
 """`flash_attention` means what attention means in jax, and in the documents that describe it."""
 
+import functools
 from typing import Any
 
 import jax
@@ -81,6 +82,15 @@ def test_heads_may_come_before_tokens(implementation: str | None, judge: Any) ->
     by_head = [x.swapaxes(1, 2) for x in arrays]
     heads_first = judge.passes(lambda *a: flash_attention(*a, layout="BHSD", **options), by_head)
     judge.agree([x.swapaxes(1, 2) for x in heads_first], tokens_first, 1e-6)
+
+
+def test_narrow_heads_before_tokens_inside_a_program(judge: Any) -> None:
+    """XLA for CPUs has no product of the transposed arrays, and must not be given one."""
+    arrays = [x.swapaxes(1, 2) for x in judge.arrays(2, 16, 16, 4, 2, 16, "bfloat16")]
+    attend = functools.partial(flash_attention, layout="BHSD")
+    inside = judge.passes(jax.jit(attend), arrays)
+    by_rows = judge.passes(flash_attention, [x.swapaxes(1, 2) for x in arrays])
+    judge.agree([x.swapaxes(1, 2) for x in inside], by_rows, 0)
 
 
 def test_the_layer_of_the_documents_runs_with_and_without_a_mask(judge: Any) -> None:

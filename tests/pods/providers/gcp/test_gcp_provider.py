@@ -272,6 +272,20 @@ class TestErrors:
         assert refused.value.cause == Cause.QUOTA
         assert not cloud.world.holdings()
 
+    def test_a_zone_that_is_not_offered_is_passed_over(self, cloud, launch, state):
+        """As those of the price catalogue are, where a project may use some of them only."""
+        manager = TpuManager(launch=launch, state=Store(state)).build()
+        pod = manager.allocate_pod(V6E.in_zone("asia-northeast1-b", "us-east5-b"))
+        assert pod.zone == "us-east5-b"
+        manager.release(pod)
+        with pytest.raises(ConfigError, match=r"knows no zone 'us-east5-bb'.*Did you mean"):
+            manager.allocate_pod(V6E.in_zone("us-east5-bb"), wait_s=60)  # waiting does not help
+        much = replace(V6E, tpu_type="v6e-128", zones=("us-east5-b", "asia-northeast1-b"))
+        with pytest.raises(PodUnavailable, match="Limit: 64") as refused:  # the one that may change
+            manager.allocate_pod(much.with_preemptible())
+        assert refused.value.cause == Cause.QUOTA
+        assert not cloud.world.holdings()
+
     def test_a_zone_that_is_nearly_right(self, cloud, provider):
         with pytest.raises(ConfigError, match="Did you mean 'us-east5-b'"):
             provider.create("zone-a1", V6E.in_zone("us-east5-bb"))

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ....hardware.target import current_target
 from ..rope.tables import RopeTables
 from .blocks import make_problem
 from .problem import Gradients, Problem, Residuals, SegmentIds, pad_tokens
@@ -28,6 +29,7 @@ def forward(
     **options: Any,
 ) -> tuple[jax.Array, Residuals]:
     """The result, and the same residuals as the kernel's."""
+    q, k, v = _as_they_lie(q, k, v)
     problem = make_problem(q, k, v, **options)
     wide = jnp.promote_types(q.dtype, jnp.float32)
     queries, keys = (q, k) if rope is None else (rotate_heads(x, rope) for x in (q, k))
@@ -64,6 +66,7 @@ def forward(
 def backward(residuals: Residuals, cotangent: jax.Array, **options: Any) -> Gradients:
     """Gradients of q, k, v and the sinks, from weights made again block by block."""
     q, k, v, segment_ids, rope, dense_mask, sinks, out, lse = residuals
+    q, k, v, cotangent = _as_they_lie(q, k, v, cotangent)
     problem = make_problem(q, k, v, **options)
     wide = jnp.promote_types(q.dtype, jnp.float32)
     queries, keys = (q, k) if rope is None else (rotate_heads(x, rope) for x in (q, k))
@@ -101,6 +104,17 @@ def backward(residuals: Residuals, cotangent: jax.Array, **options: Any) -> Grad
         dq, dk = (rotate_heads(x, rope, back=True) for x in (dq, dk))
     dsinks = None if sinks is None else sink_gradient(sinks, lse, dots)
     return dq, dk, dv.astype(v.dtype), None, None, None, dsinks
+
+
+def _as_they_lie(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The arrays, in memory as the products below read them where that is on a CPU.
+
+    XLA for CPUs draws a transposition of heads and sequence into a narrow product, and then has no
+    such product ("Unsupported element type for DotThunk").
+    """
+    if current_target() is None and jax.default_backend() == "cpu":
+        return jax.lax.optimization_barrier(arrays)
+    return arrays
 
 
 def _scores(

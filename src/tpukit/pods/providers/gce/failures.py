@@ -16,7 +16,9 @@ from google.cloud import compute_v1
 from ....errors import ConfigError, PodUnavailable, ProviderError, TPUError
 from ....runtime.google_credentials import WAY_OUT
 from ...causes import Cause
+from ..google.zones import UnknownZone
 
+ZONES_PAGE = "https://cloud.google.com/compute/docs/regions-zones"
 _CALL = re.compile(r"^[A-Z]+ https?://\S+: ")
 _ZONE = re.compile(r"'zone': '([^']+)'|/zones/([^/']+)' was not found")
 # Codes of machines that could not be made, by what helps; others will not go away by waiting.
@@ -45,17 +47,6 @@ API_ERRORS = (
     auth_exceptions.GoogleAuthError,
     requests.RequestException,
 )
-
-
-class UnknownZone(ConfigError):
-    """Compute Engine has no such zone."""
-
-    def __init__(self, zone: str) -> None:
-        self.zone = zone
-        super().__init__(
-            f"Compute Engine knows no zone {zone!r}; "
-            "https://cloud.google.com/compute/docs/regions-zones lists those there are."
-        )
 
 
 class NotReady(ConfigError):
@@ -97,7 +88,7 @@ def explained(error: Exception, *, source: str, endpoint: str) -> TPUError:
             "roles/compute.instanceAdmin.v1 in the project, and check launch.project."
         )
     if (zone := _ZONE.search(said)) is not None:
-        return UnknownZone(zone[1] or zone[2])
+        return UnknownZone(zone[1] or zone[2], who="Compute Engine", listed_at=ZONES_PAGE)
     if _reason(error) == "resourceNotReady":
         return NotReady(f"Compute Engine is still at it: {said}; ask again later.")
     if isinstance(error, exceptions.ClientError):

@@ -13,7 +13,6 @@ from ....errors import (
     PodUnavailable,
     ProviderError,
     TPUError,
-    did_you_mean,
 )
 from ....hardware import Slice
 from ....job.sections import LaunchSettings
@@ -22,12 +21,12 @@ from ...causes import Cause
 from ...config import PodConfig
 from ...gang.process_gang import ProcessGang
 from ...pod import Pod
+from ..google.zones import UnknownZone
 from ..protocol import Capabilities, Command, Gang
 from ..ssh.keys import forget_hosts, known_hosts, own_key
 from ..ssh.transport import SSHTransport
 from ..terms import check_terms
 from .api import ComputeEngine
-from .failures import UnknownZone
 from .machines import GENERATIONS, TOO_OLD, machine_type
 from .preflight import find_obstacles
 from .reading import Asked, read_pod, read_template
@@ -196,8 +195,7 @@ class ComputeEngineProvider:
             found = self._api.find(self._api.machine_types.get, zone=zone, machine_type=wanted)
         except UnknownZone as error:
             zones = self._api.list_all(self._api.zones.list, compute_v1.ListZonesRequest())
-            known = [one.name for one in zones]
-            raise ConfigError(f"{error}{did_you_mean(zone, known)}") from error
+            raise error.among(one.name for one in zones) from error
         if found is None:
             raise PodUnavailable(
                 f"{zone} has no machines {wanted} for {where}; "

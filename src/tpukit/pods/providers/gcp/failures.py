@@ -8,22 +8,13 @@ from google.auth import exceptions as auth_exceptions
 from ....errors import ConfigError, PodUnavailable, ProviderError, TPUError
 from ....runtime.google_credentials import WAY_OUT
 from ...causes import Cause
+from ..google.zones import UnknownZone
 
 # As users saw it: github.com/skypilot-org/skypilot/issues/3840.
 _NOT_OFFERED = re.compile(r"the accelerator \S+ was not found in zone")
 _ZONE = re.compile(r"'locations/([^']+)'")
+ZONES_PAGE = "https://cloud.google.com/tpu/docs/regions-zones"
 _NO_TOKEN = "metadata from plugin failed"  # how gRPC says that no token could be had
-
-
-class UnknownZone(ConfigError):
-    """The API has no such zone, or does not show it to whoever asks."""
-
-    def __init__(self, zone: str) -> None:
-        self.zone = zone
-        super().__init__(
-            f"Cloud TPU knows no zone {zone!r}, or does not offer it to this project; "
-            "https://cloud.google.com/tpu/docs/regions-zones lists those there are."
-        )
 
 
 def is_silence(error: exceptions.GoogleAPICallError) -> bool:
@@ -53,7 +44,7 @@ def explained(error: Exception, *, source: str, endpoint: str) -> TPUError:
             )
         case exceptions.PermissionDenied():
             if (zone := _ZONE.search(said)) is not None:
-                return UnknownZone(zone[1])
+                return UnknownZone(zone[1], who="Cloud TPU", listed_at=ZONES_PAGE)
             return ProviderError(
                 f"Cloud TPU refuses {source}: {said} Ask for the role roles/tpu.admin in the "
                 "project, and check launch.project."

@@ -6,18 +6,18 @@ import uuid
 from google.api_core import exceptions
 from google.cloud import tpu_v2
 
-from ....errors import ConfigError, ProviderError, did_you_mean
+from ....errors import ConfigError, ProviderError
 from ....job.sections import LaunchSettings
 from ....runtime.doctor.finding import Finding
 from ...config import PodConfig
 from ...gang.process_gang import ProcessGang
 from ...pod import Host, Pod
+from ..google.zones import UnknownZone
 from ..protocol import Capabilities, Command, Gang
 from ..ssh.keys import forget_hosts, known_hosts, own_key
 from ..ssh.transport import SSHTransport
 from ..terms import check_terms
 from .api import PATIENCE_S, CloudTPU
-from .failures import UnknownZone
 from .maintenance import MaintenanceNotices
 from .preflight import find_obstacles
 from .reading import as_asked, node_names, read_pod
@@ -154,7 +154,7 @@ class CloudTPUProvider:
             try:
                 is_under_way = self._send(full_name, asked, attempt_key, deadline)
             except UnknownZone as error:
-                raise self._with_zones(error) from error
+                raise error.among(self._api.zones()) from error
             if is_under_way:
                 # Nothing more can be seen of it now, and a quota of calls is not spent on looking.
                 return self._read(as_asked(full_name, asked))
@@ -182,10 +182,6 @@ class CloudTPUProvider:
             return not begun.operation.done
 
         return self._api.ask(call, deadline=deadline)
-
-    def _with_zones(self, error: UnknownZone) -> ConfigError:
-        known = self._api.zones()
-        return ConfigError(f"{error}{did_you_mean(error.zone, known)}")
 
 
 def _has_nodes(queued: tpu_v2.QueuedResource) -> bool:

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .....hardware.target import current_target
 from .....kernels.ops.flash_attention.api import flash_attention
 from ..randomness import next_key
 
@@ -33,12 +32,9 @@ def attention(
     kinds = query.dtype == key.dtype == value.dtype
     if query.ndim == 4 and boolean and same_width and kinds and not dropout_p:
         mask = None if attn_mask is None else _four_dimensions(attn_mask)
-        arrays = (query, key, value)
-        if query.dtype == jnp.bfloat16 and _runs_on_cpu():
-            # XLA for CPUs fails on narrow products of heads that lie before the sequence.
-            arrays = tuple(one.astype(jnp.float32) for one in arrays)
-        out = flash_attention(*arrays, causal=is_causal, mask=mask, scale=scale, layout="BHSD")
-        return out.astype(query.dtype)
+        return flash_attention(
+            query, key, value, causal=is_causal, mask=mask, scale=scale, layout="BHSD"
+        )
     groups = query.shape[-3] // key.shape[-3] if enable_gqa and query.ndim > 2 else 1
     if groups > 1:
         key, value = (jnp.repeat(one, groups, axis=-3) for one in (key, value))
@@ -61,10 +57,6 @@ def attention(
         kept = jax.random.bernoulli(next_key(), 1 - dropout_p, shares.shape)
         shares = jnp.where(kept, shares / (1 - dropout_p), 0)
     return jnp.einsum("...qk,...kd->...qd", shares.astype(value.dtype), value)
-
-
-def _runs_on_cpu() -> bool:
-    return current_target() is None and jax.default_backend() == "cpu"
 
 
 def _four_dimensions(mask: jax.Array) -> jax.Array:
