@@ -7,8 +7,8 @@ from types import ModuleType
 from tpukit.lazy import LAZY_PACKAGES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
-# Packages whose names load at once.
-PLAIN_PACKAGES = (".kernels", ".hardware", ".compiler")
+# Whose names load at once.
+PLAIN_PACKAGES = (".kernels", ".hardware", ".compiler", ".errors")
 HEAD = """# Python
 
 Written by `make docs` from the lists of public names (`tools/python_reference.py`); a test
@@ -23,7 +23,8 @@ def render() -> str:
     parts = [HEAD]
     for suffix in (*LAZY_PACKAGES, *PLAIN_PACKAGES):
         package = import_module(f"tpukit{suffix}")
-        homes = {name: _home(package, name) for name in sorted(package.__all__)}
+        listed = getattr(package, "__all__", None) or _classes(package)
+        homes = {name: _home(package, name) for name in sorted(listed)}
         new = {name: home for name, home in homes.items() if home and home not in seen}
         if not new:
             continue
@@ -32,6 +33,10 @@ def render() -> str:
         parts.append(f"## {package.__name__}\n\n{first}\n")
         parts += [f"::: {home}\n" for home in new.values()]
     return "\n".join(parts)
+
+
+def _classes(module: ModuleType) -> list[str]:
+    return [name for name, found in vars(module).items() if isinstance(found, type)]
 
 
 def _home(package: ModuleType, name: str) -> str:

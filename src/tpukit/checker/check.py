@@ -75,10 +75,11 @@ def check(
         verdict(memory)
     prediction, reason = None, NOT_ASKED_FOR
     if not memory_only:
-        if memory.fits:  # what does not fit has no schedule to simulate
-            progress("simulate the schedule; kernels not seen before are compiled alone")
         prediction, reason = predict(
-            compiled, tokens_per_step=whole.tokens_per_step, model_flops=whole.model_flops
+            compiled,
+            tokens_per_step=whole.tokens_per_step,
+            model_flops=whole.model_flops,
+            progress=progress,
         )
     fixes = None
     if fix and not is_thin(memory):
@@ -122,7 +123,9 @@ def check_request(
     )
     if verdict is not None:
         verdict(compiled.memory)
-    prediction, reason = (None, NOT_ASKED_FOR) if memory_only else predict(compiled)
+    prediction, reason = (
+        (None, NOT_ASKED_FOR) if memory_only else predict(compiled, progress=progress)
+    )
     return CheckResult(
         compiled=compiled,
         prediction=prediction,
@@ -155,13 +158,17 @@ def predict(
     tokens_per_step: int | None = None,
     model_flops: float | None = None,
     one_turn: bool = False,
+    progress: Progress = silent,
 ) -> tuple[StepPrediction | None, str]:
     """Return the predicted step, or the reason there is none; see `CompiledStep.predict`."""
     if not compiled.fits:
         return None, "a program that does not fit takes no step"
     try:
         found = compiled.predict(
-            tokens_per_step=tokens_per_step, model_flops=model_flops, one_turn=one_turn
+            tokens_per_step=tokens_per_step,
+            model_flops=model_flops,
+            one_turn=one_turn,
+            progress=progress,
         )
     except TPUError as error:
         return None, str(error)

@@ -174,7 +174,7 @@ def compile_many(
         except TPUError as error:
             return error
         finally:
-            progress(f"{about}: {next(ended)} of {len(asked)} done")
+            progress(f"{about}: compiled, {next(ended)} of {len(asked)}")
 
     pool = ThreadPoolExecutor(workers or room_for_workers())
     try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from ..errors import TPUValidationError, XLACompilationError, did_you_mean
 from ..hardware import Figure, Slice
+from ..runtime.progress import Progress, silent
 from .dump import Listings
 from .hlo import HloModule, count_collectives, count_operations, open_loop, parse_hlo
 from .memory import MemoryReport, read_memory
@@ -133,6 +134,7 @@ class CompiledStep:
         model_flops: float | None = None,
         compile_kernels: bool = True,
         one_turn: bool = False,
+        progress: Progress = silent,
     ) -> "StepPrediction":
         """How long one step takes, by simulating the schedule.
 
@@ -143,6 +145,7 @@ class CompiledStep:
                 time them; otherwise they are timed by what they state.
             one_turn: Of a program that is a loop without a constant end: one turn of it, without
                 what comes before and after.
+            progress: Told what is being done.
 
         Raises:
             XLACompilationError: One turn was asked for, and there is no such loop.
@@ -156,7 +159,9 @@ class CompiledStep:
             self.slice,
             wanted=lambda call: not has_own_model(call),
             compile_missing=compile_kernels,
+            progress=progress,
         )
+        progress("simulate the schedule")
         return predict_step(
             self._turn() if one_turn else self.module,
             self.slice,

@@ -16,7 +16,9 @@ from typing import Any
 
 from ..errors import TPUError, XLACompilationError
 from ..hardware import Chip, Slice
+from ..hardware.figure import count_text
 from ..hardware.slice import list_slices
+from ..runtime.progress import Progress, silent
 from .aot import compile_many
 from .bundles import CallTrace, trace_call
 from .cache import CompileCache
@@ -115,6 +117,7 @@ def trace_kernels(
     *,
     wanted: Callable[[Instruction], bool],
     compile_missing: bool = True,
+    progress: Progress = silent,
 ) -> Mapping[str, CallTrace]:
     """What the kernels of a step do, by the name of their calls; those not told are left out.
 
@@ -126,6 +129,7 @@ def trace_kernels(
         target: The slice it was compiled for.
         wanted: Which calls to follow.
         compile_missing: Whether kernels nobody asked for before are compiled now.
+        progress: Told how many are.
     """
     kernels = {
         call.name: LoneKernel.of(call, parent)
@@ -140,6 +144,8 @@ def trace_kernels(
             found[kernel] = CallTrace.from_data(kept["trace"]) if kept["trace"] else None
     missing = set(kernels.values()) - set(found)
     if missing and compile_missing:
+        many = count_text(len(missing), "kernel")
+        progress(f"simulate: {many} not seen before compiled alone, to time them")
         for kernel, trace in _compiled(missing, one_device_slice(target.chip)).items():
             cache.store_json(kernel.key(chip), {"trace": trace and trace.to_data()})
             found[kernel] = trace

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..errors import SliceError
 from .catalog import list_chips
+from .figure import count_text
 from .slice import Slice
 
 GOOGLE_VENDOR = "0x1ae0"
@@ -45,10 +46,9 @@ class Accelerators:
 
     def __str__(self) -> str:
         units = {"tpu": "TPU chip", "gpu": "NVIDIA GPU", "cpu": "CPU"}[self.kind]
-        plural = "" if self.count == 1 else "s"
         generation = f" ({self.generation})" if self.generation else ""
         where = f", part of {self.slice_name}" if self.slice_name else ""
-        return f"{self.count} {units}{plural}{generation}{where}"
+        return f"{count_text(self.count, units)}{generation}{where}"
 
     def __rich__(self) -> Any:
         from .tables import facts_table

@@ -209,6 +209,11 @@ def bytes_text(amount: float) -> str:
     return format_quantity(amount, "B")
 
 
+def count_text(amount: int, what: str) -> str:
+    """1 host, 1,024 hosts."""
+    return f"{amount:,} {what}" + ("" if amount == 1 else "s")
+
+
 def flops_text(amount: float) -> str:
     """3.299 TFLOP."""
     for least, unit in _FLOPS:

@@ -53,7 +53,7 @@ def render_page(result: "RehearsalResult") -> str:
         title=f"Rehearsal of {result.job.model}",
         headline=headline(
             str(result.job.model),
-            f"on {result.job.slice}, rehearsed on {at:%Y-%m-%d %H:%M} UTC",
+            f"on {result.job.slice}, {at:%Y-%m-%d %H:%M} UTC",
             verdict=_verdict(result),
             lead=_lead(result),
             cards=_cards(result),

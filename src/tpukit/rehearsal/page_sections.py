@@ -93,7 +93,7 @@ def goodput_section(watched: Monitor) -> Section:
     return section(
         "Watched",
         stacked_bar(pieces, whole=whole, label="Where the time of the preempted run went"),
-        legend({kind: label for label, (kind, seconds) in parts.items() if seconds > 0.01 * whole}),
+        legend({kind: label for label, (kind, seconds) in parts.items() if seconds}),
         table(columns, rows, caption="Across all attempts"),
         tag("p", watched.stragglers) if watched.hosts > 1 else "",
         intro=watched.sentence,

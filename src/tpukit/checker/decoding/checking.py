@@ -124,7 +124,9 @@ def check_decoding(
         made = rows if is_loop else reads * tokens
         found, why = None, NOT_ASKED_FOR
         if not memory_only:
-            found, why = predict(compiled, tokens_per_step=made, one_turn=is_loop)
+            found, why = predict(
+                compiled, tokens_per_step=made, one_turn=is_loop, progress=progress
+            )
         return CheckResult(
             compiled=compiled, prediction=found, no_prediction=why, memory_only=memory_only
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import SliceError
 from ...hardware import Slice
+from ...hardware.figure import count_text
 from ...hardware.layout import chip_positions
 from ...hardware.topology import format_shape
 from ..readings import METRICS, Reading
@@ -106,7 +107,8 @@ def _places(
             "wraps": list(target.wraps),
             "slices": target.num_slices,
             "chips_per_host": target.chips_per_host,
-            "words": f"{target}: {format_shape(target.topology)}, {target.hosts:,} hosts",
+            "words": f"{target}: {format_shape(target.topology)}, "
+            + count_text(target.hosts, "host"),
         }
     hosts: defaultdict[int, set[int]] = defaultdict(set)
     for process, chip in values:

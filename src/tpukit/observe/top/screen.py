@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from ...hardware.figure import count_text
 from ..readings import METRICS
 from .bars import bar, sparkline
 from .columns import CHIP_COLUMNS, EXPECTED, HOST_COLUMNS, MEMORY, Values, gib, shown
@@ -181,7 +182,8 @@ def rolled_up(hosts: Sequence[HostView]) -> Table:
         middle = statistics.median(values)
         cells = (title, *(column.text(value) for value in (min(values), middle, max(values))))
         table.add_row(*(Text(cell) for cell in cells), Text(where, overflow="ellipsis"))
-    table.title = Text(f"{len(hosts)} hosts, {chips} chips", style="bold")
+    counts = f"{count_text(len(hosts), 'host')}, {count_text(chips, 'chip')}"
+    table.title = Text(counts, style="bold")
     table.title_justify = "left"
     return table
 

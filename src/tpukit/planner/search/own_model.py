@@ -109,7 +109,10 @@ class OwnModelSearch:
         if hosts is not None and hosts.fits is False:
             self.notes.append(f"{job.on}: {hosts.verdict}")
             return []
-        step = answer.predict(tokens_per_step=job.tokens_per_step)
+        step = answer.predict(
+            tokens_per_step=job.tokens_per_step,
+            progress=lambda line: self.progress(f"{answer.name} on {job.on}: {line}"),
+        )
         return [self._choice(job, memory, step)]
 
     def _choice(self, job: Job, memory: Any, step: Any) -> Choice:

@@ -150,7 +150,7 @@ class Verifier:
             self.progress(f"compiling {job.on} {how}")
         answers = self.compile(jobs, timeout_s=left, progress=self.progress)
         for job, answer in zip(jobs, answers, strict=True):
-            self._answers[_name(job)] = _verified(job, answer)
+            self._answers[_name(job)] = _verified(job, answer, self.progress)
 
     def _expected_to_fit(self, search: Search, index: int) -> bool:
         """Whether it still fits once the model's memory is corrected by earlier compiles."""
@@ -182,7 +182,7 @@ def _name(job: Job) -> str:
     return json.dumps(job.to_dict(), sort_keys=True)
 
 
-def _verified(job: Job, answer: CompiledStep | TPUError) -> Verified:
+def _verified(job: Job, answer: CompiledStep | TPUError, progress: Progress) -> Verified:
     if isinstance(answer, TPUNotAvailableError):
         raise answer
     if isinstance(answer, TPUError):
@@ -191,7 +191,10 @@ def _verified(job: Job, answer: CompiledStep | TPUError) -> Verified:
     if not answer.fits:
         return Verified(fits=False, memory_bytes=memory)
     try:
-        step = answer.predict(tokens_per_step=job.tokens_per_step)
+        step = answer.predict(
+            tokens_per_step=job.tokens_per_step,
+            progress=lambda line: progress(f"{answer.name} on {job.on}: {line}"),
+        )
     except TPUError as error:
         return Verified(fits=True, memory_bytes=memory, reason=str(error))
     caveats = " ".join(step.caveats)

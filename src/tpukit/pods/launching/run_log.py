@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...hardware.figure import count_text
 from ..providers.protocol import Ended, Line, Restarted, StepCompleted
 from ..supervision.events import (
     AttemptBegan,
@@ -76,7 +77,8 @@ class Entry:
             case PodRefused(name, zone, cause, reason):
                 return cls("pod", f"no {name}{_in(zone)}: {cause.meaning} ({reason})")
             case PodReady(pod):
-                return cls("pod", f"{pod.name} is ready{_in(pod.zone)}: {len(pod.hosts)} hosts")
+                hosts = count_text(len(pod.hosts), "host")
+                return cls("pod", f"{pod.name} is ready{_in(pod.zone)}: {hosts}")
             case PodReleased(pod):
                 return cls("pod", f"{pod.name}{_in(pod.zone)} is given back")
             case AttemptBegan(attempt):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ....compiler.timeline import Span
-from ....hardware.figure import ORIGINS, bytes_text, seconds_text
+from ....hardware.figure import ORIGINS, bytes_text, count_text, seconds_text
 from ....pages.frame import Page, asset
 from ....pages.markup import Child, Markup, join, tag
 from ....pages.parts import (
@@ -96,8 +96,8 @@ def about_section(report: Report) -> Section:
     target = report.get("slice") or {}
     if target:
         shape = "x".join(str(size) for size in target["topology"])
-        chips = f"{target['chips']:,} chips ({shape}), {target['hosts']:,} hosts"
-        made[target["name"]] = chips
+        chips, hosts = count_text(target["chips"], "chip"), count_text(target["hosts"], "host")
+        made[target["name"]] = f"{chips} ({shape}), {hosts}"
     return section(
         "About",
         _list("The job", job) if job else absent("A bare function, so there is no job to show."),
