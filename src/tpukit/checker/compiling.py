@@ -9,7 +9,7 @@ from ..compiler.cache import JOB_LINK, CompileCache
 from ..compiler.compiled import CompiledStep
 from ..compiler.program.lowered import ProgramFacts
 from ..compiler.program.request import CompileRequest, make_request
-from ..errors import TPUError
+from ..errors import TPUError, TPUModelError
 from ..job.compiler_flags import compiler_options
 from ..job.job import Job
 from ..runtime.progress import Progress, silent
@@ -103,14 +103,23 @@ def lower_job(job: Job, *, progress: Progress = silent, remember: bool = True) -
         **compiler_options(job.compile, generation=job.slice.chip.name),
         **job.options,
     }
-    request = make_request(
-        step.work,
-        job.slice,
-        mesh=job.mesh_sizes,
-        dcn_mesh_shape=job.dcn_mesh,
-        options=options,
-        progress=progress,
-    )
+    try:
+        request = make_request(
+            step.work,
+            job.slice,
+            mesh=job.mesh_sizes,
+            dcn_mesh_shape=job.dcn_mesh,
+            options=options,
+            progress=progress,
+        )
+    except TPUModelError as error:
+        if step.work.batch is not None or job.model_flops is not None:
+            raise
+        shape = step.work.batch_shapes()["inputs"].shape
+        raise TPUModelError(
+            f"{error} Nobody said what the model takes, so it got token numbers, int32 of {shape}; "
+            "for anything else let the builder return tpukit.Workload(model, batch={…}, loss=…)."
+        ) from error
     name = job.to_dict()["model"]
     shown = name if isinstance(name, str) else name["preset"]
     facts = replace(request.program.facts, name=shown)  # every job's function is "step"

@@ -165,9 +165,9 @@ def lower_function(
     """Lower a function for the slice that was typed.
 
     Raises:
-        ConfigError: Something was typed that only a job has, or no slice.
+        ConfigError: Something was typed that only a job has, or no slice, or too few arguments.
     """
-    from ..compiler.program.entry import built, parse_argument
+    from ..compiler.program.entry import built, needed_arguments, parse_argument
     from ..compiler.program.request import make_request
     from ..errors import ConfigError
     from ..runtime.environment import configure_tpu_environment
@@ -177,8 +177,14 @@ def lower_function(
         wrong = f"takes no {', '.join(only_for_jobs)}" if only_for_jobs else "needs --on"
         raise ConfigError(f"a function {wrong}; write --on SLICE and its arguments as --arg.")
     configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
+    function = callable_of(target, built(target))
+    needed = needed_arguments(function)
+    if len(needed) > len(arg):
+        raise ConfigError(
+            f"{target} takes {', '.join(needed)}; write a shape for each: --arg 'bf16[8,128]'."
+        )
     return make_request(
-        callable_of(target, built(target)),
+        function,
         asked["on"],
         *[parse_argument(text) for text in arg],
         donate_argnums=donate or (),

@@ -1,3 +1,4 @@
+import re
 import sys
 from contextlib import suppress
 
@@ -5,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpukit.checker.compiling import lower_job
+from tpukit.cli.job_options import lower_function
 from tpukit.compiler.program import entry
-from tpukit.compiler.program.entry import built, load_function, parse_argument
-from tpukit.errors import TPUValidationError
+from tpukit.compiler.program.entry import built, load_function, load_object, parse_argument
+from tpukit.errors import ConfigError, TPUModelError, TPUValidationError
+from tpukit.job import Job
 
 
 @pytest.mark.parametrize(
@@ -83,3 +87,31 @@ def test_the_environment_is_ready_before_somebodys_code_runs(tmp_path, monkeypat
     (tmp_path / "touching.py").write_text("import noted\nnoted.order.append('code')\nf = abs\n")
     entry.load_function(f"{tmp_path}/touching.py:f")
     assert order == ["environment", "code"]
+
+
+def test_a_wrong_name_is_told_what_there_is(tmp_path):
+    file = tmp_path / "my_model.py"
+    file.write_text("from math import sqrt\ndef build(): return 1\ndef step(x): return x\n")
+    for wrong, said in (
+        (f"{file}:stepp", "Did you mean 'step'?"),
+        (f"{file}:elsewhere", "It has build, step."),
+        (f"{tmp_path}/my_modl.py:build", "Did you mean 'my_model.py'?"),
+    ):
+        with pytest.raises(TPUValidationError, match=re.escape(said)):
+            load_object(wrong)
+
+
+def test_a_function_without_its_arguments(tmp_path):
+    file = tmp_path / "bare_step.py"
+    file.write_text("def step(x, w): return x @ w\n")
+    with pytest.raises(ConfigError, match=r"takes x, w; write a shape for each: --arg 'bf16"):
+        lower_function(f"{file}:step", {"on": "v6e-8"}, ["f32[2,2]"], None, progress=print)
+
+
+def test_a_model_that_takes_no_tokens_is_told_how_to_say_so(tmp_path):
+    file = tmp_path / "by_feature.py"
+    file.write_text(
+        "import flax.nnx as nnx\ndef build(): return nnx.Linear(256, 4, rngs=nnx.Rngs(0))\n"
+    )
+    with pytest.raises(TPUModelError, match=r"token numbers, int32 of \(8, \d+\); .*Workload"):
+        lower_job(Job(model=f"{file}:build", on="v6e-8"))

@@ -67,10 +67,13 @@ def load_object(reference: str) -> Any:
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     found = getattr(module, name, None)
     if found is None:
-        functions = [key for key, value in vars(module).items() if callable(value)]
-        raise TPUValidationError(
-            f"{name!r} does not exist in {where}." + did_you_mean(name, functions)
-        )
+        own = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == module.__name__
+        ]
+        nearest = did_you_mean(name, own) or f" It has {', '.join(own[:8]) or 'no functions'}."
+        raise TPUValidationError(f"{name!r} does not exist in {where}.{nearest}")
     return found
 
 
@@ -129,6 +132,7 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise TPUValidationError(
             f"there is no file {str(path)!r}; check the path before the colon."
+            + did_you_mean(path.name, [one.name for one in path.parent.glob("*.py")])
         )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
