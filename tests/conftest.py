@@ -27,6 +27,10 @@ os.environ.update(
     NO_GCE_CHECK="true",
     JAX_PLATFORMS="cpu",
     XLA_FLAGS="--xla_force_host_platform_device_count=8" + FAST_COMPILES,
+    # One thread a worker for torch and numpy: with more, workers fight for the cores, and threads
+    # that wait for each other spin (half of the torch tests' processor time went there).
+    OMP_NUM_THREADS="1",
+    OPENBLAS_NUM_THREADS="1",
     # Not the user's own cache; kept between runs, so that a second run compiles less.
     TPUKIT_CACHE_DIR=str(Path(__file__).parents[1] / ".cache" / "tests"),
     # Nor the user's own pods.

@@ -220,7 +220,9 @@ def test_nothing_is_compiled_between_steps(table_trainer, tokens):
 def test_waiting_for_slow_data_is_an_input_stall(table_trainer, tokens):
     def slowly():
         for number in range(6):
-            time.sleep(0.05)
+            time.sleep(
+                0.2
+            )  # far longer than a step, which goes on beside it, on a busy machine too
             yield tokens[number * 136 : (number + 1) * 136].reshape(8, 17)
 
     result = table_trainer().train(slowly, 6)
