@@ -76,6 +76,19 @@ def test_without_gradients_the_loss_is_the_same():
     assert_same(cut(*args, chunks=3), whole(*args))
 
 
+def test_a_frozen_head_leaves_the_other_gradient_as_it_is():
+    args = draw(0)
+
+    def total(x, kernel, targets, frozen):
+        return 3 * chunked_next_token_loss(x, kernel, targets, chunks=3, frozen=frozen).total
+
+    seen, expected = (
+        jax.value_and_grad(total, argnums=(0, 1))(*args, frozen) for frozen in (True, False)
+    )
+    assert_same((seen[0], seen[1][0]), (expected[0], expected[1][0]))
+    assert not seen[1][1].any()
+
+
 def test_the_gradient_of_the_head_is_summed_in_float32():
     x, kernel, targets = draw(0, batch=1, length=2048, vocab=3, masked=0)
     # All tokens push the same way: a sum in bfloat16 would stall long before the last of them.

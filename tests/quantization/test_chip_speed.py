@@ -13,10 +13,12 @@ def test_formats_without_a_kernel_have_no_speed():
 
 
 @pytest.mark.slow
-def test_few_bits_are_read_faster_than_many():
-    shape, said = (1024, 2048), []
+def test_few_bits_are_read_faster_than_many_where_there_are_many():
+    shape, said = (4096, 4096), []
     found = estimated_speedup([(shape, "int4"), (shape, "skip")], "v6e", progress=said.append)
     assert found.origin == "model"
     assert "run through by bundles" in found.source
-    assert 1 < found.value < 4
-    assert said == ["int4 1024×2048 on v6e", "skip 1024×2048 on v6e"]
+    assert 1.1 < found.value < 4
+    assert said == ["int4 4096×4096 on v6e", "skip 4096×4096 on v6e"]
+    # Of a small matrix the kernel's beginning takes longer than the bytes it saves.
+    assert estimated_speedup([((1024, 2048), "int4")], "v6e").value < 1

@@ -84,10 +84,20 @@ def job_settings(job: "Job") -> tuple[str, dict[str, Any]]:
     model = stated.pop("model")
     flat: dict[str, Any] = {} if isinstance(model, str) else {"model": model}
     for key, value in stated.items():
-        nested = isinstance(value, Mapping) and key not in ("mesh", "options")
-        below = cast("Mapping[str, Any]", value) if nested else {}
-        flat |= {f"{key}.{name}": one for name, one in below.items()} if nested else {key: value}
+        flat |= {key: value} if key in ("mesh", "options") else _flattened(key, value)
     return job.model, flat
+
+
+def _flattened(key: str, value: Any) -> dict[str, Any]:
+    """The keys of a section, sections within it too: `train.lora.rank`."""
+    if not isinstance(value, Mapping):
+        return {key: value}
+    below = cast("Mapping[str, Any]", value)
+    return {
+        name: one
+        for inner, each in below.items()
+        for name, one in _flattened(f"{key}.{inner}", each).items()
+    }
 
 
 def _written(key: str, value: Any) -> str:

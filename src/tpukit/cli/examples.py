@@ -9,6 +9,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "tpukit plan llama3.1-70b --tokens 1e12 --deadline 30d --no-verify",
         "tpukit plan llama3.1-8b --tokens 1e11 --on v6e,v5p -o job.yaml",
         "tpukit plan llama3.1-70b --serve --batch 32 --context 8192",
+        "tpukit plan llama3.1-8b --tokens 100M --lora-rank 16 --lora-base int4",
         "tpukit plan my_model.py:build --tokens 1e9 --on v6e-8",
     ),
     "check": (

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import ConfigError
+from ..runtime.ranges import COUNT
 from . import job_options as options
-from .values import output_file
+from .values import output_file, within
 
 if TYPE_CHECKING:
     from ..planner.cost.spot import Preemption
@@ -33,6 +35,16 @@ MultiSlice = Annotated[bool, typer.Option(help="Whether slices may be joined.")]
 BatchTokens = Annotated[str | None, typer.Option(help="The most tokens in a step.")]
 Precision = Annotated[
     str | None, typer.Option(help="bf16, int8, fp8; several with commas; else the model's.")
+]
+LoraRank = Annotated[
+    int | None,
+    typer.Option(help="Train adapters of this rank alone (LoRA).", callback=within(COUNT)),
+]
+LoraTargets = Annotated[
+    str | None, typer.Option(help="With --lora-rank: matrices, like q_proj,v_proj; all by default.")
+]
+LoraBase = Annotated[
+    str | None, typer.Option(help="With --lora-rank: the others' weights in int8, int4 or fp8.")
 ]
 Top = Annotated[int, typer.Option(help="Choices to show.")]
 Verify = Annotated[
@@ -93,6 +105,9 @@ def plan(
     precision: Precision = None,
     optimizer: options.Optimizer = None,
     moment_dtype: options.MomentDtype = None,
+    lora_rank: LoraRank = None,
+    lora_targets: LoraTargets = None,
+    lora_base: LoraBase = None,
     top: Top = 5,
     verify: Verify = None,
     verify_top: VerifyCount = 3,
@@ -110,7 +125,6 @@ def plan(
     json: options.Json = False,
 ) -> None:
     """Find slice, mesh and batch for a run: exit 0 found, 3 nothing meets the limits."""
-    from ..errors import ConfigError
     from ..planner.planning import LARGEST_BATCH_TOKENS
     from ..planner.planning import plan as find_plan
     from ..planner.search.candidates import GENERATIONS
@@ -158,6 +172,7 @@ def plan(
         precisions=_words(precision) or None,
         optimizer=optimizer or "adamw",
         moment_dtype=moment_dtype,
+        lora=_lora(lora_rank, lora_targets, lora_base),
         top=top,
         verify=0 if verify is False else verify_top,
         verify_seconds=verify_seconds,
@@ -175,6 +190,16 @@ def plan(
         result.to_html(html)
         say(f"wrote {html}")
     raise typer.Exit(result.exit_code)
+
+
+def _lora(rank: int | None, targets: str | None, base: str | None) -> dict[str, Any] | None:
+    """Keys of `train: {lora: …}` that were typed; None where nothing was."""
+    if rank is None:
+        if targets is not None or base is not None:
+            raise ConfigError("--lora-targets and --lora-base are of adapters; add --lora-rank 16.")
+        return None
+    typed = {"rank": rank, "targets": _words(targets) or None, "base": base}
+    return {name: value for name, value in typed.items() if value is not None}
 
 
 def _words(text: str | None) -> list[str]:

@@ -289,14 +289,20 @@ class Job(Limits):
     @property
     def model_flops(self) -> float | None:
         """FLOPs of the model in one step, causal attention counted once; None of an own model."""
+        from ..models.lora.targets import thin_products
         from ..models.transformer.accounting import count_flops_per_step
         from ..models.transformer.config import TransformerConfig
 
         config = getattr(self._loaded, "config", self._loaded)
         if not isinstance(config, TransformerConfig):
             return None
-        length, tokens = self.tokens_per_example, self.tokens_per_step
-        return count_flops_per_step(config, sequence_length=length, tokens_per_step=tokens).value
+        lora = self.train.lora
+        return count_flops_per_step(
+            config,
+            sequence_length=self.tokens_per_example,
+            tokens_per_step=self.tokens_per_step,
+            thin_products=None if lora is None else thin_products(lora.spec(), config),
+        ).value
 
     @property
     def memory_limit_bytes(self) -> int | None:

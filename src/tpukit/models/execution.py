@@ -25,7 +25,8 @@ class Execution:
     the loss whole logits. `gpu_kernels` has kernels of our own for norms, rope and gating,
     which see one device only. `one_product` multiplies activations with all matrices that read
     them at once, side by side: free where their weights lie so, a copy elsewhere.
-    `z_loss` is what either then weighs log² of the normaliser with.
+    `z_loss` is what either then weighs log² of the normaliser with. `frozen_head` says that nobody
+    asks for the unembedding's gradient, which cut losses make as they go.
     `zigzag` is the number of devices in whose ring order a step puts its tokens.
     `expert_mesh` is the mesh whose `expert_axis` the experts are spread over (None: over no axis)
     and over which tokens are split as `expert_tokens` says; without a mesh every expert is where
@@ -40,6 +41,7 @@ class Execution:
     one_product: bool = False
     loss_chunks: LossChunks = None
     z_loss: float = 0.0
+    frozen_head: bool = False
     zigzag: int = 1
     expert_mesh: AnyMesh | None = None
     expert_axis: str | None = None

@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from ..hardware import public_prices
 from ..hardware.catalog import dcn_rate
 from ..hardware.figure import format_quantity
+from ..job.train import LoraSettings, TrainingSettings
 from ..runtime.progress import Progress, silent
 from ..runtime.ranges import Range
 from .answer.amounts import parse_days, parse_tokens, parse_usd
@@ -56,6 +57,7 @@ def plan(
     precisions: Sequence[str] | None = None,
     optimizer: str = "adamw",
     moment_dtype: str | None = None,
+    lora: LoraSettings | Mapping[str, Any] | None = None,
     top: int = 5,
     verify: int = 3,
     verify_seconds: float = 300.0,
@@ -87,6 +89,8 @@ def plan(
         optimizer: "adamw", "lion", "adafactor" or "sgd", whose states take memory and time.
         moment_dtype: Of its moments: "float32", "bfloat16", or with adamw "int8"; by default the
             first two are both weighed.
+        lora: What alone is trained, as a job's `train: {lora: …}` says it: {"rank": 16, "base":
+            "int4"}. Of a folder of `tpukit quantize` the weights count as they are kept there.
         top: Choices in the answer.
         verify: How many of them the compiler checks; 0 for none.
         verify_seconds: No further compile starts after so long.
@@ -108,7 +112,9 @@ def plan(
     )
     names = [part.strip() for part in on.split(",")] if isinstance(on, str) else list(on)
     book = public_prices() if rates is None else public_prices().with_rates(rates)
-    subject = read_subject(model, sequence_length=sequence_length)
+    stated: dict[str, Any] = {"lora": lora}
+    thin = TrainingSettings(**stated).lora
+    subject = read_subject(model, sequence_length=sequence_length, lora=thin)
     ask = Ask(
         subject=subject,
         tokens=parse_tokens(tokens),
@@ -244,6 +250,11 @@ def _assumptions(search: Search, choices: Sequence[Choice]) -> list[str]:
         f"{ask.limits.min_headroom:.0%} of usable HBM stays free by the model; --min-headroom",
         f"states of {ask.space.optimizers[0].name}; --optimizer, --moment-dtype",
     ]
+    if (thin := ask.subject.shape.thin) is not None:
+        stated.append(
+            f"{thin.parameters:,} numbers of adapters are trained, whole on every device; the "
+            f"model's own weights stay, in {thin.base}; --lora-rank, --lora-base"
+        )
     priced = next((one for one in choices if one.usd.value is not None), None)
     if priced is not None:
         price = priced.usd_per_chip_hour

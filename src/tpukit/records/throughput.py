@@ -12,7 +12,6 @@ from ..hardware import (
     model_flop_utilization,
     peak_of_products,
 )
-from ..models.transformer.accounting import count_flops_per_step
 from ..models.transformer.config import operand_format
 from ..step.workload import Workload
 
@@ -61,11 +60,7 @@ class Throughput:
             chips=count_chips(devices),
             device_kind=kind,
             tokens_per_step=work.tokens_per_step,
-            flops_per_step=count_flops_per_step(
-                work.config,
-                sequence_length=work.sequence_length,
-                tokens_per_step=work.tokens_per_step,
-            ),
+            flops_per_step=work.flops_per_step,
             peak_tflops=peak,
             mfu_peak=name,
         )

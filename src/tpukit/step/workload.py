@@ -16,17 +16,20 @@ from rich.table import Table
 from ..annotations import AnyMesh
 from ..errors import TPUModelError
 from ..frameworks import model_name
+from ..hardware import Figure
 from ..hardware.target import on_one_gpu
 from ..models.adapters import ModelAdapter, TransformerAdapter, Variables, adapt, head_counts_of
 from ..models.attention.choice import AttentionFunction
 from ..models.execution import Execution
 from ..models.lora.adapter import LoraAdapter
 from ..models.lora.spec import LoraSpec
+from ..models.lora.targets import thin_products
 from ..models.loss.chunked import LossChunks, check_loss_chunks, loss_chunks_text
 from ..models.loss.loss import Batch, LossFunction
 from ..models.remat.policy import RematPolicy, RematSpec
 from ..models.stored.placement import stored_shardings
 from ..models.stored.running import dense_shapes
+from ..models.transformer.accounting import count_flops_per_step
 from ..models.transformer.config import TransformerConfig
 from ..parallel.sharding.layout import Layout, make_layout
 from ..parallel.sharding.rules import Rules
@@ -160,6 +163,19 @@ class Workload:
         """The reference transformer this is, or None for somebody's own model."""
         found = self.adapter.inner if isinstance(self.adapter, LoraAdapter) else self.adapter
         return found.config if isinstance(found, TransformerAdapter) else None
+
+    @property
+    def flops_per_step(self) -> Figure:
+        """FLOPs of a step over all devices, as MFU counts them; missing of somebody's own model."""
+        thin: float | None = None
+        if self.lora is not None and self.config is not None:
+            thin = thin_products(self.lora, self.config)
+        return count_flops_per_step(
+            self.config,
+            sequence_length=self.sequence_length,
+            tokens_per_step=self.tokens_per_step,
+            thin_products=thin,
+        )
 
     @cached_property
     def adapter(self) -> ModelAdapter:

@@ -142,6 +142,20 @@ def test_base_weights_lie_as_without_adapters_and_moments_shrink_on_a_mesh():
     assert np.isfinite(metrics["loss"])
 
 
+def test_losses_in_chunks_make_no_gradient_of_a_frozen_head():
+    def program(**settings):
+        work = Workload("tiny", **SHAPE, loss_chunks=2, **settings)
+        state = work.state_shapes()
+        return str(jax.make_jaxpr(work.train_step)(state, work.batch_shapes()))
+
+    config = get_preset("tiny")
+    of_the_head = f"[1,{config.d_model},{config.vocab_size}]"  # one of each group's copies
+    assert f"f32{of_the_head} = dot_general" in program()
+    assert f"f32{of_the_head} = dot_general" not in program(lora=SPEC)
+    embedding = LoraSpec(rank=2, targets=("embed",))
+    assert f"f32{of_the_head} = dot_general" in program(lora=embedding)
+
+
 def test_any_model_whose_matrices_have_a_path():
     class Net(nnx.Module):
         def __init__(self, rngs):

@@ -140,6 +140,7 @@ def _read_out(
                 chunks=wanted,
                 z_loss=model.execution.z_loss,
                 soft_cap=model.config.logit_soft_cap,
+                frozen=model.execution.frozen_head,
             )
     return model.logits(normed)
 

@@ -1,6 +1,5 @@
 """`LoraAdapter`: any model, with thin matrices beside its own that alone are trained."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...errors import TPUModelError, did_you_mean
 from ...parallel.sharding.trees import join_path
 from ..adapters import Applied, ModelAdapter, TransformerAdapter, Variables, head_counts_of
 from ..execution import Execution
@@ -16,41 +14,24 @@ from ..loss.loss import Batch
 from ..stored.parameter import is_stored
 from ..stored.running import with_stored_parameters
 from .low_rank import LowRank
-from .spec import DEFAULT_TARGETS, LoraSpec
+from .spec import LoraSpec
+from .targets import can_have_thin, targeted, thin_shapes
 
 # Where the reference transformer's layers add `(x @ a) @ b` themselves, one layer at a time.
 _IN_LAYERS = "layers/"
+# Where its unembedding is: of its own, or the embedding's.
+_UNEMBEDDINGS = {"lm_head", "embed"}
 
 
 def matrices_meant(spec: LoraSpec, params: Any) -> dict[str, Any]:
-    """The matrices that are meant, by path.
+    """The matrices of a tree that are meant, by path.
 
     Raises:
-        TPUModelError: A pattern finds none, or is no regular expression.
+        TPUModelError: See `targeted`.
     """
     named = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_stored)
     leaves = {join_path(p): leaf for p, leaf in named}
-    matrices = {path: leaf for path, leaf in leaves.items() if _is_matrix(path, leaf)}
-    found: dict[str, Any] = {}
-    for target in spec.targets:
-        try:
-            pattern = re.compile(target)
-        except re.error as error:
-            raise TPUModelError(f"lora target {target!r} is no pattern: {error}.") from None
-        meant = {path: leaf for path, leaf in matrices.items() if pattern.search(path)}
-        if not meant and spec.targets != DEFAULT_TARGETS:
-            names = sorted({word for path in matrices for word in path.split("/")})
-            raise TPUModelError(
-                f"lora target '{target}' is in the path of no matrix; there are "
-                f"{', '.join(list(matrices)[:8])} ….{did_you_mean(target, names)}"
-            )
-        found |= meant
-    if not found:
-        raise TPUModelError(
-            f"the model has no matrices called {', '.join(spec.targets)}; name some of "
-            f"{', '.join(list(matrices)[:8])} … in lora targets."
-        )
-    return found
+    return targeted(spec, {path: leaf for path, leaf in leaves.items() if _is_matrix(path, leaf)})
 
 
 @dataclass(frozen=True)
@@ -92,15 +73,12 @@ class LoraAdapter:
         """Variables with new thin matrices beside a model's parameters."""
         params: dict[str, Any] = {}
         for number, (path, leaf) in enumerate(sorted(matrices_meant(self.spec, base).items())):
-            *stack, inputs, outputs = leaf.shape
+            first, second = thin_shapes(leaf.shape, self.spec.rank)
             # As peft draws the first: uniform, of variance 1 / (3 inputs).
-            bound = inputs**-0.5
+            bound = first[-2] ** -0.5
             key = jax.random.fold_in(jax.random.fold_in(rng, 1), number)
-            a = jax.random.uniform(
-                key, (*stack, inputs, self.spec.rank), jnp.float32, -bound, bound
-            )
-            b = jnp.zeros((*stack, self.spec.rank, outputs), jnp.float32)
-            _put(params, path, {"a": a, "b": b})
+            a = jax.random.uniform(key, first, jnp.float32, -bound, bound)
+            _put(params, path, {"a": a, "b": jnp.zeros(second, jnp.float32)})
         return Variables(params, {"base": base, "carried": carried})
 
     def apply(
@@ -109,6 +87,8 @@ class LoraAdapter:
         """Run the model with what the thin matrices add."""
         base, carried = variables.model_state["base"], variables.model_state["carried"]
         in_layers = isinstance(self.inner, TransformerAdapter)
+        if in_layers and not _UNEMBEDDINGS & set(variables.params):
+            execution = execution.replace(frozen_head=True)
 
         def whole(base: Any, params: Any, carried: Any, batch: Batch) -> Applied:
             summed = with_low_rank(base, params, self.spec, in_layers=in_layers)
@@ -142,7 +122,7 @@ def with_low_rank(base: Any, params: Any, spec: LoraSpec, *, in_layers: bool = F
 
 def _is_matrix(path: str, leaf: Any) -> bool:
     floating = jnp.issubdtype(jnp.dtype(leaf.dtype), jnp.floating)
-    return floating and leaf.ndim >= 2 and not path.endswith(("scale", "bias"))
+    return floating and can_have_thin(path, leaf.ndim)
 
 
 def _put(tree: dict[str, Any], path: str, value: Any) -> None:

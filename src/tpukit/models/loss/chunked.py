@@ -117,6 +117,7 @@ def chunked_next_token_loss(
     chunks: int | Literal["auto"] | None = "auto",
     z_loss: float = 0.0,
     soft_cap: float | None = None,
+    frozen: bool = False,
 ) -> WeightedLoss:
     """`next_token_loss(x @ kernel, targets)` that never holds all logits.
 
@@ -131,6 +132,8 @@ def chunked_next_token_loss(
             chunk below 512 MiB, but chunks at 2048 tokens or more; None is one piece.
         z_loss: See `next_token_loss`.
         soft_cap: Logits are bent by a tanh to stay within ± this.
+        frozen: Whether the kernel is not trained: its gradient, which chunks add up as they go, is
+            not made.
     """
     batch, length = x.shape[:2]
     vocab = kernel.shape[-1]
@@ -152,12 +155,13 @@ def chunked_next_token_loss(
         leaf = split.place(leaf, groups=0).reshape(groups, count, -1, *rest)
         return split.place(leaf.swapaxes(0, 1), groups=1)
 
-    if split.sharding is not None:
+    if split.sharding is not None and not frozen:
         x, kernel = _head_first(x, kernel)
     labels = cut(targets, -1)
     counted = (labels >= 0).astype(jnp.promote_types(kernel.dtype, jnp.float32))
+    terms = LossTerms(z_loss, soft_cap)
     result: Any = weighted_total(
-        cut(x, 0), kernel, labels, counted, LossTerms(z_loss, soft_cap), split, kernel.dtype
+        cut(x, 0), kernel, labels, counted, terms, split, kernel.dtype, frozen=frozen
     )
     total = result[0]
     return WeightedLoss(total, jnp.sum(targets >= 0, dtype=total.dtype))

@@ -39,6 +39,7 @@ class FlopsPerToken:
     attention: float
     seq_len: int
     causal: bool
+    frozen: bool = False
 
     @property
     def total(self) -> float:
@@ -49,10 +50,13 @@ class FlopsPerToken:
     def convention(self) -> str:
         """How the attention part was counted, in words."""
         keys = "keys before the query only" if self.causal else "all keys, masked or not"
-        return (
-            f"6 x matmul weights a token touches (one unembedding) + attention over {keys}; "
-            "recomputation is not counted"
+        weights = "matmul weights a token touches (one unembedding)"
+        each = (
+            f"4 x {weights}, which are not trained, 6 x thin ones"
+            if self.frozen
+            else f"6 x {weights}"
         )
+        return f"{each} + attention over {keys}; recomputation is not counted"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with the total and the convention."""
@@ -112,17 +116,36 @@ def expert_weights(layer: LayerConfig, d_model: int) -> int:
 
 
 def count_flops_per_token(
-    config: "TransformerConfig", seq_len: int, *, causal: bool = True
+    config: "TransformerConfig",
+    seq_len: int,
+    *,
+    causal: bool = True,
+    thin_products: float | None = None,
 ) -> FlopsPerToken:
-    """Count the FLOPs of one training token; see `FlopsPerToken.convention`."""
+    """Count the FLOPs of one training token; see `FlopsPerToken.convention`.
+
+    Args:
+        config: The model.
+        seq_len: Tokens in a sequence.
+        causal: Whether only keys before a query are counted.
+        thin_products: Multiply-adds of a token with thin matrices that alone are trained (LoRA);
+            None where the model's own are.
+    """
     each = FLOPS_PER_MULTIPLY_ADD * BACKWARD_AND_FORWARD
     attention = sum(
         count * each * _mixing_products(config.kinds[kind], seq_len, causal=causal)
         for kind, count in _layers_run(config).items()
     )
     matmul = each * config.parameter_count().matmul_active
+    frozen = thin_products is not None
+    if thin_products is not None:  # gradients of the others are not made
+        matmul = matmul * 2 / 3 + each * thin_products
     return FlopsPerToken(
-        matmul=float(matmul), attention=float(attention), seq_len=seq_len, causal=causal
+        matmul=float(matmul),
+        attention=float(attention),
+        seq_len=seq_len,
+        causal=causal,
+        frozen=frozen,
     )
 
 
@@ -147,10 +170,14 @@ def mean_keys(layer: LayerConfig, seq_len: int, *, causal: bool = True) -> float
 
 
 def count_flops_per_step(
-    config: "TransformerConfig | None", *, sequence_length: int | None, tokens_per_step: int | None
+    config: "TransformerConfig | None",
+    *,
+    sequence_length: int | None,
+    tokens_per_step: int | None,
+    thin_products: float | None = None,
 ) -> Figure:
     """Training FLOPs of a step over all devices, as MFU counts them; missing for other models."""
     if config is None or sequence_length is None or tokens_per_step is None:
         return Figure.missing("FLOP", "FLOPs are counted for the reference transformers only")
-    per_token = count_flops_per_token(config, sequence_length)
+    per_token = count_flops_per_token(config, sequence_length, thin_products=thin_products)
     return Figure(per_token.total * tokens_per_step, "FLOP", "model", per_token.convention)

@@ -6,7 +6,6 @@ from functools import cached_property
 from ...compiler import CompiledStep
 from ...compiler.timeline import StepPrediction
 from ...hardware import Figure, Slice, peak_of_products
-from ...models.transformer.accounting import count_flops_per_step
 from ...models.transformer.config import operand_format
 from ...step.workload import Workload
 from .step_timing import StepTiming
@@ -144,7 +143,4 @@ class Evidence:
 
     @property
     def _model_flops(self) -> Figure:
-        work = self.work
-        return count_flops_per_step(
-            work.config, sequence_length=work.sequence_length, tokens_per_step=work.tokens_per_step
-        )
+        return self.work.flops_per_step

@@ -122,10 +122,6 @@ def estimate_memory_bytes(
             `rounds_first` says of which chips that is known.
         eight_bits: Whether products round their operands, which then lie beside what they are of.
     """
-    split = mesh.fsdp * mesh.tensor * mesh.stage
-    own_experts = shape.expert_parameters / (split * mesh.expert)
-    own = shape.other_parameters / split + own_experts
-    own_layers = own - shape.outside_parameters / split
     tokens = per_device_batch * sequence_length / mesh.context / microbatches
     kept = offloaded = 0.0 * tokens
     for layer in shape.kinds:
@@ -136,9 +132,8 @@ def estimate_memory_bytes(
     in_flight = 2 * mesh.stage - 1
     # Micro-batches one after the other add their gradients up; those of a pipeline need not.
     one_by_one = (np.asarray(microbatches) > 1) & (np.asarray(mesh.stage) == 1)
-    summed = np.where(one_by_one, own * param_bytes, 0.0)
-    # Experts are rounded where they are used, inside the region that their kernels need.
-    rounded = np.where(whole_copy, (own_layers - own_experts) * compute_bytes, 0.0)
+    held = _held(shape, mesh, optimizer_bytes, param_bytes, compute_bytes, whole_copy)
+    summed = np.where(one_by_one, held.summed, 0.0)
     # Between micro-batches the gathered table of embeddings stays.
     table = np.where(one_by_one, shape.head_parameters / mesh.tensor * compute_bytes, 0.0)
     token_logits = shape.vocab / mesh.tensor * compute_bytes
@@ -147,25 +142,84 @@ def estimate_memory_bytes(
     in_loss = _loss(shape, mesh, logits, tokens > uncut, compute_bytes)
     # The gradient of logits that are not cut waits until the layers' gradients are done.
     # Of several kinds the one that takes most decides.
-    token_work = _most(_token_work(layer, mesh, compute_bytes) for layer in shape.kinds)
+    hidden_kept = 0 if shape.thin is None else shape.thin.hidden_kept
+    token_work = _most(
+        _token_work(layer, mesh, compute_bytes, hidden_kept) for layer in shape.kinds
+    )
     token_work = token_work * remat_every
     # Compiled steps in int8 need 22 (llama3.1-8b), 65 (gpt3-175b) and 71 kB a token more than in
     # bfloat16 (16B of MaxText); a byte for each channel of a block and of its input is 18, 61, 31.
     rounded_work = max(layer.hidden_width for layer in shape.kinds) / mesh.tensor + shape.d_model
     token_work = token_work + np.where(eight_bits, rounded_work, 0.0)
     in_layer = _Moment(
-        (own_layers + shape.head_parameters / split) * compute_bytes,
-        np.maximum(tokens * token_work, uncut * token_work + logits)
+        held.gradients,
+        held.decoded
+        + np.maximum(tokens * token_work, uncut * token_work + logits)
         + _most(_gathered(layer, mesh, compute_bytes) for layer in shape.kinds),
     )
     backward = in_layer.total > in_loss.total
+    temporaries = np.where(backward, in_layer.temporaries, in_loss.temporaries)
     return MemorySplit(
-        weights=own * param_bytes,
+        weights=held.weights,
         gradients=summed + np.where(backward, in_layer.gradients, in_loss.gradients),
-        optimizer=own * optimizer_bytes,
+        optimizer=held.optimizer,
         activations=kept * in_flight,
-        temporaries=rounded + table + np.where(backward, in_layer.temporaries, in_loss.temporaries),
+        temporaries=held.copies + table + temporaries,
         host=offloaded * in_flight,
+    )
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a device holds of parameters, whatever batch it works on.
+
+    Attributes:
+        gradients: Of all that is trained, until they are added up.
+        summed: The same, added up.
+        copies: What the weights of all layers are written to before the first one runs.
+        decoded: What the matrix at work is decoded to.
+    """
+
+    weights: Numbers
+    optimizer: Numbers
+    gradients: Numbers
+    summed: Numbers
+    copies: Numbers
+    decoded: Numbers = 0.0
+
+
+def _held(
+    shape: ModelShape,
+    mesh: MeshRoles,
+    optimizer_bytes: Numbers,
+    param_bytes: Numbers,
+    compute_bytes: Numbers,
+    whole_copy: Numbers,
+) -> _Held:
+    split = mesh.fsdp * mesh.tensor * mesh.stage
+    thin = shape.thin
+    if thin is not None:
+        # Thin matrices lie whole on every device, and are rounded before the first layer.
+        own = thin.base_bytes / split + thin.expert_bytes / (split * mesh.expert)
+        side_by_side = own * thin.layer_bytes / thin.kept_bytes if thin.stored else 0.0
+        return _Held(
+            weights=own + thin.parameters * param_bytes,
+            optimizer=thin.parameters * optimizer_bytes,
+            gradients=thin.parameters * compute_bytes,
+            summed=thin.parameters * param_bytes,
+            copies=thin.parameters * compute_bytes + side_by_side,
+            decoded=thin.decoded_bytes / mesh.tensor,
+        )
+    own_experts = shape.expert_parameters / (split * mesh.expert)
+    own = shape.other_parameters / split + own_experts
+    own_layers = own - shape.outside_parameters / split
+    return _Held(
+        weights=own * param_bytes,
+        optimizer=own * optimizer_bytes,
+        gradients=(own_layers + shape.head_parameters / split) * compute_bytes,
+        summed=own * param_bytes,
+        # Experts are rounded where they are used, inside the region that their kernels need.
+        copies=np.where(whole_copy, (own_layers - own_experts) * compute_bytes, 0.0),
     )
 
 
@@ -217,17 +271,22 @@ def _loss(
 ) -> _Moment:
     """Logits at work, the head, and the gradient of either."""
     head = shape.head_parameters / mesh.tensor
+    if shape.thin is not None:  # no gradient of the head, and no copy of it but a gathered one
+        gathered = (np.asarray(mesh.fsdp) > 1) | shape.tied
+        return _Moment(np.where(cut, 0.0, logits), logits + head * compute_bytes * gathered)
     # Chunks add the head's gradient up in float32; whole logits have one of their own size.
     gradients = np.maximum(logits, np.where(cut, head * FLOAT32, 0.0))
     copies = head * compute_bytes * np.where(cut & shape.tied, 2, 1)  # a tied head is transposed
     return _Moment(gradients, logits + copies)
 
 
-def _token_work(layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
+def _token_work(
+    layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers, hidden_kept: int
+) -> Numbers:
     """Bytes that one token takes while a layer's gradient is computed."""
     rates = MemoryRates.of()
     heads = rates.working_heads * layer.heads * layer.head_dim
-    split = rates.working_hidden * layer.hidden_width + heads
+    split = (rates.working_hidden + hidden_kept) * layer.hidden_width + heads
     return (split / mesh.tensor + rates.working_model * layer.d_model) * compute_bytes
 
 

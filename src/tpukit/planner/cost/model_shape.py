@@ -4,7 +4,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...hardware import formats
+from ...models.lora.spec import LoraSpec
 from .layer_shape import LayerShape, layer_shape
+from .thin_shape import ThinShape, thin_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,7 @@ class ModelShape:
         other_parameters: All the rest.
         matmul_parameters: Weights one token is multiplied with, one unembedding included.
         parameter_shapes: Of every parameter, layers stacked.
+        thin: What alone is trained, beside all of that; None where all of it is.
     """
 
     name: str
@@ -54,6 +58,23 @@ class ModelShape:
     other_parameters: int
     matmul_parameters: int
     parameter_shapes: tuple[tuple[int, ...], ...] = field(repr=False)
+    thin: ThinShape | None = None
+
+    @property
+    def trained_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of every parameter that the optimizer has states of."""
+        return self.parameter_shapes if self.thin is None else self.thin.parameter_shapes
+
+    def state_bytes(self, optimizer_bytes: float) -> float:
+        """Bytes of all parameters and of the optimizer's states.
+
+        Args:
+            optimizer_bytes: State for one parameter.
+        """
+        thin, each = self.thin, formats.FLOAT32.itemsize + optimizer_bytes
+        if thin is None:
+            return each * self.parameters
+        return thin.kept_bytes + each * thin.parameters
 
     @property
     def parameters(self) -> int:
@@ -81,8 +102,16 @@ class ModelShape:
         return self.head_parameters * (1 if self.tied else 2) + self.layer_tables
 
 
-def shape_of(config: Any) -> ModelShape:
-    """The shape of a `TransformerConfig`."""
+def shape_of(
+    config: Any, lora: LoraSpec | None = None, *, stored_bytes: int | None = None
+) -> ModelShape:
+    """The shape of a `TransformerConfig`.
+
+    Args:
+        config: The model.
+        lora: What alone is trained beside it.
+        stored_bytes: With `lora`: of all its weights, where a quantized folder holds them.
+    """
     c = config
     count = c.parameter_count()
     order = Counter(c.layer_order)
@@ -126,4 +155,5 @@ def shape_of(config: Any) -> ModelShape:
         other_parameters=count.total - experts,
         matmul_parameters=count.matmul_active,
         parameter_shapes=tuple(c.parameter_shapes().values()),
+        thin=None if lora is None else thin_shape(c, lora, stored_bytes=stored_bytes),
     )

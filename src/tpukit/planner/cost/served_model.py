@@ -10,53 +10,11 @@ from dataclasses import dataclass
 
 from ...hardware.cache_formats import CACHE_FORMATS, Unit
 from ...hardware.formats import BFLOAT16, FLOAT32
-from ...hardware.stored_formats import WEIGHT_FORMATS
 from ...models.transformer.config import TransformerConfig
 from ...models.transformer.layer_config import LayerConfig
-from ...models.transformer.shapes import layer_shapes, parameter_shapes
+from ...models.transformer.shapes import parameter_shapes
 from .attention_time import visited_keys
-
-_WIDE = ("router", "shared_gate")  # small, and what they decide is worth every bit
-
-
-@dataclass(frozen=True)
-class Matrices:
-    """Weights of one kind: `count` matrices that rows of width `rows` are multiplied with.
-
-    Attributes:
-        used: Of these matrices, the share that one row is multiplied with: less than 1 of experts.
-        narrow: Whether they may be kept in fewer bits than bfloat16 has.
-    """
-
-    rows: int
-    columns: int
-    count: int
-    used: float = 1.0
-    narrow: bool = True
-
-    @property
-    def of_experts(self) -> bool:
-        """Whether a row is multiplied with some of them only."""
-        return self.used < 1
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of all of them."""
-        return self.rows * self.columns * self.count
-
-    def nbytes(self, weights: str) -> int:
-        """Bytes of all of them in a weight format."""
-        format = WEIGHT_FORMATS[weights if self.narrow else "bf16"]
-        return self.count * format.nbytes(self.rows, self.columns)
-
-    def bytes_read(self, weights: str, rows: int) -> float:
-        """Bytes that a pass over `rows` tokens reads: of experts those that some row chooses."""
-        return self.nbytes(weights) * (1 - (1 - self.used) ** rows)
-
-    @property
-    def products(self) -> float:
-        """Multiply-adds of one row."""
-        return self.parameters * self.used
+from .matrices import Matrices, layer_matrices
 
 
 @dataclass(frozen=True)
@@ -183,7 +141,7 @@ class ServedModel:
         c = config
         order = Counter(c.layer_order)
         kinds = tuple(
-            ServedKind(c.kinds[name], layers, _matrices(c.kinds[name], c.d_model, layers))
+            ServedKind(c.kinds[name], layers, layer_matrices(c.kinds[name], c.d_model, layers))
             for name, layers in order.items()
         )
         outside = [Matrices(c.d_model, c.vocab_size, 1, narrow=False)]
@@ -244,15 +202,3 @@ class ServedModel:
     def bytes_attended(self, context: int, cache: str = "bf16") -> int:
         """What one more token of one sequence reads of that, and writes of states."""
         return sum(kind.bytes_attended(context, cache) for kind in self.kinds)
-
-
-def _matrices(layer: LayerConfig, d_model: int, layers: int) -> tuple[Matrices, ...]:
-    found: list[Matrices] = []
-    for path, shape in layer_shapes(layer, d_model).items():
-        if "/experts/" in path and len(shape) == 3:
-            used = layer.experts_per_token / layer.n_experts
-            found.append(Matrices(shape[1], shape[2], shape[0] * layers, used))
-        elif path.endswith("/kernel") and not path.endswith("_conv/kernel"):
-            narrow = not any(name in path for name in _WIDE)
-            found.append(Matrices(shape[0], shape[1], layers, narrow=narrow))
-    return tuple(found)

@@ -14,7 +14,8 @@ from ...compiler.timeline.machine import Machine
 from ...hardware import Slice
 from ...hardware.formats import BFLOAT16
 from ...hardware.rates import MemoryRates, ServingRates, StepRates
-from .served_model import Matrices, ServedModel
+from .matrices import Matrices
+from .served_model import ServedModel
 from .torus import Links, place_axes
 
 ROOFS = ("flops", "hbm", "network", "starts")

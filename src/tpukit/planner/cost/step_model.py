@@ -20,7 +20,7 @@ from .kept import OUT, Kept, kept_by
 from .layer_shape import LayerShape
 from .memory_model import MemorySplit
 from .model_shape import ModelShape
-from .product_groups import ProductGroups
+from .product_groups import ProductGroup, ProductGroups
 from .rates import Rates
 from .step_variant import OUR_INT8, OUR_STEP, Rounding, StepSplit, StepVariant
 
@@ -46,7 +46,7 @@ class StepModel:
         matrix = forward + backward + again
         attention = attention_forward + attention_backward
         compute = matrix + attention
-        hbm = self._elementwise() + self._copied()
+        hbm = self._elementwise() + self._copied() + self._beside()
         # Compiled schedules hide part of the weights' gathers and leave other waits open. Published
         # steps are met best when none is taken as hidden (benchmarks/plan_published.py), but behind
         # the sums along `tensor`, which go by links of their own.
@@ -121,14 +121,38 @@ class StepModel:
             once = seconds * np.where(narrow, r.narrow_time, 1.0)
             forward = forward + once
             again = again + once * self._by_remat(group.again)
-            gradients = gradients + seconds * np.where(narrow, over_rows, 1.0)
+            if self._is_trained(group):
+                gradients = gradients + seconds * np.where(narrow, over_rows, 1.0)
         # With few tokens a product waits for its weights instead.
         least = self._layer_bytes() / r.hbm_bytes_per_s
-        forward, gradients = np.maximum(forward, least), np.maximum(gradients, least)
+        forward = np.maximum(forward, least)
+        if self.shape.thin is None:
+            gradients = np.maximum(gradients, least)
         other = self.variant.other_flops_per_token(self.shape) * self.tokens
         other = other / sizes["tensor"]
         again = again + other / (r.bf16_flops_per_s * r.streamed_share)
         return forward, forward + gradients, again
+
+    def _is_trained(self, group: ProductGroup) -> bool:
+        """Whether weights of a group have gradients; sums with thin ones have them too."""
+        thin = self.shape.thin
+        return thin is None or (group.of_experts and thin.sums_experts)
+
+    def _beside(self) -> np.ndarray:
+        """Seconds of products with thin matrices, and of decoding the weights beside them."""
+        thin, r = self.shape.thin, self.rates
+        if thin is None:
+            return np.zeros(len(self.candidates))
+        # Forward, again where nothing is kept, and two products backward.
+        passes = 3 + self._runs_again
+        tokens = self.tokens / self.candidates.sizes["tensor"] * passes
+        products = 2 * thin.products * tokens / (r.bf16_flops_per_s * r.streamed_share)
+        read = thin.channels * BFLOAT16 * tokens / r.hbm_bytes_per_s
+        if not thin.stored:
+            return products + read
+        # Codes are read and values written, for each pass forward and the one back.
+        written = self._layer_bytes() * (2 + self._runs_again)
+        return products + read + written / r.hbm_bytes_per_s
 
     def _attention(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of attention: forward, and backward with what is computed again."""
@@ -219,11 +243,17 @@ class StepModel:
         """Seconds to gather weights for both passes and to scatter their gradients."""
         tables = self.shape.outside_parameters / self.candidates.sizes["tensor"] * BFLOAT16
         amount = (self._layer_bytes(over_links=True) + tables) / self.layers
+        fsdp, data, thin = self.rates.axes["fsdp"], self.rates.axes["data"], self.shape.thin
+        if thin is not None:
+            # Weights for both passes; gradients of thin matrices, which lie whole everywhere.
+            times = 2 * self.rates.gather_bytes * self.layers
+            own = np.full(len(self.candidates), float(thin.parameters * BFLOAT16))
+            summed = fsdp.reduce_s(own) + data.reduce_s(own)
+            return fsdp.gather_s(amount, times=times) + summed
         times = 3 * self.rates.gather_bytes * self.layers
         # Compiled steps sum gradients along `data` before they are scattered.
-        summed = self._layer_bytes() / self.layers
-        along_data = self.rates.axes["data"].reduce_s(summed, times=self.layers)
-        return self.rates.axes["fsdp"].gather_s(amount, times=times) + along_data
+        along_data = data.reduce_s(self._layer_bytes() / self.layers, times=self.layers)
+        return fsdp.gather_s(amount, times=times) + along_data
 
     def _sums_moved(self) -> np.ndarray:
         """Seconds of the sums of partial products along `tensor`: the next product waits for it."""
@@ -275,10 +305,14 @@ class StepModel:
         """
         count = self.candidates.num_slices
         is_shared = self.candidates.slices_sharing > 1
-        own = self._own_parameters() * BFLOAT16
+        own = self._trained_parameters() * BFLOAT16
         once = own * (count - 1) / self.rates.dcn_bytes_per_s
         backward_s = 2 * once / np.where(is_shared, 1, count)
         forward_s = np.where(is_shared, once, 0.0)
+        if self.shape.thin is not None:  # weights for either pass, and no gradients of them
+            held = np.asarray(self.memory.weights) * (count - 1) / self.rates.dcn_bytes_per_s
+            forward_s = np.where(is_shared, held, 0.0)
+            backward_s = forward_s + 2 * once / count
         first = self.shape.layer_parameters * self.candidates.sizes["stage"]
         open_share = np.minimum(1.0, first / self.shape.parameters)
         waited = sum(
@@ -289,12 +323,16 @@ class StepModel:
 
     def _update(self) -> np.ndarray:
         """Seconds of the optimizer: everything read once, all but gradients written once."""
-        own = self._own_parameters()
+        own = self._trained_parameters()
         pieces = self.candidates.microbatches
         summed = np.where(pieces > 1, 3 * own * FLOAT32 * pieces, 0.0)
         cut = np.where(self.candidates.int8_moments, self.rates.int8_moment_bytes * own, 0.0)
         moved: Any = 3 * own * FLOAT32 + 2 * self.memory.optimizer + summed + cut
         return moved / self.rates.hbm_bytes_per_s
 
-    def _own_parameters(self) -> np.ndarray:
+    def _trained_parameters(self) -> np.ndarray:
+        """Numbers of one device that have gradients."""
+        thin = self.shape.thin
+        if thin is not None:
+            return np.full(len(self.candidates), float(thin.parameters))
         return np.asarray(self.memory.weights) / FLOAT32

@@ -268,7 +268,7 @@ def enumerate_candidates(
 
     With `fixed_examples` a step has exactly so many examples, however they are split.
     """
-    shapes = shape.parameter_shapes
+    shapes = shape.trained_shapes
     widest = max(state_bytes_per_parameter(one, shapes) for one in space.optimizers)
     meshes = tuple(
         mesh

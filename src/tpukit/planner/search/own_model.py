@@ -91,7 +91,7 @@ class OwnModelSearch:
                     batch_size=examples,
                     sequence_length=subject.sequence_length,
                     remat=subject.remat,
-                    train=optimizer_settings(optimizer),
+                    train={**optimizer_settings(optimizer), **subject.fine_tuning},
                 )
 
     def _read(self, job: Job, answer: CompiledStep | TPUError) -> list[Choice]:

@@ -107,7 +107,7 @@ def _host_ram_bytes(chip: Chip) -> float | None:
 
 def _memory(shape: ModelShape, candidates: Candidates, sequence_length: int) -> MemorySplit:
     """The memory model a remat policy at a time: the policy decides which formula holds."""
-    shapes = shape.parameter_shapes
+    shapes = shape.trained_shapes
     kept = [state_bytes_per_parameter(one, shapes) for one in candidates.optimizers]
     optimizer_bytes = np.asarray(kept)
     purposes: dict[str, Any] = {name: np.zeros(len(candidates)) for name in _PURPOSES}

@@ -263,7 +263,11 @@ def choice_at(
         microbatches=int(candidates.microbatches[index]),
         remat=remat,
         options=_WHOLE_PRODUCTS if mesh.sizes.get("tensor", 1) == 1 else {},
-        train={**optimizer_settings(optimizer), **({"steps": steps} if steps in COUNT else {})},
+        train={
+            **optimizer_settings(optimizer),
+            **subject.fine_tuning,
+            **({"steps": steps} if steps in COUNT else {}),
+        },
     )
     return Choice(
         slice=on,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...hardware import Slice
-from ..cost.memory_model import ADAMW_BYTES, FLOAT32
+from ..cost.memory_model import ADAMW_BYTES
 from ..cost.model_shape import ModelShape
 from ..cost.torus import AXES, Links, place_axes
 
@@ -64,7 +64,7 @@ def meshes_on(
         pipeline: Whether layers may be split into stages.
         optimizer_bytes: State of the optimizer for one parameter.
     """
-    state_bytes = (FLOAT32 + optimizer_bytes) * shape.parameters
+    state_bytes = shape.state_bytes(optimizer_bytes)
     devices = on.devices // on.num_slices
     longest = sequence_length // LEAST_CONTEXT_TOKENS
     contexts = (1, *(size for size in CONTEXTS if size <= longest))
@@ -78,7 +78,7 @@ def meshes_on(
                     yield _slice_mesh(on, sizes)
                     if _fills_a_slice(state_bytes, on):
                         yield _slice_mesh(on, sizes, joined_by="fsdp")
-    if pipeline and not shape.experts:
+    if pipeline and not shape.experts and shape.thin is None:
         for stage in STAGES:
             if shape.layers % stage == 0 and devices % stage == 0:
                 yield _slice_mesh(on, {"stage": stage, "fsdp": devices // stage})

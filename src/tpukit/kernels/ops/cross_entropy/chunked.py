@@ -129,6 +129,8 @@ def weighted_total(
     terms: LossTerms,
     split: Placement,
     logits_dtype: jnp.dtype,
+    *,
+    frozen: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """The weighted sum of losses, and log-normalisers (n, g, c), which pass no gradient.
 
@@ -140,10 +142,11 @@ def weighted_total(
         terms: What a loss is.
         split: Where arrays lie.
         logits_dtype: What logits are rounded to; the softmax is computed in float32 or wider.
+        frozen: Whether nobody asks for the gradient of w, which would be made with the loss.
     """
     static = {"terms": terms, "split": split, "logits_dtype": logits_dtype}
     return with_backward(
-        partial(_total_and_gradients, **static),
+        partial(_total_and_gradients, **static, frozen=frozen),
         _scale_gradients,
         *(x, w, labels, weights),
         result=partial(_total, **static),
@@ -173,7 +176,7 @@ def _total(
     return totals.sum(), log_normaliser
 
 
-Residuals = tuple[jax.Array, jax.Array, jax.Array]
+Residuals = tuple[jax.Array, jax.Array | None, jax.Array]
 
 
 def _total_and_gradients(
@@ -185,12 +188,13 @@ def _total_and_gradients(
     terms: LossTerms,
     split: Placement,
     logits_dtype: jnp.dtype,
+    frozen: bool,
 ) -> tuple[tuple[jax.Array, jax.Array], Residuals]:
     copies = _copies(w, x.shape[1], split)
 
     def one_chunk(
         d_copies: jax.Array | None, piece: tuple[jax.Array, jax.Array, jax.Array]
-    ) -> tuple[jax.Array, Residuals]:
+    ) -> tuple[jax.Array | None, tuple[jax.Array, jax.Array, jax.Array]]:
         x, labels, weights = piece
         logits = _logits(x, copies, split, logits_dtype)
         if on_one_gpu() and triton_gpu.fits(logits):
@@ -200,6 +204,8 @@ def _total_and_gradients(
         else:
             losses, log_normaliser = terms.of_logits(logits, labels)
             d_logits = _slopes(x, logits, labels, log_normaliser, weights, terms, split)
+        if frozen:
+            return None, (losses, log_normaliser, _to_activations(copies, d_logits, split))
         d_x, more = _pull_back(x, copies, d_logits, split)
         more = more if d_copies is None else d_copies + more
         return split.place(more, groups=0, vocab=2), (losses, log_normaliser, d_x)
@@ -216,20 +222,22 @@ def _total_and_gradients(
             jnp.concatenate([one[None], others]) for one, others in zip(first, rest, strict=True)
         )
     else:
-        nothing = _no_gradient(copies, split)
+        nothing = None if frozen else _no_gradient(copies, split)
         d_copies, (losses, log_normaliser, d_x) = jax.lax.scan(one_chunk, nothing, pieces)
-    d_w = _sum_of_copies(d_copies, w.dtype)
-    # The layers' backward pass waits for this sum, or each device would hold its own, as large
-    # as the whole head in float32, until the optimizer asks for it.
-    d_x, d_w = jax.lax.optimization_barrier((d_x, d_w))
+    d_w = None
+    if d_copies is not None:
+        d_w = _sum_of_copies(d_copies, w.dtype)
+        # The layers' backward pass waits for this sum, or each device would hold its own, as large
+        # as the whole head in float32, until the optimizer asks for it.
+        d_x, d_w = jax.lax.optimization_barrier((d_x, d_w))
     total = (losses * weights).sum()
     return (total, log_normaliser), (d_x, d_w, losses)
 
 
 def _scale_gradients(
     residuals: Residuals, factors: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array, None, jax.Array]:
-    d_x, d_w, losses = scaled(residuals, factors[0])
+) -> tuple[jax.Array, jax.Array | None, None, jax.Array]:
+    d_x, d_w, losses = jax.tree.map(lambda one: scaled([one], factors[0])[0], residuals)
     return d_x, d_w, None, losses
 
 
@@ -291,9 +299,14 @@ def _pull_back(
 ) -> tuple[jax.Array, jax.Array]:
     """One chunk's gradients of x, and of the head's copies in float32 or wider."""
     precise = jnp.promote_types(copies.dtype, jnp.float32)
-    d_x = split.place(jnp.einsum("gcv,gdv->gcd", d_logits, copies), groups=0)
+    d_x = _to_activations(copies, d_logits, split)
     more = jnp.einsum("gcd,gcv->gdv", x, d_logits, preferred_element_type=precise)
     return d_x, more
+
+
+def _to_activations(copies: jax.Array, d_logits: jax.Array, split: Placement) -> jax.Array:
+    """One chunk's gradient of x."""
+    return split.place(jnp.einsum("gcv,gdv->gcd", d_logits, copies), groups=0)
 
 
 def _copies(w: jax.Array, groups: int, split: Placement) -> jax.Array:

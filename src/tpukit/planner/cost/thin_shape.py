@@ -1,0 +1,121 @@
+"""What is trained beside a model that stays as it is (LoRA), as plain numbers.
+
+The model's own weights have no gradients and no moments, and lie there as they are kept: in
+bfloat16, or quantized and decoded for each product. Thin matrices are small and lie whole on every
+device.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...hardware import formats
+from ...models.lora.spec import LoraSpec
+from ...models.lora.targets import targets_of, thin_products, thin_shapes
+from ...models.transformer.config import TransformerConfig
+from .matrices import layer_matrices
+
+BFLOAT16, INT32 = formats.BFLOAT16.itemsize, 4  # bytes of a value
+LANES = 128  # a product with fewer columns takes as long as with so many
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinShape:
+    """Thin matrices, and the weights beside them.
+
+    Attributes:
+        parameters: Numbers of all thin matrices.
+        parameter_shapes: Of each, layers stacked.
+        products: Multiply-adds of one token with them, filled up to whole lanes.
+        channels: Of one token, those that thin products read and those that they are added to, over
+            all layers.
+        base: The format of the model's own matrices, in words.
+        base_bytes: Bytes of all its weights but experts, tables included.
+        expert_bytes: The same of experts.
+        layer_bytes: Of those, what is in layers, experts included.
+        largest: Weights of the largest matrix: one is decoded at a time.
+        stored: Whether matrices are quantized: they are copied for the loop over layers, side by
+            side, and decoded for every product.
+        hidden_kept: Hidden widths of a token that wait in the backward pass of a layer, more than
+            where all is trained: gradients of thin matrices read their inputs, those of the others
+            do not. Read off compiled steps (`benchmarks/memory_estimate.py --lora`).
+        sums_experts: Whether experts get thin matrices: they are added to theirs, and the sum has a
+            gradient as large as they are.
+    """
+
+    parameters: int
+    parameter_shapes: tuple[tuple[int, ...], ...] = field(repr=False)
+    products: float
+    channels: float
+    base: str
+    base_bytes: float
+    expert_bytes: float
+    layer_bytes: float
+    largest: int
+    stored: bool
+    hidden_kept: int
+    sums_experts: bool
+
+    @property
+    def kept_bytes(self) -> float:
+        """Bytes of all of the model's own weights."""
+        return self.base_bytes + self.expert_bytes
+
+    @property
+    def decoded_bytes(self) -> float:
+        """Bytes of the matrix that is being decoded: its codes as whole numbers, and its values."""
+        return self.largest * (INT32 + BFLOAT16) if self.stored else 0.0
+
+
+def thin_shape(
+    config: TransformerConfig, spec: LoraSpec, *, stored_bytes: int | None = None
+) -> ThinShape:
+    """The shape of what is trained beside a reference transformer.
+
+    Args:
+        config: The model.
+        spec: What is trained.
+        stored_bytes: Of all its weights, where a quantized folder holds them.
+
+    Raises:
+        TPUModelError: A target is in the path of no matrix.
+    """
+    targets = targets_of(spec, config)
+    thin = [one for shape in targets.values() for one in thin_shapes(shape, spec.rank)]
+    inside = [
+        one
+        for kind, count in Counter(config.layer_order).items()
+        for one in layer_matrices(config.kinds[kind], config.d_model, count)
+    ]
+    kept = spec.base or "bf16"
+    experts = sum(one.nbytes(kept) for one in inside if one.of_experts)
+    layers = sum(one.nbytes(kept) for one in inside)
+    counted = sum(one.parameters for one in inside)
+    outside = (config.parameter_count().total - counted) * BFLOAT16
+    base, stored = kept, spec.base is not None
+    if stored_bytes is not None:
+        share = (stored_bytes - outside) / layers
+        experts, layers = experts * share, layers * share
+        base, stored = f"{8 * layers / counted:.3g} bits a weight, as they are kept", True
+    padded = math.ceil(spec.rank / LANES) * LANES / spec.rank
+    return ThinShape(
+        parameters=sum(math.prod(shape) for shape in thin),
+        parameter_shapes=tuple(thin),
+        products=thin_products(spec, config) * padded,
+        channels=thin_products(spec, config) / spec.rank,
+        base=base,
+        base_bytes=outside + layers - experts,
+        expert_bytes=experts,
+        layer_bytes=layers,
+        largest=max(one.rows * one.columns for one in inside),
+        stored=stored,
+        hidden_kept=_hidden_kept(targets, stored),
+        sums_experts=any("/experts/" in path for path in targets),
+    )
+
+
+def _hidden_kept(targets: Iterable[str], stored: bool) -> int:
+    if not any("/mlp/" in path for path in targets):
+        return -2
+    return 0 if stored else 1
