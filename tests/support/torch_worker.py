@@ -11,15 +11,16 @@ from tpukit.runtime.multihost import MultiHostConfig
 
 LEARNING_RATE = 0.1
 STEPS = 3
+WIDE = 1024  # so that there is a matrix worth splitting
 
 
-def model_and_batches():
+def model_and_batches(width=8):
     """The same on every process and in a run of one: data for STEPS steps of eight rows."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 3))
     batches = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(STEPS)]
     return model, batches
 
@@ -133,19 +134,17 @@ def example_3(distributed):
     import torch
     from torch import nn
 
-    from tpukit.torch import KernelPyTorchConfig, XLADeviceManager, XLADistributedTraining
+    from tpukit.torch import (
+        KernelPyTorchConfig,
+        TPUBackend,
+        XLADeviceManager,
+        XLADistributedTraining,
+    )
 
     config = KernelPyTorchConfig()
-    backend = distributed  # replaced by a TPUBackend where this package has one
-    try:
-        from tpukit.torch import TPUBackend
-    except ImportError:
-        prepare = None
-    else:
-        backend = TPUBackend(config)
-        prepare = backend.prepare_model
+    backend = TPUBackend(config)
     model, batches = model_and_batches()
-    model = prepare(model) if prepare else model
+    model = backend.prepare_model(model)
     branch = "single"
     if backend.is_distributed:
         branch = "distributed"
@@ -165,8 +164,27 @@ def example_3(distributed):
     return {"branch": branch, "parameters": numbers(model)}
 
 
+def fused(distributed):
+    """Fused steps over the devices of all processes, each of which holds the whole batch."""
+    import torch
+    from torch import nn
+
+    from tpukit.torch import TPUBackend
+
+    backend = TPUBackend()
+    model, batches = model_and_batches(WIDE)
+    model = backend.prepare_model(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    step = backend.train_step(model, nn.functional.cross_entropy, optimizer)
+    losses = [float(step(data, target)) for data, target in batches]
+    split = [str(one.sharding.spec) for one in step._state.params.values()]
+    step.sync()
+    moment = optimizer.state[model[0].weight]["exp_avg"].reshape(-1).tolist()
+    return {"losses": losses, "split": split, "bias": model[2].bias.tolist(), "moment": moment}
+
+
 # Last the one in which a process stays away from a call.
-SCENES = (collectives, gradients, example_3, refusals)
+SCENES = (collectives, gradients, example_3, fused, refusals)
 
 
 def main():

@@ -15,7 +15,7 @@ import pytest
 import torch
 from jax.sharding import NamedSharding
 from torch import nn
-from torch_worker import LEARNING_RATE, model_and_batches, numbers
+from torch_worker import LEARNING_RATE, WIDE, model_and_batches, numbers
 
 from tpukit.errors import TPUDistributedError, TPUValidationError
 from tpukit.job.compiler_flags import flags_of
@@ -132,6 +132,25 @@ def test_example_3_trains_as_one_process_does_on_the_joined_batch(answers):
     found, expected = torch.tensor(first["parameters"]), torch.tensor(numbers(model))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert (expected - torch.tensor(before)).abs().max() > 0.1
+
+
+def test_fused_steps_of_two_processes_are_those_of_one(answers):
+    first, second = (one["fused"] for one in answers)
+    assert first == second
+    assert any("fsdp" in spec for spec in first["split"]), "four devices of two processes share it"
+    model, batches = model_and_batches(WIDE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for data, target in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(data), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert first["losses"] == pytest.approx(losses, rel=1e-5)
+    torch.testing.assert_close(torch.tensor(first["bias"]), model[2].bias, atol=1e-5, rtol=0)
+    moment = optimizer.state[model[0].weight]["exp_avg"].reshape(-1)
+    torch.testing.assert_close(torch.tensor(first["moment"]), moment, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.table import Table
 
-from ..annotations import AnyMesh
+from ..annotations import AnyMesh, PyTree
 from ..errors import TPUModelError
 from ..frameworks import model_name
 from ..hardware import Figure
@@ -31,6 +31,7 @@ from ..models.stored.placement import stored_shardings
 from ..models.stored.running import dense_shapes
 from ..models.transformer.accounting import count_flops_per_step
 from ..models.transformer.config import TransformerConfig
+from ..parallel.rebalancing.reshard import move
 from ..parallel.sharding.layout import Layout, make_layout
 from ..parallel.sharding.rules import Rules
 from .mixed_precision import narrowed
@@ -238,7 +239,7 @@ class Workload:
 
         return step
 
-    def jit_train_step(self, mesh: AnyMesh) -> Any:
+    def jit_train_step(self, mesh: AnyMesh) -> jax.stages.Wrapped:
         """`train_step_on(mesh)` compiled with a sharding for every leaf and the state donated."""
         shardings = self.shardings(mesh)
         everywhere = NamedSharding(mesh, PartitionSpec())
@@ -295,7 +296,7 @@ class Workload:
         state = jax.tree.map(placed, self.state_shapes(), shardings.state)
         return state, jax.tree.map(placed, self.batch_shapes(), shardings.batch)
 
-    def init_on(self, mesh: AnyMesh, rng: jax.Array, params: Any = None) -> TrainState:
+    def init_on(self, mesh: AnyMesh, rng: jax.Array, params: PyTree = None) -> TrainState:
         """A new state made straight into its shards: no device ever holds a whole parameter.
 
         Args:
@@ -308,13 +309,13 @@ class Workload:
             return jax.jit(self.init, out_shardings=shardings)(rng)
         # The values exist already: they move as they are and only the rest is made in place.
         variables = self.adapter.init(rng) if params is None else self._around(params, rng)
-        params = jax.device_put(variables.params, shardings.params)
+        params = jax.tree.map(move, variables.params, shardings.params)
         opt_state = jax.jit(self.transformation.init, out_shardings=shardings.opt_state)(params)
         return TrainState(
-            step=jax.device_put(jnp.zeros((), jnp.int32), shardings.step),
+            step=move(jnp.zeros((), jnp.int32), shardings.step),
             params=params,
             opt_state=opt_state,
-            model_state=jax.device_put(variables.model_state, shardings.model_state),
+            model_state=jax.tree.map(move, variables.model_state, shardings.model_state),
         )
 
     def put_batch(self, mesh: AnyMesh, batch: Batch) -> dict[str, jax.Array]:
@@ -362,7 +363,7 @@ class Workload:
         return jax.eval_shape(lambda rng: self.adapter.init(rng).params, jax.random.key(0))
 
     @cached_property
-    def base_shapes(self) -> Any:
+    def base_shapes(self) -> PyTree:
         """Shape and dtype of every parameter of the model, trained or not, as an array."""
         if self.lora is None:
             return self._param_shapes

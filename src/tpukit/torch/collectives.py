@@ -24,6 +24,7 @@ Values = np.ndarray[Any, Any]
 _AXIS = "devices"
 # One count a process, whoever asks: the processes of a job make the same calls in the same order.
 _calls = itertools.count()
+DEFAULT_TIMEOUT_S = 300.0  # that other processes are waited for
 
 
 class Collectives:

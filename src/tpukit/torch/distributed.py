@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, get_args
 
 from ..errors import ConfigError, TPUDistributedError, TPUValidationError, did_you_mean
 from ..runtime.multihost import MultiHostConfig
-from .collectives import Collectives, Reduction, agree
+from .collectives import DEFAULT_TIMEOUT_S, Collectives, Reduction, agree
 from .data_parallel import AveragedGradients
 from .devices import XLADeviceManager
 
 if TYPE_CHECKING:
     import torch
     from jax.sharding import Mesh
-
-DEFAULT_TIMEOUT_S = 300.0
 
 
 class XLADistributedTraining:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,13 +17,19 @@ from ..models.adapters.torch_module.arrays import to_tensor
 from ..models.adapters.torch_module.nesting import Nesting
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import RematSpec
+from ..parallel.rebalancing.reshard import move
 from ..parallel.sharding.strategy import strategy_for
 from ..step.parts import TrainState
 from ..step.workload import Workload
 from ..training.recompile import compiler_options
+from .annotations import TorchInputs
 from .batches import flat_batch, nested_batch
+from .collectives import DEFAULT_TIMEOUT_S, agree
 from .optimizers import MappedOptimizer, map_optimizer
 from .prepared import link_of
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +52,7 @@ class StepLoss:
 
     __float__ = item
 
-    def detach(self) -> Any:
+    def detach(self) -> "torch.Tensor":
         """Return a torch tensor of its own."""
         return to_tensor(self.array).clone()
 
@@ -73,7 +79,8 @@ class FusedStep:
 
     Parameters, buffers and optimizer state stay on the device between steps. Reading the module
     (`parameters()`, `state_dict()`, an attribute) brings them back; so does `sync()`, which also
-    fills the torch optimizer's own state.
+    fills the torch optimizer's own state. Of several processes, each gives the whole batch and
+    computes its part; they read the module together.
 
     Example:
         >>> step = backend.train_step(model, nn.functional.cross_entropy, optimizer)
@@ -82,9 +89,9 @@ class FusedStep:
 
     def __init__(
         self,
-        module: Any,
+        module: "torch.nn.Module",
         loss: TorchLoss | None,
-        optimizer: Any,
+        optimizer: "torch.optim.Optimizer",
         *,
         mesh: Mesh,
         strategy: str | None = None,
@@ -114,7 +121,7 @@ class FusedStep:
         self._rates = np.zeros(0, np.float32)
         self._compiled: dict[Any, _Compiled] = {}
 
-    def __call__(self, inputs: Any, targets: Any = None) -> StepLoss:
+    def __call__(self, inputs: TorchInputs, targets: TorchInputs | None = None) -> StepLoss:
         """Make one step.
 
         Args:
@@ -131,7 +138,7 @@ class FusedStep:
         rates = self._optimizer.learning_rates()
         if not np.array_equal(rates, self._rates):
             place = state.opt_state.learning_rates.sharding
-            moved = state.opt_state._replace(learning_rates=jax.device_put(rates, place))
+            moved = state.opt_state._replace(learning_rates=move(rates, place))
             state = replace(state, opt_state=moved)
             self._rates = rates
         self._state, metrics = compiled.step(state, compiled.placed(arrays))
@@ -210,7 +217,7 @@ class FusedStep:
         self._link.pull()
         fresh = work.init_on(self.mesh, jax.random.key(0))
         place = work.shardings(self.mesh).state.opt_state
-        opt_state = jax.device_put(self._optimizer.load(fresh.opt_state), place)
+        opt_state = jax.tree.map(move, self._optimizer.load(fresh.opt_state), place)
         self._rates = self._optimizer.learning_rates()
         return replace(fresh, opt_state=opt_state)
 
@@ -219,6 +226,8 @@ class FusedStep:
         state = self._state
         if state is None:
             return
+        if jax.process_count() > 1:  # each holds its shards alone: all have to read at once
+            agree("reading a module after fused steps", timeout_s=DEFAULT_TIMEOUT_S)
         ModuleState.of(self._module).write(state.params, state.model_state)
         self._optimizer.store(state.opt_state)
         # The module is the truth from here on: whoever changes it now changes the next step.

@@ -5,6 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ....parallel.rebalancing.reshard import move
 
 # What jax has no room for without its 64-bit mode, by torch's name, and what it becomes.
 NARROWED = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
@@ -48,7 +51,10 @@ def to_tensor(array: jax.Array, *, dtype: Any = None) -> Any:
     """Return an array's values as a tensor of torch's own, in `dtype` where one is given."""
     import torch
 
-    if array.size == 0 or array.dtype == jnp.bool_ or not array.is_fully_addressable:
+    if not array.is_fully_addressable and isinstance(array.sharding, NamedSharding):
+        # Every process asks for it at the same time.
+        array = move(array, NamedSharding(array.sharding.mesh, PartitionSpec()))
+    if array.size == 0 or array.dtype == jnp.bool_:
         found = torch.from_numpy(np.array(array))
     elif len(array.sharding.device_set) > 1 or next(iter(array.devices())).platform == "tpu":
         found = _from_host(np.asarray(array))
