@@ -3,7 +3,9 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +48,67 @@ def test_rooms_export_what_they_list():
         for name in module.__all__:
             assert hasattr(module, name), f"tpukit.{room}.__all__ lists {name}"
         assert sorted(set(module.__all__)) == sorted(module.__all__)
+
+
+PACKAGES = (
+    *("", ".checker", ".compiler", ".hardware", ".job", ".kernels", ".models", ".observe"),
+    *(".parallel", ".planner", ".pods", ".quantization", ".records", ".step", ".torch"),
+    ".training",
+)
+# Where no type or protocol says more, and why.
+ANY_IS_MEANT = {
+    "Job.model": "a name, or a model of any framework",
+    "ExecutableHeader.structure": "nested plain data of a file",
+    "LoadedStep.__init__.executable": "jaxlib's own, which has no public name",
+}
+
+
+def test_no_public_signature_says_any_where_a_type_can():
+    said = {place for home in public_homes() for place in places_of_any(*home)}
+    assert said == {*ANY_IS_MEANT}
+
+
+def public_homes():
+    """Yield each exported function and class: where it is written, and its name there."""
+    for package in PACKAGES:
+        module = import_module(f"tpukit{package}")
+        for name in getattr(module, "__all__", ()):
+            thing = getattr(module, name)
+            home = sys.modules.get(getattr(thing, "__module__", None) or "")
+            if home is not None and home.__name__.startswith("tpukit."):
+                yield home.__file__, getattr(thing, "__name__", name)
+
+
+def places_of_any(path, name):
+    """Yield arguments, results and fields of `name` in a file that are nothing but Any."""
+    for node in parsed(path).body:
+        if getattr(node, "name", None) != name:
+            continue
+        for one in [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", ()):
+            own = "" if one is node else f"{name}."
+            if isinstance(one, ast.AnnAssign) and is_any(one.annotation):
+                yield own + one.target.id
+            if not isinstance(one, ast.FunctionDef) or is_private(one.name):
+                continue
+            arguments = (*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs)
+            yield from (f"{own}{one.name}.{a.arg}" for a in arguments if is_any(a.annotation))
+            if is_any(one.returns):
+                yield f"{own}{one.name}"
+
+
+def is_private(name):
+    return name.startswith("_") and name not in ("__init__", "__call__")
+
+
+def is_any(annotation):
+    if isinstance(annotation, ast.BinOp):  # `Any | None` says no more
+        return is_any(annotation.left) or is_any(annotation.right)
+    return isinstance(annotation, ast.Name) and annotation.id == "Any"
+
+
+@cache
+def parsed(path):
+    return ast.parse(Path(path).read_text())
 
 
 def test_import_is_silent_and_light():

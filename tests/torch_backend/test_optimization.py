@@ -14,7 +14,7 @@ from tpukit.errors import TPUOptimizationError, TPUValidationError
 from tpukit.hardware.target import target_chip
 from tpukit.models.remat.policy import NO_REMAT, RematPolicy
 from tpukit.torch import KernelPyTorchConfig, TPUOptimizer
-from tpukit.torch.border import Program
+from tpukit.torch.border import ModuleProgram
 from tpukit.torch.optimization import levels
 from tpukit.torch.optimization.measuring import gradient_program
 from tpukit.torch.prepared import link_of, prepare
@@ -178,13 +178,13 @@ def test_checkpoints_take_less_memory():
 
 def test_only_the_aggressive_level_reuses_inputs(monkeypatch):
     programs = []
-    forward = Program.forward
+    forward = ModuleProgram.forward
 
     def watched(program, arrays):
         programs.append((program, arrays))
         return forward(program, arrays)
 
-    monkeypatch.setattr(Program, "forward", watched)
+    monkeypatch.setattr(ModuleProgram, "forward", watched)
     model, sample = nn.Linear(32, 32), torch.randn(4, 32)
     for name in LEVELS:
         twin = optimizer().optimize(model, sample, name).optimized_model

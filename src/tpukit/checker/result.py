@@ -12,6 +12,8 @@ from .fixes import FixList
 from .host_memory import HostMemory, host_memory
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from ..compiler.timeline import StepPrediction
     from ..job.job import Job
     from .report import Report
@@ -81,7 +83,7 @@ class CheckResult:
         """The report as plain data; `tpukit report` reads it back."""
         return dict(self.to_report())
 
-    def details(self) -> Any:
+    def details(self) -> "RenderableType":
         """Everything but the verdict, for a terminal that shows it already."""
         from rich.console import Group
         from rich.text import Text

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
+from ..annotations import PyTree
 from ..errors import TPUKernelError, did_you_mean
 from ..hardware import get_chip, list_chips
 from ..hardware.formats import PEAKS, NumberFormat, parse_format, spelled_as
@@ -72,7 +73,7 @@ class PrecisionConfig:
         if self.values_dtype is not None:
             check_product(parse_format(self.values_dtype), chip)
 
-    def apply(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def apply(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> PyTree:
         """`function` of the arguments in this mode; integers and trees of arrays pass through.
 
         FP8 gives the numbers of FP8: arguments are rounded to float8_e4m3 with a power of two

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..annotations import PyTree
 from ..errors import TPUCheckpointError, TPUValidationError
@@ -33,7 +34,7 @@ _MOST_VECTORS = 2**16  # of each layer, which is 256 to an entry
 def fit_cache(
     model: object,
     params: PyTree,
-    prompts: Any,
+    prompts: ArrayLike,
     *,
     kv: CacheFormat | str = "pq4",
     seed: int = 0,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 from rich.table import Table
 
 from ..annotations import PyTree
@@ -99,7 +100,7 @@ class CacheReport:
 def measure_cache(
     model: object,
     params: PyTree,
-    prompts: Any,
+    prompts: ArrayLike,
     *,
     kv: CacheSpec | CacheFormat | str,
     reference: CacheSpec | CacheFormat | str | None = "bf16",
@@ -137,7 +138,7 @@ class CacheJudge:
         self,
         model: object,
         params: PyTree,
-        prompts: Any,
+        prompts: ArrayLike,
         *,
         reference: CacheSpec | CacheFormat | str | None = "bf16",
         new_tokens: int = 64,

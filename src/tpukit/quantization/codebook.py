@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..errors import TPUValidationError, did_you_mean
 from ..hardware.formats import INT8
@@ -114,7 +115,7 @@ class Codebook:
         return self.entries.size * self.entries.dtype.itemsize + 4
 
     @property
-    def code_dtype(self) -> Any:
+    def code_dtype(self) -> np.dtype[Any]:
         """Of codes: the narrowest that holds one."""
         return code_dtype(self.size)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import TPUCheckpointError, TPUValidationError
 from .codebook import code_dtype
-from .formats import TRELLIS_BITS, Layout, VQFormat
+from .formats import TRELLIS_BITS, CodeLayout, VQFormat
 from .trellis import padded_width
 from .vq_array import VQArray
 
@@ -46,7 +46,7 @@ def array_from(place: Path, name: str, said: Any, tensors: dict[str, np.ndarray]
         raise TPUCheckpointError(f"{where} is not described.")
     shape = _sizes(where, said.get("shape"))
     leading = _sizes(where, said.get("leading", []))
-    layouts = get_args(Layout)
+    layouts = get_args(CodeLayout)
     layout = next((one for one in layouts if one == said.get("layout")), None)
     if len(shape) != 2 or layout is None or not isinstance(said.get("rotated"), bool):
         raise TPUCheckpointError(

@@ -19,7 +19,9 @@ from typing import Literal, TypeAlias, get_args
 
 from ..errors import TPUValidationError, did_you_mean
 
-Layout: TypeAlias = Literal["tpu_lane_i32", "plain", "trellis1", "trellis2", "trellis3", "trellis4"]
+CodeLayout: TypeAlias = Literal[
+    "tpu_lane_i32", "plain", "trellis1", "trellis2", "trellis3", "trellis4"
+]
 TRELLIS_BITS: dict[str, int] = {"trellis1": 1, "trellis2": 2, "trellis3": 3, "trellis4": 4}
 # Codes are bytes or 16 bits wide.
 MOST_ENTRIES = 65_536
@@ -74,9 +76,9 @@ class VQFormat:
         return self.trellis or self.stages * math.log2(self.entries) / self.length
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> CodeLayout:
         """How codes lie: "tpu_lane_i32" is what the fused kernel reads."""
-        for layout in get_args(Layout):
+        for layout in get_args(CodeLayout):
             if self.trellis and TRELLIS_BITS.get(layout) == self.trellis:
                 return layout
         fits = self.length == _KERNEL_LENGTH and self.entries in _KERNEL_ENTRIES

@@ -6,6 +6,7 @@ generation runs: it decodes a block of weights in on-chip memory and multiplies 
 
 import logging
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from ..annotations import PyTree
 from ..errors import ConfigError, TargetNotReached, TPUValidationError
 from ..runtime.progress import Progress, silent
 from .codebook import Codebook, Metric, parse_metric
@@ -124,8 +126,8 @@ class TPUv6VQIntegration:
 
     def quantize_model(
         self,
-        model: Any,
-        calibration_data: Any,
+        model: object,
+        calibration_data: Iterable[PyTree],
         target_accuracy_retention: float = 0.98,
         num_calibration_batches: int = 100,
         *,

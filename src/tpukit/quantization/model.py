@@ -41,7 +41,7 @@ class QuantizedModel:
     subject: Subject
     activations: Activations = "wide"
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: PyTree) -> PyTree:
         """What the model makes of a batch of inputs.
 
         An equinox module is called on every row of the batch; plain functions are given the batch

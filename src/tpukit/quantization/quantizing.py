@@ -49,11 +49,11 @@ class QuantizationResult:
 
 
 def quantize_model(
-    model: Any,
-    calibration_data: Any,
+    model: object,
+    calibration_data: Iterable[PyTree],
     *,
     params: PyTree = None,
-    evaluation_data: Any = None,
+    evaluation_data: Iterable[PyTree] | None = None,
     format: str | None = None,
     rules: Rules = (),
     plan: QuantPlan | None = None,

@@ -19,11 +19,11 @@ _OF_BITS = {8: "int8", 4: "int4", 16: "bf16"}
 
 
 def quantize_for_tpu(
-    model: Any,
+    model: object,
     bits: int = 8,
     *,
     params: PyTree = None,
-    inputs: Any = None,
+    inputs: PyTree = None,
     format: Literal["int8", "int4", "fp8", "bf16"] | None = None,
     activations: Activations = "wide",
     rules: Rules = (),

@@ -7,13 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from ..errors import TPUKernelError
 from ..kernels import pack_vq, quantized_matmul
 from .codebook import Codebook
-from .formats import TRELLIS_BITS, Layout, VQFormat
+from .formats import TRELLIS_BITS, CodeLayout, VQFormat
 from .rotation import rotate, rotate_back
 from .trellis import run_length, unpack_bits, windows_of
 
@@ -47,7 +48,7 @@ class VQArray:
     scales: jax.Array
     signs: jax.Array | None
     shape: tuple[int, int]
-    layout: Layout
+    layout: CodeLayout
 
     # numpy arrays leave the product to `__rmatmul__`.
     __array_ufunc__ = None
@@ -58,7 +59,7 @@ class VQArray:
         return 2
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype[Any]:
         """What it is decoded to unless asked otherwise."""
         return jnp.dtype(jnp.float32)
 

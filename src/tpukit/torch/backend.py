@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import jax
@@ -11,11 +11,15 @@ from ..errors import TPUValidationError
 from ..models.remat.policy import RematPolicy, RematSpec
 from ..parallel.mesh.mesh import create_mesh
 from . import checkpoints
+from .annotations import Data, Module
 from .batches import prepare_batch
 from .devices import JobProcess
 from .prepared import link_of, prepare
 from .train_step import FusedStep, TorchLoss
 from .validation import check_is_module, notes_on, report
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +50,14 @@ class TPUBackend(JobProcess):
         self._seed = 0
 
     @property
-    def device(self) -> Any:
+    def device(self) -> "torch.device":
         """The torch device that tensors are on outside programs: CUDA where both have it."""
         import torch
 
         shared = self.found.kind == "gpu" and torch.cuda.is_available()
         return torch.device("cuda" if shared else "cpu")
 
-    def prepare_model(self, model: Any) -> Any:
+    def prepare_model(self, model: Module) -> Module:
         """Return the same module, whose calls run as compiled programs from now on.
 
         Parameters stay torch's own: any loss, any optimizer and the usual loop work on it. A module
@@ -79,17 +83,17 @@ class TPUBackend(JobProcess):
         logger.info("prepare model=%s device=%s", type(model).__name__, self.found.kind)
         return model
 
-    def prepare_data(self, data: Any) -> Any:
+    def prepare_data(self, data: Data) -> Data:
         """Return tensors, tuples, dicts, dataclasses or a DataLoader with tensors in place."""
         return prepare_batch(data, self.device)
 
     def train_step(
         self,
-        model: Any,
+        model: "torch.nn.Module",
         loss_fn: TorchLoss | None,
-        optimizer: Any,
+        optimizer: "torch.optim.Optimizer",
         *,
-        mesh: Any = None,
+        mesh: jax.sharding.Mesh | None = None,
         strategy: str | None = None,
         remat: RematSpec = None,
     ) -> FusedStep:
@@ -175,10 +179,10 @@ class TPUBackend(JobProcess):
 
     def save_model(
         self,
-        model: Any,
+        model: "torch.nn.Module",
         path: str | Path,
         save_optimizer: bool = False,
-        optimizer: Any = None,
+        optimizer: "torch.optim.Optimizer | None" = None,
         metadata: dict[str, Any] | None = None,
     ) -> Path:
         """Write a model's newest values, and its optimizer's state: safetensors, or a folder.
@@ -201,8 +205,12 @@ class TPUBackend(JobProcess):
         )
 
     def load_model(
-        self, model: Any, path: str | Path, load_optimizer: bool = False, optimizer: Any = None
-    ) -> Any:
+        self,
+        model: Module,
+        path: str | Path,
+        load_optimizer: bool = False,
+        optimizer: "torch.optim.Optimizer | None" = None,
+    ) -> Module:
         """Read what `save_model` wrote, or plain safetensors, and return the prepared model.
 
         Values are placed when the model next runs, so a fused step on another mesh may go on.

@@ -63,7 +63,7 @@ class Placement(Protocol):
         ...
 
 
-class Program:
+class ModuleProgram:
     """A module's forward and backward for arguments of one shape, each traced once.
 
     Args:
@@ -170,7 +170,7 @@ class Program:
         return module(*arguments, **options)
 
 
-def call_with_gradient(program: Program, arrays: Arrays, tensors: list[Any]) -> Any:
+def call_with_gradient(program: ModuleProgram, arrays: Arrays, tensors: list[Any]) -> Any:
     """Run a program so that torch's autograd can go back through it.
 
     Args:
@@ -194,7 +194,9 @@ def _border() -> Any:
 
     class Border(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, program: Program, arrays: Arrays, rest: list[Any], *_: Any) -> Any:
+        def forward(
+            ctx: Any, program: ModuleProgram, arrays: Arrays, rest: list[Any], *_: Any
+        ) -> Any:
             ctx.set_materialize_grads(False)
             floats, ctx.pull_back, found = program.forward_with_gradient(arrays)
             ctx.program, ctx.formats = program, [(one.shape, one.dtype) for one in floats]

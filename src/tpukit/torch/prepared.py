@@ -12,7 +12,7 @@ from ..models.adapters.torch_module.environment import environment
 from ..models.adapters.torch_module.nesting import take_apart
 from ..models.adapters.torch_module.state import ModuleState
 from ..models.remat.policy import NO_REMAT, RematPolicy
-from .border import Arrays, Placement, Program, call_with_gradient
+from .border import Arrays, ModuleProgram, Placement, call_with_gradient
 from .lru import LRUCache
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Link:
         self.module, self.remat, self.strict, self.donate = module, remat, strict, donate
         self.placement: Placement | None = None  # on one device, unless somebody splits it
         self.stays_eager = ""  # why the module cannot be a program, once that is known
-        self.programs: LRUCache[Any, Program] = LRUCache(max_size=programs)
+        self.programs: LRUCache[Any, ModuleProgram] = LRUCache(max_size=programs)
         self.newer: Any = None  # a function that brings the device's values, while there are any
         self._signature: Any = None
         self._state: ModuleState | None = None
@@ -83,7 +83,7 @@ class Link:
         if program is None:
             logger.info("compile module=%s shapes=%s", type(self.module).__name__, shapes)
             how: dict[str, Any] = {"placement": self.placement, "donate": self.donate}
-            program = Program(self.module, state, nesting.rebuild, asked, self.remat, **how)
+            program = ModuleProgram(self.module, state, nesting.rebuild, asked, self.remat, **how)
             self.programs.put(key, program)
         # What is donated must not be torch's own memory.
         given = [to_array(one, copy=self.donate and not wanted) for one in tensors]

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from ..annotations import AnyMesh
+from ..annotations import AnyMesh, PyTree
 from ..errors import TPUValidationError
 from ..hardware.target import on_one_gpu
 from ..runtime.files import cache_folder
@@ -58,7 +58,7 @@ class ArgumentChange:
         return f"{self.path} changed from {self.old} to {self.new}"
 
 
-def find_changes(old: Any, new: Any, *, name: str = "") -> list[ArgumentChange]:
+def find_changes(old: PyTree, new: PyTree, *, name: str = "") -> list[ArgumentChange]:
     """Every leaf whose shape or dtype differs between two trees of arrays or shapes.
 
     Example:
@@ -180,7 +180,7 @@ class StepProgram:
             with self._compiling():
                 lowered = step.lower(*work.abstract_args(self._mesh))
                 step = lowered.compile(compiler_options=self._options)
-            found = self._tune(step.as_text()) if self._tune is not None else {}
+            found = self._tune(step.as_text() or "") if self._tune is not None else {}
             if found:
                 with self._compiling():
                     step = lowered.compile(compiler_options={**(self._options or {}), **found})

@@ -1,11 +1,14 @@
 """A program loaded from a file, called like the function it was compiled from."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import TPUModelError, TPUValidationError, did_you_mean
 from .file import ArraySlot, ExecutableHeader
 from .slots import decode_structure
+
+if TYPE_CHECKING:
+    from ...annotations import PyTree
 
 
 class LoadedStep:
@@ -17,7 +20,12 @@ class LoadedStep:
     """
 
     def __init__(
-        self, header: ExecutableHeader, executable: Any, devices: Sequence[Any], *, like: Any = None
+        self,
+        header: ExecutableHeader,
+        executable: Any,
+        devices: Sequence[Any],
+        *,
+        like: "PyTree" = None,
     ) -> None:
         import jax
 
@@ -33,7 +41,7 @@ class LoadedStep:
                 f"{len(header.results)} arrays; pass a tree in the structure of its results."
             )
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: "PyTree") -> "PyTree":
         """Run it once.
 
         Returns:

@@ -17,11 +17,13 @@ from .loaded_step import LoadedStep
 from .slots import describe_program, host_features, place_of
 
 if TYPE_CHECKING:
+    import jax
+
     from ...annotations import PyTree
 
 
 def save_executable(
-    program: Any,
+    program: "jax.stages.Compiled | CompileRequest",
     path: str | Path,
     *,
     name: str = "",

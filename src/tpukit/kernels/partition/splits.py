@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from ...errors import TPUKernelError
 
 Names: TypeAlias = tuple[str, ...]  # of an array's dimensions
+NameTree: TypeAlias = "str | tuple[NameTree, ...]"  # names as one text, in a tree of arrays' shape
 Axes: TypeAlias = tuple[str, ...]  # of a mesh
 Spec: TypeAlias = tuple[Axes, ...]  # for each dimension the axes that split it
 Assignment: TypeAlias = Mapping[str, Axes]  # for each name the axes that split such dimensions
@@ -44,9 +45,9 @@ class Splits:
     """
 
     free: str = ""
-    arguments: Any = ()
-    result: Any = ()
-    residuals: Any = ()
+    arguments: NameTree = ()
+    result: NameTree = ()
+    residuals: NameTree = ()
     shared: str = ""
     told_axes: bool = False
 
@@ -71,8 +72,8 @@ class Pass:
     """The names of what goes into one pass of an op and of what comes out."""
 
     splits: Splits
-    inputs: Any
-    outputs: Any
+    inputs: NameTree
+    outputs: NameTree
 
     def of(self, arrays: Any, results: Any) -> "CallNames":
         """The names for arrays and results of these ranks, flat."""

@@ -17,7 +17,9 @@ _FUNCTIONS = ("on_tpu", "on_gpu", "gradient", "default_blocks", "block_space", "
 def tpu_kernel(function: Function, **settings: Any) -> TpuKernel: ...
 @overload
 def tpu_kernel(function: None = None, **settings: Any) -> Callable[[Function], TpuKernel]: ...
-def tpu_kernel(function: Function | None = None, **settings: Any) -> Any:
+def tpu_kernel(
+    function: Function | None = None, **settings: Any
+) -> TpuKernel | Callable[[Function], TpuKernel]:
     """Make a function an op: `@tpu_kernel`, or `@tpu_kernel(precision=PrecisionConfig.HIGH)`.
 
     The function is the reference: it runs wherever no better implementation is given, and gives
@@ -54,14 +56,16 @@ def tpu_kernel(function: Function | None = None, **settings: Any) -> Any:
 
 
 @overload
-def register_tpu_op(function: Function | Op, *, replace: bool = False, **settings: Any) -> Any: ...
+def register_tpu_op(function: Op, *, replace: bool = False) -> Op: ...
+@overload
+def register_tpu_op(function: Function, *, replace: bool = False, **settings: Any) -> TpuKernel: ...
 @overload
 def register_tpu_op(
     function: None = None, *, replace: bool = False, **settings: Any
-) -> Callable[[Function], Any]: ...
+) -> Callable[[Function], TpuKernel]: ...
 def register_tpu_op(
     function: Function | Op | None = None, *, replace: bool = False, **settings: Any
-) -> Any:
+) -> Op | TpuKernel | Callable[[Function], TpuKernel]:
     """Make an op known by name to `get_tpu_op`, the static timer and the tuner.
 
     Args:
@@ -73,7 +77,11 @@ def register_tpu_op(
         TPUKernelError: The name is taken, or settings are given for what is an op already.
     """
     if function is None:
-        return functools.partial(register_tpu_op, replace=replace, **settings)
+
+        def register(given: Function) -> TpuKernel:
+            return register_tpu_op(given, replace=replace, **settings)
+
+        return register
     if isinstance(function, Op | TpuKernel):
         if settings:
             raise TPUKernelError(

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from ...annotations import PyTree
 from ...errors import TPUModelError
 from ...parallel.experts.routing import RouterStats
 from ..execution import Execution
@@ -16,8 +17,8 @@ from ..loss.loss import Batch
 class Variables(NamedTuple):
     """What a model owns: `params` are trained, `model_state` (batch statistics …) is carried."""
 
-    params: Any
-    model_state: Any
+    params: PyTree
+    model_state: PyTree
 
     def copied(self) -> "Variables":
         """The same values in new arrays.
@@ -30,8 +31,8 @@ class Variables(NamedTuple):
 class Applied(NamedTuple):
     """What a model gave: outputs, its new state, and what its routers did and cost (MoE)."""
 
-    outputs: Any
-    model_state: Any
+    outputs: PyTree
+    model_state: PyTree
     router: RouterStats | None = None
     penalty: jax.Array | None = None
 

@@ -37,7 +37,7 @@ class FlopsPerToken:
 
     matmul: float
     attention: float
-    seq_len: int
+    sequence_length: int
     causal: bool
     frozen: bool = False
 
@@ -117,7 +117,7 @@ def expert_weights(layer: LayerConfig, d_model: int) -> int:
 
 def count_flops_per_token(
     config: "TransformerConfig",
-    seq_len: int,
+    sequence_length: int,
     *,
     causal: bool = True,
     thin_products: float | None = None,
@@ -126,14 +126,14 @@ def count_flops_per_token(
 
     Args:
         config: The model.
-        seq_len: Tokens in a sequence.
+        sequence_length: Tokens in a sequence.
         causal: Whether only keys before a query are counted.
         thin_products: Multiply-adds of a token with thin matrices that alone are trained (LoRA);
             None where the model's own are.
     """
     each = FLOPS_PER_MULTIPLY_ADD * BACKWARD_AND_FORWARD
     attention = sum(
-        count * each * _mixing_products(config.kinds[kind], seq_len, causal=causal)
+        count * each * _mixing_products(config.kinds[kind], sequence_length, causal=causal)
         for kind, count in _layers_run(config).items()
     )
     matmul = each * config.parameter_count().matmul_active
@@ -143,30 +143,30 @@ def count_flops_per_token(
     return FlopsPerToken(
         matmul=float(matmul),
         attention=float(attention),
-        seq_len=seq_len,
+        sequence_length=sequence_length,
         causal=causal,
         frozen=frozen,
     )
 
 
-def _mixing_products(layer: LayerConfig, seq_len: int, *, causal: bool) -> float:
+def _mixing_products(layer: LayerConfig, sequence_length: int, *, causal: bool) -> float:
     """Multiply-adds of one token that no weight has part in: scores and values, or the state's."""
     if layer.delta is not None:
         # The state is read for the key, changed, and read for the query.
         d = layer.delta
         return 3 * d.value_heads * d.key_dim * d.value_dim
-    keys = mean_keys(layer, seq_len, causal=causal)
+    keys = mean_keys(layer, sequence_length, causal=causal)
     return layer.n_heads * (layer.qk_dim + layer.v_dim) * keys
 
 
-def mean_keys(layer: LayerConfig, seq_len: int, *, causal: bool = True) -> float:
+def mean_keys(layer: LayerConfig, sequence_length: int, *, causal: bool = True) -> float:
     """Keys that a query attends to, on average over a sequence."""
     if not causal:
-        return float(seq_len)
-    if layer.attention_chunk and layer.attention_chunk < seq_len:
+        return float(sequence_length)
+    if layer.attention_chunk and layer.attention_chunk < sequence_length:
         return layer.attention_chunk / 2
-    window = min(layer.sliding_window or seq_len, seq_len)
-    return window * (1 - window / (2 * seq_len))
+    window = min(layer.sliding_window or sequence_length, sequence_length)
+    return window * (1 - window / (2 * sequence_length))
 
 
 def count_flops_per_step(

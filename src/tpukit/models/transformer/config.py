@@ -271,9 +271,9 @@ class TransformerConfig(LayerConfig):
         """How many parameters there are, and how many one token touches."""
         return count_parameters(self)
 
-    def flops_per_token(self, seq_len: int, *, causal: bool = True) -> FlopsPerToken:
-        """Training FLOPs (forward and backward) for one token of a `seq_len` sequence."""
-        return count_flops_per_token(self, seq_len, causal=causal)
+    def flops_per_token(self, sequence_length: int, *, causal: bool = True) -> FlopsPerToken:
+        """Training FLOPs (forward and backward) for one token of a `sequence_length` sequence."""
+        return count_flops_per_token(self, sequence_length, causal=causal)
 
 
 def _plain(value: Any) -> Any:

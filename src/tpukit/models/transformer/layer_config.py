@@ -170,9 +170,11 @@ class LayerConfig:
             return self.latent.rope_dim
         return self.head_dim if self.rope_spread else int(self.head_dim * self.rope_share)
 
-    def reach(self, seq_len: int) -> int | None:
+    def reach(self, sequence_length: int) -> int | None:
         """Keys that a query can attend to, or None where that is every key before it."""
-        bounds = [b for b in (self.sliding_window, self.attention_chunk) if b and b < seq_len]
+        bounds = [
+            b for b in (self.sliding_window, self.attention_chunk) if b and b < sequence_length
+        ]
         return min(bounds, default=None)
 
     def check(self, where: str) -> None:

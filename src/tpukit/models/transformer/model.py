@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ...annotations import PyTree
 from ...errors import TPUModelError
 from ...parallel.experts.routing import RouterStats
 from ...parallel.sharding.activations import constrain
@@ -161,7 +162,7 @@ class Transformer(nnx.Module):
 
     def run_stack(
         self,
-        stacked: Any,
+        stacked: PyTree,
         x: jax.Array,
         context: LayerContext,
         *,
@@ -198,15 +199,15 @@ class Transformer(nnx.Module):
     def walk(
         self,
         call: LayerCall,
-        carry: Any,
+        carry: PyTree,
         *,
-        stacked: Any,
-        inputs: Any,
+        stacked: PyTree,
+        inputs: PyTree,
         remat: RematPolicy,
         scan: bool,
         round_in_turn: bool,
         order: tuple[str, ...] | None = None,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[PyTree, PyTree]:
         """Call something for every layer in turn; what it carries goes from each to the next.
 
         Args:

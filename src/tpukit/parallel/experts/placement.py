@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -84,7 +85,7 @@ def balance(load: Sequence[float]) -> float:
 
 
 def balance_experts(
-    load: Any, num_devices: int, *, max_moved: int | None = None
+    load: ArrayLike, num_devices: int, *, max_moved: int | None = None
 ) -> ExpertPlacement:
     """Assign experts to devices so that the busiest device has as little to do as possible.
 

@@ -7,7 +7,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from ...annotations import AnyMesh
+from ...annotations import AnyMesh, PyTree
 from .forward import (
     PipelineParams,
     StageFn,
@@ -24,17 +24,17 @@ from .schedule import PipelineSchedule, ScheduleName
 
 def pipeline_value_and_grad(
     stage_fn: StageFn,
-    loss_fn: Callable[[Any, Any, Any], Any],
+    loss_fn: Callable[[PyTree, PyTree, PyTree], PyTree],
     params: PipelineParams,
-    inputs: Any,
-    targets: Any,
+    inputs: PyTree,
+    targets: PyTree,
     *,
     mesh: AnyMesh | None = None,
     axis: str = "stage",
     schedule: ScheduleName = "1f1b",
-    first_fn: Callable[[Any, Any], Any] | None = None,
+    first_fn: Callable[[PyTree, PyTree], PyTree] | None = None,
     has_aux: bool = False,
-) -> tuple[Any, PipelineParams]:
+) -> tuple[PyTree, PipelineParams]:
     """The mean loss over micro-batches and its gradients; like `jax.value_and_grad`.
 
     Both schedules recompute a stage from its input in the backward pass, give the same numbers and

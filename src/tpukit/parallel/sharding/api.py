@@ -47,7 +47,7 @@ def shard_model(
     return reshard(padded, layout)
 
 
-def unpad(tree: Any, layout: Layout) -> Any:
+def unpad(tree: Model, layout: Layout) -> Model:
     """Cut arrays back to the shapes they had before padding, exactly.
 
     Args:

@@ -30,7 +30,7 @@ METRICS_PORT = 8431
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class JobSetSource:
     """Everything that a JobSet is made from.
 
     Attributes:
@@ -56,7 +56,7 @@ class Workload:
         return self.config.slice
 
 
-def jobset(work: Workload) -> Document:
+def jobset(work: JobSetSource) -> Document:
     """Return the JobSet of a pod.
 
     Raises:
@@ -164,7 +164,7 @@ def _queue_labels(config: PodConfig, launch: LaunchSettings) -> dict[str, str]:
     return {names.QUEUE: launch.queue} | ({names.PRIORITY_CLASS: chosen} if chosen else {})
 
 
-def _annotations(work: Workload) -> dict[str, str]:
+def _annotations(work: JobSetSource) -> dict[str, str]:
     said = {
         names.EXCLUSIVE: names.NODE_POOL,
         names.SLICE: str(work.slice),
@@ -177,7 +177,7 @@ def _annotations(work: Workload) -> dict[str, str]:
     return said
 
 
-def _pod_spec(work: Workload) -> Document:
+def _pod_spec(work: JobSetSource) -> Document:
     launch, config = work.launch, work.config
     if launch.image is None:
         raise ConfigError(
@@ -214,7 +214,7 @@ def _pod_spec(work: Workload) -> Document:
     return spec
 
 
-def _rank(work: Workload) -> list[Document]:
+def _rank(work: JobSetSource) -> list[Document]:
     """Say which process of the job this is, anew for each attempt.
 
     Everything is stated: what GKE would inject may be stale after a slice was replaced.
@@ -239,7 +239,7 @@ def _rank(work: Workload) -> list[Document]:
     return variables
 
 
-def _variables(work: Workload) -> list[Document]:
+def _variables(work: JobSetSource) -> list[Document]:
     variables = [_variable(key, literal(value)) for key, value in work.variables.items()]
     if work.command:
         variables.append(_variable("TPUKIT_HEARTBEAT_S", str(work.command.heartbeat_s)))

@@ -13,7 +13,7 @@ from ...runtime.files import write_text
 from ..config import PodConfig
 from ..providers.protocol import Command
 from .documents import Document, to_yaml
-from .jobset import BUNDLE_FILE, Workload, jobset, owner_labels
+from .jobset import BUNDLE_FILE, JobSetSource, jobset, owner_labels
 from .queue import priority_document
 
 # Kubernetes refuses a ConfigMap of more than 1 MiB; what is in it is base64.
@@ -108,7 +108,7 @@ def build_manifest(
     for key in (*stated, *asked):
         _check_variable(key)
     files = _bundle(name, config, launch, command)
-    work = Workload(
+    work = JobSetSource(
         name=name,
         config=config,
         launch=launch,

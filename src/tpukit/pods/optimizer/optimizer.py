@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from ...annotations import Device, PyTree
 from ...errors import ConfigError, PodUnavailable
@@ -31,7 +32,7 @@ from .gradients import DatasetGradients, mean_gradients
 from .metrics import StepMetrics
 from .placement import devices_here, divided
 from .probe import probe_hosts
-from .program import LossFunction, Stepped, StepProgram
+from .program import LossFunction, OptimizerProgram, Stepped
 from .running import Runner, shape_of
 from .settings import LEARNING_RATE, OptimizerSettings
 from .tensor import DistributedTensor, store_values, values_of
@@ -117,7 +118,7 @@ class TpuOptimizer:
     def create_distributed_tensor(
         self,
         shape: Sequence[int],
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         *,
         init: jax.nn.initializers.Initializer = jax.nn.initializers.zeros,
         seed: int = 0,
@@ -136,7 +137,9 @@ class TpuOptimizer:
         return DistributedTensor(made)
 
     @either_way
-    def load_gradients_from_dataset(self, data: PyTree | Iterable[PyTree]) -> Any:
+    def load_gradients_from_dataset(
+        self, data: PyTree | Iterable[PyTree]
+    ) -> PyTree | DatasetGradients:
         """Return gradients for `step_distributed`.
 
         Args:
@@ -149,7 +152,7 @@ class TpuOptimizer:
         return data
 
     @either_way
-    def step_distributed(self, params: PyTree, gradients: Any) -> StepMetrics:
+    def step_distributed(self, params: PyTree, gradients: PyTree | DatasetGradients) -> StepMetrics:
         """Take one step on all devices.
 
         Distributed tensors of `params` are changed in place; the new parameters are in the result
@@ -256,7 +259,7 @@ class TpuOptimizer:
         """
         self.graph = graph
 
-    def config_for(self, params: PyTree, gradients: Any) -> OptimizerConfig:
+    def config_for(self, params: PyTree, gradients: PyTree | DatasetGradients) -> OptimizerConfig:
         """Return what `XlaCompiler` needs to compile a step with these arguments."""
         values = values_of(params)
         dataset = isinstance(gradients, DatasetGradients)
@@ -321,7 +324,7 @@ class TpuOptimizer:
             program, options = self.graph.config.program, self.graph.options
         else:
             loss = self.settings.loss if from_dataset else None
-            program = StepProgram(self.settings.optimizer, loss, self.checkpointing)
+            program = OptimizerProgram(self.settings.optimizer, loss, self.checkpointing)
             options = self._level_options()
         whole = self.graph is not None or self.settings.xla_level is not None
         return self._runner.run(program, values, given, options=options, whole=whole)

@@ -29,7 +29,7 @@ class Stepped(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StepProgram:
+class OptimizerProgram:
     """A step with an optimizer.
 
     Attributes:

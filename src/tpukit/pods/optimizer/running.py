@@ -11,7 +11,7 @@ from ...annotations import Device, PyTree
 from ...errors import TPUValidationError
 from ...parallel.rebalancing.reshard import move
 from .placement import by_example, divided, mesh_of
-from .program import Stepped, StepProgram
+from .program import OptimizerProgram, Stepped
 
 
 class Runner:
@@ -25,7 +25,7 @@ class Runner:
         self.mesh: Mesh = mesh_of(devices)
         self.opt_state: PyTree = None
         self._like: PyTree = None
-        self._compiled: dict[StepProgram, Any] = {}
+        self._compiled: dict[OptimizerProgram, Any] = {}
 
     def move_to(self, devices: Sequence[Device]) -> None:
         """Go on with other devices; the state is moved there."""
@@ -46,7 +46,7 @@ class Runner:
 
     def run(
         self,
-        program: StepProgram,
+        program: OptimizerProgram,
         values: PyTree,
         given: PyTree,
         *,
@@ -78,7 +78,7 @@ class Runner:
             )
         return self._compiled[program](values, self.opt_state, given)
 
-    def _prepare_state(self, program: StepProgram, values: PyTree) -> None:
+    def _prepare_state(self, program: OptimizerProgram, values: PyTree) -> None:
         shapes = jax.tree.map(shape_of, values)
         if self.opt_state is None:
             self._like = shapes

@@ -26,7 +26,7 @@ class DistributedTensor:
         return self.value.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype[Any]:
         """Its number format."""
         return self.value.dtype
 

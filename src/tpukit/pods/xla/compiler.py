@@ -16,7 +16,7 @@ from ...hardware import Slice
 from ...hardware.target import target_chip
 from ...runtime.calls import either_way
 from ..optimizer.placement import mesh_without_devices
-from ..optimizer.program import LossFunction, StepProgram
+from ..optimizer.program import LossFunction, OptimizerProgram
 from .flags import OFF, OptimizationFlags
 
 HIGHEST_LEVEL = 3
@@ -49,9 +49,9 @@ class OptimizerConfig:
         return Slice.parse(self.on) if isinstance(self.on, str) else self.on
 
     @property
-    def program(self) -> StepProgram:
+    def program(self) -> OptimizerProgram:
         """The step as a pure function."""
-        return StepProgram(self.optimizer, self.loss, self.checkpointing)
+        return OptimizerProgram(self.optimizer, self.loss, self.checkpointing)
 
     def arguments(self) -> tuple[Any, Any, Any]:
         """Return the step's arguments as shapes on the slice's mesh.

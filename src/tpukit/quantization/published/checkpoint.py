@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 from rich.table import Table
 
 from ...errors import TPUModelError
@@ -60,7 +61,7 @@ class QuantizedCheckpoint:
         """Every quantized weight, one at a time."""
         return ((name, self.load(name)) for name in self.names)
 
-    def dense(self, name: str, dtype: Any = "bfloat16") -> np.ndarray:
+    def dense(self, name: str, dtype: DTypeLike = "bfloat16") -> np.ndarray:
         """Any weight as plain numbers."""
         if name in self.names:
             return self.published(name).dequantize(np.dtype(dtype))

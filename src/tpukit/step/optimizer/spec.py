@@ -3,11 +3,15 @@
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ...errors import ConfigError, did_you_mean
 from ...hardware.formats import FLOAT32
 from ...hardware.stored_formats import MOMENT_FORMATS
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
 
 OptimizerName = Literal["adamw", "lion", "adafactor", "sgd"]
 MomentDtype = Literal["float32", "bfloat16", "int8"]
@@ -145,7 +149,7 @@ class LearningRate:
                 "the run; shorten it."
             )
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: "jax.Array | np.ndarray | float") -> "jax.Array | np.ndarray":
         """The rate of update number `step`, counted from 0; traced or a plain number."""
         xp: Any = _library_of(step)
         start = self.warmup_steps

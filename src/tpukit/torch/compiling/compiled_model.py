@@ -1,15 +1,20 @@
 """A module whose forward runs as compiled programs, one for each kind of call."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from ...annotations import PyTree
 from ...models.adapters.torch_module.arrays import to_array
+from ..annotations import TorchInputs
 from .building import ForwardProgram
 from .call import Call, CallKind, CallReader, as_arguments
 from .placed import PlacedState
+
+if TYPE_CHECKING:
+    import torch
 
 FindProgram = Callable[["CompiledModel", Call], ForwardProgram]
 
@@ -26,7 +31,7 @@ class CompiledModel:
         module: The module itself.
     """
 
-    def __init__(self, module: Any, find_program: FindProgram) -> None:
+    def __init__(self, module: "torch.nn.Module", find_program: FindProgram) -> None:
         self.module = module
         self.reader = CallReader(module)
         self.state = PlacedState(module, jax.devices()[0])
@@ -43,12 +48,12 @@ class CompiledModel:
         """The kinds of calls that are compiled for, in the order they came."""
         return tuple(self._programs)
 
-    def prepare(self, sample_inputs: Any) -> None:
+    def prepare(self, sample_inputs: TorchInputs) -> None:
         """Compile for inputs like these: a tensor, a tuple of arguments, or a dict by name."""
         arguments, options = as_arguments(sample_inputs)
         self._program(self.reader.read(arguments, options))
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> PyTree:
         """Run the forward.
 
         Raises:

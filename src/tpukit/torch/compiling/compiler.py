@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -16,6 +16,7 @@ from ...hardware import Slice
 from ...job.compiler_flags import compiler_options
 from ...models.adapters.torch_module.environment import environment
 from ...training.recompile import ArgumentChange, enable_compilation_cache
+from ..annotations import TorchInputs
 from ..config import tpu_settings
 from ..lru import Departure, LRUCache
 from ..validation import check_is_module, report
@@ -25,6 +26,9 @@ from .compiled_model import CompiledModel
 from .forward import ForwardFunction
 from .offline import TorchLoss, job_for
 from .structure import module_structure
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 MAX_AGE_S = 24 * 3600.0
@@ -80,7 +84,10 @@ class XLACompiler:
         self._lock = threading.Lock()
 
     def compile_model(
-        self, model: Any, sample_inputs: Any = None, use_cache: bool = True
+        self,
+        model: "torch.nn.Module",
+        sample_inputs: TorchInputs | None = None,
+        use_cache: bool = True,
     ) -> CompiledModel:
         """Compile a module's forward.
 
@@ -118,8 +125,8 @@ class XLACompiler:
     def compile_for(
         self,
         on: Slice | str,
-        model: Any,
-        sample_inputs: Any,
+        model: "torch.nn.Module",
+        sample_inputs: TorchInputs,
         *,
         loss: TorchLoss | None = None,
         memory_only: bool = False,

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import TPUMemoryPoolError, TPUOutOfMemoryError, TPUValidationError, did_you_mean
 from ...hardware.figure import format_quantity
@@ -17,6 +17,9 @@ from .ledger import AllocationLedger, AllocationRecord
 from .limits import memory_limit
 from .pools import TensorPool
 from .stats import MemoryStats, device_memory
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +58,9 @@ class TPUMemoryManager:
         self._pools_made = 0
         self._lock = threading.Lock()  # what is left may not change between question and answer
 
-    def allocate_tensor(self, shape: int | Sequence[int], dtype: Any = None) -> Any:
+    def allocate_tensor(
+        self, shape: int | Sequence[int], dtype: "torch.dtype | None" = None
+    ) -> "torch.Tensor":
         """Make a tensor whose values are not set; it is counted until its memory is free again.
 
         Args:
@@ -72,7 +77,10 @@ class TPUMemoryManager:
             return self._make(sizes, kind, size_bytes)
 
     def create_memory_pool(
-        self, pool_size: int, tensor_size: int | Sequence[int], dtype: Any = None
+        self,
+        pool_size: int,
+        tensor_size: int | Sequence[int],
+        dtype: "torch.dtype | None" = None,
     ) -> str:
         """Make a pool of equal tensors, all at once.
 
@@ -101,7 +109,7 @@ class TPUMemoryManager:
         logger.info("pool created", extra=facts)
         return name
 
-    def get_tensor_from_pool(self, pool_id: str) -> Any:
+    def get_tensor_from_pool(self, pool_id: str) -> "torch.Tensor":
         """Lend a tensor of a pool; its values are what its last user left.
 
         Raises:
@@ -110,7 +118,7 @@ class TPUMemoryManager:
         pool = self._pools.get(pool_id)
         return (self._find(pool_id) if pool is None else pool).get()
 
-    def return_tensor_to_pool(self, pool_id: str, tensor: Any) -> None:
+    def return_tensor_to_pool(self, pool_id: str, tensor: "torch.Tensor") -> None:
         """Take back what a pool lent.
 
         Raises:

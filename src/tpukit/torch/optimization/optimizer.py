@@ -5,12 +5,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import TPUOptimizationError, TPUValidationError
 from ...hardware.figure import Figure
 from ...models.adapters.torch_module.environment import torch_trees
 from ...models.remat.policy import NO_REMAT, RematPolicy
+from ..annotations import TorchInputs
 from ..config import tpu_settings
 from ..prepared import link_of, prepare
 from ..validation import check_is_module
@@ -24,6 +25,9 @@ from .measuring import (
     largest_difference,
     parameter_bytes,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +47,7 @@ class OptimizationResult:
         tolerance: How large that may be at this level.
     """
 
-    optimized_model: Any
+    optimized_model: "torch.nn.Module"
     level: LevelName | str
     changes: list[str]
     optimization_time: float
@@ -88,16 +92,23 @@ class TPUOptimizer:
     def __init__(self, config: object = None) -> None:
         self.settings = tpu_settings(config)
 
-    def optimize_for_inference(self, model: Any, sample_inputs: Any) -> OptimizationResult:
+    def optimize_for_inference(
+        self, model: "torch.nn.Module", sample_inputs: TorchInputs
+    ) -> OptimizationResult:
         """Optimise at the level that changes least."""
         return self.optimize(model, sample_inputs, optimization_level="conservative")
 
-    def optimize_for_training(self, model: Any, sample_inputs: Any) -> OptimizationResult:
+    def optimize_for_training(
+        self, model: "torch.nn.Module", sample_inputs: TorchInputs
+    ) -> OptimizationResult:
         """Optimise at the level that changes most."""
         return self.optimize(model, sample_inputs, optimization_level="aggressive")
 
     def optimize(
-        self, model: Any, sample_inputs: Any, optimization_level: LevelName | str = "balanced"
+        self,
+        model: "torch.nn.Module",
+        sample_inputs: TorchInputs,
+        optimization_level: LevelName | str = "balanced",
     ) -> OptimizationResult:
         """Return an optimised copy of a module, compared with the original on a sample.
 

@@ -37,7 +37,7 @@ _LEVELS = (jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGH, jax.lax.Precision.
 # The first is the one that models have. cuBLAS gives eight algorithms.
 PRECISIONS = tuple(every_pair(_LEVELS, _LEVELS))[:8]
 
-Program = Callable[[jax.Array, jax.Array], jax.Array]
+CompiledProduct = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,9 @@ def _blocks(
     return blocks, usual
 
 
-def _compiled(product: Product, precision: Any, **options: Any) -> tuple[Program, str] | None:
+def _compiled(
+    product: Product, precision: Any, **options: Any
+) -> tuple[CompiledProduct, str] | None:
     """A program of that product alone, and its text; None where XLA makes another one of it."""
 
     def multiply(left: jax.Array, right: jax.Array) -> jax.Array:
@@ -116,7 +118,7 @@ def _compiled(product: Product, precision: Any, **options: Any) -> tuple[Program
 def _rates(product: Product, forced: Path) -> dict[int, float]:
     """TFLOP/s of each algorithm, alternating, on a chip that never rests."""
     operands = (_filled(product.left, 1), _filled(product.right, 2))
-    programs: dict[int, Program] = {}
+    programs: dict[int, CompiledProduct] = {}
     for place, precision in enumerate(PRECISIONS):
         made = _compiled(product, precision, xla_gpu_load_autotune_results_from=str(forced))
         if made is None or chosen_algorithm(made[1]) != place:
@@ -136,7 +138,7 @@ def _rates(product: Product, forced: Path) -> dict[int, float]:
 
 
 def _rate(
-    program: Program, operands: tuple[jax.Array, jax.Array], flops: int, seconds: float
+    program: CompiledProduct, operands: tuple[jax.Array, jax.Array], flops: int, seconds: float
 ) -> float:
     count = max(3, int(seconds * 600e12 / flops))
     out = jax.block_until_ready(program(*operands))

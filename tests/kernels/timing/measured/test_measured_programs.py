@@ -190,4 +190,4 @@ def test_any_row_is_written_or_refused_in_one_line(attention_row, ragged_dot_row
         said = repr(program_of(checked))
     except TPUError as error:
         said = str(error)
-    assert said.startswith("Program(") or (said and "\n" not in said)
+    assert said.startswith("MeasuredProgram(") or (said and "\n" not in said)

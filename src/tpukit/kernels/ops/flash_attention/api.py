@@ -9,7 +9,7 @@ from ....errors import TPUKernelError
 from ...registry.op import PALLAS_TPU, REFERENCE, find_implementation
 from ..rope.tables import RopeTables
 from .arguments import (
-    Layout,
+    AxisOrder,
     check_arrays,
     check_chunk,
     check_rope,
@@ -43,7 +43,7 @@ def flash_attention(
     scale: float | None = None,
     sinks: jax.Array | None = None,
     rope: tuple[jax.Array, jax.Array] | None = None,
-    layout: Layout = "BSHD",
+    layout: AxisOrder = "BSHD",
     use_flash: bool = True,
     implementation: str | None = None,
     blocks: FlashBlocks | None = None,

@@ -9,7 +9,7 @@ from ....errors import TPUKernelError, did_you_mean
 from ...blocks.tiling import round_up
 from .problem import FlashBlocks, SegmentIds
 
-Layout = Literal["BSHD", "BHSD"]
+AxisOrder = Literal["BSHD", "BHSD"]
 _AXES = {"BSHD": "(B, S, {}, D)", "BHSD": "(B, {}, S, D)"}
 
 

@@ -13,7 +13,7 @@ from .rows import MeasuredRow
 
 
 @dataclass(frozen=True)
-class Program:
+class MeasuredProgram:
     """A function, what it is called with, and the kind of kernel whose rates time it.
 
     Attributes:

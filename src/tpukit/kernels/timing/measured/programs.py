@@ -14,14 +14,14 @@ from ....hardware.target import target_chip
 from ...registry.op import PALLAS_TPU, Direction, KernelCase, find_implementation
 from ...registry.registry import builtin_ops, get_tpu_op
 from ..bench import kind_of
-from .arguments import Program, group_sizes_of, shape_of
+from .arguments import MeasuredProgram, group_sizes_of, shape_of
 from .rows import MeasuredRow
 from .tokamax_programs import TOKAMAX_OPS, UNDETERMINED, tokamax_program
 
 BACKWARD = "_backward"
 
 
-def program_of(row: MeasuredRow) -> Program:
+def program_of(row: MeasuredRow) -> MeasuredProgram:
     """Write the program of a row anew, and see that jax can trace it.
 
     Raises:
@@ -48,7 +48,7 @@ def program_of(row: MeasuredRow) -> Program:
     return program
 
 
-def _write(row: MeasuredRow) -> Program:
+def _write(row: MeasuredRow) -> MeasuredProgram:
     own = row.op.removesuffix(BACKWARD)
     if (row.op, row.impl) in TOKAMAX_OPS:
         return tokamax_program(row)
@@ -59,7 +59,7 @@ def _write(row: MeasuredRow) -> Program:
     raise TPUKernelError(UNDETERMINED.get((row.op, row.impl), "its source is not here"))
 
 
-def _matmul(row: MeasuredRow) -> Program:
+def _matmul(row: MeasuredRow) -> MeasuredProgram:
     """One product of the two arrays that a row names, whatever it calls them."""
     names = [name for name in row.shapes if name != "out"][:2]
     out = row.dtypes.get("out")
@@ -67,10 +67,10 @@ def _matmul(row: MeasuredRow) -> Program:
     def matmul(a: Any, b: Any) -> Any:
         return jnp.dot(a, b, preferred_element_type=jnp.dtype(out) if out else None)
 
-    return Program(matmul, [shape_of(row, name) for name in names])
+    return MeasuredProgram(matmul, [shape_of(row, name) for name in names])
 
 
-def _hbm_copy(row: MeasuredRow) -> Program:
+def _hbm_copy(row: MeasuredRow) -> MeasuredProgram:
     """A copy of so many bytes; their type decides nothing, and sources do not name it."""
     elements, odd = divmod(math.prod(next(iter(row.shapes.values()), ())), 4)
     if odd:
@@ -79,13 +79,16 @@ def _hbm_copy(row: MeasuredRow) -> Program:
     def hbm_copy(x: Any) -> Any:
         return jnp.copy(x)
 
-    return Program(hbm_copy, [jax.ShapeDtypeStruct((elements,), jnp.float32)])
+    return MeasuredProgram(hbm_copy, [jax.ShapeDtypeStruct((elements,), jnp.float32)])
 
 
-_PLAIN: dict[str, Callable[[MeasuredRow], Program]] = {"matmul": _matmul, "hbm_copy": _hbm_copy}
+_PLAIN: dict[str, Callable[[MeasuredRow], MeasuredProgram]] = {
+    "matmul": _matmul,
+    "hbm_copy": _hbm_copy,
+}
 
 
-def _own_program(row: MeasuredRow, name: str) -> Program:
+def _own_program(row: MeasuredRow, name: str) -> MeasuredProgram:
     """An op of tpukit: `static_args` are its options, `config` the blocks that differ."""
     op = get_tpu_op(name)
     shapes = tuple(shape_of(row, argument) for argument in row.shapes)
@@ -109,4 +112,6 @@ def _own_program(row: MeasuredRow, name: str) -> Program:
         place = list(row.shapes).index("group_sizes")
         arguments[place] = group_sizes_of(row, shapes[place])
     function = op.bind(case, implementation=row.impl, blocks=blocks, direction=direction)
-    return Program(function, arguments, kind_of(op, direction) if row.impl == PALLAS_TPU else None)
+    return MeasuredProgram(
+        function, arguments, kind_of(op, direction) if row.impl == PALLAS_TPU else None
+    )

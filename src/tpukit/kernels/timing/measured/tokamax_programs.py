@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from ....errors import MissingExtraError, TPUKernelError
 from ....hardware import get_chip
-from .arguments import Program, group_sizes_of, shape_of
+from .arguments import MeasuredProgram, group_sizes_of, shape_of
 from .rows import MeasuredRow
 
 _ATTENTION, _LOSS = "attention", "linear_softmax_cross_entropy_loss"
@@ -88,7 +88,7 @@ _TILES_RENAMED = "2026-05"
 _LANES = 128
 
 
-def tokamax_program(row: MeasuredRow) -> Program:
+def tokamax_program(row: MeasuredRow) -> MeasuredProgram:
     """The program of a row that tokamax measured, by the class that it measured.
 
     Raises:
@@ -123,7 +123,7 @@ def tokamax_program(row: MeasuredRow) -> Program:
 
     run.__name__ = row.op
     kind = _KINDS.get(row.op) if row.is_pallas else None
-    return Program(_traced_on(row.device, run), arguments, kind)
+    return MeasuredProgram(_traced_on(row.device, run), arguments, kind)
 
 
 def _operation(module: str, name: str) -> Any:
