@@ -6,8 +6,10 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
+from tpukit.kernels import flash_attention
 from tpukit.parallel import create_mesh
-from tpukit.step.traced_flops import traced_flops
+from tpukit.step import Workload
+from tpukit.step.traced_flops import model_flops, traced_flops
 
 SQUARE = jnp.zeros((16, 16))
 PRODUCT = 2 * 16**3
@@ -67,3 +69,22 @@ def test_a_kernel_is_a_reason():
     found = flops(pl.pallas_call(double, out_shape=SQUARE, interpret=True), SQUARE)
     assert found.value is None
     assert "pallas_call" in found.reason
+
+
+def test_an_op_s_reference_stands_for_a_kernel_that_shows_no_products():
+    q = jax.ShapeDtypeStruct((2, 32, 4, 16), jnp.float32)
+    traced = jax.make_jaxpr(lambda *qkv: flash_attention(*qkv, causal=False))(q, q, q)
+    assert traced_flops(traced.jaxpr).value == 2 * 2 * (2 * 4 * 32 * 32 * 16)
+
+
+def test_the_flops_of_any_model_are_those_of_its_products():
+    def init(rng):
+        return {"table": jax.random.normal(rng, (64, 64)), "head": jax.random.normal(rng, (64, 64))}
+
+    def apply(params, batch):
+        return params["table"][batch["inputs"]] @ params["head"]
+
+    own = model_flops(Workload((init, apply), batch_size=8, sequence_length=16))
+    assert own.value == 3 * 2 * 128 * 64 * 64, "one product forward, two backward"
+    tiny = Workload("tiny", batch_size=2, sequence_length=16)
+    assert model_flops(tiny).value == tiny.config.flops_per_token(16).total * 32

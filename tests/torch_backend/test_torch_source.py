@@ -19,6 +19,7 @@ from tpukit.job.step import build_step
 from tpukit.job.torch_source import MEAN_LOSS, is_torch_source
 from tpukit.planner.search.subject import read_subject
 from tpukit.step import Workload
+from tpukit.step.traced_flops import model_flops
 
 BUILDERS = """
 import torch
@@ -116,6 +117,12 @@ def test_sample_inputs_become_the_batch(folder, function, batch, inputs):
     assert isinstance(work, Workload)
     assert {name: one.shape for name, one in work.batch_shapes().items()} == batch
     assert work.inputs == inputs
+
+
+def test_the_flops_of_a_module_are_those_of_its_products(folder):
+    work = load_model(named("with_targets"), {}, values=False)
+    # A layer of 4 inputs and 3 outputs on 8 rows: forward, and for the gradient of its weight.
+    assert model_flops(work).value == 2 * (2 * 8 * 4 * 3)
 
 
 def test_without_a_loss_it_is_the_mean_of_the_first_output_and_says_so(folder):

@@ -178,10 +178,21 @@ def test_rates_of_a_tpu():
     peak = get_chip("v6e").peak("bf16").value * 8e12
     assert speed.mfu(2.0) == pytest.approx(flops / 2.0 / peak)
     assert speed.tokens_per_s_per_chip(2.0) == 8192 / 2
+    own = Workload((init_table, apply_table), batch_size=8, sequence_length=16)
+    assert Throughput.of(own, [Device()]).mfu(2.0) is not None
     Device.platform, Device.device_kind = "gpu", "H200"
+    assert Throughput.of(own, [Device()]).flops_per_step.value is None, "it is of no use there"
     unknown = Throughput.of(work, [Device()])
     assert unknown.mfu(2.0) is None
     assert "no peak is known for 'H200'" in unknown.no_mfu
+
+
+def init_table(rng):
+    return {"table": jax.random.normal(rng, (64, 64))}
+
+
+def apply_table(params, batch):
+    return params["table"][batch["inputs"]] @ params["table"]
 
 
 RECORD = {"step": 3, "loss": 2.5, "step_time_s": 0.5, "tokens_per_s_per_chip": 1000.0, "mfu": None}

@@ -13,6 +13,7 @@ from ..hardware import (
     peak_of_products,
 )
 from ..models.transformer.config import operand_format
+from ..step.traced_flops import model_flops
 from ..step.workload import Workload
 
 
@@ -55,12 +56,15 @@ class Throughput:
             peak = Figure.missing(
                 "TFLOP/s", f"no peak is known for '{kind}'; give peak_tflops of one device"
             )
+        # To trace somebody's own model takes a while, which only a peak is worth.
+        counted = work.config is not None or peak.value is not None
+        flops = model_flops(work) if counted else Figure.missing("FLOP", peak.reason)
         return cls(
             devices=len(devices),
             chips=count_chips(devices),
             device_kind=kind,
             tokens_per_step=work.tokens_per_step,
-            flops_per_step=work.flops_per_step,
+            flops_per_step=flops,
             peak_tflops=peak,
             mfu_peak=name,
         )

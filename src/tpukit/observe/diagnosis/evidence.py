@@ -7,6 +7,7 @@ from ...compiler import CompiledStep
 from ...compiler.timeline import StepPrediction
 from ...hardware import Figure, Slice, peak_of_products
 from ...models.transformer.config import operand_format
+from ...step.traced_flops import model_flops
 from ...step.workload import Workload
 from .step_timing import StepTiming
 
@@ -143,4 +144,4 @@ class Evidence:
 
     @property
     def _model_flops(self) -> Figure:
-        return self.work.flops_per_step
+        return model_flops(self.work)

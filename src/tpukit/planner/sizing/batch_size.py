@@ -252,7 +252,7 @@ def _compiler(
 
 
 def _step_flops(job: "Job") -> float | None:
-    """FLOPs of the model in a step: of a reference transformer by formula, else by its trace."""
+    """FLOPs of the model in a step; of a reference transformer nothing needs to be built."""
     from ...job.step import build_step
     from ...step.traced_flops import model_flops
 
