@@ -60,12 +60,13 @@ def answers():
     answers = []
     try:
         for process in started:
-            output, errors = process.communicate(timeout=120)
+            output, errors = process.communicate(timeout=240)
             assert process.returncode == 0, errors
             answers.append(json.loads(output.splitlines()[-1]))
     finally:
         for process in started:
             process.kill()
+            process.communicate()
     return answers
 
 
