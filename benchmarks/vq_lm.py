@@ -11,7 +11,8 @@ The search is compared with the best uniform format at 2.1, 2.5 and 3.25 bits: o
 that take no more than those bits (and a tenth), the one with the least KL on the text it is
 judged by. "Same bytes" gives the search what that format takes, and not a byte more; "same budget"
 gives it the bits that were asked for, which a uniform format cannot use up. It sees calibration
-text only.
+text only, and so does `--tune`: plans of the search, and the uniform format they are compared with,
+are tuned alike, and all are judged by files that were neither trained nor calibrated with.
 
 Rows are written after every seed. `--quick` is a smoke test for a CPU: one tiny model, few formats.
 """
@@ -33,6 +34,7 @@ import optax
 from claims import Claim, report
 
 from tpukit import Workload, get_preset
+from tpukit.models.stored.running import dense_parameters
 from tpukit.quantization.calibrated import Calibrated, Rounding, Stored
 from tpukit.quantization.candidates import Candidates, Chosen, make_candidates
 from tpukit.quantization.evaluation import Evaluator
@@ -42,6 +44,7 @@ from tpukit.quantization.plan import make_plan
 from tpukit.quantization.qwix_matrices import rounded_matrix
 from tpukit.quantization.search import Ladder
 from tpukit.quantization.subject import make_subject
+from tpukit.quantization.tuning import tune_parameters
 
 LENGTH, BATCH, STEPS_A_CALL = 256, 32, 250
 COMMON = {"vocab_size": 256, "max_seq_len": 512, "dtype": "float32", "param_dtype": "float32"}
@@ -88,7 +91,10 @@ LESS_KL = 50.0  # %
 
 
 def text() -> dict[str, np.ndarray]:
-    """Bytes of the standard library, by what they are for; a file is in one part only."""
+    """Bytes of the standard library, by what they are for; a file is in one part only.
+
+    Calibrating takes files that the model was trained on, too, as one would; judging never does.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     parts: dict[str, list[bytes]] = {"train": [], "calibrate": [], "judge": []}
     for path in sorted(root.glob("*.py")) + sorted(root.glob("[a-s]*/*.py")):
@@ -98,6 +104,7 @@ def text() -> dict[str, np.ndarray]:
         parts["calibrate" if drawn == 8 else "judge" if drawn == 9 else "train"].append(
             path.read_bytes()
         )
+    parts["calibrate"] += parts["train"]
     return {name: np.frombuffer(b"".join(all_), np.uint8) for name, all_ in parts.items()}
 
 
@@ -193,8 +200,12 @@ class Seed:
         config, params = train(name, data["train"], options.steps, seed)
         self._lap("train")
         given, judged, fresh = (
-            batches(data[part], options.batches, number + seed)
-            for part, number in (("calibrate", 0), ("judge", 1000), ("judge", 2000))
+            batches(data[part], count, number + seed)
+            for part, count, number in (
+                ("calibrate", options.calibrate, 0),
+                ("judge", options.batches, 1000),
+                ("judge", options.batches, 2000),
+            )
         )
         self.subject = make_subject(config, params, given[0])
         self.given, self.judged, self.fresh = (
@@ -204,12 +215,13 @@ class Seed:
         said = print if options.verbose else lambda line: None
         self.calibrated = Calibrated.of(self.subject, self.given, self.judged, rounding, said)
         self.other = self.calibrated.evaluator.beside(self.subject.params, self.fresh)
-        self.generates = options.generation
+        self.generates, self.steps, self.seed = options.generation, options.tune, seed
         plan = make_plan(self.calibrated.matrices, "int4")
         self.integers = integer_rows(self.calibrated, list(plan.quantized))
         self._lap("integers")
         self.candidates = make_candidates(self.calibrated, plan, options.formats)
         self.ladder = Ladder.of(self.candidates)
+        self.plans: dict[str, Chosen] = {}
         self._lap("candidates")
 
     def _lap(self, what: str) -> None:
@@ -225,6 +237,61 @@ class Seed:
         bits = self.candidates.bits(chosen)
         return measure(self.calibrated.evaluator, self.params(parts), bits)
 
+    def tuned(self, chosen: Chosen) -> dict[str, Any]:
+        """What tuned choices lose on the text they are judged by, and on other text."""
+        parts = {name: one.stored.part for name, one in chosen.items()}
+        stored = with_parts(self.subject.params, self.calibrated.matrices, parts)
+        started = time.perf_counter()
+        stored, found = tune_parameters(
+            self.subject, stored, self.given, steps=self.steps, seed=self.seed
+        )
+        params, bits = dense_parameters(stored), self.candidates.bits(chosen)
+        return {
+            **measure(self.calibrated.evaluator, params, bits),
+            "other_kl": measure(self.other, params, bits)["kl"],
+            "tuning": found.to_dict(),
+            "seconds": time.perf_counter() - started,
+        }
+
+    def tune(self, searched: dict[str, Any]) -> None:
+        """Tune the plans of the search and the formats they are compared with, each plan once."""
+        plans: dict[str, Chosen] = {}
+        wanted: list[tuple[str, dict[str, Any], float]] = []
+        for found in filter(None, searched.values()):
+            best = found["best_uniform"]
+            if best in self.candidates.formats:
+                plans[best] = self.candidates.uniform(best)
+                wanted.append((best, found, found["kl"]))
+            for what in ("same_bytes", "same_budget"):
+                # A budget that the uniform format uses up needs no tuning of its own.
+                spare = what in found and found[what]["bits"] - found["same_bytes"]["bits"]
+                if what in found and (what == "same_bytes" or spare > ABOUT):
+                    label = json.dumps(found[what]["formats"])
+                    plans[label] = self.plans[label]
+                    wanted.append((label, found[what], found["kl"]))
+        # Each plan is a program of its own: they compile side by side.
+        with ThreadPoolExecutor(8) as pool:
+            made = dict(zip(plans, pool.map(self.tuned, plans.values()), strict=True))
+        for label, row, uniform in wanted:
+            row["tuned"] = {
+                **made[label],
+                "less_kl_percent": 100 * (1 - made[label]["kl"] / uniform),
+            }
+        for budget, found in searched.items():
+            if not found or "tuned" not in found:
+                continue
+            for what in ("same_bytes", "same_budget"):
+                if "tuned" in found.get(what, {}):
+                    own = found[what]["tuned"]
+                    less = 100 * (1 - own["kl"] / found["tuned"]["kl"])
+                    own["less_than_tuned_percent"] = less
+                    print(
+                        f"  {budget} {what} tuned: KL {own['kl']:.4f}, "
+                        f"{own['less_kl_percent']:.1f} % below {found['best_uniform']}, {less:.1f} "
+                        f"% below it tuned ({found['tuned']['kl']:.4f}), {own['seconds']:.0f} s",
+                        flush=True,
+                    )
+
     def rows(self, formats: tuple[str, ...]) -> dict[str, Any]:
         """Uniform formats, the search at their bytes, and targets."""
         uniform = {
@@ -238,6 +305,9 @@ class Seed:
             )
         searched = {str(budget): self.at_budget(budget, uniform) for budget in BUDGETS}
         self._lap("search")
+        if self.steps:
+            self.tune(searched)
+            self._lap("tune")
         targets = {str(target): self.at_target(target) for target in TARGETS}
         self._lap("targets")
         return {
@@ -255,8 +325,7 @@ class Seed:
         squared errors do at best. Then equal slopes leave the geometric mean of what weights cost,
         and a uniform format their mean.
         """
-        names = {one.stored.format for one in next(iter(self.candidates.choices.values()))}
-        if format not in names:
+        if format not in self.candidates.formats:
             return None
         uniform = self.candidates.uniform(format)
         shapes = [self.calibrated.by_name[name].shape for name in uniform]
@@ -282,6 +351,7 @@ class Seed:
             less = 100 * (1 - row["kl"] / fair[best]["kl"])
             formats = {name: one.stored.format for name, one in chosen.items()}
             found[what] = {**row, "less_kl_percent": less, "formats": formats}
+            self.plans[json.dumps(formats)] = chosen
             print(
                 f"  {budget} {what}: {row['bits']:.3f} bits, KL {row['kl']:.4f}, "
                 f"{less:.1f} % below {best}",
@@ -333,10 +403,17 @@ def summarise(name: str, seeds: list[dict[str, Any]]) -> None:
     for budget in BUDGETS:
         found = [seed["search"][str(budget)] for seed in seeds]
         for what in ("same_bytes", "same_budget"):
+            said = f"{name}: KL below best uniform, {budget} bits, {what.replace('_', ' ')}"
             less = [one[what]["less_kl_percent"] for one in found if one and what in one]
             if less:
-                said = f"{name}: KL below best uniform, {budget} bits, {what.replace('_', ' ')}"
                 report(Claim(said, float(np.mean(less)), "%", at_least=LESS_KL))
+            tuned = [one[what]["tuned"] for one in found if one and "tuned" in one.get(what, {})]
+            if tuned:
+                less = float(np.mean([row["less_kl_percent"] for row in tuned]))
+                report(Claim(f"{said}, tuned", less, "%", at_least=LESS_KL))
+            both = [r["less_than_tuned_percent"] for r in tuned if "less_than_tuned_percent" in r]
+            if both:
+                report(Claim(f"{said}, both tuned", float(np.mean(both)), "%"))
     for target in TARGETS:
         found = [seed["targets"][str(target)] for seed in seeds]
         said = ", ".join(
@@ -353,17 +430,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batches", type=int, default=8, help="To calibrate with, and to judge by")
+    parser.add_argument("--calibrate", type=int, help="Batches to calibrate with, if others")
+    parser.add_argument("--tune", type=int, default=0, help="Steps of tuning, of what is compared")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--generation", action="store_true", help="Score what plans write, too")
     parser.add_argument("--trellis", action="store_true", help="Trellises too")
+    parser.add_argument("--formats", help="These and no others, like vq2,trellis2:256,int8")
     parser.add_argument("--quick", action="store_true", help="A tiny model and few formats")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    named = options.formats
     options.formats = (*VECTORS, *(TRELLISES if options.trellis else ()), *WIDE)
+    if named:
+        options.formats = tuple(named.split(","))
     if options.quick:
         options.models, options.seeds, options.formats = "quick", 1, QUICK
         options.steps, options.batches = min(options.steps, 60), 2
+    options.calibrate = options.calibrate or options.batches
     every: dict[str, list[dict[str, Any]]] = {}
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for name in options.models.split(","):

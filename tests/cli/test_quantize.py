@@ -6,7 +6,9 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
+from tpukit import quantization
 from tpukit.cli.app import app
+from tpukit.errors import TargetNotReached
 from tpukit.models import export_huggingface, get_preset
 from tpukit.models.adapters import adapt
 
@@ -52,6 +54,18 @@ def test_a_target_that_is_missed_exits_1_and_shows_the_best(folder):
     assert result.exit_code == 1, result.output
     assert "NOT REACHED" in result.stderr
     assert "missed" in result.stdout
+
+
+def test_steps_of_tuning_are_handed_on(folder, monkeypatch):
+    asked = {}
+
+    def stop(*args, **options):
+        asked.update(options)
+        raise TargetNotReached("enough")
+
+    monkeypatch.setattr(quantization, "quantize_model", stop, raising=False)
+    run(folder / "hf", "--calibration", folder / "text.jsonl", "--tune", 7)
+    assert asked["tune"] == 7
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ..errors import TPUValidationError
-from ..runtime.ranges import COUNT, SEED, SHARE, Range
+from ..runtime.ranges import COUNT, INDEX, SEED, SHARE, Range
 from . import job_options as options
 from .export import Step
 from .values import output_file, output_folder, within
@@ -67,6 +67,12 @@ Int8 = Annotated[bool, typer.Option("--int8-activations", help="Round activation
 Mesh = Annotated[
     str | None, typer.Option(help="Devices that share what is measured: data=8, or fsdp=8.")
 ]
+Tune = Annotated[
+    int,
+    typer.Option(
+        help="Steps that train entries, scales and the rest; 300.", callback=within(INDEX)
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Of codebooks and data.", callback=within(SEED))]
 Verdict = Annotated[
     bool, typer.Option("--verdict", help="Say what chips make of a published checkpoint.")
@@ -98,6 +104,7 @@ def quantize(
     sequence_length: Tokens = None,
     int8_activations: Int8 = False,
     kv: Kv = None,
+    tune: Tune = 0,
     mesh: Mesh = None,
     seed: Seed = 0,
     step: Step = None,
@@ -159,6 +166,7 @@ def quantize(
             candidates=formats or CANDIDATES,
             num_calibration_batches=batches,
             activations="int8" if int8_activations else "wide",
+            tune=tune,
             seed=seed,
             chip=on,
             mesh=shared,

@@ -19,6 +19,7 @@ HOMES = {
     ".published.checkpoint": ("QuantizedCheckpoint", "read_quantized"),
     ".quantizing": ("QuantizationResult", "quantize_model"),
     ".report": ("MatrixRow", "QuantReport"),
+    ".tuning": ("TuningReport", "tune_parameters"),
     ".uniform": ("quantize_for_tpu",),
     ".vq_array": ("VQArray",),
 }

@@ -34,6 +34,8 @@ from .quantizing import QuantizationResult as QuantizationResult
 from .quantizing import quantize_model as quantize_model
 from .report import MatrixRow as MatrixRow
 from .report import QuantReport as QuantReport
+from .tuning import TuningReport as TuningReport
+from .tuning import tune_parameters as tune_parameters
 from .uniform import quantize_for_tpu as quantize_for_tpu
 from .vq_array import VQArray as VQArray
 
@@ -52,6 +54,7 @@ __all__ = [
     "QuantizedModel",
     "SavedModel",
     "TPUv6VQIntegration",
+    "TuningReport",
     "VQArray",
     "VQFormat",
     "array_shardings",
@@ -74,4 +77,5 @@ __all__ = [
     "save_codebook",
     "save_quantized",
     "train_codebook",
+    "tune_parameters",
 ]

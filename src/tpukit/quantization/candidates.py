@@ -67,6 +67,12 @@ class Candidates:
         shapes = [self.calibrated.by_name[name].shape for name in self.choices]
         return sum(rows * columns for rows, columns in shapes)
 
+    @property
+    def formats(self) -> set[str]:
+        """Formats that every matrix is there in."""
+        each = [{one.stored.format for one in choices} for choices in self.choices.values()]
+        return set.intersection(*each)
+
     def uniform(self, format: str) -> dict[str, Choice]:
         """Every matrix in one format.
 

@@ -100,7 +100,7 @@ class Evaluator:
         place = self._spread
         self._batches = [one if place is None else place.batch(one) for one in batches]
         self._full = [self._apply(params, batch) for batch in self._batches]
-        self.measure: Measure = _measure_of(self._full[0], self._batches[0])
+        self.measure: Measure = measure_of(self._full[0], self._batches[0])
 
     def beside(self, params: Any, batches: Sequence[Any]) -> "Evaluator":
         """Another one with other batches, by the same compiled program.
@@ -163,7 +163,8 @@ _RETENTION: dict[str, Callable[[Callable[[str], Any]], Any]] = {
 }
 
 
-def _measure_of(outputs: Any, batch: Any) -> Measure:
+def measure_of(outputs: Any, batch: Any) -> Measure:
+    """What is lost of such outputs is measured by; see `Evaluation`."""
     if not isinstance(outputs, jax.Array) or outputs.ndim < 2 or outputs.shape[-1] < 2:
         return "output"
     if _targets(outputs, batch) is None:
@@ -182,6 +183,14 @@ def _targets(outputs: Any, batch: Any) -> jax.Array | None:
     if tokens.shape != outputs.shape[:2] or tokens.dtype.kind not in "iu":
         return None
     return jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+
+
+def divergence(full: Any, other: Any, measure: Measure) -> jax.Array:
+    """The mean KL divergence, or the relative squared error where there is none; a scalar."""
+    found = _compare(full, other, None, measure)
+    if measure == "output":
+        return found["error"].sum() / jnp.maximum(found["size"].sum(), 1e-30)
+    return found["kl"].sum() / found["places"].sum()
 
 
 def _compare(full: Any, other: Any, targets: jax.Array | None, measure: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -18,6 +18,7 @@ from ..runtime.progress import Progress, silent
 from .calibrated import Calibrated, Rounding, Stored, rows_of
 from .candidates import Chosen, make_candidates
 from .chip_speed import estimated_speedup
+from .evaluation import Evaluation
 from .generation_score import generation_score
 from .model import QuantizedModel, matrix_of, with_parts
 from .plan import SKIP, QuantPlan, Rules, make_plan
@@ -26,6 +27,7 @@ from .report import MatrixRow, QuantReport
 from .search import CANDIDATES, Ladder
 from .speed import measured_speedup
 from .subject import held_out, make_subject, read_batches
+from .tuning import TuningReport, tune_parameters
 
 # The format of all matrices where nobody asks for a target, a size or a format.
 DEFAULT_FORMAT = "int4"
@@ -64,6 +66,7 @@ def quantize_model(
     activations: Activations = "wide",
     integers: Method | None = None,
     sequential: int = 4,
+    tune: int = 0,
     seed: int = 0,
     codec: dict[str, Any] | None = None,
     chip: str | None = None,
@@ -97,7 +100,11 @@ def quantize_model(
         integers: How integers are rounded: "nearest", "gptq" or "awq"; see `round_matrix`.
         sequential: Blocks of consecutive matrices, in the order they are multiplied: the inputs of
             each are measured with all blocks before it quantized. 1 measures all at once.
-        seed: Of codebooks.
+        tune: Steps of training after all matrices are quantized: entries, scales and what was not
+            quantized, to give the full model's outputs on the calibration data (see
+            `tune_parameters`); codes and bytes stay. A search for a target then tunes every plan
+            that it measures.
+        seed: Of codebooks, and of the order of batches in a tuning.
         codec: Further arguments of `quantize_matrix` ({"hadamard": True}).
         chip: A generation ("v6e") that the report's speedup is estimated for, by kernels compiled
             for it; by default it is measured on the accelerator that is here, if there is one.
@@ -114,7 +121,7 @@ def quantize_model(
         MeshError: Nothing is split along an axis of the mesh.
     """
     started = time.perf_counter()
-    _check(target_accuracy_retention, bits, plan, format)
+    _check(target_accuracy_retention, bits, plan, format, tune)
     if chip is not None:
         get_chip(chip)  # or hours later
     first, data = _peek(calibration_data)
@@ -127,9 +134,12 @@ def quantize_model(
     rounding = Rounding(integers, seed, sequential, codec)
     calibrated = Calibrated.of(subject, batches, judged, rounding, progress, mesh)
 
+    def build(made: Mapping[str, Stored]) -> _Built:
+        return _built(calibrated, made, activations, tune)
+
     def carry_out(plan: QuantPlan, made: Mapping[str, Stored]) -> QuantizationResult:
-        spent = time.perf_counter() - started
-        found = _carried_out(calibrated, plan, made, activations, target_accuracy_retention, spent)
+        target = target_accuracy_retention
+        found = _reported(calibrated, plan, made, build(made), target=target, started=started)
         return found if chip is None else _with_speed_on(chip, found, progress)
 
     base = plan or make_plan(calibrated.matrices, format or DEFAULT_FORMAT, rules=rules)
@@ -139,15 +149,17 @@ def quantize_model(
     ladder = Ladder.of(found)
 
     def chosen(choices: Chosen) -> QuantizationResult:
-        stored = {name: one.stored for name, one in choices.items()}
-        return carry_out(found.plan(choices), stored)
+        return carry_out(found.plan(choices), _stored(choices))
 
     most = None if bits is None else bits * found.weights / 8
     if target_accuracy_retention is None:
         assert most is not None
         return chosen(ladder.within(most))
     limit = len(ladder.upgrades) if most is None else ladder.steps_within(most)
-    enough = ladder.until(target_accuracy_retention, limit)
+    measure = (
+        (lambda chosen: _evaluated(calibrated, build(_stored(chosen)).model)) if tune else None
+    )
+    enough = ladder.until(target_accuracy_retention, limit, measure)
     steps = limit if enough is None else enough
     result = chosen(ladder.choices(steps))
     # The search measures with activations as they are; rounded ones lose a little more.
@@ -162,7 +174,11 @@ def quantize_model(
     return result
 
 
-def _check(target: float | None, bits: float | None, plan: Any, format: str | None) -> None:
+def _check(
+    target: float | None, bits: float | None, plan: Any, format: str | None, tune: int
+) -> None:
+    if tune < 0:
+        raise TPUValidationError(f"tune={tune}; expected a number of steps, or 0 for none.")
     if target is not None and not 0 < target <= 1:
         raise TPUValidationError(
             f"target_accuracy_retention={target}; a share that is kept is above 0 and at most 1."
@@ -192,21 +208,48 @@ def _chained(first: Any, rest: Any) -> Iterable[Any]:
     yield from rest
 
 
-def _carried_out(
+def _stored(choices: Chosen) -> dict[str, Stored]:
+    return {name: one.stored for name, one in choices.items()}
+
+
+class _Built(NamedTuple):
+    """A quantized model, and what tuning it did; None where it was not."""
+
+    model: QuantizedModel
+    tuning: TuningReport | None
+
+
+def _built(
+    calibrated: Calibrated, made: Mapping[str, Stored], activations: Activations, tune: int
+) -> _Built:
+    subject, tuning = calibrated.subject, None
+    parts = {name: one.part for name, one in made.items()}
+    params = with_parts(subject.params, calibrated.matrices, parts)
+    if tune:
+        params, tuning = tune_parameters(
+            subject,
+            params,
+            calibrated.batches,
+            steps=tune,
+            seed=calibrated.rounding.seed,
+            spread=calibrated.spread,
+            progress=calibrated.progress,
+        )
+    return _Built(QuantizedModel(params, subject, activations), tuning)
+
+
+def _reported(
     calibrated: Calibrated,
     plan: QuantPlan,
     made: Mapping[str, Stored],
-    activations: Activations,
+    built: _Built,
+    *,
     target: float | None,
-    seconds: float,
+    started: float,
 ) -> QuantizationResult:
-    began = time.perf_counter()
-    subject, matrices = calibrated.subject, calibrated.matrices
-    parts = {name: one.part for name, one in made.items()}
-    stored = with_parts(subject.params, matrices, parts)
-    quantized = QuantizedModel(stored, subject, activations)
+    subject, matrices, quantized = calibrated.subject, calibrated.matrices, built.model
     evaluation = _evaluated(calibrated, quantized)
-    written, why = generation_score(subject, stored, calibrated.evaluation_batches)
+    written, why = generation_score(subject, quantized.params, calibrated.evaluation_batches)
     rows: list[MatrixRow] = []
     for one in matrices.found:
         kept = made.get(one.name)
@@ -232,8 +275,9 @@ def _carried_out(
         no_generation=why,
         speedup=measured_speedup(quantized, calibrated.evaluation_batches[0]),
         calibration_rows=rows_of(calibrated.batches),
+        tuning=built.tuning,
         target=target,
-        seconds=seconds + time.perf_counter() - began,
+        seconds=time.perf_counter() - started,
     )
     return QuantizationResult(quantized, report)
 
@@ -246,7 +290,7 @@ def _with_speed_on(chip: str, result: QuantizationResult, progress: Progress) ->
     return replace(result, report=replace(result.report, speedup=speed))
 
 
-def _evaluated(calibrated: Calibrated, model: QuantizedModel) -> Any:
+def _evaluated(calibrated: Calibrated, model: QuantizedModel) -> Evaluation:
     """With activations as they are, decoded matrices give the same; rounded ones must be run."""
     if model.activations == "wide":
         return calibrated.evaluator(model.dequantized())

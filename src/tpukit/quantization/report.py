@@ -11,6 +11,7 @@ from rich.text import Text
 from ..hardware.figure import Figure
 from .evaluation import Evaluation, Measured
 from .plan import SKIP, QuantPlan
+from .tuning import TuningReport
 
 # A ratio of sizes is against this: what one would serve otherwise.
 BASELINE = "bfloat16"
@@ -25,8 +26,8 @@ class MatrixRow:
         shape: (inputs, outputs).
         format: What it is kept in; "skip" where it was left.
         nbytes: As it is kept.
-        error: The relative error of its output, tr(ΔᵀHΔ) / tr(WᵀHW), on the calibration data;
-            None where it was left.
+        error: The relative error of its output, tr(ΔᵀHΔ) / tr(WᵀHW), on the calibration data,
+            before any tuning; None where it was left.
         why: Why it was left.
     """
 
@@ -70,6 +71,7 @@ class QuantReport:
             model does not generate, with `no_generation` saying why.
         speedup: Measured on an accelerator, or missing with a reason.
         calibration_rows: Rows of data that inputs were measured on.
+        tuning: What training entries, scales and the rest did; None where there was none.
         target: The retention that was asked for.
         seconds: That it took.
     """
@@ -84,6 +86,7 @@ class QuantReport:
     no_generation: str
     speedup: Figure
     calibration_rows: int
+    tuning: TuningReport | None
     target: float | None
     seconds: float
 
@@ -137,6 +140,7 @@ class QuantReport:
             "speedup_origin": self.speedup.origin,
             "speedup_reason": self.speedup.reason or self.speedup.source,
             "calibration_rows": self.calibration_rows,
+            "tuning": None if self.tuning is None else self.tuning.to_dict(),
             "seconds": self.seconds,
             "matrices": [row.to_dict() for row in self.matrices],
             "refused": dict(self.refused),
@@ -160,6 +164,8 @@ class QuantReport:
             ("speedup", _speed(self.speedup)),
             ("measured on", f"{found.rows} held-out rows, {found.places:,} places"),
         ]
+        if self.tuning is not None:
+            facts.append(("tuned, on calibration data it did not see", self.tuning.text()))
         if self.target is not None:
             facts.append(("target", f"{self.target:g}: {'reached' if self.reached else 'missed'}"))
         facts += [(f"rule {rule!r}", "matches no matrix") for rule in self.plan.unused_rules]

@@ -5,11 +5,12 @@ found by measuring on held-out data, never by what was expected.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import TPUValidationError
-from .candidates import Candidates, Choice, total_bytes
+from .candidates import Candidates, Choice, Chosen, total_bytes
+from .evaluation import Evaluation
 
 CANDIDATES = ("vq2", "vq3.5", "vq4", "int4", "int8", "bf16")
 
@@ -85,23 +86,32 @@ class Ladder:
         sizes = range(len(self.upgrades) + 1)
         return max(step for step in sizes if total_bytes(self.choices(step)) <= nbytes)
 
-    def until(self, target: float, limit: int) -> int | None:
-        """The fewest upgrades, at most `limit`, after which the target is surely met, or None."""
-        if self._kept(limit) < target:
+    def until(
+        self, target: float, limit: int, measure: Callable[[Chosen], Evaluation] | None = None
+    ) -> int | None:
+        """The fewest upgrades, at most `limit`, after which the target is surely met, or None.
+
+        Args:
+            target: Of the lower end of what is kept.
+            limit: The most upgrades.
+            measure: What choices lose on held-out data; by default, as they are.
+        """
+        measure = measure or self.candidates.measure
+        if self._kept(limit, measure) < target:
             return None
         low, high = -1, limit
         while high - low > 1:
             middle = (low + high) // 2
-            if self._kept(middle) >= target:
+            if self._kept(middle, measure) >= target:
                 high = middle
             else:
                 low = middle
         return high
 
-    def _kept(self, steps: int) -> float:
+    def _kept(self, steps: int, measure: Callable[[Chosen], Evaluation]) -> float:
         """The lower end of what is kept after so many upgrades, on held-out data."""
         chosen = self.choices(steps)
-        found = self.candidates.measure(chosen)
+        found = measure(chosen)
         self.candidates.calibrated.progress(
             f"{steps} of {len(self.upgrades)} upgrades: retention {found.retention.text()}, "
             f"{self.candidates.bits(chosen):.2f} bits a weight"

@@ -159,10 +159,14 @@ def read_batches(data: Any, count: int, take: Callable[[Any], Any]) -> list[Any]
     return found
 
 
-def held_out(batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """(to calibrate with, to measure on): the last quarter is held out, or half of one batch."""
+def held_out(batches: Sequence[Any], most: int | None = None) -> tuple[list[Any], list[Any]]:
+    """(to calibrate with, to measure on): the last quarter is held out, or half of one batch.
+
+    Of the quarter `most` batches at most, where that is given.
+    """
     if len(batches) > 1:
-        cut = len(batches) - max(1, len(batches) // 4)
+        quarter = max(1, len(batches) // 4)
+        cut = len(batches) - (quarter if most is None else min(quarter, most))
         return list(batches[:cut]), list(batches[cut:])
     rows = {leaf.shape[0] for leaf in jax.tree.leaves(batches[0]) if leaf.ndim}
     half = min(rows) // 2 if rows else 0

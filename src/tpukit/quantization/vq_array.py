@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from ..errors import TPUKernelError
 from ..kernels import pack_vq, quantized_matmul
-from .codebook import Codebook
+from .codebook import Codebook, code_dtype
 from .formats import TRELLIS_BITS, CodeLayout, VQFormat
 from .rotation import rotate, rotate_back
 from .trellis import run_length, unpack_bits, windows_of
@@ -96,18 +96,32 @@ class VQArray:
         if self.layout in TRELLIS_BITS:
             return self._decoded_trellis()
         take = jax.vmap(lambda table, codes: table[codes.astype(jnp.int32)])
-        # Integers are summed: the sum over stages is exact.
-        found = take(self.entries.astype(jnp.int32), self.codes).sum(0)
+        # Of integers as floats the sum over stages is exact, and entries can be trained.
+        found = take(self.entries.astype(jnp.float32), self.codes).sum(0)
         rows = found.swapaxes(1, 2).reshape(-1, self.codes.shape[2])[: self.shape[0]]
-        return rows.astype(jnp.float32) * self.scales.astype(jnp.float32)
+        return rows * self.scales.astype(jnp.float32)
+
+    def opened(self) -> "VQArray":
+        """The same matrix with a code for each weight, where codes are bits of a trellis.
+
+        It is larger, and decoded in one look-up: for those who decode it often.
+        """
+        if self.layout not in TRELLIS_BITS:
+            return self
+        codes = self._windows()[None].astype(code_dtype(self.entries.shape[1]))
+        return replace(self, codes=codes, layout="plain")
 
     def _decoded_trellis(self) -> jax.Array:
+        values = self.entries[0, :, 0][self._windows()]
+        return values.astype(jnp.float32) * self.scales.astype(jnp.float32)
+
+    def _windows(self) -> jax.Array:
+        """int32 (in, out) of a trellis."""
         bits, window = TRELLIS_BITS[self.layout], (self.entries.shape[1] - 1).bit_length()
         symbols = unpack_bits(self.codes[0], bits)
         runs = symbols.reshape(self.shape[0], -1, run_length(self.shape[1]))
         windows = windows_of(runs, bits=bits, window=window)
-        values = self.entries[0, :, 0][windows].reshape(self.shape[0], -1)[:, : self.shape[1]]
-        return values.astype(jnp.float32) * self.scales.astype(jnp.float32)
+        return windows.reshape(self.shape[0], -1)[:, : self.shape[1]]
 
     def shardings(self, sharding: NamedSharding) -> "VQArray":
         """Those of its arrays, from that of its matrix; see `placement.array_shardings`."""
