@@ -277,8 +277,9 @@ def score(steps: ScoredSteps, scored: dict[str, Scored]) -> None:
         report(
             Claim("  band, below", 100 * band.below, "%"),
             Claim("  band, above", 100 * band.above, "%"),
-            Claim("  rows in a band made without their source", steps.covered, "rows"),
         )
+        if len(steps.rows_by_source) > 1:
+            report(Claim("  rows in a band made without their source", steps.covered, "rows"))
         print("  rows by source:")
         for source, rows in steps.rows_by_source.items():
             print(f"    {rows:3} {source}")

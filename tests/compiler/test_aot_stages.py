@@ -5,6 +5,7 @@ Most of these play back the files of one real compile, so that only breaking is 
 
 import errno
 import os
+import re
 import shutil
 import threading
 import time
@@ -45,13 +46,17 @@ def playback(trained, monkeypatch):
     """Plays the real compile's files back into the folder a compile asked for."""
     calls = []
 
-    def play(*, error=None, leave_out=(), reply=None):
+    def play(*, error=None, leave_out=(), reply=None, needs=None):
         def watch(module, request, *, timeout_s, stop_when, environment):
             calls.append(request)
             folder = Path(request["options"]["xla_dump_to"])
             for path in sorted(trained.folder.iterdir()):
                 if path.is_file() and not any(part in path.name for part in leave_out):
                     shutil.copy(path, folder)
+                    if needs is not None and "memory-usage-report" in path.name:
+                        total = f"Total bytes: {needs}"
+                        report = re.sub(r"Total bytes: \d+", total, path.read_text())
+                        (folder / path.name).write_text(report)
                     if stop_when():
                         return None
             if error is not None:
@@ -117,12 +122,24 @@ def test_lines_that_moved_are_not_shown(playback):
 
 def test_out_of_memory_is_an_answer_or_an_error(request_at_hand, playback):
     error = ChildError(OUT_OF_MEMORY, kind="JaxRuntimeError")
-    calls = playback(error=error, leave_out=("after_buffer_assignment",))
+    calls = playback(error=error, leave_out=("after_buffer_assignment",), needs=181 * 2**30)
     found = run_request(request_at_hand, until="memory")
     assert not found.fits
     with pytest.raises(TPUOutOfMemoryError, match=r"does not fit on v6e-8.*largest buffers are"):
         run_request(request_at_hand, until="codegen")
     assert len(calls) == 1  # the refusal of the schedule answers for the code
+
+
+def test_what_clearly_fits_does_not_wait_for_the_compilers_word(request_at_hand, playback):
+    playback(leave_out=("after_buffer_assignment",))
+    assert run_request(request_at_hand, until="memory").fits
+
+
+def test_what_hardly_fits_is_left_to_the_compiler(request_at_hand, playback):
+    usable = request_at_hand.slice.chip.hbm_usable_bytes.require("this test")
+    error = ChildError(OUT_OF_MEMORY, kind="JaxRuntimeError")
+    playback(error=error, leave_out=("after_buffer_assignment",), needs=int(0.9995 * usable))
+    assert not run_request(request_at_hand, until="memory").fits
 
 
 def test_out_of_memory_without_a_report(request_at_hand, playback):

@@ -216,6 +216,8 @@ def _compile(
     kernels = KernelDump(folder / "kernels")
     program_path.write_bytes(request.program.serialized)
     asked = request.for_worker(program_path, dump)
+    chip = request.slice.chip
+    usable = chip.per_device(chip.hbm_usable_bytes).value
     told: set[Stage] = set()
 
     def tell(stage: Stage) -> None:
@@ -226,12 +228,15 @@ def _compile(
     def far_enough() -> bool:
         if dump.scheduled:
             tell("memory")
-        if not dump.accepted:
+        if until == "codegen":
+            if dump.accepted:
+                tell("schedule")
+                tell("codegen")
+            return False
+        if not (dump.accepted or dump.leaves_room(usable)):
             return False
         tell("schedule")
-        if until == "codegen":
-            tell("codegen")
-        return until != "codegen"
+        return True
 
     tell("compile")
     logger.info("compiling", extra={"program": request.program.name, "slice": str(request.slice)})

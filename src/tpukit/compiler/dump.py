@@ -19,6 +19,8 @@ _ASSIGNMENT = "after_optimizations-buffer-assignment.txt"
 _LIVE_RANGES = "after_optimizations-live-range.txt"
 _REPORT = "after_optimizations-memory-usage-report.txt"
 _ACCEPTED = "after_optimizations_after_buffer_assignment.txt"
+_HBM_TOTAL = re.compile(r"Memory Space: default .*\nTotal bytes: (\d+) ")
+_SURELY = 0.999  # of what is usable, which the catalog states in hundredths of a GiB
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,19 @@ class Dump:
         """Whether the program fits, and every file read by `listings` is whole."""
         return self._path(_ACCEPTED) is not None
 
+    def leaves_room(self, usable_bytes: float | None) -> bool:
+        """Whether the memory report, by which the compiler judges, surely lets the program fit.
+
+        Its word may come minutes later: for TPU7x it makes the SparseCores' code first.
+        """
+        report = self._path(_REPORT)
+        if usable_bytes is None or report is None or self._path(_SCHEDULE) is None:
+            return False
+        total = _HBM_TOTAL.search(report.read_text(errors="replace"))
+        return total is not None and int(total[1]) <= _SURELY * usable_bytes
+
     def listings(self) -> Listings:
-        """Read the files; call it once `accepted`, or after the compiler has ended.
+        """Read the files; call it once `accepted` or `leaves_room`, or when the compiler has ended.
 
         Raises:
             XLACompilationError: A file is missing or cut short.
