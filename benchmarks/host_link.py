@@ -1,16 +1,24 @@
-"""Which PCIe link a v6e has: published runs that differ in what they keep in host memory.
+"""Which PCIe link a TPU has: what the compiler reckons with, and published runs that need it.
 
-    python benchmarks/host_link.py
+    python benchmarks/host_link.py [--scheduler]
 
 Nobody has published a measured rate between a v6e and its host; the scaling book states 32 GB/s, a
 PCIe 4.0 link. Four runs of a public log decide. benchmarks/predict.py does not score them: their
 batch or remat is in no results file. A link carries 90 % of its rate.
+
+`--scheduler` asks libtpu alone: how long its scheduler takes a copy to the host for, by generation,
+when nothing scales that (it takes every link for a fifth as fast as it is by itself).
 """
 
+import argparse
 import dataclasses
+import re
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import jax
 from claims import Claim, report
 from predict import DEFAULT_RESULTS
 from published_programs import kernel_timer
@@ -61,8 +69,54 @@ CASES = (
 )
 
 
+COPIED_BYTES = 2**28
+SMALLEST = ("v3-8", "v4-8", "v5e-4", "v5p-8", "v6e-4", "7x-2x2x1")
+_OP = r'name: "[^"]+"\n\s+opcode: "copy-{}".*?\n\s+id: (\d+)\n'
+_WHEN = r"id: {}\n(?:\s+start_timestamp_cycles: ([\d.]+)\n)?\s+end_timestamp_cycles: ([\d.]+)"
+
+
+def scheduled_gbps(slice_name: str) -> float:
+    """The rate at which libtpu's scheduler takes a copy to the host to run."""
+
+    def through_host(x: jax.Array) -> jax.Array:
+        kept = jax.device_put(x, jax.memory.Space.Host)
+        return jax.device_put(kept, jax.memory.Space.Device) + x @ x
+
+    with tempfile.TemporaryDirectory() as folder:
+        compile_for(
+            through_host,
+            slice_name,
+            jax.ShapeDtypeStruct((8192, COPIED_BYTES // 8192 // 4), "float32"),
+            options={
+                "xla_dump_latency_hiding_schedule": True,
+                "xla_tpu_pcie_bandwidth_multiplier": 1.0,
+            },
+            until="schedule",
+            use_cache=False,
+            dump_to=Path(folder),
+        )
+        text = (Path(folder) / "jit_call.schedule.txt").read_text()
+    program, _, schedule = text.partition("\ncomputation_schedules {")
+    times: list[float] = []
+    for end in ("start", "done"):
+        op = re.search(_OP.format(end), program, re.DOTALL)
+        when = re.search(_WHEN.format(op[1]), schedule) if op else None
+        if when is None:
+            raise SystemExit(f"libtpu scheduled no copy-{end} for {slice_name}")
+        times.append(float(when[2]))
+    clock = re.search(r"cycles_per_microsecond: ([\d.]+)", schedule)
+    seconds = (times[1] - times[0]) / (float(clock[1] if clock else "nan") * 1e6)
+    return COPIED_BYTES / seconds / 1e9
+
+
 def main() -> None:
     configure_tpu_environment()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scheduler", action="store_true", help="ask libtpu instead")
+    if parser.parse_args().scheduler:
+        for name in SMALLEST:
+            report(Claim(f"link to the host by libtpu, {name}", scheduled_gbps(name), "GB/s"))
+        return
     rows = {row["id"]: row for row in load_rows(DEFAULT_RESULTS)}
     errors: dict[str, list[float]] = {name: [] for name in RATES_GBPS}
     for case in CASES:
