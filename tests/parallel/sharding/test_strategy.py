@@ -81,6 +81,14 @@ def test_megatron_splits_heads_hidden_units_and_vocabulary():
     assert found["layers/moe/router/kernel"] == P()
 
 
+def test_fsdp_leaves_experts_whole_where_they_divide():
+    found = specs("fsdp", fsdp=8)
+    assert found["layers/moe/experts/up"] == P(None, "fsdp")
+    assert found["layers/moe/experts/down"] == P(None, "fsdp")
+    found = specs("fsdp", fsdp=16)
+    assert found["layers/moe/experts/up"] == P(None, None, "fsdp")
+
+
 def test_a_product_asks_the_structural_strategies_first():
     axes = {"stage": 2, "fsdp": 2, "expert": 4, "model": 2}
     found = specs("fsdp+megatron+expert+pipeline", **axes)

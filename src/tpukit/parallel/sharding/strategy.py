@@ -91,6 +91,8 @@ class FullyShard:
     """Splits every large parameter once: along `embed` where known, else its longest side.
 
     Along another named side where `embed` comes last and a share of it would be mostly padding.
+    Experts stay whole where they divide: their shares lie as they are gathered, and gradients are
+    scattered as they are summed, which the compiler does not do for a few rows of each expert.
     """
 
     name: str = "fsdp"
@@ -119,12 +121,13 @@ class FullyShard:
             return {}
         last = len(parameter.shape) - 1
 
-        def merit(index: int) -> tuple[bool, bool, int, int]:
+        def merit(index: int) -> tuple[bool, bool, bool, int, int]:
             dim, size = parameter.dims[index], parameter.shape[index]
             # A share of the last dimension is padded to whole lanes of memory.
             padded = index == last and size // ways % LANES > 0
             # Splitting a vocabulary would turn each embedding look-up into a masked all-reduce.
-            return dim in WEIGHT_SIDES and not padded, dim == "embed", size, -index
+            named = dim in WEIGHT_SIDES and not padded
+            return dim == "expert", named, dim == "embed", size, -index
 
         return {max(fitting, key=merit): tuple(axes)}
 
