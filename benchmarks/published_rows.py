@@ -10,7 +10,13 @@ from typing import Any, Literal, TypeAlias
 import optax
 from published_attention import narrow_scores
 from published_loss import blocked_loss, blocked_loss_of_narrow_head
-from published_recipes import NO_COLLECTIVE_MATMUL, has_fused_backward, read_options
+from published_recipes import (
+    IRONWOOD_OFFLOAD_FLAGS,
+    NO_COLLECTIVE_MATMUL,
+    TRANSFERS_FIRST,
+    has_fused_backward,
+    read_options,
+)
 
 from tpukit import Slice, TransformerConfig, Workload, get_preset, list_presets
 from tpukit.errors import TPUError
@@ -85,11 +91,14 @@ class PublishedRun:
     def option_sets(self) -> tuple[dict[str, Any], ...]:
         """The options to try; whoever published a run took the faster.
 
-        Products cut into permutes pay or do not, depending on the compiler's version.
+        Products cut into permutes pay or do not, depending on the compiler's version, and how early
+        transfers to the host start depends on what else it takes for slow.
         """
-        if self.mesh.get("tensor", 1) == 1:
-            return (self.options,)
-        return (self.options, {**self.options, **NO_COLLECTIVE_MATMUL})
+        if self.mesh.get("tensor", 1) > 1:
+            return (self.options, {**self.options, **NO_COLLECTIVE_MATMUL})
+        if IRONWOOD_OFFLOAD_FLAGS.items() <= self.options.items():
+            return (self.options, {**self.options, **TRANSFERS_FIRST})
+        return (self.options,)
 
 
 def load_rows(path: Path, *, only: str | None = None) -> list[dict[str, Any]]:

@@ -189,3 +189,10 @@ def test_narrow_scores_are_attention():
         for key, heads in zip(keys, (4, 2, 2), strict=True)
     )
     assert jnp.allclose(narrow_scores(q, k, v), dot_attention(q, k, v), atol=1e-5)
+
+
+def test_transfers_to_the_host_are_tried_first_where_a_recipe_means_them_to_be():
+    (as_written, first) = as_run(ROWS["iw-gpt-oss-120b-64"]).option_sets
+    multiplier = "xla_tpu_pcie_bandwidth_multiplier"
+    assert first[multiplier] < as_written[multiplier]
+    assert len(as_run(ROWS["iw-llama3.1-70b-8k-bf16-64"]).option_sets) == 1
