@@ -11,6 +11,7 @@ from tpukit.errors import TPUValidationError
 from tpukit.kernels.ops.quantized_matmul.packing import pack_int8
 from tpukit.models.stored.calibration import find_matrices
 from tpukit.models.stored.running import dense_parameters
+from tpukit.parallel import create_mesh
 from tpukit.quantization import VQArray, quantize_model, tune_parameters
 from tpukit.quantization.continuous import Continuous
 from tpukit.quantization.evaluation import Evaluator
@@ -124,6 +125,14 @@ def test_codes_and_bytes_stay():
 def test_the_same_seed_gives_the_same_numbers():
     again, _ = tune_parameters(subject()[0], spoiled(), data(1, 8), steps=50)
     assert jax.tree.all(jax.tree.map(np.array_equal, again, tuned()[0]))
+
+
+@pytest.mark.slow
+def test_devices_that_share_batches_find_the_same_numbers():
+    mesh = create_mesh({"data": 2}, devices=jax.devices()[:2])
+    alone, shared = (quantized(format="int4", tune=10, mesh=one) for one in (None, mesh))
+    assert shared.tuning.after == pytest.approx(alone.tuning.after, rel=1e-3)
+    assert shared.evaluation.kl.value == pytest.approx(alone.evaluation.kl.value, rel=1e-3)
 
 
 def test_a_tuning_that_gains_nothing_changes_nothing():
