@@ -7,7 +7,6 @@ from .module import Computation, HloModule, Instruction
 
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
-MATRIX_OPCODES = ("dot", "convolution")
 
 
 def matrix_flops(instruction: Instruction, computation: Computation) -> float:

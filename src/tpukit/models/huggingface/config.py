@@ -59,15 +59,6 @@ def config_to_huggingface(config: TransformerConfig) -> dict[str, Any]:
     return family_for(config).json(config)
 
 
-def huggingface_model_type(config: TransformerConfig) -> str:
-    """The Hugging Face architecture that can hold this transformer.
-
-    Raises:
-        TPUModelError: None of the supported ones can.
-    """
-    return family_for(config).model_type
-
-
 def family_for(config: TransformerConfig) -> Family:
     """The family that can hold this transformer: what it writes, it reads back as the same.
 

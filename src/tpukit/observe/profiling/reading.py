@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,9 +216,3 @@ def _split(named: str) -> tuple[str, int | None]:
 
 def _modified(folder: Path) -> float:
     return max((file.stat().st_mtime for file in folder.glob(f"*{ENDING}")), default=0.0)
-
-
-def read_all(path: Path) -> Iterator[Recording]:
-    """Read every recording below a folder, oldest first."""
-    for folder in find_recordings(path):
-        yield read_recording(folder)

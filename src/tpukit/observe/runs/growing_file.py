@@ -59,11 +59,6 @@ class GrowingFile:
         self._marks = [_START]
         self._stamp: tuple[int, int, int, int] | None = None
 
-    @property
-    def lines_read(self) -> int:
-        """Lines given so far that still hold."""
-        return self._marks[-1].lines
-
     def poll(self) -> Iterator[Piece]:
         """Yield what is new since the last call, in pieces of some megabytes."""
         try:

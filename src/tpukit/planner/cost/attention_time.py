@@ -15,7 +15,6 @@ ATTENTION_BLOCK = 2048
 # backward kernels, one for queries and one for keys: both make scores and their gradients. First of
 # those as wide as a head of queries, then of values.
 FORWARD, BACKWARD, IN_TWO = (1, 1), (3, 2), (4, 3)
-FORWARD_PRODUCTS = sum(FORWARD)
 # Without a kernel the backward pass has the scores, and four products with them.
 PLAIN_BACKWARD = (2, 2)
 

@@ -7,7 +7,6 @@ from ...errors import TPUValidationError
 from .locations import Location
 from .manifest import MANIFEST
 
-TOKEN_KINDS = ("prepared", "tokens")
 TEXT_KINDS = ("text", "jsonl", "array_record", "huggingface")
 
 _SUFFIXES = {

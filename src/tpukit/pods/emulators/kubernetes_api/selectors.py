@@ -1,10 +1,10 @@
 """Label and field selectors, as a list or a watch states them."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from ...manifests.reading import at, mapping, sequence, texts
+from ...manifests.reading import at, texts
 from .refusal import Refusal
 
 Object = dict[str, Any]
@@ -24,24 +24,6 @@ def label_selector(text: str) -> Callable[[Object], bool]:
         if term.strip():
             tests.append(_label_test(term.strip()))
     return lambda one: all(test(texts(at(one, "metadata", "labels"))) for test in tests)
-
-
-def matches_labels(selector: object, labels: Mapping[str, str]) -> bool:
-    """Whether labels fulfil a LabelSelector of an object; an empty one selects everything."""
-    if any(labels.get(key) != value for key, value in texts(at(selector, "matchLabels")).items()):
-        return False
-    for one in sequence(at(selector, "matchExpressions")):
-        rule = mapping(one)
-        value, values = labels.get(str(rule.get("key"))), sequence(rule.get("values"))
-        holds = {
-            "In": value in values,
-            "NotIn": value not in values,
-            "Exists": value is not None,
-            "DoesNotExist": value is None,
-        }
-        if not holds.get(str(rule.get("operator")), False):
-            return False
-    return True
 
 
 def field_selector(text: str) -> Callable[[Object], bool]:
