@@ -13,6 +13,7 @@ from tpukit.checker.fixes import JobShape
 from tpukit.errors import ConfigError, MeshError, SliceError, TPUModelError, TPUValidationError
 from tpukit.job import Job, build_step
 from tpukit.job.model_source import refuse_unknown_model
+from tpukit.job.train import LoraSettings
 from tpukit.job.value_text import parse_mesh
 from tpukit.models import get_preset
 from tpukit.models.huggingface.config import config_to_huggingface
@@ -196,3 +197,12 @@ def test_reading_a_job_needs_no_jax():
         "assert 'jax' not in sys.modules and 'flax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_keys_within_a_value_are_named_by_dotted_path():
+    job = Job.from_dict({"model": "tiny", "train": {"lora": {"rank": 4}}})
+    wider = job.replace({"train.lora.base": "int4", "train.lora.rank": 8})
+    assert wider.train.lora == LoraSettings(rank=8, base="int4")
+    assert Job.from_dict({"model": "tiny", "train.lora.rank": 2}).train.lora.rank == 2
+    with pytest.raises(ConfigError, match=r"Did you mean 'train.lora.rank'\?"):
+        Job.from_dict({"model": "tiny", "train.lora.rnk": 2})

@@ -21,7 +21,7 @@ from ..frameworks import model_name
 from ..hardware import Slice
 from ..runtime.files import write_output
 from .document import Document, Origin
-from .keys import refuse_unknown_inside
+from .keys import fold_inner_keys, refuse_unknown_inside
 from .model_source import (
     base_fingerprint,
     is_own_model,
@@ -141,7 +141,9 @@ class Job(Limits):
         """Check the values of a document; an unknown key is refused with the nearest one."""
         from .config.spelling import settle_config_names
 
-        settle_config_names(document, known_paths())
+        known = known_paths()
+        fold_inner_keys(document, cls, known)
+        settle_config_names(document, known)
         refuse_unknown_inside(document, cls)
         try:
             job = cls(**document.nested())

@@ -46,6 +46,23 @@ def paths_beside(kind: _Kind, path: str) -> list[str]:
     return [] if inner is None else [f"{section}.{name}" for name in inner.model_fields]
 
 
+def fold_inner_keys(document: Document, kind: _Kind, known: Iterable[str]) -> None:
+    """Put keys of settings within a value, such as `train.lora.rank`, into that value.
+
+    `--set` and Python name them by dotted path; a file has them below the value already.
+    """
+    settings = frozenset(known)
+    for path in [path for path in document.values if path not in settings]:
+        section, _, key = path.rpartition(".")
+        if section not in settings or not paths_beside(kind, path):
+            continue
+        held = document.values.get(section)
+        held = held.model_dump(exclude_unset=True) if isinstance(held, BaseModel) else held
+        whole = cast("Mapping[str, Any]", held) if isinstance(held, Mapping) else {}
+        document.values[section] = {**whole, key: document.values.pop(path)}
+        document.origins[section] = document.origins.pop(path)
+
+
 def refuse_unknown_inside(document: Document, kind: _Kind) -> None:
     """Refuse an unknown key within one value of a document, such as `train.lora` or `model`.
 
