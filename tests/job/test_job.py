@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tpukit.checker.fixes import JobShape
 from tpukit.errors import ConfigError, MeshError, SliceError, TPUModelError, TPUValidationError
 from tpukit.job import Job, build_step
-from tpukit.job.model_source import refuse_unknown_model
+from tpukit.job.model_source import is_huggingface, refuse_unknown_model
 from tpukit.job.train import LoraSettings
 from tpukit.job.value_text import parse_mesh
 from tpukit.models import get_preset
@@ -206,3 +206,11 @@ def test_keys_within_a_value_are_named_by_dotted_path():
     assert Job.from_dict({"model": "tiny", "train.lora.rank": 2}).train.lora.rank == 2
     with pytest.raises(ConfigError, match=r"Did you mean 'train.lora.rank'\?"):
         Job.from_dict({"model": "tiny", "train.lora.rnk": 2})
+
+
+def test_folders_of_quantized_models_need_no_slash(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few-bits").mkdir()
+    assert not is_huggingface("few-bits")
+    (tmp_path / "few-bits/quantized.json").write_text("{}")
+    assert is_huggingface("few-bits")

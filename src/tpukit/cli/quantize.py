@@ -209,10 +209,13 @@ def _deliver(
 ) -> None:
     from ..quantization.model_files import save_quantized
     from ..quantization.report_page import write_report
-    from .output import show
+    from .output import Announcer, show
 
+    say = Announcer()
+    show(result, json=json)
     if output is not None:
         save_quantized(result.model, output, report=result.report, tokenizer=tokenizer)
+        say(f"wrote {output}: tpukit generate {output} --prompt …")
     if html is not None:
         write_report(result.report, html, title=title)
-    show(result, json=json)
+        say(f"wrote {html}")

@@ -30,10 +30,14 @@ def is_own_model(name: str) -> bool:
 
 
 def is_huggingface(name: str) -> bool:
-    """Whether a name is a config.json, or a folder that holds one; a preset's name goes first."""
+    """Whether a name is a config.json, or a folder with one, or of `tpukit quantize`.
+
+    A preset's name goes first.
+    """
     if name.endswith(".json") or "/" in name:
         return True
-    if not os.path.isfile(os.path.join(name, "config.json")):
+    files = ("config.json", "quantized.json")
+    if not any(os.path.isfile(os.path.join(name, file)) for file in files):
         return False
     from ..models.presets import list_presets
 
@@ -142,8 +146,8 @@ def refuse_unknown_model(name: str) -> None:
 
     if not is_own_model(name) and not is_huggingface(name) and name not in list_presets():
         raise TPUValidationError(
-            f"'{name}' is no preset, no config.json or folder with one, no .yaml file and no "
-            "file.py:build." + did_you_mean(name, list_presets())
+            f"'{name}' is no preset, no config.json or folder with one, no folder of `tpukit "
+            "quantize`, no .yaml file and no file.py:build." + did_you_mean(name, list_presets())
         )
 
 

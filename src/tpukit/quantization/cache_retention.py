@@ -71,8 +71,8 @@ class CacheReport:
         """One sentence: yes or no, and by how much."""
         said = "yes" if self.reached else "no"
         text = (
-            f"{said}: a {self.format} cache keeps {self.free.text('.3f')} of the greedy tokens of "
-            f"{self.reference}; asked for is {self.target:g}, surely."
+            f"{said}: the {self.format} cache keeps {self.free.text('.3f')} of the greedy tokens "
+            f"of {self.reference}; asked for is {self.target:g}, surely."
         )
         return text if self.reached else f"{text} Use int8, or a wider cache."
 

@@ -20,8 +20,8 @@ def measured_speedup(model: QuantizedModel, batch: Any) -> Figure:
     if device.platform == "cpu":
         return Figure.missing(
             "×",
-            "there is no accelerator here, and a CPU's times say nothing of one; "
-            "`tpukit kernel` estimates the kernels for a TPU",
+            "there is no accelerator here, and a CPU's times say nothing of one; --on v6e "
+            "(chip='v6e') estimates it by kernels compiled for that chip",
         )
     full = _seconds(jax.jit(model.subject.apply), model.subject.params, batch)
     quantized = _seconds(jax.jit(model.apply), model.params, batch)

@@ -141,11 +141,7 @@ def _from_peft(folder: Path, step: int | None, mesh: Mesh | None) -> TrainedMode
             f"{folder} holds adapters beside '{base}', which is no folder here; write that model's "
             f"folder as base_model_name_or_path in its {ADAPTER_CONFIG}."
         )
-    beside = Path(base).expanduser()
-    if is_quantized_folder(beside):
-        model = _from_quantized(beside, mesh)
-    else:
-        model = _from_huggingface(beside, step, mesh)
+    model = load_trained(base, step=step, mesh=mesh)
     adapter = read_peft(folder, model.config)
     wide = dense_parameters(jax.tree.map(jnp.asarray, model.params))
     params = with_low_rank(wide, adapter.params, adapter.spec)
