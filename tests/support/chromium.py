@@ -131,12 +131,7 @@ class Browser:
 
     def drag(self, selector, begin, end):
         """Press at one share of an element's width, and let go at another."""
-        box = self.run(f"""(() => {{
-            const one = document.querySelector({selector!r});
-            one.scrollIntoView({{block: "center", behavior: "instant"}});
-            const {{x, y, width, height}} = one.getBoundingClientRect();
-            return {{x, y, width, height}};
-        }})()""")
+        box = self._at_rest(selector)
         middle = box["y"] + box["height"] / 2
         first, last = (box["x"] + box["width"] * share for share in (begin, end))
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=first, y=middle)
@@ -144,6 +139,26 @@ class Browser:
             self.call(
                 "Input.dispatchMouseEvent", type=kind, x=x, y=middle, button="left", clickCount=1
             )
+
+    def _at_rest(self, selector):
+        """Where an element is, once it has stopped moving and nothing lies over its middle.
+
+        What is still being loaded above it pushes it down, and a click goes to what is there then.
+        """
+        script = f"""(() => {{
+            const one = document.querySelector({selector!r});
+            one.scrollIntoView({{block: "center", behavior: "instant"}});
+            const {{x, y, width, height}} = one.getBoundingClientRect();
+            const hit = document.elementFromPoint(x + width / 2, y + height / 2);
+            return {{x, y, width, height, free: one.contains(hit) || hit?.contains(one) || false}};
+        }})()"""
+        deadline = time.monotonic() + ANSWER_S
+        before = None
+        while (box := self.run(script)) != before or not box["free"]:
+            assert time.monotonic() < deadline, f"{selector} never comes to rest: {box}"
+            before = box
+            time.sleep(0.05)
+        return box
 
     def save_downloads_in(self, folder):
         """Put what is downloaded from now on into a folder."""
