@@ -1,3 +1,4 @@
+import os
 import re
 import sys
 from contextlib import suppress
@@ -115,3 +116,15 @@ def test_a_model_that_takes_no_tokens_is_told_how_to_say_so(tmp_path):
     )
     with pytest.raises(TPUModelError, match=r"token numbers, int32 of \(8, \d+\); .*Workload"):
         lower_job(Job(model=f"{file}:build", on="v6e-8"))
+
+
+def test_a_file_runs_once_and_again_when_it_has_changed(tmp_path):
+    file, ran = tmp_path / "counted.py", tmp_path / "ran.txt"
+    text = f"with open({str(ran)!r}, 'a') as ran: ran.write('x')\ndef step(x): return x\n"
+    file.write_text(text)
+    assert load_object(f"{file}:step") is load_object(f"{file}:step")
+    assert ran.read_text() == "x"
+    file.write_text(text + "def other(x): return x\n")
+    os.utime(file, ns=(1, 1))
+    assert load_object(f"{file}:other")(3) == 3
+    assert ran.read_text() == "xx"

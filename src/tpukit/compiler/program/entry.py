@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -134,11 +134,17 @@ def _load_file(path: Path) -> ModuleType:
             f"there is no file {str(path)!r}; check the path before the colon."
             + did_you_mean(path.name, [one.name for one in path.parent.glob("*.py")])
         )
+    return _run_file(path, path.resolve(), path.stat().st_mtime_ns)
+
+
+@cache
+def _run_file(path: Path, file: Path, changed_ns: int) -> ModuleType:
+    """The module of a file as it is now, run once however often a command asks for it."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise TPUValidationError(f"{str(path)!r} cannot be imported as Python.")
     module = importlib.util.module_from_spec(spec)
-    beside = str(path.resolve().parent)
+    beside = str(file.parent)
     if beside not in sys.path:  # as `python file.py` has it: a file may import its neighbours
         sys.path.insert(0, beside)
     sys.modules.setdefault(path.stem, module)  # dataclasses look there for annotations
