@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from document_blocks import conforms
+from emulated_tpus import FLAT, cloud_tpu, forget_settings
 from libtpu_server import LibtpuServer
 from monitoring_server import Monitoring
 
@@ -35,9 +36,7 @@ from tpukit.pods import (
     WorkloadMetrics,
 )
 from tpukit.pods.config import TpuConfig
-from tpukit.pods.emulators.holding import Pace, Zone
-from tpukit.pods.emulators.rehearsal import CloudTPURehearsal
-from tpukit.pods.emulators.world import World
+from tpukit.pods.emulators.holding import Zone
 from tpukit.pods.error import (
     CommunicationTimeout,
     OutOfMemory,
@@ -53,26 +52,14 @@ from tpukit.pods.xla import OptimizationFlags, XlaCompiler
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 ZONES = ("us-central1-a", "us-central1-b", "europe-west4-a")
-FLAT = """
-# tpu_config.yaml
-project: "your-gcp-project"
-zone: "us-central1-a"
-network: "default"
-accelerator_type: "v3-8"
-software_version: "2.8.0"
-enable_ip_alias: true
-reserved: false
-"""
 
 
 @pytest.fixture(autouse=True)
 def cloud(tmp_path, authority, monkeypatch):
     monkeypatch.setenv("TPUKIT_STATE_DIR", str(tmp_path / "state"))
-    for name in ("TPU_PROJECT", "TPU_ZONE", "TPU_NETWORK", "TPUKIT_PROVIDER"):
-        monkeypatch.delenv(name, raising=False)
+    forget_settings(monkeypatch)
     zones = {zone: Zone({"v3": 64, "v6e": 64}, spot_quota={"v3": 64}) for zone in ZONES}
-    world = World(zones, pace=Pace(decide_s=0.01, start_s=0.02, release_s=0.01, notice_s=1.0))
-    with CloudTPURehearsal(tmp_path / "cloud", world=world, authority=authority) as made:
+    with cloud_tpu(tmp_path, authority, zones) as made:
         yield made
 
 

@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from emulated_tpus import FLAT, forget_settings
 from scripted_provider import ScriptedProvider
 
 from tpukit.errors import ConfigError, PodUnavailable, ProviderError
@@ -24,15 +25,6 @@ from tpukit.pods.providers import registry
 
 A, B, C = "us-central1-a", "us-central1-b", "us-east5-b"
 CONFIG = PodConfig(tpu_type="v6e-8", zones=(A, B, C))
-FLAT = """
-project: "your-gcp-project"
-zone: "us-central1-a"
-network: "default"
-accelerator_type: "v3-8"
-software_version: "2.8.0"
-enable_ip_alias: true
-reserved: false
-"""
 
 
 @pytest.fixture
@@ -51,9 +43,7 @@ def store(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_settings_around(monkeypatch):
-    for name in ("TPU_PROJECT", "TPU_ZONE", "TPU_NETWORK", "GOOGLE_APPLICATION_CREDENTIALS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv(registry.VARIABLE, raising=False)
+    forget_settings(monkeypatch)
 
 
 @pytest.fixture
@@ -107,7 +97,7 @@ def test_the_flat_file_of_the_document(provider, store, tmp_path, monkeypatch):
     asked = manager.complete(None)
     assert (asked.slice, asked.zones) == (PodConfig(tpu_type="v3-8").slice, (A,))
     assert (asked.software_version, asked.tier) == ("2.8.0", Tier.ON_DEMAND)
-    assert str(manager.origin_of("project")) == f"file {path}:2"
+    assert str(manager.origin_of("project")) == f"file {path}:3"
     monkeypatch.setenv("TPU_PROJECT", "another")
     again = TpuManager.from_config(TpuConfig.from_file(path), provider="gcp", state=store)
     assert again.settings.project == "another"

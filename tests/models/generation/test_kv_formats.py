@@ -6,51 +6,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_decoders import latent, linear, params_of, small, windowed
 
 from tpukit.errors import TPUValidationError
 from tpukit.hardware.cache_formats import CACHE_FORMATS
-from tpukit.models import get_preset
 from tpukit.models.generation import CacheSpec, Generator, Sampling
 from tpukit.models.generation.agreement import same_choices
 from tpukit.models.generation.held import NarrowSlots
 from tpukit.models.generation.token_codes import decode, encode, turned
 from tpukit.parallel import create_mesh
 from tpukit.quantization import Codebook
-from tpukit.step import Workload
 
 GREEDY = Sampling(temperature=0)
-SMALL = {
-    "dtype": "float32", "param_dtype": "float32", "n_layers": 2, "d_model": 32, "d_ff": 32,
-    "vocab_size": 64,
-}  # fmt: skip
 CONFIGS = {
-    "llama": get_preset("tiny", **SMALL, head_dim=8),
-    "windows": get_preset(
-        "tiny", **SMALL, head_dim=8,
-        layer_kinds={"local": {"sliding_window": 12}, "global": {}}, layer_pattern="local, global",
-    ),
-    "latent": get_preset(
-        "tiny", **SMALL, head_dim=12,
-        latent={"kv_rank": 8, "q_rank": 12, "nope_dim": 8, "rope_dim": 4, "v_dim": 8},
-    ),
-    "shared": get_preset(
-        "tiny", **SMALL, head_dim=8, layer_pattern="full, taker",
+    "llama": small(),
+    "windows": windowed(12),
+    "latent": latent(),
+    "shared": small(
+        layer_pattern="full, taker",
         layer_kinds={"full": {}, "taker": {"shares_keys_of": "full"}},
     ),
-    "linear": get_preset(
-        "tiny", **SMALL, head_dim=8, layer_pattern="linear, full",
-        layer_kinds={
-            "linear": {"delta": {"key_heads": 2, "value_heads": 4, "key_dim": 8, "value_dim": 8}},
-            "full": {},
-        },
-    ),
-}  # fmt: skip
+    "linear": linear(),
+}
 PROMPTS = [[7, 3, 50, 11, 9, 14, 2], [5], [*range(20)]]
-
-
-def params_of(config):
-    work = Workload(config, batch_size=1, sequence_length=8)
-    return jax.jit(work.init)(jax.random.key(1)).params
 
 
 def small_format(name, **changes):

@@ -3,39 +3,22 @@
 import jax
 import numpy as np
 import pytest
+from small_decoders import latent, linear, params_of, small, windowed
 
 from tpukit.errors import ShardingError
-from tpukit.models import get_preset
 from tpukit.models.generation import Generator, Sampling
 from tpukit.models.generation.programs import DecodingPrograms
 from tpukit.parallel import create_mesh
-from tpukit.step import Workload
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[7, 3, 50, 11, 9, 14, 2], [5], [20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
-SMALL = {
-    "dtype": "float32", "param_dtype": "float32", "n_layers": 2, "d_model": 32, "d_ff": 32,
-    "vocab_size": 64,
-}  # fmt: skip
 CONFIGS = {
-    "llama": get_preset("tiny", **SMALL, head_dim=8),
-    "windows": get_preset(
-        "tiny", **SMALL, head_dim=8,
-        layer_kinds={"local": {"sliding_window": 4}, "global": {}}, layer_pattern="local, global",
-    ),
-    "moe": get_preset("tiny-moe", **SMALL, head_dim=8),
-    "latent": get_preset(
-        "tiny-moe", **SMALL, head_dim=12, shared_d_ff=16,
-        latent={"kv_rank": 8, "q_rank": 12, "nope_dim": 8, "rope_dim": 4, "v_dim": 8},
-    ),
-    "linear": get_preset(
-        "tiny", **SMALL, head_dim=8, layer_pattern="linear, full",
-        layer_kinds={
-            "linear": {"delta": {"key_heads": 2, "value_heads": 4, "key_dim": 8, "value_dim": 8}},
-            "full": {"attention_gate": True, "qk_norm": "head"},
-        },
-    ),
-}  # fmt: skip
+    "llama": small(),
+    "windows": windowed(4),
+    "moe": small("tiny-moe"),
+    "latent": latent("tiny-moe", shared_d_ff=16),
+    "linear": linear(attention_gate=True, qk_norm="head"),
+}
 MESHES = {
     "llama": {"data": 4, "tensor": 2},
     "windows": {"fsdp": 8},
@@ -48,14 +31,8 @@ MESHES = {
 SELDOM = ("windows",)
 
 
-def mesh_of(sizes):
-    return create_mesh(mesh_shape=[*sizes.values()], axis_names=[*sizes])
-
-
 def sharp(config):
-    work = Workload(config, batch_size=1, sequence_length=8)
-    params = jax.jit(work.init)(jax.random.key(1)).params
-    return jax.tree.map(lambda leaf: leaf * 3 if leaf.ndim >= 2 else leaf, params)
+    return jax.tree.map(lambda leaf: leaf * 3 if leaf.ndim >= 2 else leaf, params_of(config))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +41,7 @@ def sharp(config):
 )
 def test_eight_devices_give_the_tokens_of_one(name):
     config, params = CONFIGS[name], sharp(CONFIGS[name])
-    programs = DecodingPrograms(config, mesh_of(MESHES[name]))
+    programs = DecodingPrograms(config, create_mesh(MESHES[name]))
     split = jax.device_put(params, programs.layout.shardings)
     on_mesh, alone = Generator(config, split), Generator(config, params)
     assert on_mesh.programs.mesh == programs.mesh  # the parameters say where they are
@@ -79,7 +56,7 @@ def test_eight_devices_give_the_tokens_of_one(name):
 
 def test_caches_lie_where_the_check_compiles_them():
     config = CONFIGS["llama"]
-    programs = DecodingPrograms(config, mesh_of(MESHES["llama"]))
+    programs = DecodingPrograms(config, create_mesh(MESHES["llama"]))
     state, *_ = programs.decode_arguments(rows=4, slots=32)
     tokens, lengths = programs.put_rows((np.ones((4, 32), np.int32), np.full(4, 3, np.int32)))
     params = jax.device_put(sharp(config), programs.layout.shardings)
@@ -94,4 +71,4 @@ def test_caches_lie_where_the_check_compiles_them():
 
 def test_axes_without_a_use_are_refused():
     with pytest.raises(ShardingError, match="cannot use the mesh axis context=8"):
-        DecodingPrograms(CONFIGS["llama"], mesh_of({"context": 8}))
+        DecodingPrograms(CONFIGS["llama"], create_mesh({"context": 8}))

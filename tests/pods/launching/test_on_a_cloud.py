@@ -3,14 +3,13 @@
 import fake_train
 import pytest
 import yaml
+from emulated_tpus import cloud_tpu, forget_settings
 
 from tpukit.pods import Cause, Store, TpuManager, launch
 from tpukit.pods.access import ssh_command
 from tpukit.pods.config import PodConfig
 from tpukit.pods.cost import CostReport
-from tpukit.pods.emulators.holding import Pace, Zone
-from tpukit.pods.emulators.rehearsal import CloudTPURehearsal
-from tpukit.pods.emulators.world import World
+from tpukit.pods.emulators.holding import Zone
 
 pytestmark = pytest.mark.xdist_group("pods-processes")
 HERE, THERE = "us-east5-b", "us-east1-d"
@@ -20,10 +19,8 @@ HERE, THERE = "us-east5-b", "us-east1-d"
 def cloud(tmp_path, authority, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TPUKIT_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.delenv("TPUKIT_PROVIDER", raising=False)
-    pace = Pace(decide_s=0.01, start_s=0.02, release_s=0.01, notice_s=1.0)
-    world = World({HERE: Zone({"v6e": 64}), THERE: Zone({"v6e": 64})}, pace=pace)
-    with CloudTPURehearsal(tmp_path / "cloud", world=world, authority=authority) as made:
+    forget_settings(monkeypatch)
+    with cloud_tpu(tmp_path, authority, dict.fromkeys((HERE, THERE), Zone({"v6e": 64}))) as made:
         yield made
 
 

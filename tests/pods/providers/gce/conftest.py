@@ -3,10 +3,11 @@
 import socket
 
 import pytest
+from emulated_tpus import PACE
 
 from tpukit.job.sections import LaunchSettings
 from tpukit.pods.emulators.compute_api.rehearsal import ComputeEngineRehearsal
-from tpukit.pods.emulators.holding import Pace, Reservation, Zone
+from tpukit.pods.emulators.holding import Reservation, Zone
 from tpukit.pods.emulators.world import World
 from tpukit.pods.providers.gce.provider import ComputeEngineProvider
 
@@ -20,7 +21,6 @@ ZONES = {
     "us-central1-c": Zone({"7x": 256}),
     "europe-west4-a": Zone({"v6e": 64}),
 }
-PACE = Pace(decide_s=0.01, start_s=0.02, release_s=0.01, notice_s=1.0)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from emulated_tpus import PACE
 from google.cloud import compute_v1
 
 from tpukit.errors import ConfigError, PodUnavailable, ProviderError
@@ -25,7 +26,7 @@ from tpukit.pods.providers.gce.provider import ComputeEngineProvider
 from tpukit.pods.providers.protocol import Command, Ended, Line
 from tpukit.pods.providers.registry import open_provider
 
-from .conftest import PACE, ZONES
+from .conftest import ZONES
 
 HERE, THERE = "us-east5-a", "us-central1-c"
 V5P = PodConfig(tpu_type="v5p-16", zones=(HERE,))

@@ -1,11 +1,10 @@
 """An emulated Cloud TPU with machines, as short-lived as a test."""
 
 import pytest
+from emulated_tpus import cloud_tpu
 
 from tpukit.job.sections import LaunchSettings
-from tpukit.pods.emulators.holding import Pace, Reservation, Zone
-from tpukit.pods.emulators.rehearsal import CloudTPURehearsal
-from tpukit.pods.emulators.world import World
+from tpukit.pods.emulators.holding import Reservation, Zone
 from tpukit.pods.providers.gcp.provider import CloudTPUProvider
 
 ZONES = {
@@ -27,8 +26,7 @@ def state(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cloud(tmp_path, authority, state):
-    world = World(ZONES, pace=Pace(decide_s=0.01, start_s=0.02, release_s=0.01, notice_s=1.0))
-    with CloudTPURehearsal(tmp_path / "cloud", world=world, authority=authority) as made:
+    with cloud_tpu(tmp_path, authority, ZONES) as made:
         yield made
 
 
