@@ -1,7 +1,10 @@
-"""How long `import tpukit` and `tpukit --help` take. Target: under 0.3 s each."""
+"""How long `import tpukit` and `tpukit --help` take. Target: under 0.3 s each, on an idle machine.
 
+Processor time says the same on a busy one, as far as neighbours leave the caches alone.
+"""
+
+import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,25 +15,31 @@ TARGET_S = 0.3
 RUNS = 7
 
 
-def median_of_runs(command: list[str]) -> float:
-    """Median wall time of several runs in fresh processes."""
-    times = []
+def median_of_runs(command: list[str]) -> tuple[float, float]:
+    """Median wall and processor time of several runs in fresh processes."""
+    silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    walls, busy = [], []
     for _ in range(RUNS):
         start = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        child = os.posix_spawn(command[0], command, os.environ, file_actions=silent)
+        _, status, used = os.wait4(child, 0)
+        walls.append(time.perf_counter() - start)
+        busy.append(used.ru_utime + used.ru_stime)
+        if status:
+            raise SystemExit(f"{' '.join(command)} failed")
+    return statistics.median(walls), statistics.median(busy)
 
 
 def main() -> None:
     tpukit = str(Path(sys.executable).with_name("tpukit"))
-    bare = median_of_runs([sys.executable, "-c", "pass"])
-    imported = median_of_runs([sys.executable, "-c", "import tpukit"])
-    helped = median_of_runs([tpukit, "--help"])
+    bare, _ = median_of_runs([sys.executable, "-c", "pass"])
+    imported, _ = median_of_runs([sys.executable, "-c", "import tpukit"])
+    helped, busy = median_of_runs([tpukit, "--help"])
     report(
         Claim("python -c pass (the floor)", bare, "s"),
         Claim("import tpukit", imported, "s", at_most=TARGET_S),
         Claim("tpukit --help", helped, "s", at_most=TARGET_S),
+        Claim("tpukit --help, processor time", busy, "s"),
     )
 
 
