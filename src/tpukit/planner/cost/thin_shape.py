@@ -92,9 +92,11 @@ def thin_shape(
     experts = sum(one.nbytes(kept) for one in inside if one.of_experts)
     layers = sum(one.nbytes(kept) for one in inside)
     counted = sum(one.parameters for one in inside)
-    outside = (config.parameter_count().total - counted) * BFLOAT16
+    others = config.parameter_count().total - counted
+    outside = others * BFLOAT16
     base, stored = kept, spec.base is not None
     if stored_bytes is not None:
+        outside = formats.parse_format(config.param_dtype).nbytes(others)
         share = (stored_bytes - outside) / layers
         experts, layers = experts * share, layers * share
         base, stored = f"{8 * layers / counted:.3g} bits a weight, as they are kept", True
