@@ -18,6 +18,7 @@ from tpukit import Slice, Workload, compile_for, configure_tpu_environment, get_
 from tpukit.errors import TPUError
 from tpukit.job import Job
 from tpukit.job.step import build_step
+from tpukit.parallel.sharding.strategy import strategy_for
 from tpukit.planner.cost.memory_model import MeshRoles, estimate_memory_bytes, rounds_first
 from tpukit.planner.cost.model_shape import shape_of
 from tpukit.step import OptimizerSpec, build_optimizer
@@ -37,6 +38,7 @@ class Case:
     remat: str = "full"
     tensor: int = 1
     fsdp: int = 8
+    expert: int = 1
     microbatches: int = 1
     optimizer: OptimizerSpec = ADAMW
     lora: dict[str, Any] | None = None
@@ -84,6 +86,8 @@ CASES = (
     Case("gemma4-26b-a4b", "v5p-32", 2, 4096, fsdp=16, held_out=True),
     Case("gemma4-31b", "v5p-32", 2, 4096, fsdp=16, held_out=True),
     Case("qwen3-next-80b-a3b", "v5p-128", 1, 4096, fsdp=64, held_out=True),
+    Case("gpt-oss-20b", "v5p-32", 2, 4096, fsdp=4, expert=4, held_out=True),
+    Case("deepseek-v2-lite", "v5p-32", 2, 4096, fsdp=4, expert=4),
     # Adapters alone trained, beside weights in bfloat16 or quantized.
     Case("llama3.2-1b", "v6e-8", 4, 2048, lora={"rank": 16}),
     Case("llama3.1-8b", "v6e-8", 2, 8192, lora={"rank": 16}),
@@ -111,10 +115,10 @@ def workload(case: Case, mesh: dict[str, int]) -> Workload:
         return build_step(job, values=False).work
     return Workload(
         case.model,
-        batch_size=case.per_device * case.fsdp,
+        batch_size=case.per_device * case.fsdp * case.expert,
         sequence_length=case.sequence,
         remat=case.remat,
-        strategy="fsdp" if case.tensor == 1 else "fsdp+megatron",
+        strategy=strategy_for(mesh),
         microbatches=case.microbatches,
         optimizer=build_optimizer(case.optimizer, 3e-4),
     )
@@ -122,13 +126,14 @@ def workload(case: Case, mesh: dict[str, int]) -> Workload:
 
 def measure(case: Case) -> tuple[float, float]:
     """Estimated and compiled bytes of one device."""
-    mesh = {"fsdp": case.fsdp} | ({"tensor": case.tensor} if case.tensor > 1 else {})
+    beside = {"tensor": case.tensor, "expert": case.expert}
+    mesh = {"fsdp": case.fsdp} | {axis: size for axis, size in beside.items() if size > 1}
     work = workload(case, mesh)
     compiled = compile_for(work, case.slice, mesh=mesh, until="memory", timeout_s=300)
     shape = shape_of(get_preset(case.model), work.lora)
     estimate = estimate_memory_bytes(
         shape,
-        MeshRoles(fsdp=case.fsdp, tensor=case.tensor),
+        MeshRoles(fsdp=case.fsdp, tensor=case.tensor, expert=case.expert),
         per_device_batch=case.per_device,
         sequence_length=case.sequence,
         remat=case.remat,
@@ -147,12 +152,14 @@ def measure(case: Case) -> tuple[float, float]:
 def main() -> None:
     configure_tpu_environment()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="part of a model's name")
+    parser.add_argument("--experts", action="store_true", help="cases with an expert axis alone")
     parser.add_argument("--lora", action="store_true", help="cases of adapters alone")
     asked = parser.parse_args()
     errors: dict[tuple[bool, bool], list[float]] = {}
     for case in CASES:
-        if asked.only not in case.model or (asked.lora and case.lora is None):
+        named = asked.only in case.model and (case.expert > 1 or not asked.experts)
+        if not named or (asked.lora and case.lora is None):
             continue
         try:
             estimated, compiled = measure(case)
@@ -162,7 +169,8 @@ def main() -> None:
         off = estimated / compiled - 1
         errors.setdefault((case.lora is not None, case.held_out), []).append(abs(off))
         print(
-            f"{case.model:<14} {case.slice:<8} batch {case.per_device} x {case.sequence} "
+            f"{case.model:<14} {case.slice:<8} experts on {case.expert} "
+            f"batch {case.per_device} x {case.sequence} "
             f"{case.remat:<8} {case.optimizer.name} {case.optimizer.moment_dtype} "
             f"{'' if case.lora is None else f'lora {case.lora} '}"
             f"model {estimated / 2**30:6.2f}  compiler {compiled / 2**30:6.2f} GiB "

@@ -127,6 +127,7 @@ def arithmetic(name):
         *modelled("llama3.2-1b", name, {"fsdp": 8}),  # heads of 64
         *modelled("gemma3-12b", name, {"fsdp": 8}),  # of 256
         *modelled("mixtral-8x7b", name, {"fsdp": 8}),
+        *modelled("mixtral-8x7b", name, {"fsdp": 4, "expert": 2}),
         *modelled("llama3.1-8b", f"2x{name}", {"fsdp": 8}),
         rounds_first(Slice.parse(name).chip.name),
         *(one.tokens_per_s for one in plan_serving("llama3.1-8b", generations=[name]).choices),

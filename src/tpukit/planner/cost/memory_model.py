@@ -144,7 +144,8 @@ def estimate_memory_bytes(
     # Of several kinds the one that takes most decides.
     hidden_kept = 0 if shape.thin is None else shape.thin.hidden_kept
     token_work = _most(
-        _token_work(layer, mesh, compute_bytes, hidden_kept) for layer in shape.kinds
+        _token_work(layer, mesh, compute_bytes, hidden_kept) + _received(layer, mesh, compute_bytes)
+        for layer in shape.kinds
     )
     token_work = token_work * remat_every
     # Compiled steps in int8 need 22 (llama3.1-8b), 65 (gpt3-175b) and 71 kB a token more than in
@@ -288,6 +289,19 @@ def _token_work(
     heads = rates.working_heads * layer.heads * layer.head_dim
     split = (rates.working_hidden + hidden_kept) * layer.hidden_width + heads
     return (split / mesh.tensor + rates.working_model * layer.d_model) * compute_bytes
+
+
+def _received(layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
+    """Bytes that one token takes of buffers in which rows come from the devices of an expert axis.
+
+    Any device may be sent every row of all, and each buffer has room for that.
+    """
+    rates = MemoryRates.of()
+    hidden = rates.received_hidden * layer.expert_width / mesh.tensor
+    channels = rates.received_model * layer.d_model + hidden
+    rows = layer.experts_per_token * np.asarray(mesh.expert)
+    is_sent = (np.asarray(mesh.expert) > 1) & layer.sorted_rows
+    return np.where(is_sent, rows * channels * compute_bytes, 0.0)
 
 
 def _gathered(layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
