@@ -30,6 +30,19 @@ def close(found, expected):
     np.testing.assert_allclose(found / scale, expected / scale, atol=1e-5)
 
 
+def test_a_mesh_of_jax_s_own_will_do():
+    """Its axes are explicit ones, whose shardings every product would have to state."""
+    model = nnx.Linear(32, 32, use_bias=False, rngs=nnx.Rngs(0))
+    batch = {"inputs": jnp.asarray(VALUES[0])}
+    subject = make_subject(model, None, VALUES[0])
+    arguments = (subject.apply, subject.params)
+    spread = Spread.of(jax.make_mesh((8,), ("data",)), subject.adapter, subject.params, batch)
+    (found,) = collect_statistics(
+        *arguments, [batch], find_matrices(*arguments, batch), spread=spread
+    ).values()
+    close(np.asarray(found.gram), VALUES[0].T @ VALUES[0])
+
+
 @pytest.fixture(scope="module")
 def subject():
     from tpukit.models.adapters import TransformerAdapter

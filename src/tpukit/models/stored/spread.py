@@ -46,6 +46,9 @@ class Spread:
                 f"axis '{strange[0]}' of the mesh splits neither rows of data nor weights here; "
                 f"use axes called data, fsdp or tensor."
             )
+        # `jax.make_mesh` makes axes whose shardings are part of types: a model's own products
+        # would then have to say theirs. Here the compiler decides, as on every mesh of tpukit's.
+        mesh = Mesh(mesh.devices, mesh.axis_names)
         layout = make_layout(
             params, mesh, strategy_for(mesh.axis_names), head_counts=head_counts_of(adapter)
         )
