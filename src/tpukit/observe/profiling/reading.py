@@ -29,8 +29,8 @@ _DERIVED = frozenset(
 _PROGRAM = re.compile(r"(.*)\((\d+)\)")
 _INSTRUCTION = re.compile(r"%?([\w.\-]+)(?: = |$)")
 _EXPECTED = (
-    "a folder that TPUProfiler or jax.profiler wrote, or the directory of a run with the hook "
-    "'profile'"
+    "a folder that TPUProfiler or jax.profiler wrote, or the directory of a run that recorded some "
+    "steps (tpukit train … --set 'train.hooks=[profile]')"
 )
 
 
