@@ -28,7 +28,7 @@ from vq_lm import COMMON, MODELS, text
 from tpukit import Workload, get_preset
 from tpukit.hardware.cache_formats import CACHE_FORMATS
 from tpukit.quantization import fit_cache
-from tpukit.quantization.cache_retention import CacheJudge
+from tpukit.quantization.cache.retention import CacheJudge
 
 BAR = 0.95
 FOUR_BITS = ("int4", "pq4")

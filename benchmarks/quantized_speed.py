@@ -43,7 +43,7 @@ DOCUMENT = {"MatMul": (10, 3), "Attention": (25, 8), "MLP": (15, 5), "Total Infe
 
 def seconds(shape: tuple[int, int], format: str, chip: str, rows: int, activations: str) -> Any:
     """The time of a product, or why there is none."""
-    from tpukit.quantization.chip_speed import product_estimate
+    from tpukit.quantization.measures.chip_speed import product_estimate
 
     print(f"{format} {activations} {shape} on {chip}", file=sys.stderr, flush=True)
     found = product_estimate(shape, format, chip, rows=rows, activations=activations)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from claims import Claim, report
 
 from tpukit.quantization import train_codebook
-from tpukit.quantization.nearest import nearest
-from tpukit.quantization.trellis import RUN, gaussian_table, search_runs, windows_of
+from tpukit.quantization.codebooks.nearest import nearest
+from tpukit.quantization.vector_codes.trellis import RUN, gaussian_table, search_runs, windows_of
 
 PUBLISHED = {
     "published: Lloyd-Max, 1 value": 0.118,

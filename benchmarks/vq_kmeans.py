@@ -20,7 +20,7 @@ import numpy as np
 from claims import Claim, report
 
 from tpukit.quantization import train_codebook
-from tpukit.quantization.nearest import nearest
+from tpukit.quantization.codebooks.nearest import nearest
 
 LENGTH, ENTRIES, PASSES = 8, 1024, 25
 

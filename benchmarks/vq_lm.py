@@ -35,16 +35,16 @@ from claims import Claim, report
 
 from tpukit import Workload, get_preset
 from tpukit.models.stored.running import dense_parameters
-from tpukit.quantization.calibrated import Calibrated, Rounding, Stored
-from tpukit.quantization.candidates import Candidates, Chosen, make_candidates
-from tpukit.quantization.evaluation import Evaluator
-from tpukit.quantization.generation_score import generation_score
+from tpukit.quantization.integers.qwix_matrices import rounded_matrix
+from tpukit.quantization.measures.evaluation import Evaluator
+from tpukit.quantization.measures.generation_score import generation_score
 from tpukit.quantization.model import matrix_of, replaced, with_parts
 from tpukit.quantization.plan import make_plan
-from tpukit.quantization.qwix_matrices import rounded_matrix
-from tpukit.quantization.search import Ladder
+from tpukit.quantization.search.calibrated import Calibrated, Rounding, Stored
+from tpukit.quantization.search.candidates import Candidates, Chosen, make_candidates
+from tpukit.quantization.search.search import Ladder
+from tpukit.quantization.search.tuning import tune_parameters
 from tpukit.quantization.subject import make_subject
-from tpukit.quantization.tuning import tune_parameters
 
 LENGTH, BATCH, STEPS_A_CALL = 256, 32, 250
 COMMON = {"vocab_size": 256, "max_seq_len": 512, "dtype": "float32", "param_dtype": "float32"}

@@ -9,7 +9,7 @@ from vq_arrays import made_up
 from tpukit.errors import TPUKernelError, TPUValidationError
 from tpukit.hardware.target import target_chip
 from tpukit.quantization import VQArray, VQFormat, output_error, parse_vq_format, quantize_matrix
-from tpukit.quantization.rotation import random_signs, rotate, rotate_back
+from tpukit.quantization.vector_codes.rotation import random_signs, rotate, rotate_back
 
 SMALL = VQFormat(length=2, entries=16)
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpukit.quantization.evaluation import Evaluator
+from tpukit.quantization.measures.evaluation import Evaluator
 
 RNG = np.random.default_rng(0)
 

@@ -92,7 +92,7 @@ def test_what_is_not_there_or_of_another_kind(tmp_path, book, arrays):
 
 def rewritten(path, *, tensors=None, about=None):
     """The file with some tensors or words changed, and a digest that is right for them."""
-    from tpukit.quantization.files import _digest
+    from tpukit.quantization.files.array_files import _digest
 
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")

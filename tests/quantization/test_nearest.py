@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpukit.quantization.nearest import form_for, nearest, nearest_in_chunk
+from tpukit.quantization.codebooks.nearest import form_for, nearest, nearest_in_chunk
 
 FORMS = ("loop", "fused", "product")
 found = jax.jit(nearest_in_chunk, static_argnames="form")

@@ -31,9 +31,9 @@ from tpukit.quantization import (
     quantizing,
     save_quantized,
 )
-from tpukit.quantization.calibrated import Stored
-from tpukit.quantization.candidates import Choice
-from tpukit.quantization.search import lower_hull
+from tpukit.quantization.search.calibrated import Stored
+from tpukit.quantization.search.candidates import Choice
+from tpukit.quantization.search.search import lower_hull
 
 KEY = jax.random.key(0)
 INTEGERS = ("int4", "int8", "bf16")

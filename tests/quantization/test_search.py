@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tpukit.errors import TPUValidationError
-from tpukit.quantization.calibrated import Calibrated, Rounding, Stored
-from tpukit.quantization.candidates import expected_costs, make_candidates, total_bytes
 from tpukit.quantization.plan import make_plan
-from tpukit.quantization.search import Ladder
+from tpukit.quantization.search.calibrated import Calibrated, Rounding, Stored
+from tpukit.quantization.search.candidates import expected_costs, make_candidates, total_bytes
+from tpukit.quantization.search.search import Ladder
 from tpukit.quantization.subject import make_subject
 
 FORMATS = ("int4", "int8", "bf16")

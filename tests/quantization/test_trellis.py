@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tpukit.quantization import output_error, quantize_matrix
-from tpukit.quantization.trellis import (
+from tpukit.quantization.vector_codes.trellis import (
     _search,
     first_table,
     pack_bits,
@@ -16,7 +16,7 @@ from tpukit.quantization.trellis import (
     unpack_bits,
     windows_of,
 )
-from tpukit.quantization.trellis_products import search_closed_runs
+from tpukit.quantization.vector_codes.trellis_products import search_closed_runs
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])

@@ -13,12 +13,12 @@ from tpukit.models.stored.calibration import find_matrices
 from tpukit.models.stored.running import dense_parameters
 from tpukit.parallel import create_mesh
 from tpukit.quantization import VQArray, quantize_model, tune_parameters
-from tpukit.quantization.continuous import Continuous
-from tpukit.quantization.evaluation import Evaluator
+from tpukit.quantization.integers.qwix_matrices import ScaledInputs
+from tpukit.quantization.measures.evaluation import Evaluator
 from tpukit.quantization.model import with_parts
-from tpukit.quantization.qwix_matrices import ScaledInputs
+from tpukit.quantization.search.continuous import Continuous
 from tpukit.quantization.subject import make_subject
-from tpukit.quantization.trellis import pack_bits
+from tpukit.quantization.vector_codes.trellis import pack_bits
 
 WIDTH = 16
 NAMES = ("vector", "trellis", "integers", "scaled", "narrow")

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpukit.quantization import VQArray, parse_vq_format
-from tpukit.quantization.trellis import padded_width
+from tpukit.quantization.vector_codes.trellis import padded_width
 
 
 def made_up(name: str, shape: tuple[int, int] = (16, 24), *, rotated: bool = False) -> VQArray:

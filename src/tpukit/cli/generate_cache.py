@@ -57,7 +57,7 @@ class CacheUse:
 def cache_spec(name: str, model: "TrainedModel") -> "CacheSpec":
     """The cache of a name, or of a folder that `tpukit quantize --kv … -o` wrote."""
     from ..models.generation import CacheSpec
-    from ..quantization.cache_codebooks import is_cache_folder, load_cache
+    from ..quantization.cache.codebooks import is_cache_folder, load_cache
 
     folder = Path(name).expanduser()
     return load_cache(folder, model.config) if is_cache_folder(folder) else CacheSpec.of(name)
@@ -73,7 +73,7 @@ def measure_use(
 ) -> CacheUse:
     """Read the text again with a full cache; a target of 0 measures nothing."""
     from ..models.generation import Generator
-    from ..quantization.cache_retention import cache_bits, share_kept
+    from ..quantization.cache.retention import cache_bits, share_kept
 
     kept = None
     if target > 0:

@@ -135,7 +135,7 @@ def quantize(
 
     configure_tpu_environment()
     from ..quantization import quantize_model
-    from ..quantization.search import CANDIDATES
+    from ..quantization.search.search import CANDIDATES
     from ..training.trained_model import load_trained
     from .output import Announcer
 
@@ -207,7 +207,7 @@ def _deliver(
     title: str,
     json: bool,
 ) -> None:
-    from ..quantization.model_files import save_quantized
+    from ..quantization.files.model_files import save_quantized
     from ..quantization.report_page import write_report
     from .output import Announcer, show
 

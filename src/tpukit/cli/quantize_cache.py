@@ -27,9 +27,9 @@ def choose(
     """Measure caches, write the first that reaches the target, and exit 1 where none does."""
     import numpy as np
 
-    from ..quantization.cache_choice import choose_cache
-    from ..quantization.cache_codebooks import save_cache
-    from ..quantization.cache_retention import DEFAULT_TARGET
+    from ..quantization.cache.choice import choose_cache
+    from ..quantization.cache.codebooks import save_cache
+    from ..quantization.cache.retention import DEFAULT_TARGET
     from .output import Announcer, show
 
     parts = [np.asarray(batch["inputs"]) for batch in islice(data, batches)]

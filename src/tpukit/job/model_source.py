@@ -78,7 +78,7 @@ def load_model(name: str, changes: Mapping[str, Any], *, values: bool = True) ->
         import dataclasses
 
         from ..models.huggingface.config import config_from_huggingface
-        from ..quantization.model_files import is_quantized_folder, quantized_config
+        from ..quantization.files.model_files import is_quantized_folder, quantized_config
 
         if is_quantized_folder(Path(name)):
             config = quantized_config(Path(name))

@@ -102,8 +102,8 @@ def _frozen(formats: InPrecision, param_dtype: str | None) -> InPrecision:
 
 def _kept_base(job: Job, work: Workload) -> Callable[[Any], Any] | None:
     """Return what the model's own parameters are kept as beside thin ones; None for as they are."""
+    from ..quantization.files.model_files import is_quantized_folder
     from ..quantization.frozen import rounded_base, saved_base
-    from ..quantization.model_files import is_quantized_folder
 
     source, base = job.train.init_from, None if work.lora is None else work.lora.base
     quantized = source is not None and is_quantized_folder(Path(source).expanduser())

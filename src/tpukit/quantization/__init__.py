@@ -3,25 +3,25 @@
 from ..lazy import lazy_names
 
 HOMES = {
-    ".cache_codebooks": ("fit_cache", "load_cache", "save_cache"),
-    ".cache_retention": ("CacheReport", "measure_cache"),
-    ".codebook": ("Codebook", "FitReport"),
-    ".codebook_training": ("train_codebook",),
-    ".codec": ("check_weight_metric", "output_error", "quantize_matrix"),
-    ".evaluation": ("Evaluation", "Measured"),
-    ".files": ("load_arrays", "load_codebook", "save_arrays", "save_codebook"),
+    ".cache.codebooks": ("fit_cache", "load_cache", "save_cache"),
+    ".cache.retention": ("CacheReport", "measure_cache"),
+    ".codebooks.codebook": ("Codebook", "FitReport"),
+    ".codebooks.codebook_training": ("train_codebook",),
+    ".files.array_files": ("load_arrays", "load_codebook", "save_arrays", "save_codebook"),
+    ".files.model_files": ("SavedModel", "load_quantized", "save_quantized"),
     ".formats": ("VQ_FORMATS", "VQFormat", "parse_vq_format"),
     ".integration": ("TPUv6VQIntegration",),
+    ".measures.evaluation": ("Evaluation", "Measured"),
     ".model": ("QuantizedModel",),
-    ".model_files": ("SavedModel", "load_quantized", "save_quantized"),
-    ".placement": ("array_shardings", "place_array"),
     ".plan": ("QuantPlan",),
     ".published.checkpoint": ("QuantizedCheckpoint", "read_quantized"),
     ".quantizing": ("QuantizationResult", "quantize_model"),
     ".report": ("MatrixRow", "QuantReport"),
-    ".tuning": ("TuningReport", "tune_parameters"),
+    ".search.tuning": ("TuningReport", "tune_parameters"),
     ".uniform": ("quantize_for_tpu",),
-    ".vq_array": ("VQArray",),
+    ".vector_codes.codec": ("check_weight_metric", "output_error", "quantize_matrix"),
+    ".vector_codes.placement": ("array_shardings", "place_array"),
+    ".vector_codes.vq_array": ("VQArray",),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, HOMES)

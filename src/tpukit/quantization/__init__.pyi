@@ -1,32 +1,27 @@
 # Written by `make format` from the list in __init__.py.
 
-from .cache_codebooks import fit_cache as fit_cache
-from .cache_codebooks import load_cache as load_cache
-from .cache_codebooks import save_cache as save_cache
-from .cache_retention import CacheReport as CacheReport
-from .cache_retention import measure_cache as measure_cache
-from .codebook import Codebook as Codebook
-from .codebook import FitReport as FitReport
-from .codebook_training import train_codebook as train_codebook
-from .codec import check_weight_metric as check_weight_metric
-from .codec import output_error as output_error
-from .codec import quantize_matrix as quantize_matrix
-from .evaluation import Evaluation as Evaluation
-from .evaluation import Measured as Measured
-from .files import load_arrays as load_arrays
-from .files import load_codebook as load_codebook
-from .files import save_arrays as save_arrays
-from .files import save_codebook as save_codebook
+from .cache.codebooks import fit_cache as fit_cache
+from .cache.codebooks import load_cache as load_cache
+from .cache.codebooks import save_cache as save_cache
+from .cache.retention import CacheReport as CacheReport
+from .cache.retention import measure_cache as measure_cache
+from .codebooks.codebook import Codebook as Codebook
+from .codebooks.codebook import FitReport as FitReport
+from .codebooks.codebook_training import train_codebook as train_codebook
+from .files.array_files import load_arrays as load_arrays
+from .files.array_files import load_codebook as load_codebook
+from .files.array_files import save_arrays as save_arrays
+from .files.array_files import save_codebook as save_codebook
+from .files.model_files import SavedModel as SavedModel
+from .files.model_files import load_quantized as load_quantized
+from .files.model_files import save_quantized as save_quantized
 from .formats import VQ_FORMATS as VQ_FORMATS
 from .formats import VQFormat as VQFormat
 from .formats import parse_vq_format as parse_vq_format
 from .integration import TPUv6VQIntegration as TPUv6VQIntegration
+from .measures.evaluation import Evaluation as Evaluation
+from .measures.evaluation import Measured as Measured
 from .model import QuantizedModel as QuantizedModel
-from .model_files import SavedModel as SavedModel
-from .model_files import load_quantized as load_quantized
-from .model_files import save_quantized as save_quantized
-from .placement import array_shardings as array_shardings
-from .placement import place_array as place_array
 from .plan import QuantPlan as QuantPlan
 from .published.checkpoint import QuantizedCheckpoint as QuantizedCheckpoint
 from .published.checkpoint import read_quantized as read_quantized
@@ -34,10 +29,15 @@ from .quantizing import QuantizationResult as QuantizationResult
 from .quantizing import quantize_model as quantize_model
 from .report import MatrixRow as MatrixRow
 from .report import QuantReport as QuantReport
-from .tuning import TuningReport as TuningReport
-from .tuning import tune_parameters as tune_parameters
+from .search.tuning import TuningReport as TuningReport
+from .search.tuning import tune_parameters as tune_parameters
 from .uniform import quantize_for_tpu as quantize_for_tpu
-from .vq_array import VQArray as VQArray
+from .vector_codes.codec import check_weight_metric as check_weight_metric
+from .vector_codes.codec import output_error as output_error
+from .vector_codes.codec import quantize_matrix as quantize_matrix
+from .vector_codes.placement import array_shardings as array_shardings
+from .vector_codes.placement import place_array as place_array
+from .vector_codes.vq_array import VQArray as VQArray
 
 __all__ = [
     "VQ_FORMATS",

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..annotations import PyTree
-from .model_files import load_quantized
+from .files.model_files import load_quantized
 from .uniform import quantize_for_tpu
 
 

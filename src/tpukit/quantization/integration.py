@@ -17,15 +17,15 @@ from jax.typing import ArrayLike
 from ..annotations import PyTree
 from ..errors import ConfigError, TargetNotReached, TPUValidationError
 from ..runtime.progress import Progress, silent
-from .codebook import Codebook, Metric, parse_metric
-from .codebook_training import train_codebook
-from .files import load_codebook, save_codebook
+from .codebooks.codebook import Codebook, Metric, parse_metric
+from .codebooks.codebook_training import train_codebook
+from .codebooks.nearest import nearest
+from .codebooks.vectors import check_sizes
+from .files.array_files import load_codebook, save_codebook
 from .formats import VQFormat
 from .model import QuantizedModel
-from .nearest import nearest
 from .quantizing import QuantizationResult, quantize_model
-from .search import CANDIDATES
-from .vectors import check_sizes
+from .search.search import CANDIDATES
 
 logger = logging.getLogger(__name__)
 

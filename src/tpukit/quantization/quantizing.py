@@ -15,19 +15,19 @@ from ..hardware import get_chip
 from ..models.stored.parameter import part_bytes
 from ..models.stored.running import Activations
 from ..runtime.progress import Progress, silent
-from .calibrated import Calibrated, Rounding, Stored, rows_of
-from .candidates import Chosen, make_candidates
-from .chip_speed import estimated_speedup
-from .evaluation import Evaluation
-from .generation_score import generation_score
+from .integers.qwix_matrices import Method
+from .measures.chip_speed import estimated_speedup
+from .measures.evaluation import Evaluation
+from .measures.generation_score import generation_score
+from .measures.speed import measured_speedup
 from .model import QuantizedModel, matrix_of, with_parts
 from .plan import SKIP, QuantPlan, Rules, make_plan
-from .qwix_matrices import Method
 from .report import MatrixRow, QuantReport
-from .search import CANDIDATES, Ladder
-from .speed import measured_speedup
+from .search.calibrated import Calibrated, Rounding, Stored, rows_of
+from .search.candidates import Chosen, make_candidates
+from .search.search import CANDIDATES, Ladder
+from .search.tuning import TuningReport, tune_parameters
 from .subject import held_out, make_subject, read_batches
-from .tuning import TuningReport, tune_parameters
 
 # The format of all matrices where nobody asks for a target, a size or a format.
 DEFAULT_FORMAT = "int4"

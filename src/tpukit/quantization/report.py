@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..hardware.figure import Figure
-from .evaluation import Evaluation, Measured
+from .measures.evaluation import Evaluation, Measured
 from .plan import SKIP, QuantPlan
-from .tuning import TuningReport
+from .search.tuning import TuningReport
 
 # A ratio of sizes is against this: what one would serve otherwise.
 BASELINE = "bfloat16"

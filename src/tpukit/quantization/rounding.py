@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from ..models.stored.parameter import Part
-from .codec import quantize_matrices
+from .integers.qwix_matrices import Method, quantize_integers
 from .plan import INTEGERS
-from .qwix_matrices import Method, quantize_integers
+from .vector_codes.codec import quantize_matrices
 
 
 def round_matrix(

@@ -13,7 +13,7 @@ from ..models.huggingface.files import read_json
 from ..models.huggingface.weights import import_huggingface
 from ..models.stored.running import dense_parameters
 from ..models.transformer.config import TransformerConfig
-from ..quantization.model_files import is_quantized_folder
+from ..quantization.files.model_files import is_quantized_folder
 from ..step.workload import Workload
 from .trained_model import load_trained
 

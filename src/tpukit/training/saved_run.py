@@ -17,8 +17,8 @@ from ..models.lora.spec import LoraSpec
 from ..models.stored.placement import stored_shardings
 from ..models.transformer.config import TransformerConfig
 from ..parallel.mesh.mesh import create_mesh
+from ..quantization.files.model_files import is_quantized_folder
 from ..quantization.frozen import rounded_base, saved_base
-from ..quantization.model_files import is_quantized_folder
 from .checkpoint import Checkpoint, TPUCheckpointer
 from .data.tokenizer_files import BYTES, TOKENIZER
 from .run_directory import IDENTITY, read_run

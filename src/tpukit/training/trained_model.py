@@ -19,7 +19,7 @@ from ..models.lora.peft_files import read_peft
 from ..models.stored.placement import place_stored
 from ..models.stored.running import dense_parameters
 from ..models.transformer.config import TransformerConfig
-from ..quantization.model_files import is_quantized_folder, load_quantized
+from ..quantization.files.model_files import is_quantized_folder, load_quantized
 from .data.tokenizer_files import TOKENIZER
 from .run_directory import IDENTITY
 from .saved_run import existing_path, find_run, read_saved, restore_saved

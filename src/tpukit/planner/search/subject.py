@@ -20,7 +20,7 @@ from ..cost.model_shape import ModelShape, shape_of
 # As most published runs have it, where the model can read that much.
 USUAL_SEQUENCE_LENGTH = 8192
 _ANY_PRESET = "tiny"
-QUANTIZED_ARRAYS = "quantized.safetensors"  # quantization/model_files.py, which imports jax
+QUANTIZED_ARRAYS = "quantized.safetensors"  # quantization/files/model_files.py, which imports jax
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ...hardware import parse_format
 from ...hardware.figure import Figure, bytes_text
 from ...job.job import Job
 from ...quantization import quantize_model
-from ...quantization.model_files import save_quantized
+from ...quantization.files.model_files import save_quantized
 from ...quantization.plan import SKIP
 from ...quantization.report import QuantReport
 from ...training.data.opening import open_data

@@ -1,0 +1,1 @@
+"""Matrices in integers and fp8, by qwix and by GPTQ."""

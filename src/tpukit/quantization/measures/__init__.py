@@ -1,0 +1,1 @@
+"""What quantizing costs and gains: losses on held-out data, text, and time."""
