@@ -13,6 +13,7 @@ ROOMS = [
         "annotations",
         "lazy",
         "frameworks",
+        "rotary",
         "hardware",
         "runtime",
         "pages",

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tpukit.kernels.ops.rope.frequencies import rope_frequencies
 from tpukit.models.transformer.config import RopeScaling
-from tpukit.models.transformer.layers import apply_rope, rope_frequencies
+from tpukit.models.transformer.layers import apply_rope
 
 
 def test_scores_depend_only_on_the_distance():

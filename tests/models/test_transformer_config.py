@@ -212,3 +212,8 @@ def test_gemma3_has_one_global_layer_in_six():
 def test_rope_scaling_needs_a_positive_factor():
     with pytest.raises(TPUModelError, match="factor is 0"):
         RopeScaling(factor=0)
+
+
+def test_keys_that_depend_on_the_length_are_refused():
+    with pytest.raises(TPUModelError, match="no cache could keep their keys"):
+        get_preset("tiny").replace(rope_scaling=RopeScaling("dynamic", factor=2.0))

@@ -1,6 +1,7 @@
 """Ops for TPU: one folder each, every one with a reference, a Pallas kernel and its gradient."""
 
 # A function takes the name of its folder here, so it must be imported, not found on first use.
+from ..rotary import RopeScaling as RopeScaling
 from .blocks.tiling import BLOCK_SIZE as BLOCK_SIZE
 from .blocks.tiling import MIN_PARALLEL_SIZE as MIN_PARALLEL_SIZE
 from .blocks.tiling import from_blocked as from_blocked
@@ -39,7 +40,6 @@ from .ops.quantized_matmul.weight import QuantizedWeight as QuantizedWeight
 from .ops.residual_norm.api import residual_norm as residual_norm
 from .ops.rms_norm.api import rms_norm as rms_norm
 from .ops.rope.api import rope as rope
-from .ops.rope.frequencies import RopeScaling as RopeScaling
 from .ops.rope.frequencies import rope_frequencies as rope_frequencies
 from .ops.rope.tables import rope_tables as rope_tables
 from .partition.splits import Splits as Splits

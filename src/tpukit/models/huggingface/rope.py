@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import TPUModelError
+from ...rotary import RopeScaling
 from ..transformer.layer_config import LayerConfig
-from ..transformer.parts import RopeScaling
 
 _DEFAULT_THETA = 10_000.0
 _KNOWN = ("default", "linear", "llama3", "yarn", "longrope", "proportional")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ...errors import TPUModelError, did_you_mean
 from ...hardware.formats import BFLOAT16, FLOAT8_E4M3FN, INT8, NumberFormat, spelled_as
+from ...rotary import RopeScaling as RopeScaling
 from .accounting import (
     FlopsPerToken,
     ParameterCount,
@@ -16,7 +17,6 @@ from .accounting import (
 )
 from .layer_config import LAYER_FIELDS, LayerConfig
 from .layer_pattern import kinds_of_layers
-from .parts import RopeScaling as RopeScaling
 from .shapes import parameter_shapes
 
 MatmulFormat = Literal[

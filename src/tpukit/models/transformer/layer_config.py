@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import TPUModelError, did_you_mean
-from .parts import GatedDelta, LatentAttention, RopeScaling, read_part
+from ...rotary import RopeScaling
+from .parts import GatedDelta, LatentAttention, read_part
 
 Activation = Literal["silu", "gelu", "relu", "clamped_swiglu"]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -141,6 +142,11 @@ class LayerConfig:
     def __post_init__(self) -> None:
         for field, kind in _PARTS.items():
             object.__setattr__(self, field, read_part(kind, getattr(self, field), field))
+        if self.rope_scaling is not None and self.rope_scaling.kind == "dynamic":
+            raise TPUModelError(
+                "dynamic rope scaling turns tokens by the length of their sequence, so no cache "
+                "could keep their keys; use linear, llama3, yarn or longrope."
+            )
         if isinstance(self.qk_norm, bool):  # yes or no: the usual one, or none
             object.__setattr__(self, "qk_norm", "head" if self.qk_norm else None)
         if not self.n_kv_heads:

@@ -4,7 +4,6 @@ Rotary positions have no parameters: XLA fuses them into their neighbours under 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -17,16 +16,16 @@ from ...kernels.ops.embedding_rows.api import embedding_rows
 from ...kernels.ops.layer_norm.reference import layer_norm
 from ...kernels.ops.residual_norm.api import residual_norm
 from ...kernels.ops.rms_norm.reference import rms_norm
-from ...kernels.ops.rope import frequencies as stretched
 from ...kernels.ops.rope import reference
+from ...kernels.ops.rope.frequencies import rope_frequencies
 from ...kernels.ops.rope.tables import tables_at
 from ...parallel.sharding.activations import constrain
+from ...rotary import RopeScaling
 from ..lora.low_rank import LowRank
 from ..products.float8_static import is_held
 from ..products.matmul_format import product_in
 from .config import TransformerConfig
 from .layer_config import LayerConfig
-from .parts import RopeScaling
 
 EMBEDDING_STDDEV = 0.02
 
@@ -157,18 +156,6 @@ class Embedding(nnx.Module):
         return self.embedding[...].astype(self.dtype).T
 
 
-def rope_frequencies(
-    head_dim: int,
-    *,
-    theta: float,
-    scaling: RopeScaling | None = None,
-    length: int | None = None,
-) -> np.ndarray:
-    """Radians per position for each of the `head_dim / 2` channel pairs."""
-    known = None if scaling is None else stretched.RopeScaling(**asdict(scaling))
-    return stretched.rope_frequencies(head_dim, theta=theta, scaling=known, length=length)
-
-
 def layer_frequencies(layer: LayerConfig, *, length: int) -> np.ndarray:
     """Radians per position for each rotated pair of channels of a layer's heads.
 
@@ -208,4 +195,4 @@ def apply_rope(
 
 def rope_table_scale(scaling: RopeScaling | None) -> float:
     """What a layer's sines and cosines are multiplied by."""
-    return 1.0 if scaling is None else stretched.RopeScaling(**asdict(scaling)).table_scale
+    return 1.0 if scaling is None else scaling.table_scale

@@ -3,55 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 from ...errors import TPUModelError, did_you_mean
 
 Part = TypeVar("Part")
-ScalingKind = Literal["linear", "llama3", "yarn", "longrope"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """How rotary frequencies are stretched to a longer context than the model was trained on.
-
-    `linear` divides every frequency by `factor`; `llama3` leaves wavelengths shorter than
-    `original_max_seq_len / high_freq_factor` alone and blends up to `low_freq_factor`; `yarn`
-    blends by the number of rotations, between `beta_fast` and `beta_slow`, at whole channels if
-    `truncate`; `longrope` divides each channel by its own number, of `short_factors` up to the
-    original length and of `long_factors` past it. `attention_factor` is what yarn and longrope
-    multiply sines and cosines by; None takes the authors' formula.
-    """
-
-    kind: ScalingKind = "linear"
-    factor: float = 1.0
-    original_max_seq_len: int = 8192
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float | None = None
-    short_factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        kinds = get_args(ScalingKind)
-        if self.kind not in kinds:
-            raise TPUModelError(
-                f"rope scaling '{self.kind}' is not known; use one of {', '.join(kinds)}."
-                + did_you_mean(self.kind, kinds)
-            )
-        if self.factor <= 0:
-            raise TPUModelError(f"rope scaling factor is {self.factor}; it must be above 0.")
-        for field in ("short_factors", "long_factors"):
-            object.__setattr__(self, field, tuple(getattr(self, field)))
-        if (self.kind == "longrope") != bool(self.short_factors and self.long_factors):
-            raise TPUModelError(
-                f"rope scaling '{self.kind}' has {len(self.short_factors)} short and "
-                f"{len(self.long_factors)} long factors; longrope needs one of both for each "
-                "pair of channels, and no other kind has any."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

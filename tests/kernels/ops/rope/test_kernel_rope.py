@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from tpukit.errors import TPUKernelError
+from tpukit.errors import TPUKernelError, TPUModelError
 from tpukit.kernels.ops.rope.api import rope
 from tpukit.kernels.ops.rope.blocks import RopeBlocks
-from tpukit.kernels.ops.rope.frequencies import RopeScaling, rope_frequencies
+from tpukit.kernels.ops.rope.frequencies import rope_frequencies
 from tpukit.kernels.ops.rope.specs import OP
 from tpukit.kernels.ops.rope.tables import rope_tables, tables_at
+from tpukit.rotary import RopeScaling
 
 STRICT = pltpu.InterpretParams(
     detect_races=True, uninitialized_memory="nan", num_cores_or_threads=2
@@ -131,9 +132,9 @@ def test_refusals_teach():
     cos, sin = rope_tables(8, 128)
     with pytest.raises(TPUKernelError, match="heads that fill whole groups of 128 lanes"):
         rope(x[..., :96], cos[:, :48], sin[:, :48], implementation="pallas_tpu")
-    with pytest.raises(TPUKernelError, match="Did you mean 'yarn'"):
+    with pytest.raises(TPUModelError, match="Did you mean 'yarn'"):
         RopeScaling("yarnn")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TPUKernelError, match="it must be even"):
         rope_frequencies(63, theta=1e4)
-    with pytest.raises(TPUKernelError, match="must be above 0"):
+    with pytest.raises(TPUModelError, match="must be above 0"):
         RopeScaling(factor=0)

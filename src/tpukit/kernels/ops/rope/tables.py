@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .frequencies import RopeScaling, rope_frequencies
+from ....rotary import RopeScaling
+from .frequencies import rope_frequencies
 
 KEPT_TABLES = 16
 
