@@ -1,7 +1,7 @@
 """Every bar that a benchmark was held to, as it was last found: kept in bars.json, shown as a page.
 
-A benchmark that runs to its end keeps what it found (`claims.report`). Figures that are stated in
-documents and have no bar of their own come from claims.toml, with the command that makes them.
+A benchmark that runs to its end keeps what it found (`claims.report`). Figures that documents state
+come from claims.toml, with the bar they were held to, if any, and the command that makes them.
 """
 
 import json
@@ -22,7 +22,7 @@ HEAD = """# Benchmarks
 Written by `make bench`, which prints the same table. `make bench RUN=startup` (names of
 `benchmarks/*.py`, or `all`, which takes hours and wants a GPU for some) runs benchmarks first, and
 what they find goes in here. *load* is how many processes wanted a core when it ran: on a busy
-machine times are longer than on an idle one.
+machine times are longer than on an idle one. Rows without a load are figures that documents state.
 
 ## Bars
 
@@ -72,6 +72,10 @@ def _bars() -> list[str]:
                 *(claim.target or "–", claim.verdict or "", row["date"], row["load"]),
             )
             lines.append(f"| {' | '.join(map(str, cells))} |")
+    for stated in sorted(stated_claims(), key=lambda one: one.script.stem):
+        if bar := stated.bar.target:
+            cells = (stated.script.stem, stated.what, stated.figure, bar, stated.bar.verdict)
+            lines.append(f"| {' | '.join(cells)} | {stated.date} | |")
     return lines
 
 

@@ -7,11 +7,14 @@ Figures whose rows are kept as data are reckoned anew from it and have to agree.
 """
 
 import json
+import math
 import statistics
 import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+from claims import Claim
 
 from tpukit.hardware.scored_steps import ScoredSteps
 
@@ -40,6 +43,8 @@ class StatedClaim:
         compares: Two of `SIDES`, with a colon between them.
         sample: One of `SAMPLES`.
         docs: Documents that state it, in the words of `figure`.
+        worst: The figure as a number, the worst of them where it states several.
+        at_most: The bar it was held to, where it had one; so `at_least`.
     """
 
     what: str
@@ -49,6 +54,14 @@ class StatedClaim:
     compares: str
     sample: str
     docs: tuple[str, ...]
+    worst: float = math.nan
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def bar(self) -> Claim:
+        """The figure against its bar."""
+        return Claim(self.what, self.worst, "", self.at_most, self.at_least)
 
     @property
     def script(self) -> Path:

@@ -35,6 +35,16 @@ def test_documents_state_the_figure_of_the_file(claim):
         assert re.search(rf"(?<![\d.,]){re.escape(claim.figure)}", text), document
 
 
+@pytest.mark.parametrize("claim", CLAIMS, ids=NAMES)
+def test_a_bar_in_words_is_one_in_numbers_too(claim):
+    said = re.search(r"\b(bar|target)\b", claim.what)
+    assert bool(claim.bar.target) >= bool(said)
+    if claim.bar.target:  # the number is one of those that the figure states
+        numbers = re.findall(r"\d[\d.]*(?:e-?\d+)?", claim.figure)
+        assert claim.worst in map(float, numbers)
+        assert ("missed" in claim.what) <= (claim.bar.verdict == "MISSED")
+
+
 def test_figures_whose_rows_are_kept_follow_from_them():
     kept = kept_figures()
     checked = [claim for claim in CLAIMS if claim.script.name in kept]
