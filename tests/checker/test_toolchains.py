@@ -188,7 +188,7 @@ AS_KEYS = {
     *("microbatches", "attention", "set_"),
 }
 AS_TYPED = {"target", "torch", "arg", "donate", "flags", "memory_only", "no_cache", "timeout"}
-REFUSED = {"fix", "perfetto", "handover", "dump", "decode", "prompt_length", "kv"}
+REFUSED = {"fix", "perfetto", "handover", "dump", "decode", "prompt_length", "kv", "weights"}
 OWN = {"toolchain", "html", "json"}
 
 

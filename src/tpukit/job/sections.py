@@ -5,7 +5,7 @@ classes flat. Each field's description is what `tpukit config show` prints besid
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -251,6 +251,18 @@ class ChipLimit(Section):
     tier: Annotated[Literal["on-demand", "spot", "reserved"], BeforeValidator(_tier_as_listed)] = (
         Field(default="on-demand", description="on-demand, spot or reserved")
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_known(cls, row: object) -> object:
+        """Say of rows made in Python what a file's reader says, which also names the line."""
+        for key in cast("dict[str, object]", row) if isinstance(row, dict) else ():
+            if key not in cls.model_fields:
+                raise ConfigError(
+                    f"a row of launch.limits has zone, type, chips and tier, not {key!r}."
+                    + did_you_mean(str(key), cls.model_fields)
+                )
+        return row
 
 
 class LaunchSettings(CloudSettings):

@@ -105,9 +105,16 @@ class PartStack:
     def __getitem__(self, number: int) -> Any:
         """One matrix as a part of its own."""
         at = self.start + number
-        return jax.tree.map(
-            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, at, keepdims=False), self.part
-        )
+
+        def taken(part: Any) -> Any:
+            return jax.tree.map(
+                lambda leaf: jax.lax.dynamic_index_in_dim(leaf, at, keepdims=False), part
+            )
+
+        leaves: list[Any] = jax.tree.leaves(self.part)
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):  # a stack to be checked
+            return jax.eval_shape(taken, self.part)
+        return taken(self.part)
 
     def some(self, first: Any, count: int) -> "PartStack":
         """Neighbouring ones of these."""
