@@ -110,6 +110,20 @@ def temporary_folder(prefix: str = "", *, inside: Path | None = None) -> Generat
         yield folder
 
 
+def new_folder(path: str | Path) -> Path:
+    """Return the folder that `path` names, which is not there yet or holds nothing.
+
+    Raises:
+        TPUValidationError: Something is there already.
+    """
+    target = Path(path).expanduser()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise TPUValidationError(
+            f"{target} is there already and is not overwritten; name a new folder, or empty it."
+        )
+    return target
+
+
 @contextmanager
 def folder_beside(target: Path) -> Generator[Path]:
     """Make an empty folder in which the content of `target` can be made; see `finish_folder`.

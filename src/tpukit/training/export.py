@@ -14,7 +14,7 @@ from ..errors import TPUValidationError
 from ..models.huggingface.weights import export_huggingface
 from ..models.lora.peft_files import write_peft
 from ..models.stored.running import dense_parameters
-from ..runtime.files import finish_folder, folder_beside
+from ..runtime.files import finish_folder, folder_beside, new_folder
 from ..step.host_memory import EXPORT_FILE_BYTES
 from .checkpoint import TPUCheckpointer
 from .data.tokenizer_files import keep_tokenizer
@@ -69,11 +69,7 @@ def export_run(
         TPUValidationError: The folder holds files already, or there is no model at `source`.
         TPUModelError: The model has a feature that no Hugging Face architecture has.
     """
-    target = Path(folder).expanduser()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise TPUValidationError(
-            f"{target} is there already and is not overwritten; name a new folder, or empty it."
-        )
+    target = new_folder(folder)
     if adapters:
         return _export_adapters(source, target, step)
     with _opened(source, step) as model, folder_beside(target) as made:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...annotations import PyTree
-from ...errors import TPUCheckpointError, TPUValidationError
+from ...errors import TPUCheckpointError
 from ...hardware.cache_formats import CACHE_FORMATS, CacheFormat, parse_cache_format
 from ...models.generation.cache import CacheSpec, kept_units
 from ...models.generation.forward import read_prompts
@@ -20,7 +20,7 @@ from ...models.generation.programs import DecodingPrograms
 from ...models.generation.token_codes import root_mean_squares, turned
 from ...models.stored.running import with_stored_parameters
 from ...models.transformer.config import TransformerConfig
-from ...runtime.files import finish_folder, folder_beside
+from ...runtime.files import finish_folder, folder_beside, new_folder
 from ...runtime.progress import Counted, Progress, silent
 from ..codebooks.codebook import Codebook
 from ..codebooks.codebook_training import train_codebook
@@ -83,11 +83,7 @@ def save_cache(spec: CacheSpec, folder: str | Path) -> Path:
     Raises:
         TPUValidationError: The folder holds files already.
     """
-    target = Path(folder).expanduser()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise TPUValidationError(
-            f"{target} is there already and is not overwritten; name a new folder, or empty it."
-        )
+    target = new_folder(folder)
     tensors: dict[str, jax.Array] = {}
     for kind, named in spec.books.items():
         for name, book in named.items():

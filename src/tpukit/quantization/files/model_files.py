@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...annotations import PyTree
-from ...errors import TPUCheckpointError, TPUValidationError
+from ...errors import TPUCheckpointError
 from ...kernels.ops.quantized_matmul.weight import FORMATS, ROWS_PER_ELEMENT, QuantizedWeight
 from ...models.stored.calibration import path_text
 from ...models.stored.parameter import StoredParameter, is_stored, stacked
 from ...models.stored.product import MatrixAxes
 from ...models.transformer.config import TransformerConfig
-from ...runtime.files import finish_folder, folder_beside
+from ...runtime.files import finish_folder, folder_beside, new_folder
 from ..integers.qwix_matrices import ScaledInputs
 from ..model import QuantizedModel
 from ..report import QuantReport
@@ -64,11 +64,7 @@ def save_quantized(
     Raises:
         TPUValidationError: The folder holds files already.
     """
-    target = Path(folder).expanduser()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise TPUValidationError(
-            f"{target} is there already and is not overwritten; name a new folder, or empty it."
-        )
+    target = new_folder(folder)
     arrays: dict[str, VQArray] = {}
     others: dict[str, jax.Array] = {}
     parameters: list[dict[str, Any]] = []
