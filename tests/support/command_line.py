@@ -52,6 +52,8 @@ def _parameters(function):
     names = code.co_varnames[: code.co_argcount]
     with_default = names[len(names) - len(defaults) :]
     for name in names:
+        if hints[name] is typer.Context:  # what was called, not something that is typed
+            continue
         kind, info = typing.get_args(hints[name])[:2]
         while typing.get_origin(kind) in (list, types.UnionType, typing.Union):
             kind = next(one for one in typing.get_args(kind) if one is not type(None))

@@ -1,5 +1,6 @@
 """`tpukit plan`: slices and meshes for a model, tokens, a deadline and a budget."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -84,7 +85,17 @@ Page = Annotated[
 ]
 
 
+# Options of one of the two answers, which the other would silently leave aside.
+OF_TRAINING = (
+    *("tokens", "deadline", "budget", "objective", "preemptions_per_day", "recovery_minutes"),
+    *("min_headroom", "multi_slice", "sequence", "max_batch_tokens", "precision", "optimizer"),
+    *("moment_dtype", "lora_rank", "lora_targets", "lora_base", "top", "output"),
+)
+OF_SERVING = ("batch", "context", "prompt_tokens", "new_tokens", "weights", "kv", "activations")
+
+
 def plan(
+    called: typer.Context,
     model: Model,
     tokens: Tokens = None,
     deadline: Deadline = None,
@@ -130,9 +141,11 @@ def plan(
     from ..planner.search.candidates import GENERATIONS
     from .output import Announcer, show
 
+    say = Announcer()
     if serve:
         from ..planner.serving import USUAL_FORMATS, plan_serving
 
+        _refuse(called, OF_TRAINING, "is of training, and --serve sizes a server; leave it out.")
         served = plan_serving(
             model,
             batch=batch,
@@ -143,15 +156,23 @@ def plan(
             cache=kv,
             activations=activations,
             generations=_words(on) or None,
+            max_chips=max_chips,
+            spot=spot,
+            tier=tier,
+            regions=region or (),
+            rates=rates,
             verify=verify_top if verify else 0,
             verify_seconds=verify_seconds,
-            progress=Announcer(),
+            progress=say,
         )
         show(served, json=json)
+        if html is not None:
+            served.to_html(html)
+            say(f"wrote {html}")
         return
+    _refuse(called, OF_SERVING, "is of serving; add --serve, or leave it out.")
     if tokens is None:
         raise ConfigError("how many tokens to train on? write --tokens 15e12, or 15T.")
-    say = Announcer()
     result = find_plan(
         model,
         tokens=tokens,
@@ -190,6 +211,15 @@ def plan(
         result.to_html(html)
         say(f"wrote {html}")
     raise typer.Exit(result.exit_code)
+
+
+def _refuse(called: typer.Context, names: Sequence[str], why: str) -> None:
+    """Say of the first option typed that it has no place in what was asked for."""
+    spellings = {one.name: one.opts[0] for one in called.command.params}
+    for name in names:
+        source = called.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(f"{spellings[name]} {why}")
 
 
 def _lora(rank: int | None, targets: str | None, base: str | None) -> dict[str, Any] | None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from ..hardware import public_prices
 from ..hardware.catalog import dcn_rate
 from ..hardware.figure import format_quantity
 from ..job.train import LoraSettings, TrainingSettings
@@ -100,8 +99,7 @@ def plan(
         ConfigError: Something asked for makes no sense; the message says what does.
         TPUModelError: The model's dimensions are not known.
     """
-    if spot and tier not in (None, SPOT):
-        raise ConfigError(f"spot and tier='{tier}' exclude each other; give one of them.")
+    market = Market.asked(spot=spot, tier=tier, regions=regions, rates=rates, preemption=preemption)
     Range(1, MOST_CHOICES).check_whole("top", top, unit="choices")
     Range(0, MOST_CHOICES).check_whole("verify", int(verify), unit="choices")
     Range(0, LONGEST_VERIFICATION_S).check("verify_seconds", verify_seconds, unit="seconds")
@@ -111,7 +109,6 @@ def plan(
         min_headroom=min_headroom,
     )
     names = [part.strip() for part in on.split(",")] if isinstance(on, str) else list(on)
-    book = public_prices() if rates is None else public_prices().with_rates(rates)
     stated: dict[str, Any] = {"lora": lora}
     thin = TrainingSettings(**stated).lora
     subject = read_subject(model, sequence_length=sequence_length, lora=thin)
@@ -127,12 +124,7 @@ def plan(
             precisions=precisions or [subject.precision],
             optimizers=optimizers_of(optimizer, moment_dtype),
         ),
-        market=Market(
-            book,
-            tier=SPOT if spot else tier or "on_demand",
-            regions=tuple(regions),
-            preemption=preemption or Preemption(),
-        ),
+        market=market,
         max_batch_tokens=parse_tokens(max_batch_tokens),
     )
     if ask.subject.known is None:

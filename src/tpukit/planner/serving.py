@@ -1,6 +1,9 @@
 """How small a slice can serve a model: weights and cache in HBM, speed by the roofs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError, TPUValidationError, did_you_mean
 from ..hardware import Slice, get_chip, list_chips, list_slices
@@ -8,8 +11,9 @@ from ..hardware.cache_formats import parse_cache_format
 from ..hardware.formats import spelled_as
 from ..hardware.stored_formats import WEIGHT_FORMATS
 from ..runtime.progress import Progress, silent
-from ..runtime.ranges import Range
+from ..runtime.ranges import COUNT, Range
 from .answer.serving_answer import ServingChoice, ServingPlan
+from .cost.money import Market
 from .cost.served_model import ServedModel
 from .cost.serving_model import ServedFormats, Server, Traffic, room_bytes, servers_on
 from .search.candidates import named_slice, refuse_unknown_rates, unknown_rate
@@ -33,6 +37,11 @@ def plan_serving(
     cache: str = "bf16",
     activations: str = "bf16",
     generations: Sequence[str] | None = None,
+    max_chips: int | None = None,
+    spot: bool = False,
+    tier: str | None = None,
+    regions: Sequence[str] = (),
+    rates: Mapping[str, Any] | str | Path | None = None,
     verify: int = 0,
     verify_seconds: float = 300.0,
     progress: Progress = silent,
@@ -52,6 +61,11 @@ def plan_serving(
             have that format and the chip multiplies it.
         generations: Chips, or slices such as "v6e-8", to consider; all chips with public slices
             and rates by default.
+        max_chips: Larger slices are left out.
+        spot: Prices of spot capacity, whose preemptions are not counted; the same as `tier="spot"`.
+        tier: "on_demand", "spot", or a tier of your own `rates`, such as "reserved-1y".
+        regions: Where it may run; anywhere when left out.
+        rates: Prices of your own over the public ones; see `PriceBook.with_rates`.
         verify: So many of the smallest slices are compiled: prefill and decode of `generate`, with
             weights and cache as they are asked for, but for those in codes.
         verify_seconds: No compile starts after so long.
@@ -72,6 +86,9 @@ def plan_serving(
     config = transformer_config(model)
     asked = ServedModel.of(config)
     Range(1, MOST_SEQUENCES).check_whole("batch", batch, unit="sequences")
+    if max_chips is not None:
+        COUNT.check_whole("max_chips", max_chips, unit="chips")
+    market = Market.asked(spot=spot, tier=tier, regions=regions, rates=rates)
     traffic = _traffic(asked, batch, context, prompt_tokens, new_tokens)
     if generations is None:
         generations = [c.name for c in list_chips() if c.rules and not unknown_rate(c)]
@@ -79,13 +96,15 @@ def plan_serving(
         one = named_slice(name)
         refuse_unknown_rates(get_chip(name) if one is None else one.chip)
     choices = tuple(
-        _choose(asked, generation, each, traffic) for generation in generations for each in served
+        _choose(asked, _slices(generation, max_chips), each, traffic, market)
+        for generation in generations
+        for each in served
     )
     if verify:
         choices = verify_servers(
             config, traffic, choices, most=verify, seconds=verify_seconds, progress=progress
         )
-    return ServingPlan(asked.name, traffic, kept, choices)
+    return ServingPlan(asked.name, traffic, kept, market.tier, choices)
 
 
 def _format(name: str, known: Collection[str], of: str) -> str:
@@ -124,8 +143,29 @@ def _traffic(
     return Traffic(batch=batch, prompt=prompt, new=new)
 
 
-def _chips(on: Slice) -> int:
-    return on.chips
+@dataclass(frozen=True)
+class _Offered:
+    """Slices of one generation, the smallest first, or the one that was named."""
+
+    name: str
+    slices: Sequence[Slice]
+    most: str  # words for the largest
+
+
+def _slices(generation: str, max_chips: int | None) -> _Offered:
+    one = named_slice(generation)
+    if one is not None:
+        if max_chips is not None and one.chips > max_chips:
+            raise ConfigError(
+                f"{one} has {one.chips:,} chips, and max_chips is {max_chips:,}; "
+                "name a smaller slice, or allow more."
+            )
+        return _Offered(generation, [one], "it has")
+    found = sorted(list_slices(generation), key=lambda on: on.chips)
+    if max_chips is None:
+        return _Offered(generation, found, "its largest slice has")
+    few = [on for on in found if on.chips <= max_chips]
+    return _Offered(generation, few, f"its largest slice of {max_chips:,} chips or fewer has")
 
 
 def _served(server: Server) -> float:
@@ -133,21 +173,23 @@ def _served(server: Server) -> float:
 
 
 def _choose(
-    model: ServedModel, generation: str, formats: ServedFormats, traffic: Traffic
+    model: ServedModel,
+    offered: _Offered,
+    formats: ServedFormats,
+    traffic: Traffic,
+    market: Market,
 ) -> ServingChoice:
     held = model.weight_bytes(formats.weights)
-    each = model.cache_bytes(traffic.context, formats.cache)
-    one = named_slice(generation)
-    slices = sorted(list_slices(generation) if one is None else [one], key=_chips)
-    needed = held + each * traffic.batch
-    for on in slices:
+    cached = model.cache_bytes(traffic.context, formats.cache) * traffic.batch
+    for on in offered.slices:
         best = max(servers_on(on, model, traffic, formats), key=_served, default=None)
         if best is not None:
+            price, region = market.quote(on)
             return ServingChoice(
-                generation=generation,
+                generation=offered.name,
                 formats=formats,
                 weight_bytes=held,
-                cache_bytes=each * traffic.batch,
+                cache_bytes=cached,
                 slice=str(on),
                 chips=on.chips,
                 multiplied=formats.multiplied(on),
@@ -157,16 +199,19 @@ def _choose(
                 decode=best.decode(),
                 prefill=best.prefill(),
                 modelled=best.throughput(),
+                device_bytes=best.device_bytes,
+                room_bytes=room_bytes(on),
+                usd_per_chip_hour=price,
+                region=region,
             )
-    largest = max(room_bytes(on) * on.devices for on in slices)
-    has = "its largest slice has" if one is None else "it has"
-    reason = f"needs {needed / 2**30:,.0f} GiB, {has} room for {largest / 2**30:,.0f}"
+    largest = max((room_bytes(on) * on.devices for on in offered.slices), default=0.0)
+    room = f"{offered.most} room for {largest / 2**30:,.0f}"
     return ServingChoice(
-        generation=generation,
+        generation=offered.name,
         formats=formats,
         weight_bytes=held,
-        cache_bytes=each * traffic.batch,
+        cache_bytes=cached,
         slice=None,
         chips=None,
-        reason=reason,
+        reason=f"needs {(held + cached) / 2**30:,.0f} GiB, {room}",
     )

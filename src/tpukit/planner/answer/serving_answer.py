@@ -1,26 +1,19 @@
 """What `plan_serving` answers: a slice for every generation and weight format, and its speed."""
 
 from dataclasses import dataclass, replace
-from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ...hardware import Figure
+from ...runtime.files import write_output
 from ..cost.serving_model import Pass, ServedFormats, Throughput, Traffic
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 SOURCE = "roofs of FLOPs, HBM and links (planner/cost/serving_model.py)"
 COMPILED_SOURCE = "timelines of the compiled programs of generation"
-CAPTION = (
-    "origin: model. split: replicas x tensor. A decode step reads every weight once for all "
-    "sequences of a replica and each sequence's cache once, sums activations along tensor twice a "
-    "layer and starts its ops; a replica reads prompts one after the other."
-)
-HEADINGS = (
-    *("weights", "slice", "split", "GiB\n+ cache", "tokens\n/s", "a\nchip"),
-    *("ms a\ntoken", "bound\nby", "ms to\nfirst"),
-)
-MILLISECOND = 1e-3
+MILLION, HOUR = 1e6, 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +49,8 @@ class ServingChoice:
         decode: A step that adds a token to every sequence, at the mean length of their answers.
         prefill: A pass over one prompt in every replica.
         modelled: What clients see of both.
+        device_bytes: Weights and cache on one device, of `room_bytes` that they may take.
+        usd_per_chip_hour: In `region`; missing where no price is known.
         compiled: What the compiler says of the choice; None where it was not to be asked.
     """
 
@@ -72,6 +67,10 @@ class ServingChoice:
     decode: Pass | None = None
     prefill: Pass | None = None
     modelled: Throughput | None = None
+    device_bytes: float | None = None
+    room_bytes: float | None = None
+    usd_per_chip_hour: Figure | None = None
+    region: str | None = None
     compiled: CompiledServing | None = None
     reason: str = ""
 
@@ -112,9 +111,13 @@ class ServingChoice:
         return self._figure(None if t is None else t.prefill_s, "s")
 
     @property
-    def modelled_ms(self) -> float | None:
-        """Milliseconds between two tokens by roofs, whatever the compiler says."""
-        return None if self.modelled is None else self.modelled.token_s / MILLISECOND
+    def usd_per_million(self) -> Figure:
+        """Dollars for a million new tokens of a server kept busy, prompts read among them."""
+        unit = "USD/M tokens"
+        if self.usd_per_chip_hour is None or self.chips is None:
+            return Figure.missing(unit, self.reason)
+        hourly = self.usd_per_chip_hour * self.chips
+        return (hourly / self.served).scaled(MILLION / HOUR, unit=unit)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -149,6 +152,8 @@ class ServingChoice:
             "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
             "token_s": self.token_time.value,
             "first_token_s": self.first_token_time.value,
+            "usd_per_million_tokens": self.usd_per_million.to_dict(),
+            "region": self.region,
             "origin": self.served.origin,
             "source": self.served.source,
             "compiled": None if self.compiled is None else vars(self.compiled),
@@ -160,11 +165,12 @@ class ServingChoice:
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """A choice for every generation and weight format."""
+    """A choice for every generation and weight format, at prices of one tier."""
 
     model: str
     traffic: Traffic
     cache: str
+    tier: str
     choices: tuple[ServingChoice, ...]
 
     @property
@@ -172,6 +178,20 @@ class ServingPlan:
         """The choice with the fewest chips; among equals the fastest."""
         found = [one for one in self.choices if one.chips is not None]
         return min(found, key=lambda c: (c.chips or 0, -(c.tokens_per_s or 0)), default=None)
+
+    @property
+    def cheapest(self) -> dict[str, ServingChoice]:
+        """By weight format, what a token costs least on; formats no priced slice holds are absent.
+
+        Formats are not compared with each other: fewer bits cost less and lose more.
+        """
+        found: dict[str, ServingChoice] = {}
+        for one in self.choices:
+            best = found.get(one.weights)
+            usd = one.usd_per_million.value
+            if usd is not None and (best is None or usd < (best.usd_per_million.value or 0.0)):
+                found[one.weights] = one
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -182,48 +202,18 @@ class ServingPlan:
             "prompt_tokens": self.traffic.prompt,
             "new_tokens": self.traffic.new,
             "cache": self.cache,
+            "tier": self.tier,
             "choices": [one.to_dict() for one in self.choices],
+            "cheapest": {weights: one.slice for weights, one in self.cheapest.items()},
         }
 
-    def __rich__(self) -> Table:
-        t = self.traffic
-        at_once = "1 request" if t.batch == 1 else f"{t.batch:,} requests at once"
-        title = (
-            f"serving {self.model}: {at_once} of {t.prompt:,} + {t.new:,} tokens, "
-            f"cache in {self.cache}"
-        )
-        table = Table(title=title, box=SIMPLE_HEAD, padding=0, show_edge=False)
-        for heading in HEADINGS:
-            table.add_column(heading, no_wrap=True)
-        reasons: list[str] = []
-        for one in self.choices:
-            if one.slice is None:
-                reasons.append(f"{one.weights} on {one.generation}: {one.reason}")
-            if one.compiled is not None:
-                said = one.compiled.reason or f"{one.modelled_ms:,.1f} ms a token by roofs"
-                how = "compiled" if one.is_compiled else "not compiled"
-                reasons.append(f"{one.weights} on {one.slice}, {how}: {said}")
-            sizes = f"{_gib(one.weight_bytes)} + {_gib(one.cache_bytes)}"
-            where = one.slice or f"no {one.generation}"
-            split = "" if one.tensor is None else f"{one.replicas} x {one.tensor}"
-            table.add_row(one.weights, where, split, sizes, *_speeds(one))
-        table.caption = "\n".join([*reasons, CAPTION])
-        return table
+    def to_html(self, path: Path | str) -> None:
+        """Write the answer as one page that needs nothing else."""
+        from .serving_page import render_serving_page
 
+        write_output(Path(path), render_serving_page(self))
 
-def _gib(amount: float) -> str:
-    gib = amount / 2**30
-    return f"{gib:,.0f}" if gib >= 10 else f"{gib:.1f}"
+    def __rich__(self) -> "Group":
+        from .serving_report import serving_report
 
-
-def _speeds(one: ServingChoice) -> tuple[str, ...]:
-    if one.throughput is None or one.decode is None:
-        return ("–", "", "", "", "–")
-    times = one.throughput
-    return (
-        f"{times.tokens_per_s:,.0f}",
-        f"{one.tokens_per_s_per_chip:,.0f}",
-        f"{times.token_s / MILLISECOND:,.1f}",
-        one.decode.bound_by,
-        f"{times.prefill_s / MILLISECOND:,.1f}",
-    )
+        return serving_report(self)

@@ -1,14 +1,18 @@
 """Days, chip-hours and dollars of a whole run, for every candidate."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...hardware import Figure, PriceBook, Slice
+from ...errors import ConfigError
+from ...hardware import Figure, PriceBook, Slice, public_prices
 from ..search.scoring import Scores
 from .spot import SECONDS_PER_DAY, Preemption
 
+ON_DEMAND = "on_demand"
 SPOT = "spot"
 
 Numbers = Any  # a number or an array of them
@@ -26,9 +30,33 @@ class Market:
     """
 
     book: PriceBook
-    tier: str = "on_demand"
+    tier: str = ON_DEMAND
     regions: tuple[str, ...] = ()
     preemption: Preemption = field(default_factory=Preemption)
+
+    @classmethod
+    def asked(
+        cls,
+        *,
+        spot: bool = False,
+        tier: str | None = None,
+        regions: Sequence[str] = (),
+        rates: Mapping[str, Any] | str | Path | None = None,
+        preemption: Preemption | None = None,
+    ) -> "Market":
+        """The market in the words of a plan; public prices, and rates of your own over them.
+
+        Raises:
+            ConfigError: `spot` and another tier are asked for at once, or the rates make no sense.
+        """
+        if spot and tier not in (None, SPOT):
+            raise ConfigError(f"spot and tier='{tier}' exclude each other; give one of them.")
+        return cls(
+            public_prices() if rates is None else public_prices().with_rates(rates),
+            tier=SPOT if spot else tier or ON_DEMAND,
+            regions=tuple(regions),
+            preemption=preemption or Preemption(),
+        )
 
     def quote(self, on: Slice) -> tuple[Figure, str | None]:
         """USD a chip-hour, and in which region; the cheapest of those allowed."""

@@ -11,6 +11,17 @@ from ..comparison import Comparison
 from ..diff import ReportDiff
 from ..side_by_side import Row, SideBySide
 
+# What each section's figures are of.
+_OF = {
+    "verdict": "Whether it fits",
+    "program": "What is compiled",
+    "memory": "HBM of one device",
+    "time": "One step",
+    "operations": "In the compiled program",
+    "communication": "Collectives of one step",
+    "options": "Of the compiler",
+}
+
 
 def write_comparison(found: Comparison | ReportDiff, path: Path) -> Path:
     """Write a comparison as one HTML file that needs nothing else.
@@ -44,7 +55,7 @@ def render_comparison(found: Comparison | ReportDiff) -> str:
 def _sections(columns: SideBySide) -> list[Section]:
     heads = [Column(""), *(Column(one, is_number=True) for one in columns.headings), Column("")]
     found = [
-        section(title.capitalize(), table(heads, map(_cells, rows), caption=title))
+        section(title.capitalize(), table(heads, map(_cells, rows), caption=_OF[title]))
         for title, rows in columns.sections.items()
     ]
     return found or [section("Nothing changed", absent("Every figure of the two is the same."))]
