@@ -119,7 +119,9 @@ def test_a_server_has_its_page_and_refuses_what_only_training_knows(app, tmp_pat
     found = run(app, "llama3.1-8b", "--serve", "--on", "v6e", "--html", str(page))
     assert found.exit_code == 0, found.output
     assert "Cheapest in int4" in page.read_text("utf-8")
-    with pytest.raises(ConfigError, match=r"^--deadline is of training, and --serve sizes a server"):
+    with pytest.raises(
+        ConfigError, match=r"^--deadline is of training, and --serve sizes a server"
+    ):
         app_raises(app, "llama3.1-8b", "--serve", "--deadline", "30d")
     with pytest.raises(ConfigError, match=r"^--kv is of serving; add --serve, or leave it out"):
         app_raises(app, *ASK, "--kv", "int8")
