@@ -10,6 +10,7 @@ from ..runtime.ranges import COUNT
 from . import job_options as options
 from .check_decode import check_decode, write_pages
 from .check_toolchains import TypedCheck, check_toolchains
+from .modes import refuse
 from .output import Announcer, refusals_as_exit_codes
 from .values import output_file, output_folder, within
 
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
     from ..checker.result import CheckResult
 
 
+OF_DECODE = ("prompt_length", "weights", "kv")
+
+
 def check(
+    called: typer.Context,
     target: options.MaybeTarget = None,
     torch: options.Torch = None,
     on: options.On = None,
@@ -92,10 +97,10 @@ def check(
     say = Announcer()
     with refusals_as_exit_codes():
         target = options.torch_or_target(target, torch)
-    of_decode = {"--prompt-length": prompt_length, "--weights": weights, "--kv": kv}
-    for name, value in of_decode.items():
-        if value is not None and not decode:
-            raise ConfigError(f"{name} is of --decode; add it, or leave {name} out.")
+    if not decode:
+        refuse(called, OF_DECODE, "is of --decode; add that, or leave it out.")
+    if not arg:
+        refuse(called, ("donate",), "is of a function's arguments; describe them with --arg.")
     if toolchain is not None:
         _refuse_outputs(fix=fix, perfetto=perfetto, handover=handover, dump=dump)
     say(f"checking {target}" + (f" on {on}" if on else ""))

@@ -1,6 +1,5 @@
 """`tpukit plan`: slices and meshes for a model, tokens, a deadline and a budget."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ import typer
 from ..errors import ConfigError
 from ..runtime.ranges import COUNT
 from . import job_options as options
+from .modes import refuse
 from .values import output_file, within
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def plan(
     if serve:
         from ..planner.serving import USUAL_FORMATS, plan_serving
 
-        _refuse(called, OF_TRAINING, "is of training, and --serve sizes a server; leave it out.")
+        refuse(called, OF_TRAINING, "is of training, and --serve sizes a server; leave it out.")
         served = plan_serving(
             model,
             batch=batch,
@@ -170,7 +170,7 @@ def plan(
             served.to_html(html)
             say(f"wrote {html}")
         return
-    _refuse(called, OF_SERVING, "is of serving; add --serve, or leave it out.")
+    refuse(called, OF_SERVING, "is of serving; add --serve, or leave it out.")
     if tokens is None:
         raise ConfigError("how many tokens to train on? write --tokens 15e12, or 15T.")
     result = find_plan(
@@ -211,15 +211,6 @@ def plan(
         result.to_html(html)
         say(f"wrote {html}")
     raise typer.Exit(result.exit_code)
-
-
-def _refuse(called: typer.Context, names: Sequence[str], why: str) -> None:
-    """Say of the first option typed that it has no place in what was asked for."""
-    spellings = {one.name: one.opts[0] for one in called.command.params}
-    for name in names:
-        source = called.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise ConfigError(f"{spellings[name]} {why}")
 
 
 def _lora(rank: int | None, targets: str | None, base: str | None) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from ..errors import TPUValidationError
 from ..runtime.ranges import COUNT, INDEX, SEED, SHARE, Range
 from . import job_options as options
 from .export import Step
+from .modes import refuse, refuse_all_but
 from .values import output_file, output_folder, within
 
 if TYPE_CHECKING:
@@ -86,9 +87,15 @@ Context = Annotated[int, typer.Option(help="Of --verdict: tokens of each.", call
 
 DEFAULT_SEQUENCE = 256
 NOT_REACHED = 1
+OF_VERDICT = ("source", "verdict", "on", "serve", "context", "json")
+OF_CACHE = (
+    *("source", "calibration", "target", "output", "tokenizer", "batches", "batch_size"),
+    *("sequence_length", "kv", "seed", "step", "json"),
+)
 
 
 def quantize(
+    called: typer.Context,
     source: Source,
     calibration: Calibration = None,
     target: Target = None,
@@ -118,8 +125,14 @@ def quantize(
     if verdict:
         from .quantize_verdict import show_verdict
 
+        why = "is of quantizing, and --verdict reads what was quantized; leave it out."
+        refuse_all_but(called, OF_VERDICT, why)
         show_verdict(Path(source), on, serve, context, json=json)
         return
+    refuse(called, ("serve", "context"), "is of --verdict; add that, or leave it out.")
+    if kv:
+        why = "is of the weights, and --kv measures a cache, on one device; leave one of both out."
+        refuse_all_but(called, OF_CACHE, why)
     if calibration is None:
         raise TPUValidationError(
             "quantizing needs text to calibrate with and to measure on: --calibration data.jsonl."
@@ -146,9 +159,6 @@ def quantize(
     data = _data(calibration, words, model.config.vocab_size, length, batch_size, seed)
     if kv:
         from .quantize_cache import choose
-
-        if shared is not None:
-            raise TPUValidationError("a cache is measured on one device; leave --mesh out.")
 
         return choose(
             model, data, kv, target=target, batches=batches, output=output, seed=seed, json=json
