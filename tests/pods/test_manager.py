@@ -307,3 +307,10 @@ def test_alternates_stay_near_where_nobody_named_zones():
     assert "us-east5-b" not in same.zones
     assert same.zones[0].startswith("us-east5")
     assert continents == sorted(continents, key=lambda one: one != "us")
+
+
+def test_a_name_that_no_provider_accepts_is_refused_before_anything_is_wanted(manager):
+    with pytest.raises(ConfigError, match=r"'\\udcff' cannot name a pod: .* Try 'job'"):
+        manager.allocate_pod(CONFIG, name="\udcff")
+    assert manager.reconciler.store.wanted.find_by_any_name("\udcff") is None
+    assert not manager.reconciler.store.wanted.all()

@@ -64,8 +64,9 @@ def _unexpected(error: Exception) -> str:
     path = cache_folder("errors") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        said = [" ".join(sys.argv), "\n", *traceback.format_exception(error)]
-        write_text(path, "".join(said))
+        said = "".join([" ".join(sys.argv), "\n", *traceback.format_exception(error)])
+        # What was typed may be no text.
+        write_text(path, said.encode(errors="backslashreplace").decode())
     except OSError:
         return f"{what} (tpukit --debug … shows where)."
     return f"{what} (the details are in {path}; tpukit --debug … shows them here)."

@@ -20,7 +20,7 @@ from .alternates import Alternate, alternates_of
 from .config import PodConfig
 from .health import PodHealth
 from .limits import Hold, find_refusal, limit_findings
-from .pod import Pod
+from .pod import Pod, check_name
 from .preemptible import POLL_S, PreemptionWatch
 from .providers.protocol import Provider
 from .providers.registry import open_provider
@@ -189,12 +189,12 @@ class TpuManager:
             progress: Told what happens, a line each.
 
         Raises:
+            ConfigError: No provider accepts the name.
             PodUnavailable: No zone has it, or none within the price cap; nothing is left behind.
             ProviderError: The provider cannot be reached, or refuses who asks.
         """
         asked = self.complete(config)
-        run = name or f"{asked.slice.chip.name.lower()}-{secrets.token_hex(3)}"
-        run = run if run[:1].isalpha() else f"tpu-{run}"
+        run = check_name(name or f"tpu-{asked.slice.chip.name.lower()}-{secrets.token_hex(3)}")
         allocation = Allocation(self.reconciler, self.opened, self.record, run, asked)
         self._last[:] = [allocation.run(wait_s=wait_s, progress=progress)]
         return self._last[0]

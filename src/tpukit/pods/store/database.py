@@ -1,9 +1,9 @@
 """One sqlite file with a schema version: many readers, one writer at a time."""
 
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,17 @@ class Database:
             ) from error
 
     def read(self, query: str, *values: object) -> list[sqlite3.Row]:
-        """Return the rows of a query."""
-        with self._lock:
+        """Return the rows of a query; what is no text (a stray byte typed as a name) is in none."""
+        with self._lock, contextlib.suppress(UnicodeEncodeError):
             return self._connection.execute(query, values).fetchall()
+        return []
 
     def read_one(self, query: str, *values: object) -> Any:
         """Return the first column of the first row, or None where there is none."""
         rows = self.read(query, *values)
         return rows[0][0] if rows else None
 
-    @contextmanager
+    @contextlib.contextmanager
     def writing(self) -> Generator[sqlite3.Connection]:
         """Write all or nothing; whoever else wants to write waits. May be nested."""
         with self._lock:
