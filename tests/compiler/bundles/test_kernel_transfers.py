@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpukit.compiler.bundles.machine import Transfer
+from tpukit.compiler.bundles.core_run import Transfer
 from tpukit.compiler.bundles.transfers import TransferRates, replay
 from tpukit.errors import XLACompilationError
 

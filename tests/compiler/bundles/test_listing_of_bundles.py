@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.compiler.bundles import parse_listing
+from tpukit.compiler.bundles.core_run import run_program
 from tpukit.compiler.bundles.listing import NEVER
-from tpukit.compiler.bundles.machine import run_program
 from tpukit.compiler.bundles.units import UNITS, core_of, read_opcode
 from tpukit.errors import XLACompilationError
 

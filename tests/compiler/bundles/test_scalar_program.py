@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.compiler.bundles import parse_listing, trace_call
-from tpukit.compiler.bundles.listing import Bundle, BundleListing, Instruction
-from tpukit.compiler.bundles.machine import run_program
+from tpukit.compiler.bundles.core_run import run_program
+from tpukit.compiler.bundles.listing import Bundle, BundleListing, SlotInstruction
 from tpukit.compiler.bundles.scalar import (
     NAMESPACE,
     UNKNOWN,
@@ -112,7 +112,7 @@ def test_numbers_wrap_like_32_bit_integers(value):
 
 def branching(*following, region=None):
     """A program of a branch, bundles behind it, and what it goes to."""
-    branch = Instruction("", "sbr.rel", "target = $region9", predicate="p1_p0")
+    branch = SlotInstruction("", "sbr.rel", "target = $region9", predicate="p1_p0")
     bundles = [Bundle("", 1, (branch,)), *(Bundle("", 1, one) for one in following)]
     if region is not None:
         bundles[region] = dataclasses.replace(bundles[region], regions=(8,))
@@ -125,15 +125,17 @@ def branching(*following, region=None):
     ids=["what is jumped over begins behind it", "nothing says where it begins"],
 )
 def test_a_transfer_belongs_to_a_branch_on_7x_where_the_next_region_begins_behind_it(region, slots):
-    transfer = Instruction("", "dma.hbm_to_vmem", "%s1, 64, %s2, %s3", "p2_p1", negated=True)
+    transfer = SlotInstruction("", "dma.hbm_to_vmem", "%s1, 64, %s2, %s3", "p2_p1", negated=True)
     program = branching((), (transfer,), (), (), region=region)
     (branch,) = _branches(program, core_of("7x"))
     assert branch.end - branch.address - 1 == slots
 
 
 def test_a_wait_that_needs_what_a_taken_branch_leaves_out_is_no_delay_slot():
-    flag = Instruction("s7_s2", "scalar_lea.sflag", "[#allocation6], %s6_s1", "p1_p0", negated=True)
-    wait = Instruction("", "dma.done.wait", "%s7_s2, 4096", "p3_p1")
+    flag = SlotInstruction(
+        "s7_s2", "scalar_lea.sflag", "[#allocation6], %s6_s1", "p1_p0", negated=True
+    )
+    wait = SlotInstruction("", "dma.done.wait", "%s7_s2, 4096", "p3_p1")
     program = branching((flag,), (), (wait,), (), region=4)
     (branch,) = _branches(program, core_of("7x"))
     assert branch.end - branch.address - 1 == 2
@@ -142,10 +144,10 @@ def test_a_wait_that_needs_what_a_taken_branch_leaves_out_is_no_delay_slot():
 @given(st.integers(0, 2**32 - 1), st.integers(1, 2**32 - 1))
 def test_divisions_are_those_of_unsigned_numbers(a, b):
     for asked, expected in (("rem", a % b), ("div", a // b)):
-        one = Instruction("s9_s99", f"sdivrem.u32.{asked}", f"{signed(a)}, {signed(b)}")
+        one = SlotInstruction("s9_s99", f"sdivrem.u32.{asked}", f"{signed(a)}, {signed(b)}")
         assert eval(expression(one), dict(NAMESPACE)) == signed(expected)
 
 
 def test_a_division_by_nothing_is_not_known():
-    one = Instruction("s9_s99", "sdivrem.u32.rem", "7, 0")
+    one = SlotInstruction("s9_s99", "sdivrem.u32.rem", "7, 0")
     assert eval(expression(one), dict(NAMESPACE)) is UNKNOWN

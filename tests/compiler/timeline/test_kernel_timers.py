@@ -6,7 +6,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as info
 
 from tpukit.compiler.bundles import CallTrace, calibration_of
-from tpukit.compiler.bundles.machine import CoreRun
+from tpukit.compiler.bundles.core_run import CoreRun
 from tpukit.compiler.hlo import Shape, parse_hlo
 from tpukit.compiler.timeline.kernels import (
     RaggedDotTimer,

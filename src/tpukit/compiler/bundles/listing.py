@@ -29,7 +29,7 @@ NEVER = "0"
 
 
 @dataclass(frozen=True)
-class Instruction:
+class SlotInstruction:
     """One slot of a bundle.
 
     Attributes:
@@ -78,7 +78,7 @@ class Bundle:
 
     label: str
     depth: int
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[SlotInstruction, ...]
     regions: tuple[int, ...] = ()
 
 
@@ -136,7 +136,7 @@ def parse_listing(text: str) -> BundleListing:
     return BundleListing(tuple(bundles))
 
 
-def _instruction(slot: str) -> Instruction:
+def _instruction(slot: str) -> SlotInstruction:
     match = _INSTRUCTION.match(slot)
     if match is None:
         raise _unreadable(f"{slot[:60]!r} is no instruction")
@@ -156,7 +156,7 @@ def _instruction(slot: str) -> Instruction:
     elif guard is not None:
         negated, predicate, otherwise = bool(guard[1]), guard[2], guard[3] or ""
         text = (text[: guard.start()] + text[guard.end() :]).strip()
-    return Instruction(target or "", opcode, text, predicate, negated, otherwise, reads_core_id)
+    return SlotInstruction(target or "", opcode, text, predicate, negated, otherwise, reads_core_id)
 
 
 def _without_comments(text: str) -> str:

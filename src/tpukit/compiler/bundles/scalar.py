@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from ...errors import XLACompilationError
-from .listing import Instruction
+from .listing import SlotInstruction
 
 
 class Unknown:
@@ -247,7 +247,7 @@ def address_source(text: str) -> str:
     return source
 
 
-def expression(instruction: Instruction) -> str:
+def expression(instruction: SlotInstruction) -> str:
     """Python source for the value of an instruction that touches no memory."""
     opcode, operands = instruction.opcode, instruction.operands
     stem = opcode.split(".")[0]

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...errors import XLACompilationError
-from .listing import NEVER, BundleListing, Instruction
+from .listing import NEVER, BundleListing, SlotInstruction
 from .scalar import (
     NAMESPACE,
     address_source,
@@ -118,7 +118,7 @@ def _branches(listing: BundleListing, core: Core) -> Iterator[_Branch]:
             yield _Branch(address, address + 1 + slots, target)
 
 
-def _delay_slots(listing: BundleListing, address: int, branch: Instruction, core: Core) -> int:
+def _delay_slots(listing: BundleListing, address: int, branch: SlotInstruction, core: Core) -> int:
     """How many bundles after a branch are issued even when it is taken.
 
     Older generations have a fixed number. TPU7x has up to six, which the listing does not state.
@@ -159,12 +159,12 @@ def _delay_slots(listing: BundleListing, address: int, branch: Instruction, core
     return slots
 
 
-def _needs(one: Instruction, names: set[str]) -> bool:
+def _needs(one: SlotInstruction, names: set[str]) -> bool:
     """Whether it is a transfer, or a wait for one, that cannot be without these values."""
     return one.opcode.startswith("dma") and not names.isdisjoint(one.reads)
 
 
-def _has_side_effect(one: Instruction) -> bool:
+def _has_side_effect(one: SlotInstruction) -> bool:
     return one.opcode.startswith(("dma", "vsync", "vwait", "sbr", "sst"))
 
 
@@ -199,7 +199,7 @@ class _Writer:
         self._made: dict[str, None] = {}
         self._needed: dict[str, None] = {}
 
-    def add(self, one: Instruction, at: int) -> None:
+    def add(self, one: SlotInstruction, at: int) -> None:
         """Write what an instruction does that issues `at` cycles after the segment's start."""
         opcode = one.opcode
         if opcode == "sphi":
@@ -239,7 +239,7 @@ class _Writer:
         ]
         return "\n ".join(lines)
 
-    def _phi(self, one: Instruction) -> None:
+    def _phi(self, one: SlotInstruction) -> None:
         """A phi stands for what its register holds on entry."""
         register = _SCALAR.match(one.target)
         if register is not None:
@@ -247,7 +247,7 @@ class _Writer:
             self._body.append(f"{one.target} = {register[1]}")
             self._made[one.target] = None
 
-    def _define(self, one: Instruction, source: str) -> None:
+    def _define(self, one: SlotInstruction, source: str) -> None:
         register = _SCALAR.match(one.target)
         if register is None:
             return
@@ -274,12 +274,12 @@ class _Writer:
             self._needed[name] = None
 
 
-def _order(one: Instruction) -> int:
+def _order(one: SlotInstruction) -> int:
     """Phis before what reads them in the same bundle, and loads before stores."""
     return 0 if one.opcode == "sphi" else 2 if one.opcode == "sst" else 1
 
 
-def _guard(one: Instruction) -> str:
+def _guard(one: SlotInstruction) -> str:
     if not one.predicate:
         return "True"
     if one.predicate == NEVER:
@@ -287,7 +287,7 @@ def _guard(one: Instruction) -> str:
     return value_source(f"{'!' if one.negated else ''}%{one.predicate}")
 
 
-def _value(one: Instruction) -> str:
+def _value(one: SlotInstruction) -> str:
     if one.opcode == "sld":
         address = _MEMORY.match(one.text)
         return f"load({address_source(address[1])})" if address else "UNKNOWN"
@@ -300,7 +300,7 @@ def _value(one: Instruction) -> str:
     return expression(one)
 
 
-def _transfer(one: Instruction, values: Sequence[str]) -> str:
+def _transfer(one: SlotInstruction, values: Sequence[str]) -> str:
     guard = _guard(one)
     if one.opcode.startswith("dma.done.wait") and len(values) >= 2:
         return f"wait({guard},{values[0]},{values[1]},"

@@ -6,8 +6,8 @@ from typing import Any
 
 from ...errors import XLACompilationError
 from ...hardware import get_chip
+from .core_run import DEFAULT_STEP_LIMIT, GRANULE_BYTES, CoreRun, Transfer, run_program
 from .listing import parse_listing
-from .machine import DEFAULT_STEP_LIMIT, GRANULE_BYTES, CoreRun, Transfer, run_program
 from .transfers import TransferRates, replay
 from .units import UNITS, core_of
 

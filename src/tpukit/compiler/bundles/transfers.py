@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import XLACompilationError
-from .machine import GRANULE_BYTES, Transfer
+from .core_run import GRANULE_BYTES, Transfer
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ _SLICES = re.compile(r'_xla_megascale_target="\{([\d,]*)\}')
 
 
 @dataclass(frozen=True)
-class Transfer:
+class LinkUse:
     """A collective's time, the lanes of the network it fills meanwhile, and the axes of those."""
 
     seconds: float
@@ -47,7 +47,7 @@ class Network:
         default_factory=dict[tuple[tuple[int, ...], ...], tuple[int, int, str]], repr=False
     )
 
-    def transfer(self, collective: Collective) -> Transfer:
+    def transfer(self, collective: Collective) -> LinkUse:
         """Time of `collective` if nothing else used the network."""
         if collective.kind == "collective-permute":
             return self._permute(collective)
@@ -58,11 +58,11 @@ class Network:
                 f"{len(self.coordinates)} devices; program and slice do not belong together."
             )
         if len(group) < 2:
-            return Transfer(0.0, frozenset())
+            return LinkUse(0.0, frozenset())
         chips = {self.coordinates[device] for device in group}
         extents = self._extents(chips)
         if not extents:  # only the devices of one chip: the link between them is not modelled
-            return Transfer(self.machine.hop_latency_s, frozenset())
+            return LinkUse(self.machine.hop_latency_s, frozenset())
         share = (len(chips) - 1) / len(chips)
         rate = sum(self._axis_rate(axis, extent) for axis, extent in extents.items())
         hops = sum(self._hops(axis, extent) for axis, extent in extents.items())
@@ -81,7 +81,7 @@ class Network:
                 latency *= 2
         axes = "".join(map(_letter, extents))
         lanes = frozenset(f"{axis}{way}" for axis in axes for way in "+-")
-        return Transfer(seconds + latency, lanes, axes)
+        return LinkUse(seconds + latency, lanes, axes)
 
     def _axis_by_axis(self, size: int, extents: dict[int, int]) -> float:
         """Time to reduce and scatter over one axis after another, each with what is left.
@@ -114,13 +114,13 @@ class Network:
         target = self.machine.slice
         return target.wraps[axis] and extent == target.topology[axis]
 
-    def _permute(self, collective: Collective) -> Transfer:
+    def _permute(self, collective: Collective) -> LinkUse:
         load, hops, axes = self._route(collective.groups)
         seconds = collective.bytes * load / self.machine.ici_bytes_per_s
         way = "+" if self._goes_up(collective) else "-"
         latency = hops * self.machine.hop_latency_s
         lanes = frozenset(f"{axis}{way}" for axis in axes)
-        return Transfer(seconds + latency, lanes, axes)
+        return LinkUse(seconds + latency, lanes, axes)
 
     def _goes_up(self, collective: Collective) -> bool:
         """Whether most pairs go to a higher device number: the two ways round use other links."""

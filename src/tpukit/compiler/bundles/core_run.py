@@ -61,7 +61,7 @@ class CoreRun:
     transfers: Sequence[Transfer] = field(repr=False)
 
 
-class Machine:
+class RunningCore:
     """One core and its scalar memory."""
 
     def __init__(self, core_number: int, tables: Mapping[int, Sequence[int]]) -> None:
@@ -185,7 +185,7 @@ def run_program(
             not come to its end.
     """
     segments = cut_segments(listing, core)
-    machine = Machine(core_number, tables or {})
+    running = RunningCore(core_number, tables or {})
     visits: Counter[int] = Counter()
     position, end = 0, len(listing.bundles)
     steps = 0
@@ -199,7 +199,7 @@ def run_program(
         steps += 1
         segment = segments[position]
         visits[position] += 1
-        taken = machine.run(segment)
+        taken = running.run(segment)
         if taken is not None:
             leave, target = segment.branch_end, segment.branch_target
             pending = (
@@ -218,7 +218,7 @@ def run_program(
             waits[cause] += amount * times
     return CoreRun(
         bundles=sum((segments[at].end - at) * times for at, times in visits.items()),
-        compute_cycles=machine.now,
+        compute_cycles=running.now,
         busy=busy,
         waits=waits,
         product_cycles=sum(
@@ -229,5 +229,5 @@ def run_program(
             for at, times in visits.items()
             if segments[at].is_loop_body and segments[at].depth == 1
         ),
-        transfers=tuple(machine.transfers),
+        transfers=tuple(running.transfers),
     )
