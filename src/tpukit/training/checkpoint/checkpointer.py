@@ -16,7 +16,6 @@ from ...errors import TPUCheckpointError
 from ...runtime.multihost import smallest_of_all
 from ...step.host_memory import READ_AT_ONCE_BYTES
 from .directory import CheckpointDirectory
-from .host_memory import HostMemory
 from .named_arrays import (
     LeafShape,
     arrays_of,
@@ -27,6 +26,7 @@ from .named_arrays import (
     tree_like,
 )
 from .orbax_arrays import OrbaxArrays
+from .pinned_memory import PinnedMemory
 from .record import Record, plain_json
 from .result import Checkpoint, Verification
 from .saved_arrays import SavedArrays
@@ -83,7 +83,7 @@ class TPUCheckpointer:
         self._async = async_checkpointing
         self._arrays = OrbaxArrays(read_at_once_bytes=read_at_once_bytes)
         self._writer = CheckpointWriter(self._directory, self._arrays, max_to_keep=max_to_keep)
-        self._host_memory: HostMemory | None = None
+        self._pinned: PinnedMemory | None = None
         self._blocked_s = 0.0
 
     @property
@@ -102,8 +102,8 @@ class TPUCheckpointer:
         Args:
             **items: What `save` will be given, or `jax.ShapeDtypeStruct`s with shardings.
         """
-        if HostMemory.is_wanted():
-            self._host_memory = HostMemory(items)
+        if PinnedMemory.is_wanted():
+            self._pinned = PinnedMemory(items)
 
     def save(
         self,
@@ -134,8 +134,8 @@ class TPUCheckpointer:
         """
         started = time.monotonic()
         self._writer.wait()
-        if self._host_memory is not None:
-            self._host_memory.wait()
+        if self._pinned is not None:
+            self._pinned.wait()
         trees = {"params": params, "opt_state": opt_state, **items}
         trees = {name: tree for name, tree in trees.items() if tree is not None}
         record = Record(
@@ -250,8 +250,8 @@ class TPUCheckpointer:
         try:
             self.wait()
         finally:
-            if self._host_memory is not None:
-                self._host_memory.wait()
+            if self._pinned is not None:
+                self._pinned.wait()
             self._writer.close()
             self._arrays.close()
             self._directory.release()

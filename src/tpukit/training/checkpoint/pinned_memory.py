@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 PINNED = "pinned_host"
 
 
-class HostMemory:
+class PinnedMemory:
     """Pins memory for arrays of known shapes in a thread of its own; once is enough.
 
     Args:
@@ -30,7 +30,7 @@ class HostMemory:
     def __init__(self, trees: Any) -> None:
         self._pieces = _pieces(trees)
         self.n_bytes = sum(piece.nbytes for piece, _ in self._pieces)
-        self._thread = threading.Thread(target=self._pin, name="tpukit-host-memory", daemon=True)
+        self._thread = threading.Thread(target=self._pin, name="tpukit-pinned-memory", daemon=True)
         self._thread.start()
 
     @staticmethod

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tpukit.training.checkpoint import TPUCheckpointer, host_memory
-from tpukit.training.checkpoint.host_memory import HostMemory
+from tpukit.training.checkpoint import TPUCheckpointer, pinned_memory
+from tpukit.training.checkpoint.pinned_memory import PinnedMemory
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +21,13 @@ def mesh():
 def test_every_part_counts_once(mesh):
     cut = jax.ShapeDtypeStruct((64, 32), jnp.bfloat16, sharding=NamedSharding(mesh, P("fsdp")))
     whole = jax.ShapeDtypeStruct((5,), jnp.float32, sharding=NamedSharding(mesh, P()))
-    memory = HostMemory({"cut": cut, "whole": whole, "key": jax.random.key(0)})
+    memory = PinnedMemory({"cut": cut, "whole": whole, "key": jax.random.key(0)})
     memory.wait()
     assert memory.n_bytes == 64 * 32 * 2 + 5 * 4
 
 
 def test_a_prepared_save_is_as_any_other(tmp_path, mesh, monkeypatch):
-    monkeypatch.setattr(HostMemory, "is_wanted", staticmethod(lambda: True))
+    monkeypatch.setattr(PinnedMemory, "is_wanted", staticmethod(lambda: True))
     given = jax.device_put(jnp.arange(12.0).reshape(4, 3), NamedSharding(mesh, P("fsdp")))
     with TPUCheckpointer(tmp_path) as checkpointer:
         checkpointer.prepare(params={"w": given})
@@ -37,8 +37,8 @@ def test_a_prepared_save_is_as_any_other(tmp_path, mesh, monkeypatch):
 
 
 def test_a_host_without_such_memory_goes_on(monkeypatch, caplog):
-    monkeypatch.setattr(host_memory, "PINNED", "no_such_memory")
-    caplog.set_level(logging.INFO, logger=host_memory.__name__)
-    memory = HostMemory(jnp.ones(4))
+    monkeypatch.setattr(pinned_memory, "PINNED", "no_such_memory")
+    caplog.set_level(logging.INFO, logger=pinned_memory.__name__)
+    memory = PinnedMemory(jnp.ones(4))
     memory.wait()
     assert "could not be made ready" in caplog.text
