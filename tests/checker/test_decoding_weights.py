@@ -1,5 +1,7 @@
 """Narrow weights as `check --decode` compiles them: as many bytes as the formats come to."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,8 +11,12 @@ from tpukit.compiler.program.request import as_abstract_mesh
 from tpukit.errors import TPUValidationError
 from tpukit.hardware import Slice
 from tpukit.models import get_preset
+from tpukit.models.adapters import adapt
 from tpukit.models.generation.programs import DecodingPrograms
+from tpukit.models.stored.calibration import path_text
+from tpukit.models.stored.parameter import StoredParameter
 from tpukit.planner.cost.served_model import ServedModel
+from tpukit.quantization import quantize_for_tpu
 
 
 def nbytes(tree):
@@ -44,11 +50,26 @@ def test_a_device_has_its_piece_of_every_matrix():
     assert on_one_device(down.scales) == (32, 14336 // 128 // 4, 4096)
 
 
-def test_products_in_fp8_hold_matrices_of_layers_and_no_others():
-    held = held_params(programs("gpt-oss-20b"))
-    assert held["layers"]["mlp"]["experts"]["up_proj"].dtype == jnp.float8_e4m3fn
-    for wide in (held["layers"]["mlp"]["router"]["kernel"], held["lm_head"]["kernel"]):
-        assert wide.dtype == jnp.bfloat16
+def test_what_is_narrow_is_what_quantize_keeps_narrow():
+    config = get_preset("tiny-moe").replace(
+        n_experts=2,
+        layer_kinds={"dense": {"n_experts": 0, "experts_per_token": 0}, "moe": {}},
+        layer_pattern="dense then moe",
+    )
+    init = adapt(config, inputs=("inputs",), batch_shapes={}).init
+    shapes = jax.eval_shape(lambda: init(jax.random.key(0)).params)
+    made = jax.eval_shape(lambda params: quantize_for_tpu(config, params=params).params, shapes)
+    server = DecodingPrograms(config, None, True)
+
+    def kept(tree):
+        leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda x: isinstance(x, StoredParameter))
+        return {path_text(path) for path, one in leaves if isinstance(one, StoredParameter)}
+
+    held = jax.tree.leaves_with_path(held_params(server))
+    in_fp8 = {path_text(path) for path, one in held if one.dtype == jnp.float8_e4m3fn}
+    assert any("experts" in path for path in kept(made))
+    assert not any(re.search("router|norm|embed|lm_head", path) for path in kept(made))
+    assert kept(stored_params(server, "int8")) == kept(made) == in_fp8
 
 
 def test_codes_cannot_be_compiled_without_a_codebook():

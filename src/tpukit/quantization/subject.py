@@ -13,6 +13,7 @@ from ..models.adapters import ModelAdapter, TransformerAdapter, Variables, adapt
 from ..models.adapters.functions import FunctionAdapter
 from ..models.execution import Execution
 from ..models.transformer.config import TransformerConfig
+from ..models.transformer.layer_config import LayerConfig
 
 _KEY = 0  # of layers that draw numbers; the same for every call, so that outputs can be compared
 
@@ -125,11 +126,19 @@ def _experts_side_by_side(config: TransformerConfig) -> TransformerConfig:
 
     Room for every token with every expert: nothing is dropped, so outputs stay.
     """
-    if not config.n_experts or config.routing != "dropless":
-        return config
-    return config.replace(
-        routing="capacity", capacity_factor=config.n_experts / config.experts_per_token
-    )
+
+    def changes(layer: LayerConfig) -> dict[str, Any]:
+        if not layer.n_experts or layer.routing != "dropless":
+            return {}
+        room = layer.n_experts / layer.experts_per_token
+        return {"routing": "capacity", "capacity_factor": room}
+
+    if not config.layer_kinds:
+        return config.replace(**changes(config))
+    kinds = {
+        name: {**own, **changes(config.kinds[name])} for name, own in config.layer_kinds.items()
+    }
+    return config.replace(layer_kinds=kinds)
 
 
 def _with_state(adapter: ModelAdapter, params: Any) -> Variables:

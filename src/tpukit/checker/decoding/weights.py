@@ -14,6 +14,7 @@ from ...models.generation.programs import DecodingPrograms
 from ...models.stored.calibration import find_matrices, path_text
 from ...models.stored.parameter import PartStack, StoredParameter
 from ...models.stored.placement import stored_shardings
+from ...models.stored.product import MatrixAxes
 from ...quantization.plan import INTEGERS, SKIP, make_plan
 from ...quantization.subject import make_subject
 
@@ -32,14 +33,8 @@ def stored_params(programs: DecodingPrograms, format: str) -> PyTree:
             f"weights in {format!r} cannot be compiled without their codebooks; use one of "
             f"{', '.join(INTEGERS)}."
         )
-    whole = programs.abstract_params()
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), whole)
-    tokens = jnp.zeros((1, _FEW_TOKENS), jnp.int32)
-    # With room for every expert their products are plain ones, whose matrices can be told.
-    subject = make_subject(programs.model.replace(routing="capacity"), shapes, tokens)
-    matrices = find_matrices(subject.apply, shapes, subject.batch(tokens))
-    plan = make_plan(matrices, format, skip_ends=False)
-    axes = {one.path: one.axes for one in matrices.found if plan.formats[one.name] != SKIP}
+    shapes = _shapes(programs)
+    axes = _narrow_matrices(programs, shapes, format)
 
     def kept(path: Any, leaf: Any) -> Any:
         own = axes.get(path_text(path))
@@ -67,14 +62,28 @@ def stored_params(programs: DecodingPrograms, format: str) -> PyTree:
 def held_params(programs: DecodingPrograms) -> PyTree:
     """The same with matrices of layers in fp8, as products of `matmul: float8_static` take them.
 
-    They have one constant scale; published servers have one for each column. Tables, norms and
-    routers stay as they are.
+    They have one constant scale; published servers have one for each column.
     """
+    narrow = _narrow_matrices(programs, _shapes(programs), "fp8")
 
     def held(path: Any, leaf: Any) -> Any:
-        name = path_text(path)
-        is_matrix = name.startswith("layers") and leaf.ndim >= 3 and "router" not in name
-        dtype = jnp.dtype(FLOAT8_E4M3FN.name) if is_matrix else leaf.dtype
+        dtype = jnp.dtype(FLOAT8_E4M3FN.name) if path_text(path) in narrow else leaf.dtype
         return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding)
 
     return jax.tree_util.tree_map_with_path(held, programs.abstract_params())
+
+
+def _shapes(programs: DecodingPrograms) -> PyTree:
+    whole = programs.abstract_params()
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), whole)
+
+
+def _narrow_matrices(
+    programs: DecodingPrograms, shapes: PyTree, format: str
+) -> dict[str, MatrixAxes]:
+    """The parameters that `quantize` would keep in a format, by path: the same search and plan."""
+    tokens = jnp.zeros((1, _FEW_TOKENS), jnp.int32)
+    subject = make_subject(programs.model, shapes, tokens)
+    matrices = find_matrices(subject.apply, shapes, subject.batch(tokens))
+    plan = make_plan(matrices, format, skip_ends=False)
+    return {one.path: one.axes for one in matrices.found if plan.formats[one.name] != SKIP}
