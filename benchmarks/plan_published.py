@@ -59,6 +59,7 @@ def candidate(run: PublishedRun) -> Candidates:
     """The published layout as the planner writes it."""
     across = dict(zip(run.mesh, run.dcn_mesh_shape or (), strict=False))
     sizes = {axis: size // across.get(axis, 1) for axis, size in run.mesh.items()}
+    sizes["fsdp"] = sizes.get("fsdp", 1) * sizes.pop("zero", 1)  # the planner counts by role
     ways = run.slice.num_slices
     for axis in ("data", "fsdp"):
         ways *= sizes.get(axis, 1)

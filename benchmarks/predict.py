@@ -120,7 +120,13 @@ def predict(run: PublishedRun, *, compile_s: float) -> Scored:
     return min(tried, key=lambda one: (not one.fits, one.step_s(FROZEN)))
 
 
-def predict_with(run: PublishedRun, options: dict[str, Any], compile_s: float) -> Scored:
+def predict_with(
+    run: PublishedRun,
+    options: dict[str, Any],
+    compile_s: float,
+    *,
+    op_times: tuple[float, ...] = SIMULATED,
+) -> Scored:
     """The same for one set of compiler options."""
     compiled = compile_for(
         run.workload,
@@ -152,7 +158,7 @@ def predict_with(run: PublishedRun, options: dict[str, Any], compile_s: float) -
     verdict = "fits" if compiled.fits else "DOES NOT FIT"
     gib = compiled.memory.total_bytes / 2**30
     print(f"    {verdict} {gib:.2f} GiB, alone {usual.step_time_s:.3f} s {' '.join(usual.caveats)}")
-    known = {op_time: step(op_time).step_time_s for op_time in SIMULATED}
+    known = {op_time: step(op_time).step_time_s for op_time in op_times}
     known = dict(sorted({**known, FROZEN.op_time_in_a_step: usual.step_time_s}.items()))
     steps = np.interp(OP_TIMES, list(known), list(known.values())).tolist()
     return Scored(run, compiled.fits, dict(zip(OP_TIMES, steps, strict=True)))

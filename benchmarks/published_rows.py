@@ -26,7 +26,7 @@ SplashMaker: TypeAlias = Literal["jax", "tokamax"]
 # Whose grouped products: megablox's, which ours are like, or tokamax's.
 GroupedMaker: TypeAlias = Literal["megablox", "tokamax"]
 PRECISIONS = ("bf16", "int8", "fp8")
-AXES = ("data", "fsdp", "expert", "context", "tensor")  # those that change least come last
+AXES = ("data", "fsdp", "zero", "expert", "context", "tensor")  # those that change least come last
 # Presets by the names of MaxText's models and of published rows.
 PRESETS = {
     "deepseek2-16b": "deepseek-v2-lite",
@@ -142,6 +142,9 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
         config = config.replace(matmul=read_matmul(row, precision))
     target = read_slice(row["hardware"])
     mesh, dcn = read_parallelism(row["parallelism"], target)
+    if "zero" in mesh and not config.has_experts and dcn is None:
+        # Two axes split every matrix of a dense model as one does.
+        mesh = {"fsdp": mesh["fsdp"] * mesh["zero"]}
     batch = row["batch"] or {}
     if not batch.get("seq_len") or not batch.get("global_seqs"):
         raise NotExpressible("its batch or sequence length is not given")
@@ -371,7 +374,7 @@ def read_parallelism(text: str, target: Slice) -> tuple[dict[str, int], tuple[in
         if word:
             place = within if word == "ici" else across
             continue
-        axis = {"fsdp_transpose": "fsdp", "dp": "data", "tp": "tensor", "ep": "expert"}.get(
+        axis = {"fsdp_transpose": "zero", "dp": "data", "tp": "tensor", "ep": "expert"}.get(
             name, name
         )
         if axis not in AXES:

@@ -89,6 +89,24 @@ def test_fsdp_leaves_experts_whole_where_they_divide():
     assert found["layers/moe/experts/up"] == P(None, None, "fsdp")
 
 
+def test_experts_take_the_fsdp_axes_they_divide_over_and_another_side_the_rest():
+    found = specs("fsdp", fsdp=8, zero=2)
+    assert found["layers/moe/experts/up"] == P(None, "fsdp", "zero")
+    assert found["layers/moe/experts/down"] == P(None, "fsdp", "zero")
+    assert found["layers/attention/q/kernel"] == P(None, ("fsdp", "zero"))
+    assert specs("fsdp", zero=4, fsdp=2)["layers/moe/experts/up"] == P(None, ("zero", "fsdp"))
+    # No side divides by three: those devices keep the same.
+    assert specs("fsdp", fsdp=8, zero=3)["layers/moe/experts/up"] == P(None, "fsdp")
+
+
+def test_two_fsdp_axes_split_two_sides_where_no_side_divides_over_both():
+    odd = {"a": shape(60, 90, 100), "prime": shape(97, 89)}
+    found = make_layout(odd, mesh(fsdp=20, zero=3), "fsdp").specs
+    assert found == {"a": P(("fsdp", "zero")), "prime": P()}
+    found = make_layout(odd, mesh(fsdp=20, zero=9), "fsdp").specs
+    assert found == {"a": P(None, "zero", "fsdp"), "prime": P()}
+
+
 def test_a_product_asks_the_structural_strategies_first():
     axes = {"stage": 2, "fsdp": 2, "expert": 4, "model": 2}
     found = specs("fsdp+megatron+expert+pipeline", **axes)

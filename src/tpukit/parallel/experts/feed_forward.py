@@ -46,6 +46,18 @@ class ExpertWeights(NamedTuple):
         gate, up, down = jax.tree.map(lambda weight: round_weight(weight, bound), self[:3])
         return ExpertWeights(gate, up, down, self.biases)
 
+    def in_shares(self, shares: int) -> "ExpertWeights":
+        """The same bytes with every matrix cut into `shares` of its rows: (E * shares, …)."""
+        return self._regrouped(lambda shape: (shape[0] * shares, shape[1] // shares, shape[2]))
+
+    def in_whole(self, shares: int) -> "ExpertWeights":
+        """What `in_shares` cut, as whole matrices again."""
+        return self._regrouped(lambda shape: (shape[0] // shares, shape[1] * shares, shape[2]))
+
+    def _regrouped(self, shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> "ExpertWeights":
+        gate, up, down = jax.tree.map(lambda array: array.reshape(shape(array.shape)), self[:3])
+        return ExpertWeights(gate, up, down, self.biases)
+
     def check(self, num_experts: int) -> None:
         """Raise TPUValidationError unless all arrays are of the router's experts and fit."""
         named = (("w_gate", self.gate), ("w_up", self.up), ("w_down", self.down))

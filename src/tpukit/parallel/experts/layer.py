@@ -1,5 +1,6 @@
 """The mixture-of-experts feed-forward layer: on one device, on each for its own, or spread out."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import get_args
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from ...annotations import AnyMesh
 from ...errors import ShardingError, TPUValidationError, did_you_mean
-from ..mesh.axes import BATCH_ROLES, axes_with_role
+from ..mesh.axes import BATCH_ROLES, axes_with_role, share_experts
 from ..mesh.manual_axes import (
     axes_of,
     axis_size,
@@ -20,6 +21,7 @@ from ..mesh.manual_axes import (
     divisors,
     mesh_in_use,
 )
+from ..mesh.mesh import axis_sizes
 from .dispatch import MoESettings, RoutingMethod, moe_shard
 from .feed_forward import Activation, ExpertBiases, ExpertWeights
 from .region import ExpertRegion, manual_axes, region_of
@@ -172,6 +174,8 @@ def moe_ffn(
         kernels=region.is_whole,
     )
 
+    further = 1 if expert_ways > 1 else _further_shares(weights, in_use, region)
+
     def run(
         tokens: tuple[Array, Array | None],
         router: Router,
@@ -179,6 +183,7 @@ def moe_ffn(
         weights: ExpertWeights,
     ) -> tuple[Array, RouterStats]:
         (x, router_x), own = jax.tree.map(lambda array: array[0], (tokens, weights))
+        own = own.in_whole(further)
         y, stats = moe_shard(x, router_x, router, slots, own, settings=here)
         return y[None], stats
 
@@ -195,7 +200,7 @@ def moe_ffn(
         copy_each((x, router_x), region.hidden_parts),
         router,
         slots,
-        copy_each(weights, shards // expert_ways),
+        copy_each(weights.in_shares(further), shards // expert_ways),
     )
     # Each part of the hidden dimension made its share. In their own dtype, as a product of a
     # tensor-parallel layer is summed.
@@ -235,6 +240,20 @@ def _weight_specs(
     biases = (narrow, narrow, P(copies, axis))
     specs = (widen, widen, narrow, weights.biases and ExpertBiases._make(biases))
     return ExpertWeights._make(specs)
+
+
+def _further_shares(weights: ExpertWeights, mesh: AnyMesh, region: ExpertRegion) -> int:
+    """Into how many shares fsdp cuts an expert where there are more devices than experts.
+
+    In these shares, and not in whole experts, gradients are summed and scattered at once: what is
+    split along two dimensions the compiler sums whole on every device.
+    """
+    sizes = axis_sizes(mesh)
+    axes = {axis: sizes[axis] for axis in axes_with_role(mesh.axis_names, "fsdp")}
+    own, rest = share_experts(weights.up.shape[0], axes)
+    shares = math.prod(rest.values())
+    divide = all(weight.shape[1] % shares == 0 for weight in weights[1:3])
+    return shares if own and divide and not region.hidden_axes else 1
 
 
 def _check_experts(num_experts: int, mesh: AnyMesh, axis: str, spec: P) -> int:

@@ -81,6 +81,16 @@ def count_batch_ways(sizes: Mapping[str, int]) -> int:
     return ways
 
 
+def share_experts(experts: int, axes: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """The axes that whole experts divide over, in mesh order, and those left for another side."""
+    own: dict[str, int] = {}
+    for axis, size in axes.items():
+        if experts % size == 0:
+            experts //= size
+            own[axis] = size
+    return own, {axis: size for axis, size in axes.items() if axis not in own}
+
+
 def check_axis_names(axis_names: Sequence[object]) -> tuple[str, ...]:
     """Return `axis_names` as a tuple of distinct strings.
 

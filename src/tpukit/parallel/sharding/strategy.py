@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ...annotations import AnyMesh
 from ...errors import ShardingError, did_you_mean
-from ..mesh.axes import Role, axes_with_role, names_of_role, role_of
+from ..mesh.axes import Role, axes_with_role, names_of_role, role_of, share_experts
 from ..mesh.mesh import axis_sizes
 from .dimensions import Parameter
 from .rules import does_not_divide
@@ -92,7 +92,8 @@ class FullyShard:
 
     Along another named side where `embed` comes last and a share of it would be mostly padding.
     Experts stay whole where they divide: their shares lie as they are gathered, and gradients are
-    scattered as they are summed, which the compiler does not do for a few rows of each expert.
+    scattered as they are summed, which the compiler does not do for a few rows of each expert. Of
+    several axes they take as many as their number divides over; another side takes the rest.
     """
 
     name: str = "fsdp"
@@ -102,7 +103,7 @@ class FullyShard:
     def propose(
         self, parameter: Parameter, free: Sequence[int], axes: Mapping[str, int]
     ) -> Assignment:
-        """Give all axes to one divisible dimension, never to the layer axis of a scan."""
+        """Give axes to dimensions that they divide, never to the layer axis of a scan."""
         own = [
             size
             for size, dim in zip(parameter.shape, parameter.dims, strict=True)
@@ -111,25 +112,53 @@ class FullyShard:
         threshold = VECTOR_SPLIT_FROM if len(own) < 2 else MATRIX_SPLIT_FROM
         if math.prod(own) < threshold:
             return {}
-        ways = math.prod(axes.values())
-        fitting = [
-            index
-            for index in free
-            if parameter.dims[index] != "layers" and parameter.shape[index] % ways == 0
-        ]
-        if not fitting:
+        usable = [index for index in free if parameter.dims[index] != "layers"]
+        around = self._around_experts(parameter, usable, axes)
+        return max(around, self._on_fewest(parameter, usable, axes), key=_axes_used)
+
+    def _around_experts(
+        self, parameter: Parameter, usable: Sequence[int], axes: Mapping[str, int]
+    ) -> Assignment:
+        """Experts over the axes that they divide over, and another side over the rest."""
+        experts = next((index for index in usable if parameter.dims[index] == "expert"), None)
+        if experts is None:
             return {}
-        last = len(parameter.shape) - 1
+        own, rest = share_experts(parameter.shape[experts], axes)
+        if not own:
+            return {}
+        # Shares of the side next to them lie as they are gathered, like those of whole experts.
+        beside = [experts + 1] if experts + 1 in usable else []
+        others = [index for index in usable if index != experts]
+        found = [self._on_fewest(parameter, some, rest) for some in (beside, others)]
+        return {experts: tuple(own), **max(found, key=_axes_used)}
 
-        def merit(index: int) -> tuple[bool, bool, bool, int, int]:
-            dim, size = parameter.dims[index], parameter.shape[index]
-            # A share of the last dimension is padded to whole lanes of memory.
-            padded = index == last and size // ways % LANES > 0
-            # Splitting a vocabulary would turn each embedding look-up into a masked all-reduce.
-            named = dim in WEIGHT_SIDES and not padded
-            return dim == "expert", named, dim == "embed", size, -index
+    def _on_fewest(
+        self, parameter: Parameter, usable: Sequence[int], axes: Mapping[str, int]
+    ) -> Assignment:
+        """As many axes as one dimension divides over, and the others on further ones."""
+        names, last = tuple(axes), len(parameter.shape) - 1
+        for count in range(len(names), 0, -1):
+            ways = math.prod(axes[name] for name in names[:count])
 
-        return {max(fitting, key=merit): tuple(axes)}
+            def merit(index: int, ways: int = ways) -> tuple[bool, bool, int, int]:
+                dim, size = parameter.dims[index], parameter.shape[index]
+                # A share of the last dimension is padded to whole lanes of memory.
+                padded = index == last and size // ways % LANES > 0
+                # Splitting a vocabulary would turn each embedding look-up into a masked all-reduce.
+                named = dim in WEIGHT_SIDES and not padded
+                return named, dim == "embed", size, -index
+
+            fitting = [index for index in usable if parameter.shape[index] % ways == 0]
+            if fitting:
+                best = max(fitting, key=merit)
+                others = [index for index in usable if index != best]
+                rest = {name: axes[name] for name in names[count:]}
+                return {best: names[:count], **self._on_fewest(parameter, others, rest)}
+        return {}
+
+
+def _axes_used(assignment: Assignment) -> int:
+    return sum(map(len, assignment.values()))
 
 
 @dataclass(frozen=True)
