@@ -149,11 +149,10 @@ def test_off_a_terminal_progress_is_plain_lines(capsys):
 @pytest.mark.slow
 def test_the_whole_life_of_the_default_job(tmp_path):
     """Everything for real: the TPU compiler, an emulated cloud, processes that are killed."""
-    before = {one.pid for one in psutil.process_iter()}
     done = subprocess.run(
         [sys.executable, "-m", "tpukit", "rehearse", "--steps", "60", "-o", "out", "--json"],
         cwd=tmp_path,
-        env={**os.environ, "XLA_FLAGS": ""},
+        env={**os.environ, "XLA_FLAGS": "", "REHEARSED_IN": str(tmp_path)},
         capture_output=True,
         text=True,
     )
@@ -186,6 +185,9 @@ def test_the_whole_life_of_the_default_job(tmp_path):
     assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
     assert "preempted-a2 is taken away without a word" in done.stderr
-    late = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
-    left = [one for one in late if "tpukit" in " ".join(one.info["cmdline"] or [])]
+    left = [
+        one
+        for one in psutil.process_iter(["environ"])
+        if (one.info["environ"] or {}).get("REHEARSED_IN") == str(tmp_path)
+    ]
     assert not psutil.wait_procs(left, timeout=5)[1]
