@@ -1,7 +1,7 @@
 """Predicted against published step times, beside a baseline that compiles nothing.
 
     python benchmarks/predict.py [--results FILE] [--only TEXT] [--compile-s 600] [--write]
-                                 [--pieces FILE]
+                                 [--pieces FILE] [--recorded]
 
 All constants of the model but two come from single ops and public microbenchmarks
 (src/tpukit/hardware/data/rates.toml). Those two, how much faster an op is inside a
@@ -14,7 +14,7 @@ nothing else.
 package): the band that predictions are printed with is made of them. Rows that `--only` leaves out
 stay as they were written, with the day they were predicted. Constants are fitted on the rows of one
 run: `--pieces` keeps what each row gave, so that rows can be predicted one by one within a day and
-scored together at its end.
+scored together at its end. `--recorded` compiles nothing and scores what was written.
 """
 
 import argparse
@@ -144,7 +144,12 @@ def predict_with(
     counter = KernelCounter(compiled.module)
 
     def step(op_time: float) -> StepPrediction:
-        machine = Machine.of(compiled.slice, op_time_in_a_step=op_time, wait_per_doubling=0.0)
+        machine = Machine.of(
+            compiled.slice,
+            op_time_in_a_step=op_time,
+            wait_per_doubling=0.0,
+            reduces_at_once=run.reduces_at_once,
+        )
         return predict_step(
             compiled.module,
             compiled.slice,
@@ -227,6 +232,7 @@ def main() -> None:
     parser.add_argument("--compile-s", type=float, default=COMPILE_S, help="limit for each compile")
     parser.add_argument("--write", action="store_true", help="ship the rows with this package")
     parser.add_argument("--pieces", type=Path, help="a file that keeps what each row gave today")
+    parser.add_argument("--recorded", action="store_true", help="score what was written")
     options = parser.parse_args()
     runs: list[PublishedRun] = []
     for row in load_rows(options.results, only=options.only):
@@ -234,6 +240,10 @@ def main() -> None:
             runs.append(as_run(row))
         except NotExpressible as reason:
             print(f"left out {row['id']}: {reason}")
+    if options.recorded:
+        kept = ScoredSteps.from_dict(json.loads(SHIPPED.read_text()))
+        score(kept, {run.name: Scored(run, True, {}) for run in runs})
+        return
     pieces = Pieces(options.pieces)
     scored: list[Scored] = []
     for run in runs:

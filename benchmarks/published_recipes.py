@@ -83,6 +83,17 @@ def has_fused_backward(row: dict[str, Any]) -> bool:
     return row["hardware"]["gen"] == "v6e" and row["model"] in FUSED_BACKWARD
 
 
+# Recipes for TPU7x whose reductions go over several axes of the torus at once: they set
+# xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter, with and without which libtpu
+# 0.0.42.1 makes the same program. Those of llama3.1-70b do not, or switch it off.
+REDUCES_AT_ONCE = ("deepseek3-671b", "gpt-oss-120b", "gemma4-31b")
+
+
+def reduces_at_once(row: dict[str, Any]) -> bool:
+    """Whether a run's recipe asks for reductions over all axes at once."""
+    return row["hardware"]["gen"] == "7x" and row["model"] in REDUCES_AT_ONCE
+
+
 def read_options(row: dict[str, Any], target: Slice) -> dict[str, Any]:
     """The compiler options of a run: its recipe's where known, else our third level."""
     generation = target.chip.name

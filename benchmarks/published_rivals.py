@@ -23,7 +23,10 @@ from predict import COMPILE_S, DEFAULT_RESULTS, FROZEN, predict_with
 from published_rows import NotExpressible, PublishedRun, as_run, load_rows
 
 from tpukit import configure_tpu_environment
-from tpukit.compiler import compile_for
+from tpukit.compiler import CompiledStep, compile_for
+from tpukit.compiler.kernel_traces import trace_kernels
+from tpukit.compiler.timeline import Machine, StepPrediction, predict_step
+from tpukit.compiler.timeline.kernels import has_own_model
 from tpukit.errors import TPUError
 from tpukit.hardware.scored_steps import ScoredSteps
 from tpukit.job.value_text import parse_mesh
@@ -89,7 +92,7 @@ def ours_s(
         except TPUError as error:
             print(f"    {remat}: {error}", flush=True)
             continue
-        found = compiled.predict()
+        found = predicted(compiled, run)
         step = found.step_time_s
         gib = compiled.memory.total_bytes / 2**30
         verdict = f"{step:.3f} s" if compiled.fits else "does not fit"
@@ -98,6 +101,21 @@ def ours_s(
         if compiled.fits and (best is None or step < best):
             best = step
     return best
+
+
+def predicted(compiled: CompiledStep, run: PublishedRun) -> StepPrediction:
+    """As `CompiledStep.predict` does, on the machine that the published program is predicted on."""
+    kernels = trace_kernels(
+        compiled.module, compiled.slice, wanted=lambda call: not has_own_model(call)
+    )
+    return predict_step(
+        compiled.module,
+        compiled.slice,
+        coordinates=compiled.coordinates,
+        slice_of_device=compiled.slice_of_device,
+        kernel_traces=kernels,
+        machine=Machine.of(compiled.slice, reduces_at_once=run.reduces_at_once),
+    )
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from published_recipes import (
     TRANSFERS_FIRST,
     has_fused_backward,
     read_options,
+    reduces_at_once,
 )
 
 from tpukit import Slice, TransformerConfig, Workload, get_preset, list_presets
@@ -86,6 +87,7 @@ class PublishedRun:
     precision: str
     splash: SplashMaker
     grouped: GroupedMaker
+    reduces_at_once: bool
 
     @property
     def option_sets(self) -> tuple[dict[str, Any], ...]:
@@ -141,10 +143,9 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
     if not quantized:
         config = config.replace(matmul=read_matmul(row, precision))
     target = read_slice(row["hardware"])
-    mesh, dcn = read_parallelism(row["parallelism"], target)
-    if "zero" in mesh and not config.has_experts and dcn is None:
-        # Two axes split every matrix of a dense model as one does.
-        mesh = {"fsdp": mesh["fsdp"] * mesh["zero"]}
+    # Two axes split every matrix of a dense model as one does.
+    second = "zero" if config.has_experts else "fsdp"
+    mesh, dcn = read_parallelism(row["parallelism"], target, second_fsdp=second)
     batch = row["batch"] or {}
     if not batch.get("seq_len") or not batch.get("global_seqs"):
         raise NotExpressible("its batch or sequence length is not given")
@@ -184,6 +185,7 @@ def as_run(row: dict[str, Any], *, quantized: bool = False) -> PublishedRun:
         precision=precision,
         splash=read_splash(row),
         grouped=read_grouped(row),
+        reduces_at_once=reduces_at_once(row),
     )
 
 
@@ -361,8 +363,15 @@ def published_step_s(row: dict[str, Any], tokens: int, target: Slice) -> float:
     return flops * tokens / (measured["tflops_per_chip"] * 1e12 * target.chips)
 
 
-def read_parallelism(text: str, target: Slice) -> tuple[dict[str, int], tuple[int, ...] | None]:
+def read_parallelism(
+    text: str, target: Slice, *, second_fsdp: str
+) -> tuple[dict[str, int], tuple[int, ...] | None]:
     """Mesh sizes by axis over all slices, and the part of each that crosses slices.
+
+    Args:
+        text: As the row says it.
+        target: Where it ran.
+        second_fsdp: Our axis for MaxText's fsdp_transpose.
 
     Raises:
         NotExpressible: We have no such axis, or the sizes are not those of the slice.
@@ -374,7 +383,7 @@ def read_parallelism(text: str, target: Slice) -> tuple[dict[str, int], tuple[in
         if word:
             place = within if word == "ici" else across
             continue
-        axis = {"fsdp_transpose": "zero", "dp": "data", "tp": "tensor", "ep": "expert"}.get(
+        axis = {"fsdp_transpose": second_fsdp, "dp": "data", "tp": "tensor", "ep": "expert"}.get(
             name, name
         )
         if axis not in AXES:

@@ -10,6 +10,7 @@ import published_loss
 import published_rows
 import pytest
 from published_attention import narrow_scores
+from published_recipes import reduces_at_once
 from published_rows import NotExpressible, as_run
 
 from tpukit.models.attention.choice import dot_attention
@@ -69,13 +70,17 @@ def test_models_of_several_kinds_are_compiled_as_their_recipes_run_them():
     assert config.parameter_count().total == 671_026_419_200  # nothing predicted ahead
     groups = [(layer.router_groups, layer.router_groups_kept) for layer in config.kinds.values()]
     assert groups == [(0, 0), (0, 0)]
-    assert (config.matmul, deepseek.mesh) == ("float8_static", {"fsdp": 512})
+    assert (config.matmul, deepseek.mesh) == ("float8_static", {"fsdp": 256, "zero": 2})
+    assert as_run(ROWS["iw-gemma4-31b-64"]).mesh == {"fsdp": 128}  # no experts, so one axis does
     assert deepseek.options["xla_tpu_pcie_bandwidth_multiplier"] == 0.03
     assert not as_run(ROWS["iw-deepseek3-bf16-128"]).workload.config.wide_gradients
     # MaxText calls so what experts give row by row.
     oss = as_run(ROWS["iw-gpt-oss-120b-64"]).workload
     assert str(oss.remat) == "offload=decoder_layer_input,expert_rows"
     assert str(as_run(ROWS["iw-gemma4-31b-64"]).workload.remat) == "save=mlpwo,out_proj"
+    at_once = {name for name, row in ROWS.items() if reduces_at_once(row)}
+    of_recipes = {"iw-deepseek3-bf16-128", "iw-deepseek3-fp8-256", "iw-gpt-oss-120b-64"}
+    assert at_once == {*of_recipes, "iw-gemma4-31b-64"}
     by_channel = changed("iw-llama3.1-70b-8k-fp8-64", quantization="fp8_full via Qwix")
     assert as_run(by_channel).workload.config.matmul == "float8_channels"
     assert as_run(by_channel, quantized=True).workload.config.matmul == "dtype"

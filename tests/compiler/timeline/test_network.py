@@ -13,12 +13,12 @@ from tpukit.hardware import Slice
 MEGABYTE = 10**6
 
 
-def network(name):
+def network(name, **machine):
     target = Slice.parse(name)
     places = tuple(itertools.product(*(range(size) for size in target.topology)))
     per_chip = target.chip.devices_per_chip
     coordinates = tuple(place for place in places for _ in range(per_chip))
-    return Network(Machine.of(target), coordinates, (0,) * len(coordinates))
+    return Network(Machine.of(target, **machine), coordinates, (0,) * len(coordinates))
 
 
 def seconds(net, kind, groups, size=100 * MEGABYTE):
@@ -42,6 +42,13 @@ def test_a_reduction_goes_over_one_axis_after_another():
     net = network("v6e-256")
     row = (tuple(range(16)),)
     assert seconds(net, "reduce-scatter", row) == pytest.approx(seconds(net, "all-gather", row))
+
+
+def test_a_reduction_goes_over_all_axes_where_libtpu_was_told_to():
+    net = network("tpu7x-4x4x4", reduces_at_once=True)
+    gathered = seconds(net, "all-gather", everyone(net))
+    assert seconds(net, "reduce-scatter", everyone(net)) == pytest.approx(gathered)
+    assert seconds(network("tpu7x-4x4x4"), "reduce-scatter", everyone(net)) > 2 * gathered
 
 
 def test_a_sum_over_a_pod_is_as_fast_as_published():

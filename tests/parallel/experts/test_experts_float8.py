@@ -80,17 +80,18 @@ def test_the_kernels_multiply_as_xla_does():
     others = jnp.asarray(rng.normal(size=(48, 256)), E5M2)
     weights = jnp.asarray(rng.normal(size=(4, 128, 256)), E4M3)
     sizes, f32 = jnp.asarray(SIZES), jnp.float32
+    scales = jnp.asarray(rng.uniform(0.5, 2.0, size=(1, 256)), f32)
     forward = pallas_tpu.grouped_product(
-        rows, weights, sizes, dtype=f32, transposed=False, interpret=True
+        rows, weights, sizes, dtype=f32, transposed=False, factor=0.25, interpret=True
     )
     backward = pallas_tpu.grouped_product(
         others, weights, sizes, dtype=f32, transposed=True, interpret=True
     )
-    summed = pallas_tpu.grouped_sum(rows, others, sizes, dtype=f32, interpret=True)
+    summed = pallas_tpu.grouped_sum(rows, others, sizes, scales, dtype=f32, interpret=True)
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-4)
-    close(forward, multiply_groups(rows, weights, sizes, dtype=f32))
+    close(forward, multiply_groups(rows, weights, sizes, dtype=f32) * 0.25)
     close(backward, multiply_groups(others, weights, sizes, dtype=f32, transposed=True))
-    close(summed, sum_groups(rows, others, sizes, dtype=f32))
+    close(summed, sum_groups(rows, others, sizes, jnp.ones_like(scales), dtype=f32) * scales)
     assert not np.asarray(forward)[SIZES.sum() :].any()
 
 

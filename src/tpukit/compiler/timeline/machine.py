@@ -34,6 +34,7 @@ class Machine:
     op_time_in_a_step: float
     wait_per_doubling: float
     attention: AttentionRates = field(repr=False)
+    reduces_at_once: bool = False  # over all axes of the torus, not one after another
 
     @classmethod
     def of(
@@ -42,8 +43,18 @@ class Machine:
         *,
         op_time_in_a_step: float | None = None,
         wait_per_doubling: float | None = None,
+        reduces_at_once: bool = False,
     ) -> "Machine":
-        """The machine behind one device of `target`; rates fitted on whole steps can be given."""
+        """The machine behind one device of `target`.
+
+        Args:
+            target: The slice.
+            op_time_in_a_step: Fitted on whole steps; by default as shipped.
+            wait_per_doubling: The same.
+            reduces_at_once: Whether libtpu was told to reduce over all axes of the torus at once
+                (xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter); a program does
+                not show it.
+        """
         chip = target.chip
         rates = ChipRates.of(chip.name)
         together = op_time_in_a_step or rates.op_time_in_a_step
@@ -73,6 +84,7 @@ class Machine:
                 rates.wait_per_doubling if wait_per_doubling is None else wait_per_doubling
             ),
             attention=AttentionRates.of(chip.name),
+            reduces_at_once=reduces_at_once,
         )
 
     def peak_flops(self, dtype: str) -> float:

@@ -119,8 +119,12 @@ def _forward(
 ) -> tuple[Array, Residuals]:
     del wide
     left, left_scales = _rounded(rows, bound, axis=1)
+    kept = (left, left_scales, values, scales, sizes)
+    if bound is not None:  # both scales are this constant, which the kernel multiplies by
+        factor = _scale(bound) ** 2
+        return kernel.multiply(left, values, sizes, dtype=rows.dtype, factor=factor), kept
     y = kernel.multiply(left, values, sizes, dtype=rows.dtype)
-    return y * left_scales * scales, (left, left_scales, values, scales, sizes)
+    return y * left_scales * scales, kept
 
 
 def _backward(
@@ -133,7 +137,7 @@ def _backward(
     by_row, row_scales = quantize_channels(gradient * scales, FLOAT8_E5M2, axis=1)
     d_rows = kernel.multiply(by_row, values, sizes, dtype=dtype, transposed=True) * row_scales
     by_column, column_scales = quantize_channels(gradient * left_scales, FLOAT8_E5M2, axis=0)
-    d_weight = kernel.sum(left, by_column, sizes, dtype=dtype) * column_scales
+    d_weight = kernel.sum(left, by_column, sizes, column_scales.astype(jnp.float32), dtype=dtype)
     return d_rows, d_weight, None, None, None
 
 

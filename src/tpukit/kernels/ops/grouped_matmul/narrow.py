@@ -29,6 +29,7 @@ def multiply_groups(
     *,
     dtype: Any,
     transposed: bool = False,
+    factor: float = 1.0,
     implementation: str | None = None,
     expected_rows: int | None = None,
 ) -> jax.Array:
@@ -40,10 +41,11 @@ def multiply_groups(
         group_sizes: (G,) integers.
         dtype: Of the result, (M, N).
         transposed: Whether weights are multiplied transposed, for the gradient of rows.
+        factor: Multiplies the result before it is rounded to `dtype`.
         implementation: "pallas_tpu" or "xla"; None takes the kernel on TPU.
         expected_rows: As for `grouped_matmul`.
     """
-    options = {"dtype": dtype, "transposed": transposed}
+    options = {"dtype": dtype, "transposed": transposed, "factor": factor}
     return _chosen(
         {PALLAS_TPU: grouped_product, XLA: _multiply_xla},
         (rows, weights, group_sizes),
@@ -57,15 +59,20 @@ def sum_groups(
     rows: jax.Array,
     others: jax.Array,
     group_sizes: jax.Array,
+    scales: jax.Array,
     *,
     dtype: Any,
     implementation: str | None = None,
     expected_rows: int | None = None,
 ) -> jax.Array:
-    """The transposed rows (M, K) times others (M, N), summed by group in float32: (G, K, N)."""
+    """The transposed rows (M, K) times others (M, N), summed by group in float32: (G, K, N).
+
+    Columns are rounded to `dtype` and multiplied by `scales` (1, N) in float32, where they are
+    made: a pass of its own over the gradients of all experts would read and write them once more.
+    """
     return _chosen(
         {PALLAS_TPU: grouped_sum, XLA: _sum_xla},
-        (rows, others, group_sizes),
+        (rows, others, group_sizes, scales),
         {"dtype": dtype},
         implementation,
         expected_rows,
@@ -74,7 +81,7 @@ def sum_groups(
 
 def _chosen(
     functions: dict[str, Any],
-    arrays: tuple[jax.Array, jax.Array, jax.Array],
+    arrays: tuple[jax.Array, ...],
     options: dict[str, Any],
     implementation: str | None,
     expected_rows: int | None,
@@ -90,22 +97,29 @@ def _chosen(
 
 
 def _multiply_xla(
-    rows: jax.Array, weights: jax.Array, group_sizes: jax.Array, *, dtype: Any, transposed: bool
+    rows: jax.Array,
+    weights: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    dtype: Any,
+    transposed: bool,
+    factor: float,
 ) -> jax.Array:
     matrices = weights.swapaxes(1, 2) if transposed else weights
     product = jax.lax.ragged_dot(rows, matrices, group_sizes, preferred_element_type=jnp.float32)
     # Rows past the last group may be anything after a ragged product.
-    return jnp.where(_counted(rows, group_sizes), product, 0).astype(dtype)
+    return jnp.where(_counted(rows, group_sizes), product * factor, 0).astype(dtype)
 
 
 def _sum_xla(
-    rows: jax.Array, others: jax.Array, group_sizes: jax.Array, *, dtype: Any
+    rows: jax.Array, others: jax.Array, group_sizes: jax.Array, scales: jax.Array, *, dtype: Any
 ) -> jax.Array:
     counted = _counted(rows, group_sizes)
     left, right = (jnp.where(counted, one, jnp.zeros_like(one)) for one in (rows, others))
-    return jax.lax.ragged_dot_general(
+    summed = jax.lax.ragged_dot_general(
         left, right, group_sizes, _SUM_OVER_ROWS, preferred_element_type=jnp.float32
-    ).astype(dtype)
+    )
+    return (summed.astype(dtype) * scales).astype(dtype)
 
 
 def _counted(rows: jax.Array, group_sizes: jax.Array) -> jax.Array:

@@ -79,6 +79,7 @@ def grouped_product(
     *,
     dtype: Any,
     transposed: bool,
+    factor: float = 1.0,
     expected_rows: int | None = None,
     interpret: Interpret = False,
 ) -> jax.Array:
@@ -99,6 +100,7 @@ def grouped_product(
         transposed=transposed,
         interpret=interpret,
         dtype=dtype,
+        factor=factor,
     )
 
 
@@ -106,6 +108,7 @@ def grouped_sum(
     rows: jax.Array,
     others: jax.Array,
     group_sizes: jax.Array,
+    scales: jax.Array,
     *,
     dtype: Any,
     expected_rows: int | None = None,
@@ -122,6 +125,7 @@ def grouped_sum(
         tiles=(chosen.drhs_rows, chosen.drhs_contraction, chosen.drhs_columns),
         dtype=dtype,
         interpret=interpret,
+        scales=scales,
     )
 
 
@@ -135,10 +139,12 @@ def _multiply(
     transposed: bool,
     interpret: Interpret,
     dtype: Any = None,
+    factor: float = 1.0,
 ) -> jax.Array:
     """Rows of lhs (M, C) times the weight of their group: (G, C, N), or (G, N, C) transposed.
 
-    The result has the dtype of lhs unless another one is asked for.
+    The result has the dtype of lhs unless another one is asked for, and is multiplied by `factor`
+    before it is rounded to that.
     """
     tile_rows, tile_sum, tile_columns = tiles
     rows, width = lhs.shape
@@ -161,7 +167,7 @@ def _multiply(
     result = jax.ShapeDtypeStruct((rows, columns), dtype or lhs.dtype)
     wider = 2 * tile_rows * tile_columns * (result.dtype.itemsize - lhs.dtype.itemsize)
     return pl.pallas_call(
-        partial(_multiply_kernel, groups=groups, width=width, transposed=transposed),
+        partial(_multiply_kernel, groups=groups, width=width, transposed=transposed, factor=factor),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=4,
             grid=(pl.cdiv(columns, tile_columns), table.visits, pl.cdiv(width, tile_sum)),
@@ -195,6 +201,7 @@ def _multiply_kernel(
     groups: int,
     width: int,
     transposed: bool,
+    factor: float,
 ) -> None:
     del filled  # only says where rows are
     visit, step, steps = pl.program_id(1), pl.program_id(2), pl.num_programs(2)
@@ -212,7 +219,8 @@ def _multiply_kernel(
     def _store() -> None:
         is_mine = _rows_of_group(offsets, mine, tile[visit], out.shape)
         opens_tile = (visit == 0) | (tile[visit] != tile[jnp.maximum(visit - 1, 0)])
-        result = jnp.where(mine < groups, total[...], 0.0).astype(out.dtype)
+        scaled = total[...] if factor == 1.0 else total[...] * factor
+        result = jnp.where(mine < groups, scaled, 0.0).astype(out.dtype)
 
         @pl.when(opens_tile)
         def _first() -> None:
@@ -232,18 +240,24 @@ def _sum_by_group(
     tiles: Tiles,
     dtype: Any,
     interpret: Interpret,
+    scales: jax.Array | None = None,
 ) -> jax.Array:
-    """The transposed lhs (M, K) times the cotangent (M, N), by group: (G, K, N)."""
+    """The transposed lhs (M, K) times the cotangent (M, N), by group: (G, K, N).
+
+    With `scales` (1, N) every column, rounded to `dtype`, is multiplied by its own.
+    """
     tile_rows, tile_width, tile_columns = tiles
     (rows, width), columns, groups = lhs.shape, cotangent.shape[1], group_sizes.shape[0]
     table = plan_visits(group_sizes, rows=rows, tile_rows=tile_rows, each_group=True)
     wider = 2 * tile_width * tile_columns * (jnp.dtype(dtype).itemsize - lhs.dtype.itemsize)
+    own_scales = () if scales is None else (scales,)
     return pl.pallas_call(
-        _sum_kernel,
+        partial(_sum_kernel, scaled=scales is not None),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(pl.cdiv(width, tile_width), pl.cdiv(columns, tile_columns), table.visits),
             in_specs=[
+                *(pl.BlockSpec((1, tile_columns), lambda i, j, *_: (0, j)) for _ in own_scales),
                 pl.BlockSpec((tile_rows, tile_width), lambda i, j, v, group, tile, _: (tile[v], i)),
                 pl.BlockSpec(
                     (tile_rows, tile_columns), lambda i, j, v, group, tile, _: (tile[v], j)
@@ -259,12 +273,11 @@ def _sum_by_group(
         cost_estimate=_cost(drhs_work(shape, tiles)),
         interpret=interpret,
         name="grouped_matmul_drhs",
-    )(table.group, table.tile, table.offsets, lhs, cotangent)
+    )(table.group, table.tile, table.offsets, *own_scales, lhs, cotangent)
 
 
-def _sum_kernel(
-    group: Any, tile: Any, offsets: Any, lhs: Any, cotangent: Any, out: Any, total: Any
-) -> None:
+def _sum_kernel(group: Any, tile: Any, offsets: Any, *refs: Any, scaled: bool) -> None:
+    lhs, cotangent, out, total = refs[-4:]
     visit, visits = pl.program_id(2), pl.num_programs(2)
     mine = group[visit]
     last = visits - 1
@@ -286,7 +299,10 @@ def _sum_kernel(
 
     @pl.when((visit == last) | (group[jnp.minimum(visit + 1, last)] != mine))
     def _store() -> None:
-        out[0] = total[...].astype(out.dtype)
+        rounded = total[...].astype(out.dtype)
+        if scaled:  # in float32, which every chip multiplies: what two rounded numbers give
+            rounded = (rounded.astype(jnp.float32) * refs[0][...]).astype(out.dtype)
+        out[0] = rounded
 
 
 def _shape(
