@@ -11,8 +11,9 @@ The search is compared with the best uniform format at 2.1, 2.5 and 3.25 bits: o
 that take no more than those bits (and a tenth), the one with the least KL on the text it is
 judged by. "Same bytes" gives the search what that format takes, and not a byte more; "same budget"
 gives it the bits that were asked for, which a uniform format cannot use up. It sees calibration
-text only, and so does `--tune`: plans of the search, and the uniform format they are compared with,
-are tuned alike, and all are judged by files that were neither trained nor calibrated with.
+text only, and so does `--tune`: plans of the search at the same bytes (with `--tune-budgets` at the
+budgets, too), and the uniform format they are compared with, are tuned alike, and all are judged by
+files that were neither trained nor calibrated with.
 
 Rows are written after every seed. `--quick` is a smoke test for a CPU: one tiny model, few formats.
 """
@@ -216,6 +217,7 @@ class Seed:
         self.calibrated = Calibrated.of(self.subject, self.given, self.judged, rounding, said)
         self.other = self.calibrated.evaluator.beside(self.subject.params, self.fresh)
         self.generates, self.steps, self.seed = options.generation, options.tune, seed
+        self.tuned_sizes = ("same_bytes", "same_budget")[: 1 + options.tune_budgets]
         plan = make_plan(self.calibrated.matrices, "int4")
         self.integers = integer_rows(self.calibrated, list(plan.quantized))
         self._lap("integers")
@@ -262,7 +264,7 @@ class Seed:
             if best in self.candidates.formats:
                 plans[best] = self.candidates.uniform(best)
                 wanted.append((best, found, found["kl"]))
-            for what in ("same_bytes", "same_budget"):
+            for what in self.tuned_sizes:
                 # A budget that the uniform format uses up needs no tuning of its own.
                 spare = what in found and found[what]["bits"] - found["same_bytes"]["bits"]
                 if what in found and (what == "same_bytes" or spare > ABOUT):
@@ -280,7 +282,7 @@ class Seed:
         for budget, found in searched.items():
             if not found or "tuned" not in found:
                 continue
-            for what in ("same_bytes", "same_budget"):
+            for what in self.tuned_sizes:
                 if "tuned" in found.get(what, {}):
                     own = found[what]["tuned"]
                     less = 100 * (1 - own["kl"] / found["tuned"]["kl"])
@@ -432,6 +434,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=8, help="To calibrate with, and to judge by")
     parser.add_argument("--calibrate", type=int, help="Batches to calibrate with, if others")
     parser.add_argument("--tune", type=int, default=0, help="Steps of tuning, of what is compared")
+    parser.add_argument("--tune-budgets", action="store_true", help="Plans at the budgets, too")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--generation", action="store_true", help="Score what plans write, too")
     parser.add_argument("--trellis", action="store_true", help="Trellises too")

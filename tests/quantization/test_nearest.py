@@ -7,7 +7,7 @@ import pytest
 
 from tpukit.quantization.codebooks.nearest import form_for, nearest, nearest_in_chunk
 
-FORMS = ("loop", "fused", "product")
+FORMS = ("loop", "stream", "fused", "product")
 found = jax.jit(nearest_in_chunk, static_argnames="form")
 
 
@@ -78,3 +78,6 @@ def test_the_form_follows_platform_and_size():
     assert form_for(512, 1024, "cpu") == "product"
     assert form_for(8, 1024, "gpu") == form_for(8, 1024, "tpu") == "fused"
     assert form_for(4, 65_536, "cpu") == "product"
+    assert form_for(8, 1024, "gpu", 1_000_000) == "stream"
+    assert form_for(8, 1024, "tpu", 1_000_000) == "fused"
+    assert form_for(512, 1024, "gpu", 1_000_000) == "product"

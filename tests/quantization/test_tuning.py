@@ -1,4 +1,4 @@
-"""Tuning once codes are fixed: spoiled numbers are found again, and codes and bytes stay."""
+"""Tuning: spoiled numbers are found again, codes follow, and bytes stay."""
 
 from functools import cache
 
@@ -17,6 +17,7 @@ from tpukit.quantization.integers.qwix_matrices import ScaledInputs
 from tpukit.quantization.measures.evaluation import Evaluator
 from tpukit.quantization.model import with_parts
 from tpukit.quantization.search.continuous import Continuous
+from tpukit.quantization.search.shadows import pulled
 from tpukit.quantization.subject import make_subject
 from tpukit.quantization.vector_codes.trellis import pack_bits
 
@@ -99,26 +100,59 @@ def tuned():
 
 def test_spoiled_numbers_are_found_again_on_data_nobody_tuned_on():
     stored, report, said = tuned()
-    assert kl(stored, data(2, 2)) < 0.2 * kl(spoiled(), data(2, 2))
-    assert report.after < 0.2 * report.before
-    assert (report.steps, report.best) == (50, said[-1].done)
+    assert kl(stored, data(2, 2)) < 0.4 * kl(spoiled(), data(2, 2))
+    assert report.after < 0.4 * report.before
+    assert report.steps == said[-1].done == 50
+    assert report.best in [one.done for one in said]
     assert "of 50 steps" in report.text()
 
 
-def test_codes_and_bytes_stay():
+def test_bytes_stay_and_vector_codes_follow():
     pairs = list(zip(*map(jax.tree.leaves, (spoiled(), tuned()[0])), strict=True))
     assert all((old.shape, old.dtype) == (new.shape, new.dtype) for old, new in pairs)
     old, new = (tree["vector"].parts[0] for tree in (spoiled(), tuned()[0]))
-    assert np.array_equal(old.codes, new.codes)
     assert np.array_equal(old.signs, new.signs)
     assert not np.array_equal(old.entries, new.entries)
     assert not np.array_equal(old.scales, new.scales)
-    trellis = tuned()[0]["trellis"].parts[0]
-    assert trellis.layout == "trellis2"
-    assert np.array_equal(trellis.codes, spoiled()["trellis"].parts[0].codes)
+    assert tuned()[0]["trellis"].parts[0].layout == "trellis2"
     weight = tuned()[0]["scaled"].parts[0].weight
     assert np.array_equal(weight.data, true_parts()["scaled"].weight.data)
     assert not tuned()[0]["bias"].any()  # an array of zeros has no size to change by
+    both = [[tree[name].parts[0] for name in NAMES[:2]] for tree in (spoiled(), tuned()[0])]
+    changed = [(a.choices() != b.choices()) for a, b in zip(*both, strict=True)]
+    share = sum(int(one.sum()) for one in changed) / sum(one.size for one in changed)
+    assert tuned()[1].recoded == pytest.approx(share)
+    assert share > 0
+
+
+@pytest.mark.slow
+def test_codes_stay_where_that_is_asked_for():
+    stored, report = tune_parameters(subject()[0], spoiled(), data(1, 8), steps=50, codes=False)
+    assert report.recoded == 0
+    assert kl(stored, data(2, 2)) < 0.2 * kl(spoiled(), data(2, 2))
+    assert report.after < 0.2 * report.before
+    for name in NAMES[:2]:
+        old, new = (tree[name].parts[0] for tree in (spoiled(), stored))
+        assert np.array_equal(old.codes, new.codes)
+
+
+def test_gradients_of_a_decoded_matrix_go_to_its_shadow():
+    vector = true_parts()["vector"]
+    exact = vector.dequantize()
+
+    def size(moves):
+        return (pulled(vector, moves) ** 2).sum()
+
+    moves = (jnp.ones((WIDTH, WIDTH)),)
+    assert float(size(moves)) == pytest.approx(float((exact**2).sum()), rel=1e-5)
+    assert np.allclose(jax.grad(size)(moves)[0], 2 * exact, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_batches_of_several_shapes():
+    some = [batch[: 32 - 8 * (number % 2)] for number, batch in enumerate(data(1, 8))]
+    _, report = tune_parameters(subject()[0], spoiled(), some, steps=20)
+    assert report.after < report.before
 
 
 @pytest.mark.slow
@@ -128,9 +162,10 @@ def test_the_same_seed_gives_the_same_numbers():
 
 
 @pytest.mark.slow
-def test_devices_that_share_batches_find_the_same_numbers():
+@pytest.mark.parametrize("format", ["int4", "vq:1x16x4"])
+def test_devices_that_share_batches_find_the_same_numbers(format):
     mesh = create_mesh({"data": 2}, devices=jax.devices()[:2])
-    alone, shared = (quantized(format="int4", tune=10, mesh=one) for one in (None, mesh))
+    alone, shared = (quantized(format=format, tune=10, mesh=one) for one in (None, mesh))
     assert shared.tuning.after == pytest.approx(alone.tuning.after, rel=1e-3)
     assert shared.evaluation.kl.value == pytest.approx(alone.evaluation.kl.value, rel=1e-3)
 
@@ -194,6 +229,16 @@ def test_quantize_model_tunes_at_the_same_bytes():
     assert after.evaluation.kl.value < before.evaluation.kl.value
     assert after.to_dict()["tuning"]["steps"] == 40
     assert any(name.startswith("tuned") for name, _ in after.facts())
+
+
+@pytest.mark.slow
+def test_codes_that_follow_lose_less_than_codes_that_stay():
+    fixed, moved = (
+        quantized(format="vq:1x16x4", tune=300, tune_codes=codes) for codes in (False, True)
+    )
+    assert (fixed.tuning.recoded, fixed.stored_bytes) == (0, moved.stored_bytes)
+    assert moved.tuning.recoded > 0
+    assert moved.evaluation.kl.value < 0.95 * fixed.evaluation.kl.value
 
 
 @pytest.mark.slow

@@ -74,6 +74,10 @@ Tune = Annotated[
         help="Steps that train entries, scales and the rest; 300.", callback=within(INDEX)
     ),
 ]
+FixedCodes = Annotated[
+    bool,
+    typer.Option("--fixed-codes", help="Of --tune: vector codes stay; it takes less memory."),
+]
 Seed = Annotated[int, typer.Option(help="Of codebooks and data.", callback=within(SEED))]
 Verdict = Annotated[
     bool, typer.Option("--verdict", help="Say what chips make of a published checkpoint.")
@@ -112,6 +116,7 @@ def quantize(
     int8_activations: Int8 = False,
     kv: Kv = None,
     tune: Tune = 0,
+    fixed_codes: FixedCodes = False,
     mesh: Mesh = None,
     seed: Seed = 0,
     step: Step = None,
@@ -177,6 +182,7 @@ def quantize(
             num_calibration_batches=batches,
             activations="int8" if int8_activations else "wide",
             tune=tune,
+            tune_codes=not fixed_codes,
             seed=seed,
             chip=on,
             mesh=shared,

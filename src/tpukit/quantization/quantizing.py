@@ -67,6 +67,7 @@ def quantize_model(
     integers: Method | None = None,
     sequential: int = 4,
     tune: int = 0,
+    tune_codes: bool = True,
     seed: int = 0,
     codec: dict[str, Any] | None = None,
     chip: str | None = None,
@@ -102,8 +103,10 @@ def quantize_model(
             each are measured with all blocks before it quantized. 1 measures all at once.
         tune: Steps of training after all matrices are quantized: entries, scales and what was not
             quantized, to give the full model's outputs on the calibration data (see
-            `tune_parameters`); codes and bytes stay. A search for a target then tunes every plan
-            that it measures.
+            `tune_parameters`); bytes stay. A search for a target then tunes every plan that it
+            measures.
+        tune_codes: Whether vector codes change in a tuning, which takes memory for float32
+            matrices and two moments of each; otherwise they stay.
         seed: Of codebooks, and of the order of batches in a tuning.
         codec: Further arguments of `quantize_matrix` ({"hadamard": True}).
         chip: A generation ("v6e") that the report's speedup is estimated for, by kernels compiled
@@ -135,7 +138,7 @@ def quantize_model(
     calibrated = Calibrated.of(subject, batches, judged, rounding, progress, mesh)
 
     def build(made: Mapping[str, Stored]) -> _Built:
-        return _built(calibrated, made, activations, tune)
+        return _built(calibrated, made, activations, tune, codes=tune_codes)
 
     def carry_out(plan: QuantPlan, made: Mapping[str, Stored]) -> QuantizationResult:
         target = target_accuracy_retention
@@ -220,7 +223,12 @@ class _Built(NamedTuple):
 
 
 def _built(
-    calibrated: Calibrated, made: Mapping[str, Stored], activations: Activations, tune: int
+    calibrated: Calibrated,
+    made: Mapping[str, Stored],
+    activations: Activations,
+    tune: int,
+    *,
+    codes: bool,
 ) -> _Built:
     subject, tuning = calibrated.subject, None
     parts = {name: one.part for name, one in made.items()}
@@ -231,6 +239,7 @@ def _built(
             params,
             calibrated.batches,
             steps=tune,
+            codes=codes,
             seed=calibrated.rounding.seed,
             spread=calibrated.spread,
             progress=calibrated.progress,

@@ -90,7 +90,7 @@ def lay_out(
     if mesh is not None:
         mesh = Mesh(mesh.devices.reshape(-1), (_AXIS,))
     platform = None if mesh is None else mesh.devices.flat[0].platform
-    form = form_for(length, entries, platform)
+    form = form_for(length, entries, platform, -(-count // devices))
     chunk = chunk_for(form, -(-count // devices))
     rounds = -(-count // (chunk * devices))
 

@@ -13,26 +13,31 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
-Form: TypeAlias = Literal["loop", "fused", "product"]
-"""How scores are made: entry by entry in registers (CPU), by one reduction of all entries (short
-vectors on GPU and TPU), or by a matrix product."""
+Form: TypeAlias = Literal["loop", "stream", "fused", "product"]
+"""How scores are made: entry by entry in registers, for vectors that a cache holds (CPU) or for a
+million at a time (many short ones on a GPU, which keeps all its processors busy so); by one
+reduction of all entries (short vectors on GPU and TPU), or by a matrix product."""
 # Past this, keys keep too little of a score; argmin is exact.
 _MOST_KEYED = 4096
 _LOOP_LENGTH, _FUSED_LENGTH = 32, 16
 _ROUNDING = 1e-6
 # Products in the body of the loop: many for many vectors, few where compiling takes the time.
 _UNROLLED, _UNROLLED_SHORT, _MANY = 256, 64, 16_384
-_CHUNK = {"loop": 32_768, "fused": 1_048_576, "product": 4096}
+_CHUNK = {"loop": 32_768, "stream": 1_048_576, "fused": 1_048_576, "product": 4096}
+# From so many vectors on, a GPU takes a third of the time of one reduction (H200, 8 × 1024).
+_LEAST_STREAMED = 131_072
 
 
-def form_for(length: int, entries: int, platform: str | None = None) -> Form:
-    """The fastest form on a platform; None is jax's own."""
+def form_for(length: int, entries: int, platform: str | None = None, vectors: int = 0) -> Form:
+    """The fastest form for so many vectors on a platform; None is jax's own."""
     platform = platform or jax.default_backend()
     if entries > _MOST_KEYED:
         return "product"
     if platform == "cpu":
         return "loop" if length <= _LOOP_LENGTH else "product"
-    return "fused" if length <= _FUSED_LENGTH else "product"
+    if length > _FUSED_LENGTH:
+        return "product"
+    return "stream" if platform == "gpu" and vectors >= _LEAST_STREAMED else "fused"
 
 
 def chunk_for(form: Form, vectors: int) -> int:
@@ -88,7 +93,7 @@ def nearest_in_chunk(
             made = made + (weights[value] * entry[value] - vectors[value]) ** 2
         return made
 
-    if form == "loop":
+    if form in ("loop", "stream"):
         products = _UNROLLED if vectors.shape[1] >= _MANY else _UNROLLED_SHORT
         together = max(1, min(products // entries.shape[1], size))
         whole = -(-size // together) * together
@@ -155,4 +160,5 @@ def nearest(vectors: jax.Array, entries: jax.Array, weights: jax.Array | None = 
         entries: float32 (entries, length).
         weights: float32 (n, length) that squared differences are multiplied with, or None.
     """
-    return _nearest(vectors, entries, weights, form_for(entries.shape[1], entries.shape[0]))
+    form = form_for(entries.shape[1], entries.shape[0], vectors=vectors.shape[0])
+    return _nearest(vectors, entries, weights, form)

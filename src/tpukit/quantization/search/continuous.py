@@ -1,4 +1,4 @@
-"""What of a quantized model is a number and no code, and can be trained once codes are fixed.
+"""What of a quantized model is a number and no code, and can be trained beside codes.
 
 Entries of codebooks, scales, and every array that was not quantized. While they are trained they
 are float32; a model made of them has each as it is kept, and gradients pass the rounding by.
@@ -59,6 +59,16 @@ class Continuous:
     def unchanged(self) -> Changes:
         """Changes of nothing."""
         return tuple(map(jnp.zeros_like, self.start))
+
+    @property
+    def tree(self) -> PyTree:
+        """The tree as it is kept."""
+        return self.structure.unflatten(self.kept)
+
+    def with_kept(self, tree: PyTree) -> "Continuous":
+        """The same arrays to train, beside the codes of another tree."""
+        kept, structure = jax.tree.flatten(tree)
+        return replace(self, kept=tuple(kept), structure=structure)
 
     def params(self, changes: Changes) -> PyTree:
         """The tree with changed arrays: floats with the values that they would be kept with.

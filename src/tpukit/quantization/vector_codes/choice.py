@@ -6,9 +6,13 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
-from ..codebooks.nearest import Form, nearest_in_chunk
+from ..codebooks.nearest import Form, form_for, nearest_in_chunk
+from ..formats import VQFormat
 from .trellis import run_length, search_runs
-from .trellis_products import search_closed_runs
+from .trellis_products import MOST_STATES, search_closed_runs
+
+# Blocks of rows that an accelerator chooses codes for at a time.
+_TOGETHER = 32
 
 
 class Choice(Protocol):
@@ -92,6 +96,38 @@ class TrellisChoice:
         """See `Choice`."""
         runs = losses.reshape(-1, run_length(losses.shape[0]))
         return jnp.broadcast_to(runs.sum(1, keepdims=True), runs.shape).reshape(-1)
+
+
+def choice_for(format: VQFormat) -> Choice:
+    """Who chooses the codes of a format on this machine."""
+    if not format.trellis:
+        return NearestChoice(form_for(format.length, format.entries))
+    # A CPU gains nothing from many at once.
+    many = jax.default_backend() != "cpu" and format.entries >> format.trellis <= MOST_STATES
+    return TrellisChoice(format.trellis, tree=many)
+
+
+def choose_all(
+    rows: jax.Array, counts: jax.Array, squares: jax.Array, tables: jax.Array, *, choice: Choice
+) -> jax.Array:
+    """Codes (stages, blocks, out) of (in, out) rows, each block for itself.
+
+    Args:
+        rows: float32, `in` a multiple of length.
+        counts: (in,): how much a row counts.
+        squares: (out,): how much a column counts.
+        tables: (stages, entries, length).
+        choice: Who chooses codes.
+    """
+    length, width = tables.shape[2], rows.shape[1]
+
+    def block(parts: tuple[jax.Array, jax.Array]) -> jax.Array:
+        measure = jnp.sqrt(parts[1])
+        return choice.codes(measure[:, None] * parts[0], tables * measure, squares)
+
+    blocks = (rows.reshape(-1, length, width), counts.reshape(-1, length))
+    together = None if jax.default_backend() == "cpu" else _TOGETHER
+    return jax.lax.map(block, blocks, batch_size=together).swapaxes(0, 1)
 
 
 def decode_rows(codes: jax.Array, tables: jax.Array) -> jax.Array:

@@ -15,14 +15,13 @@ from jax.typing import ArrayLike
 from ...errors import TPUValidationError
 from ..codebooks.codebook import Metric, parse_metric
 from ..codebooks.codebook_training import train_codebook
-from ..codebooks.nearest import form_for, nearest
+from ..codebooks.nearest import nearest
 from ..formats import VQFormat, parse_vq_format
-from .choice import Choice, NearestChoice, TrellisChoice
+from .choice import choice_for
 from .first_tables import sampled
 from .matrix_fit import Fit, fit_program, weighed_vectors
 from .rotation import random_signs, rotate
 from .trellis import gaussian_table
-from .trellis_products import MOST_STATES
 from .vq_array import VQArray
 
 # Weights that are quantized side by side: what is at work takes some ten times their float32.
@@ -108,23 +107,19 @@ def quantize_matrices(
             (rotate(matrix, signs), rotate(rotate(inputs, signs), signs, axis=1))
             for matrix, inputs in given
         ]
-    form = form_for(chosen.length, chosen.entries)
     # A CPU gains nothing from many at once, and loses its caches.
     alone = jax.default_backend() == "cpu"
+    tables: list[jax.Array] | None = None
     if chosen.trellis:
-        short = chosen.entries >> chosen.trellis <= MOST_STATES
-        choice: Choice = TrellisChoice(chosen.trellis, tree=short and not alone)
         window = (chosen.entries - 1).bit_length()
         table = jnp.asarray(gaussian_table(chosen.trellis, window)).reshape(1, -1, 1)
         tables = [table] * len(given)
-    else:
-        choice, tables = NearestChoice(form), None
-        if cells != "euclidean":
-            tables = [
-                _tables_of_metric(*one, chosen, feedback=feedback, seed=seed, metric=cells)
-                for one in given
-            ]
-    how = Fit(chosen, feedback, refit, choice, tables is not None)
+    elif cells != "euclidean":
+        tables = [
+            _tables_of_metric(*one, chosen, feedback=feedback, seed=seed, metric=cells)
+            for one in given
+        ]
+    how = Fit(chosen, feedback, refit, choice_for(chosen), tables is not None)
     size = 1 if alone else max(1, _MOST_TOGETHER // (height * width))
     key = jax.random.key(seed)
     made: list[VQArray] = []
@@ -196,7 +191,7 @@ def _tables_of_metric(
     metric: Metric,
 ) -> jax.Array:
     """float32 (stages, entries, length): cells by another metric, entries by their means."""
-    how = Fit(format, feedback, False, NearestChoice(form_for(format.length, format.entries)), True)
+    how = Fit(format, feedback, False, choice_for(format), True)
     every = weighed_vectors(matrix, inputs, how)
     vectors, weights = sampled(*every, jax.random.key(seed), format.entries)
     tables: list[jax.Array] = []

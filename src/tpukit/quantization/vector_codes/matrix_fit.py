@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ..codebooks.codebook import code_dtype, round_entries
 from ..codebooks.nearest import form_for
 from ..formats import VQFormat
-from .choice import Choice, decode_rows
+from .choice import Choice, choose_all, decode_rows
 from .feedback import inverse_factor, quantize_with_feedback
 from .first_tables import fit_tables, sampled
 from .refinement import refit_entries, refit_scales, sweep_codes
@@ -79,7 +79,7 @@ def _fit_exactly(
     if tables is None:
         tables = _first_tables(rows, counts, squares, key, chosen)
     if factor is None:
-        codes = _choose_all(rows, counts, squares, tables, choice=how.choice)
+        codes = choose_all(rows, counts, squares, tables, choice=how.choice)
     else:
         codes = quantize_with_feedback(rows, factor, squares, tables, choice=how.choice)
     if how.refit:
@@ -189,17 +189,3 @@ def _vectors(
         return blocks.swapaxes(1, 2).reshape(-1, format.length)
 
     return cut(rows), cut(counts[:, None] * squares)
-
-
-def _choose_all(
-    rows: jax.Array, counts: jax.Array, squares: jax.Array, tables: jax.Array, *, choice: Choice
-) -> jax.Array:
-    """Codes (stages, blocks, out), each block for itself, weighted by the inputs."""
-    length, width = tables.shape[2], rows.shape[1]
-
-    def block(parts: tuple[jax.Array, jax.Array]) -> jax.Array:
-        measure = jnp.sqrt(parts[1])
-        return choice.codes(measure[:, None] * parts[0], tables * measure, squares)
-
-    blocks = (rows.reshape(-1, length, width), counts.reshape(-1, length))
-    return jax.lax.map(block, blocks).swapaxes(0, 1)

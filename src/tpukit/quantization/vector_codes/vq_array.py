@@ -16,7 +16,7 @@ from ...kernels import pack_vq, quantized_matmul
 from ..codebooks.codebook import Codebook, code_dtype
 from ..formats import TRELLIS_BITS, CodeLayout, VQFormat
 from .rotation import rotate, rotate_back
-from .trellis import run_length, unpack_bits, windows_of
+from .trellis import pack_bits, run_length, unpack_bits, windows_of
 
 
 @partial(
@@ -106,22 +106,27 @@ class VQArray:
 
         It is larger, and decoded in one look-up: for those who decode it often.
         """
+        return self if self.layout not in TRELLIS_BITS else _opened(self)
+
+    def choices(self) -> jax.Array:
+        """int32 (stages, blocks, out): which entry each block of rows has; runs are whole."""
         if self.layout not in TRELLIS_BITS:
-            return self
-        codes = self._windows()[None].astype(code_dtype(self.entries.shape[1]))
-        return replace(self, codes=codes, layout="plain")
-
-    def _decoded_trellis(self) -> jax.Array:
-        values = self.entries[0, :, 0][self._windows()]
-        return values.astype(jnp.float32) * self.scales.astype(jnp.float32)
-
-    def _windows(self) -> jax.Array:
-        """int32 (in, out) of a trellis."""
+            return self.codes.astype(jnp.int32)
         bits, window = TRELLIS_BITS[self.layout], (self.entries.shape[1] - 1).bit_length()
         symbols = unpack_bits(self.codes[0], bits)
         runs = symbols.reshape(self.shape[0], -1, run_length(self.shape[1]))
-        windows = windows_of(runs, bits=bits, window=window)
-        return windows.reshape(self.shape[0], -1)[:, : self.shape[1]]
+        return windows_of(runs, bits=bits, window=window).reshape(1, self.shape[0], -1)
+
+    def with_choices(self, choices: jax.Array) -> "VQArray":
+        """The same with other entries chosen; the opposite of `choices`."""
+        if self.layout not in TRELLIS_BITS:
+            return replace(self, codes=choices.astype(self.codes.dtype))
+        bits = TRELLIS_BITS[self.layout]
+        return replace(self, codes=pack_bits(choices & (2**bits - 1), bits))
+
+    def _decoded_trellis(self) -> jax.Array:
+        values = self.entries[0, :, 0][self.choices()[0, :, : self.shape[1]]]
+        return values.astype(jnp.float32) * self.scales.astype(jnp.float32)
 
     def shardings(self, sharding: NamedSharding) -> "VQArray":
         """Those of its arrays, from that of its matrix; see `placement.array_shardings`."""
@@ -170,3 +175,10 @@ def _dequantized(array: VQArray, dtype: Any) -> jax.Array:
     if array.signs is not None:
         matrix = rotate_back(matrix, array.signs)
     return matrix.astype(dtype)
+
+
+@jax.jit
+def _opened(trellis: VQArray) -> VQArray:
+    codes = trellis.choices()[..., : trellis.shape[1]]
+    dtype = code_dtype(trellis.entries.shape[1])
+    return replace(trellis, codes=codes.astype(dtype), layout="plain")
