@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from ..errors import TPUValidationError
+from ..errors import TPUCheckpointError, TPUValidationError
 from .interruption import undone_if_interrupted, whole_or_not_begun
 
 PARTIAL = ".partial"
@@ -67,6 +67,29 @@ def looks_pickled(start: bytes) -> bool:
     pickle's mark, and then has a brace.
     """
     return start.startswith(_PICKLES) and start[8:9] != b"{"
+
+
+def start_of_tensors(path: Path, *, instead: str) -> bytes:
+    """The first nine bytes of a file that should be safetensors.
+
+    Args:
+        path: The file.
+        instead: The way out where it is a pickle, as a sentence.
+
+    Raises:
+        TPUCheckpointError: It cannot be read, or is a pickle.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise TPUCheckpointError(f"{path} cannot be read ({error.strerror}).") from None
+    if looks_pickled(start):
+        raise TPUCheckpointError(
+            f"{path} is a pickle, which can run code of whoever wrote it, so it is not read. "
+            f"{instead}"
+        )
+    return start
 
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import TPUCheckpointError
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
-from ..runtime.files import looks_pickled, whole_file
+from ..runtime.files import start_of_tensors, whole_file
 
 logger = logging.getLogger(__name__)
 
@@ -173,16 +173,11 @@ def _write_file(place: Path, tensors: Mapping[str, Any], text: str) -> None:
 def _read_file(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with place.open("rb") as file:
-            start = file.read(9)
-    except OSError as error:
-        raise TPUCheckpointError(f"{place} cannot be read ({error.strerror}).") from None
-    if looks_pickled(start):
-        raise TPUCheckpointError(
-            f"{place} is a pickle, which can run any code when it is read; convert it where you "
-            "trust it: safetensors.torch.save_file(torch.load(path, weights_only=True), …)."
-        )
+    start_of_tensors(
+        place,
+        instead="Convert it where you trust it: "
+        "safetensors.torch.save_file(torch.load(path, weights_only=True), …).",
+    )
     try:
         with safe_open(place, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a dict

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ...errors import TPUCheckpointError, TPUValidationError
-from ...runtime.files import looks_pickled, write_output
+from ...runtime.files import start_of_tensors, write_output
 from ..codebooks.codebook import Codebook, FitReport, parse_metric
 from ..vector_codes.vq_array import VQArray
 from .described_arrays import array_from, describe, expect, sizes_in
@@ -143,17 +143,10 @@ def _write(
 
 def _read(place: Path, kind: str, most_bytes: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """All tensors and the header's text, checked as far as every kind shares it."""
-    try:
-        size = place.stat().st_size
-        with place.open("rb") as file:
-            start = file.read(9)
-    except OSError as error:
-        raise TPUCheckpointError(f"{place} cannot be read ({error.strerror}).") from None
-    if looks_pickled(start):
-        raise TPUCheckpointError(
-            f"{place} is a pickle, which can run code of whoever wrote it, so it is not read. "
-            "Write it with save_codebook, which makes safetensors under any name."
-        )
+    start = start_of_tensors(
+        place, instead="Write it with save_codebook, which makes safetensors under any name."
+    )
+    size = place.stat().st_size
     if size > most_bytes:
         raise TPUCheckpointError(f"{place} has {size:,} bytes; at most {most_bytes:,} are read.")
     if len(start) < 9 or int.from_bytes(start[:8], "little") > min(size, _MOST_HEADER):
