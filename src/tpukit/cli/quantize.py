@@ -158,7 +158,7 @@ def quantize(
     from .output import Announcer
 
     shared = None if mesh is None else options.mesh_here(mesh)
-    model = load_trained(source, step=step)
+    model = load_trained(source, step=step, mesh=shared)
     words = tokenizer or model.tokenizer or "bytes"
     length = min(sequence_length or DEFAULT_SEQUENCE, model.config.max_seq_len)
     data = _data(calibration, words, model.config.vocab_size, length, batch_size, seed)

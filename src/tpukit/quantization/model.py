@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from ..annotations import PyTree
+from ..kernels.ops.quantized_matmul.weight import array_bytes
 from ..models.stored.calibration import Matrices, ModelMatrix, path_text
-from ..models.stored.parameter import Part, is_stored, matrices_of, part_matrix, store
+from ..models.stored.parameter import is_stored, matrices_of, store
+from ..models.stored.part import Part, part_matrix
 from ..models.stored.running import Activations, dense_parameters, with_stored_parameters
+from ..models.stored.spread import on_host
 from ..models.transformer.config import TransformerConfig
 from .subject import Subject
 
@@ -62,8 +65,7 @@ class QuantizedModel:
     @property
     def nbytes(self) -> int:
         """Bytes of all parameters as they are kept."""
-        leaves: list[Any] = jax.tree.leaves(self.params)
-        return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
+        return array_bytes(self.params)
 
     def dequantized(self) -> PyTree:
         """The parameters as arrays of the dtypes the model had."""
@@ -71,10 +73,25 @@ class QuantizedModel:
 
 
 def matrix_of(params: PyTree, matrix: ModelMatrix) -> jax.Array:
-    """The (inputs, outputs) array of one matrix."""
+    """The (inputs, outputs) array of one matrix, whole on one device."""
+    axes, found = matrix.axes, parameter_of(params, matrix)
+    index: list[Any] = [slice(None)] * found.ndim
+    for axis, at in zip(axes.stack, matrix.index, strict=True):
+        index[axis] = at
+    one = found[tuple(index)]
+    place = getattr(found, "sharding", None)  # there is none in a traced program, nor on the host
+    if place is not None and len(place.device_set) > 1:
+        one = on_host(one)
+    kept = [axis for axis in range(found.ndim) if axis not in axes.stack]
+    order = [kept.index(axis) for axis in (*axes.inputs, *axes.outputs)]
+    return jnp.transpose(jnp.asarray(one), order).reshape(matrix.shape)
+
+
+def parameter_of(params: PyTree, matrix: ModelMatrix) -> Any:
+    """The parameter that a matrix is in."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if path_text(path) == matrix.path:
-            return matrices_of(leaf, matrix.axes)[matrix.number]
+            return leaf
     raise KeyError(matrix.path)
 
 

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from ..annotations import PyTree
 from ..errors import TargetNotReached, TPUValidationError
 from ..hardware import get_chip
-from ..models.stored.parameter import part_bytes
+from ..kernels.ops.quantized_matmul.weight import array_bytes
 from ..models.stored.running import Activations
 from ..runtime.progress import Progress, silent
 from .integers.qwix_matrices import Method
@@ -111,9 +111,11 @@ def quantize_model(
         codec: Further arguments of `quantize_matrix` ({"hadamard": True}).
         chip: A generation ("v6e") that the report's speedup is estimated for, by kernels compiled
             for it; by default it is measured on the accelerator that is here, if there is one.
-        mesh: Devices that share what is measured: each batch is split along its `data` and `fsdp`
-            axes, and what its devices see is added up. The result is that of one device, where
-            matrices are still fitted.
+        mesh: Devices that share the model and what is measured: weights are split along its `fsdp`
+            and `tensor` axes, each batch along `data` and `fsdp`, and what devices see is added up.
+            No device holds the whole model where the parameters are given on the host or on the
+            mesh; matrices of one block and shape are fitted on one. The result is that of one
+            device, and lies on the mesh.
         progress: Called with a line for each thing done.
 
     Raises:
@@ -267,7 +269,7 @@ def _reported(
                 name=one.name,
                 shape=one.shape,
                 format=plan.formats.get(one.name, SKIP),
-                nbytes=part_bytes(matrix_of(subject.params, one) if kept is None else kept.part),
+                nbytes=array_bytes(matrix_of(subject.params, one) if kept is None else kept.part),
                 error=None if kept is None else kept.error,
                 why=plan.reasons.get(one.name, ""),
             )

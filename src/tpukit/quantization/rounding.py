@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..models.stored.parameter import Part
+from ..models.stored.part import Part
 from .integers.qwix_matrices import Method, quantize_integers
 from .plan import INTEGERS
 from .vector_codes.codec import quantize_matrices

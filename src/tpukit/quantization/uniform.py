@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ..annotations import PyTree
 from ..errors import TPUModelError, TPUValidationError
 from ..models.stored.calibration import find_matrices
-from ..models.stored.parameter import Part
+from ..models.stored.part import Part
 from ..models.stored.running import Activations
 from .model import QuantizedModel, matrix_of, with_parts
 from .plan import SKIP, Rules, make_plan

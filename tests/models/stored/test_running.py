@@ -11,7 +11,8 @@ from tpukit.models.adapters import adapt
 from tpukit.models.generation import generate
 from tpukit.models.stored import running
 from tpukit.models.stored.calibration import find_matrices, path_text
-from tpukit.models.stored.parameter import PartStack, matrices_of, store, with_stacks
+from tpukit.models.stored.parameter import matrices_of, store, with_stacks
+from tpukit.models.stored.part_stack import PartRuns, PartStack
 from tpukit.models.stored.running import dense_parameters, with_stored_parameters
 
 KEY = jax.random.key(0)
@@ -62,18 +63,34 @@ def test_formats_may_differ_from_layer_to_layer(formats):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("formats", [("int8",), ("int8", "int4")])
-def test_matrices_that_are_alike_are_one_stack(formats, monkeypatch):
+@pytest.mark.parametrize(
+    ("formats", "runs"),
+    [(("int8",), [4]), (("int8", "int8", "int4"), [2, 1, 1]), (("int8", "int4"), [1, 1, 1, 1])],
+)
+def test_neighbours_that_are_alike_are_one_stack(formats, runs, monkeypatch):
     params = stored(layers, PARAMS, X, formats=formats)
     together = with_stacks(params)
     plain = together["layers"]["plain"]
-    assert isinstance(plain.parts, PartStack) == (len(formats) == 1)
+    found = plain.parts.runs if isinstance(plain.parts, PartRuns) else [plain.parts]
+    assert [len(run) for run in found] == runs
+    assert all(isinstance(run, PartStack) for run in found)
+    assert [part.format for part in plain.parts] == [(formats * 4)[at] for at in range(4)]
     assert plain.nbytes == params["layers"]["plain"].nbytes
     for kernels in (False, True):
         monkeypatch.setattr(running, "_has_kernels", lambda kernels=kernels: kernels)
         run = with_stored_parameters(layers)
         for found, expected in zip(run(together, X), run(params, X), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loop_takes_layers_out_of_stacks_and_lays_none_side_by_side():
+    together = with_stacks(stored(layers, PARAMS, X, formats=("int8", "int8", "int4")))
+    traced = jax.make_jaxpr(with_stored_parameters(layers))(together, X)
+    names = [eqn.primitive.name for eqn in traced.jaxpr.eqns]
+    assert names.count("scan") == 3
+    joined = [eqn for eqn in traced.jaxpr.eqns if eqn.primitive.name == "concatenate"]
+    codes = [eqn for eqn in joined if eqn.outvars[0].aval.dtype in (jnp.int8, jnp.int32)]
+    assert not codes
 
 
 def test_the_kernels_products_are_the_programs_own(monkeypatch):

@@ -9,12 +9,14 @@ from flax import nnx
 
 from tpukit.errors import MeshError, TPUValidationError
 from tpukit.models import get_preset
+from tpukit.models.stored import calibration
 from tpukit.models.stored.calibration import collect_statistics, find_matrices
 from tpukit.models.stored.spread import Spread
 from tpukit.parallel import create_mesh
 from tpukit.quantization import quantize_model
 from tpukit.quantization.subject import make_subject
 
+SLOW = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 CONFIG = get_preset("tiny").replace(vocab_size=32, n_layers=2, max_seq_len=16)
 TOKENS = [np.random.default_rng(seed).integers(0, 32, (8, 8)) for seed in range(2)]
@@ -97,7 +99,7 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("kind", ["nnx", "equinox", "plain"])
+@pytest.mark.parametrize("kind", [pytest.param("nnx", marks=SLOW), "equinox", "plain"])
 def test_whole_models_lose_the_same(kind):
     model, params = {
         "nnx": lambda: (Own(nnx.Rngs(0)), None),
@@ -119,6 +121,83 @@ def test_whole_models_lose_the_same(kind):
     kept = [one.report.evaluation.retention.value for one in (alone, shared)]
     assert kept[0] == pytest.approx(kept[1], abs=1e-3)
     close(np.asarray(shared.model(VALUES[0])), np.asarray(alone.model(VALUES[0])))
+
+
+LAYERS = np.random.default_rng(0).normal(size=(16, 64, 64)).astype("f") / 8
+
+
+def many_layers(params, x):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])[0]
+
+
+def bytes_by_device(before):
+    """Bytes that each device holds of arrays that were not there before."""
+    held = dict.fromkeys(jax.devices(), 0)
+    for array in jax.live_arrays():
+        for shard in array.addressable_shards if id(array) not in before else ():
+            held[shard.device] += shard.data.nbytes
+    return held
+
+
+def test_a_model_that_no_device_holds_is_calibrated(monkeypatch):
+    """Weights from the host go to their shards; what a device holds at any time is a part."""
+    model, data = (lambda rng: None, many_layers), [np.tile(one, (1, 2)) for one in VALUES]
+    how = {"params": {"layers": LAYERS}, "sequential": 2, "rules": [("", "int4")]}
+    alone = quantize_model(model, data, **how)
+    before, most, programs = {id(one) for one in jax.live_arrays()}, [], []
+
+    def look(line):
+        most.append(max(bytes_by_device(before).values()))
+
+    def compiled(function):
+        keys = []
+
+        def values(params, batch):
+            found = function(params, batch)
+            keys[:] = list(found)
+            return list(found.values())
+
+        def run(params, batch):
+            if not keys:
+                programs.append(jax.jit(values).lower(params, batch).compile())
+            return dict(zip(keys, programs[-1](params, batch), strict=True))
+
+        return run
+
+    monkeypatch.setattr(calibration, "_compiled", compiled)
+    shared = quantize_model(model, data, **how, mesh=mesh_of(fsdp=8), progress=look)
+    assert len(most) == 2
+    assert max(most) < LAYERS.nbytes / 2
+    assert len(programs) == 2
+    for one in (program.memory_analysis() for program in programs):
+        used = one.argument_size_in_bytes + one.output_size_in_bytes + one.temp_size_in_bytes
+        assert used < LAYERS.nbytes / 2
+    parts = zip(
+        alone.model.params["layers"].parts, shared.model.params["layers"].parts, strict=True
+    )
+    for one, other in parts:
+        assert len(other.data.sharding.device_set) == 8
+        np.testing.assert_array_equal(one.data, other.data)
+        np.testing.assert_allclose(one.scales, other.scales, rtol=1e-5)
+    close(np.asarray(shared.model(data[0])), np.asarray(alone.model(data[0])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("format", "tolerance"), [("int4", 5e-3), ("vq2", 0.1)])
+def test_a_transformer_in_shards_is_quantized_as_on_one_device(subject, format, tolerance):
+    host = jax.device_get(subject.params)
+    how = {"params": host, "format": format, "sequential": 2}
+    alone = quantize_model(CONFIG, TOKENS, **how)
+    shared = quantize_model(CONFIG, TOKENS, **how, mesh=mesh_of(fsdp=4, tensor=2))
+    # What rounds sums another way may cluster vectors another way: neither is better.
+    one, other = (
+        sum(row.error for row in made.report.matrices if row.error is not None)
+        for made in (alone, shared)
+    )
+    assert one == pytest.approx(other, rel=0.1)
+    kept = [one.report.evaluation.retention.value for one in (alone, shared)]
+    assert kept[0] == pytest.approx(kept[1], abs=tolerance)
+    assert shared.report.generation is not None
 
 
 def test_what_cannot_be_shared_is_said():

@@ -12,7 +12,8 @@ from ...hardware.formats import FLOAT8_E4M3FN
 from ...kernels.ops.quantized_matmul.packing import quantize_weight
 from ...models.generation.programs import DecodingPrograms
 from ...models.stored.calibration import find_matrices, path_text
-from ...models.stored.parameter import PartStack, StoredParameter
+from ...models.stored.parameter import StoredParameter
+from ...models.stored.part_stack import PartStack
 from ...models.stored.placement import stored_shardings
 from ...models.stored.product import MatrixAxes
 from ...quantization.plan import INTEGERS, SKIP, make_plan

@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .product import MatrixAxes, Product
-from .spread import Spread
+from .spread import Spread, on_host
 from .tracked import Leaf, Multiplied, Tracked
 from .view import View
 from .walk import walk
@@ -54,17 +55,17 @@ class InputStatistics:
     """What a matrix was multiplied with.
 
     Attributes:
-        gram: XᵀX (inputs, inputs), float32, summed over all rows.
+        gram: XᵀX (inputs, inputs), float32, summed over all rows; of a mesh, on the host.
         rows: How many rows that were.
     """
 
-    gram: jax.Array
+    gram: jax.Array | np.ndarray
     rows: int
 
     @property
     def hessian(self) -> jax.Array:
         """XᵀX of a mean row."""
-        return self.gram / max(1, self.rows)
+        return jnp.asarray(self.gram) / max(1, self.rows)
 
 
 def path_text(path: Any) -> str:
@@ -142,7 +143,8 @@ def collect_statistics(
     """XᵀX of what each matrix is multiplied with, summed over batches.
 
     Batches are read one at a time; what is kept is a square matrix of float32 for each of `only`
-    (and for its neighbours in a loop over layers, which are measured together).
+    (and for its neighbours in a loop over layers, which are measured together). On a mesh its rows
+    are split over all devices.
 
     Args:
         apply: (params, batch) -> anything.
@@ -156,7 +158,7 @@ def collect_statistics(
     products = {p for p, names in matrices.products.items() if wanted.intersection(names)}
 
     def measured(params: Any, batch: Any) -> Any:
-        recorder = _Recorder(measure=True, only=products)
+        recorder = _Recorder(measure=True, only=products, spread=spread)
         _through_values(apply, params, (batch,), recorder)
         return recorder.statistics
 
@@ -173,15 +175,16 @@ def collect_statistics(
         totals = seen if not totals else {p: _add(totals[p], new) for p, new in seen.items()}
     found: dict[str, InputStatistics] = {}
     for product, total in totals.items():
-        # Whoever fits matrices to them does so where the parameters are.
-        gram, rows = total if spread is None else jax.device_get(total)
+        gram, rows = total
         width = gram.shape[-1]
         each = gram.reshape(-1, width, width)
-        counts = jnp.broadcast_to(rows, gram.shape[:-2]).reshape(-1)
+        counts = np.broadcast_to(on_host(rows), gram.shape[:-2]).reshape(-1)
         for name, one, count in zip(matrices.products[product], each, counts, strict=True):
             if name in wanted:
-                old = found.get(name, InputStatistics(jnp.zeros(()), 0))
-                found[name] = InputStatistics(old.gram + one, old.rows + int(count))
+                old = found.get(name, InputStatistics(np.zeros((), np.float32), 0))
+                # From a mesh to the host: one device could not hold those of all matrices.
+                new = one if spread is None else on_host(one)
+                found[name] = InputStatistics(old.gram + new, old.rows + int(count))
     return found
 
 
@@ -226,8 +229,10 @@ class _Recorder:
 
     records = True
 
-    def __init__(self, *, measure: bool, only: set[Product] | None = None) -> None:
-        self._measure, self._only = measure, only
+    def __init__(
+        self, *, measure: bool, only: set[Product] | None = None, spread: Spread | None = None
+    ) -> None:
+        self._measure, self._only, self._spread = measure, only, spread
         self.statistics: dict[Product, Any] = {}
         self.order: list[Product] = []
         self.first_of_loop: dict[Product, Product] = {}
@@ -240,7 +245,8 @@ class _Recorder:
             self.order.append(product)
             self.first_of_loop[product] = product
         if self._measure and (self._only is None or product in self._only):
-            seen = _gram(found)
+            gram, rows = _gram(found)
+            seen = (gram if self._spread is None else self._spread.gram(gram)), rows
             old = self.statistics.get(product)
             self.statistics[product] = seen if old is None else _add(old, seen)
         return multiply(found.x, found.weight.get())

@@ -11,7 +11,8 @@ from ...annotations import PyTree
 from ...hardware.target import current_target
 from ...kernels.ops.quantized_matmul.activations import quantize_rows
 from ...kernels.rounding import decode
-from .parameter import PartStack, StoredParameter, is_stored, part_product
+from .parameter import StoredParameter, is_stored
+from .part_stack import PartStack, part_product
 from .placement import with_known_shardings
 from .product import Product
 from .tracked import Leaf, Multiplied, Tracked, plain, tracked_parameter

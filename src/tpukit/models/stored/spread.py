@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...annotations import PyTree
@@ -15,8 +16,18 @@ from ...parallel.sharding.layout import Layout, make_layout
 from ...parallel.sharding.strategy import strategy_for
 from ..adapters import ModelAdapter, head_counts_of
 from .parameter import is_stored
+from .placement import stored_shardings
 
 _ROLES = ("replica", "data", "fsdp", "tensor")
+
+
+def on_host(array: jax.Array) -> np.ndarray:
+    """All of an array, whatever devices and processes hold it."""
+    if not array.is_fully_addressable:
+        assert isinstance(array.sharding, NamedSharding)
+        whole = NamedSharding(array.sharding.mesh, PartitionSpec())
+        array = jax.jit(lambda one: one, out_shardings=whole)(array)
+    return np.asarray(array)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +84,22 @@ class Spread:
         return math.prod(self.mesh.shape[axis] for axis in self.axes)
 
     def params(self, params: PyTree) -> PyTree:
-        """Parameters on the mesh; quantized ones, which are small, whole on every device."""
-        leaves = jax.tree.leaves(params, is_leaf=is_stored)
-        if any(is_stored(leaf) for leaf in leaves):
-            return jax.device_put(params, NamedSharding(self.mesh, PartitionSpec()))
-        return reshard(params, self.layout)
+        """Parameters on the mesh, each device with its part of them.
+
+        Quantized ones are split like their matrices, and lie whole on every device where a cut
+        would go through what one code holds.
+        """
+        if not any(map(is_stored, jax.tree.leaves(params, is_leaf=is_stored))):
+            return reshard(params, self.layout)
+        places = stored_shardings(params, self.layout.shardings, or_whole=True)
+        return jax.device_put(params, places)
+
+    def gram(self, gram: jax.Array) -> jax.Array:
+        """XᵀX (…, inputs, inputs) in a program, its rows split over all devices."""
+        if gram.shape[-2] % self.mesh.size:
+            return gram
+        spec = PartitionSpec(*(None,) * (gram.ndim - 2), self.mesh.axis_names)
+        return jax.lax.with_sharding_constraint(gram, NamedSharding(self.mesh, spec))
 
     def batch(self, batch: PyTree) -> PyTree:
         """A batch on the mesh; a last one of fewer rows may lie whole on every device."""

@@ -15,7 +15,6 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
-from .parameter import PartStack
 from .product import Contraction
 from .tracked import Leaf, Multiplied, Tracked, Visitor, plain, tracked_parameter
 from .view import View
@@ -190,8 +189,10 @@ def _segments(xs: Sequence[Any], length: int) -> list[tuple[int, int]]:
 def _structure(value: Tracked, step: int) -> Any:
     assert value.leaf.stored is not None
     found = value.leaf.stored.reach(value.view.at(step))
-    if found is None or isinstance(value.leaf.stored.parts, PartStack):
+    if found is None:
         return None
+    if (run := value.leaf.stored.run_of(found)) is not None:
+        return found.numbers[0] - run[1]  # where the run begins
     leaves, tree = jax.tree.flatten(value.leaf.stored.reached(found))
     return tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
@@ -217,15 +218,17 @@ def _cut(value: Any, first: int, last: int) -> _Cut:
             value.get()[first:last], lambda now: Tracked(leaf, inner, value.dtype, lambda: now)
         )
     reaches = [one for one in found if one is not None]
-    reached, parts = reaches[0], stored.parts
+    reached = reaches[0]
 
     def step(now: Any) -> Tracked:
         piece = stored.piece(reached, now)
         return tracked_parameter(Leaf(value.leaf.number, piece), reached.view, value.dtype)
 
-    if isinstance(parts, PartStack) and all(one.in_a_row for one in reaches):
-        starts = np.array([one.numbers[0] for one in reaches], np.int32)
-        return _Cut(starts, lambda now: step(parts.some(now, len(reached.numbers))))
+    runs = [run for one in reaches if (run := stored.run_of(one)) is not None]
+    if len(runs) == len(reaches):
+        stack = runs[0][0]
+        starts = np.array([start for _, start in runs], np.int32)
+        return _Cut(starts, lambda now: step(stack.some(now, len(reached.numbers))))
     each = [stored.reached(one) for one in reaches]
     return _Cut(jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), step)
 

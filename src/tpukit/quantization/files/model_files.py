@@ -19,7 +19,8 @@ from ...annotations import PyTree
 from ...errors import TPUCheckpointError
 from ...kernels.ops.quantized_matmul.weight import FORMATS, ROWS_PER_ELEMENT, QuantizedWeight
 from ...models.stored.calibration import path_text
-from ...models.stored.parameter import StoredParameter, is_stored, stacked
+from ...models.stored.parameter import StoredParameter, is_stored
+from ...models.stored.part_stack import stacked
 from ...models.stored.product import MatrixAxes
 from ...models.transformer.config import TransformerConfig
 from ...runtime.files import finish_folder, folder_beside, new_folder

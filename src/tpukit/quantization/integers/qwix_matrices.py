@@ -19,7 +19,7 @@ from ...errors import MissingExtraError, TPUValidationError, did_you_mean
 from ...hardware.formats import FLOAT8_E4M3FN
 from ...kernels import dequantize, quantized_matmul
 from ...kernels.ops.quantized_matmul.packing import INT4_GROUP, pack_fp8, pack_int4, pack_int8
-from ...kernels.ops.quantized_matmul.weight import QuantizedWeight
+from ...kernels.ops.quantized_matmul.weight import QuantizedWeight, array_bytes
 from ...models.stored.placement import weight_shardings
 from .gptq import gptq_round
 
@@ -103,7 +103,7 @@ class ScaledInputs:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return self.weight.nbytes + self.inputs.size * 4
+        return array_bytes(self)
 
     def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
         """The matrix it stands for."""

@@ -1,13 +1,14 @@
 """A model whose inputs were measured: what every way of quantizing it starts from."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from ...errors import TPUModelError
+from ...kernels.ops.quantized_matmul.weight import array_bytes
 from ...models.stored.calibration import (
     InputStatistics,
     Matrices,
@@ -15,12 +16,13 @@ from ...models.stored.calibration import (
     collect_statistics,
     find_matrices,
 )
-from ...models.stored.parameter import Part, part_bytes, part_matrix
+from ...models.stored.part import Part, part_matrix
+from ...models.stored.placement import place_part
 from ...models.stored.spread import Spread
 from ...runtime.progress import Progress
 from ..integers.qwix_matrices import Method
 from ..measures.evaluation import Evaluator
-from ..model import matrix_of, replaced
+from ..model import matrix_of, parameter_of, replaced
 from ..plan import SKIP, QuantPlan
 from ..rounding import round_matrices
 from ..subject import Subject
@@ -89,6 +91,7 @@ class Calibrated:
         spread: Spread | None = None
         if mesh is not None:
             spread = Spread.of(mesh, subject.adapter, subject.params, batches[0])
+            subject = replace(subject, params=spread.params(subject.params))
         evaluator = Evaluator(subject.apply, subject.params, evaluation, spread)
         return cls(subject, matrices, batches, evaluator, evaluation, rounding, progress, spread)
 
@@ -153,9 +156,17 @@ class Calibrated:
         )
         rows = zip(names, weights, parts, hessians, strict=True)
         return {
-            name: Stored(format, part, output_error(weight, part_matrix(part), hessian))
+            name: Stored(
+                format, self._placed(name, part), output_error(weight, part_matrix(part), hessian)
+            )
             for name, weight, part, hessian in rows
         }
+
+    def _placed(self, name: str, part: Part) -> Part:
+        """A part where its parameter lies."""
+        matrix = self.by_name[name]
+        found = parameter_of(self.subject.params, matrix)
+        return place_part(part, matrix.axes, getattr(found, "sharding", None))
 
 
 @dataclass(frozen=True)
@@ -176,7 +187,7 @@ class Stored:
     @property
     def nbytes(self) -> int:
         """Of what is kept."""
-        return part_bytes(self.part)
+        return array_bytes(self.part)
 
 
 def _blocks(names: Sequence[str], count: int) -> list[Sequence[str]]:

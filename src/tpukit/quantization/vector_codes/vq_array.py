@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from ...errors import TPUKernelError
 from ...kernels import pack_vq, quantized_matmul
+from ...kernels.ops.quantized_matmul.weight import array_bytes
 from ..codebooks.codebook import Codebook, code_dtype
 from ..formats import TRELLIS_BITS, CodeLayout, VQFormat
 from .rotation import rotate, rotate_back
@@ -78,8 +79,7 @@ class VQArray:
     @property
     def nbytes(self) -> int:
         """Bytes of codes, entries, scales and signs as they lie in memory."""
-        leaves: list[Any] = jax.tree.leaves(self)
-        return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
+        return array_bytes(self)
 
     @property
     def bits_per_weight(self) -> float:

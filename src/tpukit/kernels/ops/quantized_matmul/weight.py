@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 
+from ....annotations import PyTree
 from ....errors import TPUKernelError, did_you_mean
 from ....hardware.formats import INT4
 from ....hardware.stored_formats import WEIGHT_FORMATS
@@ -65,8 +66,7 @@ class QuantizedWeight:
     @property
     def nbytes(self) -> int:
         """Bytes of data, scales and codebook together."""
-        leaves: list[Any] = jax.tree.leaves(self)
-        return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
+        return array_bytes(self)
 
     @property
     def bits_per_weight(self) -> float:
@@ -90,6 +90,12 @@ class QuantizedWeight:
             f"{self.format} matrix {self.shape[0]}×{self.shape[1]}: "
             f"{self.bits_per_weight:.2f} bits a weight, {self.nbytes:,} bytes"
         )
+
+
+def array_bytes(tree: PyTree) -> int:
+    """Bytes of all arrays of a tree as they lie in memory."""
+    leaves: list[Any] = jax.tree.leaves(tree)
+    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
 
 
 def padded_rows(format: str, data: Any) -> int:
