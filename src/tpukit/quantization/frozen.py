@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..annotations import PyTree
+from ..models.stored.parameter import with_stacks
 from .files.model_files import load_quantized
 from .uniform import quantize_for_tpu
 
@@ -16,7 +17,9 @@ def rounded_base(
 ) -> Callable[[PyTree], PyTree]:
     """A function that rounds a model's matrices to the nearest values of a format.
 
-    It can be traced. What `quantize_for_tpu` leaves (embeddings, norms, routers) stays.
+    It can be traced. What `quantize_for_tpu` leaves (embeddings, norms, routers) stays. Matrices of
+    all layers lie side by side, as in a folder that is read: if every step laid them so for its
+    loop over layers, they would be there twice.
 
     Args:
         model: See `quantize_for_tpu`.
@@ -26,7 +29,8 @@ def rounded_base(
 
     def keep(params: PyTree) -> PyTree:
         inputs = {name: jnp.zeros(one.shape, one.dtype) for name, one in batch.items()}
-        return quantize_for_tpu(model, params=params, inputs=inputs, format=format).params
+        made = quantize_for_tpu(model, params=params, inputs=inputs, format=format)
+        return with_stacks(made.params)
 
     return keep
 

@@ -22,6 +22,7 @@ from ..models.adapters import ModelAdapter, TransformerAdapter, Variables, adapt
 from ..models.attention.choice import AttentionFunction
 from ..models.execution import Execution
 from ..models.lora.adapter import LoraAdapter
+from ..models.lora.placement import thin_layout
 from ..models.lora.spec import LoraSpec
 from ..models.lora.targets import thin_products
 from ..models.loss.chunked import LossChunks, check_loss_chunks, loss_chunks_text
@@ -269,10 +270,11 @@ class Workload:
         """A sharding for every leaf of the state and the batch; optimizer state follows params."""
         layout, shapes = self.layout(mesh), self.state_shapes()
         everywhere = NamedSharding(mesh, PartitionSpec())
+        trained = layout if self.lora is None else thin_layout(shapes.params, layout)
         state = TrainState(
             step=everywhere,
-            params=layout.shardings if self.lora is None else _everywhere(mesh, shapes.params),
-            opt_state=layout.for_optimizer_state(shapes.opt_state),
+            params=trained.shardings,
+            opt_state=trained.for_optimizer_state(shapes.opt_state),
             model_state=_everywhere(mesh, shapes.model_state),
         )
         if self.lora is not None:

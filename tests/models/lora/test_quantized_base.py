@@ -101,6 +101,24 @@ def test_no_decoded_matrix_is_kept_for_the_way_back(dense):
     assert not kept
 
 
+def test_codes_are_not_laid_side_by_side_in_a_step(dense):
+    """Every layer's codes are read out of the one array that they are kept in."""
+    work = Workload(
+        CONFIG, **SHAPE, lora=SPEC, optimizer=OPTIMIZER,
+        frozen=rounded_base(CONFIG, "int4", Workload(CONFIG, **SHAPE).batch_shapes()),
+    )  # fmt: skip
+    state = work.state_shapes()
+    codes = {one.shape for one in jax.tree.leaves(state.model_state) if one.dtype == jnp.int32}
+    assert codes == {(2, 16, 64), (2, 16, 32)}  # words of 8 rows, filled up to 128
+    lowered = jax.jit(work.train_step).lower(state, work.batch_shapes()).as_text()
+    made = [line for line in lowered.splitlines() if "stablehlo.concatenate" in line]
+    assert not [line for line in made for shape in codes if _written(shape) in line]
+
+
+def _written(shape):
+    return "x".join(map(str, shape)) + "xi32"
+
+
 @pytest.mark.slow
 def test_quantized_bases_are_split_like_their_matrices():
     mesh = create_mesh(mesh_shape=(2, 2), axis_names=("fsdp", "tensor"), devices=jax.devices()[:4])
@@ -111,8 +129,8 @@ def test_quantized_bases_are_split_like_their_matrices():
     )  # fmt: skip
     state = work.init_on(mesh, jax.random.key(0))
     up = state.model_state["base"]["layers"]["mlp"]["up_proj"]["kernel"]
-    data = up.parts[0].data
-    assert data.sharding.shard_shape(data.shape) == (data.shape[0] // 2, 32)
+    data = up.parts.part.data
+    assert data.sharding.shard_shape(data.shape) == (2, data.shape[1] // 2, 32)
     _, metrics = work.jit_train_step(mesh)(state, work.put_batch(mesh, work.example_batch()))
     alone, expected = jax.jit(work.train_step)(work.init(jax.random.key(0)), work.example_batch())
     np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-5)

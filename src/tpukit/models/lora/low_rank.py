@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...parallel.sharding.activations import constrain
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -49,4 +51,7 @@ class LowRank:
 
     def beside(self, x: jax.Array) -> jax.Array:
         """What the thin matrices make of x (..., inputs)."""
-        return (x @ self.a.astype(x.dtype)) @ self.b.astype(x.dtype)
+        # Gathered where they are cut: else the compiler moves activations, which are larger.
+        whole = (None,) * self.ndim
+        a, b = (constrain(one.astype(x.dtype), *whole) for one in (self.a, self.b))
+        return (x @ a) @ b

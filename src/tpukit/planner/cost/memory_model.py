@@ -200,15 +200,15 @@ def _held(
     split = mesh.fsdp * mesh.tensor * mesh.stage
     thin = shape.thin
     if thin is not None:
-        # Thin matrices lie whole on every device, and are rounded before the first layer.
+        # Thin matrices are cut along `fsdp`, and rounded before the first layer.
         own = thin.base_bytes / split + thin.expert_bytes / (split * mesh.expert)
-        side_by_side = own * thin.layer_bytes / thin.kept_bytes if thin.stored else 0.0
+        trained = thin.parameters / mesh.fsdp
         return _Held(
-            weights=own + thin.parameters * param_bytes,
-            optimizer=thin.parameters * optimizer_bytes,
-            gradients=thin.parameters * compute_bytes,
-            summed=thin.parameters * param_bytes,
-            copies=thin.parameters * compute_bytes + side_by_side,
+            weights=own + trained * param_bytes,
+            optimizer=trained * optimizer_bytes,
+            gradients=trained * compute_bytes,
+            summed=trained * param_bytes,
+            copies=trained * compute_bytes,
             decoded=thin.decoded_bytes / mesh.tensor,
         )
     own_experts = shape.expert_parameters / (split * mesh.expert)

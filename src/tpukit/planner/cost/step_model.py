@@ -245,11 +245,11 @@ class StepModel:
         amount = (self._layer_bytes(over_links=True) + tables) / self.layers
         fsdp, data, thin = self.rates.axes["fsdp"], self.rates.axes["data"], self.shape.thin
         if thin is not None:
-            # Weights for both passes; gradients of thin matrices, which lie whole everywhere.
-            times = 2 * self.rates.gather_bytes * self.layers
-            own = np.full(len(self.candidates), float(thin.parameters * BFLOAT16))
-            summed = fsdp.reduce_s(own) + data.reduce_s(own)
-            return fsdp.gather_s(amount, times=times) + summed
+            # Weights and thin matrices for both passes; gradients of the thin ones alone.
+            own = thin.parameters * BFLOAT16 / self.layers
+            gathered = fsdp.gather_s(amount + own, times=2 * self.rates.gather_bytes * self.layers)
+            scattered = fsdp.gather_s(own, times=self.layers)
+            return gathered + scattered + data.reduce_s(self._trained_parameters() * BFLOAT16)
         times = 3 * self.rates.gather_bytes * self.layers
         # Compiled steps sum gradients along `data` before they are scattered.
         along_data = data.reduce_s(self._layer_bytes() / self.layers, times=self.layers)
@@ -334,5 +334,5 @@ class StepModel:
         """Numbers of one device that have gradients."""
         thin = self.shape.thin
         if thin is not None:
-            return np.full(len(self.candidates), float(thin.parameters))
+            return thin.parameters / self.candidates.sizes["fsdp"]
         return np.asarray(self.memory.weights) / FLOAT32

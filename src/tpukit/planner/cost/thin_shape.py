@@ -1,8 +1,8 @@
 """What is trained beside a model that stays as it is (LoRA), as plain numbers.
 
 The model's own weights have no gradients and no moments, and lie there as they are kept: in
-bfloat16, or quantized and decoded for each product. Thin matrices are small and lie whole on every
-device.
+bfloat16, or quantized and decoded for each product. Thin matrices are cut along `fsdp`, and
+gathered for a layer with its weights.
 """
 
 import math
@@ -16,7 +16,7 @@ from ...models.lora.targets import targets_of, thin_products, thin_shapes
 from ...models.transformer.config import TransformerConfig
 from .matrices import layer_matrices
 
-BFLOAT16, INT32 = formats.BFLOAT16.itemsize, 4  # bytes of a value
+BFLOAT16 = formats.BFLOAT16.itemsize  # bytes of a value
 LANES = 128  # a product with fewer columns takes as long as with so many
 
 
@@ -33,10 +33,8 @@ class ThinShape:
         base: The format of the model's own matrices, in words.
         base_bytes: Bytes of all its weights but experts, tables included.
         expert_bytes: The same of experts.
-        layer_bytes: Of those, what is in layers, experts included.
         largest: Weights of the largest matrix: one is decoded at a time.
-        stored: Whether matrices are quantized: they are copied for the loop over layers, side by
-            side, and decoded for every product.
+        stored: Whether matrices are quantized: they are decoded for every product.
         hidden_kept: Hidden widths of a token that wait in the backward pass of a layer, more than
             where all is trained: gradients of thin matrices read their inputs, those of the others
             do not. Read off compiled steps (`benchmarks/memory_estimate.py --lora`).
@@ -51,7 +49,6 @@ class ThinShape:
     base: str
     base_bytes: float
     expert_bytes: float
-    layer_bytes: float
     largest: int
     stored: bool
     hidden_kept: int
@@ -64,8 +61,8 @@ class ThinShape:
 
     @property
     def decoded_bytes(self) -> float:
-        """Bytes of the matrix that is being decoded: its codes as whole numbers, and its values."""
-        return self.largest * (INT32 + BFLOAT16) if self.stored else 0.0
+        """Bytes of the matrix that is being decoded."""
+        return float(self.largest * BFLOAT16) if self.stored else 0.0
 
 
 def thin_shape(
@@ -109,7 +106,6 @@ def thin_shape(
         base=base,
         base_bytes=outside + layers - experts,
         expert_bytes=experts,
-        layer_bytes=layers,
         largest=max(one.rows * one.columns for one in inside),
         stored=stored,
         hidden_kept=_hidden_kept(targets, stored),
