@@ -55,3 +55,8 @@ def thin_specs(weight, spec, **sizes):
 )  # fmt: skip
 def test_they_are_cut_along_what_they_share_with_their_weight(weight, spec, sizes, a, b):
     assert thin_specs(weight, spec, **sizes) == (a, b)
+
+
+def test_nobody_is_warned_where_a_strategy_cuts_nothing(caplog):
+    assert thin_specs((2048, 2048 * 512), P(), data=8) == (P(), P())
+    assert not [one for one in caplog.records if "w/" in one.getMessage()]

@@ -28,7 +28,8 @@ def thin_layout(params: PyTree, base: Layout) -> Layout:
     named = jax.tree_util.tree_leaves_with_path(params)
     specs = {join_path(path): _spec(join_path(path), leaf, base) for path, leaf in named}
     rules = [(f"^{re.escape(path)}$", spec) for path, spec in specs.items()]
-    return make_layout(params, base.mesh, None, rules=rules)
+    # Where the strategy cuts nothing, nobody is to be warned that nothing is cut.
+    return make_layout(params, base.mesh, None, rules=rules if any(specs.values()) else None)
 
 
 def _spec(path: str, thin: Any, base: Layout) -> PartitionSpec:
