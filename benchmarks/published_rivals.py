@@ -34,7 +34,10 @@ from tpukit.job.value_text import parse_mesh
 BAR = 0.95
 # What a user of tpukit may keep instead, by what the published run keeps.
 INSTEAD: dict[str, tuple[str, ...]] = {
-    "offload=decoder_layer_input": ("offload=decoder_layer_input save=attention",),
+    "offload=decoder_layer_input": (
+        "offload=decoder_layer_input save=expert_tokens",
+        "offload=decoder_layer_input save=attention",
+    ),
     "offload=decoder_layer_input,expert_rows": ("offload=decoder_layer_input save=attention",),
     "offload=decoder_layer_input,qkv_proj,out_proj": (
         "offload=decoder_layer_input,qkv_proj,out_proj,attention",

@@ -284,3 +284,19 @@ def test_options_that_do_not_fit_are_refused(arrays):
         layer(expert_groups=2, kept_groups=1, group_top=3)
     with pytest.raises(TPUValidationError, match=r"0 of 2 groups .* between 1 and 2 groups"):
         layer(expert_groups=2)
+
+
+@pytest.mark.slow
+def test_remat_that_keeps_the_load_does_not_sum_it_again(mesh, arrays):
+    x, *weights = arrays
+
+    def loss(x):
+        y, stats = moe_ffn(x, *weights, k=K, routing="dropless", mesh=mesh, axis=None)
+        return (y**2).sum() + stats.balance_loss_sum
+
+    def sums(policy):
+        again = jax.value_and_grad(jax.checkpoint(loss, policy=policy))
+        return str(jax.make_jaxpr(again)(x)).count("= psum")
+
+    kept = jax.checkpoint_policies.save_only_these_names("expert_tokens")
+    assert sums(kept) == sums(jax.checkpoint_policies.nothing_saveable) - 1

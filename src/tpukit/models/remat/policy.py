@@ -24,6 +24,7 @@ TENSOR_NAMES: dict[str, tuple[str, ...]] = {
     "mlpwi_1": ("mlpwi_1",),
     "mlpwo": ("mlpwo",),
     "expert_rows": ("expert_rows",),
+    "expert_tokens": ("expert_tokens",),
 }
 # Our name -> jax.checkpoint_policies' name; None recomputes nothing at all.
 _POLICIES: dict[str, str | None] = {

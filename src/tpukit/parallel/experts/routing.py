@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from rich.table import Table
 
@@ -125,7 +126,9 @@ def router_stats(
         return lax.psum(counts, axes)
 
     pair = jnp.ones_like(logits, shape=routing.experts.shape)
-    expert_tokens = per_expert(pair)
+    # The balance loss's gradient reads these; a few numbers that remat need not sum again, behind
+    # whatever else is on the network in the backward pass.
+    expert_tokens = checkpoint_name(per_expert(pair), "expert_tokens")
     dropped = jnp.zeros_like(expert_tokens) if kept is None else per_expert(pair * ~kept)
     tokens = expert_tokens.sum() / routing.experts.shape[-1]
     mean_probability = lax.psum(probabilities.sum(0), axes) / tokens
