@@ -134,16 +134,22 @@ def _call(eqn: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
     jaxpr, consts = _opened(called)
     if eqn.primitive.name not in _CHECKPOINTS or visitor.records:
         return walk(jaxpr, consts, values, visitor)
-    # What is kept of the parameters goes in as it is, and is decoded again for gradients.
-    arrays = [value for value in values if not isinstance(value, Tracked)]
+    # What is kept of the parameters goes in as it is, and is decoded again for gradients; known
+    # numbers, too, because they say which layer's it is.
+    goes_in = [isinstance(value, Tracked) or _is_scalar(value) for value in values]
+    arrays = [value for value, known in zip(values, goes_in, strict=True) if not known]
 
     def inside(arrays: list[Any]) -> list[Any]:
         rest = iter(arrays)
-        given = [value if isinstance(value, Tracked) else next(rest) for value in values]
+        given = [
+            value if known else next(rest) for value, known in zip(values, goes_in, strict=True)
+        ]
         return [plain(value) for value in walk(jaxpr, consts, given, visitor)]
 
-    how = {name: eqn.params[name] for name in ("policy", "prevent_cse")}
-    return jax.checkpoint(inside, **how)(arrays)
+    waits: Any = eqn.params["prevent_cse"]
+    if not isinstance(waits, bool):  # one answer for each argument
+        waits = ([one for one, known in zip(waits, goes_in, strict=True) if not known],)
+    return jax.checkpoint(inside, policy=eqn.params["policy"], prevent_cse=waits)(arrays)
 
 
 def _opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

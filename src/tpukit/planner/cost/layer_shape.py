@@ -24,6 +24,12 @@ _MIXING = {
 }
 # Tokens that linear attention takes at a time: kernels/ops/gated_delta/blocks.py, which needs jax.
 DELTA_CHUNK = 128
+LANES = 128
+
+
+def whole(channels: int, tile: int) -> int:
+    """So many channels in whole tiles."""
+    return -(-channels // tile) * tile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +118,15 @@ class LayerShape:
     def hidden_width(self) -> int:
         """Channels of the feed-forward block that one token passes through."""
         return self.dense_width + self.chosen_width
+
+    @property
+    def expert_padding(self) -> int:
+        """Numbers more than its own that one matrix of an expert has room for in memory.
+
+        Arrays lie in tiles of 8 x 128; which dimension is last is the compiler's choice.
+        """
+        d, f = self.d_model, self.expert_width
+        return min(whole(d, 8) * whole(f, LANES), whole(f, 8) * whole(d, LANES)) - d * f
 
     @property
     def is_local(self) -> bool:

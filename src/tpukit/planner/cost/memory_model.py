@@ -20,7 +20,7 @@ from ...hardware import formats
 from ...hardware.rates import ChipRates, MemoryRates
 from ...step.optimizer.spec import OptimizerSpec, state_bytes_per_parameter
 from .kept import ATTENTION, SPLIT_BY_TENSOR, kept_by, kept_channels
-from .layer_shape import LayerShape
+from .layer_shape import LANES, LayerShape
 from .model_shape import ModelShape
 
 FLOAT32, BFLOAT16 = formats.FLOAT32.itemsize, formats.BFLOAT16.itemsize  # bytes of a value
@@ -28,7 +28,6 @@ ADAMW_BYTES = state_bytes_per_parameter(OptimizerSpec())
 # Cutting of the loss: kernels/ops/cross_entropy/chunked.py, which imports jax.
 LOGITS_BYTES = 512 * 2**20
 MIN_CHUNK_TOKENS = 2048
-LANES = 128
 
 Numbers = Any  # a number or an array of them
 
@@ -153,8 +152,9 @@ def estimate_memory_bytes(
     rounded_work = max(layer.hidden_width for layer in shape.kinds) / mesh.tensor + shape.d_model
     token_work = token_work + np.where(eight_bits, rounded_work, 0.0)
     in_layer = _Moment(
-        held.gradients,
+        held.gradients + held.waiting,
         held.decoded
+        + held.turned
         + np.maximum(tokens * token_work, uncut * token_work + logits)
         + _most(_gathered(layer, mesh, compute_bytes) for layer in shape.kinds),
     )
@@ -165,7 +165,7 @@ def estimate_memory_bytes(
         gradients=summed + np.where(backward, in_layer.gradients, in_loss.gradients),
         optimizer=held.optimizer,
         activations=kept * in_flight,
-        temporaries=held.copies + table + temporaries,
+        temporaries=held.copies + held.padding + table + temporaries,
         host=offloaded * in_flight,
     )
 
@@ -178,6 +178,11 @@ class _Held:
         gradients: Of all that is trained, until they are added up.
         summed: The same, added up.
         copies: What the weights of all layers are written to before the first one runs.
+        turned: Tables in the order in which rows are looked up, while layers are at work.
+        padding: Of experts, whose matrices lie whole in both dimensions; those of other matrices
+            are cut so that whole lanes are left.
+        waiting: Gradients of layers whose turn of the loop has not ended; with its last layer they
+            are put where the others of their stack are.
         decoded: What the matrix at work is decoded to.
     """
 
@@ -186,6 +191,9 @@ class _Held:
     gradients: Numbers
     summed: Numbers
     copies: Numbers
+    turned: Numbers = 0.0
+    padding: Numbers = 0.0
+    waiting: Numbers = 0.0
     decoded: Numbers = 0.0
 
 
@@ -214,14 +222,39 @@ def _held(
     own_experts = shape.expert_parameters / (split * mesh.expert)
     own = shape.other_parameters / split + own_experts
     own_layers = own - shape.outside_parameters / split
+    padding = shape.expert_padding / (split * mesh.expert)
+    # Experts are rounded where they are used, inside the region that their kernels need; layers
+    # that take turns where they are cut out of their stacks.
+    rounds = np.asarray(whole_copy) & (shape.turn == 1)
     return _Held(
         weights=own * param_bytes,
         optimizer=own * optimizer_bytes,
         gradients=(own_layers + shape.head_parameters / split) * compute_bytes,
         summed=own * param_bytes,
-        # Experts are rounded where they are used, inside the region that their kernels need.
-        copies=np.where(whole_copy, (own_layers - own_experts) * compute_bytes, 0.0),
+        copies=np.where(rounds, (own_layers - own_experts) * compute_bytes, 0.0),
+        turned=_turned_tables(shape, mesh, param_bytes),
+        padding=padding * (param_bytes + optimizer_bytes + compute_bytes),
+        waiting=own_layers * compute_bytes * (shape.turn - 1) / shape.layers_run,
     )
+
+
+def _turned_tables(shape: ModelShape, mesh: MeshRoles, param_bytes: Numbers) -> Numbers:
+    """Tables, and one moment of each, copied because a device's channels do not fill lanes.
+
+    The compiler keeps such an array with its rows along the lanes, where nothing is padded, and
+    looks rows up, and adds their gradients, in one that has channels there.
+    """
+    copies: Numbers = 0.0
+    for width in (shape.d_model, shape.layer_tables / shape.vocab):
+        channels = width / np.asarray(mesh.fsdp)
+        filled = 2 * shape.vocab / mesh.tensor * _lanes(channels) * param_bytes
+        copies = copies + np.where(channels % LANES > 0, filled, 0.0)
+    return copies
+
+
+def _lanes(channels: Numbers) -> Numbers:
+    """Channels in whole lanes."""
+    return np.ceil(np.asarray(channels) / LANES) * LANES
 
 
 @dataclass(frozen=True)
@@ -287,8 +320,22 @@ def _token_work(
     """Bytes that one token takes while a layer's gradient is computed."""
     rates = MemoryRates.of()
     heads = rates.working_heads * layer.heads * layer.head_dim
-    split = (rates.working_hidden + hidden_kept) * layer.hidden_width + heads
-    return (split / mesh.tensor + rates.working_model * layer.d_model) * compute_bytes
+    split = rates.working_hidden * layer.dense_width + hidden_kept * layer.hidden_width + heads
+    whole = rates.working_model * layer.d_model + _rows_work(layer, mesh)
+    return (split / mesh.tensor + whole) * compute_bytes
+
+
+def _rows_work(layer: LayerShape, mesh: MeshRoles) -> Numbers:
+    """Channels of one token in the rows of its experts, while their gradient is computed.
+
+    Most is alive when what experts gave is weighed (rows in, rows out, the gradient of either sum,
+    and the hidden ones), or when their last product is gone back through (rows in, the gradient of
+    rows out; gate, up, hidden, and the gradient of hidden).
+    """
+    hidden = _lanes(layer.expert_width / np.asarray(mesh.tensor))
+    stream = _lanes(layer.d_model)
+    rows = layer.experts_per_token * layer.expert_rows
+    return rows * np.maximum(4 * stream + hidden, 2 * stream + 4 * hidden)
 
 
 def _received(layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
@@ -310,6 +357,8 @@ def _gathered(layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers) -> Num
     gathered = MemoryRates.of().gathered_matrices * layer.dense_width * channel
     if layer.experts:
         # Experts are gathered together, all their matrices, and one gradient waits to be sent.
-        matrices = (layer.hidden_matrices + 1) * layer.experts / mesh.expert
-        gathered = gathered + matrices * layer.expert_width * channel
+        wide = layer.d_model * _lanes(layer.expert_width / np.asarray(mesh.tensor))
+        narrow = _lanes(layer.d_model) * layer.expert_width / mesh.tensor
+        matrices = (layer.hidden_matrices * wide + narrow) * layer.experts / mesh.expert
+        gathered = gathered + matrices * compute_bytes
     return np.where(np.asarray(mesh.fsdp) > 1, gathered, 0.0)

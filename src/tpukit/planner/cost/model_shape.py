@@ -6,6 +6,7 @@ from typing import Any
 
 from ...hardware import formats
 from ...models.lora.spec import LoraSpec
+from ...models.transformer.layer_pattern import find_runs
 from .layer_shape import LayerShape, layer_shape
 from .thin_shape import ThinShape, thin_shape
 
@@ -27,7 +28,9 @@ class ModelShape:
         global_layers: Layers whose queries attend to every key before them.
         beside_layers: Weights a token is multiplied with outside of layers and unembedding.
         layer_tables: Parameters of embeddings that single layers read.
+        turn: Layers that one turn of the loop over layers runs, where kinds take turns.
         expert_parameters: Of all experts together; 0 for a dense model.
+        expert_padding: Parameters more that their matrices have room for, in whole lanes.
         other_parameters: All the rest.
         matmul_parameters: Weights one token is multiplied with, one unembedding included.
         parameter_shapes: Of every parameter, layers stacked.
@@ -54,7 +57,9 @@ class ModelShape:
     global_layers: int
     beside_layers: int
     layer_tables: int
+    turn: int
     expert_parameters: int
+    expert_padding: int
     other_parameters: int
     matmul_parameters: int
     parameter_shapes: tuple[tuple[int, ...], ...] = field(repr=False)
@@ -151,9 +156,20 @@ def shape_of(
         global_layers=len(layers) - len(windows),
         beside_layers=count.matmul_active - in_layers - unembeddings * c.vocab_size * c.d_model,
         layer_tables=c.vocab_size * c.n_layers * c.per_layer_width,
+        turn=_longest_turn(c),
         expert_parameters=experts,
+        expert_padding=sum(
+            kind.count * kind.experts * kind.hidden_matrices * kind.expert_padding for kind in kinds
+        ),
         other_parameters=count.total - experts,
         matmul_parameters=count.matmul_active,
         parameter_shapes=tuple(c.parameter_shapes().values()),
         thin=None if lora is None else thin_shape(c, lora, stored_bytes=stored_bytes),
     )
+
+
+def _longest_turn(config: Any) -> int:
+    """Layers of the longest cycle that a loop goes through more than once."""
+    donors = {donor for donor in config.key_donors.values() if donor is not None}
+    runs = find_runs(config.layer_order, alone=tuple(sorted(donors)))
+    return max((len(run.cycle) for run in runs if run.repeats > 1), default=1)
