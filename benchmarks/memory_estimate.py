@@ -81,11 +81,12 @@ CASES = (
     # Layers of several kinds: latent attention and a leading dense layer, sinks and windows, two
     # sizes of heads with embeddings of each layer, dense blocks beside experts, linear attention.
     Case("deepseek-v2-lite", "v5p-32", 2, 4096, fsdp=16, held_out=True),
-    Case("gpt-oss-20b", "v5p-32", 2, 4096, fsdp=16, held_out=True),
+    Case("gpt-oss-20b", "v5p-32", 2, 4096, fsdp=16),
     Case("gemma4-e4b", "v5p-16", 1, 4096, held_out=True),
-    Case("gemma4-26b-a4b", "v5p-32", 2, 4096, fsdp=16, held_out=True),
+    Case("gemma4-26b-a4b", "v5p-32", 2, 4096, fsdp=16),
+    Case("gemma4-26b-a4b", "v6e-16", 2, 4096, fsdp=16),
     Case("gemma4-31b", "v5p-32", 2, 4096, fsdp=16, held_out=True),
-    Case("qwen3-next-80b-a3b", "v5p-128", 1, 4096, fsdp=64, held_out=True),
+    Case("qwen3-next-80b-a3b", "v5p-128", 1, 4096, fsdp=64),
     Case("gpt-oss-20b", "v5p-32", 2, 4096, fsdp=4, expert=4, held_out=True),
     Case("deepseek-v2-lite", "v5p-32", 2, 4096, fsdp=4, expert=4),
     # Adapters alone trained, beside weights in bfloat16 or quantized.

@@ -27,6 +27,12 @@ COMPILED_GIB = (
     ("llama3.1-8b", "v6e", {"fsdp": 8, "tensor": 2}, 2, 8192, "full", 12.62),
     ("llama3.1-70b", "v6e", {"fsdp": 64}, 1, 4096, "full", 25.23),
     ("mixtral-8x7b", "v6e", {"fsdp": 64}, 1, 4096, "full", 15.85),
+    # Layers of several kinds in turns (2026-11-17).
+    ("gemma3-12b", "v6e", {"fsdp": 16}, 1, 4096, "full", 17.77),
+    ("gpt-oss-20b", "v5p", {"fsdp": 16}, 2, 4096, "full", 22.51),
+    ("gemma4-26b-a4b", "v5p", {"fsdp": 16}, 2, 4096, "full", 27.25),
+    ("gemma4-26b-a4b", "v6e", {"fsdp": 16}, 2, 4096, "full", 26.92),
+    ("qwen3-next-80b-a3b", "v5p", {"fsdp": 64}, 1, 4096, "full", 23.06),
 )
 
 
@@ -290,13 +296,50 @@ def test_a_layers_backward_pass_by_hand(mesh, options, gradients, temporaries):
 def test_experts_are_gathered_together_and_rounded_where_they_are_used():
     found = by_hand({"fsdp": 2, "expert": 2}, model=EXPERTS)
     others = 4 * (393_216 + 512 + 8 * 256) + 256
-    work = 2 * (4.5 * 2048 + 4 * 512 + 6 * 256)
+    # Two experts of every token: their rows in and a gradient, and four times what is hidden.
+    work = 2 * (2 * (2 * 256 + 4 * 1024) + 4 * 512 + 6 * 256)
     # Two experts of every token on two devices may all be here.
     received = 2 * 2 * 2 * (2 * 256 + 3 * 1024)
     # Of four experts three matrices and a gradient.
     gathered = 4 * 4 * 2 * 256 * 1024
     assert found.temporaries == 2 * others / 2 + TOKENS * (work + received) + LOGITS + gathered
     assert found.gradients == 2 * (others / 2 + 4 * 8 * 786_432 / 4 + TABLE / 2)
+
+
+def test_narrow_experts_hold_most_while_their_results_are_weighed():
+    wide, narrow = (by_hand(model={**EXPERTS, "expert_d_ff": f}) for f in (512, 128))
+    experts = 3 * 4 * 8 * 256 * (512 - 128)  # in float32 with two moments, and their gradients
+    assert wide.weights - narrow.weights == 4 * experts
+    work = 2 * ((2 * 256 + 4 * 512) - (4 * 256 + 128))
+    assert wide.temporaries - narrow.temporaries == 2 * TOKENS * work
+
+
+def test_experts_whose_dimensions_fill_no_lanes_take_more():
+    # 320 x 320 lie as 320 x 384: a fifth more of weights, moments and gradients.
+    model = {**EXPERTS, "d_model": 320, "d_ff": 1024}
+    even, odd = (by_hand(model={**model, "expert_d_ff": f}) for f in (384, 320))
+    each = 3 * 4 * 8 * 320
+    assert odd.weights == even.weights - 4 * each * (384 - 320)
+    # What is at work on rows lies in whole lanes, too: only the padding is more.
+    assert odd.temporaries - even.temporaries == each * (384 - 320) * (4 + 8 + 2)
+
+
+def test_layers_in_turns_are_rounded_in_turn_and_hand_gradients_over_at_the_end_of_it():
+    kinds = {"local": {"sliding_window": 128}, "global": {}}
+    model = {"layer_kinds": kinds, "layer_pattern": "local, global"}
+    alike, turns = by_hand(), by_hand(model=model)
+    assert turns.weights == alike.weights
+    assert alike.temporaries - turns.temporaries == 2 * LAYERS
+    # One of its two layers' gradients waits for the other's.
+    assert turns.gradients - alike.gradients == 2 * LAYERS / 4
+
+
+def test_tables_are_turned_where_channels_do_not_fill_lanes():
+    whole, cut = (by_hand({"fsdp": n}, whole_copy=False) for n in (2, 4))
+    matrices = 2 * 2 * 256 * 1024  # gathered by either
+    assert whole.temporaries == TOKENS * WORK + LOGITS + matrices
+    # 64 channels of every row in 128 lanes of float32: the table, and a moment.
+    assert cut.temporaries == whole.temporaries + 2 * 512 * 128 * 4
 
 
 @pytest.mark.parametrize("tied", [False, True])
