@@ -296,13 +296,12 @@ def test_a_layers_backward_pass_by_hand(mesh, options, gradients, temporaries):
 def test_experts_are_gathered_together_and_rounded_where_they_are_used():
     found = by_hand({"fsdp": 2, "expert": 2}, model=EXPERTS)
     others = 4 * (393_216 + 512 + 8 * 256) + 256
-    # Two experts of every token: their rows in and a gradient, and four times what is hidden.
-    work = 2 * (2 * (2 * 256 + 4 * 1024) + 4 * 512 + 6 * 256)
-    # Two experts of every token on two devices may all be here.
-    received = 2 * 2 * 2 * (2 * 256 + 3 * 1024)
+    # Two experts of every token on two devices may all be here: their rows in and a gradient, and
+    # four times what is hidden.
+    work = 2 * (2 * 2 * (2 * 256 + 4 * 1024) + 4 * 512 + 6 * 256)
     # Of four experts three matrices and a gradient.
     gathered = 4 * 4 * 2 * 256 * 1024
-    assert found.temporaries == 2 * others / 2 + TOKENS * (work + received) + LOGITS + gathered
+    assert found.temporaries == 2 * others / 2 + TOKENS * work + LOGITS + gathered
     assert found.gradients == 2 * (others / 2 + 4 * 8 * 786_432 / 4 + TABLE / 2)
 
 

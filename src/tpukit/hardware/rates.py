@@ -138,8 +138,6 @@ class MemoryRates(_Section):
     working_model: float
     kept_model: float
     gathered_matrices: float
-    received_model: float
-    received_hidden: float
     host_headroom: float
     serving_headroom: float
 

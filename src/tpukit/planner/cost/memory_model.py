@@ -143,8 +143,7 @@ def estimate_memory_bytes(
     # Of several kinds the one that takes most decides.
     hidden_kept = 0 if shape.thin is None else shape.thin.hidden_kept
     token_work = _most(
-        _token_work(layer, mesh, compute_bytes, hidden_kept) + _received(layer, mesh, compute_bytes)
-        for layer in shape.kinds
+        _token_work(layer, mesh, compute_bytes, hidden_kept) for layer in shape.kinds
     )
     token_work = token_work * remat_every
     # Compiled steps in int8 need 22 (llama3.1-8b), 65 (gpt3-175b) and 71 kB a token more than in
@@ -330,25 +329,17 @@ def _rows_work(layer: LayerShape, mesh: MeshRoles) -> Numbers:
 
     Most is alive when what experts gave is weighed (rows in, rows out, the gradient of either sum,
     and the hidden ones), or when their last product is gone back through (rows in, the gradient of
-    rows out; gate, up, hidden, and the gradient of hidden).
+    rows out; gate, up, hidden, and the gradient of hidden). The products of an expert axis have
+    room for every row that all of its devices could send to one.
     """
     hidden = _lanes(layer.expert_width / np.asarray(mesh.tensor))
     stream = _lanes(layer.d_model)
-    rows = layer.experts_per_token * layer.expert_rows
-    return rows * np.maximum(4 * stream + hidden, 2 * stream + 4 * hidden)
-
-
-def _received(layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
-    """Bytes that one token takes of buffers in which rows come from the devices of an expert axis.
-
-    Any device may be sent every row of all, and each buffer has room for that.
-    """
-    rates = MemoryRates.of()
-    hidden = rates.received_hidden * layer.expert_width / mesh.tensor
-    channels = rates.received_model * layer.d_model + hidden
-    rows = layer.experts_per_token * np.asarray(mesh.expert)
+    own = layer.experts_per_token * layer.expert_rows
     is_sent = (np.asarray(mesh.expert) > 1) & layer.sorted_rows
-    return np.where(is_sent, rows * channels * compute_bytes, 0.0)
+    here = own * np.where(is_sent, mesh.expert, 1)
+    # A row is sent as two halves of whole lanes: where it has others, through copies both ways.
+    copied = np.where(is_sent & (layer.d_model % (2 * LANES) > 0), 4 * _lanes(layer.d_model / 2), 0)
+    return np.maximum(own * (4 * stream + hidden), here * (2 * stream + 4 * hidden + copied))
 
 
 def _gathered(layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers) -> Numbers:
