@@ -341,6 +341,17 @@ def test_tables_are_turned_where_channels_do_not_fill_lanes():
     assert cut.temporaries == whole.temporaries + 2 * 512 * 128 * 4
 
 
+def test_the_gradient_of_layers_own_embeddings_comes_last_and_whole():
+    # Rows of 4 layers x 4096 channels, added up on the device and over two of them.
+    found = by_hand({"fsdp": 2}, model={"per_layer_width": 4096, "vocab_size": 16_384})
+    plain = by_hand({"fsdp": 2}, model={"vocab_size": 16_384})
+    own = 4 * (2 * 256 * 4096 + 256) + 256 * 4 * 4096 + 4096  # gates, projections and norms
+    table = 16_384 * 4 * 4096
+    assert found.weights == plain.weights + 4 * (own + table) / 2
+    assert found.activations == 0
+    assert found.gradients == LAYERS + own + 256 * 16_384 + 2 * 2 * table
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_loss_that_is_cut_holds_logits_and_their_gradient(tied):
     # 8,192 tokens of 128 KiB logits, of which 512 MiB at once; a tied head is transposed.

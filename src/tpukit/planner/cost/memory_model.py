@@ -1,9 +1,10 @@
 """Memory of a training step on one device by arithmetic, for one candidate or for arrays of them.
 
 Every argument that differs between candidates may be a numpy array; they broadcast. Most is alive
-at one of two moments, and the larger decides: in the loss, when every layer has kept what the
-backward pass needs and the head's gradient lies there whole; or in the backward pass of a layer,
-when the gradients of all layers have their room and one layer is at work. That is how the
+at one of three moments, and the largest decides: in the loss, when every layer has kept what the
+backward pass needs and the head's gradient lies there whole; in the backward pass of a layer, when
+the gradients of all layers have their room and one layer is at work; or at its end, when nothing is
+kept any more and the gradient of layers' own embeddings lies there whole. That is how the
 compiler's own reports divide. Parameters, optimizer state and what a remat policy keeps are
 counted; the amounts in `hardware.rates.MemoryRates` are read off those reports
 (`benchmarks/memory_estimate.py` says which, and prints the error).
@@ -157,14 +158,16 @@ def estimate_memory_bytes(
         + np.maximum(tokens * token_work, uncut * token_work + logits)
         + _most(_gathered(layer, mesh, compute_bytes) for layer in shape.kinds),
     )
-    backward = in_layer.total > in_loss.total
-    temporaries = np.where(backward, in_layer.temporaries, in_loss.temporaries)
+    activations = kept * in_flight
+    most = in_layer.or_larger(in_loss)
+    at_end = _Moment(held.gradients + held.scattered, 0.0 * tokens)
+    is_end = at_end.total + kept * (in_flight - 1) > most.total + activations
     return MemorySplit(
         weights=held.weights,
-        gradients=summed + np.where(backward, in_layer.gradients, in_loss.gradients),
+        gradients=summed + np.where(is_end, at_end.gradients, most.gradients),
         optimizer=held.optimizer,
-        activations=kept * in_flight,
-        temporaries=held.copies + held.padding + table + temporaries,
+        activations=np.where(is_end, kept * (in_flight - 1), activations),
+        temporaries=held.copies + held.padding + table + np.where(is_end, 0.0, most.temporaries),
         host=offloaded * in_flight,
     )
 
@@ -182,6 +185,9 @@ class _Held:
             are cut so that whole lanes are left.
         waiting: Gradients of layers whose turn of the loop has not ended; with its last layer they
             are put where the others of their stack are.
+        scattered: The gradient of embeddings that single layers read, which comes last: whole on
+            every device, once as rows are added up there and once as devices are. That of the
+            model's own is narrower than what the loss holds of the head.
         decoded: What the matrix at work is decoded to.
     """
 
@@ -193,6 +199,7 @@ class _Held:
     turned: Numbers = 0.0
     padding: Numbers = 0.0
     waiting: Numbers = 0.0
+    scattered: Numbers = 0.0
     decoded: Numbers = 0.0
 
 
@@ -225,6 +232,7 @@ def _held(
     # Experts are rounded where they are used, inside the region that their kernels need; layers
     # that take turns where they are cut out of their stacks.
     rounds = np.asarray(whole_copy) & (shape.turn == 1)
+    adds_up = np.asarray(mesh.fsdp) * mesh.data > 1
     return _Held(
         weights=own * param_bytes,
         optimizer=own * optimizer_bytes,
@@ -234,6 +242,7 @@ def _held(
         turned=_turned_tables(shape, mesh, param_bytes),
         padding=padding * (param_bytes + optimizer_bytes + compute_bytes),
         waiting=own_layers * compute_bytes * (shape.turn - 1) / shape.layers_run,
+        scattered=shape.layer_tables / mesh.tensor * compute_bytes * np.where(adds_up, 2, 1),
     )
 
 
@@ -266,6 +275,13 @@ class _Moment:
     @property
     def total(self) -> Numbers:
         return self.gradients + self.temporaries
+
+    def or_larger(self, other: "_Moment") -> "_Moment":
+        larger = self.total > other.total
+        return _Moment(
+            np.where(larger, self.gradients, other.gradients),
+            np.where(larger, self.temporaries, other.temporaries),
+        )
 
 
 def _most(values: Iterable[Numbers]) -> Numbers:
