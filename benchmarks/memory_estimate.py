@@ -87,7 +87,8 @@ CASES = (
     Case("gemma4-26b-a4b", "v6e-16", 2, 4096, fsdp=16),
     Case("gemma4-31b", "v5p-32", 2, 4096, fsdp=16, held_out=True),
     Case("qwen3-next-80b-a3b", "v5p-128", 1, 4096, fsdp=64),
-    Case("gpt-oss-20b", "v5p-32", 2, 4096, fsdp=4, expert=4, held_out=True),
+    Case("gpt-oss-20b", "v5p-32", 2, 4096, fsdp=4, expert=4),
+    Case("gpt-oss-120b", "v5p-128", 2, 4096, fsdp=16, expert=4, held_out=True),
     Case("deepseek-v2-lite", "v5p-32", 2, 4096, fsdp=4, expert=4),
     # Adapters alone trained, beside weights in bfloat16 or quantized.
     Case("llama3.2-1b", "v6e-8", 4, 2048, lora={"rank": 16}),
