@@ -1,7 +1,7 @@
 """What the backward pass recomputes instead of remembering, as a value that can be written down."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -140,21 +140,14 @@ class RematPolicy:
             offload_dst="pinned_host",
         )
 
-    def wrap(self, function: F, *, waits: bool | Sequence[bool] = True) -> F:
-        """The function with this policy on it.
-
-        Args:
-            function: What is computed again in the backward pass.
-            waits: Whether its arguments wait for its gradient before anything is computed again
-                from them: all, none, or one answer for each. Where none waits, the compiler may
-                compute it again early, or never; inside a loop it cannot.
-        """
+    def wrap(self, function: F, *, in_loop: bool = False) -> F:
+        """The function with this policy on it; `in_loop` inside scan, where CSE cannot reach."""
         import jax
 
         if not self.active:
             return function
         checkpoint: Any = jax.checkpoint
-        return checkpoint(function, policy=self.jax_policy(), prevent_cse=waits)
+        return checkpoint(function, policy=self.jax_policy(), prevent_cse=not in_loop)
 
 
 RematSpec = RematPolicy | str | Mapping[str, Any] | None

@@ -160,7 +160,7 @@ class _Program:
         if not any(one in self.owner for one in _variables(equation.invars[whole:])):
             return equation
         body = equation.params["jaxpr"]
-        turn = remat.wrap(core.jaxpr_as_fun(body), waits=False)
+        turn = remat.wrap(core.jaxpr_as_fun(body), in_loop=True)
         shapes = [
             jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=getattr(one, "weak_type", False))
             for one in body.in_avals

@@ -134,22 +134,16 @@ def _call(eqn: Any, values: list[Any], visitor: Visitor) -> Sequence[Any]:
     jaxpr, consts = _opened(called)
     if eqn.primitive.name not in _CHECKPOINTS or visitor.records:
         return walk(jaxpr, consts, values, visitor)
-    # What is kept of the parameters goes in as it is, and is decoded again for gradients; known
-    # numbers, too, because they say which layer's it is.
-    goes_in = [isinstance(value, Tracked) or _is_scalar(value) for value in values]
-    arrays = [value for value, known in zip(values, goes_in, strict=True) if not known]
+    # What is kept of the parameters goes in as it is, and is decoded again for gradients.
+    arrays = [value for value in values if not isinstance(value, Tracked)]
 
     def inside(arrays: list[Any]) -> list[Any]:
         rest = iter(arrays)
-        given = [
-            value if known else next(rest) for value, known in zip(values, goes_in, strict=True)
-        ]
+        given = [value if isinstance(value, Tracked) else next(rest) for value in values]
         return [plain(value) for value in walk(jaxpr, consts, given, visitor)]
 
-    waits: Any = eqn.params["prevent_cse"]
-    if not isinstance(waits, bool):  # one answer for each argument
-        waits = ([one for one, known in zip(waits, goes_in, strict=True) if not known],)
-    return jax.checkpoint(inside, policy=eqn.params["policy"], prevent_cse=waits)(arrays)
+    how = {name: eqn.params[name] for name in ("policy", "prevent_cse")}
+    return jax.checkpoint(inside, **how)(arrays)
 
 
 def _opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ..remat.policy import RematPolicy
 from .layer_pattern import LayerRun
 from .mixing import Keys
-from .turns import before_the_next, layer_of
+from .turns import before_the_next
 
 # (parameters of one layer, what is carried, its kind, its own inputs, keys of other layers)
 # -> (what is carried, statistics or None, its keys or None)
@@ -153,30 +153,26 @@ def _unrolled(
             totals.append(seen)
         return x, _add(totals), keys
     several = len(kinds) > remat.every_n_layers
-    # Of what comes back from the host, the sooner the better.
-    waits = several and not remat.offload
     for start in range(0, len(kinds), remat.every_n_layers):
         numbers = range(start, min(start + remat.every_n_layers, len(kinds)))
 
         # Layers are cut out of the stack inside the segment: cut outside, each cut would be an
         # input of the segment, and the backward pass would keep a second copy of the weights.
-        def segment(part: _Part, x: Any, zero: jax.Array, numbers: range = numbers) -> Any:
+        def segment(part: _Part, x: Any, numbers: range = numbers) -> Any:
             statistics: list[Any] = []
             keys: Keys | None = None
             for number in numbers:
                 kind, slot = kinds[number], slots[number]
                 stacked = part.stacks[stack_of[kind]]
+                one = jax.tree.map(lambda leaf, slot=slot: leaf[slot], stacked)
                 if several:
-                    one, x = before_the_next(layer_of(stacked, slot, zero), x)
-                else:
-                    one = jax.tree.map(lambda leaf, slot=slot: leaf[slot], stacked)
+                    one, x = before_the_next(one, x)
                 own = jax.tree.map(lambda leaf, number=number: leaf[number], part.inputs)
                 x, seen, keys = layer(one, x, kind, own, shared)
                 statistics.append(seen)
             return x, _add(statistics), keys
 
-        wrapped = remat.wrap(segment, waits=(False, waits, waits) if waits else not in_loop)
-        x, seen, keys = wrapped(part, x, jnp.int32(0))
+        x, seen, keys = remat.wrap(segment, in_loop=in_loop)(part, x)
         totals.append(seen)
     return x, _add(totals), keys
 
