@@ -31,7 +31,7 @@ COMPILED_GIB = (
     ("gemma3-12b", "v6e", {"fsdp": 16}, 1, 4096, "full", 17.77),
     ("gpt-oss-20b", "v5p", {"fsdp": 16}, 2, 4096, "full", 22.68),
     ("gemma4-26b-a4b", "v5p", {"fsdp": 16}, 2, 4096, "full", 28.60),
-    ("gemma4-26b-a4b", "v6e", {"fsdp": 16}, 2, 4096, "full", 28.73),
+    ("gemma4-26b-a4b", "v6e", {"fsdp": 16}, 2, 4096, "full", 28.77),
     ("qwen3-next-80b-a3b", "v5p", {"fsdp": 64}, 1, 4096, "full", 22.94),
     ("gpt-oss-20b", "v5p", {"fsdp": 4, "expert": 4}, 2, 4096, "full", 32.70),
     ("deepseek-v2-lite", "v5p", {"fsdp": 4, "expert": 4}, 2, 4096, "full", 21.28),
