@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,16 @@ def test_nobody_else_replaces_files():
                 if name.endswith(MAKERS):
                     found.append(path.relative_to(SOURCE).as_posix())
     assert set(found) == {"runtime/files.py"}
+
+
+def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    write_bytes(pipe, b"a page")
+    reader.join(timeout=10)
+    assert read == [b"a page"]
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

@@ -44,6 +44,10 @@ def whole_file(path: Path, *, durable: bool = False) -> Generator[IO[bytes]]:
         path: Where it appears; its folder must exist.
         durable: Whether it must outlast a power cut, which takes a wait for the disk.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as file:  # a device or a pipe, which has to stay what it is
+            yield file
+        return
     partial = path.with_name(f".{path.name[:_NAME_KEPT]}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with undone_if_interrupted(partial.unlink), partial.open("xb") as file:

@@ -1,7 +1,6 @@
 """Provider gke: what it makes, says, refuses and follows, on an emulated cluster."""
 
 import base64
-import os
 import shutil
 import stat
 import subprocess
@@ -467,7 +466,7 @@ def test_a_person_gets_a_shell_on_a_host(emulator, provider):
 # Preflight.
 
 
-def test_preflight_finds_what_stands_in_the_way(emulator, launch, queued, monkeypatch):
+def test_preflight_finds_what_stands_in_the_way(emulator, launch, queued, monkeypatch, tmp_path):
     fine = GKEProvider(queued).preflight(PodConfig(tpu_type="v6e-16"))
     assert {one.severity for one in fine} == {"ok"}
     seen = {
@@ -487,7 +486,7 @@ def test_preflight_finds_what_stands_in_the_way(emulator, launch, queued, monkey
     assert "needs 32, quota 16" in seen["queue.quota"]
     assert "would never be placed: no node pool matches" in seen["queue.placement"]
     assert "launch.image" in seen["gke.manifest"]
-    monkeypatch.setenv("KUBECONFIG", os.devnull)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     (access,) = GKEProvider(launch).preflight(CONFIG)
     assert access.id == "gke.access"
 
