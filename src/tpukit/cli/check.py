@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 OF_DECODE = ("prompt_length", "weights", "kv")
+OF_ONE_CHECK = ("decode", "fix", "perfetto", "handover", "dump")
 
 
 def check(
@@ -102,7 +103,7 @@ def check(
     if not arg:
         refuse(called, ("donate",), "is of a function's arguments; describe them with --arg.")
     if toolchain is not None:
-        _refuse_outputs(fix=fix, perfetto=perfetto, handover=handover, dump=dump)
+        refuse(called, OF_ONE_CHECK, "is for one check, and --toolchain compares several.")
     say(f"checking {target}" + (f" on {on}" if on else ""))
     from dataclasses import replace
 
@@ -128,8 +129,6 @@ def check(
         attention=attention,
     )
     if toolchain is not None:
-        if decode:
-            raise ConfigError("--decode is for one check, and --toolchain compares several.")
         switches = {"--memory-only": memory_only, "--no-cache": no_cache}
         typed = TypedCheck(target, asked, flags, arg or (), donate or (), timeout, switches)
         with refusals_as_exit_codes():
@@ -189,13 +188,6 @@ def check(
     else:
         Console().print(result.details())
     raise typer.Exit(result.exit_code)
-
-
-def _refuse_outputs(**asked: object) -> None:
-    """Refuse what only one check can leave, where several are compared."""
-    for name, value in asked.items():
-        if value:
-            raise ConfigError(f"--{name} is for one check, and --toolchain compares several.")
 
 
 def _refuse_handover(target: str, asked: dict[str, Any], *, is_function: bool) -> None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...annotations import PyTree
 from ...kernels.ops.quantized_matmul.weight import array_bytes
 from .part import part_matrix
 from .part_stack import Parts, PartStack, stacked
@@ -138,7 +139,7 @@ def is_stored(leaf: object) -> bool:
     return isinstance(leaf, StoredParameter)
 
 
-def with_stacks(params: Any) -> Any:
+def with_stacks(params: PyTree) -> PyTree:
     """The tree, with the parts of every stored parameter in one stack where they are alike."""
 
     def one(leaf: Any) -> Any:

@@ -27,8 +27,8 @@ DELTA_CHUNK = 128
 LANES = 128
 
 
-def whole(channels: int, tile: int) -> int:
-    """So many channels in whole tiles."""
+def in_tiles(channels: Any, tile: int) -> Any:
+    """A number of channels, or an array of them, in whole tiles."""
     return -(-channels // tile) * tile
 
 
@@ -126,7 +126,7 @@ class LayerShape:
         Arrays lie in tiles of 8 x 128; which dimension is last is the compiler's choice.
         """
         d, f = self.d_model, self.expert_width
-        return min(whole(d, 8) * whole(f, LANES), whole(f, 8) * whole(d, LANES)) - d * f
+        return min(in_tiles(d, 8) * in_tiles(f, LANES), in_tiles(f, 8) * in_tiles(d, LANES)) - d * f
 
     @property
     def is_local(self) -> bool:

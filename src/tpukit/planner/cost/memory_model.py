@@ -21,7 +21,7 @@ from ...hardware import formats
 from ...hardware.rates import ChipRates, MemoryRates
 from ...step.optimizer.spec import OptimizerSpec, state_bytes_per_parameter
 from .kept import ATTENTION, SPLIT_BY_TENSOR, kept_by, kept_channels
-from .layer_shape import LANES, LayerShape
+from .layer_shape import LANES, LayerShape, in_tiles
 from .model_shape import ModelShape
 
 FLOAT32, BFLOAT16 = formats.FLOAT32.itemsize, formats.BFLOAT16.itemsize  # bytes of a value
@@ -255,14 +255,9 @@ def _turned_tables(shape: ModelShape, mesh: MeshRoles, param_bytes: Numbers) -> 
     copies: Numbers = 0.0
     for width in (shape.d_model, shape.layer_tables / shape.vocab):
         channels = width / np.asarray(mesh.fsdp)
-        filled = 2 * shape.vocab / mesh.tensor * _lanes(channels) * param_bytes
+        filled = 2 * shape.vocab / mesh.tensor * in_tiles(channels, LANES) * param_bytes
         copies = copies + np.where(channels % LANES > 0, filled, 0.0)
     return copies
-
-
-def _lanes(channels: Numbers) -> Numbers:
-    """Channels in whole lanes."""
-    return np.ceil(np.asarray(channels) / LANES) * LANES
 
 
 @dataclass(frozen=True)
@@ -348,13 +343,15 @@ def _rows_work(layer: LayerShape, mesh: MeshRoles) -> Numbers:
     rows out; gate, up, hidden, and the gradient of hidden). The products of an expert axis have
     room for every row that all of its devices could send to one.
     """
-    hidden = _lanes(layer.expert_width / np.asarray(mesh.tensor))
-    stream = _lanes(layer.d_model)
+    hidden = in_tiles(layer.expert_width / np.asarray(mesh.tensor), LANES)
+    stream = in_tiles(layer.d_model, LANES)
     own = layer.experts_per_token * layer.expert_rows
     is_sent = (np.asarray(mesh.expert) > 1) & layer.sorted_rows
     here = own * np.where(is_sent, mesh.expert, 1)
     # A row is sent as two halves of whole lanes: where it has others, through copies both ways.
-    copied = np.where(is_sent & (layer.d_model % (2 * LANES) > 0), 4 * _lanes(layer.d_model / 2), 0)
+    copied = np.where(
+        is_sent & (layer.d_model % (2 * LANES) > 0), 4 * in_tiles(layer.d_model / 2, LANES), 0
+    )
     return np.maximum(own * (4 * stream + hidden), here * (2 * stream + 4 * hidden + copied))
 
 
@@ -364,8 +361,8 @@ def _gathered(layer: LayerShape, mesh: MeshRoles, compute_bytes: Numbers) -> Num
     gathered = MemoryRates.of().gathered_matrices * layer.dense_width * channel
     if layer.experts:
         # Experts are gathered together, all their matrices, and one gradient waits to be sent.
-        wide = layer.d_model * _lanes(layer.expert_width / np.asarray(mesh.tensor))
-        narrow = _lanes(layer.d_model) * layer.expert_width / mesh.tensor
+        wide = layer.d_model * in_tiles(layer.expert_width / np.asarray(mesh.tensor), LANES)
+        narrow = in_tiles(layer.d_model, LANES) * layer.expert_width / mesh.tensor
         matrices = (layer.hidden_matrices * wide + narrow) * layer.experts / mesh.expert
         gathered = gathered + matrices * compute_bytes
     return np.where(np.asarray(mesh.fsdp) > 1, gathered, 0.0)

@@ -7,11 +7,10 @@ import numpy as np
 
 from ...hardware import formats
 from .kept import Kept
-from .layer_shape import LayerShape
+from .layer_shape import LANES, LayerShape, in_tiles
 from .model_shape import ModelShape
 from .rates import Rates
 
-LANES = 128
 # The kernels' usual tile of rows (kernels.grouped_matmul): each further expert shares one.
 GROUPED_TILE_ROWS = 512
 BFLOAT16 = formats.BFLOAT16.itemsize  # bytes of a value
@@ -109,4 +108,4 @@ class ProductGroups:
 
 def _padding(width: np.ndarray) -> np.ndarray:
     """What a width grows by when filled up to whole lanes."""
-    return np.ceil(width / LANES) * LANES / width
+    return in_tiles(width, LANES) / width

@@ -14,10 +14,10 @@ from ...hardware import formats
 from ...models.lora.spec import LoraSpec
 from ...models.lora.targets import targets_of, thin_products, thin_shapes
 from ...models.transformer.config import TransformerConfig
+from .layer_shape import LANES, in_tiles
 from .matrices import layer_matrices
 
 BFLOAT16 = formats.BFLOAT16.itemsize  # bytes of a value
-LANES = 128  # a product with fewer columns takes as long as with so many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,8 @@ def thin_shape(
         share = (stored_bytes - outside) / layers
         experts, layers = experts * share, layers * share
         base, stored = f"{8 * layers / counted:.3g} bits a weight, as they are kept", True
-    padded = math.ceil(spec.rank / LANES) * LANES / spec.rank
+    # A product with fewer columns takes as long as with whole lanes.
+    padded = in_tiles(spec.rank, LANES) / spec.rank
     return ThinShape(
         parameters=sum(math.prod(shape) for shape in thin),
         parameter_shapes=tuple(thin),

@@ -130,18 +130,21 @@ def nearest_in_chunk(
     return jnp.min(keys(made, numbers), axis=0) & ((1 << bits) - 1)
 
 
+def in_chunks(array: jax.Array, *, form: Form) -> jax.Array:
+    """(count, length) as (chunks, length, chunk), zeros behind the last: what a loop reads."""
+    count, length = array.shape
+    chunk = chunk_for(form, count)
+    rounds = -(-count // chunk)
+    room = jnp.pad(array, ((0, rounds * chunk - count), (0, 0)))
+    return room.reshape(rounds, chunk, length).swapaxes(1, 2)
+
+
 @partial(jax.jit, static_argnames="form")
 def _nearest(
     vectors: jax.Array, entries: jax.Array, weights: jax.Array | None, form: Form
 ) -> jax.Array:
-    count, length = vectors.shape
-    chunk = chunk_for(form, count)
-    rounds = -(-count // chunk)
-
-    def cut(array: jax.Array) -> jax.Array:
-        room = jnp.pad(array, ((0, rounds * chunk - count), (0, 0)))
-        return room.reshape(rounds, chunk, length).swapaxes(1, 2)
-
+    count = vectors.shape[0]
+    cut = partial(in_chunks, form=form)
     if weights is None:
         found = jax.lax.map(lambda part: nearest_in_chunk(part, entries, form=form), cut(vectors))
     else:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..codebooks.lloyd import drawn_together, plus_plus, sample_size, sums_of_chunks
-from ..codebooks.nearest import Form, chunk_for, nearest, nearest_in_chunk
+from ..codebooks.nearest import Form, in_chunks, nearest, nearest_in_chunk
 from ..formats import VQFormat
 
 _MOST_PER_ENTRY, _LEAST_MOST = 256, 65_536
@@ -54,14 +54,7 @@ def fit_tables(
 def _fitted(
     vectors: jax.Array, weights: jax.Array, key: jax.Array, entries: int, form: Form
 ) -> jax.Array:
-    count, length = vectors.shape
-    chunk = chunk_for(form, count)
-    rounds = -(-count // chunk)
-
-    def cut(array: jax.Array) -> jax.Array:
-        room = jnp.pad(array, ((0, rounds * chunk - count), (0, 0)))
-        return room.reshape(rounds, 1, chunk, length).swapaxes(2, 3)
-
+    count = vectors.shape[0]
     if count < _LEAST_PLUS_PLUS:
         table = vectors[:entries]
     else:
@@ -73,7 +66,7 @@ def _fitted(
             entries=entries,
             together=drawn_together(form),
         )
-    values, own = cut(vectors), cut(weights)
+    values, own = (in_chunks(one, form=form)[:, None] for one in (vectors, weights))
 
     def one_pass(step: jax.Array, table: jax.Array) -> jax.Array:
         found = sums_of_chunks(values, own, table, count, None, form=form, axis=None)
