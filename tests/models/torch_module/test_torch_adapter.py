@@ -227,6 +227,19 @@ def test_what_cannot_be_one_program_is_refused_with_its_line(module, message):
         jax.eval_shape(work.train_step, work.state_shapes(), work.batch_shapes())
 
 
+@pytest.mark.parametrize("file", ["tpukit/model.py", "src/tpukit/jax/my_contextlib.py"])
+def test_the_line_is_named_in_whatever_folder_the_users_file_is(tmp_path, file):
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text("def forward(self, x):\n    return x if x.sum() > 0 else -x\n")
+    names = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    module = type("Branching", (nn.Module,), {"forward": names["forward"]})()
+    work = work_for(module, {"inputs": np.ones((2, 4), np.float32)})
+    with pytest.raises(TPUModelError, match=rf"\({path.name}:2: return x if"):
+        jax.eval_shape(work.train_step, work.state_shapes(), work.batch_shapes())
+
+
 def test_tensors_that_a_forward_makes_or_finds_take_part():
     class Constants(nn.Module):
         def __init__(self):

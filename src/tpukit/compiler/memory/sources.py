@@ -7,7 +7,11 @@ from pathlib import Path
 _TABLE = re.compile(r"^(FileNames|FileLocations|StackFrames)\n((?:\d+ .*\n)*)", re.MULTILINE)
 _NUMBER = re.compile(r"\d+")
 # Frames of this package's own machinery around the user's function.
-_MACHINERY = ("compiler/worker.py", "compiler/program/lowered.py", "runtime/child.py", "<frozen")
+# By their full names inside the package, because a user's own folder may be called `compiler`.
+_MACHINERY = tuple(
+    f"/tpukit/{file}"
+    for file in ("compiler/worker.py", "compiler/program/lowered.py", "runtime/child.py")
+)
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
@@ -28,10 +32,10 @@ class SourceTable:
         while frame in self.frames and frame not in seen:
             seen.add(frame)
             file, line, caller = self.frames[frame]
-            if any(part in file for part in _MACHINERY):
+            if file.endswith(_MACHINERY) or file.startswith("<frozen"):
                 break
             here = f"{_short(file)}:{line}"
-            if not any(part in file for part in _LIBRARIES):
+            if not any(part in _LIBRARIES for part in Path(file).parts):
                 return here
             innermost = innermost or here
             frame = caller

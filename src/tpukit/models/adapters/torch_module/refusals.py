@@ -1,5 +1,6 @@
 """What stops a module from becoming one program, said with the line of the user's own code."""
 
+import sysconfig
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,18 +11,10 @@ import jax
 
 from ....errors import TPUError, TPUModelError
 
+_OWN = Path(__file__).parents[3]
+_STANDARD = Path(sysconfig.get_path("stdlib"))
 # Frames inside these packages are not where a person would look.
-_NOT_THEIRS = (
-    "torch",
-    "torchax",
-    "jax",
-    "jaxlib",
-    "tpukit",
-    "flax",
-    "optax",
-    "opt_einsum",
-    "numpy",
-)
+_LIBRARIES = ("torch", "torchax", "jax", "jaxlib", "flax", "optax", "opt_einsum", "numpy")
 
 
 @contextmanager
@@ -75,9 +68,16 @@ def _first_line(error: Exception) -> str:
 def _where(error: BaseException) -> str:
     """Return the innermost line of the user's own code, "" where there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        parts = Path(frame.filename).parts
-        packages = parts[parts.index("site-packages") + 1 :] if "site-packages" in parts else ()
-        theirs = packages[:1] not in [(one,) for one in _NOT_THEIRS] and "tpukit" not in parts
-        if theirs and not frame.filename.startswith("<") and "contextlib" not in parts[-1]:
+        if _is_users(frame.filename):
             return f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
     return ""
+
+
+def _is_users(filename: str) -> bool:
+    path = Path(filename)
+    if filename.startswith("<") or path.is_relative_to(_OWN):
+        return False
+    for parent in path.parents:
+        if parent.name == "site-packages":
+            return path.relative_to(parent).parts[0] not in _LIBRARIES
+    return not path.is_relative_to(_STANDARD)
