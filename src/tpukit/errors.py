@@ -33,6 +33,7 @@ A message says what was seen, what was expected and the way out, in one or two s
 
 import difflib
 from collections.abc import Callable, Iterable
+from typing import Annotated, TypeVar
 
 
 class TPUError(Exception):
@@ -164,6 +165,10 @@ class TPUKernelError(TPUValidationError):
 # The documents use both names for the one condition, and for the root.
 OutOfMemory = TPUOutOfMemoryError
 TpuError = TPUError
+_Value = TypeVar("_Value")
+TpuResult = Annotated[_Value, TPUError]
+"""Type of a result in signatures. Rust returns an error and Python raises it, so
+`TpuResult[float]` is a float."""
 
 
 def did_you_mean(

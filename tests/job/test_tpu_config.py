@@ -310,10 +310,23 @@ def test_environment_of_level_0_says_why_there_are_no_flags():
     assert (kept.outcome, kept.why) == ("kept", "no flags are asked for at level 0")
 
 
-def test_environment_of_a_job_for_no_chip_has_no_tpu_flags():
+@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("version", [None, "v2", "v3", "v4", "v5e", "v5p", "v6e", "7x"])
+def test_every_level_above_0_sets_what_libtpu_reads(version, level):
     environment: dict[str, str] = {}
-    TPUConfig().setup_environment_variables(environment, platform="cpu")
-    assert "LIBTPU_INIT_ARGS" not in environment
+    config = TPUConfig(tpu_version=version, xla_optimization_level=level)
+    report = config.setup_environment_variables(environment, platform="cpu")
+    assert "--xla_tpu_enable_latency_hiding_scheduler=true" in environment["LIBTPU_INIT_ARGS"]
+    assert "LIBTPU_INIT_ARGS" in {change.name for change in report.changes}
+
+
+def test_asynchronous_collectives_show_in_the_flags():
+    found = {}
+    for switch in (True, False):
+        config = TPUConfig(xla_optimization_level=1, enable_async_collective=switch)
+        config.setup_environment_variables(environment := {}, platform="cpu")
+        found[switch] = "async_collective" in environment["LIBTPU_INIT_ARGS"]
+    assert found == {True: True, False: False}
 
 
 def test_flags_are_not_set_once_jax_has_started(monkeypatch):

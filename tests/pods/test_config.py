@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpukit.errors import ConfigError
+from tpukit.errors import ConfigError, TPUError
 from tpukit.job.sections import LaunchSettings
-from tpukit.pods import PodConfig, Tier
+from tpukit.observe import TpuMonitor
+from tpukit.pods import PodConfig, PreemptionHandler, SpotManager, Tier, XlaCompiler
 from tpukit.pods.causes import Cause, Kind
 from tpukit.pods.pod import LONGEST_NAME, check_name
 
@@ -53,3 +54,48 @@ def test_an_eviction_is_not_a_failure():
     }
     assert all(cause.meaning for cause in Cause)
     assert not Cause.OUT_OF_MEMORY.is_worth_restarting
+
+
+def test_terms_read_back_as_they_were_given():
+    config = PodConfig().with_tpu_type("v3-8").with_preemptible(True).in_zone("us-central1-a")
+    assert (config.preemptible, config.zone) == (True, "us-central1-a")
+    assert (config.with_preemptible(False).preemptible, PodConfig().zone) == (False, None)
+    assert PodConfig.from_dict(config.to_dict()).preemptible
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ({"tpu_type": "v3-7"}, "v3-8"),
+        ({"tpu_type": "v3-8", "cores": 7}, "has 8 cores"),
+        ({"cores": 0}, "cores"),
+        ({"max_price_per_hour": -2.5}, "max_price_per_hour"),
+        ({"queue_timeout_s": 0}, "queue_timeout_s"),
+    ],
+)
+def test_what_no_pod_can_be_is_refused_when_it_is_built(terms, said):
+    with pytest.raises(TPUError, match=said):
+        PodConfig(**terms)
+    if "tpu_type" in terms:
+        with pytest.raises(TPUError, match=said):
+            PodConfig().with_cores(terms.get("cores", 8)).with_tpu_type(terms["tpu_type"]).build()
+
+
+def test_another_slice_may_be_named_later():
+    config = PodConfig(tpu_type="v3-8", cores=8).with_tpu_type("v3-32").build()
+    assert (str(config.slice), config.cores) == ("v3-32", None)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: SpotManager(max_price_per_hour=-1),
+        lambda: XlaCompiler(level=4),
+        lambda: XlaCompiler(timeout_s=-1),
+        lambda: PreemptionHandler(checkpoint_frequency=0),
+        lambda: TpuMonitor(collection_interval=-30),
+    ],
+)
+def test_keywords_are_refused_as_steps_are(build):
+    with pytest.raises(ConfigError):
+        build()

@@ -43,7 +43,7 @@ HOMES = {
     ".xla.flags": ("OptimizationFlags",),
     "..errors": (
         *("CommunicationTimeout", "OutOfMemory", "PodUnavailable", "ProviderError", "TPUError"),
-        "TpuError",
+        *("TpuError", "TpuResult"),
     ),
 }
 

@@ -6,6 +6,7 @@ from ..errors import PodUnavailable as PodUnavailable
 from ..errors import ProviderError as ProviderError
 from ..errors import TPUError as TPUError
 from ..errors import TpuError as TpuError
+from ..errors import TpuResult as TpuResult
 from ..observe.stragglers.comparison import Stragglers as Stragglers
 from ..observe.stragglers.comparison import find_stragglers as find_stragglers
 from ..records.reporting import report_step as report_step
@@ -112,6 +113,7 @@ __all__ = [
     "TpuError",
     "TpuManager",
     "TpuOptimizer",
+    "TpuResult",
     "WorkloadMetrics",
     "XlaCompiler",
     "ZoneRanking",

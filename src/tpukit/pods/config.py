@@ -7,6 +7,7 @@ from typing import Any, Self
 from ..errors import ConfigError
 from ..hardware import Slice
 from ..job.sections import LaunchSettings
+from ..runtime.ranges import COUNT, PRICE, SECONDS
 from .pod import Tier
 from .tpu_config import TpuConfig as TpuConfig
 
@@ -46,9 +47,18 @@ class PodConfig:
     avoid: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    def __post_init__(self) -> None:
+        if self.max_price_per_hour is not None:
+            PRICE.check("max_price_per_hour", self.max_price_per_hour, unit="USD")
+        SECONDS.check("queue_timeout_s", self.queue_timeout_s)
+        if self.cores is not None:
+            COUNT.check_whole("cores", self.cores)
+        if self.tpu_type is not None:
+            self._refuse_other_cores(self.slice)
+
     def with_tpu_type(self, tpu_type: str) -> Self:
-        """Ask for this slice."""
-        return replace(self, tpu_type=tpu_type)
+        """Ask for this slice; cores that were stated for another slice no longer count."""
+        return replace(self, tpu_type=tpu_type, cores=None if self.tpu_type else self.cores)
 
     def with_cores(self, cores: int) -> Self:
         """State how many TensorCores that is."""
@@ -67,19 +77,21 @@ class PodConfig:
         return replace(self, labels={**self.labels, **labels})
 
     def build(self) -> Self:
-        """Check it as a whole, and return it.
+        """Return it; everything but a missing slice was refused when it was given.
 
         Raises:
-            ConfigError: The slice is not stated, or the cores are not those of the slice.
+            ConfigError: The slice is not stated.
         """
-        where = self.slice
+        _ = self.slice  # the rest was checked when it was given
+        return self
+
+    def _refuse_other_cores(self, where: Slice) -> None:
         if self.cores is not None and self.cores != where.chips * where.chip.cores_per_chip:
             raise ConfigError(
                 f"{where} has {where.chips * where.chip.cores_per_chip} cores "
                 f"({where.chips} chips), not {self.cores}; leave with_cores out, or name the "
                 "slice that is meant."
             )
-        return self
 
     @classmethod
     def of(cls, launch: LaunchSettings, on: str) -> "PodConfig":
@@ -100,6 +112,16 @@ class PodConfig:
             queue_timeout_s=launch.queue_timeout_seconds,
             priority=launch.priority,
         ).build()
+
+    @property
+    def preemptible(self) -> bool:
+        """Whether the pod may be preempted, for less money: its tier is spot."""
+        return self.tier is Tier.SPOT
+
+    @property
+    def zone(self) -> str | None:
+        """The zone that is tried first; None leaves the choice to the provider."""
+        return self.zones[0] if self.zones else None
 
     @property
     def slice(self) -> Slice:

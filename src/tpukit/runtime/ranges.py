@@ -70,6 +70,9 @@ WEIGHT = Range(0, 1000)
 FLOPS = Range(0, 1e18, above=True)
 """Of a chip in a second."""
 
+PRICE = Range(0, 1_000_000, above=True)
+"""USD per hour."""
+
 
 def _written(number: float) -> str:
     whole = isinstance(number, int) or (number.is_integer() and abs(number) < 1e12)

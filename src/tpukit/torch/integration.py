@@ -4,6 +4,7 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
 from ..job.compiler_flags import flags_of
+from ..runtime.flags.bundles import generation_for_flags
 from .config import TorchTPUConfig, tpu_settings
 from .devices import XLADeviceManager
 from .distributed import XLADistributedTraining
@@ -29,14 +30,15 @@ class XLAOptimizations:
 
     @property
     def flags(self) -> dict[str, bool | int | float | str]:
-        """The compiler flags of the level, for the configured generation."""
+        """The compiler flags of the level, for the configured generation or the TPU found here."""
         chip = self._settings.chip
-        return flags_of(self._settings, generation=chip.name if chip else None)
+        generation = generation_for_flags(chip.name if chip else None)
+        return flags_of(self._settings, generation=generation)
 
     def apply(self, environment: MutableMapping[str, str] | None = None) -> "EnvironmentReport":
         """Set the flags for this process and return what was set, and what came too late.
 
-        Off a TPU the flags stay unset: they are of a compiler that does not run there.
+        Nothing but libtpu reads them, so they change nothing where it does not run.
 
         Args:
             environment: Variables to change; those of this process by default.

@@ -81,6 +81,26 @@ def test_what_can_never_be_had_is_refused_with_a_cause(opened):
     assert provider.create("job-a1", ask(zone="local-c")).is_ready
 
 
+@pytest.mark.parametrize(
+    "zone", ["us-central1-a", "europe-west4-b", "asia-northeast1-b", "me-west1-a", "us-south1-ai1b"]
+)
+def test_a_zone_of_a_cloud_is_a_zone_here(opened, zone):
+    provider = opened(hosts=4)
+    pod = provider.create("job-a1", ask(zone=zone))
+    assert (pod.zone, pod.state) == (zone, PodState.READY)
+    assert provider.create("job-a2", ask(zone=zone)).state is PodState.WAITING
+    provider.delete("job-a1", zone=zone)
+    assert provider.get("job-a2", zone=zone).state is PodState.READY
+
+
+@pytest.mark.parametrize(
+    "zone", ["../us-central1-a", "us-central1", "", "US-CENTRAL1-A", "a/b-c1-d"]
+)
+def test_what_can_be_no_zone_is_refused(opened, zone):
+    with pytest.raises(ConfigError, match="any zone of a cloud"):
+        opened().create("job-a1", ask(zone=zone))
+
+
 def test_room_is_read_from_the_environment(opened, monkeypatch):
     monkeypatch.setenv("TPUKIT_LOCAL_HOSTS", "local-a=0, local-b=8")
     (finding,) = opened().preflight(ask(zone="local-b"))

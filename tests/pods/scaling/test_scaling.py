@@ -241,6 +241,31 @@ def test_contradictions_are_refused_when_built():
         AutoScaler().with_policy("schedule").build()
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"min_cores": 9, "max_cores": 8},
+        {"min_cores": 0},
+        {"max_cores": -8},
+        {"min_cores": 8.5},
+        {"target_utilization": 1.5},
+        {"target_utilization": 0},
+        {"hysteresis": -0.1},
+        {"least_goodput": 2},
+        {"resize_s": -1},
+        {"policy": ScalingPolicy.SCHEDULE},
+    ],
+)
+def test_limits_that_no_pod_can_meet_are_refused_in_keywords_too(limits):
+    with pytest.raises(ConfigError, match="|".join(limits) + "|schedule"):
+        AutoScaler(**limits)
+
+
+def test_limits_given_one_after_the_other_are_checked_together():
+    built = AutoScaler(min_cores=8, max_cores=16).with_min_cores(32).with_max_cores(64).build()
+    assert (built.min_cores, built.max_cores) == (32, 64)
+
+
 def test_it_can_be_awaited():
     async def main():
         return await scaler().evaluate_scaling(metrics("v6e-8", used=0.99))

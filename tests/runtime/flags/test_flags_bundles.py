@@ -104,15 +104,32 @@ def test_a_group_can_be_left_alone(registry, group):
     assert f"{group} is switched off" in {flag.reason for flag in record.skipped}
 
 
-def test_without_a_tpu_only_what_holds_everywhere(registry, monkeypatch):
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_without_a_tpu_the_flags_are_those_of_v6e_and_the_record_says_so(
+    registry, monkeypatch, level
+):
     monkeypatch.setattr(
         "tpukit.runtime.flags.bundles.detect_accelerators",
         lambda: Accelerators(kind="cpu", count=2),
     )
+    environment = {}
+    record = enable_xla_optimizations(
+        level, enable_async_collective=True, environment=environment, registry=registry
+    )
+    assert {flag.name for flag in record.applied} == set(select(level, "v6e")[0])
+    assert "--xla_tpu_enable_async_collective_fusion=true" in environment["LIBTPU_INIT_ARGS"]
+    assert "those of v6e" in record.notes[-1]
+
+
+def test_a_tpu_of_unknown_generation_gets_only_flags_of_every_generation(registry, monkeypatch):
+    monkeypatch.setattr(
+        "tpukit.runtime.flags.bundles.detect_accelerators",
+        lambda: Accelerators(kind="tpu", count=4),
+    )
     record = enable_xla_optimizations(3, environment={}, registry=registry)
     everywhere = {flag.name for flag in load_bundles().flags if flag.generations is None}
     assert {flag.name for flag in record.applied} == everywhere
-    assert "name one with generation=" in record.notes[-1]
+    assert "generation='v6e'" in record.notes[-1]
 
 
 def test_level_0_sets_nothing(registry):

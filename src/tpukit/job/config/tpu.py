@@ -16,7 +16,6 @@ from ...hardware.missing import Missing
 from ...models.transformer.config import OPERANDS
 from ...parallel.mesh.axes import spec_for_shape
 from ...runtime.debugging import DebugMode, enable_debugging_mode
-from ...runtime.versions import is_any_installed
 from ..document import Document, Origin
 from ..keys import unknown_key
 from ..sections import (
@@ -352,9 +351,8 @@ class TPUConfig(
     ) -> "EnvironmentReport":
         """Set what this job needs before jax starts, and return what was set and why.
 
-        That includes the flags of `xla_optimization_level`, on a TPU and wherever the settings
-        name one: they go to LIBTPU_INIT_ARGS, which nothing but libtpu reads. `platform` skips the
-        detection.
+        That includes the flags of `xla_optimization_level`, on every machine that has libtpu: they
+        go to LIBTPU_INIT_ARGS, which nothing but libtpu reads. `platform` skips the detection.
         """
         from ...runtime.environment import configure_tpu_environment
 
@@ -362,12 +360,10 @@ class TPUConfig(
         report = configure_tpu_environment(
             environment=target, platform=platform, allocator="platform", preallocate=False
         )
-        if report.platform == "tpu" or (self.chip is not None and is_any_installed("libtpu")):
-            from .flag_variables import set_flags
+        from .flag_variables import set_flags
 
-            changes = set_flags(self, target, jax_state=report.jax_state)
-            return dataclasses.replace(report, changes=(*report.changes, *changes))
-        return report
+        changes = set_flags(self, target, jax_state=report.jax_state)
+        return dataclasses.replace(report, changes=(*report.changes, *changes))
 
     def enable_debugging_mode(self) -> DebugMode:
         """NaN and Inf checks, no jit, a log of compiles, until the result is restored."""

@@ -55,6 +55,13 @@ class TpuMonitor:
     )
     _running: list[TPUMonitor] = field(default_factory=list[TPUMonitor], repr=False, init=False)
 
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise ConfigError(
+                f"collection_interval is {self.collection_interval}; it must be some seconds, for "
+                "example 30 or timedelta(minutes=1)."
+            )
+
     # --- step by step ----------------------------------------------------------------------
 
     def with_collection_interval(self, interval: float | timedelta) -> Self:
@@ -74,16 +81,7 @@ class TpuMonitor:
         return replace(self, run_dir=run_dir)
 
     def build(self) -> Self:
-        """Check the settings, and return the monitor.
-
-        Raises:
-            ConfigError: The interval is not a time.
-        """
-        if not 0 < self.seconds < float("inf"):
-            raise ConfigError(
-                f"collection_interval is {self.collection_interval}; it must be some seconds, for "
-                "example 30 or timedelta(minutes=1)."
-            )
+        """Return the monitor; everything was checked as it was given."""
         return self
 
     @property
@@ -116,7 +114,7 @@ class TpuMonitor:
         """Collect and report at every interval, in a thread of its own."""
         if not self._running:
             monitor = TPUMonitor(
-                self.build().seconds,
+                self.seconds,
                 run_dir=self.run_dir,
                 sources=self.sources,
                 exporters=[self._exporter],

@@ -1,5 +1,6 @@
 """`AutoScaler`: which size of slice a job should have, decided rarely and with a reason."""
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from ...errors import ConfigError
 from ...hardware import PriceBook, public_prices
 from ...planner.cost.spot import Preemption
 from ...runtime.calls import either_way
-from ...runtime.ranges import COUNT, SECONDS, SHARE
+from ...runtime.ranges import COUNT, PART, SECONDS, SHARE, Range
 from .choosing import Wanted, by_cost, by_performance, by_schedule
 from .decision import ScalingDecision
 from .metrics import WorkloadMetrics
@@ -17,6 +18,7 @@ from .policy import Hours, ScalingPolicy, cores_at, read_schedule
 from .sizes import Size, cores_of, legal_slices, predict_size
 
 MAX_CORES = 2**20
+_DURATION = Range(0, SECONDS.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,53 +62,74 @@ class AutoScaler:
     prices: PriceBook = field(default_factory=public_prices, repr=False)
     now: Callable[[], float] = field(default=time.time, repr=False)
 
+    def __post_init__(self) -> None:
+        self._check()
+
     def with_policy(self, policy: ScalingPolicy | str) -> Self:
         """Choose sizes by this."""
-        return replace(self, policy=ScalingPolicy(policy))
+        return self._draft(policy=ScalingPolicy(policy))
 
     def with_min_cores(self, cores: int) -> Self:
         """Never have fewer."""
-        return replace(self, min_cores=COUNT.check_whole("min_cores", cores))
+        return self._draft(min_cores=COUNT.check_whole("min_cores", cores))
 
     def with_max_cores(self, cores: int) -> Self:
         """Never have more."""
-        return replace(self, max_cores=COUNT.check_whole("max_cores", cores))
+        return self._draft(max_cores=COUNT.check_whole("max_cores", cores))
 
     def with_target_utilization(self, share: float) -> Self:
         """Keep devices computing for this share of a step."""
-        return replace(self, target_utilization=SHARE.check("target_utilization", share))
+        return self._draft(target_utilization=SHARE.check("target_utilization", share))
 
     def with_hysteresis(self, share: float) -> Self:
         """Do nothing as long as it is no further from the target than this."""
-        return replace(self, hysteresis=SHARE.check("hysteresis", share))
+        return self._draft(hysteresis=SHARE.check("hysteresis", share))
 
     def with_minimum_lifetime(self, seconds: float) -> Self:
         """Leave a pod alone for this long."""
-        return replace(self, minimum_lifetime_s=SECONDS.check("minimum_lifetime", seconds))
+        return self._draft(minimum_lifetime_s=SECONDS.check("minimum_lifetime", seconds))
 
     def with_resize_cost(self, seconds: float) -> Self:
         """State how long a change takes, from the last step before it to the first after it."""
-        return replace(self, resize_s=SECONDS.check("resize_cost", seconds))
+        return self._draft(resize_s=SECONDS.check("resize_cost", seconds))
 
     def with_deadline(self, seconds: float) -> Self:
         """Take all remaining steps within this time, at the least cost."""
-        return replace(self, deadline_s=SECONDS.check("deadline", seconds))
+        return self._draft(deadline_s=SECONDS.check("deadline", seconds))
 
     def with_schedule(self, schedule: Mapping[str, int]) -> Self:
         """Have these cores in these hours (UTC), else the least: `{"mon-fri 08:00-20:00": 64}`."""
-        return replace(self, policy=ScalingPolicy.SCHEDULE, schedule=read_schedule(schedule))
+        return self._draft(policy=ScalingPolicy.SCHEDULE, schedule=read_schedule(schedule))
 
     def with_prices(self, prices: PriceBook) -> Self:
         """Count with these prices."""
-        return replace(self, prices=prices)
+        return self._draft(prices=prices)
 
     def build(self) -> Self:
         """Check it as a whole, and return it.
 
         Raises:
-            ConfigError: The bounds exclude each other, the target leaves no room for hysteresis,
-                or the schedule is missing.
+            ConfigError: A limit is out of range, the limits exclude each other, the target leaves
+                no room for hysteresis, or the schedule is missing.
         """
+        self._check()
+        return self
+
+    def _draft(self, **changes: object) -> Self:
+        """Return a changed copy that is not checked as a whole before `build`."""
+        draft = copy.copy(self)
+        for name, value in changes.items():
+            object.__setattr__(draft, name, value)
+        return draft
+
+    def _check(self) -> None:
+        COUNT.check_whole("min_cores", self.min_cores)
+        COUNT.check_whole("max_cores", self.max_cores)
+        SHARE.check("target_utilization", self.target_utilization)
+        PART.check("hysteresis", self.hysteresis)
+        PART.check("least_goodput", self.least_goodput)
+        for name in ("minimum_lifetime_s", "resize_s", "horizon_s"):
+            _DURATION.check(name, getattr(self, name), unit="seconds")
         if self.min_cores > self.max_cores:
             raise ConfigError(
                 f"min_cores is {self.min_cores} and max_cores {self.max_cores}; swap them."
@@ -120,7 +143,6 @@ class AutoScaler:
             raise ConfigError(
                 "The policy schedule needs hours: with_schedule({'mon-fri 08:00-20:00': 64})."
             )
-        return self
 
     @either_way
     def evaluate_scaling(self, metrics: WorkloadMetrics) -> ScalingDecision:
@@ -129,6 +151,7 @@ class AutoScaler:
         Raises:
             ConfigError: No slice of the generation has as many cores as the bounds allow.
         """
+        self._check()
         on = metrics.config.slice
         here = predict_size(metrics, on, self.prices)
         sizes = tuple(

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 from ...errors import PodUnavailable
 from ...hardware import Figure, PriceBook, public_prices
 from ...runtime.calls import either_way
-from ...runtime.ranges import Range
+from ...runtime.ranges import PRICE
 from ..causes import Cause
 from ..config import PodConfig
 from ..pod import Pod, Tier
@@ -17,8 +17,6 @@ from .life import NoLives, PodLives
 from .ranking import ZoneRanking, rank_zones
 from .strategy import BiddingStrategy
 from .work import Work, given
-
-_PRICE = Range(0, 1_000_000, above=True)
 
 
 class Allocator(Protocol):
@@ -59,13 +57,17 @@ class SpotManager:
     prices: PriceBook = field(default_factory=public_prices, repr=False)
     now: Callable[[], float] = field(default=time.time, repr=False)
 
+    def __post_init__(self) -> None:
+        if self.max_price_per_hour is not None:
+            PRICE.check("max_price_per_hour", self.max_price_per_hour, unit="USD")
+
     def with_bidding_strategy(self, strategy: BiddingStrategy | str) -> Self:
         """Rank zones by this."""
         return replace(self, strategy=BiddingStrategy(strategy))
 
     def with_max_price_per_hour(self, usd: float) -> Self:
         """Pay no more for an hour of the whole pod."""
-        return replace(self, max_price_per_hour=_PRICE.check("max_price_per_hour", usd, unit="USD"))
+        return replace(self, max_price_per_hour=usd)
 
     def with_work(
         self,

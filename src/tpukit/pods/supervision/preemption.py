@@ -34,6 +34,13 @@ class PreemptionHandler:
     on_preemption: Callable[[Pod], None] | None = None
     on_restart: Callable[[Pod], None] | None = None
 
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not 0 < self.seconds < float("inf"):
+            raise ConfigError(
+                f"checkpoint_frequency is {self.checkpoint_frequency}; it must be some seconds, "
+                "for example 300 or timedelta(minutes=5)."
+            )
+
     def with_checkpoint_frequency(self, frequency: float | timedelta) -> Self:
         """Save this often."""
         return replace(self, checkpoint_frequency=frequency)
@@ -51,16 +58,7 @@ class PreemptionHandler:
         return replace(self, on_preemption=on_preemption, on_restart=on_restart)
 
     def build(self) -> Self:
-        """Check it, and return it.
-
-        Raises:
-            ConfigError: The frequency is not a time.
-        """
-        if self.seconds is not None and not 0 < self.seconds < float("inf"):
-            raise ConfigError(
-                f"checkpoint_frequency is {self.checkpoint_frequency}; it must be some seconds, "
-                "for example 300 or timedelta(minutes=5)."
-            )
+        """Return it; everything was checked as it was given."""
         return self
 
     @property
@@ -71,7 +69,7 @@ class PreemptionHandler:
 
     def to_settings(self) -> dict[str, Any]:
         """The keys of a job that it sets, by dotted path."""
-        seconds = self.build().seconds
+        seconds = self.seconds
         return {} if seconds is None else {"train.checkpoint_seconds": seconds}
 
     def apply(self, job: Job) -> Job:

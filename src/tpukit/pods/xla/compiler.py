@@ -15,6 +15,7 @@ from ...errors import ConfigError, TPUOutOfMemoryError, TPUValidationError
 from ...hardware import Slice
 from ...hardware.target import target_chip
 from ...runtime.calls import either_way
+from ...runtime.ranges import SECONDS
 from ..optimizer.placement import mesh_without_devices
 from ..optimizer.program import LossFunction, OptimizerProgram
 from .flags import OFF, OptimizationFlags
@@ -157,10 +158,13 @@ class XlaCompiler:
     flags: OptimizationFlags = field(default_factory=OptimizationFlags)
     timeout_s: float = DEFAULT_TIMEOUT_S
 
+    def __post_init__(self) -> None:
+        if self.level not in range(HIGHEST_LEVEL + 1):
+            raise ConfigError(f"level {self.level!r} is no optimization level; use 0, 1, 2 or 3.")
+        SECONDS.check("timeout_s", self.timeout_s, unit="seconds")
+
     def with_optimization_level(self, level: int) -> Self:
         """Set the flags of this level."""
-        if level not in range(HIGHEST_LEVEL + 1):
-            raise ConfigError(f"level {level!r} is no optimization level; use 0, 1, 2 or 3.")
         return replace(self, level=level)
 
     def with_flags(self, flags: OptimizationFlags) -> Self:

@@ -11,6 +11,8 @@ from .registry import FlagRegistry
 from .setting import set_xla_flags
 
 HIGHEST_LEVEL = 3
+ASSUMED_GENERATION = "v6e"
+"""Whose flags are set on a machine without a TPU, where no generation is named."""
 
 
 def enable_xla_optimizations(
@@ -33,8 +35,8 @@ def enable_xla_optimizations(
         enable_async_collective: The same for asynchronous collectives.
         enable_megacore: The same for megacore; only v4 and v5p have it.
         enable_latency_hiding: The same for the latency-hiding scheduler.
-        generation: Such as "v6e"; the TPU found here by default. With neither, only flags
-            that hold for every generation are set.
+        generation: Such as "v6e"; the TPU found here by default. On a machine without a TPU the
+            flags of v6e are set, and a note in the result reports it.
         environment: Where to set them; `os.environ` by default.
         registry: The flags to check against; those installed here by default.
 
@@ -53,7 +55,7 @@ def enable_xla_optimizations(
             strict=True,
         )
     )
-    chip_name = _generation(generation)
+    chip_name = generation_for_flags(generation)
     chosen, skipped = select(level, chip_name, groups=[group for group, on in wanted.items() if on])
     registry = FlagRegistry.installed() if registry is None else registry
     if registry.libtpu_version is not None:  # without it, set_xla_flags names the extra
@@ -66,12 +68,8 @@ def enable_xla_optimizations(
         registry=registry,
     )
     notes = record.notes
-    if chip_name is None and level:
-        notes = (
-            *notes,
-            "No TPU was found here, so only flags for every generation are set; "
-            "name one with generation='v6e'.",
-        )
+    if level and generation is None:
+        notes = (*notes, *_notes_on_generation(chip_name))
     explained = tuple(
         replace(flag, reason=chosen[flag.name].reason, source=chosen[flag.name].source)
         for flag in record.applied
@@ -113,7 +111,31 @@ def _applies(generations: frozenset[str] | None, generation: str | None) -> bool
     return generations is None or generation in generations
 
 
-def _generation(asked: str | None) -> str | None:
+def generation_for_flags(asked: str | None) -> str | None:
+    """Return the generation that flags are chosen for: the one named, or the one found here.
+
+    A machine without a TPU gets `ASSUMED_GENERATION`, because nothing there reads the flags but
+    processes that compile for another machine. A TPU of unknown generation gets None: only flags
+    that hold for every generation are safe on it.
+
+    Raises:
+        SliceError: The generation is unknown.
+    """
     if asked is not None:
         return get_chip(asked).name
-    return detect_accelerators().generation
+    found = detect_accelerators()
+    return found.generation if found.kind == "tpu" else ASSUMED_GENERATION
+
+
+def _notes_on_generation(chosen: str | None) -> tuple[str, ...]:
+    if chosen is None:
+        return (
+            "The generation of the TPU found here is unknown, so only flags for every generation "
+            "are set; name it, for example generation='v6e'.",
+        )
+    if detect_accelerators().kind == "tpu":
+        return ()
+    return (
+        f"No TPU was found here, so the flags are those of {chosen}; name another generation, for "
+        "example generation='v5p'.",
+    )

@@ -30,6 +30,8 @@ from .gang import LOOPBACK, LocalGang, LocalTransport
 from .spares import SparePool
 
 ZONES = ("local-a", "local-b", "local-c")
+# A job for a cloud runs here unchanged: us-central1-a, and zones for AI such as us-south1-ai1b.
+_CLOUD_ZONE = re.compile(r"[a-z]+-[a-z]+\d+-(ai\d+)?[a-z]")
 HOSTS_VARIABLE = "TPUKIT_LOCAL_HOSTS"
 HOST_BYTES = 512 * 2**20  # what a process of a small model takes, at the least
 GONE_S = 5.0
@@ -39,8 +41,10 @@ _DEVICES = re.compile(r"--xla_force_host_platform_device_count=\S*\s*")
 class LocalProvider:
     """Gives pods on this machine.
 
-    A zone has room for as many hosts as fit its memory, unless `hosts` or the variable
-    TPUKIT_LOCAL_HOSTS says how many ("8", or by zone "local-a=4,local-b=0").
+    Its zones are local-a, local-b and local-c, and any name that a zone of a cloud can have, so
+    that a job for a cloud runs here unchanged. A zone has room for as many hosts as fit this
+    machine's memory, unless `hosts` or the variable TPUKIT_LOCAL_HOSTS sets another number ("8", or
+    by zone "local-a=4,local-b=0").
 
     Args:
         launch: Of which `warm_spares` counts here.
@@ -58,7 +62,7 @@ class LocalProvider:
         folder: Path | None = None,
     ) -> None:
         settings = launch or LaunchSettings()
-        self._room = _room(hosts)
+        self._room = _Room(hosts)
         self._book = Book(folder or state_folder() / "local")
         self._spares = SparePool({"JAX_PLATFORMS": "cpu"}) if settings.warm_spares else None
         self.capabilities = Capabilities(
@@ -135,8 +139,9 @@ class LocalProvider:
     def preflight(self, config: PodConfig) -> Sequence[Finding]:
         """Say whether the pod fits on this machine."""
         zone, need = self._zone(config.zones), config.slice.hosts
-        seen = f"{config.slice} is {need} processes here; {zone} has room for {self._room[zone]}"
-        if need <= self._room[zone]:
+        room = self._room.of(zone)
+        seen = f"{config.slice} is {need} processes here; {zone} has room for {room}"
+        if need <= room:
             return [Finding("local-room", "resources", "ok", seen)]
         fix = f"ask for a smaller slice, or set {HOSTS_VARIABLE}={need}"
         return [Finding("local-room", "resources", "error", seen, fix)]
@@ -169,15 +174,15 @@ class LocalProvider:
 
     def _zone(self, zones: Sequence[str]) -> str:
         zone = zones[0] if zones else ZONES[0]
-        if zone not in ZONES:
+        if zone not in ZONES and not _CLOUD_ZONE.fullmatch(zone):
             raise ConfigError(
-                f"There is no zone {zone!r} on this machine; there are {', '.join(ZONES)}."
-                + did_you_mean(zone, ZONES)
+                f"There is no zone {zone!r} on this machine; there are {', '.join(ZONES)}, and any "
+                f"zone of a cloud such as us-central1-a.{did_you_mean(zone, ZONES)}"
             )
         return zone
 
     def _refuse_impossible(self, zone: str, hosts: int, asked: str) -> None:
-        room = self._room[zone]
+        room = self._room.of(zone)
         if not room:
             raise PodUnavailable(
                 f"{zone} has no room for any host; ask in another zone.", cause=Cause.STOCKOUT
@@ -199,13 +204,13 @@ class LocalProvider:
     def _place(self) -> None:
         """Give hosts to waiting pods, by priority and then by age; none is overtaken."""
         entries = self._book.entries()
-        for zone in ZONES:
+        for zone in dict.fromkeys(entry.pod.zone for entry in entries):
             here = [entry for entry in entries if entry.pod.zone == zone]
             used = sum(entry.pod.slice.hosts for entry in here if entry.pod.is_ready)
             waiting = [entry for entry in here if entry.pod.state is PodState.WAITING]
             for entry in sorted(waiting, key=lambda one: (-one.priority, one.pod.created_at)):
                 used += entry.pod.slice.hosts
-                if used > self._room[zone]:
+                if used > self._room.of(zone):
                     break
                 ready = replace(entry.pod.in_state(PodState.READY), hosts=_hosts(entry.pod))
                 self._book.put(replace(entry, pod=ready))
@@ -246,13 +251,17 @@ def _wait_until_gone(entry: Entry, timeout_s: float) -> None:
         time.sleep(0.01)
 
 
-def _room(hosts: int | Mapping[str, int] | None) -> dict[str, int]:
-    """Return how many hosts each zone has room for."""
-    asked = hosts if hosts is not None else _read_room(os.environ.get(HOSTS_VARIABLE, ""))
-    by_memory = max(1, psutil.virtual_memory().total // HOST_BYTES)
-    if isinstance(asked, int):
-        return dict.fromkeys(ZONES, asked)
-    return {zone: (asked or {}).get(zone, by_memory) for zone in ZONES}
+class _Room:
+    """How many hosts each zone has room for."""
+
+    def __init__(self, hosts: int | Mapping[str, int] | None) -> None:
+        self._asked = hosts if hosts is not None else _read_room(os.environ.get(HOSTS_VARIABLE, ""))
+        self._by_memory = max(1, psutil.virtual_memory().total // HOST_BYTES)
+
+    def of(self, zone: str) -> int:
+        if isinstance(self._asked, int):
+            return self._asked
+        return (self._asked or {}).get(zone, self._by_memory)
 
 
 def _read_room(text: str) -> int | dict[str, int] | None:
