@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError, SliceError
 from tpukit.hardware import Slice, public_prices
+from tpukit.hardware.prices import listed_zones
 
 BOOK = public_prices()
 
@@ -168,3 +169,23 @@ def test_a_chip_hour_costs_ten_thousand_dollars_at_most():
         priced(10_000.5)
     with pytest.raises(ConfigError, match="usd_per_chip_h 0;"):
         priced(0)
+
+
+def test_a_name_stands_for_the_regions_that_begin_with_it():
+    assert BOOK.regions_of("us-east5") == ("us-east5",)
+    assert BOOK.regions_of(" US-East ") == ("us-east1", "us-east4", "us-east5")
+    rates = BOOK.find("v6e", region="asia", tier="spot")
+    assert {rate.region for rate in rates} == {"asia-northeast1", "asia-south1", "asia-southeast1"}
+    with pytest.raises(ConfigError, match="Did you mean 'us-east5'"):
+        BOOK.regions_of("us-eest5")
+    with pytest.raises(ConfigError, match="No price has region ''"):
+        BOOK.regions_of("")
+
+
+def test_zones_are_those_that_list_a_slice_of_that_size():
+    assert listed_zones(Slice.parse("v6e-8"), "us-south1") == ("us-south1-a", "us-south1-c")
+    assert listed_zones(Slice.parse("v2-8"), "us-central1") == (
+        *("us-central1-b", "us-central1-c", "us-central1-f"),
+    )
+    assert listed_zones(Slice.parse("v2-32"), "us-central1") == ("us-central1-a",)
+    assert listed_zones(Slice.parse("tpu7x-4x4x4"), "us-central1") == ()

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.compiler.timeline import Machine
-from tpukit.errors import ConfigError, SliceError, TPUModelError
+from tpukit.errors import ConfigError, PodUnavailable, SliceError, TPUModelError
 from tpukit.hardware import Slice
 from tpukit.job import Job
 from tpukit.job.model_source import load_model
@@ -19,6 +20,9 @@ from tpukit.models.huggingface.config import config_to_huggingface
 from tpukit.planner.cost.spot import Preemption
 from tpukit.planner.planning import plan
 from tpukit.planner.search.objectives import SAME, pareto_front
+from tpukit.pods.config import PodConfig
+from tpukit.pods.pod import Tier
+from tpukit.pods.prices import price_of, zones_within_cap
 from tpukit.step import Workload
 
 EQUAL = (1 + SAME) ** 2  # of the bins, and of the plainest among equals
@@ -159,6 +163,57 @@ def test_rates_of_your_own_and_regions():
     assert anywhere.best.usd_per_chip_hour.value <= there.best.usd_per_chip_hour.value
     with pytest.raises(ConfigError, match="us-east5"):
         planned(regions=["us-east55"])
+
+
+def test_a_continent_or_a_prefix_stands_for_its_regions():
+    found = planned(on="v5p", regions=["europe"])
+    assert found.ask.market.regions == (
+        *("europe-north1", "europe-west1", "europe-west3", "europe-west4"),
+    )
+    assert found.best.region == "europe-west4"  # $4.2525 there, $4.4595 in europe-west1
+    east = planned(regions=["us-east", "us-east5"]).ask.market.regions
+    assert east == ("us-east1", "us-east4", "us-east5")
+    with pytest.raises(ConfigError, match=r"'us-east5-b' is a zone, .* write us-east5"):
+        planned(regions=["us-east5-b"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "tier", "zones"),
+    [
+        ({"spot": True, "regions": ["europe"]}, Tier.SPOT, ["europe-west4-a"]),
+        ({"regions": ["us-east4", "us-west1"]}, Tier.ON_DEMAND, ["us-east4-a", "us-west1-c"]),
+        ({"spot": True, "regions": ["us-east4", "us-west1"]}, Tier.SPOT, ["us-east4-a"]),
+        ({"spot": True, "on": "v5p"}, Tier.SPOT, ["us-south1-a", "us-south1-b", "us-south1-c"]),
+    ],
+)
+def test_a_launch_of_the_job_costs_what_the_plan_says(asked, tier, zones, tmp_path):
+    found = planned(**asked)
+    found.to_yaml(tmp_path / "job.yaml")
+    job, best = Job.from_yaml(tmp_path / "job.yaml"), found.best
+    request = PodConfig.of(job.launch, str(job.on))
+    assert (request.tier, list(request.zones)) == (tier, zones)
+    allowed = zones_within_cap(request, request.zones, provider="gcp")
+    assert allowed == zones
+    for zone in allowed:
+        price = price_of(request, zone=zone, provider="gcp").value
+        assert price * best.days * 24 == pytest.approx(best.usd.value)
+    dearer = replace(request, tier=Tier.ON_DEMAND)
+    with pytest.raises(PodUnavailable, match="Raise max_price_per_hour"):
+        zones_within_cap(dearer, ["asia-northeast1-b"], provider="gcp")
+    assert "launch" not in found.next_command
+
+
+def test_a_job_states_only_terms_that_a_launch_can_compare():
+    reserved = {"generation": "v6e", "region": "*", "tier": "reserved-1y", "usd_per_chip_h": 1.5}
+    held = planned(tier="reserved-1y", rates={"rates": [reserved]}, regions=["us-east5"])
+    launch = held.best.job.launch
+    assert (launch.reserved, launch.zones[0]) == (True, "us-east5-a")
+    assert launch.max_price_per_hour is None  # by no public list
+    own = planned(tier="pool", rates={"rates": [{**reserved, "tier": "pool"}]})
+    assert own.best.job.launch.model_fields_set == set()
+    assert any("does not state the tier 'pool'" in line for line in own.assumptions)
+    unknown = planned(on="7x", regions=["europe-west4"])
+    assert any("no zone of europe-west4 is known to offer" in line for line in unknown.assumptions)
 
 
 def test_spot_pays_for_what_preemption_wastes():
@@ -386,6 +441,18 @@ def test_models_by_configuration_file_and_builder(tmp_path, monkeypatch):
         ({"deadline": "soon"}, ConfigError, "write 30d"),
         ({"on": "v9"}, SliceError, "not a TPU generation"),
         ({"on": "v2"}, ConfigError, "v2 cannot be planned for, because its link bandwidth"),
+        (
+            {"on": "v6e-8", "max_chips": 4},
+            ConfigError,
+            "v6e-8, .*, has 8 chips, but max_chips is 4",
+        ),
+        ({"on": "v5p", "max_chips": 1}, ConfigError, "v5p-8, .*, has 4 chips, but max_chips is 1"),
+        (
+            {"on": "2xv6e-256", "max_chips": None, "multi_slice": False},
+            ConfigError,
+            "2xv6e-256 joins",
+        ),
+        ({"on": []}, ConfigError, "no slice is named"),
         ({"max_chips": 0}, ConfigError, "max_chips is 0; accepted are 1 to"),
         ({"min_headroom": 1.5}, ConfigError, "accepted are 0 to 0.99 of HBM"),
         ({"precisions": ["int9"]}, ConfigError, "Did you mean 'int8'"),

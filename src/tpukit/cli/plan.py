@@ -13,6 +13,7 @@ from .modes import refuse
 from .values import output_file, within
 
 if TYPE_CHECKING:
+    from ..job.job import Job
     from ..planner.cost.spot import Preemption
 
 MODEL_HELP = (
@@ -26,7 +27,10 @@ Budget = Annotated[str | None, typer.Option(help="Dollars: 50000 or 50k.")]
 Objective = Annotated[str | None, typer.Option(help="cheapest, fastest or fewest-chips.")]
 On = Annotated[str | None, typer.Option(help="Generations or slices: v6e,v5p or v6e-64.")]
 Tier = Annotated[str | None, typer.Option(help="on_demand, spot, or a tier of --rates.")]
-Region = Annotated[list[str] | None, typer.Option(help="Where it may run; repeat.")]
+Region = Annotated[
+    list[str] | None,
+    typer.Option(help="Where it may run: us-east5, or all of us-east or europe; repeat."),
+]
 RatesFile = Annotated[Path | None, typer.Option(help="Prices of your own, a YAML file.")]
 Preemptions = Annotated[float | None, typer.Option(help="Of a spot slice in a day.")]
 RecoveryMinutes = Annotated[float | None, typer.Option(help="From one to the next step.")]
@@ -199,18 +203,30 @@ def plan(
         verify_seconds=verify_seconds,
         progress=say,
     )
-    if output is not None and result.best is not None:
+    best = result.best
+    if output is not None and best is not None:
         result.to_yaml(output)
         result = replace(result, job_file=output)
         say(
             f"wrote {output}: tpukit check {output}, then tpukit train {output} --data FOLDER "
-            "(data is all that it leaves open)"
+            f"(data is all that it leaves open){_launch_words(best.job)}"
         )
     show(result, json=json)
     if html is not None:
         result.to_html(html)
         say(f"wrote {html}")
     raise typer.Exit(result.exit_code)
+
+
+def _launch_words(job: "Job") -> str:
+    """Say which capacity a launch of the job asks for, where the job states it."""
+    launch = job.launch
+    if not launch.zones:
+        return ""
+    tier = "spot" if launch.spot else "reserved" if launch.reserved else "on-demand"
+    cap = launch.max_price_per_hour
+    most = "" if cap is None else f", ${cap:,.2f} an hour at most"
+    return f"; tpukit launch asks for {tier} capacity in {', '.join(launch.zones)}{most}"
 
 
 def _lora(rank: int | None, targets: str | None, base: str | None) -> dict[str, Any] | None:

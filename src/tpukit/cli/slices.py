@@ -55,7 +55,7 @@ def prices(
     generation: Annotated[
         str | None, typer.Argument(help="v2 … v6e, 7x; all when left out.")
     ] = None,
-    region: Annotated[str | None, typer.Option(help="Such as us-east5.")] = None,
+    region: Annotated[str | None, typer.Option(help="us-east5, or all of europe.")] = None,
     tier: Annotated[str | None, typer.Option(help="on_demand, spot, or one of your own.")] = None,
     rates: Rates = None,
     json: Json = False,

@@ -76,17 +76,37 @@ class PriceBook:
         wanted = get_chip(generation).name if generation else None
         if tier is not None:
             self._check("tier", tier, {rate.tier for rate in self.rates})
-        if region is not None:
-            known = {rate.region for rate in self.rates} | {at for _, at in self.refusals}
-            if ANY_REGION not in known:
-                self._check("region", region, known)
+        regions = None if region is None else (*self.regions_of(region), ANY_REGION)
         return tuple(
             rate
             for rate in self.rates
             if wanted in (None, rate.generation)
-            and (region is None or rate.region in (region, ANY_REGION))
+            and (regions is None or rate.region in regions)
             and tier in (None, rate.tier)
         )
+
+    def regions_of(self, name: str) -> tuple[str, ...]:
+        """Return the regions that a name stands for: itself, or all that begin with it.
+
+        So "europe" is every region of that continent, and "us-east" is us-east1, us-east4 and
+        us-east5. A book with a rate for every region takes any name.
+
+        Raises:
+            ConfigError: No region has that name or begins with it; the message names the nearest.
+        """
+        known = {rate.region for rate in self.rates} | {at for _, at in self.refusals}
+        wanted = name.strip().lower()
+        if wanted in known:
+            return (wanted,)
+        found = sorted(region for region in known if wanted and region.startswith(wanted))
+        if found:
+            return tuple(found)
+        zoned = next((rate.region for rate in self.rates if wanted in rate.zones), "")
+        if zoned:
+            raise ConfigError(f"{name!r} is a zone, but a region is expected; write {zoned}.")
+        if ANY_REGION not in known:
+            self._check("region", name, known)
+        return (name,)
 
     def quote(self, of: Slice, *, region: str | None = None, tier: str = "on_demand") -> Figure:
         """USD per chip-hour for a slice: in `region`, or in the cheapest one when left out.
@@ -174,6 +194,18 @@ def public_prices() -> PriceBook:
         for region in entry["regions"]
     }
     return PriceBook(tuple(rates), refusals)
+
+
+def listed_zones(of: Slice, region: str) -> tuple[str, ...]:
+    """Return the zones of a region that offer a slice by the public list; empty if none does."""
+    found = (
+        zone
+        for rate in public_prices().rates
+        if (rate.generation, rate.region) == (of.chip.name, region)
+        and rate.covers(of.chips_per_slice)
+        for zone in rate.zones
+    )
+    return tuple(dict.fromkeys(found))
 
 
 def read_rates(rates: Mapping[str, Any] | str | Path) -> tuple[Rate, ...]:

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from ..hardware.catalog import dcn_rate
 from ..hardware.figure import format_quantity
 from ..job.train import LoraSettings, TrainingSettings
 from ..runtime.progress import Progress, silent
 from ..runtime.ranges import Range
 from .answer.amounts import parse_days, parse_tokens, parse_usd
-from .answer.choice import Choice
+from .answer.assumptions import list_assumptions
 from .answer.front import modelled_front, verified_front
 from .answer.rejections import state_bytes
 from .answer.result import PlanResult
-from .cost.money import SPOT, Market
+from .cost.money import Market
 from .cost.spot import Preemption
 from .search.candidates import GENERATIONS, Space, optimizers_of
 from .search.objectives import Limits, read_objective
@@ -192,7 +191,7 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
         front=() if shortfall else tuple(front),
         rejected=search.rejections(),
         disagreements=() if verifier is None else tuple(verifier.notes),
-        assumptions=tuple(_assumptions(search, choices)),
+        assumptions=tuple(list_assumptions(search.ask, choices)),
         ranked_by=_ranked_by(source, order),
         scored=len(search.scores.candidates),
         search_s=search.seconds,
@@ -230,42 +229,3 @@ def _wider(search: Search) -> tuple[Search | None, str]:
             # Who may have few chips wants as few more as will do.
             return replaced(wider, "fewest-chips") if ask.space.max_chips else wider, words
     return None, words
-
-
-def _assumptions(search: Search, choices: Sequence[Choice]) -> list[str]:
-    """What the figures rest on."""
-    ask = search.ask
-    limit = format(int(ask.max_batch_tokens), ",")
-    stated = [
-        f"a step has at most {limit} tokens (Llama 3 405B's largest was 16 M); --max-batch-tokens",
-        f"sequences of {ask.subject.sequence_length:,} tokens; --sequence",
-        f"{ask.limits.min_headroom:.0%} of usable HBM stays free by the model; --min-headroom",
-        f"states of {ask.space.optimizers[0].name}; --optimizer, --moment-dtype",
-    ]
-    if (thin := ask.subject.shape.thin) is not None:
-        stated.append(
-            f"{thin.parameters:,} numbers of adapters are trained, whole on every device; the "
-            f"model's own weights stay, in {thin.base}; --lora-rank, --lora-base"
-        )
-    priced = next((one for one in choices if one.usd.value is not None), None)
-    if priced is not None:
-        price = priced.usd_per_chip_hour
-        where = f"in {priced.region}" if priced.region else "anywhere"
-        stated.append(
-            f"{ask.market.tier} prices, the first choice's {where}: {price.source}, {price.date}"
-        )
-    if ask.market.tier == SPOT:
-        p = ask.market.preemption
-        stated.append(
-            f"spot: a slice is preempted {p.per_slice_day:,.4g} times a day and back after "
-            f"{p.recovery_s / 60:.3g} min ({p.source}); saves at Young/Daly's interval, each "
-            "holding the step up while state goes to the host"
-        )
-    else:
-        stated.append("no failures are counted: how often these slices fail is not public")
-    joined = {choice.slice.chip for choice in choices if choice.slice.num_slices > 1}
-    for chip in sorted(joined, key=str):
-        rate = dcn_rate(chip)
-        stated.append(f"between {chip} slices {rate.text} a chip ({rate.origin}): {rate.source}")
-    stated.append("gradients, moments and activations as the reference transformer keeps them")
-    return stated

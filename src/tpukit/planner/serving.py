@@ -16,7 +16,12 @@ from .answer.serving_answer import ServingChoice, ServingPlan
 from .cost.money import Market
 from .cost.served_model import ServedModel
 from .cost.serving_model import ServedFormats, Server, Traffic, room_bytes, servers_on
-from .search.candidates import named_slice, refuse_unknown_rates, unknown_rate
+from .search.candidates import (
+    named_slice,
+    refuse_too_many_chips,
+    refuse_unknown_rates,
+    unknown_rate,
+)
 from .serving_verification import verify_servers
 from .sizing.memory_optimizer import transformer_config
 
@@ -155,11 +160,7 @@ class _Offered:
 def _slices(generation: str, max_chips: int | None) -> _Offered:
     one = named_slice(generation)
     if one is not None:
-        if max_chips is not None and one.chips > max_chips:
-            raise ConfigError(
-                f"{one} has {one.chips:,} chips, and max_chips is {max_chips:,}; "
-                "name a smaller slice, or allow more."
-            )
+        refuse_too_many_chips(one, max_chips)
         return _Offered(generation, [one], "it has")
     found = sorted(list_slices(generation), key=lambda on: on.chips)
     if max_chips is None:

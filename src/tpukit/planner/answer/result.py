@@ -102,7 +102,10 @@ class PlanResult:
         job = self.best.job
         if job.model_changes or job.dcn_mesh or is_own_model(job.model):
             return f"tpukit check {JOB_FILE}"  # a command line cannot say all of it
-        return command("check", *job_settings(job))
+        target, settings = job_settings(job)
+        # A check asks nobody for capacity, so what only a launch reads stays out of its command.
+        read = {key: value for key, value in settings.items() if not key.startswith("launch.")}
+        return command("check", target, read)
 
     def to_yaml(self, path: Path | str) -> None:
         """Write the first choice as a job file for `tpukit check` and `tpukit train`.

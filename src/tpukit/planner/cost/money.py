@@ -1,5 +1,6 @@
 """Days, chip-hours and dollars of a whole run, for every candidate."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,13 @@ import numpy as np
 
 from ...errors import ConfigError
 from ...hardware import Figure, PriceBook, Slice, public_prices
+from ...hardware.prices import listed_zones
 from ..search.scoring import Scores
 from .spot import SECONDS_PER_DAY, Preemption
 
 ON_DEMAND = "on_demand"
 SPOT = "spot"
+RESERVED = "reserved"  # tiers of your own, such as "reserved-1y", begin with it
 
 Numbers = Any  # a number or an array of them
 
@@ -51,10 +54,12 @@ class Market:
         """
         if spot and tier not in (None, SPOT):
             raise ConfigError(f"spot and tier='{tier}' exclude each other; give one of them.")
+        book = public_prices() if rates is None else public_prices().with_rates(rates)
+        named = (region for name in regions for region in book.regions_of(name))
         return cls(
-            public_prices() if rates is None else public_prices().with_rates(rates),
+            book,
             tier=SPOT if spot else tier or ON_DEMAND,
-            regions=tuple(regions),
+            regions=tuple(dict.fromkeys(named)),
             preemption=preemption or Preemption(),
         )
 
@@ -70,6 +75,41 @@ class Market:
         if not known:
             return quotes[0][0], None
         return min(known, key=lambda quote: quote[0].value or 0.0)
+
+    def launch_terms(self, on: Slice) -> dict[str, Any]:
+        """Return the keys of a job's `launch:` section that make a launch cost what was quoted.
+
+        Zones are those of the quoted region, then of other regions that were asked for and cost
+        no more. The price cap is left out where a launch could not compare it: no list price is
+        known, or the rate is the user's own.
+        """
+        price, region = self.quote(on)
+        terms: dict[str, Any] = {}
+        if self.tier == SPOT:
+            terms["spot"] = True
+        elif self.tier.startswith(RESERVED):
+            terms["reserved"] = True
+        others = [
+            name
+            for name in self.regions
+            if self._price_in(name, on) <= (math.inf if price.value is None else price.value)
+        ]
+        regions = dict.fromkeys(filter(None, (region, *others)))
+        zones = [zone for name in regions for zone in listed_zones(on, name)]
+        if zones:
+            terms["zones"] = zones
+        if zones and price.value is not None and price.origin != "user":
+            terms["max_price_per_hour"] = _up_to_cents(price.value * on.chips)
+        return terms
+
+    def _price_in(self, region: str, on: Slice) -> float:
+        price = self.book.quote(on, region=region, tier=self.tier).value
+        return math.inf if price is None else price
+
+
+def _up_to_cents(usd: float) -> float:
+    """Return an amount in whole cents that is no less; rounding noise adds no cent."""
+    return math.ceil(round(usd * 100, 6)) / 100
 
 
 @dataclass(frozen=True)

@@ -99,14 +99,26 @@ class Space:
         if self.max_chips is not None:
             Range(1, MOST_CHIPS).check_whole("max_chips", self.max_chips)
         chips = {on.chip for on in self.slices()}
+        if not chips:
+            self._refuse_empty()
         for name in self.precisions:
-            if chips and not any(_has_rate(chip, name) for chip in chips):
+            if not any(_has_rate(chip, name) for chip in chips):
                 able = [chip.name for chip in list_chips() if _has_rate(chip, name)]
                 raise ConfigError(
                     f"no chip of {', '.join(sorted(chip.name for chip in chips))} multiplies "
                     f"{name} faster than bf16; {' and '.join(able)} do. Leave {name} out of "
                     "--precision, or name another generation."
                 )
+
+    def _refuse_empty(self) -> None:
+        """Raise because no slice is left to search; the message names the nearest one."""
+        found = [on for name in self.generations for on in _slices_of(name)]
+        if not found:
+            raise ConfigError("no slice is named; write --on v6e, or --on v6e-64.")
+        least = min(found, key=lambda on: (on.chips, on.num_slices))
+        if self.max_chips is not None:
+            refuse_too_many_chips(least, self.max_chips)
+        raise ConfigError(f"{least} joins several slices; allow that (--multi-slice).")
 
     def slices(self) -> list[Slice]:
         """Every slice, or several of them, within `max_chips`."""
@@ -144,6 +156,15 @@ def named_slice(name: str) -> Slice | None:
     text = name.strip()
     whole = any(mark in text for mark in "-:") and not text.lower().startswith("tpu v")
     return Slice.parse(text) if whole else None
+
+
+def refuse_too_many_chips(one: Slice, max_chips: int | None) -> None:
+    """Raise where the smallest slice that was named has more chips than were allowed."""
+    if max_chips is not None and one.chips > max_chips:
+        raise ConfigError(
+            f"{one}, the smallest slice to choose from, has {one.chips:,} chips, but max_chips is "
+            f"{max_chips:,}; name a smaller slice, or allow more chips."
+        )
 
 
 def unknown_rate(chip: Chip) -> str:

@@ -132,7 +132,10 @@ class OwnModelSearch:
             remat=job.remat or "",
             precision="bf16",
             optimizer=ask.space.optimizers[0],
-            job=job.replace({"train.steps": steps} if steps in COUNT else {}),
+            job=job.replace(
+                {"launch": ask.market.launch_terms(on)},
+                **({"train.steps": steps} if steps in COUNT else {}),
+            ),
             memory={**purposes, "total": float(memory.total_bytes)},
             usable_bytes=float(memory.usable_bytes or 0),
             modelled_step_s=step.step_time_s,

@@ -268,6 +268,7 @@ def choice_at(
             **subject.fine_tuning,
             **({"steps": steps} if steps in COUNT else {}),
         },
+        launch=market.launch_terms(on),
     )
     return Choice(
         slice=on,

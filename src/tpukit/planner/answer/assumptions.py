@@ -1,0 +1,71 @@
+"""What the figures of a plan rest on, each with its source and the option that changes it."""
+
+from collections.abc import Sequence
+
+from ...hardware.catalog import dcn_rate
+from ..cost.money import ON_DEMAND, RESERVED, SPOT, Market
+from ..search.search import Ask
+from .choice import Choice
+
+
+def list_assumptions(ask: Ask, choices: Sequence[Choice]) -> list[str]:
+    """Return one line per assumption behind the choices of a plan."""
+    limit = format(int(ask.max_batch_tokens), ",")
+    stated = [
+        f"a step has at most {limit} tokens (Llama 3 405B's largest was 16 M); --max-batch-tokens",
+        f"sequences of {ask.subject.sequence_length:,} tokens; --sequence",
+        f"{ask.limits.min_headroom:.0%} of usable HBM stays free by the model; --min-headroom",
+        f"states of {ask.space.optimizers[0].name}; --optimizer, --moment-dtype",
+    ]
+    if (thin := ask.subject.shape.thin) is not None:
+        stated.append(
+            f"{thin.parameters:,} numbers of adapters are trained, whole on every device; the "
+            f"model's own weights stay, in {thin.base}; --lora-rank, --lora-base"
+        )
+    stated += _of_prices(ask.market, choices)
+    stated += _of_launches(ask.market, choices)
+    stated.append(_of_failures(ask.market))
+    joined = {choice.slice.chip for choice in choices if choice.slice.num_slices > 1}
+    for chip in sorted(joined, key=str):
+        rate = dcn_rate(chip)
+        stated.append(f"between {chip} slices {rate.text} a chip ({rate.origin}): {rate.source}")
+    stated.append("gradients, moments and activations as the reference transformer keeps them")
+    return stated
+
+
+def _of_prices(market: Market, choices: Sequence[Choice]) -> list[str]:
+    priced = next((one for one in choices if one.usd.value is not None), None)
+    if priced is None:
+        return []
+    price = priced.usd_per_chip_hour
+    where = f"in {priced.region}" if priced.region else "anywhere"
+    return [f"{market.tier} prices, the first choice's {where}: {price.source}, {price.date}"]
+
+
+def _of_launches(market: Market, choices: Sequence[Choice]) -> list[str]:
+    """Return what the first choice's job cannot state of the tier and regions asked for."""
+    if not choices:
+        return []
+    lines: list[str] = []
+    if market.tier not in (ON_DEMAND, SPOT) and not market.tier.startswith(RESERVED):
+        lines.append(
+            f"the job does not state the tier {market.tier!r}, which only your rates name; choose "
+            "its capacity in the job's launch: section"
+        )
+    if market.regions and not choices[0].job.launch.zones:
+        lines.append(
+            f"no zone of {', '.join(market.regions)} is known to offer {choices[0].slice}; name "
+            "zones in the job's launch: section"
+        )
+    return lines
+
+
+def _of_failures(market: Market) -> str:
+    if market.tier != SPOT:
+        return "no failures are counted: how often these slices fail is not public"
+    p = market.preemption
+    return (
+        f"spot: a slice is preempted {p.per_slice_day:,.4g} times a day and back after "
+        f"{p.recovery_s / 60:.3g} min ({p.source}); saves at Young/Daly's interval, each "
+        "holding the step up while state goes to the host"
+    )
