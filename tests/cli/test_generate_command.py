@@ -88,7 +88,9 @@ def test_export_is_exact_and_reads_back(run, trained, tmp_path):
     result = run("export", trained[0], out, "--json")
     assert result.exit_code == 0, result.output
     about = json.loads(result.stdout)
-    assert about["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert about["files"] == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"
+    ]  # fmt: skip
     assert about["step"] == 60
     assert about["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(trained[1]))
     jax.tree.map(np.testing.assert_array_equal, import_huggingface(out).params, trained[1])
@@ -107,6 +109,19 @@ def test_export_is_exact_and_reads_back(run, trained, tmp_path):
     (out / "tokenizer.json").unlink()
     missing = run("generate", out, "--prompt", "a")
     assert "give --tokenizer bytes" in str(missing.exception)
+
+
+def test_transformers_reads_bytes_as_we_do(run, trained, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    assert run("export", trained[0], tmp_path / "out").exit_code == 0
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert str(model.dtype) == "torch.float32"  # what the run computed in
+    text = "Größe\n"
+    assert words(text)["input_ids"] == list(text.encode())
+    out = model.generate(**words("abc", return_tensors="pt"), do_sample=False, max_new_tokens=9)
+    assert words.decode(out[0]) == "abcdefghijab"
+    assert model.generation_config.eos_token_id == 256
 
 
 def test_a_failed_export_leaves_nothing(run, trained, tmp_path):

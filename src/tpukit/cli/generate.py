@@ -97,7 +97,7 @@ def generate(
     model = load_trained(source, step=step, mesh=_mesh(mesh))
     words = _tokenizer(model, tokenizer)
     asked = _conversation(tokenizer or model.tokenizer, prompt, system) if chat else prompt
-    start = _encoded(asked, words, model)
+    start = _encoded(asked, words, model, chat=chat)
     wanted = max_new_tokens or min(DEFAULT_NEW_TOKENS, model.config.max_seq_len - len(start))
     spec = None if kv is None else cache_spec(kv, model)
     generator = Generator(model.config, model.params, kv=spec)
@@ -110,7 +110,7 @@ def generate(
         stop=stop or (),
         max_new_tokens=wanted,
         sampling=sampling,
-        eos=_ends(tokenizer or model.tokenizer, words),
+        eos=_ends(tokenizer, words, model),
     ):
         if not json:
             typer.echo(unsaid + last.new, nl=False)
@@ -194,14 +194,15 @@ def _conversation(tokenizer: str | None, prompt: str, system: str | None) -> str
     return load_chat_template(folder).render([*said, {"role": "user", "content": prompt}])
 
 
-def _ends(tokenizer: str | None, words: "Tokenizer") -> list[int]:
-    """Every token that ends a text."""
-    from ..models.huggingface.chat import end_tokens
+def _ends(given: str | None, words: "Tokenizer", model: "TrainedModel") -> list[int]:
+    """Every token that ends a text, by the model's files or those of a tokenizer that was given."""
+    from ..models.huggingface.generation_config import read_generation_config
+    from ..training.data.tokenizer_files import text_ends
 
-    folder = _folder_of(tokenizer)
-    named = () if folder is None else end_tokens(folder)
-    own = () if words.end_of_document is None else (words.end_of_document,)
-    return [*dict.fromkeys((*own, *named))]
+    if given is None:
+        return text_ends(words, model.generation)
+    folder = _folder_of(given)
+    return text_ends(words, {} if folder is None else read_generation_config(folder))
 
 
 def _folder_of(tokenizer: str | None) -> "Path | None":
@@ -224,12 +225,18 @@ def _tokenizer(model: "TrainedModel", given: str | None) -> "Tokenizer":
     return load_tokenizer(given or model.tokenizer or "bytes")
 
 
-def _encoded(prompt: str, tokenizer: "Tokenizer", model: "TrainedModel") -> list[int]:
-    """The prompt's tokens; without one, a document begins where the last one ended."""
+def _encoded(
+    prompt: str, tokenizer: "Tokenizer", model: "TrainedModel", *, chat: bool
+) -> list[int]:
+    """The prompt's tokens after those that begin a document; a chat template writes its own."""
+    from ..training.data.tokenizer import start_of_document
+
     tokens = [int(token) for token in tokenizer.encode_batch([prompt])[0]]
+    if not chat:
+        tokens = [*start_of_document(tokenizer), *tokens]
     end = tokenizer.end_of_document
     if not tokens and end is not None and end < model.config.vocab_size:
-        tokens = [end]
+        tokens = [end]  # a document begins where the last one ended
     if not tokens:
         raise TPUValidationError(
             "there is nothing to continue, and the model knows no token that begins a document; "

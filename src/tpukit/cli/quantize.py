@@ -225,12 +225,14 @@ def _deliver(
 ) -> None:
     from ..quantization.files.model_files import save_quantized
     from ..quantization.report_page import write_report
+    from ..training.data.tokenizer_files import keep_tokenizer
     from .output import Announcer, show
 
     say = Announcer()
     show(result, json=json)
     if output is not None:
         save_quantized(result.model, output, report=result.report, tokenizer=tokenizer)
+        keep_tokenizer(tokenizer, output)
         say(f"wrote {output}: tpukit generate {output} --prompt …")
     if html is not None:
         write_report(result.report, html, title=title)

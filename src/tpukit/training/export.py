@@ -11,13 +11,15 @@ import jax
 from rich.table import Table
 
 from ..errors import TPUValidationError
+from ..models.huggingface.generation_config import read_generation_config, with_end_tokens
 from ..models.huggingface.weights import export_huggingface
 from ..models.lora.peft_files import write_peft
 from ..models.stored.running import dense_parameters
 from ..runtime.files import finish_folder, folder_beside, new_folder
 from ..step.host_memory import EXPORT_FILE_BYTES
 from .checkpoint import TPUCheckpointer
-from .data.tokenizer_files import keep_tokenizer
+from .data.tokenizer import load_tokenizer
+from .data.tokenizer_files import keep_tokenizer, text_ends
 from .run_directory import read_run
 from .saved_run import existing_path, find_run, read_saved, restore_saved
 from .trained_model import TrainedModel, load_trained
@@ -74,12 +76,26 @@ def export_run(
         return _export_adapters(source, target, step)
     with _opened(source, step) as model, folder_beside(target) as made:
         params = dense_parameters(model.params)
-        export_huggingface(params, model.config, made, max_shard_bytes=EXPORT_FILE_BYTES)
+        export_huggingface(
+            params,
+            model.config,
+            made,
+            max_shard_bytes=EXPORT_FILE_BYTES,
+            generation=_generation(model),
+        )
         keep_tokenizer(model.tokenizer, made)
         for file in made.glob("*.safetensors"):  # written for their owner alone
             shutil.copymode(made / "config.json", file)
         finish_folder(made, target)
     return _written(target, model.source, model.step, model.config.parameter_count().total)
+
+
+def _generation(model: TrainedModel) -> dict[str, Any]:
+    """Return what `transformers` has to know to end texts where `tpukit generate` ends them."""
+    if model.tokenizer is None:
+        return dict(model.generation)
+    ends = text_ends(load_tokenizer(model.tokenizer), model.generation)
+    return with_end_tokens(model.generation, (n for n in ends if n < model.config.vocab_size))
 
 
 def _export_adapters(source: str | Path, target: Path, step: int | None) -> Export:
@@ -126,4 +142,5 @@ def _opened(source: str | Path, step: int | None) -> Generator[TrainedModel]:
             source=str(run),
             step=found.step,
             tokenizer=tokenizer,
+            generation=read_generation_config(run),
         )

@@ -147,7 +147,7 @@ def prepare(job: Job, *, mesh: Mesh, train_data: Any, eval_data: Any) -> Prepare
         learning_rate=step.learning_rate,
         throughput=Throughput.of(work, list(mesh.devices.flat), peak_tflops=settings.peak_tflops),
         notes=step.notes,
-        tokenizer=settings.tokenizer or tokenizer_of(train_data),
+        tokenizer=settings.tokenizer or tokenizer_of(train_data, settings.init_from),
     )
 
 

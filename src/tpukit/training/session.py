@@ -20,7 +20,7 @@ from ..records.reporting import report_stop
 from ..step.parts import TrainState
 from .batches import BatchSource
 from .checkpoint import TPUCheckpointer
-from .data.tokenizer_files import keep_tokenizer
+from .data.tokenizer_files import keep_generation_config, keep_tokenizer
 from .debugging import compile_log, explained, is_debugging
 from .evaluation import Evaluator
 from .failure import HangWatchdog, LossGuard, PreemptionGuard
@@ -69,6 +69,7 @@ class Session:
         self._run.open(self._identity, recipe=self._recipe, settings=said)
         if jax.process_index() == 0:
             keep_tokenizer(words, self._run.path)
+            keep_generation_config(self._settings.init_from, self._run.path)
         self._stack.callback(self._run.close)
         self._stack.callback(self._end_hooks)
         self._stack.callback(self._progress.close)

@@ -1,6 +1,7 @@
 """A trained model: loaded from a run, its checkpoints, a Hugging Face folder or a quantized one."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..annotations import PyTree
 from ..errors import TPUModelError, TPUValidationError
 from ..models.generation.programs import DecodingPrograms
 from ..models.huggingface.files import read_json
+from ..models.huggingface.generation_config import read_generation_config
 from ..models.huggingface.weights import import_huggingface
 from ..models.lora.adapter import with_low_rank
 from ..models.lora.peft_files import CONFIG_FILE as ADAPTER_CONFIG
@@ -20,7 +22,7 @@ from ..models.stored.placement import place_stored
 from ..models.stored.running import dense_parameters
 from ..models.transformer.config import TransformerConfig
 from ..quantization.files.model_files import is_quantized_folder, load_quantized
-from .data.tokenizer_files import TOKENIZER
+from .data.tokenizer_files import BYTES, TOKENIZER
 from .run_directory import IDENTITY
 from .saved_run import existing_path, find_run, read_saved, restore_saved
 
@@ -35,6 +37,7 @@ class TrainedModel:
         source: Where they came from.
         step: After how many steps; None where nobody wrote it down.
         tokenizer: What its text was made into tokens with, or None where that is not known.
+        generation: Entries of its `generation_config.json`, end tokens among them.
     """
 
     config: TransformerConfig
@@ -42,6 +45,7 @@ class TrainedModel:
     source: str
     step: int | None
     tokenizer: str | None
+    generation: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def load_trained(
@@ -91,6 +95,7 @@ def _from_run(run: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:
         source=str(run),
         step=found.step,
         tokenizer=tokenizer,
+        generation=read_generation_config(run),
     )
 
 
@@ -109,7 +114,8 @@ def _from_quantized(folder: Path, mesh: Mesh | None) -> TrainedModel:
         params=params,
         source=str(folder),
         step=None,
-        tokenizer=found.tokenizer,
+        tokenizer=BYTES if found.tokenizer == BYTES else _kept_tokenizer(folder) or found.tokenizer,
+        generation=read_generation_config(folder),
     )
 
 
@@ -124,14 +130,21 @@ def _from_huggingface(folder: Path, step: int | None, mesh: Mesh | None) -> Trai
         return DecodingPrograms(config, mesh).layout.shardings
 
     found = import_huggingface(folder, shardings=None if mesh is None else split)
-    tokenizer = folder / TOKENIZER
+    about = read_json(folder / "config.json")
+    wide = "float32" in (about.get("dtype"), about.get("torch_dtype"))
     return TrainedModel(
-        config=found.config,
+        config=found.config.replace(dtype="float32") if wide else found.config,
         params=found.params,
         source=str(folder),
         step=None,
-        tokenizer=str(tokenizer) if tokenizer.is_file() else None,
+        tokenizer=_kept_tokenizer(folder),
+        generation=read_generation_config(folder),
     )
+
+
+def _kept_tokenizer(folder: Path) -> str | None:
+    file = folder / TOKENIZER
+    return str(file) if file.is_file() else None
 
 
 def _from_peft(folder: Path, step: int | None, mesh: Mesh | None) -> TrainedModel:

@@ -6,7 +6,7 @@ import pytest
 
 from tpukit.errors import TPUModelError
 from tpukit.models.huggingface import chat
-from tpukit.models.huggingface.chat import ChatTemplate, end_tokens, load_chat_template
+from tpukit.models.huggingface.chat import ChatTemplate, load_chat_template
 
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -103,11 +103,3 @@ def test_a_folder_without_a_template_says_so(tmp_path):
     (tmp_path / chat.TOKENIZER_FILE).write_text("{")
     with pytest.raises(TPUModelError, match="is not JSON"):
         load_chat_template(tmp_path)
-
-
-def test_end_tokens_are_those_of_the_folder(tmp_path):
-    assert end_tokens(tmp_path) == ()
-    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
-    assert end_tokens(tmp_path) == (7,)
-    (tmp_path / chat.GENERATION_FILE).write_text('{"eos_token_id": [3, 4]}')
-    assert end_tokens(tmp_path) == (3, 4)

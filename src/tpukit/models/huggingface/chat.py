@@ -15,7 +15,6 @@ from ...runtime.child import ChildError, run_child
 
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_FILE = "tokenizer_config.json"
-GENERATION_FILE = "generation_config.json"
 LONGEST_RENDERING_S = 20.0
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _NO_JINJA = "No module named 'jinja2'"
@@ -117,17 +116,6 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
             f"{TOKENIZER_FILE}; leave --chat out, or use the folder of an instruction-tuned model."
         )
     return ChatTemplate(found, special, str(folder / TOKENIZER_FILE))
-
-
-def end_tokens(folder: str | Path) -> tuple[int, ...]:
-    """The tokens that end a text, as a folder's generation_config.json or config.json says."""
-    for name in (GENERATION_FILE, "config.json"):
-        found = _read_json(Path(folder) / name).get("eos_token_id")
-        if isinstance(found, int):
-            return (found,)
-        if isinstance(found, list):
-            return tuple(cast("list[int]", found))
-    return ()
 
 
 def _text_of(token: object) -> str | None:

@@ -21,6 +21,7 @@ from ..transformer.config import TransformerConfig
 from ..transformer.model import Transformer
 from .config import config_to_huggingface, family_for, family_of, text_part
 from .files import INDEX_FILE, SINGLE_FILE, TensorFiles, read_json
+from .generation_config import GENERATION_FILE, TOKEN_IDS
 from .published.reading import quantization_of
 from .tensors import TensorEntry, entries
 
@@ -100,6 +101,7 @@ def export_huggingface(
     folder: str | Path,
     *,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    generation: Mapping[str, Any] | None = None,
 ) -> list[Path]:
     """Write parameters as a folder that Hugging Face (and `import_huggingface`) reads.
 
@@ -109,6 +111,9 @@ def export_huggingface(
         config: What they are the parameters of.
         folder: Made if it is not there.
         max_shard_bytes: Weights past this size go into several files with an index.
+        generation: Entries of `generation_config.json`; the file is not written without them. Its
+            token ids go into `config.json` too. A missing id is written there as null, because
+            the defaults of `transformers` belong to another vocabulary.
 
     Returns:
         The safetensors files written.
@@ -135,9 +140,20 @@ def export_huggingface(
             "metadata": {"total_size": sum(sizes)},
             "weight_map": {name: names[shard] for name, shard in where.items()},
         }
-        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
-    (folder / "config.json").write_text(json.dumps(config_to_huggingface(config), indent=2) + "\n")
+        _write_json(folder / INDEX_FILE, index)
+    about = {
+        **config_to_huggingface(config),
+        "dtype": config.dtype,
+        **{key: (generation or {}).get(key) for key in TOKEN_IDS},
+    }
+    _write_json(folder / "config.json", about)
+    if generation is not None:
+        _write_json(folder / GENERATION_FILE, generation)
     return written
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n")
 
 
 class _Checkpoint:

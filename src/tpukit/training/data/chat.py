@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from ...errors import ConfigError, TPUValidationError
 from ...models.huggingface.chat import ChatTemplate, load_chat_template
 from ...runtime.progress import Counted, Progress
@@ -16,6 +18,19 @@ from .tokenizer import Tokenizer
 ANSWERING = "assistant"
 _AT_ONCE = 256
 _MESSAGES = "messages"
+
+
+@dataclass(frozen=True)
+class WrittenConversations:
+    """What `write_conversations` found.
+
+    Attributes:
+        untold: Answers that are not learnt; see `Conversation.untold`.
+        ends: The special tokens that end answers, with which a model says that it is done.
+    """
+
+    untold: int
+    ends: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -62,15 +77,13 @@ def write_conversations(
     template: ChatTemplate,
     key: str,
     progress: Progress,
-) -> int:
+) -> WrittenConversations:
     """Write every conversation as a document whose answers alone are learnt.
 
     Each part is made into tokens by itself, as a prompt and what follows it are when a model
     answers.
-
-    Returns:
-        Answers that are not learnt; see `Conversation.untold`.
     """
+    ends: dict[int, None] = {}
     total, done, untold = sum(path.stat().st_size for path in paths), 0, 0
     for batch in _batches(paths):
         told = render_conversations(template, [_messages(*one, key) for one in batch])
@@ -80,10 +93,23 @@ def write_conversations(
                 tokenizer.encode_batch([text for text, _ in parts]), parts, strict=True
             ):
                 writer.add(tokens, learnt=answer)
+                if answer and (end := _end_of_turn(tokens, tokenizer)) is not None:
+                    ends[end] = None
             writer.end_document()
             done, untold = done + size, untold + conversation.untold
         progress(Counted(f"{writer.num_tokens:,} tokens", done=done, total=total))
-    return untold
+    return WrittenConversations(untold, tuple(ends))
+
+
+def _end_of_turn(tokens: np.ndarray, tokenizer: Tokenizer) -> int | None:
+    """Return the special token after which an answer holds white space alone; None without one."""
+    special: frozenset[int] = getattr(tokenizer, "special_tokens", frozenset())
+    for number in range(len(tokens) - 1, -1, -1):
+        if int(tokens[number]) in special:
+            return int(tokens[number])
+        if tokenizer.decode([int(tokens[number])]).strip():
+            return None
+    return None
 
 
 def render_conversations(

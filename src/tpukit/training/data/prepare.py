@@ -11,15 +11,15 @@ from rich.table import Table
 
 from ...errors import ConfigError, TPUValidationError
 from ...runtime.progress import Counted, Progress, silent
-from .chat import messages_key, template_of, write_conversations
+from .chat import WrittenConversations, messages_key, template_of, write_conversations
 from .documents import Piece, read_documents
 from .kinds import TEXT_KINDS, Kind, kind_of
 from .locations import look_at
 from .manifest import MANIFEST, Manifest, read_manifest
 from .remote import remote_url
 from .token_writer import SHARD_TOKENS, TokenWriter, refuse_to_overwrite
-from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
-from .tokenizer_files import keep_tokenizer
+from .tokenizer import Tokenizer, load_tokenizer, start_of_document, tokenizer_key
+from .tokenizer_files import keep_generation_config, keep_tokenizer
 
 _BATCH_PIECES, _BATCH_CHARACTERS = 1024, 1 << 22
 
@@ -110,7 +110,7 @@ def prepare_tokens(
         )
     template = template_of(tokenizer) if chat else None
     used = None if tokenizer is None else load_tokenizer(tokenizer, end=end)
-    untold: int | None = None
+    told: WrittenConversations | None = None
     writer = TokenWriter(
         output,
         vocab_size=None if used is None else used.vocab_size,
@@ -121,7 +121,7 @@ def prepare_tokens(
     with writer, place.local(kind.files) as paths:
         if template is not None and used is not None:
             key = messages_key(text_key)
-            untold = write_conversations(writer, paths, used, template, key, progress)
+            told = write_conversations(writer, paths, used, template, key, progress)
         else:
             _write_all(writer, paths, kind, used, text_key, progress)
         try:
@@ -133,7 +133,10 @@ def prepare_tokens(
             manifest = _manifest_of(output)
     if isinstance(tokenizer, str | Path):  # so that a run on these data can speak
         keep_tokenizer(tokenizer, output)
-    return dataclasses.replace(_prepared(output, manifest), answers_not_learnt=untold)
+    if told is None:
+        return _prepared(output, manifest)
+    keep_generation_config(None, output, told.ends)
+    return dataclasses.replace(_prepared(output, manifest), answers_not_learnt=told.untold)
 
 
 def _manifest_of(folder: Path) -> Manifest:
@@ -163,10 +166,14 @@ def _write_all(
     total = sum(path.stat().st_size for path in paths)
     if kind.name == "huggingface":
         paths = [paths[0].parent]
-    done = 0
+    done, begins = 0, True
+    starts = () if tokenizer is None else start_of_document(tokenizer)
     for batch in _batched(read_documents(kind.name, paths, text_key=text_key)):
         for tokens, piece in zip(_encode(batch, tokenizer), batch, strict=True):
+            if begins and len(tokens) and isinstance(piece.content, str):
+                writer.add(starts)
             writer.add(tokens)
+            begins = piece.ends or (begins and not len(tokens))
             done += piece.size_bytes
             if piece.ends:
                 if tokenizer is not None and tokenizer.end_of_document is not None:

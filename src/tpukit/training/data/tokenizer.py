@@ -1,9 +1,11 @@
 """Text to token numbers: bytes, built in; or a tokenizer.json of Hugging Face."""
 
+import functools
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -39,7 +41,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token numbers of each text, without an end of document."""
+        """Token numbers of each text, without start and end of document."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -72,6 +74,7 @@ class HuggingFaceTokenizer:
     vocab_size: int
     end_of_document: int | None
     _tokenizer: Any = field(repr=False, compare=False)
+    start_of_document: tuple[int, ...] = ()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Without the special tokens the tokenizer would add for a single text."""
@@ -81,6 +84,12 @@ class HuggingFaceTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Text, special tokens included."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    @functools.cached_property
+    def special_tokens(self) -> frozenset[int]:
+        """Tokens that are no text, such as the end of a turn."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
 
 
 def load_tokenizer(tokenizer: "str | Path | Tokenizer", *, end: str | None = None) -> Tokenizer:
@@ -106,12 +115,19 @@ def load_tokenizer(tokenizer: "str | Path | Tokenizer", *, end: str | None = Non
     return _from_file(file, end)
 
 
+def start_of_document(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens that a tokenizer puts before every document, such as Llama's BOS."""
+    return getattr(tokenizer, "start_of_document", ())
+
+
 def tokenizer_key(tokenizer: Tokenizer) -> str:
     """Changes when the tokenizer would make other tokens, as far as a probe can tell."""
     probe = "The quick brown fox, 1234567890 jumps; def f(x):\n\treturn x ** 2 # Größe 東京 🙂"
     tokens = tokenizer.encode_batch([probe])[0].astype("<i8").tobytes()
-    about = f"{tokenizer.name};{tokenizer.vocab_size};{tokenizer.end_of_document};".encode()
-    return hashlib.blake2b(about + tokens, digest_size=8).hexdigest()
+    about = f"{tokenizer.name};{tokenizer.vocab_size};{tokenizer.end_of_document};"
+    if starts := start_of_document(tokenizer):
+        about += f"{starts};"
+    return hashlib.blake2b(about.encode() + tokens, digest_size=8).hexdigest()
 
 
 def _from_file(file: Path, end: str | None) -> HuggingFaceTokenizer:
@@ -138,9 +154,20 @@ def _from_file(file: Path, end: str | None) -> HuggingFaceTokenizer:
     number = _end_number(implementation, file, end)
     name = file.parent.name if file.name == "tokenizer.json" else file.stem
     vocabulary = implementation.get_vocab(with_added_tokens=True)
-    return HuggingFaceTokenizer(
-        name, max(vocabulary.values(), default=-1) + 1, number, implementation
-    )
+    size = max(vocabulary.values(), default=-1) + 1
+    starts = _start_numbers(implementation, vocabulary)
+    return HuggingFaceTokenizer(name, size, number, implementation, starts)
+
+
+def _start_numbers(implementation: Any, vocabulary: Mapping[str, int]) -> tuple[int, ...]:
+    """The special tokens that the tokenizer's post-processor puts before a text."""
+    for text in ("a", *itertools.islice(vocabulary, 8)):
+        whole = implementation.encode(text).ids
+        bare = implementation.encode(text, add_special_tokens=False).ids
+        before = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), None)
+        if bare and before is not None:
+            return tuple(whole[:before])
+    return ()
 
 
 def _end_number(implementation: Any, file: Path, end: str | None) -> int | None:

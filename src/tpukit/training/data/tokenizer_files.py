@@ -3,11 +3,19 @@
 import json
 import os
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from ...models.huggingface.generation_config import (
+    GENERATION_FILE,
+    end_tokens,
+    read_generation_config,
+    with_end_tokens,
+)
 from ...runtime.files import write_text
 from .manifest import MANIFEST, read_manifest
-from .tokenizer import ByteTokenizer
+from .tokenizer import ByteTokenizer, Tokenizer
 
 TOKENIZER = "tokenizer.json"
 # What Hugging Face keeps beside it: names of special tokens, and how conversations are written.
@@ -18,6 +26,9 @@ _END_OF_TEXT = "<|endoftext|>"
 
 def keep_tokenizer(tokenizer: str | Path | None, folder: Path) -> bool:
     """Copy a tokenizer's files into a folder, and tell whether there was anything to copy.
+
+    The generation_config.json beside the tokenizer goes along, because it names the tokens that
+    end a text.
 
     Args:
         tokenizer: "bytes", which is written as a tokenizer.json that other programs read; a
@@ -37,20 +48,52 @@ def keep_tokenizer(tokenizer: str | Path | None, folder: Path) -> bool:
     for name in _BESIDE:
         if (file.parent / name).is_file() and not (folder / name).exists():
             shutil.copyfile(file.parent / name, folder / name)
+    keep_generation_config(file.parent, folder)
     return True
 
 
-def tokenizer_of(data: object) -> str | None:
-    """Return what prepared data were made with, as `load_tokenizer` takes it; None if unknown."""
-    if not isinstance(data, str | Path):  # arrays and iterables say nothing of it
+def keep_generation_config(
+    source: str | Path | None, folder: Path, ends: Iterable[int] = ()
+) -> None:
+    """Write what a folder says about generation as the generation_config.json of another.
+
+    Args:
+        source: The folder of a model or tokenizer; None for none.
+        folder: Where the file goes; entries that are there stay.
+        ends: Further tokens that end a text.
+    """
+    path = None if source is None else Path(source).expanduser()
+    theirs = {} if path is None or not os.path.isdir(path) else read_generation_config(path)
+    own = read_generation_config(folder)
+    found = with_end_tokens({**theirs, **own}, ends)
+    if found and found != own:
+        write_text(folder / GENERATION_FILE, json.dumps(found, indent=2) + "\n")
+
+
+def text_ends(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> list[int]:
+    """Return every token that ends a text, the tokenizer's own first."""
+    own = () if tokenizer.end_of_document is None else (tokenizer.end_of_document,)
+    return [*dict.fromkeys((*own, *end_tokens(generation)))]
+
+
+def tokenizer_of(data: object, model: str | Path | None = None) -> str | None:
+    """Return what data were made into tokens with, as `load_tokenizer` takes it; None if unknown.
+
+    Args:
+        data: Prepared data name their tokenizer.
+        model: The folder whose tokenizer is meant where the data name none.
+    """
+    if isinstance(data, str | Path):  # arrays and iterables say nothing of it
+        manifest = Path(data).expanduser() / MANIFEST
+        if os.path.isfile(manifest):
+            made = read_manifest(manifest.read_bytes(), name=str(manifest)).tokenizer
+            if made.get("name") == BYTES:
+                return BYTES
+            if os.path.isfile(kept := manifest.with_name(TOKENIZER)):
+                return str(kept)
+    if model is None or not os.path.isfile(beside := Path(model).expanduser() / TOKENIZER):
         return None
-    if not os.path.isfile(manifest := Path(data).expanduser() / MANIFEST):
-        return None
-    made = read_manifest(manifest.read_bytes(), name=str(manifest)).tokenizer
-    if made.get("name") == BYTES:
-        return BYTES
-    kept = manifest.with_name(TOKENIZER)
-    return str(kept) if kept.is_file() else None
+    return str(beside)
 
 
 def _bytes_as_json() -> dict[str, object]:
