@@ -8,7 +8,7 @@ export TPU_SKIP_MDS_QUERY := 1
 export NO_GCE_CHECK := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-slow conformance test-toolchains test-wheel browser prometheus lint format docs bench mutants clean
+.PHONY: help setup demo test test-slow slow-times conformance test-toolchains test-wheel browser prometheus lint format docs bench mutants clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
@@ -22,10 +22,17 @@ demo: $(READY) ## a job from plan to a quantized model, preempted twice on the w
 	@$(BIN)/tpukit rehearse examples/rehearsal.yaml --output runs/demo
 
 test: $(READY) browser prometheus ## the suite (15 minutes on 2 cores)
-	$(BIN)/pytest -n 3 --dist loadgroup
+	$(BIN)/pytest -n 3 --dist loadgroup $(OPTIONS)
 
-test-slow: $(READY) ## the cases that take minutes
-	$(BIN)/pytest -m slow
+# SHARE=3/8 runs the third of eight shares of equal work, by tests/slow_times.txt.
+SLOW = $(BIN)/pytest -m slow -n 2 --dist loadgroup --timeout 1800
+test-slow: $(READY) browser prometheus ## the cases that take minutes; SHARE=3/8 for one of eight shares
+	$(SLOW) $(if $(SHARE),--share $(SHARE)) $(OPTIONS)
+
+# SHARE renews the times of one share; without it the file is written again from nothing.
+slow-times: $(READY) browser prometheus ## processor seconds of the slow cases, which shares are dealt out by
+	$(if $(SHARE),,rm -f tests/slow_times.txt)
+	$(SLOW) $(if $(SHARE),--share $(SHARE)) --times tests/slow_times.txt $(OPTIONS)
 
 conformance: $(READY) ## every code block of the documents, and docs/conformance.md from the run
 	$(BIN)/python tools/conformance.py

@@ -3,13 +3,14 @@
 import gc
 import logging
 import os
-import re
 import signal
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from chromium import BROWSERS, Browser, find_browser
+
+pytest_plugins = ["recorded_times", "skips", "slow_cases"]
 
 # Most of the suite's time is XLA compiling small programs for the CPU. Its newest way of emitting
 # loops takes three times as long as the older one, and LLVM's optimizations half of the rest
@@ -40,17 +41,6 @@ os.environ.update(
 # A shell starts what runs in its background deaf to Ctrl-C, and every child of it would be too.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# Cases of tests that have quicker ones too, by the processor time they took; see `make test-slow`.
-SLOW_CASES = frozenset((Path(__file__).parent / "slow_cases.txt").read_text().splitlines())
-_GROUP = re.compile(r"@[\w.-]+$")  # what xdist adds to the name of a test in a group
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if _GROUP.sub("", item.nodeid) in SLOW_CASES:
-            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():

@@ -84,7 +84,7 @@ def test_an_accelerator_type_without_a_chip_is_not_believed(tmp_path):
 def test_this_machine_is_told_at_once_and_without_jax():
     start = time.monotonic()
     found = detect_accelerators()
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 10  # a question to a metadata server takes longer
     json.dumps(found.to_dict())
     code = (
         "import sys, tpukit.hardware as h; h.detect_accelerators(); assert 'jax' not in sys.modules"

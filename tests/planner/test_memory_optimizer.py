@@ -1,7 +1,5 @@
 """`MemoryOptimizer` changes what a compiled step holds, and says how much in milliseconds."""
 
-import time
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -53,12 +51,10 @@ def test_wrong_settings_say_what_there_is():
         MemoryOptimizer().optimize("llama3.1-8b")
 
 
-def test_an_estimate_takes_milliseconds():
+def test_an_estimate_compiles_nothing(monkeypatch):
+    monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("something is compiled"))
     optimizer = MemoryOptimizer("aggressive")
-    optimizer.estimate_memory("llama3.1-70b", 64, 4096, chips=64)  # imports
-    started = time.perf_counter()
     found = optimizer.estimate_memory("llama3.1-70b", 64, 4096, chips=64)
-    assert time.perf_counter() - started < 0.05
     parts = ("weights", "gradients", "optimizer", "activations", "temporaries")
     assert found["total_gb"] == pytest.approx(sum(found[f"{part}_gb"] for part in parts))
     assert found["weights_gb"] == pytest.approx(70.553706496 * 4 / 64)

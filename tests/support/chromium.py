@@ -50,6 +50,7 @@ class Browser:
                 f"--user-data-dir={folder}",
             ],
             pass_fds=(to_browser, from_browser),
+            env={**os.environ, "HOME": str(folder)},  # some of its files are kept there anyway
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -38,12 +38,14 @@ def kubectl(emulator, tmp_path):
 
 
 def test_a_job_from_apply_to_delete(kubectl, tmp_path):
-    path = tmp_path / "gem.yaml"
-    path.write_text(to_yaml([small_jobset("gem", "sh", "-c", "echo hello; sleep 1")]))
+    path, seen = tmp_path / "gem.yaml", tmp_path / "seen"
+    command = f"echo hello; until [ -e {seen} ]; do sleep 0.1; done"
+    path.write_text(to_yaml([small_jobset("gem", "sh", "-c", command)]))
     assert "jobset.jobset.x-k8s.io/gem created" in kubectl("apply", "-f", path)
     assert "unchanged" in kubectl("apply", "-f", path)
     kubectl("wait", "--for=jsonpath={.status.replicatedJobsStatus[0].ready}=1", "jobset/gem")
     assert "gke-a-0" in kubectl("get", "pods", "-o", "wide")
+    seen.touch()
     selector = "jobset.sigs.k8s.io/jobset-name=gem"
     said = kubectl("logs", "-f", "-l", selector, "--prefix", "--max-log-requests=8")
     assert said.count("hello") == 4

@@ -453,7 +453,8 @@ def test_who_comes_after_a_killed_supervisor_follows_the_same_job(emulator, laun
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-def test_a_person_gets_a_shell_on_a_host(emulator, provider):
+def test_a_person_gets_a_shell_on_a_host(emulator, provider, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # kubectl keeps a cache there
     pod = ready(provider)
     until(lambda: len(emulator.mishaps.pods_of("gem-a1")) == 4)
     argv = provider.login(pod, pod.hosts[2])
