@@ -1,6 +1,7 @@
 """`TPUBackend` as document 002 uses it, with right and with wrong input."""
 
 import copy
+import gc
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,7 @@ def test_preparing_keeps_the_object_its_class_and_its_state(backend):
     assert list(model.state_dict()) == names
     assert backend.prepare_model(model) is model
     stats = backend.get_memory_stats()["model_cache_stats"]
-    assert stats == {"size": 1, "hits": 1, "misses": 1, "hit_rate": 0.5}
+    assert (stats["size"], stats["hits"], stats["misses"], stats["hit_rate"]) == (1, 1, 1, 0.5)
 
 
 def test_a_copy_of_a_prepared_model_is_plain(backend):
@@ -75,6 +76,53 @@ def test_programs_are_counted_and_forgotten(backend):
     backend.clear_cache()
     assert backend.get_memory_stats()["program_cache_stats"]["size"] == 0
     assert model(torch.ones(2, 4)).shape == (2, 2)
+
+
+def test_the_cache_of_models_is_emptied_and_bounded():
+    config = KernelPyTorchConfig(gradient_checkpointing=False)
+    config.hardware.tpu.cache_max_size = 3
+    backend = TPUBackend(config)
+    models = [backend.prepare_model(nn.Linear(4, 2)) for _ in range(5)]
+    for model in models:
+        model(torch.ones(2, 4))
+    stats = backend.get_memory_stats()["model_cache_stats"]
+    assert (stats["size"], stats["max_size"], stats["evictions"]) == (3, 3, 2)
+    backend.clear_cache()
+    stats = backend.get_memory_stats()
+    assert stats["model_cache_stats"]["size"] == stats["program_cache_stats"]["size"] == 0
+    assert backend.prepare_model(models[0]) is models[0]
+    assert backend.get_memory_stats()["model_cache_stats"]["size"] == 1
+    assert models[0](torch.ones(2, 4)).shape == (2, 2)
+
+
+def test_an_evicted_model_loses_its_programs_and_compiles_again():
+    config = KernelPyTorchConfig(gradient_checkpointing=False)
+    backend = TPUBackend(config)
+    config.hardware.tpu.cache_max_size = 1  # also after the backend was made
+    first = backend.prepare_model(nn.Linear(4, 2))
+    first(torch.ones(2, 4))
+    backend.prepare_model(nn.Linear(4, 2))
+    assert backend.get_memory_stats()["program_cache_stats"]["size"] == 0
+    assert first(torch.ones(2, 4)).shape == (2, 2)
+    assert backend.get_memory_stats()["program_cache_stats"]["size"] == 1
+
+
+def test_programs_of_one_model_are_bounded():
+    config = KernelPyTorchConfig(gradient_checkpointing=False)
+    config.hardware.tpu.cache_max_size = 2
+    backend = TPUBackend(config)
+    model = backend.prepare_model(nn.Linear(4, 2))
+    for rows in (1, 2, 3, 4):
+        model(torch.ones(rows, 4))
+    stats = backend.get_memory_stats()["program_cache_stats"]
+    assert (stats["size"], stats["evictions"]) == (2, 2)
+
+
+def test_a_model_that_is_gone_is_in_no_cache(backend):
+    model = backend.prepare_model(nn.Linear(4, 2))
+    del model
+    gc.collect()
+    assert backend.get_memory_stats()["model_cache_stats"]["size"] == 0
 
 
 @dataclass

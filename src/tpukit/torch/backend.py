@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 import jax
 
@@ -14,6 +14,7 @@ from . import checkpoints
 from .annotations import Data, Module
 from .batches import prepare_batch
 from .devices import JobProcess
+from .lru import Departure, LRUCache
 from .prepared import link_of, prepare
 from .train_step import FusedStep, TorchLoss
 from .validation import check_is_module, notes_on, report
@@ -44,8 +45,10 @@ class TPUBackend(JobProcess):
 
     def __init__(self, config: object = None) -> None:
         super().__init__(config)
-        self._prepared: WeakSet[Any] = WeakSet()
-        self._asked, self._known = 0, 0
+        self._prepared: WeakSet[Any] = WeakSet()  # every one that lives
+        self._cache: LRUCache[ReferenceType[Any], ReferenceType[Any]] = LRUCache(
+            lambda: self.settings.cache_max_size, on_departure=_drop_programs
+        )
         self._running: list[Any] = []
         self._seed = 0
 
@@ -61,25 +64,28 @@ class TPUBackend(JobProcess):
         """Return the same module, whose calls run as compiled programs from now on.
 
         Parameters stay torch's own: any loss, any optimizer and the usual loop work on it. A module
-        that cannot be one program stays as it is, with a warning that names the line.
+        that cannot be one program stays as it is, with a warning that names the line. At most
+        `cache_max_size` modules keep their programs (None: 100): the one prepared longest ago loses
+        its programs first, and compiles them again when it is called.
 
         Raises:
             TPUValidationError: It is no module; or validation is strict, and something about it
                 would only be warned of.
         """
-        self._asked += 1
-        if model in self._prepared:
-            self._known += 1
-            return model
         check_is_module(model, what="prepare_model")
-        report(notes_on(model), strict=self.settings.enable_strict_validation)
+        if self._cache.get(ref(model)) is not None:
+            return model
+        settings = self.settings
+        report(notes_on(model), strict=settings.enable_strict_validation)
         prepare(
             model.to(self.device),
-            remat=RematPolicy.parse("full" if self.settings.gradient_checkpointing else None),
-            programs=self.settings.cache_max_size,
-            strict=self.settings.enable_strict_validation,
+            remat=RematPolicy.parse("full" if settings.gradient_checkpointing else None),
+            programs=lambda: settings.cache_max_size,
+            strict=settings.enable_strict_validation,
         )
         self._prepared.add(model)
+        kept = ref(model, self._cache.discard)
+        self._cache.put(kept, kept)
         logger.info("prepare model=%s device=%s", type(model).__name__, self.found.kind)
         return model
 
@@ -155,12 +161,7 @@ class TPUBackend(JobProcess):
         return {
             "devices": devices,
             "origin": "measured",
-            "model_cache_stats": {
-                "size": len(self._prepared),
-                "hits": self._known,
-                "misses": self._asked - self._known,
-                "hit_rate": self._known / self._asked if self._asked else 0.0,
-            },
+            "model_cache_stats": self._cache.stats.to_dict(),
             "program_cache_stats": {
                 "size": sum(one.size for one in programs),
                 "hits": sum(one.hits for one in programs),
@@ -170,12 +171,14 @@ class TPUBackend(JobProcess):
         }
 
     def clear_cache(self) -> None:
-        """Forget every compiled program; prepared models stay prepared."""
+        """Forget all models and their compiled programs; a model that is called compiles again.
+
+        The counts of hits, misses and evictions stay.
+        """
         for model in self._prepared:
-            link = link_of(model)
-            if link is not None:
-                link.programs.clear()
-        logger.info("clear caches of %d models", len(self._prepared))
+            _drop_programs_of(model)
+        logger.info("clear caches of %d models", len(self._cache))
+        self._cache.clear()
 
     def save_model(
         self,
@@ -226,6 +229,19 @@ class TPUBackend(JobProcess):
 
     def __repr__(self) -> str:
         return f"TPUBackend({self.found.how}; {len(self._prepared)} models prepared)"
+
+
+def _drop_programs(kept: ReferenceType[Any], value: ReferenceType[Any], how: Departure) -> None:
+    model = kept()
+    if model is not None:
+        logger.info("model %s model=%s", how, type(model).__name__)
+        _drop_programs_of(model)
+
+
+def _drop_programs_of(model: Any) -> None:
+    link = link_of(model)
+    if link is not None:
+        link.programs.clear()
 
 
 def _check_optimizer(wanted: bool, optimizer: Any, name: str) -> None:

@@ -57,7 +57,7 @@ class LRUCache(Generic[Key, Value]):
 
     def __init__(
         self,
-        max_size: int | None = None,
+        max_size: "int | Callable[[], int | None] | None" = None,
         *,
         max_age_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -66,7 +66,8 @@ class LRUCache(Generic[Key, Value]):
         """Make an empty cache.
 
         Args:
-            max_size: Entries held at most; None: `DEFAULT_MAX_SIZE`.
+            max_size: Entries held at most, or a function that returns it, for a limit that may be
+                changed later; None: `DEFAULT_MAX_SIZE`.
             max_age_s: How long an entry is good after it was put; None: for ever.
             clock: What tells the time, in seconds.
             on_departure: Called after an entry was evicted or has expired.
@@ -74,20 +75,26 @@ class LRUCache(Generic[Key, Value]):
         Raises:
             TPUValidationError: A limit is not positive.
         """
-        size = DEFAULT_MAX_SIZE if max_size is None else max_size
-        if size < 1:
-            raise TPUValidationError(f"a cache holds at least one entry; max_size={size}.")
+        self._limit = max_size if callable(max_size) else lambda: max_size
+        if self.max_size < 1:
+            raise TPUValidationError(f"a cache holds at least one entry; max_size={max_size}.")
         if max_age_s is not None and max_age_s <= 0:
             raise TPUValidationError(
                 f"max_age_s={max_age_s:g} would let nothing be found again; give seconds above 0, "
                 "or None for no limit."
             )
-        self._max_size, self._max_age_s = size, max_age_s
+        self._max_age_s = max_age_s
         self._clock, self._on_departure = clock, on_departure
         self._entries: OrderedDict[Key, tuple[Value, float]] = OrderedDict()
         self._lock = threading.RLock()
         self._making: dict[Key, threading.Lock] = {}
         self._hits = self._misses = self._evictions = self._expirations = 0
+
+    @property
+    def max_size(self) -> int:
+        """Entries held at most; a limit that was lowered holds from the next `put` on."""
+        limit = self._limit()
+        return DEFAULT_MAX_SIZE if limit is None else limit
 
     def get(self, key: Key) -> Value | None:
         """Return what is kept under a key, which counts as a use of it; None where nothing is."""
@@ -111,7 +118,7 @@ class LRUCache(Generic[Key, Value]):
         with self._lock:
             self._entries[key] = (value, self._now())
             self._entries.move_to_end(key)
-            while len(self._entries) > self._max_size:
+            while len(self._entries) > self.max_size:
                 oldest, (old, _) = self._entries.popitem(last=False)
                 left.append((oldest, old))
             self._evictions += len(left)
@@ -152,6 +159,11 @@ class LRUCache(Generic[Key, Value]):
         self._tell(old, "expired")
         return len(old)
 
+    def discard(self, key: Key) -> None:
+        """Drop one entry, where it is there; no count changes."""
+        with self._lock:
+            self._entries.pop(key, None)
+
     def clear(self) -> None:
         """Drop every entry; the counts stay."""
         with self._lock:
@@ -165,7 +177,7 @@ class LRUCache(Generic[Key, Value]):
                 hits=self._hits,
                 misses=self._misses,
                 size=len(self._entries),
-                max_size=self._max_size,
+                max_size=self.max_size,
                 evictions=self._evictions,
                 expirations=self._expirations,
             )

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,7 +33,7 @@ class Link:
         module: Any,
         *,
         remat: RematPolicy = NO_REMAT,
-        programs: int | None = None,
+        programs: Callable[[], int | None] | None = None,
         strict: bool = False,
         donate: bool = False,
     ) -> None:

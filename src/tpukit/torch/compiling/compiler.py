@@ -76,7 +76,7 @@ class XLACompiler:
     def __init__(self, config: object = None, *, max_age_s: float | None = MAX_AGE_S) -> None:
         self.settings = tpu_settings(config)
         self._cache: LRUCache[Hashable, ForwardProgram] = LRUCache(
-            self.settings.cache_max_size, max_age_s=max_age_s, on_departure=_log_departure
+            lambda: self.settings.cache_max_size, max_age_s=max_age_s, on_departure=_log_departure
         )
         self._counts: Counter[str] = Counter()
         self._compile_s = 0.0

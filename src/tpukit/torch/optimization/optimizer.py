@@ -125,7 +125,8 @@ class TPUOptimizer:
         level = find_level(optimization_level)
         check_is_module(model, what="optimize")
         start = time.perf_counter()
-        strict = self.settings.enable_strict_validation
+        settings = self.settings
+        strict = settings.enable_strict_validation
         original = copy.deepcopy(model).eval()
         try:
             sample = _Sample.of(sample_inputs)
@@ -139,7 +140,7 @@ class TPUOptimizer:
         prepare(
             changed,
             remat=remat,
-            programs=self.settings.cache_max_size,
+            programs=lambda: settings.cache_max_size,
             strict=strict,
             donate=level.donates,
         )
