@@ -14,6 +14,7 @@ from ..models.adapters.functions import FunctionAdapter
 from ..models.execution import Execution
 from ..models.transformer.config import TransformerConfig
 from ..models.transformer.layer_config import LayerConfig
+from ..runtime.user_code import errors_in_trace
 
 _KEY = 0  # of layers that draw numbers; the same for every call, so that outputs can be compared
 
@@ -38,16 +39,17 @@ class Subject:
 
     def apply(self, params: Any, batch: Any) -> Any:
         """What the model makes of a batch."""
-        if isinstance(self.adapter, FunctionAdapter) and self.takes_batches:
-            return self.adapter.apply_function(params, batch)
-        applied = self.adapter.apply(
-            Variables(params, self.model_state),
-            # Targets are for measuring: a model that saw them would give its loss.
-            {name: value for name, value in batch.items() if name != "targets"},
-            rng=jax.random.key(_KEY),
-            execution=self._execution(),
-        )
-        return applied.outputs
+        with errors_in_trace("the model"):
+            if isinstance(self.adapter, FunctionAdapter) and self.takes_batches:
+                return self.adapter.apply_function(params, batch)
+            applied = self.adapter.apply(
+                Variables(params, self.model_state),
+                # Targets are for measuring: a model that saw them would give its loss.
+                {name: value for name, value in batch.items() if name != "targets"},
+                rng=jax.random.key(_KEY),
+                execution=self._execution(),
+            )
+            return applied.outputs
 
     def _execution(self) -> Execution:
         # Layers of a loop share a program, and a matrix is rounded there in a way that hides it;

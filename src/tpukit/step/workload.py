@@ -35,6 +35,7 @@ from ..models.transformer.config import TransformerConfig
 from ..parallel.rebalancing.reshard import move
 from ..parallel.sharding.layout import Layout, make_layout
 from ..parallel.sharding.rules import Rules
+from ..runtime.user_code import errors_in_trace
 from .mixed_precision import narrowed
 from .optimizer.optimizer import build_optimizer
 from .optimizer.spec import DEFAULT_LEARNING_RATE, OptimizerSpec
@@ -215,7 +216,7 @@ class Workload:
 
     def init(self, rng: jax.Array) -> TrainState:
         """A new state; a pure function of `rng`."""
-        variables = self.adapter.init(rng)
+        variables = self._variables(rng)
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             params=variables.params,
@@ -310,7 +311,7 @@ class Workload:
         if params is None and not self.adapter.initialised:
             return jax.jit(self.init, out_shardings=shardings)(rng)
         # The values exist already: they move as they are and only the rest is made in place.
-        variables = self.adapter.init(rng) if params is None else self._around(params, rng)
+        variables = self._variables(rng) if params is None else self._around(params, rng)
         params = jax.tree.map(move, variables.params, shardings.params)
         opt_state = jax.jit(self.transformation.init, out_shardings=shardings.opt_state)(params)
         return TrainState(
@@ -362,7 +363,7 @@ class Workload:
 
     @cached_property
     def _param_shapes(self) -> Any:
-        return jax.eval_shape(lambda rng: self.adapter.init(rng).params, jax.random.key(0))
+        return jax.eval_shape(lambda rng: self._variables(rng).params, jax.random.key(0))
 
     @cached_property
     def base_shapes(self) -> PyTree:
@@ -371,9 +372,13 @@ class Workload:
             return self._param_shapes
         return dense_shapes(self.state_shapes().model_state["base"])
 
+    def _variables(self, rng: jax.Array) -> Variables:
+        with errors_in_trace(model_name(self.model)):
+            return self.adapter.init(rng)
+
     def _around(self, params: Any, rng: jax.Array) -> Variables:
         """Variables with these parameters of the model; what it carries is made new."""
-        shapes = jax.eval_shape(self.adapter.init, rng)
+        shapes = jax.eval_shape(self._variables, rng)
         if isinstance(self.adapter, LoraAdapter):
             carried = shapes.model_state["carried"]
             if jax.tree.leaves(carried):
@@ -428,7 +433,8 @@ class Workload:
             grad_norm=self.grad_norm,
             mesh=mesh,
         )
-        return updated_state(settings, self.transformation, state, batch, rng)
+        with errors_in_trace(model_name(self.model)):
+            return updated_state(settings, self.transformation, state, batch, rng)
 
 
 def _everywhere(mesh: AnyMesh, tree: Any) -> Any:

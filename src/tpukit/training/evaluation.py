@@ -10,8 +10,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..annotations import AnyMesh
 from ..errors import TPUValidationError
+from ..frameworks import model_name
 from ..models.adapters import Variables
 from ..models.loss.loss import Batch, WeightedLoss
+from ..runtime.user_code import errors_in_trace
 from ..step.parts import TrainState, weighted_loss
 from ..step.placement import in_ring_order
 from ..step.workload import Workload
@@ -64,7 +66,7 @@ def jit_eval_step(work: Workload, mesh: AnyMesh) -> Any:
     execution = work.execution_on(mesh).replace(z_loss=0.0)
 
     def loss(params: Any, model_state: Any, batch: Batch) -> WeightedLoss:
-        with layout.activation_rules():
+        with layout.activation_rules(), errors_in_trace(model_name(work.model)):
             batch = in_ring_order(batch, execution.zigzag)
             applied = work.adapter.apply(
                 Variables(params, model_state),

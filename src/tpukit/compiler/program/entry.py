@@ -5,7 +5,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -16,6 +15,7 @@ from typing import Any
 from ...errors import TPUError, TPUModelError, TPUValidationError, did_you_mean
 from ...hardware import parse_format
 from ...runtime.environment import configure_tpu_environment
+from ...runtime.user_code import user_line
 
 _SHAPE = re.compile(r"\s*([a-z][a-z0-9_]*)\s*\[([0-9,\s]*)\]\s*", re.IGNORECASE)
 _LARGEST_DIMENSION = 2**40
@@ -166,12 +166,8 @@ def errors_of(name: str) -> Generator[None]:
         raise
     except Exception as error:  # anyone's code may raise anything here
         said = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
-        frames = traceback.extract_tb(error.__traceback__)
-        where = (
-            ""
-            if isinstance(error, SyntaxError)
-            else f" in line {frames[-1].lineno} of {frames[-1].filename}"
-        )
+        line = "" if isinstance(error, SyntaxError) else user_line(error)
+        where = f" ({line})" if line else ""
         raise TPUModelError(
             f"{name} raised {said}{where}; tpukit --debug … shows the whole way there."
         ) from error

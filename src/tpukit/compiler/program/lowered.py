@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import MeshError, TPUModelError
 from ...runtime.progress import Progress, silent
+from ...runtime.user_code import errors_in_trace
 
 # Source locations, which change with every edit of the caller and never change the program. They
 # nest once: loc("scatter-add:"(#loc118)).
@@ -123,7 +124,8 @@ def lower_program(
     )
 
     def flat_function(*flat: Any) -> list[Any]:
-        return jax.tree.leaves(function(*jax.tree.unflatten(structure, flat)))
+        with errors_in_trace(name):
+            return jax.tree.leaves(function(*jax.tree.unflatten(structure, flat)))
 
     flat_function.__name__ = name  # the compiler's own names for the program start with it
     jitted = jax.jit(flat_function, donate_argnums=donated)

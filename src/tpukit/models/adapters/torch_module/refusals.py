@@ -1,20 +1,13 @@
 """What stops a module from becoming one program, said with the line of the user's own code."""
 
-import sysconfig
-import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from ....errors import TPUError, TPUModelError
-
-_OWN = Path(__file__).parents[3]
-_STANDARD = Path(sysconfig.get_path("stdlib"))
-# Frames inside these packages are not where a person would look.
-_LIBRARIES = ("torch", "torchax", "jax", "jaxlib", "flax", "optax", "opt_einsum", "numpy")
+from ....runtime.user_code import first_line, user_line
 
 
 @contextmanager
@@ -32,8 +25,9 @@ def explained(module: Any) -> Generator[None]:
     except (TPUError, jax.errors.JaxRuntimeError):  # a program that fails while it runs was traced
         raise
     except Exception as error:  # anyone's module may raise anything while it is traced
-        said = _said(error) or f"cannot be traced: {type(error).__name__}: {_first_line(error)}"
-        raise TPUModelError(f"{name} {said}{_where(error)}.") from error
+        said = _said(error) or f"cannot be traced: {type(error).__name__}: {first_line(error)}"
+        where = f" ({line})" if (line := user_line(error)) else ""
+        raise TPUModelError(f"{name} {said}{where}.") from error
 
 
 def _said(error: Exception) -> str | None:
@@ -59,25 +53,3 @@ def _said(error: Exception) -> str | None:
             "it with register_buffer, or pass it in"
         )
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")
-
-
-def _where(error: BaseException) -> str:
-    """Return the innermost line of the user's own code, "" where there is none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_users(frame.filename):
-            return f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
-    return ""
-
-
-def _is_users(filename: str) -> bool:
-    path = Path(filename)
-    if filename.startswith("<") or path.is_relative_to(_OWN):
-        return False
-    for parent in path.parents:
-        if parent.name == "site-packages":
-            return path.relative_to(parent).parts[0] not in _LIBRARIES
-    return not path.is_relative_to(_STANDARD)
