@@ -27,4 +27,5 @@ class TestLocal(ProviderConformance):
             config=PodConfig(tpu_type="2xv6e-1", zones=("local-a",)),
             preempt=preempt,
             python=sys.executable,
+            bad_zone="mars",  # any name that a cloud's zone may have is one here
         )

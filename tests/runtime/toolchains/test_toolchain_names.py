@@ -34,7 +34,12 @@ def test_a_version_that_was_tried_brings_what_it_needs(pythons):
     assert parse_toolchain("jax-0.12.0.1-py3.12").folder_name == "jax-0.12.0.1-py3.12"
 
 
-def test_a_version_nobody_tried_is_taken_as_the_one_before_it(pythons):
+def test_a_version_nobody_tried_is_taken_as_its_series_or_the_one_before_it(pythons):
+    """The first of a series has its Python too: jax 0.11 and later install on none before 3.12."""
+    for version in ("0.11.0", "0.11.1", "0.12.0"):
+        found = parse_toolchain(f"jax-{version}")
+        assert (found.python, found.requirements[1:]) == ("3.12", ("flax>=0.12.12",))
+    assert parse_toolchain("jax-0.13.0").python == "3.12"
     assert parse_toolchain("jax-0.12.7").requirements == ("jax[tpu]==0.12.7", "flax>=0.12.12")
     assert parse_toolchain("jax-0.10.3").requirements == ("jax[tpu]==0.10.3",)
     assert parse_toolchain("jax-0.10.3").python == "3.11"
