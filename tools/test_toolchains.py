@@ -1,7 +1,8 @@
 """Run the part of the suite that depends on jax and libtpu most, with other versions of them.
 
-`make test-toolchains` runs it for the newest pair that was tried, on every Python it installs on;
-names as arguments choose others. Environments are those of `tpukit check --toolchain`.
+`make test-toolchains` runs a small part with every version of jax that was tried, but the running
+one; names as arguments choose others, and --all runs everything that compiles, reads programs or
+traces models. Environments are those of `tpukit check --toolchain`.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import os
 import re
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 from tpukit.runtime.toolchains import Toolchain, environment, parse_toolchain, run_followed
@@ -16,22 +18,26 @@ from tpukit.runtime.toolchains.running import outside_environment
 from tpukit.runtime.toolchains.toolchain import tried
 
 ROOT = Path(__file__).parents[1]
+# Programs, their memory and time by the compiler, one training step, its split over devices.
+FEW = ("hardware", "compiler", "step", "parallel/mesh", "parallel/sharding")
 # What compiles, reads programs or traces models; what is behind it has no jax, or only runs on it.
-PARTS = ("compiler", "checker", "models", "parallel", "step", "hardware")
+ALL = ("compiler", "checker", "models", "parallel", "step", "hardware")
 # These need torch, which has its own pairs of versions.
 LEFT_OUT = ("models/torch_module", "models/test_adapter_registry.py")
-NEEDED = ("equinox", "hypothesis", "pytest", "pytest-xdist")
+NEEDED = ("equinox", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 _COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected)")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="toolchains; the newest on each Python by default")
+    parser.add_argument("names", nargs="*", help="toolchains; all that were tried by default")
     parser.add_argument("--workers", default="2", help="processes of pytest")
+    parser.add_argument("--all", action="store_true", help="every test that depends on jax most")
     asked = parser.parse_args()
-    newest = tried()[0]
-    names = asked.names or [f"jax-{newest['jax']}-py{python}" for python in newest["pythons"]]
-    found = {name: try_toolchain(parse_toolchain(name), asked.workers) for name in names}
+    others = [row["jax"] for row in tried() if row["jax"] != version("jax")]
+    names = asked.names or [f"jax-{other}" for other in others]
+    parts = ALL if asked.all else FEW
+    found = {name: try_toolchain(parse_toolchain(name), parts, asked.workers) for name in names}
     print()
     for name, (summary, failed) in found.items():
         print(f"{name}: {summary}")
@@ -40,12 +46,14 @@ def main() -> int:
     return int(any(failed for _, failed in found.values()))
 
 
-def try_toolchain(toolchain: Toolchain, workers: str) -> tuple[str, list[str]]:
+def try_toolchain(
+    toolchain: Toolchain, parts: tuple[str, ...], workers: str
+) -> tuple[str, list[str]]:
     """Return what pytest counted, and a line for each test that failed."""
     pinned = dict(line.split("==") for line in constraints() if "==" in line)
     tested = toolchain.with_requirements(*(f"{name}=={pinned[name]}" for name in NEEDED))
     words = ["-m", "pytest", "-n", workers, "--dist", "loadgroup", "-p", "no:cacheprovider"]
-    words += ["-rfE", "--tb=short", *(f"tests/{part}" for part in PARTS)]
+    words += ["-rfE", "--tb=short", *(f"tests/{part}" for part in parts)]
     words += [f"--ignore=tests/{one}" for one in LEFT_OUT]
     started = time.monotonic()
     with environment(tested, progress=print) as python:

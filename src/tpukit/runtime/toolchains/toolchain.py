@@ -101,9 +101,9 @@ def tried() -> list[dict[str, Any]]:
 
 
 def _nearest(jax: str) -> dict[str, Any]:
-    """What is known of a version, or of the newest one before it, or else of the oldest."""
-    before = (row for row in tried() if _order(row["jax"]) <= _order(jax))
-    return next(before, tried()[-1])
+    """Return the row of the same minor version, else of the newest before it, else the oldest."""
+    series = _order(jax)[:2]
+    return next((row for row in tried() if _order(row["jax"])[:2] <= series), tried()[-1])
 
 
 def _order(version: str) -> tuple[int, ...]:
