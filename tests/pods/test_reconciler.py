@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scripted_provider import Killed, ScriptedProvider
+from scripted_provider import IN_MEMORY, Killed, ScriptedProvider
 
 from tpukit.errors import ConfigError, PodUnavailable, ProviderError
 from tpukit.job.sections import LaunchSettings
@@ -48,6 +48,10 @@ class World:
 
     def want(self, name, config=CONFIG):
         return self.store.wanted.want(name, config, GCP)
+
+    def has_asked(self, pod, zone):
+        """Let the store remember that it asked for a pod."""
+        self.store.history.asked(GCP.id, CONFIG, zone=zone, pod=pod)
 
     def events(self, run):
         return [event.kind for event in self.store.events(run)]
@@ -183,6 +187,7 @@ def test_released_pods_go_and_are_forgotten(world):
 def test_strays_of_ours_are_deleted_and_others_are_not(world):
     world.want("run")
     config = replace(CONFIG, zones=(B,))
+    world.has_asked("old-a3", B)
     world.provider.create("old-a3", config.with_labels(owner=world.store.owner))
     world.provider.create("other-a1", config.with_labels(owner="somebody else"))
     world.provider.create("nobodys", config)
@@ -217,6 +222,7 @@ def test_a_pod_is_not_doubled_while_the_one_before_cannot_be_deleted(world):
 
 def test_nor_while_a_late_one_cannot_be_deleted(world):
     labelled = CONFIG.with_labels(owner=world.store.owner, job="run")
+    world.has_asked("run-a7", B)
     world.provider.create("run-a7", replace(labelled, zones=(B,)))
     world.want("run")
     world.provider.script = ["ok", "refuse"]
@@ -332,7 +338,7 @@ def do(world, deed, value):
     [("pass", ["ok", "ok", "late"]), ("release", "y"), ("pass", [])], PodState.READY, False
 )
 def test_nothing_is_leaked_or_doubled(deeds, granted, slow_delete):
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         world = World(Path(folder), ScriptedProvider(granted=granted, slow_delete=slow_delete))
         were_late = False
         for run in RUNS:

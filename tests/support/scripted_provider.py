@@ -2,11 +2,15 @@
 whoever calls it."""
 
 import contextlib
+import os
 import threading
 from dataclasses import dataclass, field, replace
 
 from tpukit.errors import PodUnavailable, ProviderError
 from tpukit.pods import Capabilities, Host, Pod, PodState
+
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where the stores of property tests are, as each example opens new ones: no disk is waited for."""
 
 
 class Killed(BaseException):

@@ -63,6 +63,12 @@ class PodListing:
         """Reconcile once, and return what is there."""
         report = reconciler.run_pass()
         problems = dict.fromkeys(str(error) for error in report.errors.values())
+        for pod in report.unknown:
+            problems[
+                f"{pod} has this store's label, but the store does not know that it asked for it. "
+                "A copy of the store may have, or a power cut took the record away. Delete it with "
+                "the provider's own tools if it is unused."
+            ] = None
         return cls(cls.last_seen(store).rows, tuple(problems))
 
     @classmethod

@@ -1,9 +1,10 @@
 """One pass from what is wanted to what is there, safe to end at any point and to do again.
 
 Whatever a pass is about to do is written down before a provider is asked, and every resource has
-the store's owner label and a name that follows from the run and its attempt. So whoever comes next
-sees what may have been made, and what is nobody's: that is deleted. A pod is replaced only when
-the one before it is deleted.
+the store's owner label and a name that follows from the run and its attempt. So the next pass
+finds what may have been made. It deletes a pod only if the same provider record asked for it and no
+run of the store, under any record, can still want it. A pod is replaced only when the one before it
+is deleted.
 """
 
 import time
@@ -18,6 +19,7 @@ from ..hardware.prices import PriceBook
 from .causes import Cause
 from .limits import Hold, Refusal, unavailable
 from .observing import Observer
+from .ownership import OwnedProvider
 from .pod import Pod, PodState
 from .prices import zones_within_cap
 from .providers.protocol import Provider
@@ -45,6 +47,7 @@ class PassReport:
     Attributes:
         was_busy: Another reconciler was at work, and nothing was done.
         errors: By run, or by provider's id, what could not be done; the next pass tries again.
+        unknown: Pods with this store's label that the store never asked for, left alone.
     """
 
     was_busy: bool = False
@@ -52,6 +55,7 @@ class PassReport:
     deleted: list[str] = field(default_factory=list[str])
     ready: list[str] = field(default_factory=list[str])
     errors: dict[str, TPUError] = field(default_factory=dict[str, TPUError])
+    unknown: list[str] = field(default_factory=list[str])
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,6 +66,7 @@ class PassReport:
             "deleted": self.deleted,
             "ready": self.ready,
             "errors": {name: str(error) for name, error in self.errors.items()},
+            "unknown": self.unknown,
             "seconds": self.seconds,
         }
 
@@ -88,7 +93,7 @@ class Reconciler:
         self.prices = prices
         self.width = width
         self._opener = opener or (lambda record: open_provider(record.name, record.launch))
-        self._opened: dict[str, Provider] = {}
+        self._opened: dict[str, OwnedProvider] = {}
 
     def run_pass(self, only: str | None = None) -> PassReport:
         """Do what is missing now, and return what was done; one reconciler works at a time.
@@ -101,26 +106,24 @@ class Reconciler:
         with holding(self.store.folder / LOCK) as mine:
             if not mine:
                 return PassReport(was_busy=True)
-            rows = self.store.wanted.all()
             for record in self.store.wanted.providers().values():
                 if only not in (None, record.id):
                     continue
-                own = [row for row in rows if row.provider == record.id]
                 if self.store.wanted.forget_unused_provider(record.id, after_s=LATE_S):
                     continue
                 try:
-                    provider = self.provider(record)
-                    _ProviderPass(self, record.id, provider, report).run(own)
+                    _ProviderPass(self, record.id, self.provider(record), report).run()
                 except TPUError as error:
                     report.errors[record.id] = error
-                    report.errors.update((row.name, error) for row in own)
+                    rows = self.store.wanted.all(record.id)
+                    report.errors.update((row.name, error) for row in rows)
         report.seconds = time.perf_counter() - started
         return report
 
-    def provider(self, record: ProviderRecord) -> Provider:
+    def provider(self, record: ProviderRecord) -> OwnedProvider:
         """Return an open provider; each is opened once."""
         if record.id not in self._opened:
-            self._opened[record.id] = self._opener(record)
+            self._opened[record.id] = OwnedProvider(self._opener(record), self.store.owner)
         return self._opened[record.id]
 
 
@@ -128,7 +131,7 @@ class _ProviderPass:
     """One pass over the pods of one provider."""
 
     def __init__(
-        self, reconciler: Reconciler, provider_id: str, provider: Provider, report: PassReport
+        self, reconciler: Reconciler, provider_id: str, provider: OwnedProvider, report: PassReport
     ) -> None:
         self.store = reconciler.store
         self.prices = reconciler.prices
@@ -144,8 +147,10 @@ class _ProviderPass:
         self.still_there: set[str] = set()  # runs of which a stray pod could not be deleted
         self.leaving: list[WantedPod] = []  # whose pods were deleted in this pass
 
-    def run(self, rows: list[WantedPod]) -> None:
+    def run(self) -> None:
         listed = self._list()
+        # After the list: what a supervisor asked for meanwhile was written down before.
+        rows = self.store.wanted.all(self.id)
         current = {(row.zone or "", row.pod_name) for row in rows}
         self.store.spend.end_all_but(self.id, listed.keys() | current)
         strays = [pod for key, pod in listed.items() if key not in current]
@@ -169,15 +174,31 @@ class _ProviderPass:
         return {(pod.zone, pod.name): pod for pod in ours}
 
     def _delete_stray(self, pod: Pod) -> None:
-        """Delete a pod of ours that nobody wants; it may be of an attempt that is over."""
-        if pod.state is PodState.DELETING:
+        """Delete a pod of ours that no run wants; it may be of an attempt that is over."""
+        if pod.state is PodState.DELETING or not self._is_stray(pod):
             return
         run, _ = split_pod_name(pod.name)
         try:
-            self._delete(run, pod.name, pod.zone)
+            self._delete(run, pod.name, pod.zone, seen=pod)
         except ProviderError as error:
             self.still_there.add(run)
             self.report.errors[run] = error
+
+    def _is_stray(self, pod: Pod) -> bool:
+        """Whether this record asked for a pod, and no run of the store can still want it."""
+        run, attempt = split_pod_name(pod.name)
+        row = self.store.wanted.find(run)
+        if not self.store.history.has_asked(self.id, zone=pod.zone, pod=pod.name):
+            if row is None and not self.store.history.has_asked(zone=pod.zone, pod=pod.name):
+                self.report.unknown.append(f"{pod.name} in {pod.zone}")
+            return False
+        if row is None:
+            return True
+        if row.provider != self.id:
+            return False
+        if row.keeper is not None:  # it works beside this pass; its attempts only count upwards
+            return attempt < row.attempt
+        return (row.zone, row.pod_name) != (pod.zone, pod.name)
 
     def _reconcile(self, row: WantedPod, listed: dict[tuple[str, str], Pod]) -> None:
         try:
@@ -185,14 +206,16 @@ class _ProviderPass:
             if row.is_released or self._is_abandoned(row):
                 self._remove(row, pod)
             elif row.keeper is not None:
-                self._observe(row, pod)
+                self._observe(row, pod or self._look_again(row))
             elif row.name not in self.still_there:
                 self._bring_about(row, pod)
         except TPUError as error:
             self.report.errors[row.name] = error
 
     def _is_abandoned(self, row: WantedPod) -> bool:
-        """Whether the keeper has died, and nobody has come in its place."""
+        """Whether the keeper has died without a successor, and the processes with it."""
+        if self.provider.capabilities.runs_gangs:  # the processes go on without their keeper
+            return False
         if row.keeper is None or is_held(self.store.folder / KEEPERS / row.keeper):
             return False
         return self.store.now() - (row.kept_at or row.wanted_at) > LATE_S
@@ -203,7 +226,7 @@ class _ProviderPass:
         elif pod is not None and pod.state is PodState.DELETING:
             self._observe(row, pod)
         else:
-            self._delete(row.name, row.pod_name, row.zone)
+            self._delete(row.name, row.pod_name, row.zone, seen=pod)
             self.leaving.append(row)
 
     def _forget_gone(self) -> None:
@@ -225,19 +248,24 @@ class _ProviderPass:
         self.store.note(row.name, "released", f"{row.pod_name} is gone")
 
     def _bring_about(self, row: WantedPod, pod: Pod | None) -> None:
-        if pod is None and row.pod is not None and row.zone is not None:
-            pod = self.provider.get(row.pod_name, zone=row.zone)  # lists may be late
+        pod = pod or self._look_again(row)
         if pod is None and row.pod is None:
             self._place(row)
         elif pod is None:
-            self._replace(row, Cause.NODE_GONE, "it is not there any more")
+            self._replace(row, None, Cause.NODE_GONE, "it is not there any more")
         elif pod.state.is_lost:
-            self._replace(row, ending_of(pod).cause, pod.reason or f"it is {pod.state}")
+            self._replace(row, pod, ending_of(pod).cause, pod.reason or f"it is {pod.state}")
         elif pod.state is PodState.WAITING and self._should_ask_elsewhere(row):
             waited = f"not granted within {row.config.queue_timeout_s:g} s"
-            self._replace(row, Cause.WAITED_TOO_LONG, waited)
+            self._replace(row, pod, Cause.WAITED_TOO_LONG, waited)
         else:
             self._observe(row, pod)
+
+    def _look_again(self, row: WantedPod) -> Pod | None:
+        """Look at a pod that was there before and is not in a list: lists may be late."""
+        if row.pod is None or row.zone is None:
+            return None
+        return self.provider.get(row.pod_name, zone=row.zone)
 
     def _should_ask_elsewhere(self, row: WantedPod) -> bool:
         waited_s = self.store.now() - (row.asked_at or row.wanted_at)
@@ -247,11 +275,11 @@ class _ProviderPass:
             for zone in self._zones(row)
         )
 
-    def _replace(self, row: WantedPod, cause: Cause, why: str) -> None:
+    def _replace(self, row: WantedPod, pod: Pod | None, cause: Cause, why: str) -> None:
         """Delete a pod that is of no use any more, also where it is gone, and ask for another."""
         assert row.zone is not None
         self.observer.lost(row, row.zone, cause, why)
-        self._delete(row.name, row.pod_name, row.zone)
+        self._delete(row.name, row.pod_name, row.zone, seen=pod)
         self._place(replace(row, attempt=row.attempt + 1, zone=None))
 
     def _place(self, row: WantedPod) -> None:
@@ -285,12 +313,12 @@ class _ProviderPass:
 
     def _ask(self, row: WantedPod, zone: str) -> PodUnavailable | None:
         """Ask for a pod in a zone; return why it was refused, or None."""
-        labels = {"owner": self.store.owner, "job": row.name, "attempt": str(row.attempt)}
+        labels = {"job": row.name, "attempt": str(row.attempt)}
         config = replace(row.config.with_labels(**labels), zones=(zone,) if zone else ())
         try:
             pod = self.provider.create(row.pod_name, config)
             if pod.state.is_lost:
-                self._delete(row.name, pod.name, pod.zone)
+                self._delete(row.name, pod.name, pod.zone, seen=pod)
                 why = pod.reason or f"{pod.name} is {pod.state} in {zone}."
                 raise PodUnavailable(why, cause=ending_of(pod).cause.value)
         except PodUnavailable as error:
@@ -306,7 +334,10 @@ class _ProviderPass:
             self.report.ready.append(row.name)
         self.observer.seen(row, pod)
 
-    def _delete(self, run: str, name: str, zone: str) -> None:
-        self.provider.delete(name, zone=zone)
+    def _delete(self, run: str, name: str, zone: str, *, seen: Pod | None) -> None:
+        if seen is None:
+            self.provider.delete(name, zone=zone)
+        else:
+            self.provider.delete_seen(seen)
         self.observer.deleted(run, zone=zone, pod=name)
         self.report.deleted.append(name)

@@ -13,6 +13,7 @@ from ..causes import Cause
 from ..config import PodConfig
 from ..limits import Hold, unavailable
 from ..observing import Observer
+from ..ownership import OwnedProvider
 from ..pod import Pod
 from ..prices import zones_within_cap
 from ..providers.protocol import Capabilities, Command, Gang, Provider
@@ -31,7 +32,8 @@ class RecordedProvider:
     """
 
     def __init__(self, inner: Provider, observer: Observer, run: str) -> None:
-        self._inner, self._observer, self._run = inner, observer, run
+        self._inner = OwnedProvider(inner, observer.store.owner)
+        self._observer, self._run = observer, run
         self.name = inner.name
 
     @property
@@ -53,9 +55,8 @@ class RecordedProvider:
         refusal = self._observer.asking(replace(row, zone=None, config=config), zone, there)
         if refusal is not None:
             raise unavailable([refusal])
-        owned = config.with_labels(owner=self._observer.store.owner)
         try:
-            pod = self._inner.create(name, owned, command=command)
+            pod = self._inner.create(name, config, command=command)
         except PodUnavailable as error:
             self._observer.refused(row, zone, Cause(error.cause), str(error))
             raise

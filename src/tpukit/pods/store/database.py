@@ -30,7 +30,7 @@ class Database:
             self._connection.execute("PRAGMA foreign_keys = ON")
             self._upgrade()
             # A power cut may take the last writes: a pod of which nothing is known any more is
-            # found by its label and deleted. Waiting for the disk each time would cost more.
+            # found by its label and reported. Waiting for the disk each time would cost more.
             self._connection.execute("PRAGMA synchronous = NORMAL")
         except (OSError, sqlite3.Error) as error:
             raise TPUBackendError(

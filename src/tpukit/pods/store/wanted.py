@@ -127,9 +127,10 @@ class WantedPods:
         """Return the pod of that name, or the one of the run of that name."""
         return self.find(name) or self.find(split_pod_name(name)[0])
 
-    def all(self) -> Sequence[WantedPod]:
-        """Return every wanted or released pod, in the order in which they go first."""
-        found = [_wanted(row) for row in self.database.read(f"{_SELECT} ORDER BY wanted_at")]
+    def all(self, provider: str | None = None) -> Sequence[WantedPod]:
+        """Return every wanted or released pod, of one provider or all, highest priority first."""
+        query = f"{_SELECT} WHERE ? IN ('', provider) ORDER BY wanted_at"
+        found = [_wanted(row) for row in self.database.read(query, provider or "")]
         return sorted(found, key=lambda one: -one.config.priority)
 
     def holds(self, provider: ProviderRecord, *, besides: str = "") -> list[Hold]:
@@ -165,7 +166,7 @@ class WantedPods:
         }
 
     def forget_unused_provider(self, provider: str, *, after_s: float) -> bool:
-        """Forget a provider from which nothing is wanted, some time after its last pod.
+        """Forget a provider some time after its last pod, when all its pods are known to be gone.
 
         Returns:
             Whether it was forgotten.
@@ -173,7 +174,9 @@ class WantedPods:
         with self.database.writing() as connection:
             forgotten = connection.execute(
                 "DELETE FROM providers WHERE id = ? AND used_at < ?"
-                " AND NOT EXISTS (SELECT 1 FROM wanted WHERE provider = providers.id)",
+                " AND NOT EXISTS (SELECT 1 FROM wanted WHERE provider = providers.id)"
+                " AND NOT EXISTS (SELECT 1 FROM lives WHERE provider = providers.id"
+                " AND ended_at IS NULL)",
                 (provider, self.now() - after_s),
             )
             return forgotten.rowcount > 0

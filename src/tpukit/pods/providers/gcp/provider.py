@@ -62,12 +62,11 @@ class CloudTPUProvider:
         check_terms(self.name, self.capabilities, config)
         zone = self._zone_of(config)
         parent = self._api.parent(zone)
-        key = own_key()
-        asked = queued_resource(
-            name, config, self._launch, parent=parent, ssh_key=key.metadata_line(self._user)
-        )
+        ssh_key = own_key().metadata_line(self._user)
+        asked = queued_resource(name, config, self._launch, parent=parent, ssh_key=ssh_key)
         full_name = f"{parent}/queuedResources/{name}"
-        return self._create(full_name, asked, request_id(self._api.project, zone, name))
+        key = request_id(self._api.project, zone, name, owner=config.labels.get("owner", ""))
+        return self._create(full_name, asked, key)
 
     def get(self, name: str, *, zone: str) -> Pod | None:
         """Return a pod as it is now, or None where there is none."""

@@ -33,9 +33,9 @@ IP_ALIAS = (
 )
 
 
-def request_id(project: str, zone: str, name: str) -> str:
-    """Return the id by which the API knows a repeated request for the same pod."""
-    return str(uuid.uuid5(_REQUESTS, f"{project}/{zone}/{name}"))
+def request_id(project: str, zone: str, name: str, *, owner: str) -> str:
+    """Return the id by which the API knows a repeated request of one owner for the same pod."""
+    return str(uuid.uuid5(_REQUESTS, f"{project}/{zone}/{name}/{owner}"))
 
 
 def queued_resource(
