@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tpukit.runtime.interruption import INTERRUPTED
+from tpukit.runtime.interruption import INTERRUPTED, TERMINATED
 
 HEAD = """
 import os, signal, sys, threading, time, weakref
@@ -29,7 +29,7 @@ def ready():
 def press(tmp_path):
     """Run a program, press Ctrl-C once it is ready, and return what came of it."""
 
-    def pressed(program, *, times=1, place=tmp_path):
+    def pressed(program, *, times=1, place=tmp_path, number=signal.SIGINT):
         started = subprocess.Popen(
             [sys.executable, "-c", HEAD + program, str(place)],
             stdout=subprocess.PIPE,
@@ -41,7 +41,7 @@ def press(tmp_path):
             assert started.poll() is None, started.communicate()
             time.sleep(0.01)
         for _ in range(times):
-            os.killpg(started.pid, signal.SIGINT)
+            os.killpg(started.pid, number)
             time.sleep(0.05)
         output, errors = started.communicate(timeout=30)
         return started.returncode, output, errors
@@ -90,6 +90,41 @@ while True:
 @pytest.mark.parametrize("program", [SWALLOWED, IN_C, POOL, CAUGHT])
 def test_one_line_and_one_exit_code_wherever_it_comes(press, program):
     assert press(program) == (INTERRUPTED, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("program", [SWALLOWED, IN_C, POOL, CAUGHT])
+def test_sigterm_ends_a_command_in_the_same_way(press, program):
+    assert press(program, number=signal.SIGTERM) == (TERMINATED, "", "terminated\n")
+
+
+HANDLES = """
+signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(7)))
+with undone_if_interrupted(lambda: print("undone")):
+    ready()
+    time.sleep(60)
+"""
+
+
+def test_a_command_with_its_own_handler_of_sigterm_keeps_it(press):
+    assert press(HANDLES, number=signal.SIGTERM) == (7, "saved\n", "")
+
+
+FORKS = """
+with undone_if_interrupted(lambda: (place / "undone").touch()):
+    child = os.fork()
+    if child == 0:
+        (place / "begun").touch()
+        time.sleep(60)
+    while not (place / "begun").exists():
+        time.sleep(0.01)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (place / "undone").exists())
+ready()
+"""
+
+
+def test_a_forked_child_undoes_nothing_of_its_parent(press):
+    assert press(FORKS, times=0)[1] == f"{-signal.SIGTERM} False\n"
 
 
 def test_what_was_printed_is_not_lost(press):

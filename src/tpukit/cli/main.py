@@ -4,7 +4,7 @@ import os
 import sys
 
 from ..errors import TPUError
-from ..runtime.interruption import INTERRUPTED, end_on_ctrl_c, was_interrupted
+from ..runtime.interruption import end_on_ctrl_c, exit_code, was_interrupted
 
 UNEXPECTED = 1
 USER_ERROR = 2
@@ -19,7 +19,7 @@ def run() -> None:
         app()
     except SystemExit:
         if was_interrupted():
-            sys.exit(INTERRUPTED)
+            sys.exit(exit_code())
         raise
     except BrokenPipeError:  # `tpukit slices | head` is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

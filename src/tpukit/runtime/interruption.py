@@ -1,10 +1,13 @@
-"""Ctrl-C for a command: the process ends at once, with its children and half-made files.
+"""Ctrl-C and SIGTERM for a command: it ends at once, with its children and half-made files.
 
 Python makes an exception of Ctrl-C and raises it wherever the main thread happens to be. Inside a
 callback of jax it is printed and forgotten, a thread pool waits for its threads before it goes on,
 and a call into C++ hears nothing until it returns. So a command does not unwind. Its handler undoes
 what is registered here, the newest first, and ends the process; where the main thread does not
 come to run the handler in time, a second thread does the same.
+
+SIGTERM, by which service managers and schedulers end a command, is answered in the same way, unless
+the command has a handler of its own for it.
 
 A library must not do that to the program that uses it: only `tpukit.cli` calls `end_on_ctrl_c`.
 Without it everything here does nothing, and Ctrl-C is a KeyboardInterrupt as usual.
@@ -24,6 +27,8 @@ from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code of a command that Ctrl-C ended, as shells count it."""
+TERMINATED = 128 + signal.SIGTERM
+"""The exit code of a command that SIGTERM ended."""
 PATIENCE_S = 1.4
 """How long a command that ends well may take for it, such as a run that saves its last step."""
 _CHANCE_S = 0.3  # for the main thread to run its handler, before another one does its work
@@ -36,20 +41,27 @@ _holds = threading.Event()
 _pressed = threading.Event()
 _ending = threading.Event()
 _ender: list[int] = []  # the thread that ends the process
+_code: list[int] = []  # the exit code, from the first signal on
 _undo: list[Callable[[], None]] = []
 _patience_s: list[float] = []
 
 
 def end_on_ctrl_c() -> None:
-    """End this process on Ctrl-C with exit code 130, undoing what is registered by then."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `tpukit … &` in a script, or nohup
+    """End this process on Ctrl-C (130) or SIGTERM (143), undoing what is registered by then."""
+    signals = [signal.SIGINT, signal.SIGTERM]
+    # One that is ignored stays so: `tpukit … &` in a script, or nohup.
+    heard = [one for one in signals if signal.getsignal(one) is not signal.SIG_IGN]
+    if not heard:
         return
     arriving, telling = os.pipe()
     os.set_blocking(telling, False)
     signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, _on_ctrl_c)
+    os.register_at_fork(after_in_child=_leave_signals_alone)
+    for number in heard:
+        signal.signal(number, _on_signal)
     threading.Thread(target=_watch, args=(arriving,), name="tpukit-ctrl-c", daemon=True).start()
-    _holds.set()
+    if signal.SIGINT in heard:
+        _holds.set()
 
 
 def ctrl_c_ends_process() -> bool:
@@ -60,6 +72,11 @@ def ctrl_c_ends_process() -> bool:
 def was_interrupted() -> bool:
     """Tell whether Ctrl-C was pressed in a command, which then may only end well."""
     return _pressed.is_set()
+
+
+def exit_code() -> int:
+    """Return the exit code of a command that a signal ends."""
+    return _code[0] if _code else INTERRUPTED
 
 
 @contextmanager
@@ -94,7 +111,16 @@ def ending_well(patience_s: float = PATIENCE_S) -> Generator[None]:
         _patience_s.pop()
 
 
-def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
+def _leave_signals_alone() -> None:
+    """Let a forked child end as any process does: what is registered is its parent's to undo."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    _code.append(128 + number)
     _pressed.set()
     if not _starting_or_ending.locked() or _ending.is_set():
         _end()
@@ -109,16 +135,19 @@ def _watch(arriving: int) -> None:
     patience_s = _patience_s[-1] if _patience_s else _CHANCE_S
     _next_ctrl_c(arriving, None if math.isinf(patience_s) else patience_s)
     # What is undone may take as long as a slow disk does.
-    limit = threading.Timer(max(_CHANCE_S, deadline - time.monotonic()), os._exit, [INTERRUPTED])
+    limit = threading.Timer(max(_CHANCE_S, deadline - time.monotonic()), os._exit, [exit_code()])
     limit.daemon = True
     limit.start()
     _end()
 
 
 def _next_ctrl_c(arriving: int, timeout_s: float | None) -> None:
-    """Wait until Ctrl-C is pressed, or for so long."""
+    """Wait until Ctrl-C is pressed, or SIGTERM comes to a command without its own handler."""
     while select.select([arriving], [], [], timeout_s)[0]:
-        if os.read(arriving, 1) == bytes([signal.SIGINT]):  # and not another signal
+        number = os.read(arriving, 1)[0]
+        handled_here = signal.getsignal(number) is _on_signal
+        if number == signal.SIGINT or (number == signal.SIGTERM and handled_here):
+            _code.append(128 + number)
             return
 
 
@@ -137,5 +166,6 @@ def _end() -> None:
         sys.stdout.flush()
     with contextlib.suppress(OSError):
         # Not through a stream, whose lock the interrupted code may hold.
-        os.write(2, f"{_END_OF_BAR if os.isatty(2) else ''}interrupted\n".encode())
-    os._exit(INTERRUPTED)
+        how = "terminated" if exit_code() == TERMINATED else "interrupted"
+        os.write(2, f"{_END_OF_BAR if os.isatty(2) else ''}{how}\n".encode())
+    os._exit(exit_code())
