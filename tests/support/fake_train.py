@@ -35,6 +35,8 @@ def save(path, step):
 def main():
     import yaml
 
+    if "--dry-run" in sys.argv:
+        return
     if code := os.environ.get("FAILS_WITH"):
         sys.exit(int(code))
     job = yaml.safe_load(Path(sys.argv[2]).read_text())
@@ -53,6 +55,8 @@ def main():
             say(f"@tpukit {json.dumps({'step': step, 'loss': 1 / step})}")
             if step % 5 == 0:
                 save(saved, step)
+    if told:
+        time.sleep(float(os.environ.get("SAVES_FOR_S", "0")))
     if is_first:
         save(saved, step)
         if told:

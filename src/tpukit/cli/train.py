@@ -32,6 +32,9 @@ CheckpointEvery = Annotated[
 Seed = Annotated[
     int | None, typer.Option(help="Of parameters, data order, dropout.", callback=within(SEED))
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check model, data and run folder; train nothing.")
+]
 Debug = Annotated[bool, typer.Option(help="No jit, stop at the first NaN or Inf.")]
 
 
@@ -57,6 +60,7 @@ def train(
     seed: Seed = None,
     set_: options.Set = None,
     debug: Debug = False,
+    dry_run: DryRun = False,
     json: options.Json = False,
 ) -> None:
     """Train: exit 0 done or told to stop, 3 diverged, 4 no memory, 200 hung, 201 peer lost."""
@@ -85,10 +89,10 @@ def train(
     )
     # Before jax starts, so that a wrong key is answered at once.
     job = read_job(target, asked)
-    _train(job, debug=debug, json=json)
+    _train(job, debug=debug, dry_run=dry_run, json=json)
 
 
-def _train(job: "Job", *, debug: bool, json: bool) -> None:
+def _train(job: "Job", *, debug: bool, dry_run: bool, json: bool) -> None:
     from ..runtime.environment import configure_tpu_environment
     from .output import show
 
@@ -102,7 +106,11 @@ def _train(job: "Job", *, debug: bool, json: bool) -> None:
 
         from ..training import TPUTrainer
 
-        result = TPUTrainer.from_job(job, hooks=_hooks(job)).train()
+        trainer = TPUTrainer.from_job(job, hooks=_hooks(job))
+        if dry_run:
+            typer.echo(trainer.check())
+            return
+        result = trainer.train()
         if jax.process_index() == 0:
             show(result, json=json)
 

@@ -105,14 +105,14 @@ def prepare(job: Job, *, mesh: Mesh, train_data: Any, eval_data: Any) -> Prepare
         ConfigError: Something is missing.
         TPUValidationError: The data are not for this model, or not there.
     """
-    settings = job.train
-    sized, train_data = _with_batch(job, as_array(train_data), axis_sizes(mesh))
-    step = build_step(sized)
-    work, config = step.work, step.work.config
     if train_data is None:
         raise ConfigError(
             "there is no data to train on; give train_data (--data, or data in train:)."
         )
+    settings = job.train
+    sized, train_data = _with_batch(job, as_array(train_data), axis_sizes(mesh))
+    step = build_step(sized)
+    work, config = step.work, step.work.config
     # Rows are loaded whole, also where a ring splits their sequences.
     rows = next(iter(work.shardings(mesh).batch.values())).spec[:1]
     share = data_share(NamedSharding(mesh, PartitionSpec(*rows)), work.examples)

@@ -72,6 +72,24 @@ class RunDirectory:
                 f"Process 0 refused the run directory {self.path}; its error says why."
             )
 
+    def refuse_other(self, identity: Mapping[str, Any], *, recipe: Mapping[str, Any]) -> bool:
+        """Return whether the folder holds another run that never took a step, writing nothing.
+
+        Raises:
+            TPUValidationError: It holds another run, or something that is no run at all.
+        """
+        file = self.path / IDENTITY
+        if file.is_file():
+            return self._differs(_plain(identity), _plain(recipe), _read(file))
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise TPUValidationError(
+                f"{self.path} holds files but no run ({IDENTITY} is missing); give the run a "
+                "folder of its own."
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise TPUValidationError(f"{self.path} is a file; give the run a folder of its own.")
+        return False
+
     def log(self, message: str) -> None:
         """Add a line to train.log."""
         if self._handler is not None:
@@ -91,15 +109,8 @@ class RunDirectory:
         self, identity: dict[str, Any], recipe: dict[str, Any], settings: dict[str, Any]
     ) -> None:
         file = self.path / IDENTITY
-        if file.is_file():
-            self._continue(identity, recipe, _read(file))
-        elif self.path.is_dir() and any(self.path.iterdir()):
-            raise TPUValidationError(
-                f"{self.path} holds files but no run ({IDENTITY} is missing); give the run a "
-                "folder of its own."
-            )
-        elif self.path.exists() and not self.path.is_dir():
-            raise TPUValidationError(f"{self.path} is a file; give the run a folder of its own.")
+        if self.refuse_other(identity, recipe=recipe):
+            (self.path / EVENTS).unlink(missing_ok=True)  # attempts at something else
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -114,18 +125,17 @@ class RunDirectory:
         logging.getLogger(ROOT).addHandler(handler)
         self._handler = handler
 
-    def _continue(
+    def _differs(
         self, identity: dict[str, Any], recipe: dict[str, Any], found: dict[str, Any]
-    ) -> None:
+    ) -> bool:
         """Refuse another run, unless that one never took a step: then there is nothing to lose."""
         different = _differences(found.get("identity", {}), identity)
         if not different:
             self.changes = tuple(_differences(found.get("recipe", {}), recipe))
-            return
+            return False
         began = self.metrics.is_file() and self.metrics.stat().st_size
         if not began and not self.checkpoints.exists():
-            (self.path / EVENTS).unlink(missing_ok=True)  # attempts at something else
-            return
+            return True
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise TPUValidationError(
             f"{self.path} belongs to another run: {'; '.join(different[:3])}{more}. Choose another "

@@ -26,8 +26,9 @@ from ..step.parts import TrainState
 from ..step.workload import Workload
 from .arguments import job_of_arguments
 from .data.opening import DataSource
-from .preparation import predicted_step, prepare
+from .preparation import Prepared, predicted_step, prepare
 from .result import TrainingResult
+from .run_directory import RunDirectory
 from .session import Session
 
 
@@ -197,9 +198,7 @@ class TPUTrainer:
             TPUCheckpointError: The checkpoints are of another model, or cannot be written.
             TrainingDiverged: The loss went bad and the policy is to stop.
         """
-        total = self.settings.steps if num_steps is None else num_steps
-        if total is None:
-            raise ConfigError("for how many steps? Give num_steps (--steps, or steps in train:).")
+        total = self._total_steps(num_steps)
         _refuse_uncountable(
             num_steps=total,
             batch_size=batch_size,
@@ -217,24 +216,16 @@ class TPUTrainer:
         self.job = self.job.replace(changes)
         settings = job.train
         with ledger.doing("initialise"):
-            prepared = prepare(
-                job,
-                mesh=self.mesh,
-                train_data=train_data if train_data is not None else settings.data,
-                eval_data=eval_data if eval_data is not None else settings.eval_data,
-            )
+            prepared = self._prepare(job, train_data, eval_data)
         notes = [*self._notes, *prepared.notes]
-        if notes and job.observe.enable_strict_validation:
-            raise ConfigError(f"enable_strict_validation is set, and {'; '.join(notes)}.")
         first = jax.process_index() == 0
-        wanted = (*self._hooks, *settings.hooks, *(["profile"] * job.observe.enable_profiling))
         with Session(
             prepared,
             settings,
             total_steps=total,
             ledger=ledger,
             progress=self._view() if first else NoProgress(),
-            hooks=make_hooks(wanted, process=jax.process_index()),
+            hooks=self._make_hooks(job),
             compiler_options=self._compiler_options(),
             log_placement=job.observe.log_device_placement,
             on=self._slice,
@@ -244,6 +235,47 @@ class TPUTrainer:
             result = session.run(predicted=predicted_step(self.job))
         self.state, self.workload = session.state, prepared.work
         return result
+
+    def check(self) -> str:
+        """Raise what `train()` would refuse before its first step, and write nothing.
+
+        Returns:
+            What would be trained, in one line.
+        """
+        total = self._total_steps(None)
+        prepared = self._prepare(self._here, None, None)
+        self._make_hooks(self._here)
+        settings = self._here.train
+        if settings.run_dir is not None:
+            RunDirectory(settings.run_dir).refuse_other(
+                prepared.identity(settings), recipe=prepared.recipe(settings)
+            )
+        return prepared.headline(total)
+
+    def _total_steps(self, num_steps: int | None) -> int:
+        total = self.settings.steps if num_steps is None else num_steps
+        if total is None:
+            raise ConfigError("for how many steps? Give num_steps (--steps, or steps in train:).")
+        return total
+
+    def _prepare(
+        self, job: Job, train_data: DataSource | None, eval_data: DataSource | None
+    ) -> Prepared:
+        settings = job.train
+        prepared = prepare(
+            job,
+            mesh=self.mesh,
+            train_data=train_data if train_data is not None else settings.data,
+            eval_data=eval_data if eval_data is not None else settings.eval_data,
+        )
+        notes = [*self._notes, *prepared.notes]
+        if notes and job.observe.enable_strict_validation:
+            raise ConfigError(f"enable_strict_validation is set, and {'; '.join(notes)}.")
+        return prepared
+
+    def _make_hooks(self, job: Job) -> list[TrainingHook]:
+        wanted = (*self._hooks, *job.train.hooks, *(["profile"] * job.observe.enable_profiling))
+        return make_hooks(wanted, process=jax.process_index())
 
     def _compiler_options(self) -> dict[str, Any]:
         """Return the options of a TPU's compiler; no other backend knows them."""

@@ -215,20 +215,26 @@ def test_detached_it_runs_on_and_goes_down(here, store):
     assert LocalProvider().list() == []
 
 
-def test_ctrl_c_lets_it_save_and_gives_the_pod_back(here, store):
-    write_job(here, steps=2000)
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_lets_it_save_and_gives_the_pod_back(here, store, number, code, word):
+    # Longer than the command itself waits: the supervisor sees to it.
+    slow = {"PYTHONPATH": str(here / "instead"), "SAVES_FOR_S": "4"}
+    write_job(here, steps=2000, environment=slow)
     command = [sys.executable, "-c", COMMAND, "launch", "job.yaml", "--name", "run"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     until_step(find(store, "run"), 3)
-    os.killpg(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     _, errors = process.communicate()
-    assert process.returncode == 130
-    assert errors.endswith("interrupted\n")
+    assert process.returncode == code
+    assert errors.endswith(f"run is still saving; tpukit pods logs run shows it\n{word}\n")
     run = BackgroundRun.find(store, "run")
-    while run.is_running:
-        time.sleep(0.02)
+    last = list(run.entries())[-1]
+    assert (last.data["ending"]["cause"], last.data["ending"]["evidence"]) == ("stopped", "")
     assert saved(here) >= 3
     assert LocalProvider().list() == []
 

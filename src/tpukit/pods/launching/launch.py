@@ -32,13 +32,13 @@ from ..supervision.preemption import PreemptionHandler
 from ..supervision.supervisor import Outcome, Supervisor
 from .bundle import JOB_FILE, Bundle, make_bundle, modules_not_shipped
 from .recorded import RecordedProvider
+from .trial import refuse_untrainable
 
 RUNS = "runs"
 BUNDLE = "bundle.tar"
 LOCK = "lock"
 """Held by the process that supervises a run in the background, from before its log begins."""
 _LONGEST_STEM = 26
-_LOCAL_GRACE_S = 2.5  # a rehearsal is to end soon after Ctrl-C
 _GONE_WITHIN_S = 30.0
 
 
@@ -134,8 +134,7 @@ class Launch:
         )
 
     def _policy(self) -> Policy:
-        policy = self.preemption.policy(Policy.of(self.manager.settings))
-        return replace(policy, grace_s=_LOCAL_GRACE_S) if self._is_local else policy
+        return self.preemption.policy(Policy.of(self.manager.settings))
 
     @property
     def _is_local(self) -> bool:
@@ -170,6 +169,7 @@ def prepare_launch(
     name: str | None = None,
     preemption: PreemptionHandler | None = None,
     variables: Mapping[str, str] | None = None,
+    is_checked: bool = False,
     state: Store | None = None,
     progress: Progress = silent,
 ) -> Launch:
@@ -183,6 +183,7 @@ def prepare_launch(
         name: Of the run; by default the job's, with a few letters that change when the job does.
         preemption: How often the job saves, and whether it goes on after an eviction.
         variables: Of the job's processes; by default as the job says.
+        is_checked: Whether `tpukit train` is known to accept the job, so that it is not tried here.
         state: What is remembered between processes; by default the user's own store.
         progress: Told what it costs and what to know.
 
@@ -203,18 +204,23 @@ def prepare_launch(
     run = name or run_name(stem, read)
     read = _with_paths(read, run, is_local=manager.opened.name == "local")
     bundle = make_bundle(read)
+    if variables is None:
+        variables = read_variables(read.launch.environment)
+    held = manager.store.wanted.holds(manager.record, besides=run)
+    check_request(config, manager.opened, manager.prices, held=held, progress=progress)
+    untried: list[str] = []
+    if not is_checked:
+        is_local = manager.opened.name == "local"
+        untried = refuse_untrainable(read, bundle, variables, is_local=is_local, progress=progress)
     notes = (
         *_notes(read, manager.opened.name),
         *modules_not_shipped(bundle),
         *_history(run, manager.store),
+        *untried,
     )
-    held = manager.store.wanted.holds(manager.record, besides=run)
-    check_request(config, manager.opened, manager.prices, held=held, progress=progress)
     for note in notes:
         progress(note)
     progress(f"{run}: ships {bundle}")
-    if variables is None:
-        variables = read_variables(read.launch.environment)
     return Launch(run, read, manager, config, bundle, notes, variables, handler)
 
 

@@ -53,6 +53,7 @@ def _supervise(
         provider=request["provider"],
         name=request["name"],
         variables=request["variables"],
+        is_checked=True,
         state=store,
     )
     if stopping.is_set():

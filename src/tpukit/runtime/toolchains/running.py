@@ -36,6 +36,7 @@ def run_followed(
     command: Sequence[str | Path],
     *,
     environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
     follow: Literal["output", "errors"] = "errors",
     progress: Progress = silent,
 ) -> Ended:
@@ -47,12 +48,13 @@ def run_followed(
     Args:
         command: The program and its arguments.
         environment: Instead of `outside_environment()`.
+        folder: Where it runs; here by default.
         follow: Which of the two streams is passed on.
         progress: Called with each line.
     """
-    with temporary_folder("tpukit-followed-") as folder:
+    with temporary_folder("tpukit-followed-") as written:
         # Files, not pipes: a process that the program leaves behind could hold a pipe open.
-        paths = {"output": folder / "output.txt", "errors": folder / "errors.txt"}
+        paths = {"output": written / "output.txt", "errors": written / "errors.txt"}
         over = contextlib.ExitStack()
         with (
             paths["output"].open("wb") as output,
@@ -65,6 +67,7 @@ def run_followed(
                 stdout=output,
                 stderr=errors,
                 env=outside_environment() if environment is None else dict(environment),
+                cwd=folder,
             )
             over.callback(_interrupt, process)
             over.enter_context(undone_if_interrupted(lambda: _interrupt(process)))
