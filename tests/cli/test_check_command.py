@@ -18,6 +18,8 @@ from tpukit.errors import (
     TPUValidationError,
     XLACompilationError,
 )
+from tpukit.mcp import tools
+from tpukit.mcp.access import Access
 
 checking = import_module("tpukit.checker.check")  # not the function of that name
 SMALL = ["tiny", "--on", "v6e-8", "--batch", "16", "--sequence", "32", "--mesh", "fsdp=8"]
@@ -130,6 +132,22 @@ def test_what_does_not_fit_exits_3_with_fixes(app, own_cache, monkeypatch):
     assert "simulate" not in plain.stderr
     assert "what could make it fit" in plain.stdout
     assert "next: tpukit check tiny" in plain.stdout.replace("\n", " ")
+
+
+def test_variables_of_a_job_are_in_no_answer(app, own_cache, monkeypatch, tmp_path):
+    monkeypatch.setattr(checking, "compile_job", lambda job, **how: _Compiled(_report(fits=True)))
+    file, page = tmp_path / "job.yaml", tmp_path / "page.html"
+    file.write_text("model: tiny\non: v6e-8\nlaunch: {environment: {HF_TOKEN: canary-123456789}}\n")
+    typed = ["check", str(file), "--memory-only", "--json", "--html", str(page)]
+    for more in ([], ["--set", "launch.environment={A: canary-123456789}"]):
+        found = CliRunner().invoke(app, [*typed, *more])
+        assert found.exit_code == 0, found.output
+        assert "environment" in found.stdout
+        assert "environment" in page.read_text()
+        assert "canary" not in found.output + page.read_text()
+    asked = tools.check(Access(), str(file), memory_only=True, whole=True)
+    assert "canary" not in json.dumps(asked)
+    assert asked["job"]["launch"]["environment"] == {"HF_TOKEN": "…"}
 
 
 def test_a_job_file_with_options_before_it(app, own_cache, monkeypatch, tmp_path):

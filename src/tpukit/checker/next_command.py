@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from ..job.hidden import is_hidden
 from ..job.torch_source import is_torch_source
 from ..job.value_text import write_mesh
 from ..job.yaml_text import write_yaml
@@ -61,9 +62,18 @@ def next_command(result: "CheckResult") -> str:
 
 
 def command(verb: str, target: str, settings: Mapping[str, Any], *more: str) -> str:
-    """Write `tpukit VERB TARGET` with the settings as options, ready for a shell."""
+    """Write `tpukit VERB TARGET` with the settings as options, ready for a shell.
+
+    Variables of the job's processes are left out: no check depends on them, and they may be secret.
+    """
+    from ..job.job import Job
+
     words = ["tpukit", *verb.split(), target]
-    stated = {key: value for key, value in settings.items() if value is not None and value != {}}
+    stated = {
+        key: value
+        for key, value in settings.items()
+        if value is not None and value != {} and not is_hidden(key, Job)
+    }
     for key, option in _OPTIONS.items():
         if key in stated:
             words += [option, _written(key, stated[key])]

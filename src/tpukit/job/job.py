@@ -21,6 +21,7 @@ from ..frameworks import model_name
 from ..hardware import Slice
 from ..runtime.files import write_output
 from .document import Document, Origin
+from .hidden import shown_values
 from .keys import fold_inner_keys, refuse_unknown_inside
 from .model_source import (
     base_fingerprint,
@@ -172,7 +173,7 @@ class Job(Limits):
     def to_yaml(self, path: Path | str) -> None:
         """Write a job file that `from_yaml` reads back; what is as by default is left out."""
         self.refuse_parts("a job file")
-        write_output(Path(path), write_yaml(self.to_dict()))
+        write_output(Path(path), write_yaml(self.to_dict(with_variables=True)))
 
     def refuse_parts(self, where: str) -> None:
         """Refuse what only Python can say where it would be lost."""
@@ -211,8 +212,13 @@ class Job(Limits):
         changed = {"preset": self.model, **self.model_changes}
         return {"model": changed if self.model_changes else self.model, **stated}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what differs from the defaults as plain data that `from_dict` reads back."""
+    def to_dict(self, *, with_variables: bool = False) -> dict[str, Any]:
+        """Return what differs from the defaults as plain data that `from_dict` reads back.
+
+        Args:
+            with_variables: Also return literal values of `launch.environment`, which may be secret:
+                for files and processes of the job itself, never for output.
+        """
         stated: dict[str, Any] = {}
         for name, field in type(self).model_fields.items():
             if name in ("model", "model_changes", "parts"):
@@ -221,7 +227,11 @@ class Job(Limits):
             if name == "mesh" and self.on is not None:
                 usual = default_mesh(self.slice)  # it follows the slice
             if name in NESTED:
-                value = value.model_dump(mode="json", exclude_unset=True)
+                value = (
+                    value.model_dump(mode="json", exclude_unset=True)
+                    if with_variables
+                    else shown_values(value, exclude_unset=True)
+                )
                 if value:
                     stated[name] = value
             elif value != usual:
@@ -234,7 +244,7 @@ class Job(Limits):
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Job)
-            and self.to_dict() == other.to_dict()
+            and self.to_dict(with_variables=True) == other.to_dict(with_variables=True)
             and (isinstance(self.model, str) or self.model is other.model)
             and self.parts == other.parts
         )

@@ -12,6 +12,7 @@ from ..errors import MeshError
 from ..hardware import Slice
 from .config.tpu import TPUConfig
 from .document import Document, Origin
+from .hidden import warn_of_literal_secrets
 from .job import Job, new_document
 from .model_source import refuse_unknown_model
 from .torch_source import PREFIX, is_torch_source
@@ -44,6 +45,7 @@ def read_job(
     """
     job = Job.from_document(read_document(target, changes, environment=environment))
     refuse_unknown_model(job.model)
+    warn_of_literal_secrets(job)
     return job
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from ..errors import ConfigError, TPUError, did_you_mean
 from .document import Document, Origin
+from .hidden import HIDDEN, is_hidden, shown_values
 from .keys import paths_beside, refuse_unknown_inside, unknown_key
 from .sections import Section
 from .yaml_text import write_yaml
@@ -71,8 +72,8 @@ class Settings(Section):
         return isinstance(other, type(self)) and not self.diff(other)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every value that was set, as plain data."""
-        return self.model_dump(mode="json", exclude_unset=True)
+        """Return every value that was set, as plain data; literal variables are hidden."""
+        return shown_values(self, exclude_unset=True)
 
     def to_yaml(self) -> str:
         """Return YAML of every value that was set."""
@@ -103,5 +104,6 @@ def as_config_error(
         choices = re.findall(r"'([^']*)'", expected) if problem["type"] == "literal_error" else []
         near = did_you_mean(str(problem["input"]), choices)
         full_stop = "" if expected.endswith("?") else "."
-        sentences.append(f"{name}={problem['input']!r} is not valid: {expected}{full_stop}{near}")
+        given = HIDDEN if is_hidden(problem["loc"], kind) else repr(problem["input"])
+        sentences.append(f"{name}={given} is not valid: {expected}{full_stop}{near}")
     return ConfigError(" ".join(sentences))

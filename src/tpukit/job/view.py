@@ -4,11 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .hidden import shown_values
 from .sections import SECTIONS, Limits, section_of
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
     from .job import Job
     from .settings import Settings
 
@@ -38,13 +37,13 @@ class SettingsView:
     def of_settings(cls, settings: "Settings") -> "SettingsView":
         """View one group of settings."""
         flat = {name for section in SECTIONS for name in section.model_fields}
-        values = settings.model_dump(mode="json")
+        values = shown_values(settings)
         return cls(
             tuple(
                 Setting(
                     section=section_of(name) if name in flat else "",
                     name=name,
-                    value=_without_secrets(values[name], field),
+                    value=values[name],
                     origin=str(settings.origin_of(name)),
                     meaning=field.description or "",
                 )
@@ -100,20 +99,13 @@ def _settings_of(job: "Job") -> Iterable[Setting]:
         )
     for section in NESTED:
         settings = getattr(job, section)
-        values = settings.model_dump(mode="json")
+        values = shown_values(settings)
         for name, field in type(settings).model_fields.items():
             path = f"{section}.{name}"
             yield Setting(
                 section=section,
                 name=path,
-                value=_without_secrets(values[name], field),
+                value=values[name],
                 origin=str(job.origin_of(path)),
                 meaning=field.description or "",
             )
-
-
-def _without_secrets(value: Any, field: "FieldInfo") -> Any:
-    """Return what may be shown: of variables that are not, their names."""
-    if field.repr:
-        return value
-    return {name: one if str(one).startswith("$") else "…" for name, one in value.items()}

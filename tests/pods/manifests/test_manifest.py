@@ -94,17 +94,18 @@ def test_what_cannot_be_is_refused(config, launch, said):
 
 
 def test_secret_values_are_in_no_document_file_or_repr(tmp_path):
-    launch = LAUNCH.model_copy(update={"environment": {"MODE": "fast"}})
-    command = Command(argv=("run",), environment={"MODE": "fast", "HF_TOKEN": "hunter2"})
+    launch = LAUNCH.model_copy(update={"environment": {"MODE": "written", "HF_TOKEN": "$HF_TOKEN"}})
+    command = Command(argv=("run",), environment={"MODE": "written", "HF_TOKEN": "hunter2"})
     manifest = build_manifest("gem", PodConfig(tpu_type="v6e-16"), launch, command)
     path = manifest.write(tmp_path)
     for shown in (path.read_text(), repr(manifest), str(manifest.to_dict()), manifest.__rich__()):
         assert "hunter2" not in shown
-    assert "HF_TOKEN" in path.read_text()
-    assert variables(manifest)["MODE"] == "fast"
-    reference = {"name": "gem-env", "key": "HF_TOKEN"}
-    assert variables(manifest)["HF_TOKEN"] == {"secretKeyRef": reference}
-    assert manifest.secret_document["stringData"] == {"HF_TOKEN": "hunter2"}
+        assert "written" not in shown
+    for name in ("MODE", "HF_TOKEN"):
+        assert name in path.read_text()
+        reference = {"name": "gem-env", "key": name}
+        assert variables(manifest)[name] == {"secretKeyRef": reference}
+    assert manifest.secret_document["stringData"] == {"MODE": "written", "HF_TOKEN": "hunter2"}
     assert tuple(read_files(path)) == manifest.documents
 
 

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict  # typing's own cannot be checked before
 
 from ...compiler.timeline import Span
 from ...errors import TPUValidationError
+from ...job.hidden import hide_in_object
 
 SCHEMA = "tpukit.report/1"
 """Raise the number when a key changes its meaning; a new key is no such change."""
@@ -115,7 +116,7 @@ def read_report(path: Path) -> Report:
         TPUValidationError: The file cannot be read, is no report, or is of another version.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"), object_hook=hide_in_object)
     except OSError as error:
         raise TPUValidationError(f"{path} cannot be read ({error.strerror}); {_MAKE_ONE}") from None
     except (ValueError, RecursionError) as error:

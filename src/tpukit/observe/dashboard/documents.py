@@ -7,6 +7,7 @@ from typing import Any, cast
 from ...checker.report.html import render_html
 from ...checker.report.schema import as_report
 from ...errors import TPUValidationError
+from ...job.hidden import hide_in_object
 from ...planner.answer.page import render_page
 from ...planner.answer.recorded import RecordedPlan
 from .library import Document
@@ -19,7 +20,8 @@ def read_document(document: Document) -> dict[str, Any]:
         TPUValidationError: It cannot be read.
     """
     try:
-        data: Any = json.loads(document.path.read_text(encoding="utf-8"))
+        text = document.path.read_text(encoding="utf-8")
+        data: Any = json.loads(text, object_hook=hide_in_object)
     except (OSError, ValueError, RecursionError) as error:
         raise TPUValidationError(f"{document.path.name} cannot be read ({error}).") from None
     if not isinstance(data, dict):

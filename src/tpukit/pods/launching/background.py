@@ -50,7 +50,7 @@ class BackgroundRun:
         (launch.folder / FILE).unlink(missing_ok=True)
         request = {
             "name": launch.name,
-            "job": launch.job.to_dict(),
+            "job": launch.job.to_dict(with_variables=True),
             "variables": dict(launch.environment),
             "provider": launch.manager.settings.provider_name,
             "folder": os.getcwd(),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, TPUError
+from ...job.hidden import HIDDEN, warn_of_literal_secrets
 from ...job.job import Job
 from ...job.reading import read_job
 from ...runtime.calls import either_way
@@ -205,6 +206,7 @@ def prepare_launch(
     read = _with_paths(read, run, is_local=manager.opened.name == "local")
     bundle = make_bundle(read)
     if variables is None:
+        warn_of_literal_secrets(read)
         variables = read_variables(read.launch.environment)
     held = manager.store.wanted.holds(manager.record, besides=run)
     check_request(config, manager.opened, manager.prices, held=held, progress=progress)
@@ -263,10 +265,15 @@ def read_variables(asked: Mapping[str, str]) -> dict[str, str]:
     So a token need not stand in a job file.
 
     Raises:
-        ConfigError: A variable that is named is not set here.
+        ConfigError: A variable that is named is not set here, or a value was left out of a report.
     """
     found: dict[str, str] = {}
     for name, value in asked.items():
+        if value == HIDDEN:
+            raise ConfigError(
+                f"launch.environment.{name} is {HIDDEN}, which stands for a value that was not "
+                f"shown; write {name}: ${name} and set the variable here, or write the value."
+            )
         source = value.removeprefix("$")
         if value.startswith("$") and source not in os.environ:
             raise ConfigError(
@@ -278,7 +285,7 @@ def read_variables(asked: Mapping[str, str]) -> dict[str, str]:
 
 def run_name(stem: str, job: Job) -> str:
     """Return a name for a run that stays the same as long as the job does."""
-    said = json.dumps(job.to_dict(), sort_keys=True, default=str)
+    said = json.dumps(job.to_dict(with_variables=True), sort_keys=True, default=str)
     digest = hashlib.sha256(said.encode()).hexdigest()[:5]
     return f"{as_name(stem)[:_LONGEST_STEM].strip('-')}-{digest}"
 

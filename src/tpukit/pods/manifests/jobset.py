@@ -1,8 +1,7 @@
 """A JobSet that runs one process on every host of a pod's slices, and restarts them together."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...errors import ConfigError
 from ...hardware import Slice
@@ -36,7 +35,6 @@ class JobSetSource:
     Attributes:
         name: Of the pod, and of everything in the cluster that belongs to it.
         command: What every host runs; None: nothing, until the pod is deleted.
-        variables: Of the command, as they may stand in a manifest.
         secret: Name of the Secret that holds the variables `secret_keys`.
         bundle: Name of the ConfigMap that holds the job's files.
     """
@@ -45,7 +43,6 @@ class JobSetSource:
     config: PodConfig
     launch: LaunchSettings
     command: Command | None = None
-    variables: Mapping[str, str] = field(default_factory=dict[str, str])
     secret: str | None = None
     secret_keys: tuple[str, ...] = ()
     bundle: str | None = None
@@ -240,7 +237,7 @@ def _rank(work: JobSetSource) -> list[Document]:
 
 
 def _variables(work: JobSetSource) -> list[Document]:
-    variables = [_variable(key, literal(value)) for key, value in work.variables.items()]
+    variables: list[Document] = []
     if work.command:
         variables.append(_variable("TPUKIT_HEARTBEAT_S", str(work.command.heartbeat_s)))
     if work.command and work.command.setup:

@@ -95,17 +95,14 @@ def build_manifest(
 ) -> Manifest:
     """Return the documents of a pod that runs a command on each of its hosts.
 
-    Variables that the job file states (`launch.environment`) stand in the manifest; every other
-    one of the command may be secret and travels in a Secret. The command's files travel in a
-    ConfigMap.
+    Variables of the job (`launch.environment`) may be secret, so they travel in a Secret. The
+    command's files travel in a ConfigMap.
 
     Raises:
         ConfigError: Something is missing, does not fit, or GKE does not offer it.
     """
-    asked = dict(command.environment) if command else {}
-    stated = dict(launch.environment)
-    secret = {key: value for key, value in asked.items() if stated.get(key) != value}
-    for key in (*stated, *asked):
+    secret = {**launch.environment, **(command.environment if command else {})}
+    for key in secret:
         _check_variable(key)
     files = _bundle(name, config, launch, command)
     work = JobSetSource(
@@ -113,7 +110,6 @@ def build_manifest(
         config=config,
         launch=launch,
         command=command,
-        variables={key: value for key, value in stated.items() if key not in secret},
         secret=f"{name}-env" if secret else None,
         secret_keys=tuple(secret),
         bundle=files["metadata"]["name"] if files else None,

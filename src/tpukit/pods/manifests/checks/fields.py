@@ -6,13 +6,13 @@ from typing import Any
 
 from ....errors import did_you_mean
 from ....runtime.doctor.finding import Finding
+from ....runtime.secrets import is_secret_name
 from .. import names
 from ..findings import found
 from ..reading import JobSet, at, count, jobsets, mapping, sequence
 from ..schema import KINDS, field_errors
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|PRIVATE_KEY|API_KEY", re.IGNORECASE)
 
 
 def check_fields(documents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -126,7 +126,7 @@ def _check_secrets(where: str, containers: Sequence[Mapping[str, Any]]) -> Itera
     for container in containers:
         for variable in sequence(container.get("env")):
             name, value = str(at(variable, "name")), at(variable, "value")
-            if value and _SECRET.search(name):
+            if value and is_secret_name(name):
                 yield found(
                     "manifest.secret",
                     "warning",

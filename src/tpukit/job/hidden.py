@@ -1,0 +1,78 @@
+"""Settings whose values are never shown: the variables that a job's processes get.
+
+A field with `repr=False` is such a setting. What is shown of it are its names, `$NAME` references
+and "…" for each literal value, which may be a credential.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import BaseModel
+
+from ..runtime.secrets import looks_secret
+
+if TYPE_CHECKING:
+    from .job import Job
+
+logger = logging.getLogger(__name__)
+
+HIDDEN = "…"
+_warned: set[tuple[str, str]] = set()
+
+
+def shown_values(settings: BaseModel, **options: Any) -> dict[str, Any]:
+    """Return settings as plain data without literal values of hidden fields.
+
+    Args:
+        settings: A section of a job.
+        **options: Of `model_dump`.
+    """
+    values = settings.model_dump(mode="json", **options)
+    fields = type(settings).model_fields
+    return {
+        name: value if fields[name].repr else hide_values(value) for name, value in values.items()
+    }
+
+
+def hide_values(variables: Any) -> Any:
+    """Return variables with "…" for each literal value."""
+    if not isinstance(variables, Mapping):
+        return variables if variables is None else HIDDEN
+    found = cast("Mapping[str, Any]", variables)
+    return {name: one if str(one).startswith("$") else HIDDEN for name, one in found.items()}
+
+
+def hide_in_object(found: dict[str, Any]) -> dict[str, Any]:
+    """Hide the variables of a job in place; the `object_hook` that reads reports of any version."""
+    launch = found.get("launch")
+    if isinstance(launch, dict) and "environment" in launch:
+        launch["environment"] = hide_values(cast("Any", launch["environment"]))
+    return found
+
+
+def is_hidden(path: str | Sequence[str | int], kind: type[BaseModel]) -> bool:
+    """Whether a dotted path of settings leads to a hidden field, or into one."""
+    inner: Any = kind
+    for part in path.split(".") if isinstance(path, str) else path:
+        field = inner.model_fields.get(part) if isinstance(inner, type) else None
+        if field is None:
+            return False
+        if not field.repr:
+            return True
+        inner = field.annotation
+    return False
+
+
+def warn_of_literal_secrets(job: "Job") -> None:
+    """Warn once of each variable whose literal value looks like a credential."""
+    for name, value in job.launch.environment.items():
+        origin = str(job.origin_of("launch.environment"))
+        if value.startswith("$") or not looks_secret(name, value) or (name, origin) in _warned:
+            continue
+        _warned.add((name, origin))
+        logger.warning(
+            "launch.environment.%s (%s) looks like a secret; write %s: $%s and set the variable "
+            "where you launch, so that no file contains it",
+            *(name, origin, name, name),
+        )
