@@ -99,9 +99,13 @@ def test_secrets_of_the_launch_section_are_not_shipped(here, tmp_path):
         ("notes.txt", KEY),
         ("adc.json", '{"refresh_token": "1//abcdefghijk"}'),
         ("settings.py", f"TOKEN = 'hf_{'a' * 34}'"),
+        (".kube/config", "apiVersion: v1"),
+        (".docker/config.json", "{}"),
+        ("late.txt", "x" * (9 << 20) + f" glpat-{'a' * 20}"),
     ],
 )
 def test_what_looks_like_credentials_is_refused_unless_it_is_named(here, name, text):
+    (here / "configs" / name).parent.mkdir(exist_ok=True)
     (here / "configs" / name).write_text(text)
     with pytest.raises(ConfigError, match=f"configs/{name} is not shipped, because") as refused:
         make_bundle(job(launch={"include": ["configs"]}))
@@ -112,7 +116,7 @@ def test_what_looks_like_credentials_is_refused_unless_it_is_named(here, name, t
 
 def test_a_model_with_a_token_in_it_is_refused(here):
     (here / "own.py").write_text(f"TOKEN = 'ghp_{'a' * 36}'\n")
-    with pytest.raises(ConfigError, match=r"own\.py is not shipped, because it holds a GitHub"):
+    with pytest.raises(ConfigError, match=r"own\.py is not shipped, because it contains a GitHub"):
         make_bundle(job(model="own.py:build"))
 
 
