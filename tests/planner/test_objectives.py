@@ -18,7 +18,6 @@ from tpukit.planner.search.objectives import (
     bins,
     judge,
     ranked,
-    ranking_keys,
     read_objective,
     unusual,
 )
@@ -119,9 +118,9 @@ def test_a_host_holds_what_is_offloaded_beside_the_state(host, room, share):
 def test_an_objective_puts_first_what_it_asks_for(objective, priced, best):
     some = candidates(*(mesh({"fsdp": size}, on=f"v6e-{size}") for size in (8, 16, 64, 4)))
     found = costs(days=[8, 8, 2, 9], usd=[1, 2, 8, 9], hours=[5, 1, 9, 7])
-    keys = ranking_keys(objective, scores(some), found, priced=priced)
-    assert ranked(np.ones(4, bool), keys)[0] == best
-    without = ranked(np.arange(4) != best, keys)
+    whole = ranked(np.ones(4, bool), objective, scores(some), found, priced=priced)
+    assert whole[0] == best
+    without = ranked(np.arange(4) != best, objective, scores(some), found, priced=priced)
     assert len(without) == 3
     assert best not in without
 
@@ -130,15 +129,18 @@ def test_among_equals_the_plainer_wins_and_then_the_emptier():
     some = candidates(mesh({"fsdp": 8}), microbatches=[2, 1, 1])
     found = scores(some, total=np.asarray([0.1, 1.0, 0.5]))
     money = costs(days=[1, 1, 1], usd=[100.0, 100.1, 100.1])
-    order = ranked(np.ones(3, bool), ranking_keys("cheapest", found, money, priced=True))
+    order = ranked(np.ones(3, bool), "cheapest", found, money, priced=True)
     assert order.tolist() == [2, 1, 0]  # a tenth of a per cent is no difference
 
 
 def test_values_a_per_cent_apart_are_in_different_bins():
-    apart = 1.01 ** np.arange(1, 50) * 1.005
-    assert np.diff(bins(apart)).tolist() == [1] * 48
-    close = bins(np.asarray([1.0, 1.0001, 1.0099]))
-    assert close[0] == close[1] == close[2]
+    apart = np.append(1.0, 1.01 ** np.arange(1, 50) * 1.005)
+    assert np.diff(bins(apart)).tolist() == [1] * 49
+    for least in (1.0, 1.0051, 873.2):  # wherever the least lies, the first bin begins with it
+        assert bins(least * np.asarray([1.0, 1.0001, 1.0099, 1.0101])).tolist() == [0, 0, 0, 1]
+    assert bins(np.asarray([np.inf, np.inf])).tolist() == [np.inf, np.inf]
+    assert bins(np.asarray([np.inf, 3.0])).tolist() == [np.inf, 0]
+    assert np.isnan(bins(np.asarray([np.nan, 2.0]))[0])
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,10 @@ def test_a_verified_plan_has_one_set_of_figures(ratios, objective, spot):
         ratio = taken[str(choice.slice)] if compiled_too else sorted(own)[1]
         assert choice.step_time_s == pytest.approx(ratio * choice.modelled_step_s)
         assert (choice.verified is not None) == compiled_too
+    value = (lambda one: one.usd.value) if objective == "cheapest" else (lambda one: one.days)
+    excess = value(found.best) / min(map(value, (*found.choices, *found.front)))
+    notes = [] if excess <= 1 + 1e-9 else ["within 1 %" if excess <= 1.01 else "of those compiled"]
+    assert found.headline == objective.upper() + "".join(f" ({note})" for note in notes)
     by_slice = {choice.slice: choice for choice in found.choices}
     for one in found.front:
         assert by_slice.get(one.slice, one) == one, "two figures for one slice"

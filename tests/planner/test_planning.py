@@ -17,15 +17,17 @@ from tpukit.job import Job
 from tpukit.job.model_source import load_model
 from tpukit.models import TransformerConfig, get_preset
 from tpukit.models.huggingface.config import config_to_huggingface
+from tpukit.planner.cost.model_shape import shape_of
 from tpukit.planner.cost.spot import Preemption
 from tpukit.planner.planning import plan
 from tpukit.planner.search.objectives import SAME, pareto_front
+from tpukit.planner.search.usual_limits import critical_batch_tokens
 from tpukit.pods.config import PodConfig
 from tpukit.pods.pod import Tier
 from tpukit.pods.prices import price_of, zones_within_cap
 from tpukit.step import Workload
 
-EQUAL = (1 + SAME) ** 2  # of the bins, and of the plainest among equals
+EQUAL = 1 + SAME
 SMALL = {"tokens": 1e10, "on": "v6e", "max_chips": 64, "verify": 0}
 
 
@@ -68,6 +70,86 @@ def test_a_budget_alone_asks_for_the_fastest():
     assert planned(budget="2k").ask.objective == "fastest"
     assert planned(budget="2k", deadline="30d").ask.objective == "cheapest"
     assert planned(budget="2k").best.usd.value <= 2000
+
+
+@pytest.fixture(scope="module")
+def three_billion():
+    return TransformerConfig(
+        n_layers=28, d_model=3072, d_ff=8192, n_heads=24, n_kv_heads=8, vocab_size=128256,
+        max_seq_len=8192,
+    )  # fmt: skip
+
+
+def test_a_budget_alone_is_no_reason_for_thousands_of_chips(three_billion):
+    found = plan(three_billion, tokens=1e11, budget="50k", verify=0)
+    assert (found.objective, found.most_chips) == ("fastest", 256)
+    assert all(choice.slice.chips <= 256 for choice in found.choices)
+    assert found.headline.startswith("FASTEST (up to 256 chips")
+    assert max(choice.slice.chips for choice in found.front) > 1024  # the list stays
+    assert any("a budget alone: at most 256 chips" in line for line in found.assumptions)
+    for asked in ({"objective": "fastest"}, {"deadline": "1d", "objective": "fastest"}):
+        wide = plan(three_billion, tokens=1e11, budget="50k", verify=0, **asked)
+        assert wide.best.slice.chips > 1024
+        assert wide.most_chips is None
+    many = plan(three_billion, tokens=1e11, budget="50k", verify=0, max_chips=1024)
+    assert 256 < many.best.slice.chips <= 1024
+    named = plan(three_billion, tokens=1e11, budget="50k", verify=0, on="v5p-1024,v5p-2048")
+    assert str(named.best.slice) == "v5p-2048"
+
+
+def test_a_run_longer_than_any_reservation_gets_more_chips_for_its_budget():
+    found = plan("llama3.1-405b", tokens="15T", budget="200M", verify=0)
+    assert found.most_chips > 256
+    assert found.best.days <= 90 or found.most_chips >= found.best.slice.chips
+    fewer = plan(
+        "llama3.1-405b", tokens="15T", budget="200M", verify=0, max_chips=found.most_chips // 2
+    )
+    assert fewer.best.days > 90
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tokens", "batch_tokens"),
+    [
+        # (6.4e13 / N)^(0.076 / 0.103) + 1.8e13 / D, to the power 0.103, is the loss.
+        (8e9, 1e12, 7.83e6),
+        (8e9, 1e9, 1.62e6),
+        (3e9, 1e11, 5.23e6),
+        (1e6, 1e9, 2**19),  # GPT-3's smallest steps
+        (405e9, 15e12, 2**24),  # Llama 3's largest
+    ],
+)
+def test_steps_are_no_larger_than_the_critical_batch_size(parameters, tokens, batch_tokens):
+    shape = shape_of(get_preset("llama3.1-8b"))
+    other = replace(shape, other_parameters=shape.outside_parameters + int(parameters))
+    assert critical_batch_tokens(other, tokens) == pytest.approx(batch_tokens, rel=0.01)
+
+
+def test_the_usual_limit_on_steps_gives_way_to_a_stated_one_and_to_what_fits():
+    found = planned()
+    most = critical_batch_tokens(shape_of(get_preset("llama3.1-8b")), 1e10)
+    assert max(choice.tokens_per_step for choice in found.choices) <= most
+    assert any("critical batch size" in line for line in found.assumptions)
+    stated = planned(max_batch_tokens="16M", on="v5e", max_chips=256, tokens=1e9)
+    assert stated.best.tokens_per_step > critical_batch_tokens(stated.ask.subject.shape, 1e9)
+    # One example for each of 64 devices is more than 0.5 M tokens.
+    long = plan("llama3.1-8b", tokens=1e6, on="v6e-64", sequence_length=131072, verify=0)
+    assert long.feasible
+
+
+@pytest.mark.parametrize("objective", ["cheapest", "fastest", "fewest-chips"])
+@pytest.mark.parametrize("model", ["llama3.1-8b", "llama3.2-1b", "mixtral-8x7b"])
+def test_the_headline_is_true(model, objective):
+    found = planned(model, objective=objective, on="v6e,v5e,v5p", top=20)
+    values = {
+        "cheapest": lambda one: one.usd.value,
+        "fastest": lambda one: one.days,
+        "fewest-chips": lambda one: one.slice.chips,
+    }[objective]
+    best = values(found.best)
+    assert found.least <= best <= found.least * EQUAL
+    assert all(best <= values(one) * EQUAL for one in (*found.choices, *found.front))
+    alone = best <= found.least * (1 + 1e-9)
+    assert found.headline == objective.upper() + ("" if alone else " (within 1 %)")
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,9 @@ RecoveryMinutes = Annotated[float | None, typer.Option(help="From one to the nex
 MaxChips = Annotated[int | None, typer.Option(help="All slices together.")]
 Headroom = Annotated[float, typer.Option(help="Share of HBM to leave free.")]
 MultiSlice = Annotated[bool, typer.Option(help="Whether slices may be joined.")]
-BatchTokens = Annotated[str | None, typer.Option(help="The most tokens in a step.")]
+BatchTokens = Annotated[
+    str | None, typer.Option(help="The most tokens in a step; by the model's size.")
+]
 Precision = Annotated[
     str | None, typer.Option(help="bf16, int8, fp8; several with commas; else the model's.")
 ]
@@ -140,7 +142,6 @@ def plan(
     json: options.Json = False,
 ) -> None:
     """Find slice, mesh and batch for a run: exit 0 found, 3 nothing meets the limits."""
-    from ..planner.planning import LARGEST_BATCH_TOKENS
     from ..planner.planning import plan as find_plan
     from ..planner.search.candidates import GENERATIONS
     from .output import Announcer, show
@@ -193,7 +194,7 @@ def plan(
         min_headroom=min_headroom,
         multi_slice=multi_slice,
         sequence_length=sequence,
-        max_batch_tokens=max_batch_tokens or LARGEST_BATCH_TOKENS,
+        max_batch_tokens=max_batch_tokens,
         precisions=_words(precision) or None,
         optimizer=optimizer or "adamw",
         moment_dtype=moment_dtype,

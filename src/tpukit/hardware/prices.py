@@ -157,7 +157,8 @@ class PriceBook:
         found = self.find(of.chip.name, region=region, tier=tier)
         covering = [rate for rate in found if rate.covers(of.chips_per_slice)]
         if region is None:
-            covering.sort(key=lambda rate: rate.price.value or math.inf)
+            # Of regions that cost the same, the one with most zones is likeliest to have room.
+            covering.sort(key=lambda rate: (rate.price.value or math.inf, -len(rate.zones)))
         return covering
 
     @staticmethod

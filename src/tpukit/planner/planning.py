@@ -21,15 +21,14 @@ from .answer.rejections import state_bytes
 from .answer.result import PlanResult
 from .cost.money import Market
 from .cost.spot import Preemption
-from .search.candidates import GENERATIONS, Space, optimizers_of
-from .search.objectives import Limits, read_objective
+from .search.candidates import GENERATIONS, Space, named_slice, optimizers_of
+from .search.objectives import Limits, is_budget_alone, read_objective
 from .search.own_model import OwnModelSearch
 from .search.search import Ask, Search, replaced
-from .search.subject import read_subject
+from .search.subject import Subject, read_subject
+from .search.usual_limits import LARGEST_BATCH_TOKENS, critical_batch_tokens
 from .search.verification import Verifier
 
-# Llama 3 405B ended with steps of 16 M tokens, the largest public runs report.
-LARGEST_BATCH_TOKENS = 16 * 2**20
 MOST_CHOICES, LONGEST_VERIFICATION_S = 100, 86_400.0
 UNPRICED_SHOWN = 2
 
@@ -51,7 +50,7 @@ def plan(
     min_headroom: float = 0.05,
     multi_slice: bool = True,
     sequence_length: int | None = None,
-    max_batch_tokens: float | str = LARGEST_BATCH_TOKENS,
+    max_batch_tokens: float | str | None = None,
     precisions: Sequence[str] | None = None,
     optimizer: str = "adamw",
     moment_dtype: str | None = None,
@@ -70,8 +69,8 @@ def plan(
         tokens: Tokens to train on: 15e12 or "15T".
         deadline: "30d", "12h", a `timedelta` or days.
         budget: Dollars: 50000 or "50k".
-        objective: "cheapest", "fastest" or "fewest-chips"; by default the cheapest, or the
-            fastest when only a budget is given.
+        objective: "cheapest", "fastest" or "fewest-chips"; by default the cheapest. When only a
+            budget is given, it is the fastest on as many chips as zones usually have.
         on: Generations, or slices such as "v6e-64", as a list or "v6e,v5p".
         spot: Spot prices, with what preemption wastes; the same as `tier="spot"`.
         tier: "on_demand", "spot", or a tier of your own `rates`, such as "reserved-1y".
@@ -82,7 +81,8 @@ def plan(
         min_headroom: Share of usable HBM to leave free.
         multi_slice: Whether several slices may be joined.
         sequence_length: Tokens in an example; by default 8192, or what the model can read.
-        max_batch_tokens: The most tokens in a step.
+        max_batch_tokens: The most tokens in a step; by default the critical batch size of so large
+            a model, or more where nothing fits with that.
         precisions: Of the products: "bf16", "int8", "fp8"; that of the model by default.
         optimizer: "adamw", "lion", "adafactor" or "sgd", whose states take memory and time.
         moment_dtype: Of its moments: "float32", "bfloat16", or with adamw "int8"; by default the
@@ -111,9 +111,11 @@ def plan(
     stated: dict[str, Any] = {"lora": lora}
     thin = TrainingSettings(**stated).lora
     subject = read_subject(model, sequence_length=sequence_length, lora=thin)
+    amount = parse_tokens(tokens)
+    named = any(named_slice(name) is not None for name in names)
     ask = Ask(
         subject=subject,
-        tokens=parse_tokens(tokens),
+        tokens=amount,
         objective=read_objective(objective, limits),
         limits=limits,
         space=Space(
@@ -124,15 +126,27 @@ def plan(
             optimizers=optimizers_of(optimizer, moment_dtype),
         ),
         market=market,
-        max_batch_tokens=parse_tokens(max_batch_tokens),
+        max_batch_tokens=_batch_tokens(max_batch_tokens, subject, amount),
+        any_chips=not (is_budget_alone(objective, limits) and max_chips is None and not named),
     )
     if ask.subject.known is None:
         budget_s = verify_seconds if verify else 0.0
         return _ask_compiler(ask, top=top, budget_s=budget_s, progress=progress)
     search = Search.run(ask)
+    if max_batch_tokens is None and not search.verdicts.fits.any():
+        search = Search.run(replace(ask, max_batch_tokens=LARGEST_BATCH_TOKENS))
     progress(f"weighed {len(search.scores.candidates):,} candidates in {search.seconds:.2f} s")
     verifier = Verifier(verify_seconds, progress) if verify else None
     return _answer(search, top=top, verify=verify, verifier=verifier)
+
+
+def _batch_tokens(stated: float | str | None, subject: Subject, tokens: float) -> float:
+    """Return the most tokens in a step: as stated, or by the size of the model."""
+    if stated is not None:
+        return parse_tokens(stated)
+    if subject.known is None:
+        return LARGEST_BATCH_TOKENS
+    return critical_batch_tokens(subject.shape, tokens)
 
 
 def _ask_compiler(ask: Ask, *, top: int, budget_s: float, progress: Progress) -> PlanResult:
@@ -161,7 +175,7 @@ def _ask_compiler(ask: Ask, *, top: int, budget_s: float, progress: Progress) ->
 
 
 def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None) -> PlanResult:
-    order, shortfall = search.order(), ""
+    order, shortfall = search.order(most_chips=search.most_chips), ""
     if not len(order):
         order, shortfall = search.nearest()
     wider: Search | None = None
@@ -170,14 +184,16 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
         order = wider.order() if wider is not None else order
         order = wider.nearest()[0] if wider is not None and not len(order) else order
     source = wider or search
+    # Slices larger than those to choose from stay in sight where nothing is faster and cheaper.
+    everything = order if search.most_chips is None else search.order()
     if verifier is None:
         indices = itertools.islice(source.best_of_each_slice(order), top)
         choices = [source.choice(index) for index in indices]
-        front = modelled_front(source, order, choices)
+        front = modelled_front(source, everything, choices)
     else:
         limits = Limits() if shortfall else search.ask.limits
         choices = verifier.best(source, order, top=top, verify=verify, limits=limits)
-        front = verified_front(source, order, choices, verifier=verifier, limits=limits)
+        front = verified_front(source, everything, choices, verifier=verifier, limits=limits)
         if not choices and len(order):
             shortfall = "every choice of the model is too slow, too dear or too large when compiled"
             choices = verifier.late
@@ -189,14 +205,29 @@ def _answer(search: Search, *, top: int, verify: int, verifier: Verifier | None)
         shortfall=shortfall,
         unpriced=tuple(search.choice(index) for index in indices),
         front=() if shortfall else tuple(front),
+        most_chips=search.most_chips,
+        least=_least(source, order),
         rejected=search.rejections(),
         disagreements=() if verifier is None else tuple(verifier.notes),
-        assumptions=tuple(list_assumptions(search.ask, choices)),
+        assumptions=tuple(list_assumptions(search.ask, choices, most_chips=search.most_chips)),
         ranked_by=_ranked_by(source, order),
         scored=len(search.scores.candidates),
         search_s=search.seconds,
         verify_s=None if verifier is None else verifier.seconds,
     )
+
+
+def _least(search: Search, order: np.ndarray) -> float | None:
+    """Return the best of what choices are ranked by, over all candidates; None without any."""
+    if not len(order):
+        return None
+    values = {
+        "days": search.costs.days,
+        "chips": search.scores.candidates.chips,
+        "dollars": search.costs.usd,
+        "chip-hours": search.costs.chip_hours,
+    }[_ranked_by(search, order)]
+    return float(np.min(values[order]))
 
 
 def _ranked_by(search: Search, order: np.ndarray) -> str:

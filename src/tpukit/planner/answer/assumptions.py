@@ -5,14 +5,29 @@ from collections.abc import Sequence
 from ...hardware.catalog import dcn_rate
 from ..cost.money import ON_DEMAND, RESERVED, SPOT, Market
 from ..search.search import Ask
+from ..search.usual_limits import (
+    KAPLAN,
+    LARGEST_BATCH_TOKENS,
+    LONGEST_RESERVATION_DAYS,
+    critical_batch_tokens,
+    pod_chips,
+)
+from .amounts import count_text
 from .choice import Choice
 
 
-def list_assumptions(ask: Ask, choices: Sequence[Choice]) -> list[str]:
-    """Return one line per assumption behind the choices of a plan."""
-    limit = format(int(ask.max_batch_tokens), ",")
+def list_assumptions(
+    ask: Ask, choices: Sequence[Choice], *, most_chips: int | None = None
+) -> list[str]:
+    """Return one line per assumption behind the choices of a plan.
+
+    Args:
+        ask: What was asked for.
+        choices: The answer.
+        most_chips: The most chips of a choice, where only a budget was given.
+    """
     stated = [
-        f"a step has at most {limit} tokens (Llama 3 405B's largest was 16 M); --max-batch-tokens",
+        _of_batches(ask),
         f"sequences of {ask.subject.sequence_length:,} tokens; --sequence",
         f"{ask.limits.min_headroom:.0%} of usable HBM stays free by the model; --min-headroom",
         f"states of {ask.space.optimizers[0].name}; --optimizer, --moment-dtype",
@@ -21,6 +36,13 @@ def list_assumptions(ask: Ask, choices: Sequence[Choice]) -> list[str]:
         stated.append(
             f"{thin.parameters:,} numbers of adapters are trained, whole on every device; the "
             f"model's own weights stay, in {thin.base}; --lora-rank, --lora-base"
+        )
+    if most_chips is not None:
+        stated.append(
+            f"a budget alone: at most {most_chips:,} chips; zones list slices of {pod_chips()} of "
+            "every generation, and larger ones in limited quantities (Google Cloud documentation, "
+            "/tpu/docs/regions-zones); twice as many while nothing ends within "
+            f"{LONGEST_RESERVATION_DAYS:g} days, the longest reservation; --max-chips, --deadline"
         )
     stated += _of_prices(ask.market, choices)
     stated += _of_launches(ask.market, choices)
@@ -31,6 +53,18 @@ def list_assumptions(ask: Ask, choices: Sequence[Choice]) -> list[str]:
         stated.append(f"between {chip} slices {rate.text} a chip ({rate.origin}): {rate.source}")
     stated.append("gradients, moments and activations as the reference transformer keeps them")
     return stated
+
+
+def _of_batches(ask: Ask) -> str:
+    most = ask.max_batch_tokens
+    line = f"a step has at most {count_text(most)} tokens"
+    if ask.subject.known is not None and most == critical_batch_tokens(
+        ask.subject.shape, ask.tokens
+    ):
+        line += f", the critical batch size of so large a model on so many tokens ({KAPLAN})"
+    elif most == LARGEST_BATCH_TOKENS:
+        line += " (Llama 3 405B's largest was 16 M)"
+    return f"{line}; --max-batch-tokens"
 
 
 def _of_prices(market: Market, choices: Sequence[Choice]) -> list[str]:

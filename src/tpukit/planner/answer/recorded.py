@@ -19,6 +19,7 @@ class RecordedPlan:
     model: str
     tokens: float
     objective: str
+    headline: str
     choices: tuple[Choice, ...]
     shortfall: str
     unpriced: tuple[Choice, ...]
@@ -53,6 +54,7 @@ class RecordedPlan:
         try:
             return cls(
                 **{key: kept[key] for key in ("model", "tokens", "objective", "next_command")},
+                headline=kept.get("headline", kept["objective"].upper()),
                 shortfall=kept["shortfall"],
                 choices=_choices(kept["choices"]),
                 unpriced=_choices(kept["unpriced"]),

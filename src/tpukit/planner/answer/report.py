@@ -108,7 +108,7 @@ def verdict_words(result: "AnyPlan") -> tuple[str, str]:
         f"{mfu_text(best)}, {origin}."
     )
     if result.feasible:
-        return result.objective.upper(), words
+        return result.headline, words
     return "NOT AS ASKED", f"{result.shortfall}. Nearest: {words}"
 
 

@@ -1,5 +1,6 @@
 """`PlanResult`: the answer, what it is based on, and what was left out and why."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from ...errors import TPUValidationError
 from ...job.model_source import is_own_model
 from ...runtime.files import write_output
+from ..search.objectives import SAME
 from ..search.search import Ask
 from .choice import Choice
 from .recorded import SCHEMA
@@ -14,6 +16,7 @@ from .rejections import Rejection
 
 FEASIBLE, INFEASIBLE = 0, 3
 JOB_FILE = "job.yaml"
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,8 @@ class PlanResult:
         front: Where nothing is both faster and cheaper, the fastest first.
         disagreements: Where model and compiler differ.
         assumptions: What the figures rest on, each with its source.
+        most_chips: The most chips of a choice, where only a budget was given; None without limit.
+        least: The best of what choices are ranked by, over all candidates, by the model.
         scored: Candidates weighed, in `search_s` seconds.
         job_file: Where the first choice was written as a job; None while it was not.
     """
@@ -40,6 +45,8 @@ class PlanResult:
     rejected: tuple[Rejection, ...] = ()
     disagreements: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
+    most_chips: int | None = None
+    least: float | None = None
     ranked_by: str
     scored: int
     search_s: float = field(repr=False)
@@ -60,6 +67,25 @@ class PlanResult:
     def objective(self) -> str:
         """What the choices are ranked by."""
         return self.ask.objective
+
+    @property
+    def headline(self) -> str:
+        """The objective as a word, with what keeps the first choice from being simply that."""
+        best, word = self.best, self.objective.upper()
+        if best is None or not self.feasible:
+            return word
+        value = _ranked_value(best, self.ranked_by)
+        most = math.inf if self.most_chips is None else self.most_chips
+        rivals = (one for one in (*self.choices, *self.front) if one.slice.chips <= most)
+        values = [_ranked_value(one, self.ranked_by) for one in rivals]
+        if self.verify_s is None and self.least is not None:
+            values.append(self.least)
+        notes = [] if self.most_chips is None else [f"up to {self.most_chips:,} chips"]
+        if value > min(values) * (1 + SAME):
+            notes.append("of those compiled")
+        elif value > min(values) * (1 + _ROUNDING):
+            notes.append("within 1 %")
+        return f"{word} ({', '.join(notes)})" if notes else word
 
     @property
     def feasible(self) -> bool:
@@ -139,6 +165,8 @@ class PlanResult:
             "max_batch_tokens": ask.max_batch_tokens,
             "tier": ask.market.tier,
             "regions": list(ask.market.regions),
+            "headline": self.headline,
+            "most_chips": self.most_chips,
             "feasible": self.feasible,
             "shortfall": self.shortfall,
             "ranked_by": self.ranked_by,
@@ -159,6 +187,14 @@ class PlanResult:
         from .report import plan_report
 
         return plan_report(self)
+
+
+def _ranked_value(choice: Choice, ranked_by: str) -> float:
+    """Return what a choice is ranked by; infinite where it has no price."""
+    if ranked_by == "dollars":
+        return math.inf if choice.usd.value is None else choice.usd.value
+    values = {"days": choice.days, "chips": choice.slice.chips, "chip-hours": choice.chip_hours}
+    return values[ranked_by]
 
 
 def _reached(choice: Choice) -> str:

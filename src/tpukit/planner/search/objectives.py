@@ -37,14 +37,18 @@ class Limits:
         Range(0, 0.99).check("min_headroom", self.min_headroom, unit="of HBM")
 
 
+def is_budget_alone(objective: str | None, limits: Limits) -> bool:
+    """Return whether a budget is all that was asked for."""
+    return objective is None and limits.budget_usd is not None and limits.deadline_days is None
+
+
 def read_objective(name: str | None, limits: Limits) -> ObjectiveName:
     """The objective of that name; without one, what the limits leave open.
 
     A budget alone asks for the fastest it can buy; anything else for the cheapest.
     """
     if name is None:
-        only_budget = limits.budget_usd is not None and limits.deadline_days is None
-        return "fastest" if only_budget else "cheapest"
+        return "fastest" if is_budget_alone(name, limits) else "cheapest"
     wanted = name.replace("_", "-").replace(" ", "-")
     if wanted not in OBJECTIVES:
         raise ConfigError(
@@ -93,23 +97,25 @@ def judge(scores: Scores, costs: Costs, limits: Limits) -> Judgement:
     )
 
 
-def ranking_keys(
-    objective: ObjectiveName, scores: Scores, costs: Costs, *, priced: bool
-) -> tuple[np.ndarray, ...]:
-    """What to sort by, the most important first.
+def ranked(
+    chosen: np.ndarray, objective: ObjectiveName, scores: Scores, costs: Costs, *, priced: bool
+) -> np.ndarray:
+    """Return the indices of the chosen candidates, the best first.
 
-    Money and days within one `SAME` of each other are equal. What is left open goes to the
-    plainer candidate, then to the one with more free memory.
+    Money and days that differ by less than `SAME` are equal, so the first is the best or within
+    `SAME` of it. What is left open goes to the plainer candidate, then to the one with more free
+    memory.
     """
-    candidates = scores.candidates
-    money = bins(costs.usd if priced else costs.chip_hours)
-    days, chips = bins(costs.days), candidates.chips
+    indices = np.flatnonzero(chosen)
+    money = bins((costs.usd if priced else costs.chip_hours)[indices])
+    days, chips = bins(costs.days[indices]), scores.candidates.chips[indices]
     orders = {
         "cheapest": (money, days, chips),
         "fastest": (days, money, chips),
         "fewest-chips": (chips, days, money),
     }
-    return (*orders[objective], unusual(scores), scores.memory_share)
+    keys = (*orders[objective], unusual(scores)[indices], scores.memory_share[indices])
+    return indices[np.lexsort(keys[::-1])]
 
 
 def unusual(scores: Scores) -> np.ndarray:
@@ -125,15 +131,11 @@ def unusual(scores: Scores) -> np.ndarray:
     return c.optimizer + c.precision + (c.microbatches > 1) + further + outside
 
 
-def ranked(chosen: np.ndarray, keys: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Indices of the chosen candidates, the best first."""
-    indices = np.flatnonzero(chosen)
-    return indices[np.lexsort([key[indices] for key in keys][::-1])]
-
-
-def bins(values: np.ndarray) -> np.ndarray:
-    """Numbers that are equal where values are within one `SAME` of each other."""
-    return np.floor(np.log(values) / np.log1p(SAME))
+def bins(values: np.ndarray, least: float | None = None) -> np.ndarray:
+    """Return how many `SAME` each value is above the least; 0 for all within one of it."""
+    if least is None:
+        least = float(np.min(values, initial=np.inf, where=~np.isnan(values)))
+    return values if np.isinf(least) else np.floor(np.log(values / least) / np.log1p(SAME))
 
 
 def pareto_front(days: np.ndarray, money: np.ndarray) -> np.ndarray:

@@ -24,7 +24,6 @@ from ..cost.money import SPOT, Costs, Market, cost_of
 from ..cost.step_variant import variant_for
 from .candidates import PRECISIONS, Space, enumerate_candidates
 from .objectives import (
-    SAME,
     Judgement,
     Limits,
     ObjectiveName,
@@ -32,11 +31,11 @@ from .objectives import (
     judge,
     pareto_front,
     ranked,
-    ranking_keys,
     unusual,
 )
 from .scoring import Scores, score
 from .subject import Subject
+from .usual_limits import usual_chips
 
 # On slices of few chips the compiler cuts products with gathered weights into pieces and adds these
 # up through HBM: llama3.1-8b on v6e-16 takes 4.13 s a step then, and 2.90 s in whole products.
@@ -49,6 +48,7 @@ class Ask:
 
     Attributes:
         max_batch_tokens: The most tokens a step may have; more teach less each.
+        any_chips: Whether slices of any size may be chosen; else `usual_limits.usual_chips`.
     """
 
     subject: Subject
@@ -58,6 +58,7 @@ class Ask:
     space: Space
     market: Market
     max_batch_tokens: float
+    any_chips: bool = True
 
 
 @dataclass(frozen=True)
@@ -97,21 +98,32 @@ class Search:
         """Whether anything that passes has a price; else chip-hours stand for money."""
         return bool((self.verdicts.passed & self.costs.priced).any())
 
-    def order(self, *, passed: np.ndarray | None = None) -> np.ndarray:
-        """Indices of candidates, best first; the cheapest is sought among those with a price."""
+    @cached_property
+    def most_chips(self) -> int | None:
+        """The most chips of a choice that nobody limited; None where any number will do."""
+        passed = np.flatnonzero(self.verdicts.passed)
+        if self.ask.any_chips or not len(passed):
+            return None
+        return usual_chips(self.scores.candidates.chips[passed], self.costs.days[passed])
+
+    def order(
+        self, *, passed: np.ndarray | None = None, most_chips: int | None = None
+    ) -> np.ndarray:
+        """Return indices of candidates, best first; the cheapest is one of those with a price."""
         chosen = self.verdicts.passed if passed is None else passed
+        if most_chips is not None:
+            chosen = chosen & (self.scores.candidates.chips <= most_chips)
         priced = bool((chosen & self.costs.priced).any())
         if priced and self.ask.objective == "cheapest":
             chosen = chosen & self.costs.priced
-        keys = ranking_keys(self.ask.objective, self.scores, self.costs, priced=priced)
-        return ranked(chosen, keys)
+        return ranked(chosen, self.ask.objective, self.scores, self.costs, priced=priced)
 
     def unpriced_order(self) -> np.ndarray:
         """What passes and could not be ranked for want of a price, by chip-hours."""
         if not self.priced or self.ask.objective != "cheapest":
             return np.empty(0, int)
-        keys = ranking_keys(self.ask.objective, self.scores, self.costs, priced=False)
-        return ranked(self.verdicts.passed & ~self.costs.priced, keys)
+        unpriced = self.verdicts.passed & ~self.costs.priced
+        return ranked(unpriced, self.ask.objective, self.scores, self.costs, priced=False)
 
     def front(self, order: np.ndarray) -> list[int]:
         """Slices than which none is both faster and cheaper, as `best_of_each_slice` has them.
@@ -154,11 +166,11 @@ class Search:
         return order[np.sort(firsts)]
 
     def _plainest(self, order: np.ndarray, first: int) -> int:
-        same = order[self._target_numbers[order] == self._target_numbers[first]]
-        as_good = np.ones(len(same), bool)
+        near = order[self._target_numbers[order] == self._target_numbers[first]]
         for key in (self._money, self.costs.days):
-            as_good &= key[same] <= key[first] * (1 + SAME)
-        near = same[as_good]
+            # No worse than the first, by the bins that the whole order is sorted by.
+            least = float(np.min(key[order]))
+            near = near[bins(key[near], least) <= bins(key[first : first + 1], least)]
         plain = np.lexsort((self._memory_share[near], self._unusual[near]))
         return int(near[plain[0]])
 
