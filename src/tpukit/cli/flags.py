@@ -69,7 +69,7 @@ def check(
 @app.command("list")
 def list_flags(
     pattern: Annotated[
-        str, typer.Argument(help="Part of a name, or a regular expression; all by default.")
+        str, typer.Argument(help="Part of a name, as plain text; all by default.")
     ] = "",
     where: Annotated[Parser | None, typer.Option(help="Only flags this parser reads.")] = None,
     level: Annotated[

@@ -155,7 +155,7 @@ def make_server(access: Access | None = None) -> MCPServer[Any]:
 
     @server.tool(annotations=reads)
     def flags(
-        pattern: Annotated[str, Field(description="part of a name, or a regular expression")],
+        pattern: Annotated[str, Field(description="part of a name, as plain text")],
     ) -> Answer:
         """Find flags of the installed libtpu and jaxlib by name."""
         with in_one_sentence():

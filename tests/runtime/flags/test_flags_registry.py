@@ -112,14 +112,16 @@ def test_lookup_takes_dashes_and_names_the_nearest(registry):
         registry.find("zzz")
 
 
-def test_search(registry):
-    found = [
-        flag.name for flag in registry.search("^xla_tpu_megacore_fusion_allow", parser="libtpu")
-    ]
-    assert found == ["xla_tpu_megacore_fusion_allow_ags"]
+def test_search_is_for_a_part_of_a_name(registry):
+    found = registry.search("--XLA_TPU_megacore_fusion_allow", parser="libtpu")
+    assert [flag.name for flag in found] == ["xla_tpu_megacore_fusion_allow_ags"]
     assert registry.search("megacore", parser="xla") == []
-    with pytest.raises(FlagError, match="is not a pattern"):
-        registry.search("(")
+
+
+@pytest.mark.parametrize("pattern", ["(x+x+)+y", "^xla", "(", "xla.*", r"(\w+_)+\W", "a b"])
+def test_a_regular_expression_is_refused_and_never_run(registry, pattern):
+    with pytest.raises(FlagError, match="plain text and not as a pattern"):
+        registry.search(pattern)
 
 
 class TestCache:

@@ -5,7 +5,6 @@ They are kept on disk, one file for each pair of versions.
 
 import difflib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -131,22 +130,22 @@ class FlagRegistry(Mapping[str, Flag]):
         )
         return list(dict.fromkeys([*close, *ranked]))[:most]
 
-    def search(self, pattern: str = "", *, parser: Parser | None = None) -> list[Flag]:
-        """Flags whose name holds `pattern` (a regular expression), by name.
+    def search(self, part: str = "", *, parser: Parser | None = None) -> list[Flag]:
+        """Return the flags whose name contains `part`, a plain text, by name.
 
         Raises:
-            FlagError: The pattern is not a regular expression.
+            FlagError: `part` has characters that no flag's name has.
         """
-        try:
-            expression = re.compile(pattern)
-        except re.error as error:
+        wanted = part.strip().removeprefix("--").lower()
+        if wanted and not wanted.isidentifier() and not f"_{wanted}".isidentifier():
             raise FlagError(
-                f"{pattern!r} is not a pattern ({error}); write part of a name, such as megacore."
-            ) from None
+                f"no flag's name contains {part!r:.60}, which is taken as plain text and not as a "
+                "pattern; write part of a name, such as megacore."
+            )
         return [
             flag
             for name, flag in sorted(self._flags.items())
-            if expression.search(name) and (parser is None or parser in flag.parsers)
+            if wanted in name.lower() and (parser is None or parser in flag.parsers)
         ]
 
     def to_dict(self) -> dict[str, Any]:
