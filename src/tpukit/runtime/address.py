@@ -68,6 +68,26 @@ class Address:
         return Address(str(first[4][0]), self.port)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host name or IP address is this machine itself."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def names_this_machine(host_header: str) -> bool:
+    """Whether the Host header of a request names this machine.
+
+    A web page elsewhere can point a host name of its own at 127.0.0.1, and a browser then sends
+    that name. So a server on a loopback address answers no other names.
+    """
+    end = host_header.find("]") + 1 if host_header.startswith("[") else host_header.find(":")
+    return is_loopback(host_header if end < 0 else host_header[:end])
+
+
 def listen(address: Address) -> socket.socket:
     """Listen on `address`, an IP address of this machine.
 

@@ -6,8 +6,9 @@ import pytest
 from served import Served
 
 from tpukit.errors import ConfigError, TPUValidationError
-from tpukit.observe.dashboard.access import LARGEST_BODY, LONGEST_QUERY, Token, is_loopback
+from tpukit.observe.dashboard.access import LARGEST_BODY, LONGEST_QUERY, Token
 from tpukit.observe.dashboard.serving import serve
+from tpukit.runtime.address import is_loopback
 
 TOKEN = "a-token-of-some-length"
 PATHS = (

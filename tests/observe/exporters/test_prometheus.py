@@ -170,6 +170,29 @@ class TestServer:
         ]
         assert mine.ip == "127.0.0.1"
 
+    def test_a_name_that_a_web_page_points_here_is_refused(self, exporter):
+        exporter.export([reading(Sample("duty_cycle", 0.5, 0))])
+        for host in ("evil.example", f"evil.example:{exporter.port}", "127.0.0.1.evil.example", ""):
+            asked = urllib.request.Request(exporter.url, headers={"Host": host})
+            with pytest.raises(urllib.error.HTTPError, match="421") as refused:
+                urllib.request.urlopen(asked, timeout=10)
+            assert b"duty_cycle" not in refused.value.read()
+        for host in ("localhost", "LOCALHOST:1", "[::1]:9090", "127.0.0.1"):
+            asked = urllib.request.Request(exporter.url, headers={"Host": host})
+            with urllib.request.urlopen(asked, timeout=10) as answer:
+                assert b"duty_cycle" in answer.read()
+
+    def test_on_an_address_of_a_network_any_name_is_answered(self, monkeypatch):
+        monkeypatch.setattr("tpukit.observe.exporters.prometheus.is_loopback", lambda _: False)
+        made = PrometheusExporter(0, labels=LABELS)
+        try:
+            url = f"http://127.0.0.1:{made.port}/metrics"
+            asked = urllib.request.Request(url, headers={"Host": "train-0.pods.cluster:9090"})
+            with urllib.request.urlopen(asked, timeout=10) as answer:
+                assert answer.status == 200
+        finally:
+            made.close()
+
     def test_anything_else_is_not_found(self, exporter):
         for path in ("/etc/passwd", "/../metrics", "/metrics/x"):
             with pytest.raises(urllib.error.HTTPError, match="404"):

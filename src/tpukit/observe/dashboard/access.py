@@ -7,7 +7,6 @@ its own at 127.0.0.1. On any other address every page and every number needs the
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import ConfigError
 from ...pages.served import APPLICATION_HEADERS
+from ...runtime.address import names_this_machine
 from .answers import assets_folder, refusal
 
 LONGEST_QUERY = 2048
@@ -78,16 +78,6 @@ class Token:
         return _same(given, self.text)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address, or a name in a request, is this machine itself."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 class Guard:
     """Answers requests that may not be answered, and hands on the others.
 
@@ -131,7 +121,7 @@ class Guard:
         if not length.isdecimal() or int(length) > LARGEST_BODY or "transfer-encoding" in headers:
             most = f"send at most {LARGEST_BODY} bytes, with their content-length"
             return refusal(413, "the body is too large, or does not say how large it is", most)
-        if self._only_loopback and not is_loopback(_host_name(headers.get("host", ""))):
+        if self._only_loopback and not names_this_machine(headers.get("host", "")):
             return refusal(
                 421,
                 f"this server is 127.0.0.1 and localhost, not {headers.get('host', '')!r:.80}",
@@ -162,13 +152,6 @@ class Guard:
                 self._token.cookie, self._token.session, httponly=True, samesite="strict"
             )
         return answer
-
-
-def _host_name(host: str) -> str:
-    """The name of a Host header, without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
 
 
 def _same(given: str, expected: str) -> bool:

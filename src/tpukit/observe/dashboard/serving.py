@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, MissingExtraError, TPUValidationError
+from ...runtime.address import is_loopback
 from ...runtime.files import temporary_folder
 from ...runtime.progress import Progress
 
 try:
     import uvicorn
 
-    from .access import MAKE_TOKEN, Token, is_loopback
+    from .access import MAKE_TOKEN, Token
     from .app import NO_FLEET, make_app
 except ModuleNotFoundError as error:
     if str(error.name).startswith("tpukit"):

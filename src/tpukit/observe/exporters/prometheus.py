@@ -10,6 +10,7 @@ from ...errors import TPUValidationError
 from ...hardware.detect import Accelerators, detect_accelerators
 from ...hardware.slice import Slice
 from ...hardware.topology import format_shape
+from ...runtime.address import is_loopback, names_this_machine
 from ..readings import Reading
 from .prometheus_text import CONTENT_TYPE, Labels, write_text
 
@@ -46,6 +47,8 @@ class PrometheusExporter:
         exporter = self
 
         class Handler(_Handler):
+            only_loopback = is_loopback(address)
+
             def text(self) -> bytes:
                 return exporter.text()
 
@@ -105,12 +108,16 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # a client that says nothing holds a thread no longer
     server_version, sys_version = "tpukit", ""
+    only_loopback = True
 
     def text(self) -> bytes:
         raise NotImplementedError
 
     def do_GET(self) -> None:
         """Answer a scrape."""
+        if self.only_loopback and not names_this_machine(self.headers.get("Host", "")):
+            self.send_error(421, "This server is 127.0.0.1 and localhost; ask for those.")
+            return
         if self.path.split("?")[0] not in ("/metrics", "/"):
             self.send_error(404)
             return
