@@ -42,7 +42,7 @@ def candidates(*meshes, **columns):
     return Candidates(meshes, **{**usual, **given})
 
 
-def scores(some, *, host=0.0, total=1.0, state=0.0, room=np.nan):
+def scores(some, *, host=0.0, total=1.0, state=0.0, room=np.nan, saved_bytes=0.0):
     ones = np.ones(len(some))
     nothing = dict.fromkeys(("gradients", "activations", "temporaries"), 0 * ones)
     memory = MemorySplit(
@@ -53,7 +53,8 @@ def scores(some, *, host=0.0, total=1.0, state=0.0, room=np.nan):
     )
     step = StepSplit(*(ones if cause == 0 else 0 * ones for cause in range(7)))
     need = ones * (total + host)
-    return Scores(some, memory, 2 * ones, ones * room, need, step, ones, 100 * ones)
+    saved = ones * saved_bytes
+    return Scores(some, memory, 2 * ones, ones * room, need, step, ones, 100 * ones, saved)
 
 
 def costs(*, days, usd=None, hours=None):
@@ -65,6 +66,7 @@ def costs(*, days, usd=None, hours=None):
         usd=unknown if usd is None else np.asarray(usd, float),
         waste=np.zeros(len(days)),
         save_s=np.zeros(len(days)),
+        write_s=np.zeros(len(days)),
         quotes={},
     )
 
@@ -221,13 +223,14 @@ def test_a_run_is_whole_steps_of_all_its_chips():
 
 def test_spot_takes_as_much_longer_as_it_wastes():
     some = candidates(mesh({"fsdp": 8}), mesh({"fsdp": 8}, on="2xv6e-8"))
-    found = scores(some, total=112e9, state=56e9)
-    spot = Preemption(per_slice_day=4.0, recovery_s=600.0)
+    found = scores(some, total=112e9, state=56e9, saved_bytes=896e9)
+    spot = Preemption(per_slice_day=4.0, recovery_s=600.0, store_bytes_per_s=8e9)
     market = Market(Book(anywhere=1.0), tier="spot", preemption=spot)
     costs = cost_of(found, market, tokens=100 * 86_400)
     assert costs.save_s == pytest.approx(2.0)  # 112 GB over the 56 of the host link
     for index, slices in enumerate((1, 2)):
-        waste = float(spot.waste(2.0, slices, step_s=1.0))
+        assert costs.write_s[index] == 112.0  # 896 GB at 8 a second
+        waste = float(spot.waste(2.0, slices, write_s=112.0, step_s=1.0))
         assert 0 < waste < 1
         assert costs.waste[index] == pytest.approx(waste)
         assert costs.days[index] == pytest.approx(1 / (1 - waste))
@@ -272,3 +275,5 @@ def test_scores_are_those_of_the_memory_model(precision, optimizer, pieces, join
     assert found.host_room_bytes[0] == pytest.approx(0.9 * 720e9 / 4)  # of a host's four chips
     assert found.tokens_per_step[0] == 3 * pieces * 16 * 2048
     assert found.step_time_s[0] == pytest.approx(sum(found.step.at(0).values()))
+    each = 4 + (8, 6)[optimizer]  # of a parameter and its states, once
+    assert found.saved_bytes[0] == shape.parameters * each

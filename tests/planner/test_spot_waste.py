@@ -11,14 +11,14 @@ from tpukit.planner.cost.spot import SECONDS_PER_DAY, Preemption, _most
 SPOT = Preemption(per_slice_day=4.0, recovery_s=600.0, source="a test")
 
 
-def simulated_progress(spot, interval_s, save_s, *, lives=400_000):
+def simulated_progress(spot, interval_s, save_s, write_s=0.0, *, lives=400_000):
     """Share of the time kept, by playing one life of a slice after another.
 
-    A life ends at a random moment; what was saved before it is kept, and a recovery follows.
+    A life ends at a random moment; what was written before it is kept, and a recovery follows.
     """
     mean_up = SECONDS_PER_DAY / spot.per_slice_day - spot.recovery_s
     lifetimes = np.random.default_rng(0).exponential(mean_up, lives)
-    saved = np.floor(lifetimes / (interval_s + save_s)) * interval_s
+    saved = np.floor(np.maximum(lifetimes - write_s, 0) / (interval_s + save_s)) * interval_s
     return saved.sum() / (lifetimes + spot.recovery_s).sum()
 
 
@@ -33,6 +33,31 @@ def test_a_simulated_run_keeps_as_much_and_no_other_interval_keeps_more(per_day,
         assert simulated_progress(spot, other, save_s) < kept
 
 
+@pytest.mark.parametrize("per_day", [1.7, 12.0, 60.0])
+@pytest.mark.parametrize("write_s", [7.0, 120.0, 600.0])
+def test_work_that_is_not_in_the_store_yet_is_lost(per_day, write_s):
+    spot = Preemption(per_slice_day=per_day, recovery_s=600.0)
+    interval = float(spot.interval_s(0.05, 1, write_s=write_s))
+    kept = simulated_progress(spot, interval, 0.05, write_s)
+    assert float(spot.progress(0.05, 1, write_s=write_s)) == pytest.approx(kept, rel=0.03)
+    assert interval >= write_s  # a save waits for the one before it
+
+
+def test_saves_are_minutes_apart_and_not_seconds():
+    spot, saved = Preemption(), 38e9
+    write_s = float(spot.write_s(saved))
+    assert write_s == pytest.approx(38e9 / (200e9 / 38))  # 7.2 s
+    assert 10 * 60 < float(spot.interval_s(0.003, 1, write_s=write_s)) < 20 * 60
+    # What the longer interval gives away is little.
+    extra = spot.waste(0.003, 1, write_s=write_s) - spot.waste(0.003, 1)
+    assert 0 < float(extra) < 0.01
+    faster = Preemption(store_bytes_per_s=50e9)
+    slow, quick = (
+        float(one.interval_s(0.0, 1, write_s=one.write_s(saved))) for one in (spot, faster)
+    )
+    assert slow / quick == pytest.approx((50e9 / (200e9 / 38)) ** 0.5, rel=0.02)
+
+
 def test_saves_come_after_whole_steps():
     step = 10 * float(SPOT.interval_s(5.0, 1))
     assert float(SPOT.interval_s(5.0, 1, step_s=step)) == step
@@ -44,15 +69,16 @@ def test_saves_come_after_whole_steps():
     per_day=st.floats(0, 1000),
     recovery_s=st.floats(0, 10_000),
     save_s=st.floats(0, 1000),
+    write_s=st.floats(0, 1000),
     slices=st.integers(1, 64),
     more=st.floats(1, 4),
 )
 def test_waste_is_a_share_and_never_falls_when_anything_gets_worse(
-    per_day, recovery_s, save_s, slices, more
+    per_day, recovery_s, save_s, write_s, slices, more
 ):
-    def waste(save_s=save_s, slices=slices, step_s=0.0, **changed):
+    def waste(save_s=save_s, slices=slices, step_s=0.0, write_s=write_s, **changed):
         spot = Preemption(**{"per_slice_day": per_day, "recovery_s": recovery_s, **changed})
-        return float(spot.waste(save_s, slices, step_s=step_s))
+        return float(spot.waste(save_s, slices, step_s=step_s, write_s=write_s))
 
     usual = waste()
     assert 0 <= usual <= 1
@@ -60,6 +86,7 @@ def test_waste_is_a_share_and_never_falls_when_anything_gets_worse(
     assert waste(per_slice_day=min(1440, more * per_day)) >= usual - slack
     assert waste(recovery_s=more * recovery_s) >= usual - slack
     assert waste(save_s=more * save_s) >= usual - slack
+    assert waste(write_s=more * write_s) >= usual - slack
     assert waste(slices=2 * slices) >= usual - slack
     assert waste(step_s=100.0) >= usual - slack
 
@@ -90,6 +117,7 @@ def test_without_preemptions_nothing_is_wasted():
         ({"per_slice_day": -3}, "accepted are 0 to 1,440 of a slice"),
         ({"per_slice_day": float("nan")}, "preemptions per day is nan"),
         ({"recovery_s": -1}, "accepted are 0 to 86,400 seconds"),
+        ({"store_bytes_per_s": 0}, "store_bytes_per_s is 0; accepted are"),
     ],
 )
 def test_numbers_have_ranges(given_by_user, words):

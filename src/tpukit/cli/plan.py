@@ -34,6 +34,9 @@ Region = Annotated[
 RatesFile = Annotated[Path | None, typer.Option(help="Prices of your own, a YAML file.")]
 Preemptions = Annotated[float | None, typer.Option(help="Of a spot slice in a day.")]
 RecoveryMinutes = Annotated[float | None, typer.Option(help="From one to the next step.")]
+StoreRate = Annotated[
+    float | None, typer.Option(help="On spot: GB a second that checkpoints are written at.")
+]
 MaxChips = Annotated[int | None, typer.Option(help="All slices together.")]
 Headroom = Annotated[float, typer.Option(help="Share of HBM to leave free.")]
 MultiSlice = Annotated[bool, typer.Option(help="Whether slices may be joined.")]
@@ -94,6 +97,7 @@ Page = Annotated[
 # Options of one of the two answers, which the other would silently leave aside.
 OF_TRAINING = (
     *("tokens", "deadline", "budget", "objective", "preemptions_per_day", "recovery_minutes"),
+    "store_gb_per_second",
     *("min_headroom", "multi_slice", "sequence", "max_batch_tokens", "precision", "optimizer"),
     *("moment_dtype", "lora_rank", "lora_targets", "lora_base", "top", "output"),
 )
@@ -114,6 +118,7 @@ def plan(
     rates: RatesFile = None,
     preemptions_per_day: Preemptions = None,
     recovery_minutes: RecoveryMinutes = None,
+    store_gb_per_second: StoreRate = None,
     max_chips: MaxChips = None,
     min_headroom: Headroom = 0.05,
     multi_slice: MultiSlice = True,
@@ -189,7 +194,7 @@ def plan(
         tier=tier,
         regions=region or (),
         rates=rates,
-        preemption=_preemption(preemptions_per_day, recovery_minutes),
+        preemption=_preemption(preemptions_per_day, recovery_minutes, store_gb_per_second),
         max_chips=max_chips,
         min_headroom=min_headroom,
         multi_slice=multi_slice,
@@ -244,15 +249,18 @@ def _words(text: str | None) -> list[str]:
     return [word.strip() for word in text.split(",")] if text else []
 
 
-def _preemption(per_day: float | None, recovery_minutes: float | None) -> "Preemption | None":
+def _preemption(
+    per_day: float | None, recovery_minutes: float | None, store_gb_per_second: float | None
+) -> "Preemption | None":
     """What spot does to a run, where the user knows better than the public record."""
     from ..planner.cost.spot import Preemption
 
-    if per_day is None and recovery_minutes is None:
-        return None
-    usual = Preemption()
-    return Preemption(
-        per_slice_day=usual.per_slice_day if per_day is None else per_day,
-        recovery_s=usual.recovery_s if recovery_minutes is None else recovery_minutes * 60,
-        source="given by you",
-    )
+    yours = "given by you"
+    stated: dict[str, Any] = {}
+    if per_day is not None:
+        stated |= {"per_slice_day": per_day, "source": yours}
+    if recovery_minutes is not None:
+        stated |= {"recovery_s": recovery_minutes * 60, "source": yours}
+    if store_gb_per_second is not None:
+        stated |= {"store_bytes_per_s": store_gb_per_second * 1e9, "store_source": yours}
+    return Preemption(**stated) if stated else None

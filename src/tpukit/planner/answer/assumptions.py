@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ...hardware.catalog import dcn_rate
+from ...hardware.figure import format_quantity, seconds_text
 from ..cost.money import ON_DEMAND, RESERVED, SPOT, Market
 from ..search.search import Ask
 from ..search.usual_limits import (
@@ -12,7 +13,7 @@ from ..search.usual_limits import (
     critical_batch_tokens,
     pod_chips,
 )
-from .amounts import count_text
+from .amounts import count_text, days_text
 from .choice import Choice
 
 
@@ -46,7 +47,7 @@ def list_assumptions(
         )
     stated += _of_prices(ask.market, choices)
     stated += _of_launches(ask.market, choices)
-    stated.append(_of_failures(ask.market))
+    stated += _of_failures(ask.market, choices)
     joined = {choice.slice.chip for choice in choices if choice.slice.num_slices > 1}
     for chip in sorted(joined, key=str):
         rate = dcn_rate(chip)
@@ -94,12 +95,22 @@ def _of_launches(market: Market, choices: Sequence[Choice]) -> list[str]:
     return lines
 
 
-def _of_failures(market: Market) -> str:
+def _of_failures(market: Market, choices: Sequence[Choice]) -> list[str]:
     if market.tier != SPOT:
-        return "no failures are counted: how often these slices fail is not public"
+        return ["no failures are counted: how often these slices fail is not public"]
     p = market.preemption
-    return (
+    stated = [
         f"spot: a slice is preempted {p.per_slice_day:,.4g} times a day and back after "
-        f"{p.recovery_s / 60:.3g} min ({p.source}); saves at Young/Daly's interval, each "
-        "holding the step up while state goes to the host"
-    )
+        f"{p.recovery_s / 60:.3g} min ({p.source}); --preemptions-per-day, --recovery-minutes"
+    ]
+    best = choices[0] if choices else None
+    if best is not None and (interval := best.checkpoint_interval_s) is not None:
+        saved = format_quantity(best.write_s * p.store_bytes_per_s / 1e9, "GB")
+        every = days_text(interval / 86_400)
+        stated.append(
+            f"the first choice saves {saved} every {every} (Young/Daly, a save "
+            f"and its write counted): {seconds_text(best.save_s)} to the hosts, which hold the "
+            f"step up, and {seconds_text(best.write_s)} beside it to the store "
+            f"({p.store_source}); --store-gb-per-second"
+        )
+    return stated

@@ -53,6 +53,7 @@ class Choice:
         model_flops: Of a step over all devices, as MFU counts them; None where nobody counted.
         preemption: What spot capacity does to the run; None on other tiers.
         save_s: For which a checkpoint holds a step up.
+        write_s: Until it is in the store.
     """
 
     slice: Slice
@@ -74,6 +75,7 @@ class Choice:
     region: str | None
     preemption: Preemption | None = None
     save_s: float = 0.0
+    write_s: float = 0.0
     correction: float = 1.0
     verified: Verified | None = None
 
@@ -110,16 +112,18 @@ class Choice:
         """Share of the time lost to preemption; 0 unless on spot."""
         if self.preemption is None:
             return 0.0
-        slices = self.slice.num_slices
-        return float(self.preemption.waste(self.save_s, slices, step_s=self.step_time_s))
+        return float(self.preemption.waste(self.save_s, self.slice.num_slices, **self._save))
 
     @property
     def checkpoint_interval_s(self) -> float | None:
-        """The interval that wastes least, on spot; else None."""
+        """The interval between two saves on spot; else None."""
         if self.preemption is None or not self.preemption.per_slice_day:
             return None
-        slices = self.slice.num_slices
-        return float(self.preemption.interval_s(self.save_s, slices, step_s=self.step_time_s))
+        return float(self.preemption.interval_s(self.save_s, self.slice.num_slices, **self._save))
+
+    @property
+    def _save(self) -> dict[str, float]:
+        return {"write_s": self.write_s, "step_s": self.step_time_s}
 
     @property
     def run_time(self) -> Figure:
@@ -237,6 +241,7 @@ class Choice:
             "preemption": None if self.preemption is None else vars(self.preemption),
             "preemption_waste": self.waste,
             "save_s": self.save_s,
+            "write_s": self.write_s,
             "checkpoint_interval_s": self.checkpoint_interval_s,
             "verified": None if self.verified is None else self.verified.to_dict(),
         }
@@ -248,6 +253,7 @@ class Choice:
         unsaid = ("memory_origin", "step_origin")
         return cls(
             **{name: data[name] for name in _AS_WRITTEN},
+            write_s=data.get("write_s", 0.0),
             slice=Slice.parse(data["slice"]),
             optimizer=OptimizerSpec(name=data["optimizer"], moment_dtype=data["moment_dtype"]),
             job=Job.from_dict(data["job"]),

@@ -152,7 +152,8 @@ def why_never(indices: np.ndarray, scores: Scores, costs: Costs, preemption: Pre
     best = indices[np.argmin(costs.save_s[indices])]
     slices = int(scores.candidates.num_slices[best])
     step_s = float(scores.step_time_s[best])
-    return preemption.why_never(float(costs.save_s[best]), slices, step_s=step_s)
+    save_s, write_s = float(costs.save_s[best]), float(costs.write_s[best])
+    return preemption.why_never(save_s, slices, write_s=write_s, step_s=step_s)
 
 
 def state_bytes(scores: Scores) -> float:

@@ -124,6 +124,7 @@ class Costs:
     usd: np.ndarray
     waste: np.ndarray
     save_s: np.ndarray
+    write_s: np.ndarray
     quotes: dict[Slice, tuple[Figure, str | None]]
 
     @property
@@ -145,9 +146,12 @@ def cost_of(scores: Scores, market: Market, *, tokens: float) -> Costs:
     host = {on: host_bytes_per_s(on) for on in quotes}
     state: Any = scores.memory.weights + scores.memory.optimizer
     save_s = state / candidates.of_mesh([host[on] for on in where])
+    write_s = market.preemption.write_s(scores.saved_bytes)
     waste = np.zeros(len(candidates))
     if market.tier == SPOT:
-        waste = market.preemption.waste(save_s, candidates.num_slices, step_s=scores.step_time_s)
+        waste = market.preemption.waste(
+            save_s, candidates.num_slices, write_s=write_s, step_s=scores.step_time_s
+        )
     # A run is whole steps.
     seconds = run_s(np.ceil(tokens / scores.tokens_per_step), scores.step_time_s, waste)
     chip_hours = seconds / 3600 * candidates.chips
@@ -159,6 +163,7 @@ def cost_of(scores: Scores, market: Market, *, tokens: float) -> Costs:
         usd=chip_hours * rate,
         waste=waste,
         save_s=save_s,
+        write_s=write_s,
         quotes=quotes,
     )
 

@@ -123,6 +123,7 @@ class OwnModelSearch:
         for name, seconds in spent.items():
             causes[_CAUSES.get(name, name)] += seconds
         steps = math.ceil(ask.tokens / job.tokens_per_step)
+        state = purposes["weights"] + purposes["optimizer"]  # of one device; all are split alike
         quote, region = ask.market.quote(on)
         return Choice(
             slice=on,
@@ -146,7 +147,8 @@ class OwnModelSearch:
             usd_per_chip_hour=quote,
             region=region,
             preemption=ask.market.preemption if ask.market.tier == SPOT else None,
-            save_s=(purposes["weights"] + purposes["optimizer"]) / host_bytes_per_s(on),
+            save_s=state / host_bytes_per_s(on),
+            write_s=ask.market.preemption.write_s(state * on.devices),
             verified=Verified(
                 fits=True,
                 memory_bytes=memory.total_bytes,

@@ -29,6 +29,7 @@ class Scores:
         host_room_bytes: A device's share of its host's memory that may be filled; NaN where nobody
             published how much a host has.
         host_need_bytes: A device's share of what its host needs to train, save, restore or export.
+        saved_bytes: Of a checkpoint, one copy of all parameters and optimizer states.
     """
 
     candidates: Candidates
@@ -39,6 +40,7 @@ class Scores:
     step: StepSplit
     step_time_s: np.ndarray
     tokens_per_step: np.ndarray
+    saved_bytes: np.ndarray
 
     @property
     def memory_share(self) -> np.ndarray:
@@ -78,6 +80,8 @@ def score(
     rates = Rates.of(candidates, head_dims={kind.head_dim for kind in shape.kinds})
     model = StepModel(shape, candidates, memory, rates, sequence_length, variant)
     step = model.split()
+    shapes = shape.trained_shapes
+    states = [state_bytes_per_parameter(one, shapes) for one in candidates.optimizers]
     return Scores(
         candidates=candidates,
         memory=memory,
@@ -87,6 +91,7 @@ def score(
         step=step,
         step_time_s=step.total,
         tokens_per_step=candidates.examples * sequence_length,
+        saved_bytes=np.asarray(list(map(shape.state_bytes, states)))[candidates.optimizer],
     )
 
 

@@ -302,4 +302,5 @@ def choice_at(
         region=region,
         preemption=market.preemption if market.tier == SPOT else None,
         save_s=float(costs.save_s[index]),
+        write_s=float(costs.write_s[index]),
     ).corrected(1.0)
