@@ -1,7 +1,8 @@
 """Document 004, block by block, in the Python form of its Rust: awaited as there, and plain.
 
-`optirs_tpu` is `tpukit.pods`. The cloud is Google's own client against an emulated Cloud TPU, and
-Cloud Monitoring a loopback server; the devices are this process's. Tensors are smaller.
+`optirs_tpu` is `tpukit.pods`. Every block runs twice: against an emulated Cloud TPU through
+Google's own client, with Cloud Monitoring a loopback server; and unchanged on this machine, where
+nothing but TPUKIT_PROVIDER=local is set. The devices are this process's. Tensors are smaller.
 """
 
 import asyncio
@@ -55,18 +56,31 @@ ZONES = ("us-central1-a", "us-central1-b", "europe-west4-a")
 
 
 @pytest.fixture(autouse=True)
-def cloud(tmp_path, authority, monkeypatch):
+def own_state(tmp_path, monkeypatch):
     monkeypatch.setenv("TPUKIT_STATE_DIR", str(tmp_path / "state"))
     forget_settings(monkeypatch)
+
+
+@pytest.fixture
+def cloud(tmp_path, authority, own_state):
     zones = {zone: Zone({"v3": 64, "v6e": 64}, spot_quota={"v3": 64}) for zone in ZONES}
     with cloud_tpu(tmp_path, authority, zones) as made:
         yield made
 
 
 @pytest.fixture
-def launch(cloud):
-    """What says that the cloud is the emulated one; all else is said by the document."""
+def cloud_launch(cloud):
+    """Settings that name the emulated cloud; the document names all others."""
     return LaunchSettings(**cloud.settings)
+
+
+@pytest.fixture(params=["cloud", "local"])
+def launch(request, monkeypatch):
+    """The emulated cloud's settings, or none where the environment names this machine."""
+    if request.param == "cloud":
+        return request.getfixturevalue("cloud_launch")
+    monkeypatch.setenv("TPUKIT_PROVIDER", "local")
+    return None
 
 
 @pytest.fixture
@@ -148,7 +162,7 @@ def test_basic_optimization_in_plain_code(launch, data):
     params = optimizer.create_distributed_tensor([8192, 64])
     grads = optimizer.load_gradients_from_dataset([np.ones((8192, 64), np.float32)])
     metrics = optimizer.step_distributed(params, grads)
-    assert metrics.loss is None
+    assert f"{metrics.loss:.4f} loss" == "– loss"  # gradients were given
     assert np.asarray(params) == pytest.approx(-0.001, rel=1e-3)
     tpu_manager.release(tpu_pod)
     assert tpu_manager.list() == []
@@ -192,10 +206,10 @@ def test_several_pods(launch):
 
 
 @conforms("004", 4, "a pod that vanishes is dropped")
-def test_a_pod_that_the_cloud_takes_away_is_dropped(launch, cloud):
+def test_a_pod_that_the_cloud_takes_away_is_dropped(cloud_launch, cloud):
     parameters = {"w": np.ones((12, 4), np.float32)}
     gradients = [{"w": np.full((12, 4), pod, np.float32)} for pod in range(3)]
-    multi_pod, _ = asyncio.run(several_pods(launch, parameters, gradients))
+    multi_pod, _ = asyncio.run(several_pods(cloud_launch, parameters, gradients))
     lost = multi_pod.members[2].name
     cloud.api.cloud.preempt(lost, notice_s=0)
     while lost in {member.name for member in multi_pod.members}:
@@ -284,7 +298,7 @@ def test_xla_optimization(launch, data):
 
 async def configured(path, launch):
     config = await TpuConfig.from_file(path)
-    return await TpuManager.from_config(config, endpoint=launch.endpoint, provider="gcp")
+    return await TpuManager.from_config(config, **launch)
 
 
 @conforms("004", 7, "environment variables")
@@ -293,18 +307,18 @@ async def configured(path, launch):
 def test_the_configuration_file(launch, tmp_path, monkeypatch):
     path = tmp_path / "tpu_config.yaml"
     path.write_text(FLAT)
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", launch.credentials_file)
-    plain = TpuManager.from_config(
-        TpuConfig.from_file(path), endpoint=launch.endpoint, provider="gcp"
-    )
-    awaited = asyncio.run(configured(path, launch))
+    cloud = {}
+    if launch is not None:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", launch.credentials_file)
+        cloud = {"endpoint": launch.endpoint, "provider": "gcp"}
+    plain = TpuManager.from_config(TpuConfig.from_file(path), **cloud)
+    awaited = asyncio.run(configured(path, cloud))
+    assert plain.settings.provider_name == ("gcp" if cloud else "local")
     assert plain.settings == awaited.settings
     assert plain.settings.project == "your-gcp-project"
     assert plain.complete(None).software_version == "2.8.0"
     monkeypatch.setenv("TPU_ZONE", "us-central1-b")
-    again = TpuManager.from_config(
-        TpuConfig.from_file(path), endpoint=launch.endpoint, provider="gcp"
-    )
+    again = TpuManager.from_config(TpuConfig.from_file(path), **cloud)
     assert again.settings.zone == "us-central1-b"
     assert str(again.complete(None).slice) == "v3-8"
 
@@ -341,6 +355,16 @@ def test_monitoring():
     assert metrics["utilization"] == pytest.approx(0.6925)
     assert isinstance(metrics.power_watts, Missing)  # TPUs publish none
     assert MetricsCollector([]).collect() == []
+
+
+@conforms("004", 10, "with TPUKIT_PROVIDER=local and no credentials nothing is sent, which is said")
+def test_monitoring_on_this_machine(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("TPUKIT_PROVIDER", "local")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no gcloud here"))
+    metrics, written = asyncio.run(monitored("https://monitoring.googleapis.com", None))
+    assert written == 0
+    assert "no Google Cloud credentials" in caplog.text
+    assert isinstance(metrics.power_watts, Missing)
 
 
 # --- error handling ----------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """The batch size finder: its search on invented memory curves, and once on the real compiler."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpukit import Slice, Workload, compile_for
+from tpukit import Slice, Workload, compile_for, list_chips, list_slices
 from tpukit.errors import TPUOutOfMemoryError, TPUValidationError
 from tpukit.planner.sizing.batch_size import Probe, _search, _slice, find_optimal_batch_size
 
@@ -74,10 +76,26 @@ def test_memory_names_a_slice():
     assert str(_slice("v5p-8", None)) == "v5p-8"
     with pytest.raises(TPUValidationError, match="which chips"):
         _slice(None, None)
-    with pytest.raises(TPUValidationError, match="no slice has 7 GB"):
-        _slice(None, 7)
-    with pytest.raises(TPUValidationError, match="is no share"):
-        find_optimal_batch_size("tiny", 64, target_utilization=90)
+    for none in (0, -7, math.inf, math.nan):
+        with pytest.raises(TPUValidationError, match=r"give the memory of all chips"):
+            _slice(None, none)
+
+
+ALL_GB = [
+    chip.hbm_bytes.value * on.chips / 1e9
+    for chip in list_chips()
+    if chip.rules and chip.hbm_bytes.value
+    for on in list_slices(chip.name)
+]
+
+
+@given(st.floats(1e-3, 1e9))
+def test_any_amount_of_memory_names_the_smallest_slice_that_has_it(memory_gb):
+    found = _slice(None, memory_gb)
+    held_gb = found.chip.hbm_bytes.value * found.chips / 1e9
+    assert held_gb >= 0.98 * min(memory_gb, max(ALL_GB))
+    # GB may mean 2³⁰ bytes: 7 % more than 10⁹.
+    assert not [size for size in ALL_GB if memory_gb <= size < held_gb / 1.1]
 
 
 @pytest.mark.slow

@@ -1,14 +1,20 @@
 """`MemoryOptimizer` changes what a compiled step holds, and says how much in milliseconds."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import linen, nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tpukit.compiler import compile_for
 from tpukit.errors import ConfigError, TPUModelError
-from tpukit.models import Transformer, TransformerConfig, get_preset
+from tpukit.models import Transformer, TransformerConfig, get_preset, list_presets
+from tpukit.planner.cost.memory_model import MemorySplit
 from tpukit.planner.sizing.memory_optimizer import MemoryOptimizer
+from tpukit.planner.sizing.rising_memory import LARGEST_FALL, rising_memory
 from tpukit.step import Workload
 
 CONFIG = TransformerConfig(
@@ -81,8 +87,62 @@ def test_a_workload_or_model_is_estimated_like_its_name():
     named = optimizer.estimate_memory("tiny", 4, 64).to_dict()
     model = nnx.eval_shape(lambda: Transformer(get_preset("tiny"), rngs=nnx.Rngs(0)))
     work = Workload("tiny", batch_size=4, sequence_length=64)
-    for given in (get_preset("tiny"), model, work):
-        assert optimizer.estimate_memory(given, 4, 64).to_dict() == named
+    for source in (get_preset("tiny"), model, work):
+        assert optimizer.estimate_memory(source, 4, 64).to_dict() == named
+
+
+@settings(deadline=None)
+@given(
+    preset=st.sampled_from(list_presets()),
+    strategy=st.sampled_from(["none", "normal", "aggressive"]),
+    every=st.integers(1, 4),
+    chips=st.sampled_from([1, 3, 8, 256]),
+    length=st.integers(1, 32768),
+    sizes=st.lists(st.integers(1, 4096), min_size=2, max_size=6),
+)
+def test_a_larger_batch_never_gets_a_smaller_estimate(
+    preset, strategy, every, chips, length, sizes
+):
+    optimizer = MemoryOptimizer(strategy, activation_checkpointing_layers=every)
+    totals = [
+        optimizer.estimate_memory(preset, size, length, chips=chips)["total_gb"]
+        for size in sorted(sizes)
+    ]
+    assert totals == sorted(totals)
+
+
+@given(
+    falls=st.lists(st.floats(0, LARGEST_FALL), min_size=14, max_size=14),
+    rises=st.lists(st.floats(0, 2), min_size=14, max_size=14),
+    sizes=st.lists(st.integers(1, 4096), min_size=2, max_size=8),
+)
+def test_estimates_rise_where_the_compiler_s_figures_do_not(falls, rises, sizes):
+    figures, most = {}, 1.0
+    for power, (fall, rise) in enumerate(zip(falls, rises, strict=True)):
+        figures[2**power] = most * (1 + rise) if rise > fall else most * (1 - fall)
+        most = max(most, figures[2**power])
+
+    def compile_batch(size):
+        parts = dict.fromkeys(("weights", "gradients", "optimizer", "activations", "host"), 0.0)
+        return MemorySplit(temporaries=figures[size], **parts)
+
+    found = {size: rising_memory(compile_batch, size)[0].total for size in sorted(sizes)}
+    for size, total in found.items():
+        assert total >= figures.get(size, 0)
+    totals = list(found.values())
+    assert all(after >= before * (1 - 1e-12) for before, after in pairwise(totals))
+
+
+def test_a_model_of_one_batch_size_is_estimated_with_it():
+    def compile_batch(size):
+        if size != 5:
+            raise TPUModelError("its batch is 5")
+        return MemorySplit(
+            weights=1, gradients=0, optimizer=0, activations=0, temporaries=0, host=0
+        )
+
+    split, is_compiled = rising_memory(compile_batch, 5)
+    assert (split.total, is_compiled) == (1, True)
 
 
 @pytest.mark.libtpu

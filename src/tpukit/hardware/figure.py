@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from ..errors import TPUNotAvailableError, TPUValidationError
+from .missing import Measured, Missing
 
 Origin = Literal["datasheet", "measured", "compiler", "third-party", "user", "model"]
 # From the surest to the least sure, each with what it means.
@@ -87,6 +88,11 @@ class Figure:
             date=source["date"],
             note=entry.get("note", ""),
         )
+
+    @property
+    def number(self) -> Measured:
+        """The number, or `Missing` with the reason."""
+        return Missing(self.reason) if self.value is None else self.value
 
     def scaled(self, factor: float, *, unit: str | None = None) -> "Figure":
         """The same figure times `factor`, with the same provenance; a missing one stays missing.

@@ -265,6 +265,10 @@ class ChipLimit(Section):
         return row
 
 
+PROVIDER_VARIABLE = "TPUKIT_PROVIDER"
+"""The environment variable that names the provider where nothing else does."""
+
+
 class LaunchSettings(CloudSettings):
     """The `launch:` section of a job: who provides the slice, and how the job runs there."""
 

@@ -171,8 +171,8 @@ class TPUv6VQIntegration:
     def get_metrics(self) -> dict[str, Any]:
         """What the last `quantize_model` came to, as `QuantReport.to_dict` has it.
 
-        `compression_ratio` is against bfloat16; `inference_speedup` is NaN where there is no
-        accelerator to measure it on, and `speedup_reason` says so.
+        `compression_ratio` is against bfloat16; `inference_speedup` is `Missing`, with the reason,
+        where there is no accelerator to measure it on.
 
         Raises:
             TPUValidationError: No model was quantized yet.
@@ -182,8 +182,7 @@ class TPUv6VQIntegration:
                 "There are no metrics yet: call quantize_model(model, calibration_data) first."
             )
         found = self.result.to_dict()
-        speed = found["speedup"]
-        return {**found, "inference_speedup": math.nan if speed is None else speed}
+        return {**found, "inference_speedup": self.result.report.speedup.number}
 
     def measure_error(self, data: ArrayLike) -> float:
         """What the codebook loses of data: squared error over squares; 1 is as bad as zeros.

@@ -1,5 +1,7 @@
 """`TpuMonitor` of document 004: metrics of this host, reported to Cloud Monitoring."""
 
+import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -7,13 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ...errors import ConfigError
+from ...errors import ConfigError, ProviderError
+from ...job.sections import PROVIDER_VARIABLE
 from ...runtime.calls import either_way
 from ..exporters.cloud_monitoring import ENDPOINT, CloudMonitoringExporter
 from ..sources.protocol import Source
 from .collector import MetricsCollector
 from .current import CurrentMetrics
 from .monitor import TPUMonitor
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,21 @@ class TpuMonitor:
     def report_to_cloud_monitoring(self, metrics: CurrentMetrics) -> int:
         """Write metrics to Cloud Monitoring; return how many time series that were.
 
+        Where TPUKIT_PROVIDER=local says that the job runs on this machine, and there are no
+        credentials, nothing is written: the result is 0, and a warning gives the reason.
+
         Raises:
             ProviderError: There are no credentials, or the service refused.
             ConfigError: Nothing names a project.
         """
-        return self._exporter.write(metrics.readings)
+        try:
+            exporter = self._exporter
+        except ProviderError as error:
+            if os.environ.get(PROVIDER_VARIABLE) != "local":
+                raise
+            logger.warning("No metrics were reported: %s", error)
+            return 0
+        return exporter.write(metrics.readings)
 
     # --- at even intervals -----------------------------------------------------------------
 

@@ -6,6 +6,7 @@ below the answer; the sizes just above it are tried as well. Every size that fit
 the timeline of its schedule, and the one with the most examples a second wins.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,12 @@ from rich.table import Table
 
 from ...errors import TPUError, TPUOutOfMemoryError, TPUValidationError
 from ...hardware import Slice, list_chips, list_slices
+from ...hardware.missing import Measured, Missing, plain
 
 if TYPE_CHECKING:
     from ...job.job import Job
 
+NO_FLOPS = "the FLOPs of this model's step cannot be counted"
 SIZES_ABOVE = 2  # tried beyond the first that does not fit
 LARGEST = 4096  # examples a device
 # Batches are doubled no further after so many doublings that gained less than this each.
@@ -56,14 +59,14 @@ class OptimalBatchSize(int):
 
     Attributes:
         utilization: Share of the memory allowed that it uses (compiler).
-        mfu: Its predicted MFU (model), or None.
+        mfu: Its predicted MFU (model), or missing.
         slice: What it was compiled for.
         limit_bytes: Memory allowed on one device.
         probes: Every batch that was tried.
     """
 
     utilization: float
-    mfu: float | None
+    mfu: Measured
     slice: str
     limit_bytes: float
     probes: tuple[Probe, ...]
@@ -75,7 +78,7 @@ class OptimalBatchSize(int):
         """The result of a search."""
         value = cls(best.batch_size)
         value.utilization = (best.bytes_per_device or 0) / limit_bytes
-        value.mfu = best.mfu
+        value.mfu = Missing(best.failure or NO_FLOPS) if best.mfu is None else best.mfu
         value.slice, value.limit_bytes, value.probes = str(where), limit_bytes, probes
         return value
 
@@ -84,7 +87,7 @@ class OptimalBatchSize(int):
         return {
             "batch_size": int(self),
             "utilization": self.utilization,
-            "mfu": self.mfu,
+            "mfu": plain(self.mfu),
             "slice": self.slice,
             "limit_bytes": self.limit_bytes,
             "origin": "compiler",
@@ -131,8 +134,10 @@ def find_optimal_batch_size(
         model: A preset's name, what `Workload` takes as its model, or a `Workload`.
         sequence_length: Tokens in an example.
         target_utilization: Share of the memory that a batch may fill.
-        available_memory_gb: Memory of all chips together in GB (10⁹ bytes); by default what the
-            compiler allows. Without `on`, the newest generation whose slice has it is taken.
+        available_memory_gb: Memory of all chips together in GB (10⁹ bytes), any number above 0; by
+            default what the compiler allows. Without `on`, the newest generation with a slice of
+            just this memory is taken, else the slice with the least memory that is enough, of
+            which a batch fills no more than this; `slice` of the result names it.
         on: The slice to compile for.
         mesh: Sizes by axis; all devices on "fsdp" by default.
         timeout_s: Of each compile.
@@ -276,16 +281,27 @@ def _slice(on: Slice | str | None, memory_gb: float | None) -> Slice:
         raise TPUValidationError(
             "which chips? Give on='v6e-8', or available_memory_gb of all chips together."
         )
-    for chip in reversed(list_chips()):
-        per_chip = chip.hbm_bytes.value
-        if per_chip is None or not chip.rules:
-            continue
-        for on in list_slices(chip.name):
-            # Data sheets and people say GB for 2³⁰ bytes as well as for 10⁹.
-            sizes = (per_chip * on.chips / 1e9, per_chip * on.chips / 2**30)
-            if any(abs(size - memory_gb) <= 0.02 * memory_gb for size in sizes):
-                return on
-    raise TPUValidationError(
-        f"no slice has {memory_gb:g} GB of memory; name the slice with on=, for example "
-        "on='v6e-64' (32 GB x 64 chips)."
-    )
+    if not 0 < memory_gb < math.inf:
+        raise TPUValidationError(
+            f"available_memory_gb={memory_gb:g}; give the memory of all chips together in GB, for "
+            "example 32 * 64."
+        )
+    sizes = _slices_by_memory()
+    for on, bytes_ in reversed(sizes):
+        # Data sheets and people say GB for 2³⁰ bytes as well as for 10⁹.
+        if any(abs(bytes_ / unit - memory_gb) <= 0.02 * memory_gb for unit in (1e9, 2**30)):
+            return on
+    enough = [(bytes_, on) for on, bytes_ in reversed(sizes) if bytes_ >= memory_gb * 1e9]
+    if enough:
+        return min(enough, key=lambda pair: pair[0])[1]  # the first, so the newest, of several
+    return max(sizes, key=lambda pair: pair[1])[0]
+
+
+def _slices_by_memory() -> list[tuple[Slice, float]]:
+    """Return all slices with their HBM in bytes, oldest generation and largest slice first."""
+    return [
+        (on, per_chip * on.chips)
+        for chip in list_chips()
+        if (per_chip := chip.hbm_bytes.value) is not None and chip.rules
+        for on in reversed(list_slices(chip.name))
+    ]

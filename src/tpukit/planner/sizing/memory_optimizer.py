@@ -18,6 +18,7 @@ from ...step.optimizer.spec import (
 from ..cost.compiled_memory import split_of
 from ..cost.memory_model import MemorySplit, MeshRoles, estimate_memory_bytes
 from ..cost.model_shape import shape_of
+from .rising_memory import rising_memory
 
 if TYPE_CHECKING:
     from ...models.transformer.config import TransformerConfig
@@ -33,8 +34,8 @@ class MemoryEstimate(MappedResult):
     """Memory of one chip by purpose, in GB (10⁹ bytes); also a mapping.
 
     Attributes:
-        origin: "model" of a reference transformer, whose buffers a formula knows; "compiler" of
-            any other model.
+        origin: "model" of a reference transformer, whose buffers a formula knows, and between two
+            compiled batches of another model; "compiler" of a compiled batch.
 
     Example:
         >>> estimate["total_gb"], estimate.split.activations
@@ -135,7 +136,10 @@ class MemoryOptimizer:
         """What a training step takes on one chip.
 
         Of a reference transformer a formula says it in milliseconds. No formula knows the
-        activations of any other model, so its step is compiled, which takes seconds.
+        activations of any other model, so its step is compiled, which takes seconds, with a
+        smaller batch too. A larger batch never gets a smaller estimate: a power of two of examples
+        per chip gets the largest of the compiler's figures up to it, and a size between two powers
+        lies on the line between them (origin "model").
 
         Args:
             model: A preset's name, a `TransformerConfig`, a `Transformer`, or any model that
@@ -158,17 +162,28 @@ class MemoryOptimizer:
         config = find_transformer_config(model)
         if config is None:
             where = Slice.of(generation, chips=chips)
-            shape = {"batch_size": batch_size, "sequence_length": sequence_length}
             moments = {"optimizer": optimizer, "moment_dtype": moment_dtype}
-            job = Job.of(
-                model,
-                on=str(where),
-                mesh={"fsdp": -1},
-                remat=self.remat,
-                train=moments,
-                **{**shape, **workload},
-            )
-            return MemoryEstimate(_compiled_split(job, timeout_s), chips, self.remat, "compiler")
+
+            def compile_batch(examples: int) -> MemorySplit:
+                shape = {"batch_size": examples, "sequence_length": sequence_length}
+                job = Job.of(
+                    model,
+                    on=str(where),
+                    mesh={"fsdp": -1},
+                    remat=self.remat,
+                    train=moments,
+                    **{**shape, **workload},
+                )
+                return _compiled_split(job, timeout_s)
+
+            if batch_size < chips or batch_size % chips:
+                split, is_compiled = compile_batch(batch_size), True
+            else:
+                split, is_compiled = rising_memory(
+                    lambda size: compile_batch(size * chips), batch_size // chips
+                )
+            origin = "compiler" if is_compiled else "model"
+            return MemoryEstimate(split, chips, self.remat, origin)
         shape = shape_of(config)
         split = estimate_memory_bytes(
             shape,

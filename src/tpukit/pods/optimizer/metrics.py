@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...annotations import PyTree
+from ...hardware.missing import Measured, plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +12,7 @@ class StepMetrics:
     """One step.
 
     Attributes:
-        loss: Of the batch, before the step; None where gradients were given.
+        loss: Of the batch, before the step; missing where gradients were given.
         seconds: From the call to the end of the step on all devices (measured).
         examples: In the batch; None where gradients were given.
         program: Fingerprint of the graph that ran, where one was loaded.
@@ -19,7 +20,7 @@ class StepMetrics:
     """
 
     step: int
-    loss: float | None
+    loss: Measured
     gradient_norm: float
     seconds: float
     examples: int | None = None
@@ -30,7 +31,7 @@ class StepMetrics:
         """Plain data, without the parameters."""
         return {
             "step": self.step,
-            "loss": self.loss,
+            "loss": plain(self.loss),
             "gradient_norm": self.gradient_norm,
             "seconds": {"value": self.seconds, "origin": "measured"},
             "examples": self.examples,

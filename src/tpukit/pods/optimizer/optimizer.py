@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from ...annotations import Device, PyTree
 from ...errors import ConfigError, PodUnavailable
 from ...hardware import Slice
+from ...hardware.missing import Missing
 from ...observe.stragglers import Stragglers, find_stragglers
 from ...runtime.calls import either_way
 from ...runtime.ranges import COUNT
@@ -36,6 +37,8 @@ from .program import LossFunction, OptimizerProgram, Stepped
 from .running import Runner, shape_of
 from .settings import LEARNING_RATE, OptimizerSettings
 from .tensor import DistributedTensor, store_values, values_of
+
+_GRADIENTS_GIVEN = Missing("gradients were given, so no loss was computed")
 
 
 class TpuOptimizer:
@@ -184,7 +187,7 @@ class TpuOptimizer:
         loss = float(done.loss)
         return StepMetrics(
             step=self.step,
-            loss=None if examples is None and math.isnan(loss) else loss,
+            loss=_GRADIENTS_GIVEN if examples is None and math.isnan(loss) else loss,
             gradient_norm=float(done.gradient_norm),
             seconds=seconds,
             examples=examples,

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from ...errors import ConfigError, MissingExtraError, did_you_mean
-from ...job.sections import LaunchSettings
+from ...job.sections import PROVIDER_VARIABLE, LaunchSettings
 from .protocol import Provider
 from .terms import check_terms
 
@@ -18,7 +18,7 @@ PROVIDERS: dict[str, tuple[str, str, str | None]] = {
     "ssh": (".ssh.provider", "SSHProvider", None),
 }
 DEFAULT = "local"
-VARIABLE = "TPUKIT_PROVIDER"
+VARIABLE = PROVIDER_VARIABLE
 
 
 def open_provider(name: str | None = None, launch: LaunchSettings | None = None) -> Provider:
