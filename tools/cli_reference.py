@@ -50,7 +50,8 @@ EXIT_CODES = {
     "5": "`launch`, `pods up`: no capacity",
     "6": "`launch`: given up after too many attempts",
     "130": "Ctrl-C; within 2 s, and nothing is left half written",
-    "200, 201": "`train`: hung; another process was lost. A supervisor starts both again",
+    "200, 201, 205": "`train`: hung; another process was lost; the storage failed for too long. "
+    "A supervisor starts all three again",
 }
 
 

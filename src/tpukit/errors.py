@@ -15,6 +15,7 @@
         │   └── TPUMemoryPoolError    a pool was misused or is exhausted
         ├── TPUCacheError             a cache entry cannot be read or written
         ├── TPUCheckpointError        a checkpoint cannot be written, read or trusted
+        │   └── TPUStorageError       the storage failed; the same call may succeed later
         ├── TPUModelError             the model itself is wrong for what was asked
         ├── TPUOptimizationError      an optimization was asked for and could not be made
         │   └── TargetNotReached      a search ended below its target; carries the best found
@@ -108,6 +109,10 @@ class TPUCacheError(TPUBackendError):
 
 class TPUCheckpointError(TPUBackendError):
     """A checkpoint cannot be written, read or trusted, or is of another model or run."""
+
+
+class TPUStorageError(TPUCheckpointError):
+    """The storage failed to write or read files; the same call may succeed later."""
 
 
 class TPUModelError(TPUBackendError):

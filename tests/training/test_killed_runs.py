@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from free_ports import free_port
 
 from tpukit.records import read_metrics
 from tpukit.training import ExitCode
@@ -84,15 +84,6 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(table_trainer, token_file,
     records = read_metrics(run_dir)
     assert [record["step"] for record in records] == list(range(1, STEPS + 1)), killed_at
     assert tuple(record["loss"] for record in records) == whole.losses, killed_at  # to the bit
-
-
-def free_port():
-    # Below the range the kernel hands out, or another test's connection could take it meanwhile.
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are in use")
 
 
 @pytest.mark.parametrize("hosts", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -430,6 +430,39 @@ def test_refuses_what_is_wrong_and_overwrites_nothing(table_trainer, tokens, tmp
         table_trainer(run_dir=str(tmp_path / "files")).train(tokens, 1, **SHAPE)
 
 
+class SecondRun:
+    """Starts the same run once more, in the middle of it."""
+
+    def __init__(self, start):
+        self.start, self.refusal = start, ""
+
+    def on_start(self, run_dir, identity):
+        self.folder = run_dir
+
+    def on_record(self, record):
+        if record["step"] == 3:
+            before = {path: path.read_bytes() for path in self.files()}
+            with pytest.raises(TPUValidationError) as refused:
+                self.start()
+            self.refusal = str(refused.value)
+            assert {path: path.read_bytes() for path in self.files()} == before
+
+    def on_end(self, result):
+        pass
+
+    def files(self):
+        return [path for path in self.folder.rglob("*") if path.is_file()]
+
+
+def test_a_second_run_on_the_directory_of_a_living_one_is_refused(table_trainer, tokens, tmp_path):
+    second = SecondRun(lambda: table_trainer().train(tokens, 8, **SHAPE))
+    table_trainer(own_hooks=[second]).train(tokens, 8, **SHAPE)
+    assert f"is being written by process {os.getpid()} of " in second.refusal
+    assert " s ago; end that run, or choose another run_dir." in second.refusal
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [*range(1, 9)]
+    table_trainer().train(tokens, 8, **SHAPE)  # the lock ended with the run
+
+
 def test_a_run_goes_on_with_another_recipe(table_trainer, tokens, tmp_path):
     table_trainer(checkpoint_every=4).train(tokens, 4, **SHAPE)
     changed = {"learning_rate": 0.01, "clip_norm": None, "on_bad_loss": "skip"}

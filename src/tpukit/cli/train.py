@@ -63,7 +63,7 @@ def train(
     dry_run: DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Train: exit 0 done or told to stop, 3 diverged, 4 no memory, 200 hung, 201 peer lost."""
+    """Train; exit 0 done or stopped, 3 diverged, 4 out of memory, 200, 201, 205: start again."""
     from ..job.reading import read_job
 
     asked = options.changes(
@@ -146,7 +146,13 @@ def _failures_as_exit_codes(joined: bool) -> Generator[None]:
     One of several hosts ends at once: leaving a job in order means waiting for the others, and
     they wait for this one, in a collective or for its part of a checkpoint.
     """
-    from ..errors import TPUDistributedError, TPUOutOfMemoryError, TrainingDiverged
+    from ..errors import (
+        TPUDistributedError,
+        TPUOutOfMemoryError,
+        TPUStorageError,
+        TrainingDiverged,
+    )
+    from ..runtime.storage import PASSING_ERRORS
     from ..training.failure import ExitCode
     from .main import tell
 
@@ -156,13 +162,21 @@ def _failures_as_exit_codes(joined: bool) -> Generator[None]:
         typer.secho(f"diverged: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(ExitCode.DIVERGED) from None
     except Exception as error:  # whatever it is, the other hosts must not wait for this one
-        if not joined and not isinstance(error, TPUOutOfMemoryError):
+        match error:
+            case TPUOutOfMemoryError():
+                own = ExitCode.OUT_OF_MEMORY
+            case TPUStorageError():
+                own = ExitCode.STORAGE
+            case OSError() if error.errno in PASSING_ERRORS:
+                own = ExitCode.STORAGE
+            case TPUDistributedError() if joined:
+                own = ExitCode.PEER_LOST
+            case _:
+                own = None
+        if not joined and own is None:
             raise
-        code = tell(error)
-        if isinstance(error, TPUOutOfMemoryError):
-            code = ExitCode.OUT_OF_MEMORY
-        elif isinstance(error, TPUDistributedError):
-            code = ExitCode.PEER_LOST
+        told = tell(error)
+        code = told if own is None else own
         if not joined:
             raise typer.Exit(code) from None
         sys.stdout.flush()

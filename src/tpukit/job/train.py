@@ -130,6 +130,9 @@ class Reliability(Section):
     checkpoint_dir: str | None = Field(default=None, description="run_dir/checkpoints by default")
     keep_checkpoints: Count = Field(default=3, description="the newest ones")
     async_checkpointing: bool = Field(default=True, description="write while training goes on")
+    save_patience_s: Seconds = Field(
+        default=600.0, description="seconds that saves may fail before the run ends (exit 205)"
+    )
     on_bad_loss: Literal["stop", "rollback", "skip", "ignore"] = Field(
         default="stop", description="when the loss is not finite or jumps"
     )

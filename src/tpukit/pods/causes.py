@@ -57,6 +57,7 @@ class Cause(StrEnum):
     PEER_LOST = ("peer_lost", Kind.INFRASTRUCTURE, "a process lost another one")
     ABORTED = ("aborted", Kind.INFRASTRUCTURE, "jax's coordination service ended the process")
     HUNG = ("hung", Kind.INFRASTRUCTURE, "no step was completed in time")
+    STORAGE = ("storage", Kind.INFRASTRUCTURE, "checkpoints could not be written or read")
     UNREACHABLE = ("unreachable", Kind.INFRASTRUCTURE, "a host could not be reached")
     DIRTY_HOST = ("dirty_host", Kind.INFRASTRUCTURE, "a host's TPU is held by an earlier process")
     SUPERVISOR_LOST = ("supervisor_lost", Kind.INFRASTRUCTURE, "the supervisor itself ended")

@@ -4,6 +4,7 @@
 |---|---|
 | attempt started | `attempt` (0, 1, …), the `step` it begins after, `total_steps`, devices … |
 | spent | `seconds` that went into `what`, a name of `Goodput.spent_s` |
+| save failed | `failed_step`, whose checkpoint was not written, and the last `good_step` |
 | progress, saved | the `step` that is reached, the attempt's `wall_s` and `productive_s` up to it |
 | rolled back | from which step to which, and the same two |
 | preempted, recompiled, note | as they say |
@@ -15,7 +16,7 @@ jumps. A disk that is full costs events, never the run.
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -74,6 +75,17 @@ class EventsFile:
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
+
+
+def good_saves(events: Iterable[Event]) -> list[Event]:
+    """Return the "saved" events whose checkpoint was not found to have failed afterwards."""
+    good: dict[float | None, Event] = {}
+    for event in events:
+        if event.event == "saved":
+            good[event.number("step")] = event
+        elif event.event == "save failed":
+            good.pop(event.number("failed_step"), None)
+    return sorted(good.values(), key=lambda event: event.time)
 
 
 def read_events(path: Path) -> list[Event]:

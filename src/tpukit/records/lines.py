@@ -8,8 +8,14 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 
+LONGEST_WAITING = 16 << 20  # bytes
+
+
 class AppendedLines:
-    """Appends lines to a file, each in one write, and goes on without it when the disk refuses.
+    """Appends lines to a file, each in one write.
+
+    Lines that the disk refuses wait in memory for the next write, so that a full disk costs a run
+    nothing.
 
     Args:
         path: The file; it is made, with its folder, at the first line.
@@ -18,34 +24,44 @@ class AppendedLines:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: io.FileIO | None = None
-        self._torn = False
+        self._waiting = b""
         self._warned = False
 
     def write(self, text: str) -> None:
         """Append text that ends with a line break."""
-        try:
-            file = self._file or self._open()
-            whole = ("\n" + text if self._torn else text).encode()
-            self._torn = file.write(whole) < len(whole)
-        except OSError as error:
-            self._torn = True
-            if not self._warned:
-                logger.warning("lines of %s are lost: %s", self.path, error)
-                self._warned = True
+        if len(self._waiting) < LONGEST_WAITING:
+            self._waiting += text.encode()
+        self._flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Try once more to write what waits, and close the file."""
+        if self._waiting:
+            self._flush()
+            self._waiting = b""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _flush(self) -> None:
+        try:
+            file = self._file or self._open()
+            # A disk that fills up takes a part of a line; the rest follows when there is room.
+            self._waiting = self._waiting[file.write(self._waiting) :]
+        except OSError as error:
+            if not self._warned:
+                logger.warning("lines of %s wait to be written: %s", self.path, error)
+            self._warned = True
+        else:
+            self._warned = bool(self._waiting)
 
     def _open(self) -> io.FileIO:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = file = io.FileIO(self.path, "a")
         if file.tell():
-            with self.path.open("rb") as end:  # a kill, or a full disk, may have cut the last line
+            with self.path.open("rb") as end:  # a kill may have cut the last line
                 end.seek(-1, 2)
-                self._torn = end.read(1) != b"\n"
+                if end.read(1) != b"\n":
+                    self._waiting = b"\n" + self._waiting
         return file
 
 

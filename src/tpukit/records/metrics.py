@@ -4,14 +4,17 @@ Going back to a step (a resume, a rollback) takes out the lines after it, which 
 anew. So the file always reads as one run without interruptions, and `train.log` says what happened.
 """
 
+import contextlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ..errors import TPUValidationError
-from ..runtime.files import write_text
+from ..runtime.files import write_bytes
+from .lines import AppendedLines
 
 
 class MetricsFile:
@@ -24,7 +27,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, *, after_step: int = 0) -> None:
         self.path = path
-        self._file = _open(path)
+        self._lines = AppendedLines(path)
         self.roll_back(after_step)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -33,26 +36,25 @@ class MetricsFile:
         line = {name: None if name in odd else value for name, value in record.items()}
         if odd:
             line["not_finite"] = {name: str(record[name]) for name in odd}
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._lines.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def roll_back(self, step: int) -> None:
         """Take out the records after `step`, and a last line that was cut short."""
-        kept = [line for line, record in _lines(self.path) if record.get("step", 0) <= step]
-        whole = "".join(kept)
-        if whole.encode() == self.path.read_bytes():
+        self._lines.close()
+        with contextlib.suppress(OSError):  # a full disk, on which lines wait
+            self.path.touch()
+        if not self.path.is_file():
             return
-        write_text(self.path, whole)
-        self._file.close()
-        self._file = _open(self.path)
+        kept = [line for line, record in _lines(self.path) if record.get("step", 0) <= step]
+        whole, there = "".join(kept).encode(), self.path.read_bytes()
+        if there.startswith(whole):
+            os.truncate(self.path, len(whole))  # a full disk has no room for a second file
+        else:
+            write_bytes(self.path, whole)
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
-
-
-def _open(path: Path) -> TextIO:
-    # Line by line to the operating system: a kill loses none of them, and `tail -f` follows.
-    return path.open("a", encoding="utf-8", buffering=1)
+        self._lines.close()
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

@@ -298,6 +298,22 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
+def coordination_client() -> Any:
+    """Return the client of jax's coordination service: keys and values for all processes.
+
+    Raises:
+        TPUDistributedError: The processes are not joined.
+    """
+    from jax._src.distributed import global_state  # pyright: ignore[reportPrivateUsage]  no public way to it
+
+    if global_state.client is None:
+        raise TPUDistributedError(
+            "the processes of this job are not joined; call MultiHostConfig.setup() before "
+            "anything that touches a device."
+        )
+    return global_state.client
+
+
 def said_by_first(value: int) -> int:
     """What process 0 says; every process must ask."""
     import jax

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import CommunicationTimeout, TPUDistributedError
+from ..runtime.multihost import coordination_client
 
 Reduction = Literal["sum", "mean", "max", "min"]
 Values = np.ndarray[Any, Any]
@@ -99,7 +100,7 @@ def agree(call: str, *, timeout_s: float) -> None:
         CommunicationTimeout: Some have not come in time; the message names them.
         TPUDistributedError: The processes are about to make different calls.
     """
-    client = _coordination()
+    client = coordination_client()
     number = next(_calls)
     # Two folders are enough: nobody writes to one again before all have read what it held.
     folder = f"tpukit/collectives/{number % 2}/"
@@ -131,17 +132,6 @@ def _said(client: Any, folder: str) -> dict[int, tuple[int, str]]:
     """Return the number and name of each rank's latest call under a folder."""
     found = client.key_value_dir_get(folder)
     return {int(key.rpartition("/")[2]): tuple(json.loads(text)) for key, text in found}
-
-
-def _coordination() -> Any:
-    from jax._src.distributed import global_state  # pyright: ignore[reportPrivateUsage]  no public way to it
-
-    if global_state.client is None:
-        raise TPUDistributedError(
-            "the processes of this job are not joined; call MultiHostConfig.setup() before "
-            "anything that touches a device."
-        )
-    return global_state.client
 
 
 def _within(timeout_s: float, exchange: Callable[[], Values]) -> Values:

@@ -5,6 +5,8 @@ something to do; what is decided from them (a rollback, a stop) comes one step l
 nothing when nothing is wrong. Checkpoints and evaluations wait for the steps before them.
 """
 
+import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,7 @@ from typing import Any
 
 import jax
 
-from ..errors import TrainingDiverged
+from ..errors import TPUStorageError, TrainingDiverged
 from ..records.attempt_recorder import AttemptRecorder
 from ..records.hooks import TrainingHook
 from ..records.ledger import Ledger
@@ -31,7 +33,10 @@ from .recompile import StepProgram
 from .result import Stopped
 from .run_directory import RunDirectory
 from .save_times import SaveTimes
+from .saver import Saver
 from .state_keeper import StateKeeper
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,7 @@ class LoopParts:
     progress: ProgressView
     notice: PreemptionGuard
     keeper: StateKeeper | None = None
+    saver: Saver | None = None
     metrics: MetricsFile | None = None
     evaluator: Evaluator | None = None
     guard: LossGuard | None = None
@@ -202,7 +208,10 @@ class TrainingLoop:
         if self.parts.metrics is not None:
             self.parts.metrics.write(record)
         for hook in self.parts.hooks:
-            hook.on_record(record)
+            try:
+                hook.on_record(record)
+            except OSError as error:  # a disk that is full costs what is shown, never the run
+                logger.warning("%s could not write: %s", type(hook).__name__, error)
 
     def _judge(self, step: int, values: Mapping[str, float]) -> None:
         if self.parts.guard is None:
@@ -219,6 +228,8 @@ class TrainingLoop:
     def _roll_back(self, decision: Decision) -> None:
         """Restore the newest checkpoint; the data go on, so the bad batches are not seen again."""
         parts = self.parts
+        if parts.saver is not None:
+            parts.saver.settle()
         with parts.ledger.doing("restore"):
             restored = None if parts.keeper is None else parts.keeper.restore()
         if restored is None:
@@ -240,6 +251,9 @@ class TrainingLoop:
 
     def _how_to_go_on(self, decision: Decision) -> str:
         keeper = self.parts.keeper
+        if keeper is not None:
+            with contextlib.suppress(TPUStorageError):
+                keeper.wait()
         saved = None if keeper is None else keeper.saved_step
         good = "no checkpoint was saved" if saved is None else f"step {saved} is saved"
         return (
@@ -276,20 +290,32 @@ class TrainingLoop:
     def _save(self) -> None:
         parts = self.parts
         # Before the first step there is nothing that the seed would not give again.
-        if parts.keeper is None or self.step in (0, parts.keeper.saved_step):
+        if parts.keeper is None or parts.saver is None or self.step in (0, parts.keeper.saved_step):
             return
         began = time.perf_counter()
         with parts.ledger.doing("checkpoint"):
-            guard = {} if parts.guard is None else parts.guard.state()
-            parts.keeper.save(self.step, self.state, data=parts.source.state(), guard=guard)
+            parts.saver.save(self.step, self.state, **self._positions())
         self._checkpoint_s = time.perf_counter() - began
-        parts.recorder.saved(self.step)
+
+    def _positions(self) -> dict[str, Any]:
+        """Return where data and guard are, for whoever goes on from here."""
+        guard = {} if self.parts.guard is None else self.parts.guard.state()
+        return {"data": self.parts.source.state(), "guard": guard}
 
     def _finish(self, reason: Stopped) -> Stopped:
         self._settle(leave=0)
+        parts = self.parts
         if reason != "preempted" and self.losses:
             self._evaluate()
-        self._save()
+        if parts.saver is not None and self.step:
+            with parts.ledger.doing("checkpoint"):
+                parts.saver.finish(
+                    self.step,
+                    self.state,
+                    **self._positions(),
+                    is_preempted=reason == "preempted",
+                    on_wait=lambda: parts.watchdog and parts.watchdog.beat(),
+                )
         return reason
 
     def _say(self, text: str) -> None:

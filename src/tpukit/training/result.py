@@ -1,7 +1,8 @@
 """What training gave back: losses, times, where the checkpoint is and where the time went."""
 
 import statistics
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rich.table import Table
@@ -32,6 +33,7 @@ class TrainingResult:
             `goodput.spent_s["input_stall"]`.
         predicted_step_s: From an earlier `tpukit check` of the same plan, or why there is none.
         rollbacks: How often training went back to a checkpoint.
+        failed_saves: Steps whose checkpoint could not be written, with the reason.
     """
 
     steps: int
@@ -51,6 +53,7 @@ class TrainingResult:
     evaluations: tuple[Evaluation, ...] = ()
     recompiles: tuple[ArgumentChange, ...] = ()
     rollbacks: int = 0
+    failed_saves: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @property
     def loss(self) -> float | None:
@@ -107,6 +110,7 @@ class TrainingResult:
             "evaluations": [evaluation.to_dict() for evaluation in self.evaluations],
             "recompiles": [change.to_dict() for change in self.recompiles],
             "rollbacks": self.rollbacks,
+            "failed_saves": {str(step): reason for step, reason in self.failed_saves.items()},
             "throughput": self.throughput.to_dict(),
             **self.goodput.to_dict(),
         }
@@ -130,6 +134,9 @@ class TrainingResult:
             table.add_row("rollbacks", str(self.rollbacks))
         for change in self.recompiles:
             table.add_row("recompiled", str(change))
+        if self.failed_saves:
+            steps = ", ".join(map(str, self.failed_saves))
+            table.add_row("not saved", f"step {steps}; the checkpoint below is the last good one")
         table.add_row("checkpoint", self.checkpoint_path or "none was saved")
         table.add_row("run", self.run_dir)
         return table

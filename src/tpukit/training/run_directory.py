@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,16 +10,20 @@ from typing import Any
 
 import jax
 
-from ..errors import TPUValidationError
+from ..errors import TPUError, TPUStorageError, TPUValidationError
 from ..hardware.figure import format_quantity
 from ..records.events import EVENTS
 from ..runtime.files import write_text
 from ..runtime.logs import ROOT, TextFormatter
-from ..runtime.multihost import smallest_of_all
+from ..runtime.storage import PASSING_ERRORS
+from ..runtime.writer_lock import WriterLock
+from .checkpoint.agreement import raise_together
 
 IDENTITY = "run.json"
 FORMAT = 1
 PLACEMENT = "placement.txt"
+LOCK = "run.lock"
+ENDING_S = 60.0
 
 
 class RunDirectory:
@@ -26,6 +31,7 @@ class RunDirectory:
 
     | file | what it holds |
     |---|---|
+    | `run.lock` | which process writes here; held while the run trains |
     | `run.json` | what makes it this run (model, data, batch, seed), its recipe and its settings |
     | `metrics.jsonl` | one JSON object a logged step |
     | `events.jsonl` | attempts, saves, rollbacks, and where the time went |
@@ -43,6 +49,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.changes: tuple[str, ...] = ()
         self._handler: _RunLog | None = None
+        self._lock: WriterLock | None = None
 
     def open(
         self,
@@ -59,18 +66,25 @@ class RunDirectory:
             settings: Kept for people to read.
 
         Raises:
-            TPUValidationError: It holds another run, or something that is no run at all.
+            TPUValidationError: It holds another run, something that is no run at all, or a run
+                that another process is writing.
+            TPUStorageError: A folder that was used before cannot be used now.
         """
-        refusal: TPUValidationError | None = None
+        problem: TPUError | None = None
         if jax.process_index() == 0:
             try:
                 self._open(*map(_plain, (identity, recipe, settings)))
-            except TPUValidationError as error:
-                refusal = error
-        if smallest_of_all(0 if refusal else 1) == 0:
-            raise refusal or TPUValidationError(
-                f"Process 0 refused the run directory {self.path}; its error says why."
-            )
+            except OSError as error:
+                problem = self._unusable(error)
+            except (TPUValidationError, TPUStorageError) as error:
+                problem = error
+        if problem is not None:
+            self.close()
+        raise_together(
+            problem,
+            elsewhere=f"Process 0 refused the run directory {self.path}; its error says why.",
+            refusal=TPUValidationError,
+        )
 
     def refuse_other(self, identity: Mapping[str, Any], *, recipe: Mapping[str, Any]) -> bool:
         """Return whether the folder holds another run that never took a step, writing nothing.
@@ -81,7 +95,7 @@ class RunDirectory:
         file = self.path / IDENTITY
         if file.is_file():
             return self._differs(_plain(identity), _plain(recipe), _read(file))
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir()):
             raise TPUValidationError(
                 f"{self.path} holds files but no run ({IDENTITY} is missing); give the run a "
                 "folder of its own."
@@ -99,31 +113,53 @@ class RunDirectory:
             self._handler.write(record)
 
     def close(self) -> None:
-        """Stop logging to the folder."""
+        """Stop logging to the folder, and let another process write there."""
         if self._handler is not None:
             logging.getLogger(ROOT).removeHandler(self._handler)
             self._handler.close()
             self._handler = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _open(
         self, identity: dict[str, Any], recipe: dict[str, Any], settings: dict[str, Any]
     ) -> None:
         file = self.path / IDENTITY
+        self.refuse_other(identity, recipe=recipe)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._take()
+        # Once more, now that no other process can change it.
         if self.refuse_other(identity, recipe=recipe):
             (self.path / EVENTS).unlink(missing_ok=True)  # attempts at something else
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TPUValidationError(
-                f"the run directory {self.path} cannot be made ({error.strerror}); choose another."
-            ) from error
         document = {"format": FORMAT, "identity": identity, "recipe": recipe, "settings": settings}
-        write_text(file, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        if not file.is_file() or file.read_text() != text:  # a full disk must not stop a restart
+            write_text(file, text)
         handler = _RunLog(self.path / "train.log", encoding="utf-8")
         handler.setLevel(logging.WARNING)
         handler.setFormatter(TextFormatter())
         logging.getLogger(ROOT).addHandler(handler)
         self._handler = handler
+
+    def _take(self) -> None:
+        """Become the one process that writes here, before anything here is changed."""
+        lock = WriterLock(self.path / LOCK)
+        # The process of the attempt before may still be ending, on a host that was given up.
+        is_again = int(os.environ.get("TPUKIT_ATTEMPT") or 0) > 1
+        lock.take(
+            wait_s=ENDING_S if is_again else 0.0,
+            what=f"The run directory {self.path}",
+            instead="end that run, or choose another run_dir. Nothing was changed.",
+        )
+        self._lock = lock
+
+    def _unusable(self, error: OSError) -> TPUError:
+        """Return what to raise: storage that has worked may work again, a wrong path never."""
+        said = f"the run directory {self.path} cannot be written ({error.strerror or error})"
+        if (self.path / LOCK).exists() or error.errno in PASSING_ERRORS:
+            return TPUStorageError(f"{said}; free space or mend the storage, and start again.")
+        return TPUValidationError(f"{said}; choose another.")
 
     def _differs(
         self, identity: dict[str, Any], recipe: dict[str, Any], found: dict[str, Any]
@@ -134,7 +170,10 @@ class RunDirectory:
             self.changes = tuple(_differences(found.get("recipe", {}), recipe))
             return False
         began = self.metrics.is_file() and self.metrics.stat().st_size
-        if not began and not self.checkpoints.exists():
+        saved = self.checkpoints.is_dir() and any(
+            path.name.isdigit() for path in self.checkpoints.iterdir()
+        )
+        if not began and not saved:
             return True
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise TPUValidationError(
@@ -164,6 +203,9 @@ class _RunLog(logging.FileHandler):
     def write(self, record: logging.LogRecord) -> None:
         """Write to the file alone."""
         super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Lose the line: a disk that is full must not fill the terminal with tracebacks."""
 
 
 def name_for(model: str) -> Path:

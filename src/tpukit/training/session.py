@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from ..errors import TPUStorageError
 from ..hardware import Figure
 from ..hardware.target import on_one_gpu
 from ..job.train import TrainingSettings
@@ -32,6 +33,7 @@ from .recompile import StepProgram, enable_compilation_cache
 from .result import TrainingResult
 from .run_directory import RunDirectory, name_for, write_placement
 from .save_times import SaveTimes
+from .saver import Saver
 from .state_keeper import StateKeeper
 
 
@@ -109,6 +111,7 @@ class Session:
         source = BatchSource(prepared.data.stream(), shardings, prepared.share)
         self._stack.callback(source.close)
         keeper, guard = self._keeper(), _guard(settings)
+        saver = None if keeper is None else self._saver(keeper)
         state, first = self._restore(keeper, source, guard)
         resumed_from = None if state is None else first
         self._record_start(first, predicted)
@@ -139,6 +142,7 @@ class Session:
                 progress=self._progress,
                 notice=notice,
                 keeper=keeper,
+                saver=saver,
                 metrics=self._metrics(first),
                 evaluator=evaluator,
                 guard=guard,
@@ -161,9 +165,6 @@ class Session:
             hook.on_start(self._run.path, {**self._identity, **self._recipe})
         self._progress.start(done=first, total=self._total)
         stopped = loop.run()
-        if keeper is not None:
-            with self._ledger.doing("checkpoint"):
-                keeper.wait()
         self._run.log(f"{stopped} at step {loop.step}")
         if stopped == "preempted":
             self._recorder.happened("preempted", signal=notice.signal_name)
@@ -190,6 +191,7 @@ class Session:
             evaluations=tuple(loop.evaluations),
             recompiles=tuple(program.changes),
             rollbacks=loop.rollbacks,
+            failed_saves={} if saver is None else dict(saver.failed),
         )
         return self._result
 
@@ -271,9 +273,25 @@ class Session:
             max_to_keep=settings.keep_checkpoints,
             async_checkpointing=settings.async_checkpointing,
         )
+        checkpointer.reserve()
         keeper = StateKeeper(self._prepared.work, self._prepared.mesh, checkpointer)
-        self._stack.callback(keeper.close)
+        self._stack.callback(self._close, keeper)
         return keeper
+
+    def _saver(self, keeper: StateKeeper) -> Saver:
+        return Saver(
+            keeper,
+            patience_s=self._settings.save_patience_s,
+            say=self.say,
+            recorder=self._recorder,
+        )
+
+    def _close(self, keeper: StateKeeper) -> None:
+        """Close the checkpoints; that a save is lost must not hide the error that ends the run."""
+        try:
+            keeper.close()
+        except TPUStorageError as error:
+            self.say(str(error))
 
     def _evaluator(self) -> Evaluator | None:
         prepared = self._prepared

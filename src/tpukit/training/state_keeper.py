@@ -27,11 +27,16 @@ class StateKeeper:
 
     The random numbers of a step are a function of the seed and the step, so keeping the step
     keeps them too.
+
+    Attributes:
+        saved_step: The newest step that is known to be on disk.
+        pending_step: A step that is being written.
     """
 
     def __init__(self, work: Workload, mesh: Any, checkpointer: TPUCheckpointer) -> None:
         self._work, self._mesh, self._checkpointer = work, mesh, checkpointer
         self.saved_step: int | None = None
+        self.pending_step: int | None = None
 
     @property
     def directory(self) -> str:
@@ -53,22 +58,27 @@ class StateKeeper:
     def save(
         self, step: int, state: TrainState, *, data: Mapping[str, Any], guard: Mapping[str, Any]
     ) -> None:
-        """Save the state after `step`; the write goes on in the background."""
+        """Save the state after `step`; the write goes on in the background.
+
+        Raises:
+            TPUStorageError: The storage failed.
+        """
         self._checkpointer.save(
             step,
             **_items(state),
             data=data,
             metadata={"guard": dict(guard), "seed": self._work.seed},
         )
-        self.saved_step = step
+        self.pending_step = step
 
     def restore(self) -> Restored | None:
         """The newest good checkpoint, each leaf in its place; None where there are none.
 
         Raises:
             TPUCheckpointError: It is of another model, or none of those there is good.
+            TPUStorageError: It cannot be read now.
         """
-        self._checkpointer.wait()
+        self.wait()
         if self._checkpointer.latest_step() is None:
             return None
         shapes, _ = self._work.abstract_args(self._mesh)
@@ -88,8 +98,15 @@ class StateKeeper:
         )
 
     def wait(self) -> None:
-        """Return when the last save is on disk."""
+        """Return when the last save is on disk.
+
+        Raises:
+            TPUStorageError: It could not be written.
+        """
+        pending, self.pending_step = self.pending_step, None
         self._checkpointer.wait()
+        if pending is not None:
+            self.saved_step = pending
 
     def close(self) -> None:
         """Finish the last save and let go of the folder."""

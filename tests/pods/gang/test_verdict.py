@@ -25,6 +25,8 @@ HOSTS = tuple(Host(f"host-{rank}", "127.0.0.1") for rank in range(4))
         ({0: 3, 1: 201}, Cause.DIVERGED, "host-0"),
         ({0: 4, 1: 201}, Cause.OUT_OF_MEMORY, "host-0"),
         ({0: 201, 1: 202}, Cause.DIRTY_HOST, "host-1"),
+        ({0: 205, 1: 201}, Cause.STORAGE, "host-0"),
+        ({0: 2, 1: 205}, Cause.STORAGE, "host-1"),
         ({0: 201, 1: 255}, Cause.UNREACHABLE, "host-1"),
         ({1: 203}, Cause.FAILED, "host-1"),
     ],

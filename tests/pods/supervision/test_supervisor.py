@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tpukit.pods.causes import Cause
+from tpukit.pods.causes import Cause, Ending
 from tpukit.pods.config import PodConfig
 from tpukit.pods.pod import Tier
 from tpukit.pods.providers.local.provider import LocalProvider
@@ -195,6 +196,17 @@ def test_a_dirty_host_is_left_behind_with_its_pod(tmp_path):
     assert run.causes(outcome) == [Cause.DIRTY_HOST, Cause.DONE]
     assert [attempt.pod for attempt in outcome.attempts] == ["light-a1", "light-a2"]
     assert Policy().bad_hosts(outcome.attempts) == ("light-a1-3",)
+
+
+def test_storage_that_failed_is_tried_again_later_and_no_host_is_blamed():
+    ended = Ending(Cause.STORAGE, host="host-0")
+    where = {"pod": "light-a1", "zone": "local-a", "slice": "v6e-4"}
+    first = Attempt(number=1, **where, asked_at=0.0, last_step=7, ending=ended)
+    again = replace(first, number=2)
+    policy = Policy()
+    assert policy.why_stop([first]) is None
+    assert (policy.pause_s([first]), policy.pause_s([first, again])) == (0.0, 60.0)
+    assert policy.bad_hosts([first, again, replace(first, number=3)]) == ()
 
 
 def test_resizing_saves_first_and_loses_no_step(tmp_path):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_disk import may_mount, on_small_disk
 
 PROCESS = Path(__file__).with_name("filling_process.py")
 
@@ -16,20 +17,11 @@ def run(command, **settings):
     )
 
 
-def may_mount():
-    try:
-        done = run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"])
-    except FileNotFoundError:
-        return False
-    return done.returncode == 0
-
-
 @pytest.mark.skipif(not may_mount(), reason="this user may not mount a small file system")
 def test_a_full_file_system(tmp_path):
-    """An own mount namespace with 8 MB in it; the save needs 16."""
-    mount = 'mount -t tmpfs -o size=8m none "$1" && exec "$2" "$3" "$1" space'
-    words = ["unshare", "-rm", "sh", "-ec", mount, "sh", str(tmp_path), sys.executable]
-    done = run([*words, str(PROCESS)])
+    """The save needs 16 MB."""
+    command = [sys.executable, str(PROCESS), str(tmp_path), "space"]
+    done = run(on_small_disk(tmp_path, command, size_mb=8))
     assert done.returncode == 0, done.stderr
     assert ": No space left on device. Step 1 is still good; free space" in done.stdout
     assert "Traceback" not in done.stderr

@@ -1,10 +1,7 @@
 """Several processes save one checkpoint together, and one process reads it."""
 
-import contextlib
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from etils import epath
+from free_ports import free_port
 
 from tpukit.errors import TPUCheckpointError
 from tpukit.training.checkpoint import TPUCheckpointer
@@ -19,14 +17,6 @@ from tpukit.training.checkpoint.files import file_sizes
 
 PROCESS = Path(__file__).with_name("pod_process.py")
 HOSTS = 2
-
-
-def free_port():
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are in use")
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,10 @@ def test_time_limits_are_checked():
 
 
 def test_codes_a_supervisor_restarts_on():
-    assert [code.name for code in ExitCode if code.is_worth_restarting] == ["HUNG", "PEER_LOST"]
+    assert [code.name for code in ExitCode if code.is_worth_restarting] == [
+        "HUNG",
+        "PEER_LOST",
+        "STORAGE",
+    ]
     # XPK restarts 42 and 127 to 255; 128 + n means a signal to a shell, up to SIGRTMAX (64).
     assert all(192 < code < 256 for code in ExitCode if code.is_worth_restarting)

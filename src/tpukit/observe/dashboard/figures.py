@@ -5,6 +5,7 @@ from typing import Any
 
 from ...hardware.figure import seconds_text
 from ...hardware.missing import Measured, Missing, plain
+from ...records.events import good_saves
 from ..runs import Run, RunSummary
 
 
@@ -115,5 +116,5 @@ def _from_here(path: Path) -> str:
 
 
 def _saved_at(run: Run) -> float | None:
-    saved = [event.time for event in run.events() if event.event == "saved"]
-    return saved[-1] if saved else None
+    saved = good_saves(run.events())
+    return saved[-1].time if saved else None

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ...hardware.missing import Measured, Missing, plain
 from ...records.attempts import Attempt
-from ...records.events import Event
+from ...records.events import Event, good_saves
 from ...records.lines import read_end
 from .goodput import RunGoodput
 from .records_table import as_number, parse_records
@@ -127,7 +127,7 @@ def summarise(
         step = last.step  # lines of an attempt whose steps this one takes again
     seen = [one for one in (newest.get("time"), last.newest if last else None) if one]
     last_seen = max(seen) if seen else None
-    saved = [event for event in events if event.event == "saved"]
+    saved = good_saves(events)
     not_yet = Missing("no step has completed yet")
     return RunSummary(
         name=path.name,

@@ -21,6 +21,7 @@ _CAUSES: Mapping[int, Cause] = {
     ExitCode.OUT_OF_MEMORY: Cause.OUT_OF_MEMORY,
     ExitCode.HUNG: Cause.HUNG,
     ExitCode.PEER_LOST: Cause.PEER_LOST,
+    ExitCode.STORAGE: Cause.STORAGE,
     AgentExit.DIRTY_HOST: Cause.DIRTY_HOST,
     _SIGNALLED + signal.SIGKILL: Cause.KILLED,
     _SIGNALLED + signal.SIGTERM: Cause.NOTICE,
@@ -32,7 +33,7 @@ _CAUSES: Mapping[int, Cause] = {
 # What was first comes first: the later ones follow from the earlier.
 _ORDER = (
     *(Cause.DIRTY_HOST, Cause.UNREACHABLE, Cause.KILLED, Cause.NOTICE, Cause.HUNG),
-    *(Cause.OUT_OF_MEMORY, Cause.BAD_INPUT, Cause.DIVERGED),
+    *(Cause.STORAGE, Cause.OUT_OF_MEMORY, Cause.BAD_INPUT, Cause.DIVERGED),
     *(Cause.FAILED, Cause.ABORTED, Cause.PEER_LOST, Cause.DONE),
 )
 # Ends that may be the echo of another one which is still to be seen.

@@ -8,6 +8,8 @@ from ..causes import Cause, Kind
 from .journal import Attempt
 
 LONGEST_PAUSE_S = 60.0
+# Which host showed these first says nothing about that host.
+_BLAMELESS = frozenset({Cause.PEER_LOST, Cause.STORAGE})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,10 @@ class Policy:
 
     def pause_s(self, attempts: Sequence[Attempt]) -> float:
         """Return how long to wait before the next attempt: not at all while steps are made."""
-        stalls = count_stalls(since_fresh_start(attempts))
+        recent = since_fresh_start(attempts)
+        stalls = count_stalls(recent)
+        if stalls and (ending := recent[-1].ending) is not None and ending.cause is Cause.STORAGE:
+            return LONGEST_PAUSE_S  # a full disk is not emptied within seconds
         return 0.0 if stalls < 2 else min(LONGEST_PAUSE_S, 2.0 ** (stalls - 2))
 
     def bad_hosts(self, attempts: Sequence[Attempt]) -> tuple[str, ...]:
@@ -74,7 +79,7 @@ class Policy:
                 continue
             in_a_row = in_a_row + 1 if ending.host == before else 1
             before = ending.host
-            often = in_a_row >= self.max_host_faults and ending.cause is not Cause.PEER_LOST
+            often = in_a_row >= self.max_host_faults and ending.cause not in _BLAMELESS
             if ending.host and (often or ending.cause is Cause.DIRTY_HOST):
                 bad[ending.host] = None
         return tuple(bad)

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 
 from ...annotations import PyTree
-from ...errors import TPUCheckpointError
+from ...errors import TPUCheckpointError, TPUStorageError
 from ...runtime.multihost import smallest_of_all
 from ...step.host_memory import READ_AT_ONCE_BYTES
+from .agreement import raise_together
 from .directory import CheckpointDirectory
 from .named_arrays import (
     LeafShape,
@@ -31,7 +32,7 @@ from .record import Record, plain_json
 from .result import Checkpoint, Verification
 from .saved_arrays import SavedArrays
 from .verification import verify
-from .writer import STORAGE_ERRORS, CheckpointWriter, first_line
+from .writer import IO_ERRORS, CheckpointWriter, first_line, is_storage_failure
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,22 @@ class TPUCheckpointer:
         """How long `save` and `wait` have kept the caller waiting so far (measured)."""
         return self._blocked_s
 
+    def reserve(self) -> None:
+        """Become the writer of the folder now, rather than at the first save.
+
+        Raises:
+            TPUCheckpointError: Another process writes there, or it cannot be written.
+        """
+        problem: TPUCheckpointError | None = None
+        if jax.process_index() == 0:
+            try:
+                self._directory.take()
+            except TPUCheckpointError as error:
+                problem = error
+        raise_together(
+            problem, elsewhere=f"Process 0 cannot write to {self.directory}; its error says why."
+        )
+
     def prepare(self, **items: PyTree) -> None:
         """Make ready, in the background, what the first save of such arrays would wait for.
 
@@ -129,11 +146,12 @@ class TPUCheckpointer:
             **items: More pytrees by name (a random key, a model state).
 
         Raises:
-            TPUCheckpointError: The folder belongs to another run, the step is already saved, or
-                it cannot be written. Checkpoints that were good before still are.
+            TPUCheckpointError: The folder belongs to another run, or the step is already saved.
+            TPUStorageError: This save, or the one before it, could not be written. Checkpoints
+                that were good before still are, and the next save may succeed.
         """
         started = time.monotonic()
-        self._writer.wait()
+        self._writer.wait_for_all()
         if self._pinned is not None:
             self._pinned.wait()
         trees = {"params": params, "opt_state": opt_state, **items}
@@ -149,17 +167,17 @@ class TPUCheckpointer:
         arrays = {name: arrays_of(tree, item=name) for name, tree in trees.items()}
         self._writer.start(record, arrays)
         if not self._async:
-            self._writer.wait()
+            self._writer.wait_for_all()
         self._blocked_s += time.monotonic() - started
 
     def wait(self) -> None:
         """Return when the last save is complete.
 
         Raises:
-            TPUCheckpointError: It could not be written.
+            TPUStorageError: It could not be written.
         """
         started = time.monotonic()
-        self._writer.wait()
+        self._writer.wait_for_all()
         self._blocked_s += time.monotonic() - started
 
     def restore(
@@ -178,7 +196,7 @@ class TPUCheckpointer:
             TPUCheckpointError: There is no good checkpoint, the step asked for is not good, or
                 it is of another model.
         """
-        self._writer.wait()
+        self._writer.wait_for_all()
         wanted = {name: describe_tree(tree, item=name) for name, tree in (like or {}).items()}
         items = None if like is None else set(like)
         skipped: dict[int, str] = {}
@@ -212,7 +230,7 @@ class TPUCheckpointer:
         Raises:
             TPUCheckpointError: There is no good checkpoint, or it holds no such item.
         """
-        self._writer.wait()
+        self._writer.wait_for_all()
         chosen = self._newest({item}, {}) if step is None else self._checked(step, {item})
         saved = self._directory.records(chosen)[0].items
         if problem := difference(saved, {item: saved.get(item, [])}):
@@ -239,7 +257,7 @@ class TPUCheckpointer:
 
     def discard_newer(self, step: int) -> None:
         """Delete the checkpoints after `step`: training goes back to it and takes another path."""
-        self._writer.wait()
+        self._writer.wait_for_all()
         if jax.process_index() == 0:
             self._directory.take()
             self._directory.remove([found for found in self.steps() if found > step])
@@ -248,7 +266,7 @@ class TPUCheckpointer:
     def close(self) -> None:
         """Finish the last save and let others write to the folder."""
         try:
-            self.wait()
+            self._writer.wait()  # of this process alone: the others may be gone by now
         finally:
             if self._pinned is not None:
                 self._pinned.wait()
@@ -300,7 +318,7 @@ class TPUCheckpointer:
 
     def _verify_together(self, step: int, items: set[str] | None) -> Verification:
         share = (jax.process_index(), jax.process_count())
-        own = verify(self._directory, step, items=items, share=share)
+        own = verify(self._directory, step, items=items, share=share, may_raise=True)
         if smallest_of_all(0 if own.problem else 1) == 0 and own.problem is None:
             return replace(own, problem="another process found it damaged; its log says how")
         return own
@@ -321,8 +339,9 @@ class TPUCheckpointer:
         """Turn what storage raises into a sentence about this checkpoint."""
         try:
             yield
-        except STORAGE_ERRORS as error:
-            raise TPUCheckpointError(
+        except IO_ERRORS as error:
+            kind = TPUStorageError if is_storage_failure(error) else TPUCheckpointError
+            raise kind(
                 f"Step {step} in {self.directory} could not be read: {first_line(error)}. "
                 f"{self._which_are_there()}"
             ) from error

@@ -1,14 +1,15 @@
 """The folder that holds a run's checkpoints: which are whole, which are left-overs, who writes."""
 
-import fcntl
 import logging
 import os
+import secrets
 from collections.abc import Sequence
-from typing import IO
+from pathlib import Path
 
 from etils import epath
 
-from ...errors import TPUCheckpointError
+from ...errors import TPUCheckpointError, TPUStorageError, TPUValidationError
+from ...runtime.writer_lock import WriterLock
 from . import record
 from .files import check_bucket, file_sizes, forget_listings, in_bucket, remove_folder
 from .record import Record
@@ -31,7 +32,7 @@ class CheckpointDirectory:
                 f"Checkpoints cannot be kept at '{text}'; give a folder or a gs:// address."
             )
         self.path = epath.Path(text if "://" in text else os.path.abspath(os.path.expanduser(text)))
-        self._lock: IO[str] | None = None
+        self._lock: WriterLock | None = None
         self._taken = False
         self._reached = False
         # Complete, and yet found to be not what was written, with the reason.
@@ -101,38 +102,42 @@ class CheckpointDirectory:
             if in_bucket(self.path):
                 mark.write_text("checkpoints of tpukit\n")  # a bucket has no locks
             else:
-                self._lock_file(mark)
+                lock = WriterLock(Path(mark))
+                lock.take(
+                    what=f"The checkpoint folder {self.path}",
+                    instead="end that run, close() that checkpointer, or give this run a folder "
+                    "of its own.",
+                )
+                self._lock = lock
+        except TPUValidationError as error:
+            raise TPUCheckpointError(str(error)) from None
         except OSError as error:
-            raise TPUCheckpointError(
+            kind = TPUStorageError if found else TPUCheckpointError  # it could be written before
+            raise kind(
                 f"Checkpoints cannot be written to {self.path}: {error.strerror or error}. Choose "
                 "a place this user may write to."
             ) from error
         self._taken = True
 
-    def _lock_file(self, mark: epath.Path) -> None:
-        # Append: until the lock is held, what it says is the other process's.
-        lock = open(mark, "a+", encoding="utf-8")  # noqa: SIM115 - held open while we write here
+    def try_writing(self) -> None:
+        """Make and remove a folder with a file in it, to find out now what a save would meet.
+
+        Raises:
+            OSError: Nothing can be written here now.
+        """
+        if in_bucket(self.path):
+            return
+        trial = self.path / f".{secrets.token_hex(4)}{UNFINISHED}"
+        trial.mkdir()
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
-            lock.close()
-            raise TPUCheckpointError(
-                f"Another checkpointer is writing to {self.path} (process {holder}); end that run, "
-                "close() that checkpointer, or give this run a folder of its own."
-            ) from None
-        except OSError as error:
-            logger.info("%s has no locks (%s); take care that one run writes to it", mark, error)
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        self._lock = lock
+            (trial / "trial").write_text("a full disk makes files, and refuses what is in them")
+        finally:
+            remove_folder(trial)
 
     def release(self) -> None:
         """Let others write here."""
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
         self._taken = False
 
@@ -163,6 +168,6 @@ class CheckpointDirectory:
         try:
             return [path.name for path in self.path.iterdir()] if self.path.exists() else []
         except PermissionError as error:
-            raise TPUCheckpointError(
+            raise TPUStorageError(
                 f"{self.path} cannot be read ({error.strerror}); check who owns it."
             ) from error

@@ -2,7 +2,9 @@
 
 import functools
 import logging
+import sys
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from jax.sharding import Sharding
 
 from ...parallel.rebalancing.reshard import move
 from ...step.host_memory import READ_AT_ONCE_BYTES, WORTH_CUTTING_BYTES, read_limit_bytes
+from .agreement import SaveMeetings
 from .named_arrays import KEY, LeafShape, key_implementation, restored_leaf
 
 logger = logging.getLogger(__name__)
@@ -30,14 +33,19 @@ class OrbaxArrays:
 
     Args:
         read_at_once_bytes: What may be under way from storage to the devices at any time.
+
+    Attributes:
+        meetings: Where the processes that write one checkpoint wait for each other.
     """
 
     def __init__(self, *, read_at_once_bytes: int = READ_AT_ONCE_BYTES) -> None:
         _hide_orbax_traces()
         self._read_at_once = read_at_once_bytes
-        self._checkpointer = ocp.AsyncCheckpointer(
-            _handler(), async_options=ocp.options.AsyncOptions(timeout_secs=WRITE_TIMEOUT_S)
+        self.meetings = SaveMeetings()
+        options = ocp.options.AsyncOptions(
+            timeout_secs=WRITE_TIMEOUT_S, barrier_sync_fn=self.meetings.meet
         )
+        self._checkpointer = ocp.AsyncCheckpointer(_handler(), async_options=options)
 
     def start_save(self, folder: epath.Path, items: Mapping[str, Mapping[str, Any]]) -> None:
         """Copy the arrays off the devices and begin to write them; `wait()` ends it."""
@@ -152,3 +160,13 @@ def _hide_orbax_traces() -> None:
         return not is_trace or logger.isEnabledFor(logging.DEBUG)
 
     logging.getLogger("absl").addFilter(is_news)
+    before = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # Orbax closes its loop at the first array that fails. TensorStore's threads then report
+        # the other arrays to a closed loop, straight from C++.
+        from_outside = trace is not None and trace.tb_frame.f_code.co_name == "call_soon_threadsafe"
+        if not (from_outside and str(error) == "Event loop is closed"):
+            before(kind, error, trace)
+
+    sys.excepthook = show

@@ -1,13 +1,18 @@
 """Find out whether a checkpoint still is what was written."""
 
+import errno
 import time
 from collections.abc import Mapping
 
-from ...errors import TPUCheckpointError
+from ...errors import TPUCheckpointError, TPUStorageError
+from ...runtime.storage import PASSING_ERRORS
 from .directory import CheckpointDirectory
 from .files import digests
 from .record import FileEntry
 from .result import Verification
+
+# Answers that say nothing about the files themselves; a sector that cannot be read does.
+PASSING = (PASSING_ERRORS | {errno.EACCES, errno.EPERM}) - {errno.EIO}
 
 
 def verify(
@@ -16,6 +21,7 @@ def verify(
     *,
     items: set[str] | None = None,
     share: tuple[int, int] = (0, 1),
+    may_raise: bool = False,
 ) -> Verification:
     """Compare the files of a checkpoint with its records: all sizes, and the digests of a share.
 
@@ -24,6 +30,11 @@ def verify(
         step: Which one.
         items: Digest only what these items need; by default everything.
         share: `(index, count)`: digest every count-th file, from the index-th on.
+        may_raise: Whether files that cannot be read at the moment are an error rather than a
+            problem of the checkpoint, which a restore would pass over and a save replace.
+
+    Raises:
+        TPUStorageError: The files cannot be read at the moment.
     """
     started = time.monotonic()
     entries: dict[str, FileEntry] = {}
@@ -38,6 +49,11 @@ def verify(
             entries = {name: recorded[name] for name in needed[index::count]}
             problem = _wrong_digest(entries, digests(directory.folder(step), entries))
     except (OSError, TPUCheckpointError) as error:
+        if may_raise and isinstance(error, OSError) and error.errno in PASSING:
+            raise TPUStorageError(
+                f"Step {step} in {directory.path} cannot be read now ({error.strerror}); whether "
+                "it is good is not known. Make the storage readable, and start again."
+            ) from error
         problem = str(error)
     return Verification(
         step=step,

@@ -5,6 +5,7 @@ import functools
 import logging
 import os
 import re
+import secrets
 import threading
 import time
 import weakref
@@ -15,8 +16,9 @@ from typing import Any
 
 import jax
 
-from ...errors import TPUCheckpointError
-from ...runtime.multihost import smallest_of_all
+from ...errors import TPUCheckpointError, TPUStorageError
+from ...runtime.multihost import said_by_first
+from .agreement import raise_together
 from .directory import CheckpointDirectory
 from .files import digests
 from .orbax_arrays import OrbaxArrays
@@ -28,8 +30,10 @@ RECORDS_POLL_S = 0.2
 RECORDS_TIMEOUT_S = 600.0
 # How TensorStore quotes the file system: "…: Failed writing: … [os_error_code='28']".
 OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")
-# What Orbax, TensorStore and the file system raise when storage fails.
-STORAGE_ERRORS = (OSError, ValueError, RuntimeError, TPUCheckpointError)
+# What Orbax, TensorStore and the file system raise when a save or a restore fails.
+IO_ERRORS = (OSError, ValueError, RuntimeError, TPUCheckpointError)
+# Packages whose own errors speak of a bucket.
+_REMOTE = ("gcsfs", "google", "aiohttp")
 
 
 class CheckpointWriter:
@@ -47,6 +51,7 @@ class CheckpointWriter:
         self._directory = directory
         self._arrays = arrays
         self._max_to_keep = max_to_keep
+        self._meetings = arrays.meetings
         self._background = ThreadPoolExecutor(1, thread_name_prefix="tpukit-checkpoint")
         self._saving: tuple[int, Future[None]] | None = None
         # Whether this object wrote or restored what is in the directory: only then is it ours.
@@ -57,33 +62,60 @@ class CheckpointWriter:
         """Copy the arrays from the devices and write them in the background.
 
         Raises:
+            TPUStorageError: The storage failed, on this process or another one.
             TPUCheckpointError: The directory or the step must not be written to.
         """
-        self._claim(record)
+        self._meetings.begin(self._claim(record))
+        problem: TPUCheckpointError | None = None
         try:
             self._arrays.start_save(self._directory.folder(record.step), arrays)
-        except STORAGE_ERRORS as error:
-            raise self._failed(record.step, error) from error
-        self._saving = (record.step, self._background.submit(self._finish, record))
+        except Exception as error:  # noqa: BLE001  raised again, on all processes
+            self._meetings.fail(first_line(error))
+            problem = self._failed(record.step, error)
+        else:
+            self._saving = (record.step, self._background.submit(self._finish, record))
+        try:
+            raise_together(problem, elsewhere=self._elsewhere(record.step))
+        except TPUCheckpointError:
+            if problem is None:  # what this process has begun fails too, because it is not alone
+                with contextlib.suppress(TPUCheckpointError):
+                    self.wait()
+            raise
 
     def wait(self) -> None:
-        """Return when the save is complete, or raise why it failed."""
+        """Return when this process's part of the save is complete, or raise why it failed."""
         if self._saving is None:
             return
         step, future = self._saving
-        self._saving = None
         try:
             future.result()
-        except STORAGE_ERRORS as error:
+        except Exception as error:
             raise self._failed(step, error) from error
+        finally:
+            self._saving = None
+
+    def wait_for_all(self) -> None:
+        """Return when the save is complete, or raise on all processes why it failed on any."""
+        if self._saving is None:
+            return
+        step, problem = self._saving[0], None
+        try:
+            self.wait()
+        except TPUCheckpointError as error:
+            problem = error
+        raise_together(problem, elsewhere=self._elsewhere(step))
 
     def close(self) -> None:
         """End the background thread."""
         self._background.shutdown()
 
-    def _claim(self, record: Record) -> None:
-        """Make the directory ready for this step, or refuse on every process."""
-        refusal: TPUCheckpointError | None = None
+    def _claim(self, record: Record) -> int:
+        """Make the directory ready for this step, or refuse on every process.
+
+        Returns:
+            A number that no other save of the job has, the same on every process.
+        """
+        problem: TPUCheckpointError | None = None
         if record.process == 0:
             try:
                 self._directory.take()
@@ -91,14 +123,18 @@ class CheckpointWriter:
                 if record.step in self._directory.damaged:
                     self._directory.remove([record.step])
                 self._directory.remove_unfinished()
+                self._directory.try_writing()
+            except OSError as error:
+                problem = self._failed(record.step, error)
             except TPUCheckpointError as error:
-                refusal = error
-        if smallest_of_all(0 if refusal else 1) == 0:
-            raise refusal or TPUCheckpointError(
-                f"Process 0 refused to save step {record.step} to {self._directory.path}; its "
-                "error says why."
-            )
+                problem = error
+        raise_together(
+            problem,
+            elsewhere=f"Process 0 refused to save step {record.step} to {self._directory.path}; "
+            "its error says why.",
+        )
         self.continues_run = True
+        return said_by_first(secrets.randbits(31))
 
     def _refuse_other_run(self, step: int) -> None:
         found = self._directory.good_steps()
@@ -115,28 +151,37 @@ class CheckpointWriter:
             )
 
     def _finish(self, record: Record) -> None:
-        self._arrays.wait()
-        folder = self._directory.folder(record.step)
-        sizes = self._directory.sizes(record.step)
-        share = list(sizes)[record.process :: record.processes]
-        found = digests(folder, share)
-        files = {name: FileEntry(sizes[name], found[name]) for name in share}
-        replace(record, files=files).write(folder)
+        try:
+            self._arrays.wait()
+            folder = self._directory.folder(record.step)
+            sizes = self._directory.sizes(record.step)
+            share = list(sizes)[record.process :: record.processes]
+            found = digests(folder, share)
+            files = {name: FileEntry(sizes[name], found[name]) for name in share}
+            replace(record, files=files).write(folder)
+            self._meetings.meet(timeout_ms=int(RECORDS_TIMEOUT_S * 1000))
+        except BaseException as error:
+            self._meetings.fail(first_line(error))
+            raise
         if record.process == 0:
             self._await_records(record.step)
             self._remove_old()
 
     def _await_records(self, step: int) -> None:
-        # By looking, not by a barrier: this thread must not meet the other processes out of turn.
+        # All are written; storage that several hosts share may show them a little later.
         deadline = time.monotonic() + RECORDS_TIMEOUT_S
         while reason := self._directory.unfinished(step):
             if time.monotonic() > deadline:
-                raise TPUCheckpointError(f"after {RECORDS_TIMEOUT_S:g} s, {reason}")
+                raise TPUStorageError(f"after {RECORDS_TIMEOUT_S:g} s, {reason}")
             time.sleep(RECORDS_POLL_S)
 
     def _remove_old(self) -> None:
-        if self._max_to_keep is not None:
+        if self._max_to_keep is None:
+            return
+        try:
             self._directory.remove(self._directory.good_steps()[: -self._max_to_keep])
+        except OSError as error:  # the new one is good; the next save tries again
+            logger.warning("Older checkpoints could not be deleted: %s", error)
 
     def _failed(self, step: int, error: Exception) -> TPUCheckpointError:
         if jax.process_index() == 0:
@@ -144,18 +189,45 @@ class CheckpointWriter:
             # save removes it.
             with contextlib.suppress(OSError):
                 self._directory.remove_unfinished()
-        found = self._directory.good_steps()
-        left = f"Step {found[-1]} is still good" if found else "No checkpoint is there yet"
-        return TPUCheckpointError(
+        kind = TPUStorageError if is_storage_failure(error) else TPUCheckpointError
+        found = kind(
             f"The checkpoint of step {step} could not be written to {self._directory.path}: "
-            f"{first_line(error)}. {left}; free space or mend the storage, and save again."
+            f"{first_line(error)}. {self._left()}; free space or mend the storage, and save again."
+        )
+        found.__cause__ = error
+        return found
+
+    def _elsewhere(self, step: int) -> str:
+        return (
+            f"The checkpoint of step {step} could not be written to {self._directory.path} by "
+            f"another process, and its log says why. {self._left()}."
         )
 
+    def _left(self) -> str:
+        try:
+            found = self._directory.good_steps()
+        except (OSError, TPUCheckpointError):
+            return "Which steps are good cannot be read now"
+        return f"Step {found[-1]} is still good" if found else "No checkpoint is there yet"
 
-def first_line(error: Exception) -> str:
+
+def is_storage_failure(error: BaseException) -> bool:
+    """Whether the storage failed, and not the caller: then the same may succeed later."""
+    said = str(error)
+    return (
+        isinstance(error, OSError | TPUStorageError)
+        or OS_ERROR_CODE.search(said) is not None
+        or "tensorstore" in said.lower()
+        or type(error).__module__.partition(".")[0] in _REMOTE
+    )
+
+
+def first_line(error: BaseException) -> str:
     """What an error says, without the pages TensorStore adds to it."""
     if code := OS_ERROR_CODE.search(str(error)):
         return os.strerror(int(code[1]))
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
@@ -172,8 +244,8 @@ def _writers_to_finish() -> "weakref.WeakSet[CheckpointWriter]":
         for writer in list(writers):
             try:
                 writer.wait()
-            except TPUCheckpointError:
-                logger.exception("The last save was lost")
+            except TPUCheckpointError as error:
+                logger.error("The last save was lost: %s", error)
 
     threading._register_atexit(finish)  # pyright: ignore
     return writers

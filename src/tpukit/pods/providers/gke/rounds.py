@@ -18,8 +18,8 @@ _OVER = ("Succeeded", "Failed")
 # What was first comes first: the later ones follow from the earlier.
 _ORDER = (
     *(Cause.IMAGE, Cause.CONFIGURATION, Cause.DIRTY_HOST, Cause.OUT_OF_MEMORY, Cause.KILLED),
-    *(Cause.DEADLINE, Cause.HUNG, Cause.BAD_INPUT, Cause.DIVERGED, Cause.FAILED, Cause.NOTICE),
-    *(Cause.ABORTED, Cause.PEER_LOST),
+    *(Cause.DEADLINE, Cause.HUNG, Cause.STORAGE, Cause.BAD_INPUT, Cause.DIVERGED, Cause.FAILED),
+    *(Cause.NOTICE, Cause.ABORTED, Cause.PEER_LOST),
 )
 
 
