@@ -54,6 +54,13 @@ def gather(gang, stop=lambda events: any(isinstance(one, Ended) for one in event
     return events
 
 
+def follow(provider, config, command):
+    """Return a gang that has seen all four Pods: what ends one before that cannot be told."""
+    gang = provider.start(ready(provider, config=config, command=command), command, attempt=1)
+    until(lambda: gang._round is not None and len(gang._round.members) == 4)
+    return gang
+
+
 def of(kind, events):
     return [one for one in events if isinstance(one, kind)]
 
@@ -322,7 +329,7 @@ EVICTIONS = {
 def test_every_eviction_is_told_apart(emulator, provider, mishap):
     command = Command(argv=("sleep", "60"))
     spot = PodConfig(tpu_type="v6e-16", tier=Tier.SPOT)
-    gang = provider.start(ready(provider, config=spot, command=command), command, attempt=1)
+    gang = follow(provider, spot, command)
     target = until(lambda: len(pods := emulator.mishaps.pods_of("gem-a1")) == 4 and pods[1])
     node = target["spec"]["nodeName"]
     on_node = mishap in ("shut_down", "remove", "taint", "maintain")
@@ -344,9 +351,7 @@ def test_every_eviction_is_told_apart(emulator, provider, mishap):
 def test_a_preemption_by_kueue_is_waited_out(emulator, queued):
     provider = GKEProvider(queued)
     command = Command(argv=("sleep", "60"))
-    gang = provider.start(
-        ready(provider, config=PodConfig(tpu_type="v6e-16"), command=command), command, attempt=1
-    )
+    gang = follow(provider, PodConfig(tpu_type="v6e-16"), command)
     until(lambda: len(emulator.mishaps.pods_of("gem-a1")) == 4)
     emulator.mishaps.preempt_in_queue("gem-a1")
     events = gather(gang, lambda events: of(Restarted, events))
