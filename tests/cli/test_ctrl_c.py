@@ -49,6 +49,7 @@ TYPED = {
     "pods cost": ("", 0.4),
     "pods down": ("run", 0.4),
     "pods emulate": ("gcp", 4),
+    "pods forget": ("run", 0.4),
     "pods lint": ("job.yaml", 0.4),
     "pods logs": ("run", 0.4),
     "pods ls": ("", 0.4),

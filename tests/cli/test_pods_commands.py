@@ -2,16 +2,27 @@
 
 import json
 import threading
+import time
 
 import pytest
+from scripted_provider import ScriptedProvider
 from typer.testing import CliRunner
 
 from tpukit.cli.app import app
-from tpukit.errors import ConfigError, PodUnavailable, TPUError, TPUValidationError
+from tpukit.errors import (
+    ConfigError,
+    PodUnavailable,
+    ProviderError,
+    TPUError,
+    TPUValidationError,
+)
 from tpukit.job.sections import LaunchSettings
-from tpukit.pods import Command, PodConfig
+from tpukit.pods import Command, PodConfig, Store
+from tpukit.pods.cost import CostReport
 from tpukit.pods.emulation import EMULATORS, open_emulator, serve
 from tpukit.pods.manifests import build_manifest, to_yaml
+from tpukit.pods.reconciler import Reconciler
+from tpukit.pods.store import ProviderRecord
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +81,49 @@ def test_names_that_are_not_known():
         pods("logs", "mine")
     with pytest.raises(ConfigError, match="processes of this machine"):
         pods("ssh", "mine")
+
+
+def test_a_provider_that_is_gone_keeps_nobody_waiting(monkeypatch):
+    cloud = ScriptedProvider(script=["refuse"] * 1000)
+    clock = [time.time()]
+    store = Store(now=lambda: clock[0])
+    config = PodConfig(tpu_type="v6e-8", zones=("us-east5-b",))
+    store.wanted.want("mine", config, ProviderRecord.of("gcp", LaunchSettings(project="p")))
+    cloud.script.clear()
+    Reconciler(store, opener=lambda record: cloud).run_pass()
+    cloud.script = ["refuse"] * 1000
+    monkeypatch.setattr("tpukit.pods.reconciler.open_provider", lambda *_: cloud)
+    with pytest.raises(ProviderError, match="tpukit pods forget mine removes it from the store"):
+        pods("down", "mine")
+    assert cloud.calls.count("list") <= 4, "tried twice after the first pass"
+    clock[0] += 2 * 3600.0
+    (run,) = CostReport.of(store).runs
+    assert run.hours < 0.5, "not counted since it was last seen"
+    assert "because the provider does not answer since" in run.unseen
+    assert "pods forget mine" in pods("cost").stdout.replace("\n", " ")
+    forgotten = pods("forget", "mine-a1")
+    assert "goes on costing" in forgotten.stderr
+    assert (store.wanted.all(), store.wanted.providers()) == ([], {})
+    (run,) = CostReport.of(store).runs
+    assert (run.unseen, run.is_running) == ("", False)
+    with pytest.raises(TPUValidationError, match="no pod 'mine'"):
+        pods("forget", "mine")
+    store.close()
+
+
+def test_a_provider_that_answers_again_counts_again(tmp_path):
+    cloud, clock = ScriptedProvider(), [1e9]
+    store = Store(tmp_path / "other", now=lambda: clock[0])
+    config = PodConfig(tpu_type="v6e-8", zones=("us-east5-b",))
+    store.wanted.want("mine", config, ProviderRecord.of("gcp", LaunchSettings(project="p")))
+    reconciler = Reconciler(store, opener=lambda record: cloud)
+    for hour, script in enumerate((["ok"], ["ok"], ["refuse"], ["refuse"], ["ok"])):
+        clock[0] = 1e9 + 3600 * hour
+        cloud.script = script
+        reconciler.run_pass()
+        (run,) = CostReport.of(store).runs
+        assert (run.hours, bool(run.unseen)) == ([0, 1, 1, 1, 4][hour], hour in (2, 3))
+    store.close()
 
 
 def test_preflight_says_what_is_in_the_way():

@@ -1,7 +1,7 @@
 """`tpukit pods`: list, get, give back, look into and count pods; rehearse and check before."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +9,9 @@ from ..runtime.ranges import INDEX, SCALE, SECONDS
 from . import job_options as options
 from .launch import Provider, Spot
 from .values import output_folder, within
+
+if TYPE_CHECKING:
+    from ..pods.store import Store, WantedPod
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -26,6 +29,28 @@ Wait = Annotated[
     float | None,
     typer.Option(help="Seconds to go on where no zone has it.", callback=within(SECONDS)),
 ]
+
+
+def _find(store: "Store", name: str) -> "WantedPod":
+    """Return what the store knows of a run or a pod."""
+    from ..errors import TPUValidationError, did_you_mean
+
+    row = store.wanted.find_by_any_name(name)
+    if row is None:
+        known = [one.name for one in store.wanted.all()]
+        raise TPUValidationError(
+            f"There is no pod {name!r}; {', '.join(known) or 'none'} are wanted."
+            + did_you_mean(name, known)
+        )
+    return row
+
+
+def _is_supervised(store: "Store", row: "WantedPod") -> bool:
+    """Whether a living process keeps the pod."""
+    from ..pods.reconciler import KEEPERS
+    from ..pods.store.locks import is_held
+
+    return row.keeper is not None and is_held(store.folder / KEEPERS / row.keeper)
 
 
 @app.command("ls")
@@ -78,28 +103,54 @@ def get_pod(
 @app.command("down")
 def give_pod_back(name: Run, json: options.Json = False) -> None:
     """Let the run on a pod save and end, if there is one, and give the pod back."""
-    from ..errors import TPUValidationError, did_you_mean
+    from ..errors import ProviderError, TPUError
     from ..pods.allocation import wait_until_gone
     from ..pods.launching.background import BackgroundRun
     from ..pods.listing import PodListing
-    from ..pods.reconciler import KEEPERS, Reconciler
+    from ..pods.reconciler import Reconciler
     from ..pods.store import Store
-    from ..pods.store.locks import is_held
     from .output import show, working
 
     store = Store()
-    row = store.wanted.find_by_any_name(name)
-    if row is None:
-        known = [one.name for one in store.wanted.all()]
-        raise TPUValidationError(
-            f"There is no pod {name!r}; {', '.join(known) or 'none'} are wanted."
-            + did_you_mean(name, known)
-        )
-    with working(f"giving {row.pod_name} back"):
-        if row.keeper is not None and is_held(store.folder / KEEPERS / row.keeper):
+    row = _find(store, name)
+    if _is_supervised(store, row):
+        with working(f"letting {row.name} save and end, {STOPPED_WITHIN_S:g} s at most"):
             BackgroundRun.find(store, row.name).stop(wait_s=STOPPED_WITHIN_S)
-        store.wanted.release(row.name)
-        wait_until_gone(Reconciler(store), row.name, STOPPED_WITHIN_S)
+    store.wanted.release(row.name)
+    with working(f"giving {row.pod_name} back"):
+        try:
+            wait_until_gone(Reconciler(store), row.name, STOPPED_WITHIN_S, patience=1)
+        except TPUError as error:
+            raise ProviderError(
+                f"{row.pod_name} could not be given back: {error} It stays marked for deletion, "
+                "and tpukit pods ls tries again. If the provider is gone for good, tpukit pods "
+                f"forget {row.name} removes it from the store."
+            ) from error
+    show(PodListing.last_seen(store), json=json)
+
+
+@app.command("forget")
+def forget_pod(name: Run, json: options.Json = False) -> None:
+    """Remove a pod from the store without asking its provider, which may be gone for good."""
+    from ..errors import ConfigError
+    from ..pods.listing import PodListing
+    from ..pods.store import Store
+    from .output import show
+
+    store = Store()
+    row = _find(store, name)
+    if _is_supervised(store, row):
+        raise ConfigError(
+            f"Run {row.name!r} is supervised by a living process; end it first: tpukit pods down "
+            f"{row.name}."
+        )
+    store.forget(row)
+    if row.zone is not None:
+        typer.echo(
+            f"{row.pod_name} is forgotten. If it still exists in {row.zone or 'its cluster'}, it "
+            "goes on costing: delete it with the provider's own tools.",
+            err=True,
+        )
     show(PodListing.last_seen(store), json=json)
 
 

@@ -1,6 +1,7 @@
 """Getting one pod: want it, reconcile until it is ready, and leave nothing where it fails."""
 
 import contextlib
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -145,20 +146,30 @@ def check_request(
             )
 
 
-def wait_until_gone(reconciler: Reconciler, name: str, wait_s: float) -> None:
+def wait_until_gone(
+    reconciler: Reconciler, name: str, wait_s: float, *, patience: float = math.inf
+) -> None:
     """Reconcile until a released pod is forgotten, or time is up: its deletion is under way then.
 
+    Args:
+        reconciler: Who deletes it.
+        name: Of the run.
+        wait_s: How long to look.
+        patience: Failures in a row after which the provider counts as gone.
+
     Raises:
-        ProviderError: The provider could not be reached in that time.
+        TPUError: The provider could not be opened or reached in that time, or so often.
     """
     deadline = time.monotonic() + wait_s
-    pause_s = FIRST_PAUSE_S
+    pause_s, failures = FIRST_PAUSE_S, 0
     while (row := reconciler.store.wanted.find(name)) is not None:
         report = reconciler.run_pass(only=row.provider)
         if reconciler.store.wanted.find(name) is None:
             return
-        if time.monotonic() > deadline:
-            if isinstance(error := report.errors.get(name), ProviderError):
+        error = report.errors.get(name)
+        failures = 0 if error is None else failures + 1
+        if time.monotonic() > deadline or failures > patience:
+            if error is not None:
                 raise error
             return
         time.sleep(pause_s)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from itertools import groupby
 from typing import Any
 
@@ -40,12 +40,26 @@ class RunCost:
         """Whether it still costs."""
         return any(one.released_at is None for one in self.intervals)
 
+    @property
+    def unseen(self) -> str:
+        """A sentence on pods that nobody can see now; "" where there are none."""
+        lost = [one for one in self.intervals if one.last_seen_at is not None]
+        if not lost:
+            return ""
+        names = ", ".join(one.pod for one in lost)
+        seen = datetime.fromtimestamp(min(one.until for one in lost)).astimezone()
+        return (
+            f"{names}: counted until last seen ({seen:%Y-%m-%d %H:%M}), because the provider does "
+            f"not answer since. tpukit pods ls looks again; tpukit pods forget {self.run} drops it."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {
             "run": self.run,
             "hours": self.hours,
             "running": self.is_running,
+            "unseen": self.unseen,
             "total": self.total.to_dict(),
             "pods": [one.to_dict() for one in self.intervals],
         }
@@ -84,6 +98,7 @@ class CostReport:
 
     def __rich__(self) -> Any:
         from rich.console import Group
+        from rich.markup import escape
         from rich.table import Table
 
         table = Table("run", "pods", "hours", "USD", "price from", box=None, pad_edge=False)
@@ -91,13 +106,14 @@ class CostReport:
             total = run.total
             usd = "–" if total.value is None else f"{total.value:.2f}"
             table.add_row(
-                run.run + (" (running)" if run.is_running else ""),
+                run.run + (" (unseen)" if run.unseen else " (running)" if run.is_running else ""),
                 ", ".join(sorted({f"{one.slice} {one.tier}" for one in run.intervals})),
                 f"{run.hours:.2f}",
                 usd,
                 total.reason if total.value is None else _origin([total]),
             )
-        return Group(table, self.summary)
+        unseen = [f"[yellow]{escape(run.unseen)}[/]" for run in self.runs if run.unseen]
+        return Group(table, self.summary, *unseen)
 
 
 def _origin(figures: Iterable[Figure]) -> str:

@@ -114,6 +114,7 @@ class Reconciler:
                 try:
                     _ProviderPass(self, record.id, self.provider(record), report).run()
                 except TPUError as error:
+                    self.store.wanted.answered(record.id, is_silent=True)
                     report.errors[record.id] = error
                     rows = self.store.wanted.all(record.id)
                     report.errors.update((row.name, error) for row in rows)
@@ -152,7 +153,9 @@ class _ProviderPass:
         # After the list: what a supervisor asked for meanwhile was written down before.
         rows = self.store.wanted.all(self.id)
         current = {(row.zone or "", row.pod_name) for row in rows}
+        self.store.wanted.answered(self.id, is_silent=False)
         self.store.spend.end_all_but(self.id, listed.keys() | current)
+        self.store.spend.seen(self.id)
         strays = [pod for key, pod in listed.items() if key not in current]
         with ThreadPoolExecutor(self.width) as pool:
             each = map if self.width == 1 else pool.map
@@ -188,8 +191,9 @@ class _ProviderPass:
         """Whether this record asked for a pod, and no run of the store can still want it."""
         run, attempt = split_pod_name(pod.name)
         row = self.store.wanted.find(run)
-        if not self.store.history.has_asked(self.id, zone=pod.zone, pod=pod.name):
-            if row is None and not self.store.history.has_asked(zone=pod.zone, pod=pod.name):
+        askers = self.store.history.askers(zone=pod.zone, pod=pod.name)
+        if self.id not in askers:
+            if row is None and not askers & self.store.wanted.providers().keys():
                 self.report.unknown.append(f"{pod.name} in {pod.zone}")
             return False
         if row is None:

@@ -37,13 +37,12 @@ class PodHistory:
             *(provider, zone, pod, str(config.slice), config.tier.value, self.now()),
         )
 
-    def has_asked(self, provider: str | None = None, *, zone: str, pod: str) -> bool:
-        """Whether a pod was ever asked for, by one provider record or by any."""
-        found = self.database.read(
-            "SELECT 1 FROM lives WHERE ? IN ('', provider) AND zone = ? AND pod = ? LIMIT 1",
-            *(provider or "", zone, pod),
+    def askers(self, *, zone: str, pod: str) -> set[str]:
+        """Return the ids of the provider records that ever asked for a pod."""
+        rows = self.database.read(
+            "SELECT DISTINCT provider FROM lives WHERE zone = ? AND pod = ?", zone, pod
         )
-        return bool(found)
+        return {row["provider"] for row in rows}
 
     def ready(self, provider: str, *, zone: str, pod: str) -> None:
         """All hosts of a pod are there."""

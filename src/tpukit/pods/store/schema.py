@@ -83,5 +83,12 @@ CREATE TABLE spend (
 CREATE UNIQUE INDEX spend_once ON spend (provider, zone, pod) WHERE released_at IS NULL;
 """
 
-VERSIONS = (_FIRST,)
+_SEEN = """
+-- When a pod was last seen, and since when its provider has not answered: what nobody can see is
+-- not counted.
+ALTER TABLE spend ADD COLUMN seen_at REAL;
+ALTER TABLE providers ADD COLUMN silent_since REAL;
+"""
+
+VERSIONS = (_FIRST, _SEEN)
 """What brings a store from each version to the next; a new one starts at the first."""

@@ -1,6 +1,7 @@
 """What pods cost: from ready to released, each interval with the price that held when it began."""
 
 import json
+import sqlite3
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ class Spending:
     Attributes:
         price: USD an hour for the whole pod, with its source and date; or why none is known.
         released_at: None while it runs; what it costs then is counted until now.
+        last_seen_at: Where nobody can see it, as its provider does not answer: it is counted until
+            it was last seen. None otherwise.
     """
 
     run: str
@@ -32,6 +35,7 @@ class Spending:
     price: Figure
     ready_at: float
     released_at: float | None
+    last_seen_at: float | None
     until: float
 
     @property
@@ -52,6 +56,7 @@ class Spending:
             "tier": self.tier,
             "ready_at": _iso(self.ready_at),
             "released_at": None if self.released_at is None else _iso(self.released_at),
+            "last_seen_at": None if self.last_seen_at is None else _iso(self.last_seen_at),
             "hours": self.hours,
             "price": self.price.to_dict(),
             "cost": self.cost.to_dict(),
@@ -69,10 +74,17 @@ class SpendLedger:
         """Count a pod from now on; one that is counted already goes on as it is."""
         self.database.write(
             "INSERT OR IGNORE INTO spend"
-            " (run, pod, provider, zone, slice, tier, price, ready_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            " (run, pod, provider, zone, slice, tier, price, ready_at, seen_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             *(run, pod.name, provider, pod.zone, str(pod.slice), pod.tier.value),
-            *(to_json(price.to_dict()), self.now()),
+            *(to_json(price.to_dict()), self.now(), self.now()),
+        )
+
+    def seen(self, provider: str) -> None:
+        """A provider has answered: its pods that are counted were there just now."""
+        self.database.write(
+            "UPDATE spend SET seen_at = ? WHERE provider = ? AND released_at IS NULL",
+            *(self.now(), provider),
         )
 
     def end(self, provider: str, *, zone: str, pod: str) -> None:
@@ -81,6 +93,14 @@ class SpendLedger:
             "UPDATE spend SET released_at = ?"
             " WHERE provider = ? AND zone = ? AND pod = ? AND released_at IS NULL",
             *(self.now(), provider, zone, pod),
+        )
+
+    def end_unseen(self, provider: str, *, zone: str, pod: str) -> None:
+        """Count a pod until it was last seen."""
+        self.database.write(
+            "UPDATE spend SET released_at = coalesce(seen_at, ready_at)"
+            " WHERE provider = ? AND zone = ? AND pod = ? AND released_at IS NULL",
+            *(provider, zone, pod),
         )
 
     def end_all_but(self, provider: str, kept: Container[tuple[str, str]]) -> None:
@@ -94,23 +114,29 @@ class SpendLedger:
 
     def all(self, run: str | None = None) -> list[Spending]:
         """Return every interval, oldest first, or those of one run."""
-        rows = self.database.read("SELECT * FROM spend ORDER BY ready_at, id")
-        return [
-            Spending(
-                run=row["run"],
-                pod=row["pod"],
-                provider=row["provider"],
-                zone=row["zone"],
-                slice=row["slice"],
-                tier=row["tier"],
-                price=Figure(**json.loads(row["price"])),
-                ready_at=row["ready_at"],
-                released_at=row["released_at"],
-                until=self.now() if row["released_at"] is None else row["released_at"],
-            )
-            for row in rows
-            if run in (None, row["run"])
-        ]
+        rows = self.database.read(
+            "SELECT spend.*, silent_since FROM spend LEFT JOIN providers ON providers.id = provider"
+            " ORDER BY ready_at, spend.id"
+        )
+        return [self._spending(row) for row in rows if run in (None, row["run"])]
+
+    def _spending(self, row: sqlite3.Row) -> Spending:
+        released_at, last_seen_at = row["released_at"], None
+        if released_at is None and row["silent_since"] is not None:
+            last_seen_at = row["seen_at"] or row["ready_at"]
+        return Spending(
+            run=row["run"],
+            pod=row["pod"],
+            provider=row["provider"],
+            zone=row["zone"],
+            slice=row["slice"],
+            tier=row["tier"],
+            price=Figure(**json.loads(row["price"])),
+            ready_at=row["ready_at"],
+            released_at=released_at,
+            last_seen_at=last_seen_at,
+            until=released_at or last_seen_at or self.now(),
+        )
 
 
 def _iso(at: float) -> str:

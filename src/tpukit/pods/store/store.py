@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...runtime.files import state_folder
+from ..causes import Cause
 from ..supervision.journal import Attempt
 from .database import Database
 from .history import PodHistory
-from .records import Event, to_json
+from .records import Event, WantedPod, to_json
 from .spend import SpendLedger
 from .wanted import WantedPods
 
@@ -47,6 +48,16 @@ class Store:
     def now(self) -> float:
         """Return the time by the store's clock."""
         return self._now()
+
+    def forget(self, row: WantedPod) -> None:
+        """Remove a pod from the store without asking its provider, and count it no longer."""
+        if row.zone is not None:
+            self.spend.end_unseen(row.provider, zone=row.zone, pod=row.pod_name)
+            where = {"zone": row.zone, "pod": row.pod_name}
+            self.history.ended(row.provider, **where, cause=Cause.STOPPED)
+        self.wanted.forget(row.name)
+        self.wanted.forget_unused_provider(row.provider, after_s=0.0)
+        self.note(row.name, "forgotten", f"{row.pod_name} was forgotten, whatever became of it")
 
     # --- journal ---------------------------------------------------------------------------
 

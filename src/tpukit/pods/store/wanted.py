@@ -59,7 +59,7 @@ class WantedPods:
                     )
                 return before
             self.database.write(
-                "INSERT OR REPLACE INTO providers VALUES (?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO providers (id, name, launch, used_at) VALUES (?, ?, ?, ?)",
                 *(provider.id, provider.name),
                 *(provider.launch.model_dump_json(exclude_unset=True), self.now()),
             )
@@ -165,6 +165,14 @@ class WantedPods:
             for row in self.database.read("SELECT * FROM providers")
         }
 
+    def answered(self, provider: str, *, is_silent: bool) -> None:
+        """Write down whether a provider has answered, or since when it has not."""
+        self.database.write(
+            "UPDATE providers SET silent_since = CASE WHEN ? THEN coalesce(silent_since, ?) END"
+            " WHERE id = ?",
+            *(is_silent, self.now(), provider),
+        )
+
     def forget_unused_provider(self, provider: str, *, after_s: float) -> bool:
         """Forget a provider some time after its last pod, when all its pods are known to be gone.
 
@@ -173,7 +181,7 @@ class WantedPods:
         """
         with self.database.writing() as connection:
             forgotten = connection.execute(
-                "DELETE FROM providers WHERE id = ? AND used_at < ?"
+                "DELETE FROM providers WHERE id = ? AND used_at <= ?"
                 " AND NOT EXISTS (SELECT 1 FROM wanted WHERE provider = providers.id)"
                 " AND NOT EXISTS (SELECT 1 FROM lives WHERE provider = providers.id"
                 " AND ended_at IS NULL)",
