@@ -1,4 +1,4 @@
-"""`tpukit export`: a run's checkpoint as a Hugging Face folder of safetensors."""
+"""`tpukit export`: a run's checkpoint as a Hugging Face folder, or in its framework's own files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,9 @@ from ..runtime.ranges import INDEX
 from . import job_options as options
 from .values import output_folder, within
 
-Run = Annotated[str, typer.Argument(help="A run directory, or one of its checkpoints.")]
+Run = Annotated[
+    str, typer.Argument(help="A run directory, one of its checkpoints, or a folder of weights.")
+]
 Out = Annotated[Path, typer.Argument(help="A new folder.", callback=output_folder)]
 Step = Annotated[
     int | None,
@@ -28,7 +30,7 @@ def export(
     adapters: Adapters = False,
     json: options.Json = False,
 ) -> None:
-    """Write a run's parameters as safetensors in the Hugging Face layout."""
+    """Write a run's parameters as a Hugging Face folder, or in the files of its own framework."""
     from ..runtime.environment import configure_tpu_environment
     from .output import show
 

@@ -233,7 +233,10 @@ def _deliver(
     if output is not None:
         save_quantized(result.model, output, report=result.report, tokenizer=tokenizer)
         keep_tokenizer(tokenizer, output)
-        say(f"wrote {output}: tpukit generate {output} --prompt …")
+        say(
+            f"wrote {output}: tpukit generate {output} --prompt … opens it, as do check, train and "
+            f"load_quantized; for transformers and others, tpukit export {output} wide/ widens it"
+        )
     if html is not None:
         write_report(result.report, html, title=title)
         say(f"wrote {html}")

@@ -35,6 +35,7 @@ class Prepared:
 
     Attributes:
         tokenizer: What the data were made into tokens with, where that is known.
+        source: The name of the model in its job, such as "net.py:build"; None for an object.
     """
 
     work: Workload
@@ -46,6 +47,7 @@ class Prepared:
     throughput: Throughput
     notes: tuple[str, ...]
     tokenizer: str | None = None
+    source: str | None = None
 
     def headline(self, total_steps: int) -> str:
         """What is about to be trained, in one line."""
@@ -148,6 +150,7 @@ def prepare(job: Job, *, mesh: Mesh, train_data: Any, eval_data: Any) -> Prepare
         throughput=Throughput.of(work, list(mesh.devices.flat), peak_tflops=settings.peak_tflops),
         notes=step.notes,
         tokenizer=settings.tokenizer or tokenizer_of(train_data, settings.init_from),
+        source=job.model if isinstance(job.model, str) else None,
     )
 
 

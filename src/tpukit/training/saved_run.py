@@ -72,7 +72,8 @@ def read_saved(run: Path) -> SavedRun:
     if not isinstance(model, dict):
         raise TPUModelError(
             f"{run} trained a model of its own, '{model}', and only reference transformers can be "
-            "loaded without their code; restore its parameters with TPUCheckpointer."
+            f"loaded without their code; `tpukit export {run} out/` writes it in the files of its "
+            "own framework."
         )
     config = TransformerConfig.from_dict(model)  # pyright: ignore[reportUnknownArgumentType]  JSON
     folder: str | Path = settings.get("checkpoint_dir") or run / "checkpoints"

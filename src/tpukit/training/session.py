@@ -27,6 +27,7 @@ from .evaluation import Evaluator
 from .failure import HangWatchdog, LossGuard, PreemptionGuard
 from .first_params import first_params
 from .loop import LoopParts, LoopSettings, TrainingLoop
+from .model_record import record_model
 from .preparation import Prepared
 from .products import tuned_options
 from .recompile import StepProgram, enable_compilation_cache
@@ -72,6 +73,7 @@ class Session:
         if jax.process_index() == 0:
             keep_tokenizer(words, self._run.path)
             keep_generation_config(self._settings.init_from, self._run.path)
+            record_model(self._prepared.work, self._prepared.source, self._run.path)
         self._stack.callback(self._run.close)
         self._stack.callback(self._end_hooks)
         self._stack.callback(self._progress.close)

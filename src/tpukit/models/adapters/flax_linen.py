@@ -1,11 +1,13 @@
 """Models written in flax linen."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
-from flax import linen
+from flax import linen, serialization
 from flax.core import lift, meta
 from flax.linen.transforms import lift_transform
 
@@ -15,6 +17,7 @@ from ..loss.loss import Batch
 from ..remat.policy import RematPolicy
 from ..remat.segments import checkpoint_segments
 from .kind import ModelKind
+from .own_files import TrainedArrays, nested, plain_array
 from .protocol import Applied, ModelInputs, Variables
 
 
@@ -87,10 +90,27 @@ def _collections(variables: Any, *, trained: bool) -> list[list[dict[str, Any]]]
     ]
 
 
+VARIABLES_FILE = "variables.msgpack"
+
+
+def _write(record: Mapping[str, Any], arrays: TrainedArrays, folder: Path) -> str:
+    """Write the variables as flax's own msgpack file."""
+    del record
+    variables = {"params": nested(arrays.params), **nested(arrays.model_state)}
+    plain = jax.tree.map(plain_array, variables)
+    (folder / VARIABLES_FILE).write_bytes(serialization.msgpack_serialize(plain))
+    return (
+        "from flax import serialization\n\n"
+        f'with open(folder + "/{VARIABLES_FILE}", "rb") as file:\n'
+        "    variables = serialization.msgpack_restore(file.read())  # of model.apply"
+    )
+
+
 FLAX_LINEN = ModelKind(
     name="flax linen",
     accepts="a flax linen module",
     recognises=lambda model: is_instance_of(model, "flax.linen"),
     build=LinenAdapter,
     checkpoint=checkpoint_linen,
+    write=_write,
 )

@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from ..loss.loss import Batch
 from ..remat.nnx_layers import checkpoint_nnx
 from ..remat.segments import checkpoint_segments
 from .kind import ModelKind
+from .own_files import TrainedArrays, nested
 from .protocol import Applied, ModelInputs, Variables
 
 
@@ -69,12 +72,41 @@ def _makes_modules(model: object) -> bool:
     return callable(model) and inspect.isroutine(inspect.unwrap(model))
 
 
+STATE_FOLDER = "state"
+
+
+def _describe(model: Any) -> dict[str, Any]:
+    """Record which variables are random state, which belongs to a run and not to its model."""
+    made = nnx.eval_shape(lambda: model if isinstance(model, nnx.Module) else model(nnx.Rngs(0)))
+    _, random, _ = nnx.split(made, nnx.RngState, ...)
+    return {"random": ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(random)]}
+
+
+def _write(record: Mapping[str, Any], arrays: TrainedArrays, folder: Path) -> str:
+    """Write the state as an Orbax checkpoint, which flax recommends for nnx."""
+    import orbax.checkpoint as ocp
+
+    whole = {**arrays.params, **arrays.model_state}
+    kept = {name: array for name, array in whole.items() if name not in record["random"]}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((folder / STATE_FOLDER).absolute(), nested(kept))
+    return (
+        "import orbax.checkpoint as ocp\nfrom flax import nnx\n\n"
+        "state = nnx.state(model)\n"
+        f'saved = ocp.StandardCheckpointer().restore(folder + "/{STATE_FOLDER}")\n'
+        "nnx.replace_by_pure_dict(state, saved)\n"
+        "nnx.update(model, state)"
+    )
+
+
 FLAX_NNX = ModelKind(
     name="flax nnx",
     accepts="a flax nnx module",
     recognises=lambda model: is_instance_of(model, "flax.nnx"),
     build=NnxAdapter,
     checkpoint=checkpoint_nnx,
+    describe=_describe,
+    write=_write,
 )
 FLAX_NNX_FUNCTION = ModelKind(
     name="flax nnx function",
@@ -83,4 +115,6 @@ FLAX_NNX_FUNCTION = ModelKind(
     build=NnxAdapter,
     # To checkpoints a function is a function, whatever it makes.
     checkpoint=checkpoint_segments,
+    describe=_describe,
+    write=_write,
 )

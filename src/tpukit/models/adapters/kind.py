@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..remat.policy import RematPolicy
+from .own_files import Describe, WriteFiles, write_arrays
 from .protocol import ModelAdapter, ModelInputs
 
 Recognises = Callable[[object], bool]
@@ -23,6 +24,8 @@ class ModelKind:
         build: Makes the adapter from such a model and what it is called with.
         checkpoint: Makes the same model with gradient checkpoints in it; None where the
             framework has no such thing.
+        describe: Records what `write` needs beside the model's arrays.
+        write: Writes a trained model in the framework's own files.
     """
 
     name: str
@@ -30,3 +33,5 @@ class ModelKind:
     recognises: Recognises
     build: Build
     checkpoint: Checkpoint | None = None
+    describe: Describe | None = None
+    write: WriteFiles = write_arrays

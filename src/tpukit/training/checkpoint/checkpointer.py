@@ -41,10 +41,17 @@ NONE = -1  # what processes say to each other when there is no step
 
 @dataclass(frozen=True)
 class SavedItem:
-    """One item of the checkpoint of a step, not read yet."""
+    """One item of the checkpoint of a step, not read yet.
+
+    Attributes:
+        step: The step.
+        arrays: The item's arrays.
+        items: Names of all items of the checkpoint.
+    """
 
     step: int
     arrays: SavedArrays
+    items: tuple[str, ...]
 
 
 class TPUCheckpointer:
@@ -241,7 +248,7 @@ class TPUCheckpointer:
             with self._reading(chosen):
                 return self._arrays.load(folder, {item: [shape]}, {item: {}})[item][shape.name]
 
-        return SavedItem(chosen, SavedArrays(saved[item], read))
+        return SavedItem(chosen, SavedArrays(saved[item], read), tuple(saved))
 
     def steps(self) -> list[int]:
         """The steps whose checkpoints are complete, oldest first."""

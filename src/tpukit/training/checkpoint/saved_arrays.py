@@ -33,6 +33,15 @@ class SavedArrays(Mapping[str, Any]):
             return self._read(below[0])
         return SavedArrays(below, self._read, depth=self._depth + 1)
 
+    def named(self) -> Iterator[tuple[str, Any]]:
+        """Read all arrays one after the other, with their names: words joined by "/"."""
+        for word in self:
+            found = self[word]
+            if not isinstance(found, SavedArrays):
+                yield word, found
+                continue
+            yield from ((f"{word}/{name}", array) for name, array in found.named())
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
 

@@ -65,7 +65,7 @@ def keep_generation_config(
     path = None if source is None else Path(source).expanduser()
     theirs = {} if path is None or not os.path.isdir(path) else read_generation_config(path)
     own = read_generation_config(folder)
-    found = with_end_tokens({**theirs, **own}, ends)
+    found = with_end_tokens({**theirs, **own}, (*end_tokens(theirs), *ends))
     if found and found != own:
         write_text(folder / GENERATION_FILE, json.dumps(found, indent=2) + "\n")
 

@@ -57,13 +57,13 @@ def to_tensor(array: jax.Array, *, dtype: Any = None) -> Any:
     if array.size == 0 or array.dtype == jnp.bool_:
         found = torch.from_numpy(np.array(array))
     elif len(array.sharding.device_set) > 1 or next(iter(array.devices())).platform == "tpu":
-        found = _from_host(np.asarray(array))
+        found = tensor_of_host(np.asarray(array))
     else:
         found = torch.from_dlpack(array)
     return found if dtype is None else found.to(dtype)
 
 
-def _from_host(values: np.ndarray[Any, Any]) -> Any:
+def tensor_of_host(values: np.ndarray[Any, Any]) -> Any:
     """Return numpy values as a tensor, also in formats that numpy has from elsewhere."""
     import torch
 

@@ -1,10 +1,13 @@
 """PyTorch modules in the registry of model kinds."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ....frameworks import is_instance_of
 from ...remat.policy import RematPolicy
 from ..kind import ModelKind
+from ..own_files import TrainedArrays
 from ..protocol import ModelAdapter, ModelInputs
 
 
@@ -25,10 +28,24 @@ def _checkpoint(model: Any, remat: RematPolicy) -> Any:
     return checkpoint_torch(model, remat)
 
 
+def _describe(model: Any) -> dict[str, Any]:
+    from .own_files import describe_module
+
+    return describe_module(model)
+
+
+def _write(record: Mapping[str, Any], arrays: TrainedArrays, folder: Path) -> str:
+    from .own_files import write_module
+
+    return write_module(record, arrays, folder)
+
+
 TORCH = ModelKind(
     name="PyTorch",
     accepts="a PyTorch module",
     recognises=_recognises,
     build=_build,
     checkpoint=_checkpoint,
+    describe=_describe,
+    write=_write,
 )
