@@ -89,6 +89,8 @@ class CheckResult:
         from rich.text import Text
 
         parts: list[Any] = [memory_details(self.compiled.memory)]
+        if self.job is None and self.compiled.unsplit:
+            parts.append(Text(f"note: {self.compiled.unsplit}", style="yellow"))
         if self.host_memory is not None:
             parts += ["", self.host_memory]
         if self.prediction is not None:

@@ -1,5 +1,6 @@
 """`tpukit compile`: one function through the real TPU compiler, for a slice nobody rented."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +12,31 @@ from .output import Announcer, refusals_as_exit_codes, show
 from .values import output_file, within
 
 if TYPE_CHECKING:
-    from ..compiler import CompileRequest
+    from ..compiler import CompiledStep, CompileRequest
+    from ..compiler.timeline import StepPrediction
     from ..hardware import Slice
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A compiled program and its predicted time, or why there is none."""
+
+    compiled: "CompiledStep"
+    prediction: "StepPrediction | None"
+    no_prediction: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain data."""
+        predicted = None if self.prediction is None else self.prediction.to_dict()
+        more = {"prediction": predicted, "no_prediction": self.no_prediction}
+        return {**self.compiled.to_dict(), **more}
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        missing = Text(f"no step time: {self.no_prediction}", style="dim")
+        return Group(self.compiled, "", self.prediction or missing)
 
 
 def compile_function(
@@ -24,10 +48,8 @@ def compile_function(
         ),
     ],
     on: Annotated[str, typer.Option(help="Slice to compile for, e.g. v6e-8 or v5p:4x4x4.")],
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(help="An argument, e.g. bf16[8,128]; repeat."),
-    ] = None,
+    arg: options.Arg = None,
+    mesh: options.Mesh = None,
     donate: options.Donate = None,
     flags: options.Flags = "",
     hlo: Annotated[
@@ -54,6 +76,7 @@ def compile_function(
     """Compile a function or a model's step: exit 0 done, 3 does not fit, 4 could not tell."""
     say = Announcer()
     say(f"reading {function}")
+    from ..checker.check import NOT_ASKED_FOR, predict
     from ..checker.result import DOES_NOT_FIT
     from ..compiler import save_executable
     from ..compiler.aot import run_request
@@ -67,7 +90,7 @@ def compile_function(
     if save is not None and (stage != "codegen" or hlo is not None):
         raise ConfigError("--save needs the whole compile: leave out --until and --hlo.")
     with refusals_as_exit_codes():
-        request = _lowered(function, target, arg, donate, flags, say)
+        request = _lowered(function, target, arg, mesh, donate, flags, say)
         say(f"compiling {function} for {target} up to {stage}")
         if save is not None:
             show(save_executable(request, save, timeout_s=timeout), json=json)
@@ -75,7 +98,8 @@ def compile_function(
         compiled = run_request(request, until=stage, timeout_s=timeout, progress=say)
     if hlo is not None:
         write_output(hlo, compiled.hlo)
-    show(compiled, json=json)
+    step, reason = (None, NOT_ASKED_FOR) if stage == "memory" else predict(compiled, progress=say)
+    show(_Compiled(compiled, step, reason), json=json)
     if not compiled.fits:
         raise typer.Exit(DOES_NOT_FIT)
 
@@ -84,6 +108,7 @@ def _lowered(
     function: str,
     target: "Slice",
     arg: list[str] | None,
+    mesh: str | None,
     donate: list[int] | None,
     flags: str,
     say: Announcer,
@@ -95,6 +120,7 @@ def _lowered(
     from ..runtime.environment import configure_tpu_environment
 
     asked: dict[str, Any] = {"on": str(target)}
+    asked |= {} if mesh is None else {"mesh": mesh}
     asked |= {} if not flags else {"options": options.compiler_options(flags)}
     configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
     found = built(function) if ":" in function else None

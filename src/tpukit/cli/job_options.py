@@ -75,7 +75,10 @@ Attention = Annotated[str | None, typer.Option(help="Attention of the model.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Any key of the job: train.z_loss=1e-4; repeat.")
 ]
-Arg = Annotated[list[str] | None, typer.Option(help="Of a function: bf16[8,128]; repeat.")]
+Arg = Annotated[
+    list[str] | None,
+    typer.Option(help="Of a function: bf16[8,128], or split: bf16[8@fsdp,128]; repeat."),
+]
 Donate = Annotated[
     list[int] | None,
     typer.Option(help="Number of an argument whose memory may be reused.", callback=within(INDEX)),
@@ -167,12 +170,15 @@ def lower_function(
     Raises:
         ConfigError: Something was typed that only a job has, or no slice, or too few arguments.
     """
-    from ..compiler.program.entry import built, needed_arguments, parse_argument
+    from ..compiler.program.entry import built, needed_arguments
     from ..compiler.program.request import make_request
+    from ..compiler.program.sharded_arguments import sharded_arguments
     from ..errors import ConfigError
+    from ..hardware import Slice
+    from ..job.value_text import parse_mesh
     from ..runtime.environment import configure_tpu_environment
 
-    only_for_jobs = [name for name in asked if name not in ("on", "options")]
+    only_for_jobs = [name for name in asked if name not in ("on", "options", "mesh")]
     if only_for_jobs or "on" not in asked:
         wrong = f"takes no {', '.join(only_for_jobs)}" if only_for_jobs else "needs --on"
         raise ConfigError(f"a function {wrong}; write --on SLICE and its arguments as --arg.")
@@ -183,10 +189,11 @@ def lower_function(
         raise ConfigError(
             f"{target} takes {', '.join(needed)}; write a shape for each: --arg 'bf16[8,128]'."
         )
+    target_slice, mesh = Slice.parse(asked["on"]), asked.get("mesh")
     return make_request(
         function,
-        asked["on"],
-        *[parse_argument(text) for text in arg],
+        target_slice,
+        *sharded_arguments(arg, target_slice, parse_mesh(mesh) if mesh else None),
         donate_argnums=donate or (),
         options=asked.get("options"),
         progress=progress,

@@ -13,6 +13,7 @@ from .dump import Listings
 from .hlo import HloModule, count_collectives, count_operations, open_loop, parse_hlo
 from .memory import MemoryReport, read_memory
 from .program.lowered import ProgramFacts
+from .program.sharded_arguments import EXAMPLE
 
 if TYPE_CHECKING:
     from .timeline import StepPrediction
@@ -183,6 +184,17 @@ class CompiledStep:
         return replace(self.module, entry_name=loop.called["body"])
 
     @property
+    def unsplit(self) -> str:
+        """A sentence where no argument is split over the slice's devices; "" where one is."""
+        devices, facts = self.slice.devices, self.facts
+        if devices == 1 or (facts.mesh_axes and min(facts.argument_copies, default=1) < devices):
+            return ""
+        return (
+            f"no argument is split: each of the {devices:,} devices of {self.slice} holds all of "
+            f"them. Name mesh axes behind dimensions to split them: --arg '{EXAMPLE}'."
+        )
+
+    @property
     def usable_bytes(self) -> int | None:
         """HBM of one device that the compiler lets a program use."""
         return self.memory.usable_bytes
@@ -251,6 +263,7 @@ class CompiledStep:
             "flops_per_device": self.flops.to_dict(),
             "collectives": self.collectives,
             "operations": self.operations,
+            "unsplit": self.unsplit,
             "compile_s": {"value": round(self.compile_s, 3), "origin": "measured"},
             "from_cache": self.from_cache,
             "versions": dict(self.versions),
@@ -273,4 +286,5 @@ class CompiledStep:
         made = "measured, when it was compiled" if self.from_cache else "measured"
         table.add_row("compile time", f"{self.compile_s:.1f} s", made)
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
-        return Group(self.memory, table, Text(versions, style="dim"))
+        note = [Text(f"note: {self.unsplit}", style="yellow")] if self.unsplit else []
+        return Group(self.memory, *note, table, Text(versions, style="dim"))
