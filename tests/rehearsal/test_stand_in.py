@@ -62,7 +62,7 @@ def test_a_small_one_can_be_compiled(said):
 
 def test_how_it_learns_stays():
     said = {**LARGE[0], "train": {"optimizer": "lion", "learning_rate": 1e-3, "steps": 9000,
-            "warmup_steps": 500, "run_dir": "gs://bucket/run", "hooks": ["wandb"],
+            "warmup_steps": 500, "run_dir": "/shared/run", "hooks": ["wandb"],
             "checkpoint_every": 1000, "beta2": 0.99}}  # fmt: skip
     train = stand_in(said).job.train
     assert (train.optimizer, train.learning_rate, train.beta2) == ("lion", 1e-3, 0.99)

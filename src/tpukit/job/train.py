@@ -1,5 +1,6 @@
 """`TrainingSettings`: the `train:` section of a job file, and the same as Python arguments."""
 
+import re
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
@@ -35,6 +36,29 @@ def _as_tuple(value: Any) -> Any:
 
 
 Words = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+
+
+# The second slash is missing where the address went through a `Path`.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def _local_path(value: Any) -> Any:
+    if isinstance(value, str) and _ADDRESS.match(value):
+        raise ValueError(
+            "expected a local path, because metrics are appended there. For checkpoints in a "
+            "bucket, set checkpoint_dir to its gs:// address"
+        )
+    return value
+
+
+def _path_or_bucket(value: Any) -> Any:
+    if isinstance(value, str) and _ADDRESS.match(value) and not value.startswith("gs://"):
+        raise ValueError("expected a local path or a gs:// address")
+    return value
+
+
+LocalPath = Annotated[str, BeforeValidator(_local_path)]
+PathOrBucket = Annotated[str, BeforeValidator(_path_or_bucket)]
 
 
 class DataFields(Section):
@@ -127,7 +151,9 @@ class Reliability(Section):
     checkpoint_seconds: Seconds | None = Field(
         default=None, description="seconds between checkpoints, instead of steps"
     )
-    checkpoint_dir: str | None = Field(default=None, description="run_dir/checkpoints by default")
+    checkpoint_dir: PathOrBucket | None = Field(
+        default=None, description="run_dir/checkpoints by default"
+    )
     keep_checkpoints: Count = Field(default=3, description="the newest ones")
     async_checkpointing: bool = Field(default=True, description="write while training goes on")
     save_patience_s: Seconds = Field(
@@ -150,7 +176,7 @@ class Reliability(Section):
 class Reporting(Section):
     """Where to look."""
 
-    run_dir: str | None = Field(default=None, description="runs/MODEL-TIME by default")
+    run_dir: LocalPath | None = Field(default=None, description="runs/MODEL-TIME by default")
     log_every: Count = Field(default=1, description="steps between two lines of metrics")
     eval_every: Index = Field(default=0, description="steps; 0: only at the end")
     eval_batches: Count = Field(default=16, description="batches of an evaluation")

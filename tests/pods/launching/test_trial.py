@@ -69,6 +69,19 @@ def test_a_check_refuses_what_training_refuses(here, what):
     assert sorted(path.name for path in here.rglob("*")) == before
 
 
+@pytest.mark.parametrize("address", ["gs://bucket/run", "s3://bucket/run", "file:///run"])
+def test_a_run_directory_that_is_no_local_path_is_refused_at_once(here, address):
+    write(here, {"train": {"run_dir": address}})
+    for words in (["train", "job.yaml"], ["launch", "job.yaml", "--dry-run"]):
+        found = CliRunner().invoke(app, words)
+        assert isinstance(found.exception, ConfigError), found.output
+        assert "expected a local path" in str(found.exception)
+    typed = CliRunner().invoke(app, ["train", "job.yaml", "--dry-run", "--run-dir", address])
+    assert "expected a local path" in str(typed.exception), "a Path has one slash less"
+    with pytest.raises(ConfigError, match="expected a local path or a gs:// address"):
+        read_job(write(here, {"train": {"checkpoint_dir": "s3://bucket/run"}}))
+
+
 def test_a_check_says_what_would_be_trained_and_writes_nothing(here):
     job = read_job(write(here, {"on": None}))
     assert "2 steps of 8 x 16 tokens" in TPUTrainer.from_job(job, progress=False).check()

@@ -321,7 +321,7 @@ def _with_paths(job: Job, run: str, *, is_local: bool) -> Job:
     run_dir = job.train.run_dir or f"runs/{run}"
     changes = {"train.run_dir": run_dir}
     if is_local:
-        changes["train.run_dir"] = run_dir if "://" in run_dir else str(Path(run_dir).resolve())
+        changes["train.run_dir"] = str(Path(run_dir).resolve())
         for key in ("data", "eval_data"):
             path = getattr(job.train, key)
             if path and "://" not in path and Path(path).exists():
@@ -331,11 +331,12 @@ def _with_paths(job: Job, run: str, *, is_local: bool) -> Job:
 
 def _notes(job: Job, provider: str) -> list[str]:
     told: list[str] = []
-    run_dir = job.train.run_dir or ""
-    if provider != "local" and "://" not in run_dir and not run_dir.startswith("/"):
+    kept = job.train.checkpoint_dir or job.train.run_dir or ""
+    if provider != "local" and "://" not in kept and not kept.startswith("/"):
         told.append(
-            f"train.run_dir is {run_dir}, on each host's own disk: checkpoints go with the pod. "
-            "Name a place that all hosts and the next pod see, such as gs://bucket/run."
+            f"checkpoints go to {kept} on each host's own disk, and are lost with the pod. Set "
+            "train.checkpoint_dir to a bucket (gs://…), or train.run_dir to the absolute path of a "
+            "disk that all hosts and the next pod mount."
         )
     if not job.train.checkpoint_every:
         told.append("train.checkpoint_every is 0: after an interruption the job begins anew.")
