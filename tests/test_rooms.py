@@ -16,6 +16,7 @@ ROOMS = [
         "runtime",
         "pages",
         "compiler",
+        "capturing",
         "kernels",
         "parallel",
         "models",

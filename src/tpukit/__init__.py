@@ -10,6 +10,7 @@ from .lazy import lazy_names
 __version__ = "0.1.0"
 
 HOMES = {
+    ".checker.captured": ("capture", "check_program"),
     ".checker.check": ("check",),
     ".checker.decoding": ("DecodingCheck", "check_decoding"),
     ".checker.flag_tuning.search": ("tune_flags",),

@@ -1,5 +1,7 @@
 # Written by `make format` from the list in __init__.py.
 
+from .checker.captured import capture as capture
+from .checker.captured import check_program as check_program
 from .checker.check import check as check
 from .checker.decoding import DecodingCheck as DecodingCheck
 from .checker.decoding import check_decoding as check_decoding
@@ -109,8 +111,10 @@ __all__ = [
     "Workload",
     "abstract_mesh",
     "adaptive_matmul",
+    "capture",
     "check",
     "check_decoding",
+    "check_program",
     "compile_for",
     "configure_tpu_environment",
     "create_mesh",

@@ -17,6 +17,7 @@
         ├── TPUCheckpointError        a checkpoint cannot be written, read or trusted
         │   └── TPUStorageError       the storage failed; the same call may succeed later
         ├── TPUModelError             the model itself is wrong for what was asked
+        ├── CaptureError              a program could not be captured
         ├── TPUOptimizationError      an optimization was asked for and could not be made
         │   └── TargetNotReached      a search ended below its target; carries the best found
         ├── TPUDistributedError       several processes, hosts or slices
@@ -117,6 +118,10 @@ class TPUStorageError(TPUCheckpointError):
 
 class TPUModelError(TPUBackendError):
     """The model itself is wrong for what was asked of it."""
+
+
+class CaptureError(TPUBackendError):
+    """A program could not be captured; the message names the reason and the way out."""
 
 
 class TPUOptimizationError(TPUBackendError):

@@ -109,6 +109,7 @@ def check_request(
     timeout_s: float | None = None,
     use_cache: bool = True,
     dump_to: Path | None = None,
+    tokens_per_step: int | None = None,
     progress: Progress = silent,
     verdict: Callable[[MemoryReport], None] | None = None,
 ) -> CheckResult:
@@ -124,7 +125,9 @@ def check_request(
     if verdict is not None:
         verdict(compiled.memory)
     prediction, reason = (
-        (None, NOT_ASKED_FOR) if memory_only else predict(compiled, progress=progress)
+        (None, NOT_ASKED_FOR)
+        if memory_only
+        else predict(compiled, tokens_per_step=tokens_per_step, progress=progress)
     )
     return CheckResult(
         compiled=compiled,

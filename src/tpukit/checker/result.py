@@ -14,8 +14,10 @@ from .host_memory import HostMemory, host_memory
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..capturing.captured import Captured
     from ..compiler.timeline import StepPrediction
     from ..job.job import Job
+    from .program_findings import ProgramFinding
     from .report import Report
 
 FITS, DOES_NOT_FIT, COULD_NOT_TELL = 0, 3, 4
@@ -34,6 +36,10 @@ class CheckResult:
         target: What was checked, as it was named: a preset, a file or a function.
         asked: What was set beside it, by key of a job; for a function also `arg` and `donate`.
         options: Compiler options that were set; by default those of the job.
+        captured: The capture that the program comes from; None for a job.
+        calls: How often one step runs the program; 1 for a job.
+        parts: The other programs of the same step, where a captured step has several.
+        findings: What a captured program does that its author may not know.
     """
 
     compiled: CompiledStep
@@ -45,11 +51,24 @@ class CheckResult:
     target: str = ""
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
     options: Mapping[str, Any] | None = None
+    captured: "Captured | None" = None
+    calls: int = 1
+    parts: "tuple[CheckResult, ...]" = ()
+    findings: "tuple[ProgramFinding, ...]" = ()
 
     @property
     def fits(self) -> bool:
-        """Whether the compiler accepted it, and it keeps to the job's own limits."""
-        return self.compiled.fits
+        """Whether the compiler accepted every program, and a job keeps to its own limits."""
+        return self.compiled.fits and all(part.fits for part in self.parts)
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Predicted time of all programs of one step; None where one has no prediction."""
+        times = [
+            None if one.prediction is None else one.prediction.step_time_s * one.calls
+            for one in (self, *self.parts)
+        ]
+        return None if None in times else sum(time for time in times if time is not None)
 
     @property
     def memory(self) -> MemoryReport:
@@ -64,7 +83,7 @@ class CheckResult:
     @property
     def exit_code(self) -> int:
         """0 when it fits, 3 when it does not."""
-        return FITS if self.compiled.fits else DOES_NOT_FIT
+        return FITS if self.fits else DOES_NOT_FIT
 
     @property
     def next_command(self) -> str:
@@ -97,6 +116,10 @@ class CheckResult:
             parts += ["", self.prediction]
         elif self.no_prediction:
             parts.append(Text(f"no step time: {self.no_prediction}", style="dim"))
+        if self.captured is not None:
+            from .capture_view import captured_lines
+
+            parts += ["", *captured_lines(self)]
         if self.fixes is not None:
             aim = "what would leave more room" if self.compiled.fits else "what could make it fit"
             parts += ["", Text(aim, style="bold"), self.fixes]

@@ -32,6 +32,7 @@ from . import (
 from . import compile as compile_command
 from .examples import epilog
 from .output import Announcer
+from .program import ProgramCommand
 
 app = typer.Typer(
     name="tpukit",
@@ -85,7 +86,7 @@ app.command("slices")(slices.slices)
 app.command("slice")(slices.slice_info)
 app.command("prices")(slices.prices)
 app.command("plan")(plan.plan)
-app.command("check")(check.check)
+app.command("check", cls=ProgramCommand)(check.check)
 app.command("compile")(compile_command.compile_function)
 app.command("train")(train.train)
 app.command("profile")(profile.profile)

@@ -10,8 +10,9 @@ from ..runtime.ranges import COUNT
 from . import job_options as options
 from .check_decode import check_decode, write_pages
 from .check_toolchains import TypedCheck, check_toolchains
-from .modes import refuse
+from .modes import refuse, refuse_all_but
 from .output import Announcer, refusals_as_exit_codes
+from .program import AskedProgram, check_command, command_behind
 from .values import output_file, output_folder, within
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 
 OF_DECODE = ("prompt_length", "weights", "kv")
+OF_PROGRAM = ("program", "list_programs", "per_step", "network", "keep")
+BESIDE_PROGRAM = (
+    *("on", "flags", "memory_only", "html", "perfetto", "no_cache", "dump", "timeout", "json"),
+    *OF_PROGRAM,
+)
 OF_ONE_CHECK = ("decode", "fix", "perfetto", "handover", "dump")
 
 
@@ -87,6 +93,29 @@ def check(
             help="Compare with another jax and libtpu: jax-0.12.0.1, jax-0.12.0.1-py3.12, default.",
         ),
     ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option(help="Of a command: the jitted function to judge instead of the step."),
+    ] = None,
+    list_programs: Annotated[
+        bool, typer.Option("--list-programs", help="Of a command: list its large programs.")
+    ] = False,
+    per_step: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a command: tokens or examples per step, for prices.", callback=within(COUNT)
+        ),
+    ] = None,
+    network: Annotated[
+        bool, typer.Option("--network", help="Of a command: let it reach other machines.")
+    ] = False,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a command: keep the capture here; `tpukit check FOLDER` judges it again.",
+            callback=output_folder,
+        ),
+    ] = None,
     no_cache: options.NoCache = False,
     dump: Annotated[
         Path | None, typer.Option(help="Keep the compiler's files here.", callback=output_folder)
@@ -94,8 +123,42 @@ def check(
     timeout: options.Timeout = None,
     json: options.Json = False,
 ) -> None:
-    """Check a job against the real TPU compiler: exit 0 fits, 3 does not fit, 4 could not tell."""
+    """Check a job against the real TPU compiler: exit 0 fits, 3 does not fit, 4 could not tell.
+
+    Any other jax program is checked as it is, behind two dashes: tpukit check --on v6e-8 -- python
+    train.py. It runs as if on the slice up to its training step, and nothing large is executed.
+    """
     say = Announcer()
+    typed = command_behind(called)
+    kept = target is not None and (Path(target) / "capture.json").is_file()
+    if typed is not None or kept:
+        refuse_all_but(
+            called,
+            (*BESIDE_PROGRAM, *(["target"] if kept else [])),
+            "is not for a command of yours.",
+        )
+        check_command(
+            AskedProgram(
+                typed or (),
+                folder=Path(target) if kept and target else None,
+                program=program,
+                list_programs=list_programs,
+                network=network,
+                keep=keep,
+                timeout_s=timeout,
+            ),
+            on,
+            say,
+            json=json,
+            write=lambda result: _write(result, html, perfetto, say),
+            options=options.compiler_options(flags) if flags else {},
+            per_step=per_step,
+            memory_only=memory_only,
+            timeout_s=timeout,
+            use_cache=not no_cache,
+            dump_to=dump,
+        )
+    refuse(called, OF_PROGRAM, "is for a command; write it behind --, such as -- python train.py.")
     with refusals_as_exit_codes():
         target = options.torch_or_target(target, torch)
     if not decode:

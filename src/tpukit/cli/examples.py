@@ -18,6 +18,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "tpukit check my_model.py:build --on v6e-8",
         "tpukit check --torch my_model.py:build --on v6e-8 --batch-size 8",
         "tpukit check my_model.py:step --on v6e-8 --arg 'bf16[8,4096]'",
+        "tpukit check --on v6e-8 -- python train.py --batch 512",
+        "tpukit check --on v5e-64,v6e-32 --per-step 524288 -- python train.py",
     ),
     "compile": (
         "tpukit compile my_model.py:step --on v6e-8 --arg 'bf16[8,4096]'",

@@ -249,7 +249,12 @@ def _compile(
             asked,
             timeout_s=timeout_s,
             stop_when=far_enough,
-            environment=offline_environment(kernels.environment if bundles else None),
+            environment=offline_environment(
+                {
+                    **(kernels.environment if bundles else {}),
+                    **({"LIBTPU_INIT_ARGS": flags} if (flags := request.libtpu_init_args) else {}),
+                }
+            ),
         )
     except ChildError as error:
         if not (ran_out_of_hbm(error) and dump.scheduled):

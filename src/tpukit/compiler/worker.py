@@ -15,18 +15,19 @@ from ..runtime.child import serve_request
 def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     """Compile one program for one topology and report what the compiler said."""
     import jax
-    from jax.experimental import topologies
 
     from ..runtime.device_grid import arrange_devices
 
-    topology = topologies.get_topology_desc(
-        topology_name=request["topology"], platform="tpu", **_as_tuples(request["topology_options"])
-    )
+    topology = describe_topology(request)
     exported = jax.export.deserialize(bytearray(Path(request["program"]).read_bytes()))
     if request["mesh_axes"]:
         names, sizes = zip(*request["mesh_axes"], strict=True)
-        grid = arrange_devices(
-            request["ici_shape"] or sizes, topology.devices, dcn_shape=request["dcn_shape"]
+        grid = (
+            _in_order(request["device_order"], topology.devices, sizes)
+            if request["device_order"]
+            else arrange_devices(
+                request["ici_shape"] or sizes, topology.devices, dcn_shape=request["dcn_shape"]
+            )
         )
         types = tuple(jax.sharding.AxisType[name] for name in request["axis_types"])
         mesh = jax.sharding.Mesh(grid, names, axis_types=types)
@@ -51,6 +52,25 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         # Its other figures overstate what the compiler tests; the memory report is read instead.
         "code_bytes": memory.generated_code_size_in_bytes,
     }
+
+
+def describe_topology(request: dict[str, Any]) -> Any:
+    """Return libtpu's own description of the topology that a request names."""
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc(
+        topology_name=request["topology"], platform="tpu", **_as_tuples(request["topology_options"])
+    )
+
+
+def _in_order(order: list[int], devices: list[Any], sizes: tuple[int, ...]) -> Any:
+    """Return the devices in an order of their ids, as an array of the mesh's shape."""
+    import numpy as np
+
+    by_id = sorted(devices, key=lambda device: device.id)
+    grid = np.empty(len(order), dtype=object)
+    grid[:] = [by_id[number] for number in order]
+    return grid.reshape(sizes)
 
 
 def _save(compiled: Any, path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,35 +112,14 @@ def watch_child(
         child_environment = dict(offline_environment() if environment is None else environment)
         child_environment[REPLY_VARIABLE] = str(reply_path)
         child_environment[PARENT_VARIABLE] = str(os.getpid())
-        # Also after Ctrl-C or an error: libtpu must not stay behind the user's back.
-        until_killed = contextlib.ExitStack()
-        # Files, not pipes: a process the child leaves behind could hold a pipe open for ever.
-        with (
-            request_path.open("rb") as asked,
-            log_path.open("wb") as chatter,
-            whole_or_not_begun(),
-        ):
-            process = subprocess.Popen(
-                [sys.executable, "-m", module],
-                stdin=asked,
-                stdout=chatter,
-                stderr=subprocess.STDOUT,
-                env=child_environment,
-                start_new_session=True,  # so that everything it starts can be killed with it
-            )
-            until_killed.callback(process.wait)
-            until_killed.callback(_kill_group, process.pid)
-            until_killed.enter_context(undone_if_interrupted(lambda: _kill_group(process.pid)))
-        try:
-            with until_killed:
-                code = _wait(process, timeout_s, stop_when)
-        except subprocess.TimeoutExpired:
-            raise ChildError(
-                f"{module} did not answer within {timeout_s:g} s and was killed; "
-                "allow more time, or ask for less at once.",
-                kind="timeout",
-                log=log_path.read_text(errors="replace"),
-            ) from None
+        code = run_in_group(
+            [sys.executable, "-m", module],
+            input_path=request_path,
+            log_path=log_path,
+            environment=child_environment,
+            timeout_s=timeout_s,
+            stop_when=stop_when,
+        )
         if code is None:
             return None
         log = log_path.read_text(errors="replace")
@@ -153,6 +132,60 @@ def watch_child(
             raise MissingExtraError("tpu", needed_for="The offline TPU compiler", module="libtpu")
         raise ChildError(error["message"], kind=error["kind"], log=log)
     return reply["ok"]
+
+
+def run_in_group(
+    command: Sequence[str],
+    *,
+    log_path: Path,
+    environment: Mapping[str, str],
+    timeout_s: float,
+    input_path: Path | None = None,
+    stop_when: Callable[[], bool] | None = None,
+) -> int | None:
+    """Run a command in a session of its own and kill whatever it leaves; return its exit code.
+
+    Args:
+        command: The program and its arguments.
+        log_path: A file that gets all its output.
+        environment: The whole environment of the command.
+        timeout_s: After this long the command and everything it started are killed.
+        input_path: Its standard input; empty by default.
+        stop_when: Asked several times a second; once it is true the command is killed, and None
+            is returned.
+
+    Raises:
+        ChildError: It ran out of time.
+    """
+    # Also after Ctrl-C or an error: libtpu must not stay behind the user's back.
+    until_killed = contextlib.ExitStack()
+    # Files, not pipes: a process the child leaves behind could hold a pipe open for ever.
+    with (
+        (input_path or Path(os.devnull)).open("rb") as asked,
+        log_path.open("wb") as chatter,
+        whole_or_not_begun(),
+    ):
+        process = subprocess.Popen(
+            list(command),
+            stdin=asked,
+            stdout=chatter,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,  # so that everything it starts can be killed with it
+        )
+        until_killed.callback(process.wait)
+        until_killed.callback(_kill_group, process.pid)
+        until_killed.enter_context(undone_if_interrupted(lambda: _kill_group(process.pid)))
+    try:
+        with until_killed:
+            return _wait(process, timeout_s, stop_when)
+    except subprocess.TimeoutExpired:
+        raise ChildError(
+            f"{' '.join(command[1:])} did not answer within {timeout_s:g} s and was killed; "
+            "allow more time, or ask for less at once.",
+            kind="timeout",
+            log=log_path.read_text(errors="replace"),
+        ) from None
 
 
 def serve_request(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:

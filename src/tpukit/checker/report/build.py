@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ...compiler.memory.liveness import Schedule, parse_live_ranges
 from ...compiler.timeline import Machine, Network, Span
 from ...hardware import Slice
+from ..capture_view import capture_facts
 from .collectives import collective_rows
 from .schema import SCHEMA, ChipData, FigureData, Report
 
@@ -48,6 +49,8 @@ def build_report(
         "fixes": None if result.fixes is None else result.fixes.to_dict()["fixes"],
         "next": next_command,
     }
+    if result.captured is not None:
+        report["capture"] = capture_facts(result)
     if prediction is not None:
         network = Network(
             Machine.of(compiled.slice),

@@ -84,6 +84,7 @@ class Report(TypedDict, total=False):
         operations: How many fusions, kernels, loops and copies the program has, a loop's body once.
         versions: Of jax, jaxlib and libtpu.
         options: Compiler options that were set.
+        capture: Of a captured program: its command, programs and findings; see `capture_facts`.
         fixes: `Fix.to_dict()` each, the best first; None when none were looked for.
         next: The command to run next.
     """
@@ -105,6 +106,7 @@ class Report(TypedDict, total=False):
     operations: dict[str, int]
     versions: dict[str, str]
     options: dict[str, Any]
+    capture: dict[str, Any]
     fixes: list[dict[str, Any]] | None
     next: str
 

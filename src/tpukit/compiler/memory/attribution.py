@@ -62,6 +62,8 @@ def argument_category(name: str, *, is_training: bool) -> str:
 
 def argument_categories(facts: ProgramFacts) -> dict[int, str]:
     """What each argument of a program is for, by number."""
+    if facts.argument_purposes:
+        return dict(enumerate(facts.argument_purposes))
     training = is_training_step(facts)
     return {
         number: argument_category(name, is_training=training)
@@ -71,6 +73,8 @@ def argument_categories(facts: ProgramFacts) -> dict[int, str]:
 
 def is_training_step(facts: ProgramFacts) -> bool:
     """Whether the first argument is a state that holds weights and what an optimizer keeps."""
+    if facts.argument_purposes:
+        return {"parameters", "optimizer state"} <= set(facts.argument_purposes)
     own = [name for name in facts.argument_names if name.startswith("[0]")]
     return any(_PARAMETERS.search(name) for name in own) and any(map(_OPTIMIZER.search, own))
 

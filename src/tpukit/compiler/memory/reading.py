@@ -14,8 +14,6 @@ from .attribution import (
     CATEGORIES,
     Attributor,
     argument_categories,
-    argument_category,
-    is_training_step,
 )
 from .findings import find_waste
 from .liveness import Schedule, Tenancy, find_tenancies, heap_use, parse_live_ranges
@@ -132,13 +130,13 @@ class _Writer:
         self, facts: ProgramFacts, attributor: Attributor, sources: SourceTable, moment: int
     ) -> None:
         self.facts, self.attributor, self.sources, self.moment = facts, attributor, sources, moment
-        self.is_training = is_training_step(facts)
+        self.categories = argument_categories(facts)
 
     def argument(self, one: Allocation) -> Buffer:
         names = self.facts.argument_names
         known = one.parameter is not None and one.parameter < len(names)
         name = names[one.parameter or 0] if known else f"argument {one.parameter}"
-        purpose = argument_category(name, is_training=self.is_training) if known else "arguments"
+        purpose = self.categories[one.parameter or 0] if known else "arguments"
         # What a loop writes over parts of an argument lies in its memory too: the whole is it.
         value = max(one.values, key=lambda value: value.size_bytes)
         return self._buffer(purpose, value, one.size_bytes, one.color, name, None, True)

@@ -35,6 +35,9 @@ class ProgramFacts:
         source_fingerprint: A hash that changes with those lines too.
         axis_types: Who lays values out along each mesh axis, the compiler ("Auto") or their types
             ("Explicit"), which is what newer versions of jax make of a mesh that does not say.
+        argument_purposes: What each flat argument is for, where the names do not tell it.
+        device_order: Ids of the slice's devices in the order of the program's own mesh; empty
+            where tpukit arranges them.
     """
 
     name: str
@@ -46,6 +49,8 @@ class ProgramFacts:
     source_fingerprint: str
     axis_types: tuple[str, ...] = ()
     argument_bytes: tuple[int, ...] = ()
+    argument_purposes: tuple[str, ...] = ()
+    device_order: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
@@ -64,6 +69,8 @@ class ProgramFacts:
             source_fingerprint=data["source_fingerprint"],
             axis_types=tuple(data["axis_types"]),
             argument_bytes=tuple(data.get("argument_bytes", ())),
+            argument_purposes=tuple(data.get("argument_purposes", ())),
+            device_order=tuple(data.get("device_order", ())),
         )
 
 

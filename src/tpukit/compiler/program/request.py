@@ -45,11 +45,14 @@ class CompileRequest:
     slice: Slice
     dcn_shape: tuple[int, ...]
     options: Mapping[str, Any]
+    libtpu_init_args: str = ""
 
     @property
     def key(self) -> str:
         """What the answer depends on, as one hash."""
-        return compile_key(self.program.facts, self.slice, self.dcn_shape, self.options)
+        return compile_key(
+            self.program.facts, self.slice, self.dcn_shape, self.options, self.libtpu_init_args
+        )
 
     def for_worker(self, program_path: Path, dump: Dump) -> dict[str, Any]:
         """The request as the child reads it."""
@@ -63,13 +66,18 @@ class CompileRequest:
             "axis_types": self.program.facts.axis_types,
             "ici_shape": [size // outer for size, outer in zip(sizes, self.dcn_shape, strict=True)],
             "dcn_shape": list(self.dcn_shape),
+            "device_order": list(self.program.facts.device_order),
             "donated": self.program.facts.donated,
             "options": {**self.options, **dump.options},
         }
 
 
 def compile_key(
-    facts: ProgramFacts, target: Slice, dcn_shape: Sequence[int], options: Mapping[str, Any]
+    facts: ProgramFacts,
+    target: Slice,
+    dcn_shape: Sequence[int],
+    options: Mapping[str, Any],
+    libtpu_init_args: str = "",
 ) -> str:
     """The key of a compile, from what is known of its program."""
     identity = [
@@ -81,6 +89,8 @@ def compile_key(
         list(dcn_shape),
         sorted((name, repr(value)) for name, value in options.items()),
         sorted(compiler_versions().items()),
+        *([list(facts.device_order)] if facts.device_order else []),
+        *([libtpu_init_args] if libtpu_init_args else []),
     ]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
@@ -93,11 +103,13 @@ def make_request(
     mesh: "Mapping[str, int] | AnyMesh | None" = None,
     dcn_mesh_shape: Sequence[int] | None = None,
     options: Mapping[str, Any] | None = None,
+    libtpu_init_args: str = "",
     progress: Progress = silent,
 ) -> CompileRequest:
     """Lower `function` and check that it, its mesh and the slice go together.
 
-    The arguments are those of `compile_for`.
+    The arguments are those of `compile_for`; `libtpu_init_args` are flags as that environment
+    variable takes them, for the child that compiles.
     """
     target = Slice.parse(on) if isinstance(on, str) else on
     for name in options or {}:
@@ -115,8 +127,12 @@ def make_request(
             f"{prod(sizes)} devices, but {target} has {target.devices}; "
             "change the mesh or the slice."
         )
-    across = cut_across_slices(sizes, target, dcn_mesh_shape)
-    return CompileRequest(program, target, across, dict(options or {}))
+    across = (
+        (1,) * len(sizes)  # the program's own mesh has its devices in order already
+        if program.facts.device_order
+        else cut_across_slices(sizes, target, dcn_mesh_shape)
+    )
+    return CompileRequest(program, target, across, dict(options or {}), libtpu_init_args)
 
 
 def _lower(

@@ -21,6 +21,7 @@ from ....pages.parts import (
 )
 from ....runtime.files import write_output
 from ..schema import Report, as_report, spans_of
+from .capture import capture_section
 from .headline import report_headline
 from .memory import memory_section
 from .roofline import roofline_section
@@ -74,7 +75,9 @@ def _sections(report: Report, spans: Sequence[Span]) -> list[Section]:
     # Who is refused wants the way out first; who is not wants to see why.
     refused = report.get("verdict") == "does not fit"
     ordered = [*advice, *evidence] if refused else [*evidence, *advice]
-    return [*ordered, about_section(report)]
+    capture = report.get("capture")
+    program = [] if capture is None else [capture_section(capture)]
+    return [*ordered, *program, about_section(report)]
 
 
 def next_section(report: Report) -> Section:

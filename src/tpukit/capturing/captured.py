@@ -1,0 +1,206 @@
+"""What a capture recorded: the programs of one step, and what was seen on the way to it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..compiler.program.lowered import Program, ProgramFacts
+from ..compiler.program.request import CompileRequest, make_request
+from ..errors import CaptureError, MeshError
+from ..hardware import Slice
+
+RESULT = "capture.json"
+SETTINGS = "settings.json"
+FORMAT = 1
+"""Raise the number when a captured folder changes its meaning."""
+
+
+@dataclass(frozen=True)
+class ListedProgram:
+    """One program that was recorded instead of run.
+
+    Attributes:
+        kind: "training step", "gradients", "optimizer update" or "other", by its data flow.
+        flops: FLOPs of its matmuls over all devices, counted in the jaxpr.
+        line: The line of the user's program that called it first.
+        kernels: Pallas kernels by name, and how often each is called.
+    """
+
+    name: str
+    kind: str
+    flops: float
+    bytes_in: int
+    bytes_out: int
+    donated: int
+    arguments: int
+    calls: int
+    line: str
+    kernels: Mapping[str, int]
+    callbacks: int
+
+
+@dataclass(frozen=True)
+class CapturedProgram:
+    """A program of the step, lowered for TPU.
+
+    Attributes:
+        program: What the compiler takes.
+        calls: How often one step calls it.
+        about: What the list of programs shows of it.
+        argument_types: The type of each argument, such as "f32[4096,14336]".
+        argument_specs: The sharding of each argument, as jax writes it.
+        state: Arguments that the program gives back in the same shape.
+        open_loops: Loops without a constant length.
+        source_lines: Whether the user's lines are known to the compiler.
+    """
+
+    program: Program = field(repr=False)
+    calls: int
+    about: ListedProgram
+    argument_types: tuple[str, ...] = field(repr=False)
+    argument_specs: tuple[str, ...] = field(repr=False)
+    state: tuple[int, ...] = field(repr=False)
+    open_loops: int = 0
+    source_lines: bool = True
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.program.name
+
+    @property
+    def devices(self) -> int:
+        """Devices that the program spans."""
+        return len(self.program.facts.device_order) or 1
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured program.
+
+    Attributes:
+        slice: The slice it ran for.
+        programs: The programs of one step, in the order of their first call.
+        listed: All programs that were recorded.
+        command: What was run.
+        versions: Of jax and Python in the user's environment.
+        processes: Processes of the slice; the program ran as the first of them.
+        libtpu_init_args: The compiler flags that the program set for itself.
+        reads: Lines that read the value of a recorded array, which is zero: "read" or "decided".
+        written: Files that the program opened for writing, the first of `written_count`.
+        refused: Addresses that it tried to reach while offline.
+        notes: What could not be determined.
+        seconds: From the import of jax to the step.
+        peak_bytes: Memory of the user's process at its largest; 0 where that was not measured.
+    """
+
+    slice: Slice
+    programs: tuple[CapturedProgram, ...]
+    listed: tuple[ListedProgram, ...] = field(repr=False)
+    command: tuple[str, ...]
+    versions: Mapping[str, str]
+    processes: int
+    libtpu_init_args: str = ""
+    reads: tuple[Mapping[str, str], ...] = field(default=(), repr=False)
+    written: tuple[str, ...] = field(default=(), repr=False)
+    written_count: int = 0
+    refused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    peak_bytes: int = 0
+
+    def request(self, program: CapturedProgram, options: Mapping[str, Any]) -> CompileRequest:
+        """Return the compile of one program for the slice.
+
+        Raises:
+            MeshError: The program spans some devices of the slice, but not all and not one.
+        """
+        if 1 < program.devices != self.slice.devices:
+            raise MeshError(
+                f"{program.name} spans {program.devices} devices, but {self.slice} has "
+                f"{self.slice.devices}; build its mesh from all of jax.devices(), or choose a "
+                f"slice with {program.devices} devices."
+            )
+        return make_request(
+            program.program, self.slice, options=options, libtpu_init_args=self.libtpu_init_args
+        )
+
+
+def read_capture(folder: Path) -> Captured:
+    """Read what a capture left in a folder.
+
+    Raises:
+        CaptureError: The folder has no whole capture, or one of another format.
+    """
+    try:
+        data = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        if settings.get("format") != FORMAT:
+            raise CaptureError(
+                f"{folder} has a capture of format {settings.get('format')}, but this tpukit reads "
+                f"{FORMAT}; capture the program again."
+            )
+        return Captured(
+            slice=Slice.parse(settings["on"]),
+            programs=tuple(_program(one, folder) for one in data["programs"]),
+            listed=tuple(_listed(one) for one in data["listed"]),
+            command=tuple(settings["command"]),
+            versions={"jax": data["jax"], "python": data["python"]},
+            processes=data["processes"],
+            libtpu_init_args=data["libtpu_init_args"],
+            reads=tuple(data["reads"]),
+            written=tuple(data["written"]),
+            written_count=data["written_count"],
+            refused=tuple(data["refused"]),
+            notes=tuple(data["notes"]),
+            seconds=data["seconds"],
+            peak_bytes=settings.get("peak_bytes", 0),
+        )
+    except OSError as error:
+        raise CaptureError(
+            f"{error.filename or folder} cannot be read ({error.strerror}); expected a folder "
+            "that `tpukit check --keep` wrote."
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise CaptureError(
+            f"{folder} is damaged ({type(error).__name__}: {error}); capture the program again."
+        ) from None
+
+
+def _listed(row: Mapping[str, Any]) -> ListedProgram:
+    names = ListedProgram.__dataclass_fields__
+    found = {name: row[name] for name in names if name in row}
+    if isinstance(found["donated"], list):
+        found["donated"] = len(found["donated"])
+    return ListedProgram(**found)
+
+
+def _program(row: Mapping[str, Any], folder: Path) -> CapturedProgram:
+    serialized = (folder / Path(row["file"]).name).read_bytes()
+    fingerprint = hashlib.sha256(serialized).hexdigest()
+    facts = ProgramFacts(
+        name=row["name"],
+        argument_names=tuple(row["argument_names"]),
+        argument_copies=tuple(row["argument_copies"]),
+        donated=tuple(row["donated"]),
+        mesh_axes=tuple((axis, size) for axis, size in row["mesh_axes"]),
+        fingerprint=fingerprint,
+        source_fingerprint=fingerprint,
+        axis_types=tuple(row["axis_types"]),
+        argument_bytes=tuple(row["argument_bytes"]),
+        argument_purposes=tuple(row["purposes"]),
+        device_order=tuple(row["device_order"]),
+    )
+    return CapturedProgram(
+        program=Program(serialized, facts),
+        calls=row["calls_per_step"],
+        about=_listed(row),
+        argument_types=tuple(row["argument_types"]),
+        argument_specs=tuple(row["argument_specs"]),
+        state=tuple(row["state"]),
+        open_loops=row["open_loops"],
+        source_lines=row["source_lines"],
+    )

@@ -1,0 +1,206 @@
+"""Run the user's command with the capture loaded, and read what it recorded.
+
+The command runs in a session of its own, without a network unless that is asked for, and is ended
+with everything it started. It needs neither tpukit nor libtpu in its environment: the files it
+loads are linked into a temporary folder that comes first in PYTHONPATH.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import resource
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import CaptureError
+from ..hardware import Slice
+from ..runtime.child import ChildError, run_in_group
+from ..runtime.files import temporary_folder
+from ..runtime.progress import Progress, silent
+from . import isolation
+from .captured import FORMAT, RESULT, SETTINGS, Captured, read_capture
+from .topology import devices_of_slice
+
+DEFAULT_TIMEOUT_S = 900.0
+SHIM = Path(__file__).parent / "shim"
+_LINES_SHOWN = 12
+_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S+")
+_OFFLINE = {
+    "WANDB_MODE": "disabled",
+    "WANDB_SILENT": "true",
+    "COMET_MODE": "disabled",
+    "MLFLOW_TRACKING_URI": "file:///dev/null",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def run_captured(
+    command: Sequence[str],
+    on: Slice | str,
+    *,
+    program: str | None = None,
+    network: bool = False,
+    timeout_s: float | None = None,
+    keep: Path | None = None,
+    progress: Progress = silent,
+) -> Captured:
+    """Run a command as if it were on a slice, up to the first call of its training step.
+
+    Args:
+        command: The program and its arguments, as they are typed.
+        on: The slice.
+        program: The name of the jitted function to capture instead of the training step.
+        network: Whether the command may reach other machines, for data in a bucket.
+        timeout_s: The command is killed after this long.
+        keep: A folder that keeps the capture.
+        progress: Called with each stage as it is reached.
+
+    Raises:
+        CaptureError: Nothing was captured; the message names the reason and the user's line.
+    """
+    target = Slice.parse(on) if isinstance(on, str) else on
+    if not command:
+        raise CaptureError("there is no command behind --; write it as you would type it.")
+    if shutil.which(command[0]) is None:
+        raise CaptureError(f"{command[0]!r} is no command here; is its environment active?")
+    with temporary_folder("tpukit-capture-") as folder:
+        settings = capture_settings(target, folder, program=program)
+        path = folder / SETTINGS
+        about = {"format": FORMAT, "on": str(target), "command": list(command), "state": settings}
+        _write(path, about)
+        environment = _environment(folder, network=network)
+        words = list(command)
+        if not network:
+            words = [sys.executable, "-I", str(Path(isolation.__file__)), *words]
+        progress(f"run {' '.join(command)} as if on {target} ({len(settings['devices'])} devices)")
+        code = _run(words, folder, environment, timeout_s or DEFAULT_TIMEOUT_S, progress)
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        _write(path, {**about, "peak_bytes": peak})
+        _refuse_failed(folder, code)
+        captured = read_capture(folder)
+        if keep is not None:
+            shutil.copytree(folder, keep, ignore=shutil.ignore_patterns("site", "log.txt"))
+    if not captured.programs:
+        raise CaptureError(_nothing(captured.listed, program))
+    return captured
+
+
+def capture_settings(target: Slice, folder: Path, *, program: str | None = None) -> dict[str, Any]:
+    """Return what the capture in the user's process has to know."""
+    devices = devices_of_slice(target)
+    chip = target.chip
+    memory = chip.per_device(chip.hbm_usable_bytes).value
+    return {
+        "folder": str(folder),
+        "devices": [{k: v for k, v in one.items() if k != "kind"} for one in devices],
+        "kind": devices[0]["kind"],
+        "hbm_bytes": int(memory or 0),
+        "program": program,
+        "flatbuffers": str(folder / "site" / "lent"),
+    }
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def _environment(folder: Path, *, network: bool) -> dict[str, str]:
+    site = folder / "site"
+    lent = site / "lent"
+    lent.mkdir(parents=True)
+    for one in SHIM.iterdir():
+        if one.name != "__pycache__":
+            (site / one.name).symlink_to(one)
+    writer = importlib.util.find_spec("flatbuffers")
+    if writer is not None and writer.origin:
+        (lent / "flatbuffers").symlink_to(Path(writer.origin).parent)
+    theirs = os.environ.get("PYTHONPATH", "")
+    flags = _DEVICE_COUNT.sub("", os.environ.get("XLA_FLAGS", "")).strip()
+    return {
+        **os.environ,
+        **({} if network else _OFFLINE),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(site), theirs))),
+        "TPUKIT_CAPTURE": str(folder / SETTINGS),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": flags,
+        "TPU_SKIP_MDS_QUERY": "1",
+    }
+
+
+def _run(
+    words: Sequence[str],
+    folder: Path,
+    environment: dict[str, str],
+    timeout_s: float,
+    progress: Progress,
+) -> int:
+    told = folder / "progress.txt"
+    shown = 0
+
+    def follow() -> bool:
+        nonlocal shown
+        lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+        for line in lines[shown:]:
+            progress(line)
+        shown = len(lines)
+        return False
+
+    try:
+        code = run_in_group(
+            words,
+            log_path=folder / "log.txt",
+            environment=environment,
+            timeout_s=timeout_s,
+            stop_when=follow,
+        )
+    except ChildError:
+        last = told.read_text(encoding="utf-8").splitlines()[-1:] if told.exists() else []
+        raise CaptureError(
+            f"the program did not reach its training step within {timeout_s:g} s (last: "
+            f"{last[0] if last else 'jax was not imported'}); allow more with --timeout, or name "
+            "the program to capture with --program."
+        ) from None
+    follow()
+    return 0 if code is None else code
+
+
+def _refuse_failed(folder: Path, code: int) -> None:
+    result = folder / RESULT
+    log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    tail = "\n".join(line for line in log.splitlines()[-_LINES_SHOWN:] if line.strip())
+    if not result.exists():
+        reason = (
+            "it ended with code "
+            f"{code} before a program was recorded, and jax was not imported in a way that "
+            "the capture sees (python -I and -E ignore PYTHONPATH)"
+        )
+        raise CaptureError(f"nothing was captured: {reason}. Its last lines:\n{tail or '(none)'}")
+    failure: str = json.loads(result.read_text(encoding="utf-8"))["failure"]
+    refuse_failure(failure, f" Its last lines:\n{tail or '(none)'}")
+
+
+def refuse_failure(failure: str, more: str = "") -> None:
+    """Raise what kept a program from its step.
+
+    Raises:
+        CaptureError: There is such a reason.
+    """
+    if failure:
+        raise CaptureError(f"the program ended before its step: {failure}.{more}")
+
+
+def _nothing(listed: Sequence[Any], program: str | None) -> str:
+    names = sorted({one.name for one in listed})
+    if program is not None:
+        return (
+            f"the program ended without a jitted function called {program!r}; it compiled "
+            f"{', '.join(names) or 'no large program'} (see --list-programs)."
+        )
+    return (
+        "the program ended, and no jitted function of it was large enough to be recorded; "
+        "name one with --program, or give it the sizes of the real run."
+    )

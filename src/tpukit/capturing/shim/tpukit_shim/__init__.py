@@ -1,0 +1,1 @@
+"""What runs in the user's process while a program is captured; needs jax and nothing else."""

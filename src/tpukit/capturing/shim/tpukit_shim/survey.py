@@ -1,0 +1,226 @@
+"""What a program is, read from its jaxpr: FLOPs, kernels, meshes, and which state it updates.
+
+A training step is told from other programs by data flow, not by names: it has many FLOPs, and a
+parameter (an argument that feeds matmuls) comes back changed element by element. Gradients change
+no argument; an optimizer on its own has no matmul of that size.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+_MOVES = frozenset(
+    (
+        *("convert_element_type", "reshape", "transpose", "slice", "dynamic_slice", "squeeze"),
+        *("broadcast_in_dim", "sharding_constraint", "mesh_cast", "reshard", "copy", "copy_p"),
+        *(
+            "device_put",
+            "reduce_precision",
+            "rev",
+            "all_gather",
+            "pvary",
+            "name",
+            "bitcast_convert_type",
+        ),
+    )
+)
+_PRODUCTS = frozenset(
+    (
+        *("dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated"),
+        *("gather", "pallas_call", "scaled_matmul_wrapper", "scaled_dot"),
+    )
+)
+_ELEMENTWISE = frozenset(
+    (
+        *("add", "sub", "mul", "div", "neg", "max", "min", "select_n", "clamp", "add_any", "sign"),
+        *("convert_element_type", "sharding_constraint", "optimization_barrier", "copy", "copy_p"),
+        *("sqrt", "rsqrt", "integer_pow", "square", "exp", "log", "reshard", "mesh_cast", "name"),
+    )
+)
+
+
+@dataclass
+class Survey:
+    """What one jaxpr contains; the jaxprs that it calls are counted as often as they run.
+
+    Attributes:
+        flops: FLOPs of its matmuls and of kernels that state theirs.
+        needs_tpu: Whether it has a kernel that no CPU runs.
+        meshes: Shardings and meshes that it names.
+        kernels: Pallas kernels by name, and how often each is called.
+        open_loops: Loops without a constant length, which are counted once.
+        callbacks: Calls from the program into Python on the host.
+    """
+
+    flops: float = 0.0
+    needs_tpu: bool = False
+    meshes: list[Any] = field(default_factory=list)
+    kernels: dict[str, int] = field(default_factory=dict)
+    open_loops: int = 0
+    callbacks: int = 0
+
+    def add(self, other: "Survey", times: int, devices: int = 1) -> None:
+        """Count another jaxpr that each of `devices` devices runs `times` times."""
+        self.flops += other.flops * times * devices
+        self.needs_tpu = self.needs_tpu or other.needs_tpu
+        self.meshes += other.meshes
+        self.open_loops += other.open_loops
+        self.callbacks += other.callbacks * times
+        for name, count in other.kernels.items():
+            self.kernels[name] = self.kernels.get(name, 0) + count * times
+
+
+def size_of(aval: Any) -> int:
+    """Return the bytes of an array type; 8 for tokens and typed keys."""
+    try:
+        return prod(aval.shape) * aval.dtype.itemsize
+    except (AttributeError, TypeError):
+        return 8
+
+
+def survey(jaxpr: Any, known: dict[int, Survey]) -> Survey:
+    """Return what a jaxpr contains."""
+    if id(jaxpr) in known:
+        return known[id(jaxpr)]
+    found = known[id(jaxpr)] = Survey()
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name == "pallas_call":
+            _add_kernel(found, eqn)
+            continue
+        found.flops += _flops(eqn)
+        if name in ("sharding_constraint", "mesh_cast", "reshard"):
+            found.meshes.append(eqn.params.get("sharding") or eqn.params.get("dst_sharding"))
+        elif name == "shard_map":
+            found.meshes.append(eqn.params["mesh"])
+        elif name == "while":
+            found.open_loops += 1
+        elif "callback" in name:
+            found.callbacks += 1
+        times = eqn.params["length"] if name == "scan" else 1
+        for inner in _inner(eqn):
+            found.add(survey(inner, known), times, _devices(eqn))
+    return found
+
+
+def _add_kernel(found: Survey, eqn: Any) -> None:
+    found.needs_tpu = found.needs_tpu or not eqn.params.get("interpret")
+    found.flops += getattr(eqn.params.get("cost_estimate"), "flops", 0) or 0
+    about = eqn.params.get("name_and_src_info")
+    name = str(getattr(about, "name", None) or eqn.params.get("name") or "kernel")
+    found.kernels[name] = found.kernels.get(name, 0) + 1
+
+
+def _flops(eqn: Any) -> float:
+    name = eqn.primitive.name
+    if name not in _PRODUCTS or name == "gather":
+        return 0.0
+    out = prod(eqn.outvars[0].aval.shape)
+    left = eqn.invars[0].aval.shape
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return 2.0 * out * prod(left[axis] for axis in contracted)
+    if name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        features = eqn.params["dimension_numbers"].rhs_spec[0]
+        return 2.0 * out * prod(kernel) / max(kernel[features], 1)
+    return 2.0 * out * left[-1]
+
+
+def _devices(eqn: Any) -> int:
+    """Return on how many devices an equation runs the jaxprs that it calls, each on its part."""
+    if eqn.primitive.name != "shard_map":
+        return 1
+    mesh = eqn.params["mesh"]
+    return prod(mesh.shape[name] for name in eqn.params.get("manual_axes") or mesh.axis_names)
+
+
+def _inner(eqn: Any) -> Iterator[Any]:
+    for value in eqn.params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            one = getattr(one, "jaxpr", one)
+            if hasattr(one, "eqns"):
+                yield one
+
+
+def _calls(eqn: Any) -> Iterator[tuple[Any, int]]:
+    """Yield each jaxpr that an equation calls, and where its arguments begin in the equation's."""
+    for inner in _inner(eqn):
+        offset = len(eqn.invars) - len(inner.invars)
+        if offset >= 0:
+            yield inner, offset
+
+
+def parameters_of(jaxpr: Any, known: dict[int, set[int]]) -> set[int]:
+    """Return the numbers of the arguments that feed matmuls, table look-ups or kernels."""
+    if id(jaxpr) in known:
+        return known[id(jaxpr)]
+    found = known[id(jaxpr)] = set()
+    origin = {var: number for number, var in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        sources = [None if hasattr(var, "val") else origin.get(var) for var in eqn.invars]
+        if name in _PRODUCTS:
+            fed = sources[:1] if name == "gather" else sources  # not the indices of a look-up
+            found.update(number for number in fed if number is not None)
+        elif name in _MOVES and sources[0] is not None:
+            origin[eqn.outvars[0]] = sources[0]
+        elif name == "optimization_barrier":
+            for var, number in zip(eqn.outvars, sources, strict=True):
+                if number is not None:
+                    origin[var] = number
+        for inner, offset in _calls(eqn):
+            for number in parameters_of(inner, known):
+                source = sources[offset + number]
+                if source is not None:
+                    found.add(source)
+    return found
+
+
+def updates_of(jaxpr: Any, known: dict[tuple[int, int], set[int]]) -> dict[int, set[int]]:
+    """Return, for each result, the arguments of its shape that it is computed from elementwise."""
+    made = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    numbers = {var: number for number, var in enumerate(jaxpr.invars)}
+    found: dict[int, set[int]] = {}
+    for place, result in enumerate(jaxpr.outvars):
+        key = (id(jaxpr), place)
+        if key not in known:
+            known[key] = set()
+            if not hasattr(result, "val"):
+                known[key] = _origins(result, made, numbers, known)
+        found[place] = known[key]
+    return found
+
+
+def _origins(
+    result: Any,
+    made: dict[Any, Any],
+    numbers: dict[Any, int],
+    known: dict[tuple[int, int], set[int]],
+) -> set[int]:
+    shape, found, seen = result.aval.shape, set(), {result}
+    waiting = [result]
+    while waiting:
+        var = waiting.pop()
+        if var in numbers:
+            if var is not result:  # an argument that is passed on is not updated
+                found.add(numbers[var])
+            continue
+        eqn = made.get(var)
+        if eqn is None:
+            continue
+        before: list[Any] = []
+        if eqn.primitive.name in _ELEMENTWISE:
+            before = list(eqn.invars)
+        else:
+            place = eqn.outvars.index(var)
+            for inner, offset in _calls(eqn):
+                if eqn.primitive.name in ("scan", "while") or place >= len(inner.outvars):
+                    continue
+                before += [eqn.invars[offset + one] for one in updates_of(inner, known)[place]]
+        for one in before:
+            if not hasattr(one, "val") and one not in seen and one.aval.shape == shape:
+                seen.add(one)
+                waiting.append(one)
+    return found

@@ -1,0 +1,143 @@
+"""`tpukit check … -- COMMAND`: any program, unmodified, judged as if it ran on the slice."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+from ..errors import ConfigError, TPUError
+from .output import Announcer, refusals_as_exit_codes, show
+
+if TYPE_CHECKING:
+    from ..capturing.captured import Captured
+    from ..compiler.memory import MemoryReport
+
+COMMAND = "tpukit.command"
+
+
+class ProgramCommand(TyperCommand):
+    """A command that takes another command behind `--`, kept apart from its own words."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take everything behind the first `--` as the command, and parse the rest."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[COMMAND] = args[at + 1 :]
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+def command_behind(called: typer.Context) -> list[str] | None:
+    """Return the command that was typed behind `--`, or None where there is no `--`."""
+    return called.meta.get(COMMAND)
+
+
+@dataclass(frozen=True)
+class AskedProgram:
+    """What was typed beside a command.
+
+    Attributes:
+        command: The program and its arguments.
+        folder: A capture that was kept, instead of a command.
+        program: The jitted function to judge; None for the training step.
+    """
+
+    command: Sequence[str]
+    folder: Path | None = None
+    program: str | None = None
+    list_programs: bool = False
+    network: bool = False
+    keep: Path | None = None
+    timeout_s: float | None = None
+
+    def capture(self, on: str, say: Announcer) -> "Captured":
+        """Return the capture for one slice."""
+        from ..capturing.captured import read_capture
+        from ..capturing.running import run_captured
+
+        if self.folder is None:
+            return run_captured(
+                self.command,
+                on,
+                program=self.program,
+                network=self.network,
+                keep=self.keep,
+                timeout_s=self.timeout_s,
+                progress=say,
+            )
+        captured = read_capture(self.folder)
+        if on and str(captured.slice) != on:
+            raise ConfigError(
+                f"{self.folder} was captured for {captured.slice}, and a program builds its mesh "
+                f"for the devices it sees; capture it again with --on {on} -- COMMAND."
+            )
+        return captured
+
+
+def check_programs(
+    asked: AskedProgram, on: str | None, say: Announcer, **how: Any
+) -> "Mapping[str, Any]":
+    """Judge a program on each slice named between commas; return results or reasons by slice."""
+    from ..checker.captured import check_captured
+    from ..hardware import Slice
+
+    if on is None and asked.folder is None:
+        raise ConfigError("which slice? Give --on v6e-8, or several: --on v5e-64,v6e-32.")
+    names = [str(Slice.parse(name)) for name in (on or "").split(",") if name] or [""]
+    if asked.keep is not None and len(names) > 1:
+        raise ConfigError("--keep is for one slice, because a capture is of one slice.")
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            captured = asked.capture(name, say)
+            if asked.list_programs:
+                found[name] = captured
+                continue
+            found[str(captured.slice)] = check_captured(captured, progress=say, **how)
+        except TPUError as error:
+            if len(names) == 1:
+                raise
+            found[name] = str(error)
+    return found
+
+
+def check_command(
+    asked: AskedProgram,
+    on: str | None,
+    say: Announcer,
+    *,
+    json: bool,
+    write: Any,
+    **how: Any,
+) -> None:
+    """Judge a program, show the answer, and exit as `check` does."""
+    from rich.console import Console
+
+    from ..checker.capture_view import ProgramTable, SliceComparison
+    from ..compiler.memory.view import verdict_line
+    from ..hardware import Slice
+
+    def tell(memory: "MemoryReport") -> None:
+        Console().print(verdict_line(memory))
+
+    several = json or "," in (on or "")
+    with refusals_as_exit_codes():
+        found = check_programs(asked, on, say, verdict=None if several else tell, **how)
+    if asked.list_programs:
+        for captured in found.values():
+            show(ProgramTable(captured), json=json)
+        raise typer.Exit(0)
+    if len(found) > 1:
+        table = SliceComparison([(Slice.parse(name), one) for name, one in found.items()])
+        show(table, json=json)
+        raise typer.Exit(table.exit_code)
+    (result,) = found.values()
+    write(result)
+    if json:
+        show(result, json=True)
+    else:
+        Console().print(result.details())
+    raise typer.Exit(result.exit_code)

@@ -1,0 +1,114 @@
+"""Unmodified programs as commands: what they see, what is recorded, and how failure is reported."""
+
+import sys
+
+import pytest
+from trainers import APART, DECIDES, ONE_STEP
+
+from tpukit.capturing.captured import read_capture
+from tpukit.capturing.running import run_captured
+from tpukit.errors import CaptureError
+from tpukit.hardware import Slice
+
+pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
+
+
+@pytest.fixture
+def capture(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XLA_FLAGS")
+
+    def run(text, on="v6e-8", *, flags=(), **how):
+        script = tmp_path / "their_train.py"
+        script.write_text(text)
+        return run_captured([sys.executable, *flags, str(script)], on, **how)
+
+    return run
+
+
+def test_a_step_is_recorded_and_not_run(capture, tmp_path):
+    told = []
+    captured = capture(ONE_STEP, "v6e-16", keep=tmp_path / "kept", progress=told.append)
+    (step,) = captured.programs
+    assert step.name == "train_step"
+    assert step.about.kind == "training step"
+    assert step.about.line.startswith(str(tmp_path / "their_train.py"))
+    assert not (tmp_path / "checkpoint-0").exists()
+    # Four hosts of four chips give 128 rows each.
+    assert captured.processes == 4
+    assert step.argument_types[-1] == "f32[512,2048]"
+    assert step.program.facts.donated == (0, 1, 2, 3)
+    assert sorted(step.program.facts.device_order) == list(range(16))
+    assert "lower train_step for TPU" in told
+    assert read_capture(tmp_path / "kept").programs == captured.programs
+
+
+def test_gradients_and_optimizer_apart_make_one_step(capture):
+    captured = capture(APART)
+    assert {one.name: one.calls for one in captured.programs} == {
+        "loss": 2,
+        "<lambda>": 1,
+        "apply": 1,
+    }
+
+
+def test_a_named_program_and_a_branch_on_a_value(capture):
+    captured = capture(DECIDES)
+    (read,) = [one for one in captured.reads if one["how"] == "decided"]
+    assert read["line"].rsplit(":", 1)[0].endswith("their_train.py")
+    (evaluation,) = capture(DECIDES, program="loss").programs
+    assert evaluation.about.kind == "other"
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "words"),
+    [
+        (
+            "import jax\nraise ValueError('no data in /corpus')",
+            {},
+            "ValueError: no data in /corpus",
+        ),
+        ("print(1)", {}, "jax was not imported"),
+        ("import jax\njax.jit(lambda x: x + 1)(1.0)", {}, "no jitted function of it was large"),
+        ("import jax\njax.jit(lambda x: x + 1)(1.0)", {"program": "step"}, "called 'step'"),
+        ("import jax, time\ntime.sleep(60)", {"timeout_s": 3}, "within 3 s"),
+        (ONE_STEP, {"flags": ("-I",)}, "ignore PYTHONPATH"),
+    ],
+)
+def test_failure_is_one_sentence_with_the_way_out(capture, text, how, words):
+    with pytest.raises(CaptureError, match=words):
+        capture(text, **how)
+
+
+def test_a_command_that_is_none():
+    with pytest.raises(CaptureError, match="'pyhton' is no command here"):
+        run_captured(["pyhton", "train.py"], "v6e-8")
+
+
+def test_nothing_outside_is_reached(capture, tmp_path):
+    asks = (
+        "import socket\ntry:\n    socket.create_connection(('192.0.2.1', 80), timeout=1)\n"
+        "except OSError as error:\n    open('said', 'w').write(str(error))\n"
+        "here = socket.create_server(('127.0.0.1', 0))\n"
+        "socket.create_connection(here.getsockname(), timeout=1).close()\n"
+    )
+    captured = capture(asks + ONE_STEP)
+    said = (tmp_path / "said").read_text()
+    assert "unreachable" in said or "offline" in said
+    assert str(tmp_path / "said") in captured.written
+
+
+def test_the_devices_are_those_of_libtpu(capture, tmp_path):
+    shows = (
+        "import jax, json\njson.dump([[d.id, d.process_index, *d.coords] for d in jax.devices()], "
+        "open('devices', 'w'))\nassert jax.default_backend() == 'tpu'\n"
+        "assert jax.devices('tpu')[0].device_kind == 'TPU v5'\n"
+    )
+    capture(shows + ONE_STEP, "v5p-32")
+    import json
+
+    from tpukit.hardware.layout import chip_positions
+
+    seen = json.loads((tmp_path / "devices").read_text())
+    expected = {one.coordinates: one.process for one in chip_positions(Slice.parse("v5p-32"))}
+    assert {tuple(at): process for _, process, *at in seen} == expected

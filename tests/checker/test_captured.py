@@ -1,0 +1,125 @@
+"""The verdict on an unmodified program is the verdict on the step it contains."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from trainers import APART, ONE_STEP
+from typer.testing import CliRunner
+
+import tpukit
+from tpukit.cli.app import app
+
+pytestmark = [pytest.mark.libtpu, pytest.mark.xdist_group("libtpu")]
+WIDTH, LAYERS = 2048, 4
+
+
+@pytest.fixture(autouse=True)
+def beside_the_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XLA_FLAGS")
+    (tmp_path / "one.py").write_text(ONE_STEP)
+    (tmp_path / "apart.py").write_text(APART)
+
+
+def step_by_hand(params, moments, batch):
+    """The step of `trainers.ONE_STEP`, written down a second time."""
+
+    def loss(params, batch):
+        def layer(x, w):
+            return jnp.tanh(x @ w.astype(jnp.bfloat16)), None
+
+        x, _ = jax.lax.scan(jax.checkpoint(layer), batch.astype(jnp.bfloat16), params["w"])
+        return (x.astype(jnp.float32) * params["scale"]).mean()
+
+    value, grads = jax.value_and_grad(loss)(params, batch)
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, grads)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, moments), moments, value
+
+
+def test_it_is_the_compile_of_the_step_itself(tmp_path):
+    found = tpukit.check_program([sys.executable, "one.py"], "v6e-8", per_step=256)
+    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+    def shaped(shape, *spec):
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
+
+    params = {"scale": shaped((WIDTH,)), "w": shaped((LAYERS, WIDTH, WIDTH), None, "data")}
+    by_hand = tpukit.compile_for(
+        step_by_hand,
+        "v6e-8",
+        params,
+        params,
+        shaped((256, WIDTH), "data"),
+        donate_argnums=(0, 1),
+        until="schedule",
+    )
+    assert found.fits
+    assert found.memory.total_bytes == by_hand.memory.total_bytes
+    assert found.step_time_s == pytest.approx(by_hand.predict().step_time_s, rel=0.02)
+    # Eight devices share the weights, and each has the whole scale.
+    held = 4 * (LAYERS * WIDTH * WIDTH // 8 + WIDTH)
+    assert found.memory.purposes["parameters"] == held
+    assert found.memory.purposes["optimizer state"] == held
+    lines = [buffer.source for buffer in found.memory.buffers if buffer.source]
+    assert any("one.py" in line for line in lines)
+
+
+def test_programs_of_one_step_add_up():
+    found = tpukit.check_program([sys.executable, "apart.py"], "v6e-8")
+    assert {one.compiled.name for one in (found, *found.parts)} == {"loss", "<lambda>", "apply"}
+    assert found.calls == 2
+    expected = sum(one.prediction.step_time_s * one.calls for one in (found, *found.parts))
+    assert found.step_time_s == pytest.approx(expected)
+    assert found.to_dict()["capture"]["programs"][0]["calls"] == 2
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["check", *words, "--", sys.executable, "one.py"])
+
+
+def test_the_command_lists_compares_keeps_and_writes(tmp_path):
+    listed = json.loads(run("--on", "v6e-8", "--list-programs", "--json").stdout)
+    assert listed["step"] == ["train_step"]
+    table = json.loads(run("--on", "v6e-8,v5e-16", "--json", "--per-step", "256").stdout)
+    assert [row["slice"] for row in table["slices"]] == ["v6e-8", "v5e-16"]
+    first, second = (row["report"]["capture"] for row in table["slices"])
+    # Each host gives 32 rows per device, so twice the devices have twice the rows.
+    assert first["usd_per_billion"]["origin"] == "model"
+    assert second["processes"] == 4
+    shown = run("--on", "v6e-8", "--keep", "kept", "--html", "page.html")
+    assert shown.exit_code == 0
+    assert "FITS" in shown.stdout
+    assert "one.py" in (tmp_path / "page.html").read_text()
+    again = CliRunner().invoke(app, ["check", "kept", "--json"])
+    assert json.loads(again.stdout)["memory"] == first_memory(table)
+    other = CliRunner().invoke(app, ["check", "kept", "--on", "v6e-4"])
+    assert "was captured for v6e-8" in str(other.exception)
+
+
+def first_memory(table):
+    return table["slices"][0]["report"]["memory"]
+
+
+def test_options_of_a_job_are_refused():
+    for words in (["--batch-size", "8"], ["tiny"]):
+        refused = run("--on", "v6e-8", *words)
+        assert "not for a command" in str(refused.exception)
+    alone = CliRunner().invoke(app, ["check", "tiny", "--on", "v6e-8", "--per-step", "5"])
+    assert "write it behind --" in str(alone.exception)
+
+
+def test_a_block_of_this_process():
+    before = jax.devices()
+    with tpukit.capture(on="v6e-8") as captured:
+        exec(compile(ONE_STEP, "notebook", "exec"), {})
+        raise AssertionError("the block ends at its step")
+    assert [one.name for one in captured.step] == ["train_step"]
+    assert captured.check(memory_only=True).fits
+    assert len(jax.devices()) == len(before)
+    assert jax.process_count() == 1
+    assert float(jnp.ones(3).sum()) == 3.0
