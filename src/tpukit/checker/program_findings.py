@@ -96,7 +96,7 @@ def _float32(
             cost = span.duration_s * span.times
             spent += cost
             if cost > heaviest:
-                heaviest, most = cost, span.op_name or span.name
+                heaviest, most = cost, _place(span.op_name) or span.name
     if spent > _LEAST_SHARE * prediction.step_time_s:
         yield ProgramFinding(
             "float32 matmul",
@@ -146,10 +146,15 @@ def _scores(program: CapturedProgram, compiled: "CompiledStep") -> Iterable[Prog
         size, shape, op_name = largest
         yield ProgramFinding(
             "attention scores",
-            f"{shape} is computed by {op_name} without a kernel, {bytes_text(size)} at a time",
+            f"{shape} is computed by {_place(op_name)} without a kernel, {bytes_text(size)} at once",
             None,
             "an attention kernel for TPUs (splash attention, or tpukit.kernels) keeps them in VMEM",
         )
+
+
+def _place(op_name: str) -> str:
+    """Return where in the user's program an operation comes from, without the export around it."""
+    return op_name.removeprefix("jit(call)/call_exported/")
 
 
 def _capture(captured: Captured, program: CapturedProgram) -> Iterable[ProgramFinding]:

@@ -28,9 +28,7 @@ def capture_section(capture: Mapping[str, Any]) -> Section:
         command(shlex.join(capture["command"])),
         tag("p", how, "Nothing large was executed. ", badge("measured")),
         *(tag("p", note) for note in notes),
-        tag("h3", "What it really does"),
         _findings(capture["findings"]),
-        tag("h3", "Its large programs"),
         _programs(capture["listed"], capture["programs"]),
     )
 
@@ -44,7 +42,7 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Child:
         took = join(seconds_text(cost["value"]), " ", badge("model")) if cost else "–"
         rows.append((one["kind"], one["evidence"], took, one["advice"] or "–"))
     columns = (Column("finding"), Column("evidence"), Column("per step"), Column("way out"))
-    return table(columns, rows)
+    return table(columns, rows, caption="What it really does")
 
 
 def _programs(listed: Sequence[Mapping[str, Any]], step: Sequence[Mapping[str, Any]]) -> Child:
@@ -66,4 +64,4 @@ def _programs(listed: Sequence[Mapping[str, Any]], step: Sequence[Mapping[str, A
         *(Column("program"), Column("kind"), Column("FLOPs"), Column("arguments")),
         *(Column("donated"), Column("first called at")),
     )
-    return table(columns, rows)
+    return table(columns, rows, caption="Its large programs, recorded instead of run")

@@ -103,7 +103,7 @@ def about_section(report: Report) -> Section:
         made[target["name"]] = f"{chips} ({shape}), {hosts}"
     return section(
         "About",
-        _list("The job", job) if job else absent("A bare function, so there is no job to show."),
+        _list("The job", job) if job else absent("No job: a function or a program of its own."),
         _list("Compiler options", options) if options else absent("No compiler options were set."),
         _list("Versions and slice", made) if made else absent("No versions were recorded."),
         _compile(compiled),
