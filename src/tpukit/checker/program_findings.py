@@ -146,7 +146,7 @@ def _scores(program: CapturedProgram, compiled: "CompiledStep") -> Iterable[Prog
         size, shape, op_name = largest
         yield ProgramFinding(
             "attention scores",
-            f"{shape} is computed by {_place(op_name)} without a kernel, {bytes_text(size)} at once",
+            f"{shape} is computed by {_place(op_name)} without a kernel ({bytes_text(size)})",
             None,
             "an attention kernel for TPUs (splash attention, or tpukit.kernels) keeps them in VMEM",
         )
