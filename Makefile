@@ -38,7 +38,7 @@ conformance: $(READY) ## every code block of the documents, and docs/conformance
 	$(BIN)/python tools/conformance.py
 
 # Python 3.12 and 3.13 have to be here (pyenv, or on the PATH); environments are made in the cache folder.
-test-toolchains: $(READY) ## what depends on jax most, with the newest jax and libtpu (minutes each)
+test-toolchains: $(READY) ## what depends on jax most, with each other jax and libtpu that was tried (minutes each)
 	$(BIN)/python tools/test_toolchains.py
 
 # Python 3.12 and 3.13 are looked for beside this one (pyenv, or on the PATH).

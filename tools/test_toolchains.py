@@ -24,7 +24,7 @@ FEW = ("hardware", "compiler", "step", "parallel/mesh", "parallel/sharding")
 ALL = ("compiler", "checker", "models", "parallel", "step", "hardware")
 # These need torch, which has its own pairs of versions.
 LEFT_OUT = ("models/torch_module", "models/test_adapter_registry.py")
-NEEDED = ("equinox", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+NEEDED = ("equinox", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "qwix")
 _COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected)")
 
 

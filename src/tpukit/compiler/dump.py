@@ -1,11 +1,13 @@
 """The files one compile leaves in its dump folder: which there are, and when they are whole.
 
-libtpu writes them one after another from one thread, so a file is whole as soon as the next one
-exists. In order: the scheduled program, the buffer assignment, the live ranges, the memory report;
-then, only if the program was found to fit, the program once more; minutes later, generated code.
+libtpu for jax 0.10 writes them one after another from one thread, so a file is whole as soon as the
+next one exists. In order: the scheduled program, the buffer assignment, the live ranges, the memory
+report; then, only if the program was found to fit, the program once more; minutes later, generated
+code. From jax 0.11 on, several threads write the first four at once, in any order.
 """
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ _LIVE_RANGES = "after_optimizations-live-range.txt"
 _REPORT = "after_optimizations-memory-usage-report.txt"
 _ACCEPTED = "after_optimizations_after_buffer_assignment.txt"
 _HBM_TOTAL = re.compile(r"Memory Space: default .*\nTotal bytes: (\d+) ")
+_QUIET_S = 1.0  # a file that nothing was written to for so long is taken to be whole
 _SURELY = 0.999  # of what is usable, which the catalog states in hundredths of a GiB
 
 
@@ -82,10 +85,19 @@ class Dump:
         Its word may come minutes later: for TPU7x it makes the SparseCores' code first.
         """
         report = self._path(_REPORT)
-        if usable_bytes is None or report is None or self._path(_SCHEDULE) is None:
+        if usable_bytes is None or report is None or not self._are_whole(report):
             return False
         total = _HBM_TOTAL.search(report.read_text(errors="replace"))
         return total is not None and int(total[1]) <= _SURELY * usable_bytes
+
+    def _are_whole(self, report: Path) -> bool:
+        """Whether the other files were written before the report, or are no longer written to."""
+        endings = (_SCHEDULE, _ASSIGNMENT, _LIVE_RANGES)
+        others = [path for ending in endings if (path := self._path(ending)) is not None]
+        if len(others) < len(endings) or not _tail(others[0]).rstrip().endswith(b"}"):
+            return False
+        last, reported = max(path.stat().st_mtime for path in others), report.stat().st_mtime
+        return last <= reported or time.time() - last > _QUIET_S
 
     def listings(self) -> Listings:
         """Read the files; call it once `accepted` or `leaves_room`, or when the compiler has ended.
@@ -118,6 +130,12 @@ class Dump:
                 "full, or this libtpu names its files in another way."
             )
         return path.read_text(errors="replace")
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 64))
+        return file.read()
 
 
 _KERNEL_MARK = re.compile(r"/\* entry bundle: [^*]*custom-call\(")
