@@ -120,7 +120,8 @@ def test_a_preempted_run_loses_nothing(table_trainer, tokens, tmp_path):
     second = table_trainer(checkpoint_every=100, run_dir=str(run_dir)).train(tokens, 10, **SHAPE)
     events = read_events(run_dir / "events.jsonl")
     (notice,) = [event for event in events if event.event == "preempted"]
-    assert notice.data == {"step": first.steps, "signal": "SIGTERM"}
+    assert notice.data["step"] == first.steps
+    assert notice.data["signal"] == "SIGTERM"
     starts = [event.data for event in events if event.event == "attempt started"]
     assert [(one["attempt"], one["step"]) for one in starts] == [(0, 0), (1, first.steps)]
     goodput = Run(run_dir).goodput()

@@ -42,7 +42,15 @@ class AttemptRecorder:
         so_far = self._ledger.goodput()
         number = close_killed(self._run_dir, self._events)
         began = time.time() - so_far.wall_s
-        self._events.write("attempt started", at=began, attempt=number, step=step, **about)
+        self._events.write(
+            "attempt started",
+            at=began,
+            uptime_s=time.monotonic() - so_far.wall_s,
+            boot=_boot(),
+            attempt=number,
+            step=step,
+            **about,
+        )
         for what, seconds in so_far.spent_s.items():
             self._events.write("spent", what=what, seconds=seconds)
         self._ledger.on_booked = self._spent
@@ -104,3 +112,11 @@ class AttemptRecorder:
         }
         self._events.write(event, **figures, **data)
         self._marked = time.monotonic()
+
+
+def _boot() -> str:
+    """Return what tells one start of this machine from others; "" where nothing does."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

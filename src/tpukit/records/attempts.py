@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .events import EVENTS, Event, EventsFile, read_events
+from .events import EVENTS, PROGRESS_EVERY_S, Event, EventsFile, read_events
 from .host_steps import HostStep, read_newest_steps
 
 KILLED = "killed"
+# Beyond what steps themselves took, a clock that says more than this between two marks was set.
+JUMP_S = 2 * PROGRESS_EVERY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Mark:
     step: int
     wall_s: float
     productive_s: float
+    uptime_s: float | None = None
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Attempt:
         marks: How far it was when; the last is how far it came.
         steps_rolled_back: Steps it took back itself.
         newest: Unix seconds of its last sign of life.
+        newest_uptime_s: The same on the clock of its machine, which never jumps.
     """
 
     number: int
@@ -50,10 +54,12 @@ class Attempt:
     marks: list[Mark] = field(default_factory=list[Mark])
     steps_rolled_back: int = 0
     newest: float = 0.0
+    newest_uptime_s: float | None = None
 
     def __post_init__(self) -> None:
-        self.marks.append(Mark(self.began, self.first_step, 0.0, 0.0))
-        self.newest = max(self.newest, self.began)
+        uptime_s = _number(self.about.get("uptime_s"))
+        self.marks.append(Mark(self.began, self.first_step, 0.0, 0.0, uptime_s))
+        self.newest, self.newest_uptime_s = max(self.newest, self.began), uptime_s
 
     @property
     def step(self) -> int:
@@ -69,9 +75,20 @@ class Attempt:
     def wall_s(self) -> float:
         """Seconds from its beginning to its last sign of life."""
         last = self.marks[-1]
-        seen = last.wall_s + max(0.0, self.newest - last.time)
+        since_s = self.newest - last.time
+        if last.uptime_s is not None and self.newest_uptime_s is not None:
+            since_s = self.newest_uptime_s - last.uptime_s
+        seen = last.wall_s + max(0.0, since_s)
         # A clock that was set back says less than what was spent.
         return max(seen, self.productive_s + sum(self.spent_s.values()))
+
+    def gap_s(self, before: "Attempt") -> float:
+        """Seconds from the last sign of life of the attempt before it to its beginning."""
+        began, ended = self.marks[0].uptime_s, before.newest_uptime_s
+        boot = self.about.get("boot")
+        if boot and boot == before.about.get("boot") and began is not None and ended is not None:
+            return max(0.0, began - ended)
+        return max(0.0, self.began - before.newest)
 
     def productive_up_to(self, step: int) -> float:
         """Seconds of its steps up to one, in proportion between two marks."""
@@ -88,6 +105,9 @@ class Attempt:
     def add(self, event: Event) -> None:
         """Take in an event of this attempt."""
         self.newest = max(self.newest, event.time)
+        uptime_s = event.number("uptime_s")
+        if uptime_s is not None:
+            self.newest_uptime_s = max(uptime_s, self.newest_uptime_s or uptime_s)
         if event.event == "spent":
             self.spend(str(event.data.get("what", "other")), event.number("seconds") or 0.0)
             return
@@ -100,21 +120,30 @@ class Attempt:
         step = event.number("step")
         if productive is None or wall is None or step is None:
             return
-        self._mark(Mark(event.time, int(step), wall, max(0.0, productive)))
+        self._mark(Mark(event.time, int(step), wall, max(0.0, productive), uptime_s))
 
     def add_steps(self, steps: Iterable[HostStep]) -> None:
         """Take in what the host recorded after the last mark."""
         last = self.marks[-1]
         newest, productive, step = last.time, last.productive_s, last.step
+        took_s = 0.0
         for one in steps:
             if one.time > last.time and one.step > step:
                 stalled = min(one.input_stall_s, one.step_time_s)
                 productive += one.step_time_s - stalled
                 self.spend("input_stall", stalled)
                 newest, step = one.time, one.step
-        if step > last.step:
-            self.newest = max(self.newest, newest)
-            self._mark(Mark(newest, step, last.wall_s + newest - last.time, productive))
+                took_s += one.step_time_s + one.checkpoint_s
+        if step == last.step:
+            return
+        since_s = newest - last.time
+        if since_s > 2 * took_s + JUMP_S:
+            since_s = took_s  # the clock was set: steps are timed by one that never jumps
+        uptime_s = None if last.uptime_s is None else last.uptime_s + since_s
+        if uptime_s is not None:
+            self.newest_uptime_s = max(uptime_s, self.newest_uptime_s or uptime_s)
+        self.newest = max(self.newest, newest)
+        self._mark(Mark(newest, step, last.wall_s + since_s, productive, uptime_s))
 
     def spend(self, what: str, seconds: float) -> None:
         """Book seconds under a name."""
@@ -159,10 +188,17 @@ def close_killed(run_dir: Path, file: EventsFile) -> int:
     last.add_steps(read_newest_steps(run_dir, 0, since=last.marks[-1].time))
     stalled = last.spent_s.get("input_stall", 0.0) - said
     if stalled > 0:
-        file.write("spent", at=last.newest, what="input_stall", seconds=stalled)
+        file.write(
+            "spent",
+            at=last.newest,
+            uptime_s=last.newest_uptime_s,
+            what="input_stall",
+            seconds=stalled,
+        )
     file.write(
         "attempt ended",
         at=last.newest,
+        uptime_s=last.newest_uptime_s,
         reason=KILLED,
         step=last.step,
         wall_s=last.wall_s,
@@ -170,3 +206,7 @@ def close_killed(run_dir: Path, file: EventsFile) -> int:
         seen_by=len(attempts),
     )
     return len(attempts)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -11,7 +11,8 @@
 | attempt ended | `reason`, and the same three; `seen_by` says who wrote it for a killed attempt |
 
 A line goes to the operating system at once, so a kill loses none. `wall_s` is of a clock that never
-jumps. A disk that is full costs events, never the run.
+jumps, and so is `uptime_s` of every line, which counts from the start of the machine (`boot`). A
+full disk delays events and never stops the run.
 """
 
 import json
@@ -67,9 +68,15 @@ class EventsFile:
     def __init__(self, path: Path) -> None:
         self._lines = AppendedLines(path)
 
-    def write(self, event: str, *, at: float | None = None, **data: Any) -> None:
-        """Append one event, of now unless `at` says another time."""
-        line = Event(time.time() if at is None else at, event, data).to_dict()
+    def write(
+        self, event: str, *, at: float | None = None, uptime_s: float | None = None, **data: Any
+    ) -> None:
+        """Append one event, of now unless `at` says another time, and `uptime_s` the same."""
+        if at is None:
+            at, uptime_s = time.time(), time.monotonic()
+        if uptime_s is not None:
+            data["uptime_s"] = round(uptime_s, 3)
+        line = Event(at, event, data).to_dict()
         self._lines.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 
 from tpukit.observe.runs import Run
 from tpukit.observe.runs.goodput import CAUSES, goodput_of
+from tpukit.records.attempt_recorder import AttemptRecorder
 from tpukit.records.attempts import attempts_of, close_killed
 from tpukit.records.events import EVENTS, Event, EventsFile, read_events
 from tpukit.records.host_steps import HostSteps, steps_file
+from tpukit.records.ledger import Ledger
 
 STALL_S, SAVE_S = 0.1, 0.7
 
@@ -245,6 +248,34 @@ def test_a_line_cut_short_by_a_kill_costs_only_itself(tmp_path):
     file.write("saved", step=3)
     file.close()
     assert [event.event for event in read_events(path)] == ["attempt started", "saved"]
+
+
+@pytest.mark.parametrize("jump_s", [950_000.0, -950_000.0])
+def test_a_clock_that_is_set_changes_no_goodput(tmp_path, monkeypatch, jump_s):
+    """Two attempts of real seconds; the clock jumps while the first trains and between both."""
+    ahead = [0.0]
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + ahead[0])
+    began = time.monotonic()
+    for attempt in range(2):
+        ledger = Ledger()
+        recorder = AttemptRecorder(tmp_path, process=0, ledger=ledger)
+        recorder.start(step=2 * attempt)
+        for step in (2 * attempt + 1, 2 * attempt + 2):
+            time.sleep(0.2)
+            took = ledger.completed(step, stalled_s=0.0)
+            seconds = dict.fromkeys(["input_s", "input_stall_s", "checkpoint_s", "dispatch_s"], 0.0)
+            recorder.stepped(step, step_time_s=took, **seconds)
+            recorder.saved(step)
+            ahead[0] += jump_s
+        recorder.end("done") if attempt else recorder.happened("note", text="killed after this")
+        recorder.close()
+    took_s = time.monotonic() - began
+    (tmp_path / "run.json").write_text("{}")
+    found = Run(tmp_path).goodput()
+    assert found.attempts == 2
+    assert 0.8 <= found.total.wall_s <= took_s + 1.0
+    assert found.share > 0.5
 
 
 def test_a_full_disk_costs_events_and_not_the_run(tmp_path, caplog):

@@ -108,7 +108,7 @@ def goodput_of(attempts: Sequence[Attempt]) -> RunGoodput:
         spent["other"] = spent.get("other", 0.0) + attempt.wall_s - booked
         lost_steps += attempt.steps_rolled_back
         if at:
-            restart_s += max(0.0, attempt.began - attempts[at - 1].newest)
+            restart_s += attempt.gap_s(attempts[at - 1])
         for before in reversed(range(at)):
             earlier = attempts[before]
             kept = min(kept_s[before], earlier.productive_up_to(attempt.first_step))
