@@ -12,6 +12,7 @@ ROOMS = [
         "lazy",
         "frameworks",
         "rotary",
+        "shown",
         "hardware",
         "runtime",
         "pages",

@@ -13,7 +13,7 @@ from ..errors import ConfigError, TPUError
 from ..hardware import Slice
 from ..job.job import Job
 from ..job.reading import read_job
-from ..runtime.progress import Progress, silent
+from ..runtime.progress import Progress, silent, watched
 from .compiling import compile_job
 from .fixes import is_thin
 from .fixes.proposing import find_fixes
@@ -36,7 +36,7 @@ def check(
     timeout_s: float | None = None,
     use_cache: bool = True,
     dump_to: Path | None = None,
-    progress: Progress = silent,
+    progress: Progress = watched,
     verdict: Callable[[MemoryReport], None] | None = None,
     **changes: Any,
 ) -> CheckResult:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ..compiler.compiled import CompiledStep
 from ..hardware import Figure, Slice
 from ..hardware.rates import MemoryRates
+from ..shown import Shown
 from ..step.host_memory import EXPORT_FILE_BYTES, HostShare, StoredArray
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ USES = {
 
 
 @dataclass(frozen=True)
-class HostMemory:
+class HostMemory(Shown):
     """Memory of one host by use. Not all uses come together: `need` is the most that do.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..compiler.compiled import CompiledStep
 from ..compiler.memory import MemoryReport
 from ..compiler.memory.view import memory_details, verdict_line
+from ..shown import Shown
 from .fixes import FixList
 from .host_memory import HostMemory, host_memory
 
@@ -24,7 +25,7 @@ FITS, DOES_NOT_FIT, COULD_NOT_TELL = 0, 3, 4
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class CheckResult(Shown):
     """What one check found.
 
     Attributes:

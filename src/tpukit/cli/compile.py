@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..runtime.ranges import SECONDS
+from ..shown import Shown
 from . import job_options as options
 from .output import Announcer, refusals_as_exit_codes, show
 from .values import output_file, within
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Compiled:
+class _Compiled(Shown):
     """A compiled program and its predicted time, or why there is none."""
 
     compiled: "CompiledStep"

@@ -7,6 +7,7 @@ import typer
 
 from ..errors import TPUValidationError
 from ..runtime.ranges import COUNT, PART, SEED, SHARE, WEIGHT
+from ..shown import Shown
 from . import job_options as options
 from .export import Step
 from .values import within
@@ -131,7 +132,7 @@ def generate(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratedText:
+class GeneratedText(Shown):
     """A prompt, its continuation, and where it comes from."""
 
     prompt: str

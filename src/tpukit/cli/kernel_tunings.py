@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..shown import Shown
+
 if TYPE_CHECKING:
     from ..kernels.registry.op import Op
     from ..kernels.tuning import TuningResult
@@ -28,7 +30,7 @@ def folder_for(op: "Op", out: Path | None) -> Path:
 
 
 @dataclass(frozen=True)
-class Tunings:
+class Tunings(Shown):
     """What was tuned.
 
     Attributes:

@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Protocol
 
 import typer
 
+from ..shown import Shown
+
 
 class Presentable(Protocol):
     """A result that can show itself to a person and to a machine."""
@@ -35,7 +37,7 @@ def show(result: Presentable, *, json: bool = False) -> None:
 
 
 @dataclass(frozen=True)
-class Written:
+class Written(Shown):
     """Files that a command wrote, where that is all there is to say."""
 
     files: tuple[Path, ...]

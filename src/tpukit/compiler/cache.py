@@ -18,6 +18,7 @@ from typing import Any
 
 from ..errors import TPUCacheError
 from ..runtime.files import PARTIAL, cache_folder, whole_file
+from ..shown import Shown
 
 logger = logging.getLogger(__name__)
 DEFAULT_LIMIT_BYTES = 2 * 2**30
@@ -28,7 +29,7 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, NotI
 
 
 @dataclass(frozen=True)
-class CacheSummary:
+class CacheSummary(Shown):
     """What the cache holds."""
 
     folder: Path

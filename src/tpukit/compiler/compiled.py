@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from ..errors import TPUValidationError, XLACompilationError, did_you_mean
 from ..hardware import Figure, Slice
 from ..runtime.progress import Progress, silent
+from ..shown import Shown
 from .dump import Listings
 from .hlo import HloModule, count_collectives, count_operations, open_loop, parse_hlo
 from .memory import MemoryReport, read_memory
@@ -42,7 +43,7 @@ def parse_until(text: str) -> Until:
 
 
 @dataclass(frozen=True)
-class CompiledStep:
+class CompiledStep(Shown):
     """A program the real TPU compiler scheduled for a slice.
 
     Attributes:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import SliceError
+from ..shown import Shown
 from .figure import Figure
 from .formats import PEAKS, NumberFormat, PeakName, parse_format
 from .topology import TopologyRules
@@ -31,7 +32,7 @@ class MatrixProducts:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Chip:
+class Chip(Shown):
     """One TPU generation. Rates in `gbps` are gigabytes (10^9 bytes) a second.
 
     Attributes:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import SliceError
+from ..shown import Shown
 from .catalog import list_chips
 from .figure import count_text
 from .slice import Slice
@@ -17,7 +18,7 @@ Kind = Literal["tpu", "gpu", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accelerators:
+class Accelerators(Shown):
     """What was found, and what it was told from.
 
     Attributes:

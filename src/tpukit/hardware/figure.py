@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from ..errors import TPUNotAvailableError, TPUValidationError
+from ..shown import Shown
 from .missing import Measured, Missing
 
 Origin = Literal["datasheet", "measured", "compiler", "third-party", "user", "model"]
@@ -30,7 +31,7 @@ _FLOPS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Shown):
     """One quantity with its provenance.
 
     Attributes:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..shown import Shown
 from .catalog import list_chips
 from .chip import Chip
 from .figure import Figure
@@ -14,7 +15,7 @@ from .topology import format_shape
 
 
 @dataclass(frozen=True)
-class GenerationListing:
+class GenerationListing(Shown):
     """Every generation, a line each."""
 
     chips: tuple[Chip, ...]
@@ -69,7 +70,7 @@ class GenerationListing:
 
 
 @dataclass(frozen=True)
-class SliceListing:
+class SliceListing(Shown):
     """The slices of one generation, a line each.
 
     Attributes:
@@ -180,7 +181,7 @@ class SliceListing:
 
 
 @dataclass(frozen=True)
-class PriceListing:
+class PriceListing(Shown):
     """Rates, a line for each region and tier."""
 
     rates: tuple[Rate, ...]

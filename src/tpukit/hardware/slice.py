@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SliceError
+from ..shown import Shown
 from .catalog import get_chip
 from .chip import Chip
 from .figure import Figure
@@ -21,7 +22,7 @@ from .topology import Shape, TopologyRules, format_shape, parse_shape
 
 
 @dataclass(frozen=True, repr=False)
-class Slice:
+class Slice(Shown):
     """Chips joined by one torus, or several such slices joined by the data-centre network.
 
     Make one with `Slice.parse("v6e-64")` or `Slice.of("v6e", chips=64)`. `chips`, `hosts` and

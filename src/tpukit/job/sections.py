@@ -33,6 +33,7 @@ from ..runtime.ranges import (
     WEIGHT,
     Range,
 )
+from ..shown import Shown
 from .value_text import format_bytes, parse_bytes
 
 Bytes = Annotated[
@@ -89,7 +90,7 @@ class TPUVersion(StrEnum):
     V7 = "7x"
 
 
-class Section(BaseModel):
+class Section(Shown, BaseModel):
     """Fields that belong together: unknown keys are refused, defaults are checked."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, strict=False, frozen=False)

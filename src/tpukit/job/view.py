@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..shown import Shown
 from .hidden import shown_values
 from .sections import SECTIONS, Limits, section_of
 
@@ -28,7 +29,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class SettingsView:
+class SettingsView(Shown):
     """All settings, set or not, by dotted path."""
 
     settings: tuple[Setting, ...]

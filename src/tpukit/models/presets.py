@@ -7,13 +7,14 @@ from importlib import resources
 from typing import Any
 
 from ..errors import TPUModelError, did_you_mean
+from ..shown import Shown
 from .transformer.config import TransformerConfig
 
 _ABOUT_THE_ENTRY = ("source", "parameters", "parameters_source")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
+class Preset(Shown):
     """One named transformer and where its dimensions come from.
 
     `published_parameters` is None where nobody published an exact count.

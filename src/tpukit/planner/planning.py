@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import ConfigError
 from ..hardware.figure import format_quantity
 from ..job.train import LoraSettings, TrainingSettings
-from ..runtime.progress import Progress, silent
+from ..runtime.progress import Progress, watched
 from ..runtime.ranges import Range
 from .answer.amounts import parse_days, parse_tokens, parse_usd
 from .answer.assumptions import list_assumptions
@@ -58,7 +58,7 @@ def plan(
     top: int = 5,
     verify: int = 3,
     verify_seconds: float = 300.0,
-    progress: Progress = silent,
+    progress: Progress = watched,
 ) -> PlanResult:
     """Find where and how to train a model.
 

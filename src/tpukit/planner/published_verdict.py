@@ -17,6 +17,7 @@ from ..models.huggingface.files import INDEX_FILE, SINGLE_FILE, TensorFiles, rea
 from ..models.huggingface.published.reading import quantization_of
 from ..models.huggingface.published.scheme import Scheme
 from ..quantization.published.converting import held_as
+from ..shown import Shown
 from .cost.served_model import ServedModel
 from .search.candidates import named_slice
 from .serving import ServingChoice, plan_serving
@@ -66,7 +67,7 @@ class ChipVerdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizationVerdict:
+class QuantizationVerdict(Shown):
     """What each chip makes of a published checkpoint.
 
     Attributes:

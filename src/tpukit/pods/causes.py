@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from ..shown import Shown
+
 
 class Kind(StrEnum):
     """What to do after an ending.
@@ -82,7 +84,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True)
-class Ending:
+class Ending(Shown):
     """How an attempt ended.
 
     Attributes:

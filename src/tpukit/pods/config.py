@@ -8,6 +8,7 @@ from ..errors import ConfigError
 from ..hardware import Slice
 from ..job.sections import LaunchSettings
 from ..runtime.ranges import COUNT, PRICE, SECONDS
+from ..shown import Shown
 from .pod import Tier
 from .tpu_config import TpuConfig as TpuConfig
 
@@ -15,7 +16,7 @@ LONGEST_WAIT_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodConfig:
+class PodConfig(Shown):
     """What is asked for, in keywords or step by step.
 
     ```python

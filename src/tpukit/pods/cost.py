@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from ..hardware.figure import Figure
+from ..shown import Shown
 from .prices import catalogue_age
 from .store import Spending, Store
 
@@ -66,7 +67,7 @@ class RunCost:
 
 
 @dataclass(frozen=True)
-class CostReport:
+class CostReport(Shown):
     """What was spent, by run."""
 
     runs: tuple[RunCost, ...]

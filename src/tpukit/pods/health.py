@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..shown import Shown
 from .pod import Pod, PodState
 from .store import WantedPod
 from .supervision.journal import Attempt
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodHealth:
+class PodHealth(Shown):
     """What was seen of a pod just now.
 
     Attributes:

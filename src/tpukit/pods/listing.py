@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from ..shown import Shown
 from .prices import price_of
 from .reconciler import KEEPERS, Reconciler
 from .store import Store, WantedPod
@@ -48,7 +49,7 @@ class PodRow:
 
 
 @dataclass(frozen=True)
-class PodListing:
+class PodListing(Shown):
     """Every pod of a store.
 
     Attributes:

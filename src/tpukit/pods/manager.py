@@ -15,6 +15,7 @@ from ..job.sections import LaunchSettings
 from ..runtime.calls import either_way
 from ..runtime.doctor.finding import Finding
 from ..runtime.progress import Progress, silent
+from ..shown import Shown
 from .allocation import Allocation, wait_until_gone
 from .alternates import Alternate, alternates_of
 from .config import PodConfig
@@ -33,7 +34,7 @@ RELEASED_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TpuManager:
+class TpuManager(Shown):
     """Gets pods from a provider, in keywords or step by step.
 
     ```python

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from ..errors import ConfigError
 from ..hardware import Slice
+from ..shown import Shown
 from .causes import Cause
 
 LONGEST_NAME = 40
@@ -49,7 +50,7 @@ class Tier(StrEnum):
 
 
 @dataclass(frozen=True)
-class Host:
+class Host(Shown):
     """One machine of a pod, which runs one process of a job.
 
     Attributes:
@@ -72,7 +73,7 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pod:
+class Pod(Shown):
     """A pod as its provider last described it.
 
     Attributes:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.doctor.finding import Finding
+from ..shown import Shown
 
 _MARKS = {"ok": "[green]ok[/]", "info": "info", "warning": "[yellow]warning[/]"}
 
 
 @dataclass(frozen=True)
-class PreflightReport:
+class PreflightReport(Shown):
     """The findings of a provider."""
 
     provider: str

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ..errors import TPUValidationError, did_you_mean
 from ..models.stored.calibration import Matrices, ModelMatrix
+from ..shown import Shown
 from .formats import VQ_FORMATS, parse_vq_format
 
 SKIP = "skip"
@@ -47,7 +48,7 @@ def check_format(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class QuantPlan:
+class QuantPlan(Shown):
     """A format for every matrix.
 
     Attributes:

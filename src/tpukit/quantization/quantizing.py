@@ -14,7 +14,8 @@ from ..errors import TargetNotReached, TPUValidationError
 from ..hardware import get_chip
 from ..kernels.ops.quantized_matmul.weight import array_bytes
 from ..models.stored.running import Activations
-from ..runtime.progress import Progress, silent
+from ..runtime.progress import Progress, watched
+from ..shown import Shown
 from .integers.qwix_matrices import Method
 from .measures.chip_speed import estimated_speedup
 from .measures.evaluation import Evaluation
@@ -36,7 +37,7 @@ _RETRIES = 3
 
 
 @dataclass(frozen=True)
-class QuantizationResult:
+class QuantizationResult(Shown):
     """A quantized model and what it lost."""
 
     model: QuantizedModel
@@ -72,7 +73,7 @@ def quantize_model(
     codec: dict[str, Any] | None = None,
     chip: str | None = None,
     mesh: Mesh | None = None,
-    progress: Progress = silent,
+    progress: Progress = watched,
 ) -> QuantizationResult:
     """Quantize the matrices of anybody's model by what its outputs lose on data.
 

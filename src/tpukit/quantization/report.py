@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..hardware.figure import Figure
+from ..shown import Shown
 from .measures.evaluation import Evaluation, Measured
 from .plan import SKIP, QuantPlan
 from .search.tuning import TuningReport
@@ -18,7 +19,7 @@ BASELINE = "bfloat16"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatrixRow:
+class MatrixRow(Shown):
     """One matrix of a report.
 
     Attributes:
@@ -57,7 +58,7 @@ class MatrixRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantReport:
+class QuantReport(Shown):
     """What quantizing a model came to.
 
     Attributes:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from ..shown import Shown
 from .lines import AppendedLines
 
 EVENTS = "events.jsonl"
@@ -30,7 +31,7 @@ PROGRESS_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(Shown):
     """One line of the file.
 
     Attributes:

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..shown import Shown
+
 
 @dataclass(frozen=True, kw_only=True)
-class Goodput:
+class Goodput(Shown):
     """The share of wall time spent in steps that count (origin: measured).
 
     Attributes:

@@ -13,7 +13,7 @@ from ..job.job import Job
 from ..job.reading import read_job
 from ..runtime.files import finish_folder, folder_beside
 from ..runtime.interruption import undone_if_interrupted
-from ..runtime.progress import Progress, silent
+from ..runtime.progress import Progress, watched
 from ..runtime.ranges import Range
 from .cloud import emulated_cloud
 from .result import RESULT, RehearsalResult
@@ -53,7 +53,7 @@ def rehearse(
     steps: int = DEFAULT_STEPS,
     folder: str | Path = DEFAULT_FOLDER,
     stages: Sequence[Stage] = STAGES,
-    progress: Progress = silent,
+    progress: Progress = watched,
     tell: Callable[[Began | Played], None] | None = None,
 ) -> RehearsalResult:
     """Rehearse a job: plan, check, launch, preempt, resume, monitor, profile, quantize, generate.

@@ -9,6 +9,7 @@ from ..hardware.figure import seconds_text
 from ..job.job import Job
 from ..runtime.files import write_json, write_text
 from ..runtime.versions import installed_versions
+from ..shown import Shown
 from .beside import Beside, figure_text
 from .scene import Moment
 from .stage import Finding, Played
@@ -24,7 +25,7 @@ Found = TypeVar("Found", bound=Finding)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RehearsalResult:
+class RehearsalResult(Shown):
     """A rehearsal from its first stage to its last.
 
     Attributes:

@@ -18,6 +18,7 @@ from ..job.model_source import is_own_model, load_model
 from ..job.yaml_text import write_yaml
 from ..models.transformer.config import TransformerConfig
 from ..runtime.files import write_text
+from ..shown import Shown
 
 MOST_PARAMETERS = 5_000_000
 MOST_TOKENS_PER_STEP = 1 << 14
@@ -41,7 +42,7 @@ _TEXT_BYTES = 2_000_000
 
 
 @dataclass(frozen=True)
-class StandIn:
+class StandIn(Shown):
     """The job that is trained here.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from ..errors import ConfigError, did_you_mean
 from ..hardware.detect import Accelerators, detect_accelerators
+from ..shown import Shown
 from .versions import is_any_installed
 
 Platform = Literal["tpu", "gpu", "cpu"]
@@ -44,7 +45,7 @@ class VariableChange:
 
 
 @dataclass(frozen=True)
-class EnvironmentReport:
+class EnvironmentReport(Shown):
     """What `configure_tpu_environment` found and did."""
 
     platform: Platform

@@ -4,8 +4,10 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..shown import Shown
 
-class MappedResult(Mapping[str, Any]):
+
+class MappedResult(Shown, Mapping[str, Any]):
     """A result whose plain data are also read key by key."""
 
     @abstractmethod

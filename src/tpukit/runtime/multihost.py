@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import ConfigError, TPUDistributedError
+from ..shown import Shown
 from . import rendezvous
 from .address import Address, listen
 from .environment import jax_state
@@ -25,7 +26,7 @@ EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
 
 
 @dataclass(frozen=True)
-class HostGroup:
+class HostGroup(Shown):
     """What `MultiHostConfig.setup()` did."""
 
     num_hosts: int

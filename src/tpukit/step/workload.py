@@ -36,6 +36,7 @@ from ..parallel.rebalancing.reshard import move
 from ..parallel.sharding.layout import Layout, make_layout
 from ..parallel.sharding.rules import Rules
 from ..runtime.user_code import errors_in_trace
+from ..shown import Shown
 from .mixed_precision import narrowed
 from .optimizer.optimizer import build_optimizer
 from .optimizer.spec import DEFAULT_LEARNING_RATE, OptimizerSpec
@@ -59,7 +60,7 @@ class StepShardings:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Shown):
     """What is trained, written so that it can be planned, compiled and run.
 
     Args:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from ..errors import TPUValidationError
+from ..shown import Shown
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -17,7 +18,7 @@ DEFAULT_MAX_SIZE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheStats:
+class CacheStats(Shown):
     """How a cache has served so far; `clear` leaves the counts as they are.
 
     Attributes:

@@ -14,6 +14,7 @@ from ..frameworks import model_name
 from ..models.adapters import Variables
 from ..models.loss.loss import Batch, WeightedLoss
 from ..runtime.user_code import errors_in_trace
+from ..shown import Shown
 from ..step.parts import TrainState, weighted_loss
 from ..step.placement import in_ring_order
 from ..step.workload import Workload
@@ -24,7 +25,7 @@ from .recompile import compiler_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Shown):
     """One pass over the evaluation batches (origin: measured).
 
     Attributes:

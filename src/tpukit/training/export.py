@@ -24,6 +24,7 @@ from ..models.stored.parameter import is_stored
 from ..models.stored.running import dense_parameters
 from ..parallel.sharding.trees import join_path
 from ..runtime.files import finish_folder, folder_beside, new_folder
+from ..shown import Shown
 from ..step.host_memory import EXPORT_FILE_BYTES
 from .checkpoint import TPUCheckpointer
 from .data.tokenizer import load_tokenizer
@@ -40,7 +41,7 @@ WIDENED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(Shown):
     """What was written where.
 
     Attributes:

@@ -10,6 +10,7 @@ from rich.table import Table
 from ..hardware import Figure
 from ..records.ledger import Goodput
 from ..records.throughput import Throughput
+from ..shown import Shown
 from .evaluation import Evaluation
 from .recompile import ArgumentChange
 
@@ -17,7 +18,7 @@ Stopped = Literal["done", "preempted", "data ended"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingResult:
+class TrainingResult(Shown):
     """The end of one call of `train()`.
 
     Attributes:

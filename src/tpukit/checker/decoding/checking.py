@@ -12,7 +12,7 @@ from ...errors import ConfigError, TPUModelError, TPUValidationError
 from ...hardware import Slice
 from ...hardware.stored_formats import WEIGHT_FORMATS
 from ...job.job import Job
-from ...runtime.progress import Progress, silent
+from ...runtime.progress import Progress, watched
 from ..check import NOT_ASKED_FOR, as_job, predict
 from ..result import CheckResult
 from .result import DecodingCheck
@@ -44,7 +44,7 @@ def check_decoding(
     options: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     use_cache: bool = True,
-    progress: Progress = silent,
+    progress: Progress = watched,
 ) -> DecodingCheck:
     """Compile prefill and decode of a reference transformer for a slice.
 

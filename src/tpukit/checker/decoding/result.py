@@ -12,11 +12,12 @@ from ...compiler.memory.view import memory_details, verdict_line
 from ...hardware import Slice
 from ...hardware.figure import format_quantity
 from ...job.value_text import write_mesh
+from ...shown import Shown
 from ..result import DOES_NOT_FIT, FITS, CheckResult
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingCheck:
+class DecodingCheck(Shown):
     """The compiler's verdict on the two programs that `generate` runs.
 
     Attributes:

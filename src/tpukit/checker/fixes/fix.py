@@ -6,6 +6,7 @@ from typing import Any
 
 from ...compiler.memory import MemoryReport
 from ...hardware.figure import format_quantity
+from ...shown import Shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class Fix:
 
 
 @dataclass(frozen=True)
-class FixList:
+class FixList(Shown):
     """Fixes, the best first."""
 
     fixes: tuple[Fix, ...] = field(default_factory=tuple[Fix, ...])

@@ -14,7 +14,7 @@ from ...hardware import Slice
 from ...job.job import Job
 from ...runtime.flags import FlagRegistry, as_compiler_options, format_flags, set_xla_flags
 from ...runtime.flags.setting import check_flags
-from ...runtime.progress import Progress, silent
+from ...runtime.progress import Progress, watched
 from ..compiling import lower_job
 from .candidates import Candidate, CandidateGroup, load_candidates
 from .trials import FlagSearch, FlagTrial
@@ -41,7 +41,7 @@ def tune_flags(
     workers: int | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     use_cache: bool = True,
-    progress: Progress = silent,
+    progress: Progress = watched,
     groups: Sequence[CandidateGroup] | None = None,
     registry: FlagRegistry | None = None,
 ) -> FlagSearch:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...hardware import Slice
 from ...hardware.figure import format_quantity
+from ...shown import Shown
 from ..result import DOES_NOT_FIT, FITS
 
 TRIALS_SHOWN = 10
@@ -78,7 +79,7 @@ class FlagTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlagSearch:
+class FlagSearch(Shown):
     """A finished search.
 
     Attributes:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...shown import Shown
 from ..result import COULD_NOT_TELL, DOES_NOT_FIT, FITS
 from .changes import Change, compare_reports
 from .schema import Report
@@ -46,7 +47,7 @@ class ToolchainCheck:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """The same job with several toolchains; the first that has a report is what others change."""
 
     checks: tuple[ToolchainCheck, ...]

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...shown import Shown
 from .changes import Change, compare_reports
 from .schema import SCHEMA, Report
 from .side_by_side import SideBySide, rows_of, versions_text
 
 
 @dataclass(frozen=True)
-class ReportDiff:
+class ReportDiff(Shown):
     """Every difference between two reports, by section; parts of a sum, the largest first.
 
     Attributes:

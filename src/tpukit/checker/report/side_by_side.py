@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...shown import Shown
 from .changes import Change
 from .schema import Report
 
@@ -26,7 +27,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class SideBySide:
+class SideBySide(Shown):
     """Columns of figures, by section.
 
     Attributes:

@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import TPUValidationError
 from ...hardware.figure import format_quantity
 from ...runtime.files import whole_file
+from ...shown import Shown
 
 FORMAT = "tpukit.executable/1"
 _HEADER, _CODE = "header.json", "executable.bin"
@@ -50,7 +51,7 @@ class ArraySlot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExecutableHeader:
+class ExecutableHeader(Shown):
     """What there is to know of a saved program without loading it.
 
     Attributes:

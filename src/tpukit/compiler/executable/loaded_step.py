@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TPUModelError, TPUValidationError, did_you_mean
+from ...shown import Shown
 from .file import ArraySlot, ExecutableHeader
 from .slots import decode_structure
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from ...annotations import PyTree
 
 
-class LoadedStep:
+class LoadedStep(Shown):
     """A compiled program on devices of this process. Arguments that were donated are used up.
 
     Attributes:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...hardware import Slice
 from ...hardware.figure import format_quantity
+from ...shown import Shown
 
 BYTES_ORIGIN = "compiler"
 OFFLOADED_COMPUTATION = "offloaded computation"
@@ -66,7 +67,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(Shown):
     """Where the HBM of one device goes.
 
     Every figure is the compiler's own. The purposes add up to `total_bytes`.

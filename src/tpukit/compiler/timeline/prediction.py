@@ -8,6 +8,7 @@ from ...hardware import Figure, Slice, mfu_convention, model_flop_utilization, p
 from ...hardware.catalog import dcn_rate
 from ...hardware.formats import PeakName
 from ...hardware.scored_steps import ScoredSteps
+from ...shown import Shown
 from ..bundles import CallTrace
 from ..hlo import HloModule
 from ..program_flops import KernelCounter, program_flops
@@ -47,7 +48,7 @@ class OpTime:
 
 
 @dataclass(frozen=True)
-class StepPrediction:
+class StepPrediction(Shown):
     """A step's predicted time with its breakdown; every figure has origin `model`.
 
     Attributes:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...hardware.missing import Measured, Missing, plain
+from ...shown import Shown
 
 
 @dataclass(frozen=True)
-class PerformanceMetrics(Mapping[str, Measured]):
+class PerformanceMetrics(Shown, Mapping[str, Measured]):
     """Named figures, each with its origin, or missing with the reason.
 
     Read it like a dictionary: `metrics["total_tflops"]`, `metrics.origins["total_tflops"]`,

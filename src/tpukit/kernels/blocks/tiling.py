@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import TPUKernelError
 from ...hardware import get_chip, parse_format
 from ...hardware.target import current_target
+from ...shown import Shown
 
 Array = TypeVar("Array", jax.Array, np.ndarray)
 
@@ -22,7 +23,7 @@ MIN_PARALLEL_SIZE = LANES  # a shorter last dimension leaves lanes of every tile
 
 
 @dataclass(frozen=True)
-class Padding:
+class Padding(Shown):
     """What padding to tiles did to a shape.
 
     Attributes:

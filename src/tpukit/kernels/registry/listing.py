@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ...shown import Shown
 from .op import Op
 from .registry import get_tpu_op, list_tpu_ops
 
 
 @dataclass(frozen=True)
-class OpListing:
+class OpListing(Shown):
     """The ops there are."""
 
     ops: tuple[Op, ...]

@@ -7,6 +7,7 @@ from typing import Any
 from ...errors import TPUError
 from ...hardware import get_chip
 from ...runtime.progress import Progress, silent
+from ...shown import Shown
 from ..registry.op import (
     PALLAS_TPU,
     REFERENCE,
@@ -61,7 +62,7 @@ class BenchRow:
 
 
 @dataclass(frozen=True)
-class KernelBench:
+class KernelBench(Shown):
     """What `bench_op` found."""
 
     op: str

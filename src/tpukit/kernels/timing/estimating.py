@@ -18,11 +18,12 @@ from ...compiler.timeline import StepPrediction, predict_step
 from ...compiler.timeline.kernels import RaggedDotTimer
 from ...compiler.timeline.machine import Machine
 from ...runtime.progress import Progress, silent
+from ...shown import Shown
 from .profile import KernelProfile, profile_kernel
 
 
 @dataclass(frozen=True)
-class KernelEstimate:
+class KernelEstimate(Shown):
     """A function's time on one device of a chip; every figure has origin `model`.
 
     Attributes:

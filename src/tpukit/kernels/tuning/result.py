@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ...shown import Shown
 from ..blocks.tuned import TunedEntry, data_folder, load_tuned, save_tuned
 from ..registry.op import Blocks
 from ..timing.view import format_time
@@ -37,7 +38,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class TuningResult:
+class TuningResult(Shown):
     """The best blocks of one op for one case on one generation.
 
     Attributes:

@@ -5,11 +5,13 @@ from typing import Any, Literal
 
 from rich.table import Table
 
+from ...shown import Shown
+
 Ending = Literal["end", "length", "stop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class Generation(Shown):
     """New tokens for every prompt. Times are measured on this machine.
 
     Attributes:

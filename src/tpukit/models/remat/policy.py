@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...errors import TPUModelError, did_you_mean
+from ...shown import Shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,7 +40,7 @@ _POLICIES: dict[str, str | None] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RematPolicy:
+class RematPolicy(Shown):
     """What to keep from the forward pass; all else is computed again in the backward pass.
 
     Policies: `none` (keep all, no checkpoints), `everything` (checkpoints that keep all),

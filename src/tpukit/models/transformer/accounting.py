@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...hardware import Figure
+from ...shown import Shown
 from .layer_config import LayerConfig
 from .shapes import layer_shapes, parameter_shapes
 
@@ -18,7 +19,7 @@ FLOPS_PER_MULTIPLY_ADD = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterCount:
+class ParameterCount(Shown):
     """Parameters of a transformer; `active` is what one token touches (MoE: k experts)."""
 
     total: int
@@ -32,7 +33,7 @@ class ParameterCount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlopsPerToken:
+class FlopsPerToken(Shown):
     """Training FLOPs for one token, and the convention they were counted by."""
 
     matmul: float

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ...errors import TPUModelError, did_you_mean
 from ...hardware.formats import BFLOAT16, FLOAT8_E4M3FN, INT8, NumberFormat, spelled_as
 from ...rotary import RopeScaling as RopeScaling
+from ...shown import Shown
 from .accounting import (
     FlopsPerToken,
     ParameterCount,
@@ -48,7 +49,7 @@ _POSITIVE = ("n_layers", "d_model", "vocab_size", "max_seq_len")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(LayerConfig):
+class TransformerConfig(Shown, LayerConfig):
     """The dimensions and options of one decoder-only transformer.
 
     What a layer is, its own fields say (see `LayerConfig`). Where layers differ, `layer_kinds`

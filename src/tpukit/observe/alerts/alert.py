@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...hardware.missing import Measured
+from ...shown import Shown
 from .causes import likely_cause
 from .rule import WORDS, AlertRule
 
@@ -14,7 +15,7 @@ SHARES = ("utilization", "duty_cycle", "mfu", "goodput", "overhead", "efficiency
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alert:
+class Alert(Shown):
     """A rule that fires.
 
     Attributes:

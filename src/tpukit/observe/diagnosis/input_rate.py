@@ -7,12 +7,13 @@ from typing import Any
 
 from ...annotations import PyTree
 from ...errors import TPUValidationError
+from ...shown import Shown
 
 BATCHES, SECONDS = 50, 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputRate:
+class InputRate(Shown):
     """What a data loader delivers when nobody makes it wait; origin `measured`.
 
     Attributes:

@@ -7,6 +7,7 @@ from typing import Any
 from ...compiler.compiled import CompiledStep
 from ...hardware import Figure
 from ...hardware.figure import format_quantity
+from ...shown import Shown
 from .evidence import Bottlenecks
 from .input_rate import InputRate
 
@@ -18,7 +19,7 @@ COMPILE_STEPS = 1000  # a compile as long as this many steps is worth keeping
 
 
 @dataclass(frozen=True)
-class PerformanceIssue:
+class PerformanceIssue(Shown):
     """One thing that costs time.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import did_you_mean
 from ...hardware.missing import Measured, Missing, plain
+from ...shown import Shown
 from ..readings import METRICS, Reading, Sample
 
 Combine = Callable[[list[float]], float]
@@ -65,7 +66,7 @@ NOT_YET = "no reading has been taken yet"
 
 
 @dataclass(frozen=True, eq=False)
-class CurrentMetrics(Mapping[str, Measured]):
+class CurrentMetrics(Shown, Mapping[str, Measured]):
     """What is known now; read it like a dictionary, or by attribute.
 
     Every key is always there: a figure that is missing formats as a dash under any format spec and

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from ...errors import TPUValidationError, did_you_mean
 from ...runtime.measurements import publish, withdraw
+from ...shown import Shown
 from ..alerts import Action, Alert, AlertRule
 from ..alerts.book import AlertBook
 from ..alerts.rule import COOL_DOWN_S, Condition
@@ -31,7 +32,7 @@ HISTORY_S = 3600.0
 STOP_WAIT_S = 5.0
 
 
-class TPUMonitor:
+class TPUMonitor(Shown):
     """Watches the chips and the run of this host; on a machine without chips, what there is.
 
     ```python

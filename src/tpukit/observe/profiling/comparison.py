@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...hardware.figure import seconds_text
+from ...shown import Shown
 from .analysis import OpShare
 from .steps import MeasuredStep, PredictedStep
 
@@ -50,7 +51,7 @@ class OpComparison:
 
 
 @dataclass(frozen=True)
-class StepComparison:
+class StepComparison(Shown):
     """A predicted step beside a measured one.
 
     Attributes:

@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import TPUValidationError
 from ...hardware.missing import Measured, Missing
 from ...runtime.files import temporary_folder
+from ...shown import Shown
 from .memory import DeviceMemory, read_memory
 from .profile import read_profile
 from .reading import find_recordings
@@ -18,7 +19,7 @@ WATCHED_S = 1.0
 
 
 @dataclass(frozen=True)
-class DeviceUsage(Mapping[str, Any]):
+class DeviceUsage(Shown, Mapping[str, Any]):
     """What the devices of this process use. Reads like a mapping: `usage["memory_peak"]`.
 
     A figure that cannot be had is `Missing`: it formats as a dash and carries its reason.

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...shown import Shown
+
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Shown):
     """One number.
 
     Attributes:
@@ -47,7 +49,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Shown):
     """What one source said at one time.
 
     Attributes:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ...records.attempts import Attempt
 from ...records.ledger import Goodput
+from ...shown import Shown
 
 # Our name, what people read, and the name of Google's ml-goodput-measurement (BadputType).
 CAUSES = {
@@ -29,7 +30,7 @@ CAUSES = {
 
 
 @dataclass(frozen=True)
-class RunGoodput:
+class RunGoodput(Shown):
     """Where the time of a whole run went (origin: measured).
 
     Attributes:

@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...shown import Shown
+
 Axis = Literal["step", "time"]
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 # A silence is a gap in a series over time when it is this many times the usual distance of points.
@@ -12,7 +14,7 @@ GAP = 20
 
 
 @dataclass(frozen=True)
-class Series:
+class Series(Shown):
     """Points of one metric (origin: measured).
 
     Attributes:

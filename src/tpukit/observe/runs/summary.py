@@ -14,6 +14,7 @@ from ...hardware.missing import Measured, Missing, plain
 from ...records.attempts import Attempt
 from ...records.events import Event, good_saves
 from ...records.lines import read_end
+from ...shown import Shown
 from .goodput import RunGoodput
 from .records_table import as_number, parse_records
 
@@ -26,7 +27,7 @@ SLOW_STEPS = 10  # of the usual length, before a run counts as silent
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSummary:
+class RunSummary(Shown):
     """How a run is doing; a figure that is missing says why.
 
     Attributes:

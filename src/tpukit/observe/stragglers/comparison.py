@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import TPUValidationError
+from ...shown import Shown
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 FALSE_ALARMS = 1e-4  # of reports in which nothing but noise differs, for each thing compared
@@ -102,7 +103,7 @@ def _others(values: Matrix, at: int) -> Matrix:
 
 
 @dataclass(frozen=True)
-class Stragglers:
+class Stragglers(Shown):
     """Which hosts hold the others up, by timed rounds of the same work.
 
     Attributes:

@@ -7,6 +7,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...shown import Shown
+
 Cause = Literal["input", "checkpoint", "link", "chip", "host"]
 ADVICE: dict[Cause, str] = {
     "input": "look at its disk, its network to the data and its CPUs; `tpukit data inspect`",
@@ -18,7 +20,7 @@ ADVICE: dict[Cause, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Straggler:
+class Straggler(Shown):
     """A host that is slower than the others.
 
     Attributes:
@@ -59,7 +61,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StragglerReport:
+class StragglerReport(Shown):
     """What comparing the hosts of a run gave.
 
     Attributes:

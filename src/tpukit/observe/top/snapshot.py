@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from ...hardware.figure import Figure
+from ...shown import Shown
 from ..runs.goodput import RunGoodput
 from ..runs.summary import RunSummary
 from ..stragglers.report import StragglerReport
@@ -41,7 +42,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Shown):
     """One moment.
 
     Attributes:

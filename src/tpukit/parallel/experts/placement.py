@@ -10,10 +10,11 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ...errors import ShardingError
+from ...shown import Shown
 
 
 @dataclass(frozen=True)
-class ExpertPlacement:
+class ExpertPlacement(Shown):
     """Which expert is at which position; equal runs of positions belong to one device each.
 
     Attributes:

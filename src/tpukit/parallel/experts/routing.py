@@ -21,11 +21,12 @@ from ...kernels.ops.moe_gating.routing import invert as invert
 from ...kernels.ops.moe_gating.routing import route as route
 from ...kernels.ops.moe_gating.routing import sort_assignments as sort_assignments
 from ...kernels.ops.moe_gating.routing import within_capacity as within_capacity
+from ...shown import Shown
 
 
 @partial(jax.tree_util.register_dataclass)
 @dataclass(frozen=True)
-class RouterStats:
+class RouterStats(Shown):
     """Sums over routers (layers, steps): add two and the means below stay right.
 
     Counts are float32, so a very long sum loses its last digits instead of overflowing.

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from ...annotations import AnyMesh, Device
 from ...errors import MeshError
 from ...runtime.device_grid import arrange_devices
+from ...shown import Shown
 from .axes import check_axis_names
 
 MeshShape = Sequence[int] | Mapping[str, int]
@@ -18,7 +19,7 @@ MeshShape = Sequence[int] | Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Shown):
     """The shape of a mesh, checked when it is made.
 
     Attributes:

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from ...errors import TPUValidationError, did_you_mean
+from ...shown import Shown
 
 ScheduleName: TypeAlias = Literal["gpipe", "1f1b"]
 Index = TypeVar("Index", int, Array)
@@ -39,7 +40,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PipelineSchedule:
+class PipelineSchedule(Shown):
     """The table of a pipeline schedule, and what follows from it.
 
     Every device runs the same program, so a slot is forward for all stages or backward for all:

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ...errors import ShardingError
+from ...shown import Shown
 from ..experts.placement import balance
 from ..sharding.report import show_spec
 from ..sharding.rules import spec_entries
@@ -21,7 +22,7 @@ HOT_OVER_MEAN = 1.25
 
 
 @dataclass(frozen=True)
-class ShardingAdvice:
+class ShardingAdvice(Shown):
     """The split that evens out a measured load.
 
     Attributes:

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import RenderableType
 
 from ...annotations import AnyMesh, PyTree
+from ...shown import Shown
 from ..mesh.mesh import axis_sizes
 from .activations import ActivationRules, activation_rules
 from .placing import check_found_work, place
@@ -27,7 +28,7 @@ BIG_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Shown):
     """Where every parameter of a model lives on a mesh.
 
     Attributes:

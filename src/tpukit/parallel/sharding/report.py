@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...shown import Shown
 from .dimensions import Dims
 from .rules import spec_entries
 
@@ -62,7 +63,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class LayoutReport:
+class LayoutReport(Shown):
     """All placements of a layout.
 
     Attributes:

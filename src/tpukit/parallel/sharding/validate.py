@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ...annotations import AnyMesh, PyTree
 from ...errors import ShardingError
+from ...shown import Shown
 from ..mesh.axes import spec_for_shape
 from ..mesh.mesh import axis_sizes
 from .layout import Layout, make_layout
@@ -21,7 +22,7 @@ LINES_SHOWN = 12
 
 
 @dataclass(frozen=True)
-class ShardingReport:
+class ShardingReport(Shown):
     """Arrays that were checked and found in place: path, shape and split of each."""
 
     arrays: tuple[tuple[str, tuple[int, ...], PartitionSpec], ...]

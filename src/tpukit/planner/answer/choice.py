@@ -8,6 +8,7 @@ from typing import Any
 from ...hardware import Figure, Slice, model_flop_utilization, peak_of_products
 from ...hardware.formats import PeakName
 from ...job.job import Job
+from ...shown import Shown
 from ...step.optimizer.spec import OptimizerSpec
 from ..cost.money import run_s
 from ..cost.spot import SECONDS_PER_DAY, Preemption
@@ -36,7 +37,7 @@ class Verified:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Shown):
     """A slice, a mesh and a batch, with what a whole run on them takes.
 
     What is stored was modelled, compiled or quoted; everything else follows from it, so that a

@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import TPUValidationError
 from ...job.model_source import is_own_model
 from ...runtime.files import write_output
+from ...shown import Shown
 from ..search.objectives import SAME
 from ..search.search import Ask
 from .choice import Choice
@@ -20,7 +21,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanResult:
+class PlanResult(Shown):
     """Slices and meshes for a training run, the best first.
 
     Attributes:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...hardware import Figure
 from ...runtime.files import write_output
+from ...shown import Shown
 from ..cost.serving_model import Pass, ServedFormats, Throughput, Traffic
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class ServingChoice:
 
 
 @dataclass(frozen=True)
-class ServingPlan:
+class ServingPlan(Shown):
     """A choice for every generation and weight format, at prices of one tier."""
 
     model: str

@@ -17,6 +17,7 @@ from ...job.job import Job
 from ...job.reading import read_job
 from ...runtime.calls import either_way
 from ...runtime.progress import Progress, silent
+from ...shown import Shown
 from ..allocation import check_request, wait_until_gone
 from ..causes import Cause
 from ..config import PodConfig
@@ -44,7 +45,7 @@ _GONE_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
-class Launch:
+class Launch(Shown):
     """A job, ready to be launched: everything that can be wrong on this machine was looked at.
 
     Attributes:

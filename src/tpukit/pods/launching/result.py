@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.exit_codes import ExitCode
+from ...shown import Shown
 from ..causes import Cause, Kind
 from ..cost import CostReport
 from .run_log import Entry
@@ -25,7 +26,7 @@ _BY_KIND = {
 
 
 @dataclass(frozen=True)
-class LaunchResult:
+class LaunchResult(Shown):
     """The last word of a run, and what it cost.
 
     Attributes:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...runtime.doctor.finding import Finding, Severity
+from ...shown import Shown
 
 _MARKS = {
     "error": "[red]✗[/]",
@@ -23,7 +24,7 @@ def found(
 
 
 @dataclass(frozen=True)
-class LintReport:
+class LintReport(Shown):
     """What checks of manifests found, the worst first."""
 
     findings: tuple[Finding, ...]

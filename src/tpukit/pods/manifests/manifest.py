@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import ConfigError
 from ...job.sections import LaunchSettings
 from ...runtime.files import write_text
+from ...shown import Shown
 from ..config import PodConfig
 from ..providers.protocol import Command
 from .documents import Document, to_yaml
@@ -22,7 +23,7 @@ LARGEST_BUNDLE_BYTES = LARGEST_CONFIG_MAP_BYTES * 3 // 4 - 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(Shown):
     """The documents of one pod. Secret values are beside them, never in them.
 
     Attributes:

@@ -6,10 +6,11 @@ from typing import Any
 from ...annotations import PyTree
 from ...hardware import Figure
 from ...hardware.figure import seconds_text
+from ...shown import Shown
 
 
 @dataclass(frozen=True, kw_only=True)
-class SynchronizedStep:
+class SynchronizedStep(Shown):
     """One step of all pods.
 
     Attributes:

@@ -15,6 +15,7 @@ from ...annotations import Device, PyTree
 from ...errors import CommunicationTimeout, PodUnavailable, TPUValidationError
 from ...parallel.rebalancing.reshard import move
 from ...runtime.calls import either_way
+from ...shown import Shown
 from ...training.checkpoint import TPUCheckpointer
 from ..causes import Cause
 from ..failures import pod_errors, within
@@ -47,7 +48,7 @@ class Stepper(Protocol):
         ...
 
 
-class MultiPod:
+class MultiPod(Shown):
     """Several pods that train one model; made by `MultiPodManager`.
 
     Attributes:

@@ -5,10 +5,11 @@ from typing import Any
 
 from ...annotations import PyTree
 from ...hardware.missing import Measured, plain
+from ...shown import Shown
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepMetrics:
+class StepMetrics(Shown):
     """One step.
 
     Attributes:

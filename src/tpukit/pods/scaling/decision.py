@@ -7,12 +7,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...shown import Shown
 from ..config import PodConfig
 from .sizes import Size
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalingDecision:
+class ScalingDecision(Shown):
     """What to do; false where nothing is to be done, so that `if decision:` reads well.
 
     Attributes:

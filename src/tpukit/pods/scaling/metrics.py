@@ -11,6 +11,7 @@ from ...errors import TPUValidationError
 from ...hardware import Figure
 from ...records.metrics import read_metrics
 from ...runtime.calls import either_way
+from ...shown import Shown
 from ...training.result import TrainingResult
 from ...training.trainer import TPUTrainer
 from ..config import PodConfig
@@ -29,7 +30,7 @@ class MeasuresItself(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadMetrics:
+class WorkloadMetrics(Shown):
     """What is known of a job on the pod it has now.
 
     Attributes:

@@ -10,6 +10,7 @@ from ...errors import PodUnavailable
 from ...hardware import Figure, PriceBook, public_prices
 from ...runtime.calls import either_way
 from ...runtime.ranges import PRICE
+from ...shown import Shown
 from ..causes import Cause
 from ..config import PodConfig
 from ..pod import Pod, Tier
@@ -28,7 +29,7 @@ class Allocator(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpotManager:
+class SpotManager(Shown):
     """Gets spot pods, in keywords or step by step.
 
     ```python

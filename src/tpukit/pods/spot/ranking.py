@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ...hardware import Figure, PriceBook, Slice
 from ...planner.cost.spot import SECONDS_PER_DAY, Preemption
+from ...shown import Shown
 from ..config import PodConfig
 from ..pod import Tier
 from ..prices import catalogue_age, price_of
@@ -59,7 +60,7 @@ class ZoneBid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZoneRanking:
+class ZoneRanking(Shown):
     """The zones of a slice, the best first, and why the others are not among them."""
 
     slice: Slice

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...job.sections import LaunchSettings
+from ...shown import Shown
 from ..config import PodConfig
 from ..pod import LONGEST_NAME, Pod, check_name
 
@@ -100,7 +101,7 @@ class WantedPod:
 
 
 @dataclass(frozen=True)
-class Event:
+class Event(Shown):
     """Something that happened to a pod or a run.
 
     Attributes:

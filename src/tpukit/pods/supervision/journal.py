@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
+from ...shown import Shown
 from ..causes import Cause, Ending
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Attempt(Shown):
     """One try at a job: a pod, a gang on it, and how it ended. Times are seconds since the epoch.
 
     Attributes:

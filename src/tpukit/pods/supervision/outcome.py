@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ...shown import Shown
 from ..causes import Cause, Ending
 from .journal import Attempt, Loss
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Shown):
     """How a job ended.
 
     Attributes:

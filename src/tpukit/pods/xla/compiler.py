@@ -16,6 +16,7 @@ from ...hardware import Slice
 from ...hardware.target import target_chip
 from ...runtime.calls import either_way
 from ...runtime.ranges import SECONDS
+from ...shown import Shown
 from ..optimizer.placement import mesh_without_devices
 from ..optimizer.program import LossFunction, OptimizerProgram
 from .flags import OFF, OptimizationFlags
@@ -67,7 +68,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class OptimizedGraph:
+class OptimizedGraph(Shown):
     """A step that the TPU compiler has accepted, ready for `TpuOptimizer.load_xla_graph`.
 
     Attributes:

@@ -12,6 +12,7 @@ from ...errors import TPUValidationError
 from ...hardware.cache_formats import CacheFormat, parse_cache_format
 from ...models.generation.cache import CacheSpec
 from ...runtime.progress import Progress, silent
+from ...shown import Shown
 from .codebooks import fit_cache
 from .retention import DEFAULT_TARGET, CacheJudge, CacheReport
 
@@ -19,7 +20,7 @@ _FITTED = 4  # one row in so many is for codebooks, and nothing is measured on i
 
 
 @dataclass(frozen=True)
-class CacheChoice:
+class CacheChoice(Shown):
     """Reports of formats, and the first of them that reaches the target.
 
     Attributes:

@@ -24,6 +24,7 @@ from ...models.generation.cache import kept_units
 from ...models.generation.generator import transformer_config
 from ...models.transformer.config import TransformerConfig
 from ...runtime.progress import Counted, Progress, silent
+from ...shown import Shown
 from ..measures.evaluation import CONFIDENCE, RESAMPLES, Measured
 
 DEFAULT_TARGET = 0.95
@@ -31,7 +32,7 @@ _LOGITS_AT_ONCE = 2**26  # of both caches, so that a large vocabulary does not f
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheReport:
+class CacheReport(Shown):
     """A narrow cache beside a wide one, on prompts that were continued (origin: measured).
 
     Attributes:

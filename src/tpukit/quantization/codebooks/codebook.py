@@ -12,13 +12,14 @@ import numpy as np
 from ...errors import TPUValidationError, did_you_mean
 from ...hardware.formats import INT8
 from ...kernels.rounding import absmax_scales, to_nearest
+from ...shown import Shown
 
 Metric: TypeAlias = Literal["euclidean", "cosine", "dot"]
 METRICS: tuple[str, ...] = get_args(Metric)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitReport:
+class FitReport(Shown):
     """How a codebook was fitted.
 
     Attributes:
@@ -73,7 +74,7 @@ class FitReport:
     meta_fields=("metric", "fit"),
 )
 @dataclass(frozen=True)
-class Codebook:
+class Codebook(Shown):
     """Vectors that codes stand for; those of several stages are added up.
 
     Attributes:

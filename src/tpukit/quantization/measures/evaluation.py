@@ -10,6 +10,7 @@ import numpy as np
 
 from ...models.loss.loss import token_targets
 from ...models.stored.spread import Spread
+from ...shown import Shown
 
 # What retention is a ratio of; see `Evaluation`.
 Measure: TypeAlias = Literal["perplexity", "accuracy", "agreement", "output"]
@@ -18,7 +19,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Shown):
     """A value with its 95 % bootstrap interval over rows of the held-out data."""
 
     value: float
@@ -35,7 +36,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Shown):
     """A quantized model beside the one it was made of (origin: measured).
 
     Attributes:

@@ -16,11 +16,12 @@ from ...models.huggingface.files import TensorFiles, read_json
 from ...models.huggingface.published.reading import Quantization, quantization_of
 from ...models.huggingface.published.scheme import Scheme
 from ...models.huggingface.published.weight import PublishedWeight
+from ...shown import Shown
 from .converting import LoadedWeight, held_as, load_weight
 
 
 @dataclass(frozen=True)
-class QuantizedCheckpoint:
+class QuantizedCheckpoint(Shown):
     """An open checkpoint whose weights are quantized; close it, or use it in a `with`.
 
     Attributes:

@@ -22,6 +22,7 @@ from ...errors import TPUValidationError
 from ...models.stored.running import dense_parameters
 from ...models.stored.spread import Spread
 from ...runtime.progress import Counted, Progress, silent
+from ...shown import Shown
 from ..measures.evaluation import divergence, measure_of
 from ..subject import Subject, held_out
 from ..vector_codes.vq_array import VQArray
@@ -42,7 +43,7 @@ _Moved: TypeAlias = tuple[Changes, Moves]
 
 
 @dataclass(frozen=True, slots=True)
-class TuningReport:
+class TuningReport(Shown):
     """What a tuning did, on the calibration data that it was not trained on (origin: measured).
 
     Attributes:

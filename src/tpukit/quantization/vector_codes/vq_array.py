@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from ...errors import TPUKernelError
 from ...kernels import pack_vq, quantized_matmul
 from ...kernels.ops.quantized_matmul.weight import array_bytes
+from ...shown import Shown
 from ..codebooks.codebook import Codebook, code_dtype
 from ..formats import TRELLIS_BITS, CodeLayout, VQFormat
 from .rotation import rotate, rotate_back
@@ -26,7 +27,7 @@ from .trellis import pack_bits, run_length, unpack_bits, windows_of
     meta_fields=("shape", "layout"),
 )
 @dataclass(frozen=True)
-class VQArray:
+class VQArray(Shown):
     """A vector-quantized (in, out) matrix, whose columns are output channels.
 
     The arrays shard as the matrix does: codes by (in / length, out), scales by out; entries and

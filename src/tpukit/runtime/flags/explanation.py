@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ...shown import Shown
 from .flag import Flag
 from .published import BundleFlag, Exclusion, load_bundles, published_descriptions
 from .registry import FlagRegistry
@@ -11,7 +12,7 @@ NO_DESCRIPTION = "no description published"
 
 
 @dataclass(frozen=True)
-class FlagExplanation:
+class FlagExplanation(Shown):
     """A flag, what is published about it, and the bundles that use it."""
 
     flag: Flag

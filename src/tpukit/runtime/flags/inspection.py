@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import FlagError
+from ...shown import Shown
 from .flag import VARIABLES, Parser
 from .reading import PARSER_ORDERS
 from .registry import FlagRegistry
@@ -26,7 +27,7 @@ class FlagVerdict:
 
 
 @dataclass(frozen=True)
-class FlagReport:
+class FlagReport(Shown):
     """Verdicts on a set of flags.
 
     Attributes:

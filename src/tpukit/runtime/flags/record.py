@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...shown import Shown
 from .flag import Flag
 from .published import BundleFlag
 
@@ -31,7 +32,7 @@ class SkippedFlag:
 
 
 @dataclass(frozen=True)
-class FlagRecord:
+class FlagRecord(Shown):
     """What `set_xla_flags` or `enable_xla_optimizations` did.
 
     Attributes:
@@ -74,7 +75,7 @@ class FlagRecord:
 
 
 @dataclass(frozen=True)
-class FlagListing:
+class FlagListing(Shown):
     """Flags found by a search."""
 
     flags: tuple[Flag, ...]
@@ -98,7 +99,7 @@ class FlagListing:
 
 
 @dataclass(frozen=True)
-class BundleListing:
+class BundleListing(Shown):
     """What a level sets on a generation, why, and what it leaves out."""
 
     level: int

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...errors import FlagError, MissingExtraError
+from ...shown import Shown
 from ..files import cache_folder, write_json
 from ..versions import NOT_INSTALLED, installed_version
 from . import reading
@@ -23,7 +24,7 @@ _KEPT_SHARED_PREFIX = 5
 FORMAT = 2  # raise it when what is read, or how it is written, changes
 
 
-class FlagRegistry(Mapping[str, Flag]):
+class FlagRegistry(Shown, Mapping[str, Flag]):
     """Every flag of one pair of jaxlib and libtpu, by name.
 
     `FlagRegistry.installed()` is the one for this machine. The first call asks the two parsers,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ...errors import ConfigError, did_you_mean
 from ...hardware.formats import FLOAT32
 from ...hardware.stored_formats import MOMENT_FORMATS
+from ...shown import Shown
 
 if TYPE_CHECKING:
     import jax
@@ -31,7 +32,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSpec:
+class OptimizerSpec(Shown):
     """What `build_optimizer` builds.
 
     Attributes:

@@ -6,12 +6,13 @@ from typing import Any
 
 from ...hardware import Figure
 from ...observe.sources.jax_memory import JaxSource
+from ...shown import Shown
 
 _COUNTED = "bytes of this manager's tensors that are alive"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryStats:
+class MemoryStats(Shown):
     """One reading, in bytes.
 
     Attributes:

@@ -11,6 +11,7 @@ from ...errors import TPUOptimizationError, TPUValidationError
 from ...hardware.figure import Figure
 from ...models.adapters.torch_module.environment import torch_trees
 from ...models.remat.policy import NO_REMAT, RematPolicy
+from ...shown import Shown
 from ..annotations import TorchInputs
 from ..config import tpu_settings
 from ..prepared import link_of, prepare
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class OptimizationResult:
+class OptimizationResult(Shown):
     """An optimised module, and what is known about it.
 
     Attributes:

@@ -8,12 +8,13 @@ import jax
 from rich.table import Table
 
 from ...errors import TPUCheckpointError, did_you_mean
+from ...shown import Shown
 
 DECIMAL_GB = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(Shown):
     """A restored checkpoint; its items are attributes: `checkpoint.params`.
 
     Attributes:
@@ -85,7 +86,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verification:
+class Verification(Shown):
     """Whether a checkpoint on disk still is what was written (origin: measured).
 
     Attributes:

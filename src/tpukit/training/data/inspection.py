@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ...errors import TPUValidationError
 from ...runtime.progress import Counted, Progress, silent
+from ...shown import Shown
 from .opening import open_tokens
 from .token_store import TokenStore
 from .tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
@@ -42,7 +43,7 @@ class LengthBin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspection:
+class Inspection(Shown):
     """What was counted; None: cannot be known.
 
     Attributes:

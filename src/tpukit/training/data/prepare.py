@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ...errors import ConfigError, TPUValidationError
 from ...runtime.progress import Counted, Progress, silent
+from ...shown import Shown
 from .chat import WrittenConversations, messages_key, template_of, write_conversations
 from .documents import Piece, read_documents
 from .kinds import TEXT_KINDS, Kind, kind_of
@@ -25,7 +26,7 @@ _BATCH_PIECES, _BATCH_CHARACTERS = 1024, 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(Shown):
     """What was made."""
 
     folder: str

@@ -10,6 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from ...errors import TPUValidationError
+from ...shown import Shown
 
 Batch = dict[str, np.ndarray]
 # What makes a position another one, by the key of a state that differs.
@@ -85,7 +86,7 @@ def check_same(state: Mapping[str, Any], now: Mapping[str, Any], *, path: str) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataDescription:
+class DataDescription(Shown):
     """Where training data come from and how much there is; None: cannot be known.
 
     Attributes:

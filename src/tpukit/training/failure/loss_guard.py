@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast, get_args
 
 from ...errors import ConfigError, did_you_mean
+from ...shown import Shown
 
 Policy = Literal["rollback", "skip", "stop"]
 Action = Literal["continue", "rollback", "skip", "stop"]
@@ -23,7 +24,7 @@ RECENT = 16
 
 
 @dataclass(frozen=True)
-class Decision:
+class Decision(Shown):
     """What to do after a step.
 
     Attributes:

@@ -25,6 +25,7 @@ from ....annotations import PyTree
 from ....errors import TPUKernelError, did_you_mean
 from ....hardware.formats import INT4
 from ....hardware.stored_formats import WEIGHT_FORMATS
+from ....shown import Shown
 from ...blocks.tiling import LANES
 
 WeightFormat: TypeAlias = Literal["int8", "int4", "fp8", "vq"]
@@ -41,7 +42,7 @@ ROWS_PER_ELEMENT = {"int8": 1, "fp8": 1, "int4": INT4_PER_WORD, "vq": VQ_LENGTH}
     meta_fields=("format", "shape"),
 )
 @dataclass(frozen=True)
-class QuantizedWeight:
+class QuantizedWeight(Shown):
     """A quantized (K, N) matrix; see the module for what the arrays hold.
 
     Attributes:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ....shown import Shown
 from .rows import LeftOut, MeasuredRow
 
 LEAST_ROWS_FOR_RANK = 3
@@ -115,7 +116,7 @@ class GroupScore:
 
 
 @dataclass(frozen=True)
-class TimingsScore:
+class TimingsScore(Shown):
     """Estimates of tpukit beside measured kernels: a model against measurements.
 
     Attributes:
