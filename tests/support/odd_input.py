@@ -36,6 +36,7 @@ RIGHT = {
     "plan": ["tiny", "--tokens", "1e9", "--on", "v6e-4", "--no-verify"],
     "pods cost": [],
     "pods down": ["run"],
+    "pods forget": ["run"],
     "pods emulate": [],
     "pods lint": ["job.yaml"],
     "pods logs": ["run"],

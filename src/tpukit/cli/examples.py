@@ -47,6 +47,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "pods ls": ("tpukit pods ls", "tpukit pods ls --json"),
     "pods up": ("tpukit pods up mine --on v6e-8 --provider local",),
     "pods down": ("tpukit pods down mine",),
+    "pods forget": ("tpukit pods forget mine",),
     "pods logs": ("tpukit pods logs mine", "tpukit pods logs mine --no-follow --json"),
     "pods ssh": ("tpukit pods ssh mine --host 1",),
     "pods cost": ("tpukit pods cost", "tpukit pods cost mine"),
