@@ -11,7 +11,7 @@ from . import job_options as options
 from .check_decode import check_decode, write_pages
 from .check_toolchains import TypedCheck, check_toolchains
 from .modes import refuse, refuse_all_but
-from .output import Announcer, refusals_as_exit_codes
+from .output import Announcer, print_whole, refusals_as_exit_codes
 from .program import AskedProgram, check_command, command_behind
 from .values import output_file, output_folder, within
 
@@ -170,8 +170,6 @@ def check(
     say(f"checking {target}" + (f" on {on}" if on else ""))
     from dataclasses import replace
 
-    from rich.console import Console
-
     from ..checker.check import check as check_job
     from ..checker.check import check_request
     from ..compiler.memory.view import verdict_line
@@ -228,7 +226,7 @@ def check(
         "use_cache": not no_cache,
         "dump_to": dump,
         "progress": say,
-        "verdict": None if json else lambda memory: Console().print(verdict_line(memory)),
+        "verdict": None if json else lambda memory: print_whole(verdict_line(memory)),
     }
     with refusals_as_exit_codes():
         if handover is not None:
@@ -249,7 +247,7 @@ def check(
     if json:
         show(result, json=True)
     else:
-        Console().print(result.details())
+        print_whole(result.details())
     raise typer.Exit(result.exit_code)
 
 

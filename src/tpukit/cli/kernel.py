@@ -24,7 +24,7 @@ from .kernel_options import (
     read_values,
     start,
 )
-from .output import Announcer
+from .output import Announcer, print_whole
 from .values import output_folder, within
 
 if TYPE_CHECKING:
@@ -201,17 +201,16 @@ def _numbered(total: int) -> "Progress":
 
 def _show_as_they_come() -> "Callable[[KernelBench], None]":
     """Print each case as soon as it is timed: the first is there within seconds."""
-    from rich.console import Console
     from rich.text import Text
 
-    console, titled = Console(), False
+    titled = False
 
     def show_one(bench: "KernelBench") -> None:
         nonlocal titled
         if not titled:
-            console.print(Text(bench.title, style="bold"))
+            print_whole(Text(bench.title, style="bold"))
             titled = True
-        console.print(bench.part(list(bench.rows)))
+        print_whole(bench.part(list(bench.rows)))
 
     return show_one
 

@@ -1,7 +1,7 @@
 """A run as it happens: lines with the host's name, and a bar of steps on a terminal."""
 
+import re
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 STEPS_EVERY_S = 5.0
 """Off a terminal, a step is shown this often."""
+_OWN_STEP = re.compile(r"step \d+/\d+  loss ")
 
 
 class View(Protocol):
@@ -22,19 +23,27 @@ class View(Protocol):
 
 
 class PlainView:
-    """One line for each entry, for files and pipes."""
+    """One line for each entry, for files and pipes.
+
+    Steps are shown for jobs that print none themselves; `tpukit train` prints its own, with more
+    figures.
+    """
 
     def __init__(self, steps: int | None, *, to_stderr: bool) -> None:
         self._of = f"/{steps}" if steps else ""
         self._stream = sys.stderr if to_stderr else sys.stdout
-        self._shown_at = 0.0
+        self._shown_at: float | None = None
+        self._prints_steps = False
 
     def show(self, entry: "Entry") -> None:
         """Write the entry; of steps only some."""
+        self._prints_steps = self._prints_steps or is_own_step(entry)
         if entry.kind == "step":
-            if time.monotonic() - self._shown_at < STEPS_EVERY_S:
+            if self._shown_at is None:
+                self._shown_at = entry.at  # the job's own line on its first step may follow
+            if self._prints_steps or entry.at - self._shown_at < STEPS_EVERY_S:
                 return
-            self._shown_at = time.monotonic()
+            self._shown_at = entry.at
         text = line_of(entry, self._of)
         if text:
             self._stream.write(text + "\n")
@@ -64,10 +73,15 @@ def watching(steps: int | None, *, to_stderr: bool = False) -> Generator[View]:
         task = bar.add_task("asking for a pod", total=steps, loss="")
 
         class BarView:
+            figures = ""  # of the job's own lines on its steps
+
             def show(self, entry: "Entry") -> None:
+                if is_own_step(entry):
+                    self.figures = entry.text.partition("  ")[2]
+                    return
                 if entry.kind == "step":
                     loss = entry.data["loss"]
-                    shown = "" if loss is None else f"loss {loss:.4f}"
+                    shown = self.figures or ("" if loss is None else f"loss {loss:.4f}")
                     bar.update(
                         task, completed=entry.data["step"], loss=shown, description="training"
                     )
@@ -78,6 +92,11 @@ def watching(steps: int | None, *, to_stderr: bool = False) -> Generator[View]:
                     bar.console.print(Text(text))
 
         yield BarView()
+
+
+def is_own_step(entry: "Entry") -> bool:
+    """Whether a line is what `tpukit train` itself prints of its steps."""
+    return entry.kind == "line" and _OWN_STEP.match(entry.text) is not None
 
 
 def line_of(entry: "Entry", of: str) -> str:

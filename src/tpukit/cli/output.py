@@ -14,6 +14,9 @@ import typer
 
 from ..shown import Shown
 
+_LIMITLESS = 100_000
+_WIDE = 200
+
 
 class Presentable(Protocol):
     """A result that can show itself to a person and to a machine."""
@@ -31,9 +34,24 @@ def show(result: Presentable, *, json: bool = False) -> None:
     if json:
         sys.stdout.write(json_module.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
         return
-    from rich.console import Console
+    print_whole(result)
 
-    Console().print(result, crop=False)  # what is too long to be broken is left to the terminal
+
+def print_whole(renderable: Any) -> None:
+    """Write to standard output: folded to a terminal's width, never folded or cut on a pipe.
+
+    Names that a person copies, or a script reads, stay whole there.
+    """
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    if not console.is_terminal:
+        options = console.options.update(width=_LIMITLESS)
+        needed = Measurement.get(console, options, renderable).maximum
+        # Something that fills every width, as `top` does, gets a wide one.
+        console.width = max(console.width, needed if needed < _LIMITLESS else _WIDE)
+    console.print(renderable, crop=False)  # what cannot be folded is left to the terminal
 
 
 @dataclass(frozen=True)

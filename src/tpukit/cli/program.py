@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import ConfigError, TPUError
-from .output import Announcer, refusals_as_exit_codes, show
+from .output import Announcer, print_whole, refusals_as_exit_codes, show
 
 if TYPE_CHECKING:
     from ..capturing.captured import Captured
@@ -114,14 +114,12 @@ def check_command(
     **how: Any,
 ) -> None:
     """Judge a program, show the answer, and exit as `check` does."""
-    from rich.console import Console
-
     from ..checker.capture_view import ProgramTable, SliceComparison
     from ..compiler.memory.view import verdict_line
     from ..hardware import Slice
 
     def tell(memory: "MemoryReport") -> None:
-        Console().print(verdict_line(memory))
+        print_whole(verdict_line(memory))
 
     several = json or "," in (on or "")
     with refusals_as_exit_codes():
@@ -139,5 +137,5 @@ def check_command(
     if json:
         show(result, json=True)
     else:
-        Console().print(result.details())
+        print_whole(result.details())
     raise typer.Exit(result.exit_code)

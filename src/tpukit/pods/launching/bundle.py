@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
-from ...hardware.figure import bytes_text
+from ...hardware.figure import bytes_text, count_text
 from ...job.job import Job
 from ...job.model_source import is_huggingface, is_own_model
 from ...job.torch_source import PREFIX
@@ -61,7 +61,7 @@ class Bundle:
         return {"files": sorted(self.files), "bytes": self.content_bytes}
 
     def __str__(self) -> str:
-        return f"{len(self.files)} files, {bytes_text(self.content_bytes)}"
+        return f"{count_text(len(self.files), 'file')}, {bytes_text(self.content_bytes)}"
 
 
 def make_bundle(job: Job, *, folder: Path | None = None) -> Bundle:

@@ -6,6 +6,7 @@ or yesterday in another one.
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ FILE = "log.jsonl"
 STEP_S = 0.2
 """How often a step is written down at most."""
 POLL_S = 0.05
+_NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks")
+"""Lines that every process of jax on CPUs prints, and that tell nothing of the job."""
 FINAL = ("outcome", "error")
 """Kinds of entries after which nothing comes."""
 
@@ -66,10 +69,10 @@ class Entry:
 
     @classmethod
     def of(cls, event: SupervisionEvent) -> "Entry | None":
-        """Return what a supervisor's event is in the log; None where others say the same."""
+        """Return the log entry of an event; None where others tell the same, or it is noise."""
         match event:
             case Line(host, text):
-                return cls("line", text, host)
+                return None if _NOISE.match(text) else cls("line", text, host)
             case StepCompleted(host, step, loss):
                 return cls("step", "", host, data={"step": step, "loss": loss})
             case PodAsked(name, zone):
