@@ -111,6 +111,12 @@ class EmulatedHosts:
         host.serving = self._run(self._serve(host))
         return address
 
+    @property
+    def host_key(self) -> tuple[str, str]:
+        """The key that every host shows: its type, and the rest."""
+        kind, text, *_ = self._key.export_public_key().decode().split()
+        return kind, text
+
     def warn(self, name: str) -> None:
         """Tell all processes of a host to end (SIGTERM), as a machine does that is shut down."""
         if (host := self._hosts.get(name)) is not None:

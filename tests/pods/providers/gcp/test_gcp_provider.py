@@ -128,6 +128,8 @@ class TestRequest:
         with pytest.raises(PodUnavailable, match="was not found in zone us-central1-a") as refused:
             provider.create("far-a1", V6E.in_zone("us-central1-a"))
         assert refused.value.cause == Cause.UNPLACEABLE
+        offering = [name for name, zone in cloud.world.zones.items() if "v6e" in zone.capacity]
+        assert str(refused.value).endswith(f"It is in {', '.join(sorted(offering))}.")
         assert not cloud.world.holdings()
         search = ZoneSearch(provider, Policy(), tell=lambda event: None, stopping=threading.Event())
         asked = []

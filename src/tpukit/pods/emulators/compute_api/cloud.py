@@ -118,6 +118,10 @@ class Cloud:
         self._when_empty(path, settle)
         return begun
 
+    def host_keys(self) -> list[tuple[str, str]]:
+        """Return the keys that every host has published."""
+        return [] if self._machines is None else [self._machines.host_key]
+
     def resize(self, path: str, size: int, user: str) -> Operation:
         """Begin to change how many machines a group has: all of them, or none."""
         group = self.get_group(path)

@@ -59,6 +59,7 @@ class ComputeService:
             ("InstanceGroupManagers", "list_managed_instances"): self._list_managed,
             ("InstanceGroupManagers", "list_errors"): self._list_errors,
             ("Instances", "get"): self._get_instance,
+            ("Instances", "get_guest_attributes"): self._get_guest_attributes,
             ("Instances", "list"): self._list_instances,
             ("Instances", "aggregated_list"): self._list_all_instances,
             ("Zones", "get"): self._get_zone,
@@ -197,6 +198,18 @@ class ComputeService:
             if one["selfLink"] == f"{SITE}/{path}":
                 return one
         raise not_found(path)
+
+    def _get_guest_attributes(self, call: Call) -> Json:
+        self._get_instance(call)
+        keys = self._cloud.host_keys()
+        if not keys:
+            raise not_found(call.query.get("queryPath", ""))
+        items = [{"namespace": "hostkeys", "key": kind, "value": text} for kind, text in keys]
+        return {
+            "kind": "compute#guestAttributes",
+            "queryPath": call.query.get("queryPath", ""),
+            "queryValue": {"items": items},
+        }
 
     def _list_instances(self, call: Call) -> Json:
         wanted = call.query.get("filter", "")

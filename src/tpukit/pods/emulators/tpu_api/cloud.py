@@ -17,6 +17,11 @@ from .resources import Node, Queued, Refused, invalid, read_nodes
 class Machines(Protocol):
     """Who runs the hosts of nodes; `emulators.hosts` runs real ones."""
 
+    @property
+    def host_key(self) -> tuple[str, str]:
+        """The key that every host shows: its type, and the rest."""
+        ...
+
     def start(self, name: str, ssh_keys: str, *, devices: int = 1) -> str:
         """Start a host that lets the owners of these keys in, and return its address."""
         ...
@@ -130,6 +135,11 @@ class Cloud:
         if queued is None or node is None or not (node.addresses or node.taken):
             raise Refused(grpc.StatusCode.NOT_FOUND, f"Resource '{name}' was not found")
         return node, queued, self.get(queued.name)[1]
+
+    def host_keys(self, name: str) -> list[tuple[str, str]]:
+        """Return the keys that the hosts of a node have published."""
+        self.get_node(name)
+        return [] if self._machines is None else [self._machines.host_key]
 
     def names(self, parent: str) -> list[str]:
         """Return names of queued resources in a zone, or in all of them for the zone `-`."""

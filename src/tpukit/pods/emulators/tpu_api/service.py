@@ -99,6 +99,14 @@ class TPUService:
         with self._cloud.world.lock:
             return self._show_node(*self._cloud.get_node(request.name), version)
 
+    def GetGuestAttributes(self, request: Any, version: Version) -> Any:
+        with self._cloud.world.lock:
+            keys = self._cloud.host_keys(request.name)
+        items = [{"namespace": "hostkeys", "key": kind, "value": text} for kind, text in keys]
+        one = {"query_path": request.query_path, "query_value": {"items": items}}
+        count = max(1, len(request.worker_ids))
+        return version.message("GetGuestAttributesResponse")(guest_attributes=[one] * count)
+
     def ListNodes(self, request: Any, version: Version) -> Any:
         self._zone(request.parent, or_all=True)
         with self._cloud.world.lock:

@@ -17,7 +17,8 @@ from google.cloud import compute_v1
 
 from ....errors import CommunicationTimeout, TPUError
 from ....job.sections import LaunchSettings
-from ..google.project import GoogleProject
+from ...pod import Host
+from ..google.project import HOST_KEYS, GoogleProject
 from .failures import API_ERRORS, NotReady, explained, failure_of, is_silence
 
 PATIENCE_S = 4.0
@@ -143,6 +144,21 @@ class ComputeEngine(GoogleProject):
                 return None
 
         return self.ask(look)
+
+    def host_keys(self, host: Host, *, zone: str) -> "list[str]":
+        """Return the ssh keys that a host has published in its guest attributes; none before."""
+        request = compute_v1.GetGuestAttributesInstanceRequest(
+            project=self.project, zone=zone, instance=host.name, query_path=HOST_KEYS
+        )
+
+        def call(timeout_s: float) -> list[str]:
+            try:
+                reply = self.instances.get_guest_attributes(request, retry=None, timeout=timeout_s)
+            except exceptions.NotFound:
+                return []
+            return [f"{item.key} {item.value}" for item in reply.query_value.items]
+
+        return self.ask(call)
 
     def list_all(self, call: Callable[..., Any], request: Any) -> "list[Any]":
         """Return everything that a `list` of the client goes through, page by page."""

@@ -21,9 +21,9 @@ from ...causes import Cause
 from ...config import PodConfig
 from ...gang.process_gang import ProcessGang
 from ...pod import Pod
-from ..google.zones import UnknownZone
+from ..google.zones import UnknownZone, not_offered
 from ..protocol import Capabilities, Command, Gang
-from ..ssh.keys import forget_hosts, known_hosts, own_key
+from ..ssh.keys import forget_hosts, known_hosts, learn_hosts, own_key
 from ..ssh.transport import SSHTransport
 from ..terms import check_terms
 from .api import ComputeEngine
@@ -174,6 +174,7 @@ class ComputeEngineProvider:
             user=self._user,
             key_file=own_key().private_file,
             known_hosts=known_hosts(pod.name, pod.created_at or 0.0),
+            told_hosts=learn_hosts(pod, lambda host: self._api.host_keys(host, zone=pod.zone)),
             config=self._launch.ssh_config,
         )
         return ProcessGang(pod.hosts, command, transport, attempt=attempt)
@@ -191,17 +192,22 @@ class ComputeEngineProvider:
     def _check_offer(self, zone: str, where: Slice) -> None:
         """Find out before anything is made whether a zone is there and has such machines."""
         wanted = machine_type(where)
+
+        def has_it(zone: str) -> bool:
+            types = self._api.machine_types
+            return self._api.find(types.get, zone=zone, machine_type=wanted) is not None
+
+        def zones() -> Sequence[str]:
+            found = self._api.list_all(self._api.zones.list, compute_v1.ListZonesRequest())
+            return [one.name for one in found]
+
         try:
-            found = self._api.find(self._api.machine_types.get, zone=zone, machine_type=wanted)
+            is_there = has_it(zone)
         except UnknownZone as error:
-            zones = self._api.list_all(self._api.zones.list, compute_v1.ListZonesRequest())
-            raise error.among(one.name for one in zones) from error
-        if found is None:
-            raise PodUnavailable(
-                f"{zone} has no machines {wanted} for {where}; "
-                "https://cloud.google.com/tpu/docs/regions-zones lists where they are.",
-                cause=Cause.UNPLACEABLE.value,
-            )
+            raise error.among(zones()) from error
+        if not is_there:
+            said = f"{zone} has no machines {wanted} for {where}"
+            raise not_offered(said, zones=zones, has_it=has_it)
 
     def _begin_template(self, template: compute_v1.InstanceTemplate) -> bool:
         """Make a pod's template, which stands for the pod; tell whether this call made it."""

@@ -53,6 +53,7 @@ def instance_template(
     machine, image = machine_type(where), source_image(where, config.software_version)
     facts = {
         "ssh-keys": ssh_key,
+        "enable-guest-attributes": "TRUE",  # where hosts tell their own keys
         # Where a project lets people in by OS Login, keys in metadata would be ignored.
         "enable-oslogin": "FALSE",
         SLICE_KEY: str(where),

@@ -12,7 +12,8 @@ from google.cloud import tpu_v2, tpu_v2alpha1
 
 from ....errors import ConfigError, ProviderError, TPUError
 from ....job.sections import LaunchSettings
-from ..google.project import GoogleProject
+from ...pod import Host
+from ..google.project import HOST_KEYS, GoogleProject
 from .failures import explained, is_silence
 from .reading import node_key
 
@@ -160,6 +161,34 @@ class CloudTPU(GoogleProject):
                 _check_reachable(page.unreachable)
                 found.update({node_key(node.name): node for node in page.nodes})
             return found
+
+        return self.ask(call)
+
+    def host_keys(self, host: Host, *, zone: str) -> list[str]:
+        """Return the ssh keys that a host has published in its guest attributes; none before."""
+        node = f"{self.parent(zone)}/nodes/{host.name.rpartition('-w')[0]}"
+        request = tpu_v2.GetGuestAttributesRequest(
+            name=node, query_path=HOST_KEYS, worker_ids=[str(host.worker_id)]
+        )
+
+        def call(timeout_s: float) -> list[str]:
+            try:
+                reply = self.client.get_guest_attributes(request, retry=None, timeout=timeout_s)
+            except exceptions.NotFound:
+                return []
+            items = [item for one in reply.guest_attributes for item in one.query_value.items]
+            return [f"{item.key} {item.value}" for item in items]
+
+        return self.ask(call)
+
+    def types_in(self, zone: str) -> list[str]:
+        """Return the accelerator types of a zone."""
+
+        def call(timeout_s: float) -> list[str]:
+            found = self.client.list_accelerator_types(
+                parent=self.parent(zone), retry=None, timeout=timeout_s
+            )
+            return sorted(one.type_ for one in found)
 
         return self.ask(call)
 

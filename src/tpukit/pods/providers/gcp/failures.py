@@ -8,13 +8,17 @@ from google.auth import exceptions as auth_exceptions
 from ....errors import ConfigError, PodUnavailable, ProviderError, TPUError
 from ....runtime.google_credentials import WAY_OUT
 from ...causes import Cause
-from ..google.zones import UnknownZone
+from ..google.zones import ZONES_PAGE, UnknownZone
 
 # As users saw it: github.com/skypilot-org/skypilot/issues/3840.
 _NOT_OFFERED = re.compile(r"the accelerator \S+ was not found in zone")
 _ZONE = re.compile(r"'locations/([^']+)'")
-ZONES_PAGE = "https://cloud.google.com/tpu/docs/regions-zones"
 _NO_TOKEN = "metadata from plugin failed"  # how gRPC says that no token could be had
+
+
+def is_not_offered(error: Exception) -> bool:
+    """Tell whether a zone does not have the slice that was asked for."""
+    return _NOT_OFFERED.search(str(error)) is not None
 
 
 def is_silence(error: exceptions.GoogleAPICallError) -> bool:

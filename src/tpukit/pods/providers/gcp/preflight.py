@@ -48,14 +48,7 @@ def _look(
         *("gcp-credentials", "environment", "ok"),
         f"Credentials of {api.identity.source}, project {api.project}",
     )
-    types = api.ask(
-        lambda timeout_s: sorted(
-            one.type_
-            for one in api.client.list_accelerator_types(
-                parent=parent, retry=None, timeout=timeout_s
-            )
-        )
-    )
+    types = api.types_in(zone)
     yield Finding("gcp-zone", "environment", "ok", f"{zone} answers, and lets us look")
     yield _offered("gcp-type", f"{zone} offers {wanted}", wanted, types)
     versions = api.ask(

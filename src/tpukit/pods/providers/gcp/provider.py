@@ -6,18 +6,20 @@ import uuid
 from google.api_core import exceptions
 from google.cloud import tpu_v2
 
-from ....errors import ConfigError, ProviderError
+from ....errors import ConfigError, PodUnavailable, ProviderError
+from ....hardware import Slice
 from ....job.sections import LaunchSettings
 from ....runtime.doctor.finding import Finding
 from ...config import PodConfig
 from ...gang.process_gang import ProcessGang
 from ...pod import Host, Pod
-from ..google.zones import UnknownZone
+from ..google.zones import UnknownZone, not_offered
 from ..protocol import Capabilities, Command, Gang
-from ..ssh.keys import forget_hosts, known_hosts, own_key
+from ..ssh.keys import forget_hosts, known_hosts, learn_hosts, own_key
 from ..ssh.transport import SSHTransport
 from ..terms import check_terms
 from .api import PATIENCE_S, CloudTPU
+from .failures import is_not_offered
 from .maintenance import MaintenanceNotices
 from .preflight import find_obstacles
 from .reading import as_asked, node_names, read_pod
@@ -26,6 +28,7 @@ from .request import (
     IP_ALIAS,
     NO_FLEX_START,
     NOT_THIS_API,
+    accelerator_type,
     queued_resource,
     request_id,
 )
@@ -66,7 +69,7 @@ class CloudTPUProvider:
         asked = queued_resource(name, config, self._launch, parent=parent, ssh_key=ssh_key)
         full_name = f"{parent}/queuedResources/{name}"
         key = request_id(self._api.project, zone, name, owner=config.labels.get("owner", ""))
-        return self._create(full_name, asked, key)
+        return self._create(full_name, asked, key, config.slice)
 
     def get(self, name: str, *, zone: str) -> Pod | None:
         """Return a pod as it is now, or None where there is none."""
@@ -119,6 +122,7 @@ class CloudTPUProvider:
             user=self._user,
             key_file=own_key().private_file,
             known_hosts=known_hosts(pod.name, pod.created_at or 0.0),
+            told_hosts=learn_hosts(pod, lambda host: self._api.host_keys(host, zone=pod.zone)),
             config=self._launch.ssh_config,
         )
 
@@ -142,7 +146,15 @@ class CloudTPUProvider:
             )
         return pod
 
-    def _create(self, full_name: str, asked: tpu_v2.QueuedResource, key: str) -> Pod:
+    def _not_offered(self, error: PodUnavailable, where: Slice) -> PodUnavailable:
+        wanted = accelerator_type(where)
+        return not_offered(
+            str(error),
+            zones=self._api.zones,
+            has_it=lambda zone: wanted in self._api.types_in(zone),
+        )
+
+    def _create(self, full_name: str, asked: tpu_v2.QueuedResource, key: str, where: Slice) -> Pod:
         """Create a queued resource, or return the one that is there.
 
         A lost reply is asked for again with the same key, which the API knows. A key that it knows
@@ -154,6 +166,10 @@ class CloudTPUProvider:
                 is_under_way = self._send(full_name, asked, attempt_key, deadline)
             except UnknownZone as error:
                 raise error.among(self._api.zones()) from error
+            except PodUnavailable as error:
+                if is_not_offered(error):
+                    raise self._not_offered(error, where) from error
+                raise
             if is_under_way:
                 # Nothing more can be seen of it now, and a quota of calls is not spent on looking.
                 return self._read(as_asked(full_name, asked))

@@ -95,7 +95,8 @@ def _node(where: Slice, config: PodConfig, launch: LaunchSettings, ssh_key: str)
             spot=config.tier is Tier.SPOT, reserved=config.tier is Tier.RESERVED
         ),
         labels=check_labels(config.labels),
-        metadata={"ssh-keys": ssh_key},
+        # Hosts tell their own keys there, before anybody logs in.
+        metadata={"ssh-keys": ssh_key, "enable-guest-attributes": "TRUE"},
     )
     if launch.service_account is not None:
         node.service_account = tpu_v2.ServiceAccount(

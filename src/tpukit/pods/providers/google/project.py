@@ -7,6 +7,9 @@ from ....errors import ConfigError
 from ....job.sections import LaunchSettings
 from ....runtime.google_credentials import Identity, find_identity
 
+HOST_KEYS = "hostkeys/"
+"""Guest attributes in which Google's guest agent publishes a host's ssh keys."""
+
 
 class GoogleProject:
     """One project, as a job's `launch:` section and its credentials name it.

@@ -1,10 +1,43 @@
-"""A zone that one of Google's APIs does not have."""
+"""A zone that one of Google's APIs does not have, or that does not have a slice."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
-from ....errors import ConfigError, PodUnavailable, did_you_mean
+from ....errors import ConfigError, PodUnavailable, TPUError, did_you_mean
 from ...causes import Cause
+
+ZONES_PAGE = "https://cloud.google.com/tpu/docs/regions-zones"
+_AT_ONCE = 16
+
+
+def not_offered(
+    said: str, *, zones: Callable[[], Iterable[str]], has_it: Callable[[str], bool]
+) -> PodUnavailable:
+    """Return the error of a zone that does not have a slice, with the zones that do.
+
+    Args:
+        said: What the zone does not have.
+        zones: Lists the zones of the API.
+        has_it: Asks one zone for the slice; a zone that does not answer is left out.
+    """
+
+    def has(zone: str) -> bool:
+        try:
+            return has_it(zone)
+        except TPUError:
+            return False
+
+    try:
+        known = sorted(zones())
+    except TPUError:
+        known = []
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = [
+            zone for zone, is_there in zip(known, pool.map(has, known), strict=True) if is_there
+        ]
+    way_out = f"It is in {', '.join(found)}" if found else f"{ZONES_PAGE} lists where it is"
+    return PodUnavailable(f"{said.rstrip('.')}. {way_out}.", cause=Cause.UNPLACEABLE.value)
 
 
 class UnknownZone(ConfigError, PodUnavailable):

@@ -1,13 +1,20 @@
-"""tpukit's own key pair for ssh, made once: hosts of cloud pods let its owner in."""
+"""Keys for ssh: tpukit's own pair, which hosts of cloud pods let in, and the keys of the hosts."""
 
+import logging
 import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....errors import ProviderError
-from ....runtime.files import state_folder, temporary_folder
+from ....errors import ProviderError, TPUError
+from ....runtime.files import state_folder, temporary_folder, write_text
+from ...pod import Host, Pod
+
+logger = logging.getLogger(__name__)
 
 _NAME = "id_ed25519"
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,37 @@ def known_hosts(pod: str, created_at: float) -> Path:
     folder = state_folder() / "known_hosts"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{pod}.{int(created_at)}"
+
+
+def learn_hosts(pod: Pod, ask: Callable[[Host], Sequence[str]]) -> Path | None:
+    """Return a file with the keys of a pod's hosts, as the provider's own channel tells them.
+
+    Each line begins with the host's name, which ssh is given as `HostKeyAlias`.
+
+    Args:
+        pod: A ready pod.
+        ask: Returns the keys of a host ("ssh-ed25519 AAAA…"); none where it has told none yet.
+
+    Returns:
+        None where the keys of some host are not to be had: then its first connection is trusted.
+    """
+    remembered = known_hosts(pod.name, pod.created_at or 0.0)
+    file = remembered.with_name(f"{remembered.name}.told")
+    if file.exists():
+        return file
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        try:
+            told = list(pool.map(ask, pod.hosts))
+        except TPUError as error:
+            logger.debug("The provider tells no host keys of %s: %s", pod.name, error)
+            return None
+    if not all(told):
+        return None
+    lines = [
+        f"{host.name} {key}\n" for host, keys in zip(pod.hosts, told, strict=True) for key in keys
+    ]
+    write_text(file, "".join(lines))
+    return file
 
 
 def forget_hosts(pod: str) -> None:

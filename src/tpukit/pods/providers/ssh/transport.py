@@ -29,6 +29,8 @@ class SSHTransport:
         user: On the hosts, where ssh's configuration does not say it.
         key_file: The key to offer, and no other; None: whatever ssh would offer.
         known_hosts: Where the keys of new hosts are remembered; None: ssh's own file and rules.
+        told_hosts: A file with the keys of all hosts by name, from a channel that can be trusted:
+            other keys are refused. Instead of `known_hosts`.
         config: ssh's configuration file, instead of the user's own.
 
     Attributes:
@@ -44,10 +46,12 @@ class SSHTransport:
         user: str | None = None,
         key_file: Path | None = None,
         known_hosts: Path | None = None,
+        told_hosts: Path | None = None,
         config: str | None = None,
     ) -> None:
         self._folder = folder
-        self._options = _options(user, key_file, known_hosts, config)
+        self._names_hosts = told_hosts is not None
+        self._options = _options(user, key_file, known_hosts, told_hosts, config)
         self.agents: list[subprocess.Popen[bytes]] = []
 
     def start(self, host: Host) -> WorkerProcess:
@@ -65,7 +69,7 @@ class SSHTransport:
     def try_host(self, host: Host) -> str | None:
         """Log in and look for Python; return what went wrong, or None."""
         # The first word on an option counts.
-        argv = ["ssh", "-o", "ConnectionAttempts=1", *self._options, *_destination(host.address)]
+        argv = ["ssh", "-o", "ConnectionAttempts=1", *self._to(host)]
         try:
             tried = subprocess.run(
                 [*argv, "python3 -V"],
@@ -88,12 +92,20 @@ class SSHTransport:
 
         The far end hands what follows the host's name to a shell, so that is one constant text.
         """
-        return ["ssh", *self._options, *_destination(host.address), shlex.join(bootstrap())]
+        return ["ssh", *self._to(host), shlex.join(bootstrap())]
 
     def login(self, host: Host) -> list[str]:
         """Return the argument list with which a person logs in to a host."""
         # The first word on an option counts, and the last switch for or against a terminal.
-        return ["ssh", "-o", "BatchMode=no", *self._options, "-t", *_destination(host.address)]
+        options, destination = self._options_for(host), _destination(host.address)
+        return ["ssh", "-o", "BatchMode=no", *options, "-t", *destination]
+
+    def _options_for(self, host: Host) -> list[str]:
+        alias = ["-o", f"HostKeyAlias={host.name}"] if self._names_hosts else []
+        return [*self._options, *alias]
+
+    def _to(self, host: Host) -> list[str]:
+        return [*self._options_for(host), *_destination(host.address)]
 
     def folder(self, host: Host) -> str:
         """Return where on the host a bundle is unpacked and the command runs."""
@@ -130,7 +142,11 @@ def _destination(address: str) -> list[str]:
 
 
 def _options(
-    user: str | None, key_file: Path | None, known_hosts: Path | None, config: str | None
+    user: str | None,
+    key_file: Path | None,
+    known_hosts: Path | None,
+    told_hosts: Path | None,
+    config: str | None,
 ) -> list[str]:
     options = {
         "BatchMode": "yes",  # never asks: nobody is there to answer
@@ -148,7 +164,11 @@ def _options(
     if key_file is not None:
         options["IdentitiesOnly"] = "yes"
         options["IdentityFile"] = _quoted(key_file)
-    if known_hosts is not None:
+    if told_hosts is not None:
+        options["StrictHostKeyChecking"] = "yes"
+        options["UserKnownHostsFile"] = _quoted(told_hosts)
+        options["GlobalKnownHostsFile"] = "none"
+    elif known_hosts is not None:
         options["StrictHostKeyChecking"] = "accept-new"
         options["UserKnownHostsFile"] = _quoted(known_hosts)
     file = [] if config is None else ["-F", str(Path(config).expanduser())]
