@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+import yaml
 from scripted_provider import ScriptedProvider
 from typer.testing import CliRunner
 
@@ -153,6 +154,9 @@ def test_an_emulator_says_how_to_launch_on_it(name, tmp_path):
     serve(name, tmp_path / name, say, until=ended)
     assert lines[0] == f"# {EMULATORS[name].meaning}; Ctrl-C ends it"
     assert f"provider: {name}" in lines[-1]
+    if name != "gke":  # a cluster's nodes are where they are
+        zone = yaml.safe_load(lines[-1])["launch"]["zone"]
+        assert any(line.startswith(f"# zone {zone}: ") and "v6e" in line for line in lines)
 
 
 def test_an_emulator_can_be_opened_in_python(tmp_path):

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from ..pods.launching.background import BackgroundRun
     from ..pods.store import Store
 
+FIRST_S = 10.0
+"""How long a detached run is watched; one that makes a step or ends is left at once."""
 Provider = Annotated[
     str | None, typer.Option(help="local, gcp, gke, gce or ssh; TPUKIT_PROVIDER, or local.")
 ]
@@ -18,7 +20,7 @@ Spot = Annotated[
 ]
 Name = Annotated[str | None, typer.Option(help="Of the run; the same again goes on where it was.")]
 Detach = Annotated[
-    bool, typer.Option("--detach", help="Return at once; tpukit pods logs NAME follows it.")
+    bool, typer.Option("--detach", help="Return once it runs; tpukit pods logs NAME follows it.")
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything here, ask nobody for anything.")
@@ -57,8 +59,7 @@ def launch(
         return
     run = BackgroundRun.start(ready)
     if detach:
-        _say_detached(run.name)
-        return
+        raise typer.Exit(_leave(run, ready.manager.store, json=json))
     raise typer.Exit(follow(run, ready.manager.store, steps=job.train.steps, json=json))
 
 
@@ -70,8 +71,9 @@ def follow(
     from ..pods.launching.result import LaunchResult
     from ..runtime.interruption import undone_if_interrupted
     from .launch_view import watching
-    from .output import show
+    from .output import Announcer, show
 
+    Announcer.hush()  # from here on the run itself is shown
     last = None
     with undone_if_interrupted(lambda: _stop(run)), watching(steps, to_stderr=json) as view:
         for entry in run.entries():
@@ -91,5 +93,22 @@ def _stop(run: "BackgroundRun") -> None:
         sys.stderr.write(f"{run.name} is still saving; tpukit pods logs {run.name} shows it\n")
 
 
-def _say_detached(name: str) -> None:
-    typer.echo(f"{name} runs; tpukit pods logs {name} follows it, tpukit pods down {name} ends it")
+def _leave(run: "BackgroundRun", store: "Store", *, json: bool) -> int:
+    """Tell how a run stands after its first seconds, and leave it. Returns the exit code."""
+    from ..pods.cost import CostReport
+    from ..pods.launching.result import LaunchResult
+    from .launch_view import line_of
+    from .output import Announcer, show
+
+    last = run.begin(FIRST_S)
+    Announcer.hush()
+    if last is not None and last.is_final:
+        result = LaunchResult(run.name, last, CostReport.of(store, run.name))
+        show(result, json=json)
+        return result.exit_code
+    how = "starting" if last is None else line_of(last, "").removeprefix("-- ")
+    typer.echo(
+        f"{run.name} goes on in the background: {how}. tpukit pods logs {run.name} follows it, "
+        f"tpukit pods down {run.name} ends it"
+    )
+    return 0

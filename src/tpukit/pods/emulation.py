@@ -124,6 +124,8 @@ def _serve(name: str, folder: Path, progress: Progress, until: threading.Event) 
                 progress(f"export {variable}={value}")
             if control := getattr(cloud, "control", None):
                 progress(f"# told what to do at http://{control.address}")
+            for offer in getattr(cloud, "offers", ()):
+                progress(f"# zone {offer}")
             progress("# in the job file:")
             progress(write_yaml({"launch": dict(cloud.settings)}).rstrip())
             until.wait()

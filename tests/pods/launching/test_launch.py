@@ -152,7 +152,9 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_goes_on(here, store)
     assert len(jobs) >= 4, "two agents, two processes"
     os.kill(run.pid, signal.SIGKILL)
     assert not psutil.wait_procs(jobs, timeout=10)[1]
-    assert list(run.entries())[-1].text == "the supervisor of run has ended: it was killed"
+    last = list(run.entries())[-1]
+    assert last.text.startswith("the supervisor of run has ended: it was killed. Launch the job")
+    assert LaunchResult("run", last, CostReport.of(store)).exit_code == 6, "not refused input"
     (row,) = PodListing.look(store, Reconciler(store)).rows
     assert row.supervised is False
     entries = list(start(store, steps=120).entries())
@@ -201,10 +203,20 @@ def test_as_json_on_standard_output_alone(here):
     assert "begins at 0" in found.stderr
 
 
+def test_detached_it_tells_that_it_has_ended(here, monkeypatch):
+    monkeypatch.setattr("tpukit.cli.launch.FIRST_S", 120.0)
+    write_job(here, environment={"PYTHONPATH": str(here / "instead"), "FAILS_WITH": "2"})
+    found = CliRunner().invoke(app, ["launch", "job.yaml", "--name", "run", "--detach"])
+    assert found.exit_code == 2, found.output
+    assert "run: the job or its data were refused" in found.stdout
+    assert "background" not in found.stdout
+
+
 def test_detached_it_runs_on_and_goes_down(here, store):
     write_job(here, steps=2000)
     found = CliRunner().invoke(app, ["launch", "job.yaml", "--name", "run", "--detach"])
     assert found.exit_code == 0
+    assert "run goes on in the background: " in found.stdout
     assert "tpukit pods logs run" in found.stdout
     run = find(store, "run")
     until_step(run, 3)
@@ -253,7 +265,7 @@ def test_what_to_know_is_said_before(here, store):
     ready = prepare_launch("job.yaml", name="run", state=store, progress=lines.append)
     assert isinstance(ready, Launch)
     assert any("checkpoints go with the pod" in line for line in lines)
-    assert lines[-1].startswith("run: ships 1 files, ")
+    assert lines[-1].startswith("run: ships 1 file, ")
 
 
 def test_a_preemption_handler_sets_how_often_it_saves(here, store):

@@ -28,6 +28,7 @@ class MachineAPI(Protocol):
         ...
 
 
+USUAL = "v6e"
 API = TypeVar("API", bound=MachineAPI)
 
 
@@ -52,12 +53,24 @@ class MachineRehearsal(Generic[API]):
             self.control = ControlPort(api.cloud, api.faults, port=control_port)
 
     @property
+    def zones(self) -> list[str]:
+        """Its zones, first those with the generation that examples ask for."""
+        return sorted(
+            self.world.zones, key=lambda name: USUAL not in self.world.zones[name].capacity
+        )
+
+    @property
+    def offers(self) -> list[str]:
+        """What each zone has, in words."""
+        return [f"{name}: {', '.join(self.world.zones[name].capacity)}" for name in self.zones]
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What a job's `launch:` section says to launch here."""
         return {
             "provider": self.provider,
             "project": self.api.project,
-            "zone": next(iter(self.world.zones)),
+            "zone": self.zones[0],
             "endpoint": self.api.endpoint,
             "credentials_file": str(self.api.owner.key_file),
             "ssh_config": str(self.hosts.ssh_config),

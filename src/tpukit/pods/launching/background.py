@@ -16,6 +16,7 @@ from ...runtime.interruption import whole_or_not_begun
 from ..store import Store
 from ..store.locks import is_held
 from .launch import LOCK, RUNS, Launch, already_supervised
+from .result import GAVE_UP
 from .run_log import FILE, POLL_S, Entry, read_log
 
 MODULE = "tpukit.pods.launching.runner"
@@ -118,7 +119,29 @@ class BackgroundRun:
             errors = self.folder / ERRORS
             said = errors.read_text(errors="replace").strip() if errors.exists() else ""
             tail = said.splitlines()[-1] if said else "it was killed"
-            yield Entry("error", f"the supervisor of {self.name} has ended: {tail}")
+            yield Entry(
+                "error",
+                f"the supervisor of {self.name} has ended: {tail}. Launch the job again to go on.",
+                data={"code": GAVE_UP},
+            )
+
+    def begin(self, wait_s: float) -> Entry | None:
+        """Wait until the run makes a step or ends, `wait_s` at most, and return how it stands.
+
+        Returns:
+            The last entry about the run as a whole; None where there is none yet.
+        """
+        deadline = time.monotonic() + wait_s
+
+        def goes_on() -> bool:
+            return self.is_running and time.monotonic() < deadline
+
+        last: Entry | None = None
+        for entry in read_log(self.folder, is_running=goes_on, follow=True):
+            last = last if entry.kind == "line" else entry
+            if entry.is_final or entry.kind == "step":
+                return last
+        return last if self.is_running else [*self.entries()][-1]
 
     def stop(self, wait_s: float) -> bool:
         """Let the job save and end, and tell whether it has within `wait_s`."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import ConfigError, PodUnavailable, ProviderError, TPUError
 from ...runtime.exit_codes import ExitCode
 from ...shown import Shown
 from ..causes import Cause, Kind
@@ -23,6 +24,19 @@ _BY_KIND = {
     Kind.INFRASTRUCTURE: GAVE_UP,
     Kind.EVICTION: GAVE_UP,
 }
+
+
+def code_of(error: TPUError) -> int:
+    """Return the exit code of a run that an error ended before its job told how it went."""
+    match error:
+        case ConfigError():
+            return int(ExitCode.BAD_INPUT)
+        case PodUnavailable():
+            return NO_CAPACITY
+        case ProviderError():
+            return GAVE_UP
+        case _:
+            return int(ExitCode.BAD_INPUT)
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,8 @@ class LaunchResult(Shown):
         """What `tpukit launch` exits with.
 
         0 done, or stopped and saved; 1 failed; 2 refused input; 3 diverged; 4 out of memory; 5 no
-        capacity anywhere; 6 given up after failures or an eviction.
+        capacity anywhere; 6 given up after failures or an eviction, the provider is out of reach,
+        or the supervisor was killed.
         """
         if self.entry.kind == "error":
             return int(self.entry.data.get("code", ExitCode.BAD_INPUT))

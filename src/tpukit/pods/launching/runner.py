@@ -13,9 +13,11 @@ from typing import Any
 
 from ...errors import TPUError
 from ...job.job import Job
+from ...runtime.exit_codes import ExitCode
 from ..store import Store
 from ..store.locks import holding
 from .launch import LOCK, already_supervised, prepare_launch, run_folder
+from .result import code_of
 from .run_log import Entry, RunLog
 
 
@@ -36,9 +38,11 @@ def main() -> None:
         try:
             log.write(_supervise(request, store, log, stopping))
         except TPUError as error:
-            log.write(Entry("error", str(error), data={"kind": type(error).__name__}))
+            said = {"kind": type(error).__name__, "code": code_of(error)}
+            log.write(Entry("error", str(error), data=said))
         except Exception as error:
-            log.write(Entry("error", f"unexpected {type(error).__name__}: {error}"))
+            said = f"unexpected {type(error).__name__}: {error}"
+            log.write(Entry("error", said, data={"code": int(ExitCode.FAILED)}))
             raise
         finally:
             log.close()
