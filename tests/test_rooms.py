@@ -8,6 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "tpukit"
 ROOMS = [
     *(
         "errors",
+        "plain_data",
         "annotations",
         "lazy",
         "frameworks",

@@ -6,11 +6,16 @@ from typing import Annotated
 
 import typer
 
+from ..errors import TPUValidationError
+from ..plain_data import damaged_as
 from .job_options import Json
 from .output import Written, show
 from .values import output_file
 
 app = typer.Typer(no_args_is_help=True)
+_reads_reports = damaged_as(
+    TPUValidationError, "a report is damaged ({}); make it again with `tpukit check … --json`."
+)
 
 ReportFile = Annotated[Path, typer.Argument(help="What `tpukit check … --json` printed.")]
 Output = Annotated[
@@ -19,6 +24,7 @@ Output = Annotated[
 
 
 @app.command("diff")
+@_reads_reports
 def diff(
     before: ReportFile,
     after: Annotated[
@@ -51,6 +57,7 @@ def diff(
 
 
 @app.command("html")
+@_reads_reports
 def write_page(report: ReportFile, output: Output = None, json: Json = False) -> None:
     """Write a check as one HTML file that needs nothing else."""
     from ..checker.report import read_report, write_html
@@ -60,6 +67,7 @@ def write_page(report: ReportFile, output: Output = None, json: Json = False) ->
 
 
 @app.command("perfetto")
+@_reads_reports
 def perfetto(report: ReportFile, output: Output = None, json: Json = False) -> None:
     """Write a check's timeline as .json, .pftrace or either with .gz, for ui.perfetto.dev."""
     from ..checker.report import RecordedStep, read_report, write_perfetto

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ConfigError, did_you_mean
+from ..plain_data import MOST_YAML_BYTES, parse_yaml, read_limited
 from .catalog import get_chip
 from .figure import Figure
 from .slice import Slice
@@ -212,17 +213,15 @@ def listed_zones(of: Slice, region: str) -> tuple[str, ...]:
 def read_rates(rates: Mapping[str, Any] | str | Path) -> tuple[Rate, ...]:
     """Read rates of your own from a mapping or a YAML file; see `PriceBook.with_rates`."""
     if isinstance(rates, (str, Path)):
-        import yaml
-
         try:
-            content = yaml.safe_load(Path(rates).read_text("utf-8"))
+            documents = parse_yaml(read_limited(rates, MOST_YAML_BYTES).decode())
         except OSError as error:
             raise ConfigError(
                 f"The rates file {rates} cannot be read: {error.strerror}."
             ) from error
-        except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-            why = " ".join(str(error).split())
-            raise ConfigError(f"The rates file {rates} is not valid YAML: {why}") from error
+        except ValueError as error:
+            raise ConfigError(f"The rates file {rates} is not valid YAML: {error}.") from None
+        content = documents[0] if len(documents) == 1 else None
         where = Path(rates).name
     else:
         content, where = rates, "a mapping"

@@ -8,10 +8,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, TPUError, did_you_mean
+from ..plain_data import MOST_YAML_BYTES, read_limited
 from .yaml_text import read_scalar, read_yaml
 
 PREFIX = "TPUKIT_"
@@ -93,13 +93,15 @@ class Document:
     def add_file(self, path: str | os.PathLike[str]) -> None:
         """Add the values of a YAML file."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_limited(path, MOST_YAML_BYTES).decode()
         except OSError as error:
             raise ConfigError(f"{os.fspath(path)} cannot be read: {error.strerror}.") from None
         except UnicodeDecodeError as error:
             raise ConfigError(
                 f"{os.fspath(path)!r} is not UTF-8 text (byte {error.start}); save it as UTF-8."
             ) from None
+        except ValueError as error:
+            raise ConfigError(f"{os.fspath(path)} is no job file: {error}.") from None
         self.add_yaml(text, name=os.fspath(path))
 
     def add_yaml(self, text: str, *, name: str) -> None:

@@ -4,13 +4,13 @@ A model is a preset, a Hugging Face config.json, or what somebody's own builder 
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, TPUModelError, TPUValidationError, did_you_mean
+from ..plain_data import read_json
 from ..runtime.versions import installed_versions
 from .torch_source import PREFIX, build_torch_model, is_torch_source
 
@@ -174,7 +174,7 @@ def _config_path(name: str) -> Path:
 def _read_config(name: str) -> dict[str, Any]:
     path = _config_path(name)
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path)
     except OSError as error:
         raise TPUModelError(
             f"{path} cannot be read ({error.strerror}); name a Hugging Face config.json, the "

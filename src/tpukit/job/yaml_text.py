@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError
+from ..plain_data import parse_yaml
 
 _BOOLEAN = "tag:yaml.org,2002:bool"
 _RESOLVERS: dict[str, list[tuple[str, Any]]] = {
@@ -14,14 +15,8 @@ _RESOLVERS: dict[str, list[tuple[str, Any]]] = {
 }
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads yes, no, on and off as the words they are; true and false stay what they mean."""
-
-    yaml_implicit_resolvers = _RESOLVERS  # pyright: ignore[reportAssignmentType]  as in pyyaml
-
-
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads."""
+    """Writes what `read_yaml` reads: yes, no, on and off are words, true and false are not."""
 
     yaml_implicit_resolvers = _RESOLVERS  # pyright: ignore[reportAssignmentType]  as in pyyaml
 
@@ -32,21 +27,29 @@ def read_yaml(text: str, *, name: str) -> tuple[dict[str, Any], dict[str, int]]:
     Raises:
         ConfigError: It is not YAML, no mapping, or sets a key twice; `name` is what it is called.
     """
+    lines: dict[str, int] = {}
+
+    def find_lines(node: yaml.Node) -> None:
+        if isinstance(node, yaml.MappingNode):
+            _find_lines(node, "", lines, name)
+
     try:
-        node = yaml.compose(text, Loader=_Loader)
-        content: Any = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{name} is not valid YAML: {_what_and_where(error)}.") from None
+        documents = parse_yaml(text, resolvers=_RESOLVERS, on_node=find_lines)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{name} is not valid YAML: {error}.") from None
+    if len(documents) > 1:
+        raise ConfigError(f"{name} has {len(documents)} documents; remove what follows '---'.")
+    content = documents[0] if documents else None
     if content is None:
         return {}, {}
-    if not isinstance(content, dict) or not isinstance(node, yaml.MappingNode):
+    if not isinstance(content, dict):
         raise ConfigError(
             f"{name} holds a {type(content).__name__}, but a job is made of 'key: value' lines; "
             "put each setting on its own line."
         )
-    lines: dict[str, int] = {}
-    _find_lines(node, "", lines, name)
-    return _with_text_keys(content), lines
+    return _with_text_keys(content), lines  # pyright: ignore[reportUnknownArgumentType]  any YAML
 
 
 def write_yaml(values: Mapping[str, Any]) -> str:
@@ -59,12 +62,12 @@ def write_yaml(values: Mapping[str, Any]) -> str:
 def read_scalar(text: str) -> Any:
     """Read one value as YAML reads it, so that 8, true, 4x4 and {fsdp: 8} mean what they say."""
     try:
-        value = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        values = parse_yaml(text, resolvers=_RESOLVERS)
+    except ValueError:
         return text
-    if value is None:
+    if len(values) != 1 or values[0] is None:
         return None if text.strip() in ("null", "~") else text
-    return value
+    return values[0]
 
 
 def _find_lines(node: yaml.MappingNode, prefix: str, lines: dict[str, int], name: str) -> None:
@@ -91,11 +94,3 @@ def _with_text_keys(content: Mapping[Any, Any]) -> dict[str, Any]:
         str(key): _with_text_keys(value) if isinstance(value, dict) else value  # pyright: ignore[reportUnknownArgumentType]  any YAML
         for key, value in content.items()
     }
-
-
-def _what_and_where(error: Exception) -> str:
-    """Say what the parser minds, and the line it stands in."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if mark is None or problem is None:
-        return " ".join(str(error).split())
-    return f"line {mark.line + 1}, column {mark.column + 1}, {problem}"

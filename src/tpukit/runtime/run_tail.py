@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
+from ..plain_data import read_json
+
 RUNS = "runs"
 METRICS, EVENTS, IDENTITY = "metrics.jsonl", "events.jsonl", "run.json"
 # A record takes a few hundred bytes; one that is far longer is looked for further up.
@@ -124,8 +126,8 @@ class RunTailReader:
         if self._batch_size is not None:
             return  # it is what makes the run this run, and stays
         try:
-            size = json.loads((self.path / IDENTITY).read_text())["identity"]["batch_size"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            size = read_json(self.path / IDENTITY)["identity"]["batch_size"]
+        except (OSError, ValueError, KeyError, TypeError):
             return
         self._batch_size = size if type(size) is int else None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import TPUCheckpointError
 from ..models.adapters.torch_module.arrays import to_array, to_tensor
+from ..plain_data import parse_json, read_json
 from ..runtime.files import start_of_tensors, whole_file
 
 logger = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ def _read_file(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if header is None:  # weights alone, from anywhere
         plain = {f"{_MODEL}{name}": one for name, one in tensors.items()}
         return plain, {"metadata": {}}
-    return tensors, json.loads(header)
+    return tensors, parse_json(header)
 
 
 def _write_folder(place: Path, tensors: Mapping[str, Any], text: str) -> None:
@@ -219,7 +220,7 @@ def _read_folder(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from ..training.checkpoint.orbax_arrays import OrbaxArrays
 
     try:
-        kept = json.loads((place / _DESCRIPTION).read_text())
+        kept = read_json(place / _DESCRIPTION)
     except (OSError, ValueError) as error:
         raise TPUCheckpointError(
             f"{place} is no folder that save_model wrote: its {_DESCRIPTION} cannot be read "

@@ -12,6 +12,7 @@ import jax
 
 from ..errors import TPUError, TPUStorageError, TPUValidationError
 from ..hardware.figure import format_quantity
+from ..plain_data import read_json
 from ..records.events import EVENTS
 from ..runtime.files import write_text
 from ..runtime.logs import ROOT, TextFormatter
@@ -221,7 +222,7 @@ def name_for(model: str) -> Path:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        data = json.loads(file.read_text())
+        data = read_json(file)
     except (OSError, ValueError) as error:
         raise TPUValidationError(
             f"{file} cannot be read ({error}), so nobody knows which run this is; choose another "

@@ -17,6 +17,7 @@ from tpukit.errors import ConfigError, TPUValidationError
 from tpukit.training.data import open_data, open_tokens, prepare_tokens
 from tpukit.training.data.tf_example import read_example
 from tpukit.training.data.token_writer import TokenWriter
+from tpukit.training.data.tokenizer_files import keep_tokenizer
 
 TEXTS = ["hello", "wörld 🙂", "", "the end\nof it"]
 EXPECTED = np.concatenate([[*text.encode(), 256] for text in TEXTS])
@@ -235,6 +236,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from tpukit.training.data.token_writer import TokenWriter
+from tpukit.training.data.tokenizer_files import keep_tokenizer
 writer = TokenWriter(Path(sys.argv[1]), vocab_size=9, tokenizer={}, shard_tokens=2)
 writer.add([1, 2, 3])
 print("half", flush=True)
@@ -325,3 +327,13 @@ def test_array_records_of_every_form(tmp_path):
     store = open_tokens(tmp_path / "out")
     joined = store.read([0], [store.num_tokens])[0]
     assert bytes(token for token in joined.tolist() if token < 256) == "plain texthöjson".encode()
+
+
+def test_half_of_a_surrogate_pair_is_replaced(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud83d b"}\n{"text": "\\ud83d\\ude00"}\n')
+    keep_tokenizer("bytes", tmp_path)  # the same tokens by the tokenizers library
+    expected = [*"a� b".encode(), 256, *"😀".encode(), 256]
+    for tokenizer in ("bytes", tmp_path / "tokenizer.json"):
+        prepare_tokens(tmp_path / "a.jsonl", tmp_path / "out", tokenizer=tokenizer, force=True)
+        (shard,) = open_tokens(tmp_path / "out").shards
+        assert list(shard.read([(0, len(expected))])[0]) == expected

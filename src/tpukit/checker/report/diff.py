@@ -5,7 +5,7 @@ from typing import Any
 
 from ...shown import Shown
 from .changes import Change, compare_reports
-from .schema import SCHEMA, Report
+from .schema import SCHEMA, Report, reads_report
 from .side_by_side import SideBySide, rows_of, versions_text
 
 
@@ -42,6 +42,7 @@ class ReportDiff(Shown):
         return self.side_by_side if self.changes else Text("nothing changed")
 
 
+@reads_report
 def diff_reports(a: Report, b: Report) -> ReportDiff:
     """Compare two reports: what `b` says otherwise than `a`."""
     found = tuple(change for change in compare_reports(a, b) if change.is_change)

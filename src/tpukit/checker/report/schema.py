@@ -5,7 +5,6 @@ It is the one input of every file, page and comparison. `build_report` fills it 
 reason says so in the `no_…` key beside it.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,9 +16,11 @@ from typing_extensions import TypedDict  # typing's own cannot be checked before
 from ...compiler.timeline import Span
 from ...errors import TPUValidationError
 from ...job.hidden import hide_in_object
+from ...plain_data import damaged_as, read_json
 
 SCHEMA = "tpukit.report/1"
 """Raise the number when a key changes its meaning; a new key is no such change."""
+reads_report = damaged_as(TPUValidationError, "the report is damaged ({}); run the check again.")
 _MAKE_ONE = "make one with `tpukit check … --json > report.json`."
 
 
@@ -118,10 +119,10 @@ def read_report(path: Path) -> Report:
         TPUValidationError: The file cannot be read, is no report, or is of another version.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), object_hook=hide_in_object)
+        data = read_json(path, object_hook=hide_in_object)
     except OSError as error:
         raise TPUValidationError(f"{path} cannot be read ({error.strerror}); {_MAKE_ONE}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise TPUValidationError(f"{path} is not JSON ({error}); {_MAKE_ONE}") from None
     return as_report(data, name=str(path))
 

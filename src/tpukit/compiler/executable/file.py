@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import TPUValidationError
 from ...hardware.figure import format_quantity
+from ...plain_data import parse_json
 from ...runtime.files import whole_file
 from ...shown import Shown
 
@@ -152,7 +153,7 @@ def read_executable(path: Path) -> tuple[ExecutableHeader, bytes]:
 def _read(path: Path, *, with_code: bool) -> tuple[ExecutableHeader, bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
-            data = json.loads(archive.read(_HEADER))
+            data = parse_json(archive.read(_HEADER))
             seen = data.get("format") if isinstance(data, dict) else None
             if seen != FORMAT:
                 raise TPUValidationError(

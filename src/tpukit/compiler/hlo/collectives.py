@@ -9,8 +9,10 @@ from math import prod
 import numpy as np
 
 from .module import Computation, HloModule, Instruction
+from .shape import reads_program
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+MOST_DEVICES = 1 << 20  # the largest slice has 9,216 chips
 _RAGGED = "ragged-"
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:,? ?device_ids=\[?[^\]]*\]?)? ?\{([^}]*)\}")
@@ -40,6 +42,7 @@ class Collective:
         return len(self.groups[0]) if self.groups else 1
 
 
+@reads_program
 def find_collective(
     instruction: Instruction, parent: Computation, module: HloModule
 ) -> Collective | None:
@@ -63,6 +66,7 @@ def find_collective(
     return None
 
 
+@reads_program
 def count_collectives(module: HloModule) -> dict[str, int]:
     """How many of each kind the program contains; a loop's body counts once.
 
@@ -120,13 +124,14 @@ def _describe(
 
 
 @lru_cache(maxsize=4096)
+@reads_program
 def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...], ...]:
     """The groups of devices, whichever way they are written; all devices if they are not."""
     if found := _IOTA.search(attributes):
         shape = _numbers(found[1])
         source = _numbers(found[2])
         order = _numbers(found[3]) if found[3] else list(range(len(source)))
-        ids = np.arange(prod(source)).reshape(source).transpose(order).reshape(shape[0], -1)
+        ids = np.arange(_checked(source)).reshape(source).transpose(order).reshape(shape[0], -1)
         return _as_tuples(ids)
     if found := _MESH.search(attributes):
         return _mesh_groups(found[1], found[2])
@@ -134,7 +139,7 @@ def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...],
         return tuple(
             tuple(_numbers(group)) for group in re.findall(r"\{([\d,]*)\}", found[1]) if group
         )
-    return (tuple(range(num_partitions)),)
+    return (tuple(range(_checked([num_partitions]))),)
 
 
 def _mesh_groups(mesh: str, used: str) -> tuple[tuple[int, ...], ...]:
@@ -155,8 +160,15 @@ def _mesh_groups(mesh: str, used: str) -> tuple[tuple[int, ...], ...]:
         names.append(name)
         sizes.extend(pieces)
     rest = [axis for axis in range(len(sizes)) if axis not in chosen]
-    ids = np.arange(prod(sizes)).reshape(sizes).transpose([*rest, *chosen])
+    ids = np.arange(_checked(sizes)).reshape(sizes).transpose([*rest, *chosen])
     return _as_tuples(ids.reshape(-1, prod(sizes[axis] for axis in chosen)))
+
+
+def _checked(sizes: list[int]) -> int:
+    """Return the number of devices that a program is for."""
+    if (devices := prod(sizes)) > MOST_DEVICES:
+        raise ValueError(f"it is for {devices} devices, and at most {MOST_DEVICES:,} are read")
+    return devices
 
 
 def _as_tuples(ids: np.ndarray) -> tuple[tuple[int, ...], ...]:

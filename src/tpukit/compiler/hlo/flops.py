@@ -2,13 +2,17 @@
 
 import re
 from functools import lru_cache
+from math import gcd
 
 from .module import Computation, HloModule, Instruction
+from .shape import reads_program
 
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
+_LARGEST_WINDOW = 1 << 24
 _LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 
 
+@reads_program
 def matrix_flops(instruction: Instruction, computation: Computation) -> float:
     """Multiplications and additions of one `dot` or `convolution`; 0 for anything else.
 
@@ -27,6 +31,7 @@ def matrix_flops(instruction: Instruction, computation: Computation) -> float:
     return 0.0
 
 
+@reads_program
 def nested_matrix_flops(instruction: Instruction, module: HloModule) -> float:
     """The same for an instruction with all it calls (a fusion)."""
     return sum(
@@ -99,14 +104,20 @@ def _valid_positions(
     rhs_dilate: int,
 ) -> int:
     """Pairs of (output, window) positions that meet an input element."""
+    if size_window > _LARGEST_WINDOW:
+        raise ValueError(f"it has a window of {size_window}")
     last = (size_in - 1) * lhs_dilate
+    shared = gcd(stride, lhs_dilate)
+    period = lhs_dilate // shared  # every so many outputs meet an element, if one does
     count = 0
     for at in range(size_window):
         offset = at * rhs_dilate - pad_low
-        for out in range(size_out):
-            position = out * stride + offset
-            if 0 <= position <= last and position % lhs_dilate == 0:
-                count += 1
+        lowest = max(0, -(offset // stride))
+        highest = min(size_out - 1, (last - offset) // stride)
+        if offset % shared or highest < lowest:
+            continue
+        first = -offset // shared * pow(stride // shared, -1, period) % period
+        count += (highest - first) // period - (lowest - 1 - first) // period
     return count
 
 

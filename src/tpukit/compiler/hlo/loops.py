@@ -3,10 +3,12 @@
 import re
 
 from .module import Computation, HloModule, Instruction
+from .shape import reads_program
 
 _INDEX = re.compile(r"index=(\d+)")
 
 
+@reads_program
 def trip_count(loop: Instruction, parent: Computation, module: HloModule) -> int | None:
     """Iterations of a `while` that counts from a constant to a constant; None if it does not.
 
@@ -85,6 +87,8 @@ def _step(body: Computation, index: int) -> int | None:
 def _origin(name: str, computation: Computation) -> Instruction:
     """The instruction a value comes from, seen through copies."""
     instruction = computation.by_name[name]
-    while instruction.opcode in ("copy", "copy-done", "copy-start", "bitcast", "convert"):
+    for _ in computation:
+        if instruction.opcode not in ("copy", "copy-done", "copy-start", "bitcast", "convert"):
+            return instruction
         instruction = computation.by_name[instruction.operands[0]]
-    return instruction
+    raise ValueError(f"{name} is a copy of itself")

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import XLACompilationError
-from .shape import Shape, parse_shapes, tuple_elements
+from .shape import Shape, parse_shapes, reads_program, tuple_elements
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
 _CLOSING = re.compile(r'\}(?:, execution_thread="([^"]*)")?')
@@ -168,6 +168,7 @@ class HloModule:
         return int(found[1]) if found else 1
 
 
+@reads_program
 def parse_hlo(text: str) -> HloModule:
     """Read scheduled HLO text.
 

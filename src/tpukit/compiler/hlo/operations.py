@@ -1,10 +1,12 @@
 """What a scheduled program is made of, in a handful of counts that two compilers can be told by."""
 
 from .module import Computation, HloModule
+from .shape import reads_program
 
 _RUN_INSIDE = ("while", "conditional", "call")
 
 
+@reads_program
 def count_operations(module: HloModule) -> dict[str, int]:
     """How many fusions, Pallas kernels, loops and copies the program has; a loop's body once.
 

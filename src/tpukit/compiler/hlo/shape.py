@@ -7,9 +7,14 @@ from functools import cached_property, lru_cache
 
 from ...errors import XLACompilationError
 from ...hardware.formats import FORMATS
+from ...plain_data import damaged_as
 
 # Bits of one element, by the name that the compiler prints; sub-byte formats are packed.
 ELEMENT_BITS = {**{one.hlo: one.bits for one in FORMATS}, "token": 0}
+reads_program = damaged_as(
+    XLACompilationError,
+    "the program's text is damaged ({}); pass what the compiler printed, whole.",
+)
 HBM, VMEM, SMEM, HOST = 0, 1, 2, 5
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=?]*)\](?:\{([^}]*)\})?")
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -62,6 +67,7 @@ class Shape:
 
 
 @lru_cache(maxsize=65536)
+@reads_program
 def parse_shapes(text: str) -> tuple[Shape, ...]:
     """Return the arrays of a type, in order; the arrays of a tuple are its leaves."""
     return tuple(_shape(match) for match in _SHAPE.finditer(text))
@@ -95,6 +101,8 @@ def _shape(match: re.Match[str]) -> Shape:
     tiling = rest.partition("T")[2] if rest.startswith("T") else ""
     tiles = _tiles(tiling)
     space = _SPACE.search(rest)
+    if (layout and sorted(layout) != list(range(len(dims)))) or any(0 in tile for tile in tiles):
+        raise ValueError(f"{match[0]:.60} has a layout of other dimensions")
     return Shape(dtype, dims, layout, tiles, int(space[1]) if space else HBM)
 
 

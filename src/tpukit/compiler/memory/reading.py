@@ -7,7 +7,7 @@ from ...errors import XLACompilationError
 from ...hardware import Slice
 from ..dump import Listings
 from ..hlo import HloModule, Shape, parse_hlo
-from ..hlo.shape import HBM, HOST
+from ..hlo.shape import HBM, HOST, reads_program
 from ..program.lowered import ProgramFacts
 from .assignment import Allocation, Value, move_to_host, parse_assignment, total_bytes
 from .attribution import (
@@ -25,6 +25,7 @@ BUFFERS_KEPT = 64
 CURVE_POINTS = 400
 
 
+@reads_program
 def read_memory(
     listings: Listings,
     *,

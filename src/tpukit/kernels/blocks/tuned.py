@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from ...errors import TPUKernelError
 from ...hardware.target import current_target
+from ...plain_data import read_json
 from ...runtime.files import write_text
 from ..registry.op import BlockSizes, KernelCase, shape_bucket
 from ..registry.registry import get_tpu_op
@@ -146,7 +147,7 @@ def load_tuned(folder: Path, chip: str) -> Mapping[str, TunedEntry]:
     if not path.exists():
         return {}
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = read_json(path)
         entries = [TunedEntry(**entry) for entry in data["entries"]]
     except (ValueError, KeyError, TypeError) as error:
         raise TPUKernelError(

@@ -4,18 +4,19 @@ A template is a program that came with the weights. It is rendered by jinja2's s
 process with little memory and time, so that a hostile one can read nothing and cannot hang.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from ...errors import MissingExtraError, TPUModelError
+from ...plain_data import read_json, read_limited
 from ...runtime.child import ChildError, run_child
 
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_FILE = "tokenizer_config.json"
 LONGEST_RENDERING_S = 20.0
+_MOST_TEMPLATE_BYTES = 1 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _NO_JINJA = "No module named 'jinja2'"
 
@@ -99,11 +100,11 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
     special = {name: text for name in _SPECIAL if (text := _text_of(about.get(name))) is not None}
     own = folder / TEMPLATE_FILE
     if own.is_file():
-        return ChatTemplate(own.read_text(), special, str(own))
+        return ChatTemplate(_read_text(own), special, str(own))
     found = about.get("chat_template")
     if isinstance(found, list):  # several, each with a name
-        named = cast("list[dict[str, str]]", found)
-        by_name = {one.get("name"): one.get("template") for one in named}
+        named = [one for one in cast("list[Any]", found) if isinstance(one, dict)]
+        by_name = {str(one.get("name")): one.get("template") for one in named}
         found = by_name.get("default")
         if found is None:
             raise TPUModelError(
@@ -118,6 +119,13 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
     return ChatTemplate(found, special, str(folder / TOKENIZER_FILE))
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return read_limited(path, _MOST_TEMPLATE_BYTES).decode()
+    except ValueError as error:
+        raise TPUModelError(f"{path} is no chat template ({error}); download it again.") from None
+
+
 def _text_of(token: object) -> str | None:
     """A special token is a text, or an object that holds one."""
     if isinstance(token, Mapping):
@@ -129,7 +137,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text())
+        found = read_json(path)
     except ValueError as error:
         raise TPUModelError(f"{path} is not JSON ({error}); download it again.") from None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

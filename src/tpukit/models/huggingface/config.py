@@ -69,7 +69,7 @@ def family_for(config: TransformerConfig) -> Family:
     for family in FAMILIES:
         try:
             lost = _differences(config, family.config(family.json(config)))
-        except (TPUModelError, KeyError, TypeError, ZeroDivisionError):
+        except (TPUModelError, KeyError, TypeError, ArithmeticError):
             continue
         if not lost:
             return family

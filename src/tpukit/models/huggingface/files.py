@@ -1,6 +1,5 @@
 """Tensors of safetensors files by name, in every format that numpy has a name for or not."""
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,10 +9,12 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ... import plain_data
 from ...errors import TPUModelError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_MOST_HEADER_BYTES = 100_000_000  # the format's own limit
 # What safetensors' numpy reader has no type for; their bytes are read from where they lie.
 _NARROW = {
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
@@ -94,7 +95,9 @@ class TensorFiles:
             # safe_open has checked its length, its offsets and that nothing overlaps.
             with (self.folder / file).open("rb") as opened:
                 length = int.from_bytes(opened.read(8), "little")
-                self._headers[file] = json.loads(opened.read(length))
+                self._headers[file] = plain_data.parse_json(
+                    opened.read(length), most_bytes=_MOST_HEADER_BYTES
+                )
         found = self._headers[file].get(name)
         if found is None:
             raise TPUModelError(
@@ -111,12 +114,12 @@ def read_json(path: Path) -> dict[str, Any]:
         TPUModelError: The file is not there, or holds something else.
     """
     try:
-        read = json.loads(path.read_text())
+        read = plain_data.read_json(path)
     except FileNotFoundError:
         raise TPUModelError(
             f"{path} is not there; a Hugging Face folder holds config.json beside its weights."
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise TPUModelError(f"{path} is not JSON ({error}); download it again.") from None
     if not isinstance(read, dict):
         raise TPUModelError(f"{path} holds a {type(read).__name__}, not an object.")

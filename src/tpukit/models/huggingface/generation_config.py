@@ -29,9 +29,8 @@ def read_generation_config(folder: str | Path) -> dict[str, Any]:
 def end_tokens(generation: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the ids of all tokens that end a text."""
     found = generation.get("eos_token_id")
-    if isinstance(found, int):
-        return (found,)
-    return tuple(cast("list[int]", found)) if isinstance(found, list) else ()
+    listed = cast("list[Any]", found if isinstance(found, list) else [found])
+    return tuple(one for one in listed if type(one) is int)
 
 
 def with_end_tokens(generation: Mapping[str, Any], ends: Iterable[int]) -> dict[str, Any]:

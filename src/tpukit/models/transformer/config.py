@@ -16,6 +16,7 @@ from .accounting import (
     count_flops_per_token,
     count_parameters,
 )
+from .field_types import MOST_LAYERS
 from .layer_config import LAYER_FIELDS, LayerConfig
 from .layer_pattern import kinds_of_layers
 from .shapes import parameter_shapes
@@ -109,6 +110,11 @@ class TransformerConfig(Shown, LayerConfig):
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise TPUModelError(f"{name}={getattr(self, name)}; it must be at least 1.")
+        if max(self.n_layers, self.mtp_layers) > MOST_LAYERS:
+            raise TPUModelError(
+                f"n_layers={self.n_layers} and mtp_layers={self.mtp_layers}; at most "
+                f"{MOST_LAYERS:,} layers are read."
+            )
         if isinstance(self.matmul_rules, Mapping):
             object.__setattr__(self, "matmul_rules", tuple(self.matmul_rules.items()))
         if self.mtp_layers < 0 or self.mtp_weight < 0:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from ...errors import TPUModelError, did_you_mean
 from ...rotary import RopeScaling
+from .field_types import check_types
 from .parts import GatedDelta, LatentAttention, read_part
 
 Activation = Literal["silu", "gelu", "relu", "clamped_swiglu"]
@@ -25,6 +26,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "router_score": ("softmax", "sigmoid"),
 }
 _OPTIONAL = ("qk_norm", "attention_bias")
+_COUNTS = (
+    *("per_layer_width", "n_experts", "experts_per_token", "expert_d_ff", "shared_d_ff"),
+    *("router_groups", "router_groups_kept", "router_group_top", "temperature_floor"),
+)
 _PARTS: dict[str, type[Any]] = {
     "rope_scaling": RopeScaling,
     "latent": LatentAttention,
@@ -140,6 +145,7 @@ class LayerConfig:
     capacity_factor: float = 1.25
 
     def __post_init__(self) -> None:
+        check_types(type(self), vars(self))
         for field, kind in _PARTS.items():
             object.__setattr__(self, field, read_part(kind, getattr(self, field), field))
         if self.rope_scaling is not None and self.rope_scaling.kind == "dynamic":
@@ -204,6 +210,7 @@ class LayerConfig:
 def _contradictions(c: LayerConfig) -> list[tuple[bool, str]]:
     """(whether it is so, what is wrong and the way out) for everything that cannot be."""
     small = [f for f in ("d_ff", "n_heads", "n_kv_heads", "head_dim") if getattr(c, f) <= 0]
+    negative = [f for f in _COUNTS if getattr(c, f) < 0]
     small += [
         f
         for f in ("sliding_window", "attention_chunk")
@@ -220,6 +227,7 @@ def _contradictions(c: LayerConfig) -> list[tuple[bool, str]]:
     ]
     return [
         (bool(small), f"{first_small}={getattr(c, first_small, None)}; it must be at least 1."),
+        (bool(negative), f"{', '.join(negative)} must not be below 0."),
         (
             bool(c.n_kv_heads and c.n_heads % c.n_kv_heads),
             f"n_kv_heads={c.n_kv_heads} does not divide n_heads={c.n_heads}; every "

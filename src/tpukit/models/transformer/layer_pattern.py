@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ...errors import TPUModelError, did_you_mean
+from .field_types import MOST_LAYERS
 
 _ITEM = re.compile(r"(?:(\d+) )?([A-Za-z_]\w*)")
 
@@ -34,7 +35,7 @@ def spell_pattern(kinds: Sequence[str]) -> str:
     spelled = [_spell_items(whole)]
     for start in range(len(whole)):
         rest = whole[start:]
-        period = next(p for p in range(1, len(rest) + 1) if _repeats(rest, p))
+        period = _periods(rest)[-1]
         before = f"{_spell_items(whole[:start])} then " if start else ""
         spelled.append(before + _spell_items(rest[:period]))
     return min(spelled, key=lambda text: (len(re.split(",| then ", text)), _digits(text)))
@@ -70,21 +71,33 @@ def find_runs(kinds: tuple[str, ...], *, alone: tuple[int, ...] = ()) -> tuple[L
     best: list[tuple[int, tuple[LayerRun, ...]]] = [(0, ())] * (count + 1)
     for start in range(count - 1, -1, -1):
         reach = next((cut for cut in range(start + 1, count) if cut in alone), count)
-        choices: list[tuple[int, int, tuple[LayerRun, ...]]] = []
+        choices: list[tuple[int, int, int]] = []
+        periods = _periods(kinds[start:reach])
         for end in range(start + 1, start + 2 if start in alone else reach + 1):
-            part = kinds[start:end]
-            period = next(p for p in range(1, len(part) + 1) if _repeats(part, p))
-            run = LayerRun(start, part[:period], len(part) // period, len(part) % period)
             cost, following = best[end]
+            period = periods[end - start - 1]
             # One more for the loop itself, so that a short rest is written out instead.
-            choices.append((period + run.rest + 1 + cost, 1 + len(following), (run, *following)))
-        cost, _, runs = min(choices, key=lambda choice: choice[:2])
-        best[start] = (cost, runs)
+            cost += period + (end - start) % period + 1
+            choices.append((cost, 1 + len(following), end))
+        cost, _, end = min(choices, key=lambda choice: choice[:2])
+        length, period = end - start, periods[end - start - 1]
+        run = LayerRun(start, kinds[start : start + period], length // period, length % period)
+        best[start] = (cost, (run, *best[end][1]))
     return best[0][1]
 
 
-def _repeats(kinds: Sequence[str], period: int) -> bool:
-    return all(kinds[n] == kinds[n - period] for n in range(period, len(kinds)))
+def _periods(kinds: Sequence[str]) -> list[int]:
+    """For each beginning of the kinds, by its length, after how many layers it repeats.
+
+    Knuth, Morris and Pratt: what is left after the longest end that is also a beginning.
+    """
+    borders: list[int] = []
+    for number, kind in enumerate(kinds):
+        border = borders[-1] if borders else 0
+        while border and kinds[border] != kind:
+            border = borders[border - 1]
+        borders.append(border + 1 if number and kinds[border] == kind else 0)
+    return [number + 1 - border for number, border in enumerate(borders)]
 
 
 def _read(text: str, pattern: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -102,7 +115,12 @@ def _read(text: str, pattern: str, known: Sequence[str]) -> tuple[str, ...]:
                 f"layer_pattern='{pattern}' names '{kind}', which layer_kinds does not describe; "
                 f"it has {', '.join(known) or 'none'}.{did_you_mean(kind, known)}"
             )
-        kinds += [kind] * int(count or 1)
+        repeats = int((count or "1")[:9])
+        if len(kinds) + repeats > MOST_LAYERS:
+            raise TPUModelError(
+                f"layer_pattern='{pattern:.60}' describes more than {MOST_LAYERS:,} layers."
+            )
+        kinds += [kind] * repeats
     return tuple(kinds)
 
 

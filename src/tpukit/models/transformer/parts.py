@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...errors import TPUModelError, did_you_mean
+from .field_types import check_types
 
 Part = TypeVar("Part")
 
@@ -91,6 +92,7 @@ def read_part(kind: type[Part], given: Any, field: str) -> Part | None:
     absent = [name for name in missing if name not in table]
     if table and absent:
         raise TPUModelError(f"{field} has no {', '.join(absent)}; give every dimension of it.")
+    check_types(kind, table, where=f"{field}.")
     return kind(**table) if table else None
 
 

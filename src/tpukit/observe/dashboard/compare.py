@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
+from ...plain_data import read_json
 from ..runs import Run
 from .figures import summary_view
 
@@ -48,8 +49,8 @@ def _ratio(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
 def settings_of(run: Run) -> dict[str, str]:
     """Return what run.json says, each value under the path of its keys; {} if damaged."""
     try:
-        document: Any = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        document: Any = read_json(run.path / "run.json")
+    except (OSError, ValueError):
         return {}
     if not isinstance(document, dict):
         return {}

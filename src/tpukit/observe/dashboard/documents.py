@@ -1,6 +1,5 @@
 """Plans and checks that were kept as JSON: a list of them, and each as the page it always has."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -8,6 +7,7 @@ from ...checker.report.html import render_html
 from ...checker.report.schema import as_report
 from ...errors import TPUValidationError
 from ...job.hidden import hide_in_object
+from ...plain_data import read_json
 from ...planner.answer.page import render_page
 from ...planner.answer.recorded import RecordedPlan
 from .library import Document
@@ -20,9 +20,8 @@ def read_document(document: Document) -> dict[str, Any]:
         TPUValidationError: It cannot be read.
     """
     try:
-        text = document.path.read_text(encoding="utf-8")
-        data: Any = json.loads(text, object_hook=hide_in_object)
-    except (OSError, ValueError, RecursionError) as error:
+        data: Any = read_json(document.path, object_hook=hide_in_object)
+    except (OSError, ValueError) as error:
         raise TPUValidationError(f"{document.path.name} cannot be read ({error}).") from None
     if not isinstance(data, dict):
         raise TPUValidationError(f"{document.path.name} holds no object.")

@@ -1,11 +1,11 @@
 """A profile with everything that is read out of it: analysis, one step, memory."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ...plain_data import read_json
 from .analysis import BottleneckAnalysis, analysis_of
 from .attribution import HostTimes, attribute
 from .memory import FILE, MemoryRecord
@@ -40,7 +40,7 @@ class Profile:
     def memory(self) -> MemoryRecord | None:
         """The memory around the block; None where it was not recorded."""
         try:
-            data: Any = json.loads((self.recording.folder / FILE).read_text(encoding="utf-8"))
+            data: Any = read_json(self.recording.folder / FILE)
             return MemoryRecord.from_dict(data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None  # not recorded, or half written when the program ended

@@ -1,6 +1,5 @@
 """The state of a run in a few figures, from the ends of its files, however long they are."""
 
-import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Literal, cast
 from rich.table import Table
 
 from ...hardware.missing import Measured, Missing, plain
+from ...plain_data import read_json
 from ...records.attempts import Attempt
 from ...records.events import Event, good_saves
 from ...records.lines import read_end
@@ -215,8 +215,8 @@ def _count(value: Any) -> int | None:
 
 def _planned_steps(path: Path) -> int | None:
     try:
-        document = json.loads((path / "run.json").read_text())
+        document = read_json(path / "run.json")
         steps = document["settings"]["steps"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return steps if isinstance(steps, int) else None

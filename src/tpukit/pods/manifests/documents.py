@@ -8,6 +8,7 @@ from typing import Any, cast
 import yaml
 
 from ...errors import ConfigError
+from ...plain_data import MOST_YAML_BYTES, parse_yaml, read_limited
 
 Document = dict[str, Any]
 
@@ -48,9 +49,9 @@ def read_yaml(text: str, *, name: str) -> list[Document]:
         ConfigError: It is not YAML, or holds something else than objects.
     """
     try:
-        found: list[Any] = list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{name} is not valid YAML: {_first_line(error)}.") from None
+        found = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is not valid YAML: {error}.") from None
     documents: list[Document] = []
     for number, one in enumerate(found, start=1):
         if one is None:
@@ -85,15 +86,10 @@ def read_files(*paths: Path) -> list[Document]:
         )
         for file in files:
             try:
-                text = file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
+                text = read_limited(file, MOST_YAML_BYTES).decode()
+            except OSError as error:
+                raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+            except ValueError as error:
                 raise ConfigError(f"{file} cannot be read: {error}.") from None
             documents += read_yaml(text, name=str(file))
     return documents
-
-
-def _first_line(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    where = f" in line {mark.line + 1}" if mark is not None else ""
-    said = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
-    return f"{said}{where}"

@@ -20,6 +20,7 @@ from ...models.generation.programs import DecodingPrograms
 from ...models.generation.token_codes import root_mean_squares, turned
 from ...models.stored.running import with_stored_parameters
 from ...models.transformer.config import TransformerConfig
+from ...plain_data import read_json
 from ...runtime.files import finish_folder, folder_beside, new_folder
 from ...runtime.progress import Counted, Progress, silent
 from ..codebooks.codebook import Codebook
@@ -181,8 +182,8 @@ def _vectors(format: CacheFormat, held: jax.Array, seed: int) -> jax.Array:
 
 def _format_in(file: Path) -> CacheFormat:
     try:
-        about = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        about = read_json(file)
+    except (OSError, ValueError) as error:
         raise TPUCheckpointError(
             f"{file} cannot be read ({error}); give a folder that 'tpukit quantize --kv … -o' "
             "wrote."

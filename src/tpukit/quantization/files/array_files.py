@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ...errors import TPUCheckpointError, TPUValidationError
+from ...plain_data import parse_json
 from ...runtime.files import start_of_tensors, write_output
 from ..codebooks.codebook import Codebook, FitReport, parse_metric
 from ..vector_codes.vq_array import VQArray
@@ -191,14 +192,14 @@ def _digest(tensors: Mapping[str, np.ndarray]) -> str:
 def _fit_in(about: Mapping[str, str]) -> FitReport | None:
     """How it was fitted, where the header says it in the words of today; it is only told."""
     try:
-        said = json.loads(about.get("fit", "null"))
+        said = parse_json(about.get("fit", "null"))
         return FitReport.from_dict(said) if isinstance(said, dict) else None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         return None
 
 
 def _plain(place: Path, text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         raise TPUCheckpointError(f"{place} has a description that is no JSON.") from None

@@ -23,6 +23,7 @@ from ...models.stored.parameter import StoredParameter, is_stored
 from ...models.stored.part_stack import stacked
 from ...models.stored.product import MatrixAxes
 from ...models.transformer.config import TransformerConfig
+from ...plain_data import read_json
 from ...runtime.files import finish_folder, folder_beside, new_folder
 from ..integers.qwix_matrices import ScaledInputs
 from ..model import QuantizedModel
@@ -230,8 +231,8 @@ def _weight(name: str, said: Any, others: Any) -> QuantizedWeight:
 
 def _described(file: Path) -> dict[str, Any]:
     try:
-        about = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        about = read_json(file)
+    except (OSError, ValueError) as error:
         raise TPUCheckpointError(
             f"{file} cannot be read ({error}); give a folder that 'tpukit quantize -o' wrote."
         ) from None

@@ -15,6 +15,7 @@ from typing import Any
 from etils import epath
 
 from ...errors import TPUCheckpointError
+from ...plain_data import parse_json
 from .files import write_whole
 from .named_arrays import LeafShape
 
@@ -69,7 +70,7 @@ class Record:
             TPUCheckpointError: It is damaged, or of a format this version does not know.
         """
         try:
-            document: dict[str, Any] = json.loads(path.read_text())
+            document: dict[str, Any] = parse_json(path.read_bytes())
             saved: dict[str, Any] = document["record"]
             intact = document["sha256"] == _sha256(_canonical(saved))
         except (ValueError, KeyError, TypeError) as error:

@@ -1,13 +1,14 @@
 """Documents out of text files, JSON lines, ArrayRecord files and Hugging Face data sets."""
 
 import gzip
-import json
+import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 from ...errors import MissingExtraError, TPUValidationError, did_you_mean
+from ...plain_data import MOST_BYTES, parse_json
 from .tf_example import read_example
 
 _PIECE_CHARACTERS = 1 << 20
@@ -78,12 +79,12 @@ def json_records(path: Path) -> Generator[tuple[Any, str, int]]:
     Raises:
         TPUValidationError: A line is no JSON.
     """
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(_lines(path, MOST_BYTES + 1), 1):
         if not line.strip():
             continue
         where = f"{path} line {number}"
         try:
-            record = json.loads(line)
+            record = parse_json(line, is_record=True)
         except UnicodeDecodeError as error:
             raise _no_utf8(path, number, error) from None
         except ValueError as error:
@@ -142,7 +143,7 @@ def _huggingface(path: Path, text_key: str) -> Generator[Piece]:
 def _record_content(record: bytes, text_key: str, where: str) -> "str | Sequence[int]":
     if record.startswith(b"{"):
         try:
-            return _content(json.loads(record), text_key, where)
+            return _content(parse_json(record, is_record=True), text_key, where)
         except UnicodeDecodeError:
             pass
         except ValueError as error:
@@ -201,10 +202,11 @@ def _no_utf8(path: Path, number: int, error: UnicodeDecodeError) -> TPUValidatio
     )
 
 
-def _lines(path: Path) -> Generator[bytes]:
+def _lines(path: Path, longest: int = -1) -> Generator[bytes]:
     start = gzip.open if path.suffix == ".gz" else open
     with cast("IO[bytes]", start(path, "rb")) as file:
         try:
-            yield from file
-        except (EOFError, gzip.BadGzipFile) as error:
+            while line := file.readline(longest):
+                yield line
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise TPUValidationError(f"{path} is corrupt ({error}); copy it again.") from None

@@ -1,9 +1,9 @@
 """Which kind of data a file or folder holds, told from its names."""
 
-import json
 from dataclasses import dataclass
 
 from ...errors import TPUValidationError
+from ...plain_data import parse_json
 from .locations import Location
 from .manifest import MANIFEST
 
@@ -71,7 +71,7 @@ def kind_of(location: Location) -> Kind:
 
 def _name_a_split(location: Location) -> TPUValidationError:
     try:
-        splits = json.loads(location.content(_SPLIT_LIST))["splits"]
+        splits = parse_json(location.content(_SPLIT_LIST))["splits"]
     except (ValueError, KeyError, TypeError):
         splits = []
     return TPUValidationError(

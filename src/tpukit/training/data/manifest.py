@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import TPUValidationError
+from ...plain_data import parse_json
 from .shards import TokenShard, parse_token_dtype
 
 MANIFEST, DOCUMENTS, ANSWERS = "tokens.json", "documents.npy", "answers.npy"
@@ -63,7 +64,7 @@ def read_manifest(content: bytes, *, name: str) -> Manifest:
         TPUValidationError: It is damaged, or newer than this tpukit.
     """
     try:
-        data = json.loads(content)
+        data = parse_json(content)
         if data.pop("format") != FORMAT:
             raise ValueError("another format")
         version = data.pop("version")

@@ -3,17 +3,18 @@
 import functools
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from ...errors import ConfigError, MissingExtraError, did_you_mean
+from ...plain_data import read_json, read_limited
 
+_MOST_BYTES = 256 << 20  # the largest published tokenizer.json has 37 MB
 # What models call the token between documents, most specific first.
 _END_NAMES = (
     *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]"),
@@ -59,7 +60,7 @@ class ByteTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The bytes of each text."""
-        return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
+        return [np.frombuffer(_whole(text).encode(), np.uint8) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text; what is no UTF-8 shows as �, ends of documents are left out."""
@@ -78,7 +79,9 @@ class HuggingFaceTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Without the special tokens the tokenizer would add for a single text."""
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        found = self._tokenizer.encode_batch_fast(
+            [_whole(text) for text in texts], add_special_tokens=False
+        )
         return [np.asarray(encoding.ids, np.uint32) for encoding in found]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -130,17 +133,25 @@ def tokenizer_key(tokenizer: Tokenizer) -> str:
     return hashlib.blake2b(about.encode() + tokens, digest_size=8).hexdigest()
 
 
+def _whole(text: str) -> str:
+    """Return the text with � instead of halves of surrogate pairs, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def _from_file(file: Path, end: str | None) -> HuggingFaceTokenizer:
     try:
         from tokenizers import Tokenizer as Implementation
     except ImportError:
         raise MissingExtraError("data", needed_for=str(file), module="tokenizers") from None
     try:
-        content = file.read_text("utf-8")
-        json.loads(content)
+        content = read_limited(file, _MOST_BYTES).decode()
     except OSError as error:
         raise ConfigError(f"{file} cannot be read ({error.strerror}).") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(
             f"{file} is no tokenizer.json ({error}); a SentencePiece .model must be converted "
             "first, with transformers' AutoTokenizer.save_pretrained."
@@ -181,12 +192,20 @@ def _end_number(implementation: Any, file: Path, end: str | None) -> int | None:
         return number
     settings = file.with_name("tokenizer_config.json")
     if settings.is_file():
-        said = json.loads(settings.read_text("utf-8")).get("eos_token")
-        said = said.get("content") if isinstance(said, dict) else said
-        if said is not None and (number := implementation.token_to_id(said)) is not None:
+        said = _settings(settings).get("eos_token")
+        said = said.get("content") if isinstance(said, dict) else said  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]  JSON
+        if isinstance(said, str) and (number := implementation.token_to_id(said)) is not None:
             return number
     known = (implementation.token_to_id(name) for name in _END_NAMES)
     return next((number for number in known if number is not None), None)
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        found = read_json(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}); download it again.") from None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _unknown(name: str, path: Path) -> ConfigError:

@@ -20,7 +20,7 @@ from ....pages.parts import (
     table,
 )
 from ....runtime.files import write_output
-from ..schema import Report, as_report, spans_of
+from ..schema import Report, as_report, reads_report, spans_of
 from .capture import capture_section
 from .headline import report_headline
 from .memory import memory_section
@@ -46,6 +46,7 @@ def write_html(report: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
+@reads_report
 def render_html(report: Mapping[str, Any]) -> str:
     """The page as text."""
     known = as_report(report)

@@ -24,6 +24,7 @@ from pydantic import (
 
 from ....errors import SliceError, TPUValidationError
 from ....hardware import get_chip
+from ....plain_data import parse_json
 
 GZIP_MAGIC = b"\x1f\x8b"
 # Sources say how a time was taken; these clocks also count dispatch, or may.
@@ -173,12 +174,12 @@ def _read_list(path: Path) -> list[Any]:
     try:
         content = path.read_bytes()
         text = gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
-        listed = json.loads(text)
+        listed = parse_json(text)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise TPUValidationError(f"{path} is a damaged gzip file ({error}).") from error
     except OSError as error:
         raise TPUValidationError(f"{path} cannot be read ({error.strerror}).") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise TPUValidationError(
             f"{path} is not JSON ({error}); expected a list of measured kernels."
         ) from error

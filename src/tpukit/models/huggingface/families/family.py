@@ -6,11 +6,21 @@ from typing import Any
 
 from ....errors import TPUModelError
 from ...transformer.config import TransformerConfig
+from ...transformer.field_types import MOST_LAYERS, MOST_SIZE
 from ...transformer.layer_config import LayerConfig
 from ..slots import usual_slots
 from ..tensors import LayerSlots, Slot
 
 Json = Mapping[str, Any]
+_NEEDED = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size"),
+    *("num_attention_heads", "vocab_size"),
+)
+_COUNTS = (
+    *_NEEDED,
+    *("decoder_sparse_step", "interleave_moe_layer_step", "full_attention_interval"),
+    *("sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval"),
+)
 ACTIVATIONS = {
     "silu": "silu",
     "gelu_pytorch_tanh": "gelu",
@@ -59,6 +69,7 @@ class Family:
         Raises:
             TPUModelError: An entry is missing, or says what is not known here.
         """
+        _check_counts(data, self.model_type)
         try:
             return TransformerConfig(**{**usual_fields(data), **self.read(data)})
         except KeyError as missing:
@@ -66,7 +77,7 @@ class Family:
                 f"config.json of model_type '{self.model_type}' has no {missing}; it is not a "
                 "complete Hugging Face configuration."
             ) from None
-        except TypeError as wrong:
+        except (TypeError, AttributeError, ArithmeticError, IndexError, ValueError) as wrong:
             empty = ", ".join(key for key, value in data.items() if value is None) or "none"
             raise TPUModelError(
                 f"config.json of model_type '{self.model_type}' has an entry of another type than "
@@ -81,6 +92,20 @@ class Family:
             **usual_entries(config),
             **self.write(config),
         }
+
+
+def _check_counts(data: Json, model_type: str) -> None:
+    """Refuse counts that no list of layers can be made of."""
+    for name in _COUNTS:
+        most = MOST_LAYERS if name == "num_hidden_layers" else MOST_SIZE
+        value = data.get(name)
+        if value is None and not (name in data and name in _NEEDED):
+            continue
+        if not (type(value) is int and 1 <= value <= most):
+            raise TPUModelError(
+                f"config.json of model_type '{model_type}' has {name}={value!r:.40}; expected a "
+                f"whole number from 1 to {most:,}."
+            )
 
 
 def usual_fields(data: Json) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """bitsandbytes: eight bits by rows, and four bits by a table of sixteen numbers."""
 
-import json
 from typing import Any
 
 import numpy as np
 
 from ....errors import TPUModelError
+from ....plain_data import parse_json
 from .mxfp4 import codes_of
 from .scheme import FLOATS, Json, Scheme, Tensors, take
 from .weight import PublishedWeight
@@ -117,7 +117,7 @@ def _state(name: str, tensors: Tensors) -> dict[str, Any]:
     else:
         raise TPUModelError(f"'{name}' has no quant_state; the weights are incomplete.")
     try:
-        state = json.loads(text[:_MOST_STATE_BYTES])
+        state = parse_json(text[:_MOST_STATE_BYTES])
         whole = [*state["shape"], state["blocksize"], state.get("nested_blocksize", 256)]
         good = len(state["shape"]) == 2 and all(isinstance(n, int) and n > 0 for n in whole)
         offset = float(state.get("nested_offset", 0.0))
