@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+import subprocess
 import time
 import types
 
@@ -461,6 +462,19 @@ def test_a_second_run_on_the_directory_of_a_living_one_is_refused(table_trainer,
     assert " s ago; end that run, or choose another run_dir." in second.refusal
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [*range(1, 9)]
     table_trainer().train(tokens, 8, **SHAPE)  # the lock ended with the run
+
+
+def test_the_way_out_where_every_checkpoint_is_damaged(table_trainer, tokens, tmp_path):
+    first = table_trainer(checkpoint_every=2).train(tokens, 4, **SHAPE)
+    for record in (tmp_path / "run" / "checkpoints").glob("*/tpukit/*.json"):
+        record.write_text("{}")
+    with pytest.raises(TPUCheckpointError, match="No checkpoint in") as refused:
+        table_trainer(checkpoint_every=2).train(tokens, 4, **SHAPE)
+    command = str(refused.value).rsplit(": ", 1)[1]
+    assert command.startswith("mv ")
+    subprocess.run(command, shell=True, check=True)
+    again = table_trainer(checkpoint_every=2).train(tokens, 4, **SHAPE)
+    assert (again.resumed_from, again.losses) == (None, first.losses)
 
 
 def test_a_run_goes_on_with_another_recipe(table_trainer, tokens, tmp_path):

@@ -58,15 +58,25 @@ def _unexpected(error: Exception) -> str:
     import traceback
     from datetime import UTC, datetime
 
-    from ..runtime.files import cache_folder, write_text
+    from ..runtime.files import cache_folder, private_folder, write_text
 
     what = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     path = cache_folder("errors") / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.txt"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        said = "".join([" ".join(sys.argv), "\n", *traceback.format_exception(error)])
+        private_folder(path.parent)
+        said = "".join([_typed(sys.argv), "\n", *traceback.format_exception(error)])
         # What was typed may be no text.
-        write_text(path, said.encode(errors="backslashreplace").decode())
+        write_text(path, said.encode(errors="backslashreplace").decode(), private=True)
     except OSError:
         return f"{what} (tpukit --debug … shows where)."
     return f"{what} (the details are in {path}; tpukit --debug … shows them here)."
+
+
+def _typed(words: list[str]) -> str:
+    """Return the command that was typed, without the values of tokens."""
+    kept: list[str] = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        hidden = kept[-1:] == ["--token"]
+        kept.append("…" if hidden else f"{name}=…" if equals and name == "--token" else word)
+    return " ".join(kept)

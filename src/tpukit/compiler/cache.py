@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TPUCacheError
-from ..runtime.files import PARTIAL, cache_folder, whole_file
+from ..runtime.files import PARTIAL, cache_folder, private_folder, refuse_shared, whole_file
 from ..shown import Shown
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,9 @@ class CompileCache:
     @classmethod
     def default(cls) -> "CompileCache":
         """The user's own, under `TPUKIT_CACHE_DIR` or the usual cache folder."""
-        return cls(cache_folder("compiles"))
+        folder = cache_folder("compiles")
+        refuse_shared(folder)
+        return cls(folder)
 
     def load(self, key: str) -> dict[str, str] | None:
         """The texts stored under `key`, or None; a damaged file is deleted."""
@@ -95,7 +97,7 @@ class CompileCache:
     def store(self, key: str, texts: Mapping[str, str]) -> bool:
         """Keep `texts`; False, and a warning, where they cannot be written."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
             with (
                 whole_file(self._path(key)) as file,
                 zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=5) as archive,

@@ -5,6 +5,8 @@ import logging
 import os
 from pathlib import Path
 
+from ..runtime.files import open_private
+
 logger = logging.getLogger(__name__)
 
 
@@ -56,7 +58,7 @@ class AppendedLines:
 
     def _open(self) -> io.FileIO:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = file = io.FileIO(self.path, "a")
+        self._file = file = io.FileIO(self.path, "a", opener=open_private)
         if file.tell():
             with self.path.open("rb") as end:  # a kill may have cut the last line
                 end.seek(-1, 2)

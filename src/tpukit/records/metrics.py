@@ -42,7 +42,7 @@ class MetricsFile:
         """Take out the records after `step`, and a last line that was cut short."""
         self._lines.close()
         with contextlib.suppress(OSError):  # a full disk, on which lines wait
-            self.path.touch()
+            self.path.touch(mode=0o600)
         if not self.path.is_file():
             return
         kept = [line for line, record in _lines(self.path) if record.get("step", 0) <= step]
@@ -50,7 +50,7 @@ class MetricsFile:
         if there.startswith(whole):
             os.truncate(self.path, len(whole))  # a full disk has no room for a second file
         else:
-            write_bytes(self.path, whole)
+            write_bytes(self.path, whole, private=True)
 
     def close(self) -> None:
         """Close the file."""

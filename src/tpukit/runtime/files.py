@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Generator
@@ -18,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from ..errors import TPUCheckpointError, TPUValidationError
+from ..errors import TPUCacheError, TPUCheckpointError, TPUValidationError
 from .interruption import undone_if_interrupted, whole_or_not_begun
 
 PARTIAL = ".partial"
@@ -34,7 +35,7 @@ of jax, and jax's own compilation cache."""
 
 
 @contextmanager
-def whole_file(path: Path, *, durable: bool = False) -> Generator[IO[bytes]]:
+def whole_file(path: Path, *, durable: bool = False, private: bool = False) -> Generator[IO[bytes]]:
     """Open a file that appears at `path` when the block ends, unless it ends by an error.
 
     Readers see what was there before or all that is new, never a part, and so do those who write
@@ -43,6 +44,7 @@ def whole_file(path: Path, *, durable: bool = False) -> Generator[IO[bytes]]:
     Args:
         path: Where it appears; its folder must exist.
         durable: Whether it must outlast a power cut, which takes a wait for the disk.
+        private: Whether it is for this user alone.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as file:  # a device or a pipe, which has to stay what it is
@@ -50,7 +52,8 @@ def whole_file(path: Path, *, durable: bool = False) -> Generator[IO[bytes]]:
         return
     partial = path.with_name(f".{path.name[:_NAME_KEPT]}.{secrets.token_hex(4)}{PARTIAL}")
     try:
-        with undone_if_interrupted(partial.unlink), partial.open("xb") as file:
+        opener = open_private if private else None
+        with undone_if_interrupted(partial.unlink), open(partial, "xb", opener=opener) as file:
             yield file
             if durable:
                 file.flush()
@@ -62,6 +65,51 @@ def whole_file(path: Path, *, durable: bool = False) -> Generator[IO[bytes]]:
         raise
     if durable:
         _wait_for_disk(path.parent)
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder, and those above it that are missing, for this user alone.
+
+    What it holds (logs, arguments, metrics) may name things that others must not read.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def unguessable_folder() -> Path:
+    """Make a folder for this user alone in the temporary one; whoever asks removes it."""
+    return Path(tempfile.mkdtemp(prefix="tpukit-"))
+
+
+def open_private(path: str | Path, flags: int) -> int:
+    """Open a file as `open(opener=…)` asks; one that is made is for this user alone."""
+    return os.open(path, flags, 0o600)
+
+
+def refuse_shared(folder: Path) -> None:
+    """Refuse a folder in which other users could place programs that would be run here.
+
+    Raises:
+        TPUCacheError: Others own it, or may write to it.
+    """
+    try:
+        found = folder.stat()
+    except OSError:
+        return  # it is not there, or nothing can be read from it
+    way_out = "or set TPUKIT_CACHE_DIR to a folder of your own"
+    if found.st_uid not in (0, os.getuid()):
+        raise TPUCacheError(
+            f"The cache folder {folder} belongs to another user (uid {found.st_uid}), who could "
+            f"place programs there that would run as you; expected your own. Remove it, {way_out}."
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise TPUCacheError(
+            f"The cache folder {folder} may be written by other users (mode "
+            f"{stat.S_IMODE(found.st_mode):o}), who could place programs there that would run as "
+            f"you. Run chmod go-w {folder}, {way_out}."
+        )
 
 
 def looks_pickled(start: bytes) -> bool:
@@ -96,15 +144,17 @@ def start_of_tensors(path: Path, *, instead: str) -> bytes:
     return start
 
 
-def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
+def write_bytes(
+    path: Path, content: bytes, *, durable: bool = False, private: bool = False
+) -> None:
     """Write a file whole or not at all."""
-    with whole_file(path, durable=durable) as file:
+    with whole_file(path, durable=durable, private=private) as file:
         file.write(content)
 
 
-def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+def write_text(path: Path, text: str, *, durable: bool = False, private: bool = False) -> None:
     """Write a text file, in UTF-8, whole or not at all."""
-    write_bytes(path, text.encode(), durable=durable)
+    write_bytes(path, text.encode(), durable=durable, private=private)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -18,7 +18,7 @@ import jax
 from ..annotations import AnyMesh, PyTree
 from ..errors import TPUValidationError
 from ..hardware.target import on_one_gpu
-from ..runtime.files import cache_folder
+from ..runtime.files import cache_folder, private_folder, refuse_shared
 from ..step.workload import Workload
 from .debugging import is_debugging, only_nans_inside, refuse_infs
 from .own_programs import keeping_own_programs
@@ -228,10 +228,12 @@ def enable_compilation_cache() -> Path:
 
     chosen: str | None = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]  made at run time
     if chosen is None:
-        chosen = str(cache_folder("xla"))
+        chosen = str(private_folder(cache_folder("xla")))
         jax.config.update("jax_compilation_cache_dir", chosen)
         # jax decides at its first compile whether there is a cache, and remembers the answer.
         compilation_cache.reset_cache()
+    if "://" not in chosen:
+        refuse_shared(Path(chosen))
     return Path(chosen)
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..errors import TPUError, TPUStorageError, TPUValidationError
 from ..hardware.figure import format_quantity
 from ..plain_data import read_json
 from ..records.events import EVENTS
-from ..runtime.files import write_text
+from ..runtime.files import open_private, private_folder, write_text
 from ..runtime.logs import ROOT, TextFormatter
 from ..runtime.storage import PASSING_ERRORS
 from ..runtime.writer_lock import WriterLock
@@ -128,7 +129,8 @@ class RunDirectory:
     ) -> None:
         file = self.path / IDENTITY
         self.refuse_other(identity, recipe=recipe)
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self.path)
         self._take()
         # Once more, now that no other process can change it.
         if self.refuse_other(identity, recipe=recipe):
@@ -136,7 +138,7 @@ class RunDirectory:
         document = {"format": FORMAT, "identity": identity, "recipe": recipe, "settings": settings}
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         if not file.is_file() or file.read_text() != text:  # a full disk must not stop a restart
-            write_text(file, text)
+            write_text(file, text, private=True)
         handler = _RunLog(self.path / "train.log", encoding="utf-8")
         handler.setLevel(logging.WARNING)
         handler.setFormatter(TextFormatter())
@@ -204,6 +206,12 @@ class _RunLog(logging.FileHandler):
     def write(self, record: logging.LogRecord) -> None:
         """Write to the file alone."""
         super().emit(record)
+
+    def _open(self) -> TextIOWrapper:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        return TextIOWrapper(
+            os.fdopen(open_private(self.baseFilename, flags), "ab"), encoding="utf-8"
+        )
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Lose the line: a disk that is full must not fill the terminal with tracebacks."""

@@ -242,7 +242,7 @@ def test_a_good_step_is_not_overwritten_until_it_is_discarded(checkpointer):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda c: c.restore(), "no good checkpoint in .* None is complete"),
+        (lambda c: c.restore(), "no checkpoint in "),
         (lambda c: c.restore(3), "Step 3 .* it is not there"),
         (lambda c: c.save(-1), "step is -1"),
         (lambda c: c.save(1, params={"name": "x"}), "holds a str at 'name'.*metadata="),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import TPUValidationError, did_you_mean
+from ...runtime.files import private_folder
 from ...runtime.interruption import whole_or_not_begun
 from ..store import Store
 from ..store.locks import is_held
@@ -47,7 +48,7 @@ class BackgroundRun:
             raise already_supervised(launch.name)
         store = launch.manager.store
         remove_old_logs(store, keep=KEPT_LOGS)
-        launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(launch.folder)
         (launch.folder / FILE).unlink(missing_ok=True)
         request = {
             "name": launch.name,

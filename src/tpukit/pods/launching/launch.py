@@ -16,6 +16,7 @@ from ...job.hidden import HIDDEN, warn_of_literal_secrets
 from ...job.job import Job
 from ...job.reading import read_job
 from ...runtime.calls import either_way
+from ...runtime.files import private_folder
 from ...runtime.progress import Progress, silent
 from ...shown import Shown
 from ..allocation import check_request, wait_until_gone
@@ -84,7 +85,7 @@ class Launch(Shown):
             ConfigError: Another process supervises this run already.
             ProviderError: The provider cannot be reached, or refuses who asks.
         """
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self.folder)
         self.bundle.write(self.folder / BUNDLE)
         with self._kept() as provider:
             supervisor = Supervisor(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...hardware.figure import count_text
+from ...runtime.files import private_folder
 from ..providers.protocol import Ended, Line, Restarted, StepCompleted
 from ..supervision.events import (
     AttemptBegan,
@@ -104,7 +105,7 @@ class RunLog:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder)
         self.path = folder / FILE
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import TPUBackendError
+from ...runtime.files import private_folder
 from .schema import VERSIONS
 
 PATIENCE_S = 10.0
@@ -21,7 +22,8 @@ class Database:
         self.path = path
         self._lock = threading.RLock()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(path.parent)
+            path.touch(mode=0o600)  # sqlite gives its other files the same mode
             self._connection = sqlite3.connect(
                 path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False
             )

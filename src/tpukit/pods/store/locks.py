@@ -6,11 +6,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ...runtime.files import private_folder
+
 
 @contextmanager
 def holding(path: Path) -> Generator[bool]:
     """Hold a lock for the block; yields False where somebody else holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(path.parent)
     # A child must not keep it: Python opens files so that children do not inherit them.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

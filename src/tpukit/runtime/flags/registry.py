@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import FlagError, MissingExtraError
 from ...shown import Shown
-from ..files import cache_folder, write_json
+from ..files import cache_folder, private_folder, write_json
 from ..versions import NOT_INSTALLED, installed_version
 from . import reading
 from .flag import Flag, Parser
@@ -216,7 +216,7 @@ def _load(path: Path) -> dict[str, Any] | None:
 def _store(path: Path, data: Mapping[str, Any]) -> bool:
     """Write the file whole or not at all; False when the folder cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         write_json(path, dict(data))
     except OSError:
         return False

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...errors import TPUNotAvailableError
-from ..files import cache_folder, finish_folder, folder_beside, write_json
+from ..files import cache_folder, finish_folder, folder_beside, private_folder, write_json
 from ..progress import Progress, silent
 from ..versions import installed_requirements
 from .interpreters import find_interpreter
@@ -137,7 +137,7 @@ def _python_in(folder: Path) -> Path:
 
 @contextmanager
 def _lock(place: Path, kind: int, progress: Progress) -> Generator[None]:
-    place.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(place.parent)
     # Children do not inherit it, so that nothing left behind can hold it.
     descriptor = os.open(place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:

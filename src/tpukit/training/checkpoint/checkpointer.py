@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -313,9 +314,7 @@ class TPUCheckpointer:
             below = [step for step in self.steps() if before is None or step < before]
             step = smallest_of_all(below[-1] if below else NONE)
             if step == NONE:
-                raise TPUCheckpointError(
-                    f"There is no good checkpoint in {self.directory}. {self._which_are_there()}"
-                )
+                raise TPUCheckpointError(self._none_is_good(skipped))
             found = self._verify_together(step, items)
             if found.problem is None:
                 return step
@@ -352,6 +351,18 @@ class TPUCheckpointer:
                 f"Step {step} in {self.directory} could not be read: {first_line(error)}. "
                 f"{self._which_are_there()}"
             ) from error
+
+    def _none_is_good(self, skipped: Mapping[int, str]) -> str:
+        if not skipped:
+            return f"There is no checkpoint in {self.directory}."
+        found = "; ".join(f"step {step}: {reason}" for step, reason in list(skipped.items())[:3])
+        folder = self.directory.rstrip("/")
+        move = "gcloud storage mv" if "://" in folder else "mv"
+        return (
+            f"No checkpoint in {folder} is good ({found}). Put an undamaged copy of one of them "
+            "back, or begin at step 1 again after moving them away: "
+            f"{move} {shlex.quote(folder)} {shlex.quote(f'{folder}.damaged')}"
+        )
 
     def _which_are_there(self) -> str:
         steps = self.steps()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...errors import TPUValidationError, did_you_mean
-from ...runtime.files import cache_folder, temporary_folder
+from ...runtime.files import cache_folder, private_folder, temporary_folder
 from .remote import RemoteFile, list_remote, open_remote_shard, remote_url
 from .shards import TokenShard, open_shard
 
@@ -102,8 +102,7 @@ class RemoteFiles:
     @contextmanager
     def local(self, names: Sequence[str]) -> Generator[list[Path]]:
         """Fetch them into the cache, and remove them afterwards."""
-        cache = cache_folder("fetched")
-        cache.mkdir(parents=True, exist_ok=True)
+        cache = private_folder(cache_folder("fetched"))
         with temporary_folder(inside=cache) as folder:
             paths = [folder / name for name in names]
             for path in paths:

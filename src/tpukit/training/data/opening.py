@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from ...errors import ConfigError, TPUValidationError, did_you_mean
-from ...runtime.files import cache_folder
+from ...runtime.files import cache_folder, private_folder
 from .examples import vocabulary_overflow
 from .iterated import BatchIterable, IteratedData
 from .kinds import Kind, kind_of
@@ -242,7 +242,7 @@ def _answers(location: Location, manifest: Manifest) -> np.ndarray:
 def _open_text(location: Location, kind: Kind, tokenizer: Tokenizer, text_key: str) -> TokenStore:
     about = f"{location.version(kind.files)};{tokenizer_key(tokenizer)};{text_key}"
     key = hashlib.blake2b(about.encode(), digest_size=12).hexdigest()
-    folder = cache_folder("tokens") / key
+    folder = private_folder(cache_folder("tokens")) / key
     prepare_tokens(location.path, folder, tokenizer=tokenizer, text_key=text_key, exist_ok=True)
     # Messages name what the person gave, not where its tokens are kept.
     return dataclasses.replace(_open_prepared(look_at(folder)), path=location.path)

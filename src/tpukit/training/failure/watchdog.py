@@ -4,7 +4,6 @@ import contextlib
 import faulthandler
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -14,6 +13,7 @@ from typing import IO
 
 from ...errors import ConfigError
 from ...runtime.exit_codes import ExitCode
+from ...runtime.files import open_private, unguessable_folder
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,8 @@ class HangWatchdog:
     Args:
         timeout_s: The longest time between two beats.
         on_hang: Called with the file of the stacks instead of ending the process.
-        directory: Where that file goes; by default the temporary folder.
+        directory: Where that file goes; by default a new folder in the temporary one, which
+            only this user may enter.
         first_timeout_s: The longest time to the first beat, which waits for the compiler;
             by default `timeout_s`.
     """
@@ -59,7 +60,9 @@ class HangWatchdog:
                 raise ConfigError(f"{name} is {value}; give it some seconds.")
         self._timeout_s = timeout_s
         self._on_hang = on_hang
-        folder = Path(tempfile.gettempdir() if directory is None else directory)
+        # Not in the temporary folder itself: whoever knows the name could place a link there.
+        folder = unguessable_folder() if directory is None else Path(directory)
+        self._is_own_folder = directory is None
         self._stacks_path = folder / f"hang-{os.getpid()}.txt"
         self._first_timeout_s = timeout_s if first_timeout_s is None else first_timeout_s
         self._allowed_s: float | None = None
@@ -87,7 +90,7 @@ class HangWatchdog:
     def __enter__(self) -> "HangWatchdog":
         self._stacks_path.parent.mkdir(parents=True, exist_ok=True)
         self._last_beat = time.monotonic()
-        stacks = self._stacks_path.open("w", encoding="utf-8")
+        stacks = open(self._stacks_path, "w", encoding="utf-8", opener=open_private)
         self._arm(stacks, self._limit_s())
         self._thread = threading.Thread(
             target=self._watch, args=(stacks,), name="tpukit-watchdog", daemon=True
@@ -132,6 +135,8 @@ class HangWatchdog:
             stacks.close()
             if not self._stacks_path.stat().st_size:
                 self._stacks_path.unlink()
+                if self._is_own_folder:
+                    self._stacks_path.parent.rmdir()
 
     def _report(self, stacks: IO[str], limit_s: float) -> None:
         stacks.write(f"No step was completed for {limit_s:.1f} s; {self._beats} before.\n\n")

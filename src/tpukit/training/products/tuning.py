@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from ...runtime.child import ChildError, run_child
-from ...runtime.files import cache_folder, temporary_folder, write_json
+from ...runtime.files import cache_folder, private_folder, temporary_folder, write_json
 from ...runtime.progress import Progress
 from .product import SUFFIX, Product, products_in
 
@@ -112,7 +112,7 @@ class ProductTuner:
 
     def _time(self, report: Path) -> str | None:
         """Run the timing program; why there is nothing to keep where it fails."""
-        self.kept.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self.kept.parent)
         # This process holds most of the memory already; the other one takes what it needs.
         environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         with temporary_folder(inside=self.kept.parent) as folder:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from ....runtime.files import write_json
+from ....runtime.files import private_folder, write_json
 from ...pod import Pod, PodState
 
 PROCESSES_GONE = "its processes are gone, and nobody has said why; delete it, or start it again"
@@ -82,7 +82,7 @@ class Book:
     @contextmanager
     def held(self) -> Generator[None]:
         """Keep every other process from reading or changing entries."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         with (self._folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import ProviderError, TPUError
-from ....runtime.files import state_folder, temporary_folder, write_text
+from ....runtime.files import private_folder, state_folder, temporary_folder, write_text
 from ...pod import Host, Pod
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def known_hosts(pod: str, created_at: float) -> Path:
     pod has a file of its own, in which a host keeps its key as long as the pod lives.
     """
     folder = state_folder() / "known_hosts"
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     return folder / f"{pod}.{int(created_at)}"
 
 
@@ -91,7 +91,7 @@ def forget_hosts(pod: str) -> None:
 
 
 def _make(folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(folder.parent)
     # In a folder beside it, moved as a whole: two commands that start at once agree on one pair.
     with temporary_folder(".ssh-", inside=folder.parent) as made:
         fresh = made / "ssh"
