@@ -13,6 +13,7 @@ ROOMS = [
         "lazy",
         "frameworks",
         "rotary",
+        "terminal",
         "shown",
         "hardware",
         "runtime",

@@ -10,6 +10,8 @@ from enum import Enum
 from io import StringIO
 from typing import Any
 
+from .terminal import open_console
+
 LONGEST_REPR = 240
 LONGEST_VALUE = 48
 NOTEBOOK_WIDTH = 110
@@ -44,9 +46,7 @@ class Shown:
 
 def rendered_text(result: object) -> str:
     """Return what a terminal of this width shows of a result, without colours."""
-    from rich.console import Console
-
-    console = Console(file=StringIO(), color_system=None)
+    console = open_console(file=StringIO(), color_system=None)
     with console.capture() as captured:
         console.print(result, crop=False)
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
@@ -54,9 +54,7 @@ def rendered_text(result: object) -> str:
 
 def rendered_html(result: object) -> str:
     """Return a result as a notebook shows it."""
-    from rich.console import Console
-
-    console = Console(
+    console = open_console(
         file=StringIO(),
         record=True,
         width=NOTEBOOK_WIDTH,

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from tpukit.cli import kernel
 from tpukit.cli.kernel_options import choose_cases, chosen_chips, read_values
-from tpukit.errors import SliceError, TPUKernelError, TPUValidationError
+from tpukit.errors import SliceError, TPUKernelError, TPUValidationError, XLACompilationError
 from tpukit.kernels import use_tuned_blocks
 from tpukit.kernels.registry.registry import get_tpu_op
 from tpukit.kernels.timing import ErrorBand, KernelEstimate
@@ -50,6 +50,23 @@ def test_bench_prints_a_table(estimates):
     assert "origin: model" in found.stdout
     assert "2.00x" in found.stdout
     assert "100 µs" in found.stdout
+
+
+def test_bench_ends_with_a_code_of_its_own_where_the_kernel_does_not_compile(monkeypatch):
+    def refused(op, case, chip, *rest, implementation, **how):
+        if implementation == "pallas_tpu" and chip == "v6e":
+            raise XLACompilationError("a kernel of f needs 256 MiB of VMEM, but has 128 MiB")
+        return made_up(op, case, chip, *rest, implementation=implementation, **how)
+
+    monkeypatch.setattr("tpukit.kernels.timing.bench.estimate", refused)
+    words = ("bench", "rms_norm", "--case", "bfloat16_1024x1024", "--on")
+    found = run(*words, "v6e")
+    assert found.exit_code == 4
+    assert "but has 128 MiB" in " ".join(found.stdout.split())
+    assert "200 µs" in found.stdout  # what XLA makes of it is shown all the same
+    assert run(*words, "v5p").exit_code == 0
+    assert run(*words, "v5p,v6e").exit_code == 4
+    assert run(*words, "v6e", "--implementation", "reference").exit_code == 0
 
 
 def test_results_are_shown_as_they_come_and_quick_is_one_compile_a_chip(monkeypatch):

@@ -109,18 +109,18 @@ def inspect(
 @contextmanager
 def _bar(what: str) -> "Generator[Progress]":
     """A bar on standard error where that is a terminal; else one line at the start."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     from ..runtime.progress import Counted, silent
+    from ..terminal import open_console, text_column
 
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     if not console.is_terminal:
         console.print(f"{what} ...", highlight=False, soft_wrap=True)
         yield silent
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}"))
+    columns = (text_column("{task.description}"), BarColumn(), text_column("{task.fields[detail]}"))
     with Bars(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
         task = bars.add_task(what, total=None, detail="")
 

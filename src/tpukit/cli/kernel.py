@@ -80,7 +80,8 @@ def bench(
 ) -> None:
     """Estimate an op's time on generations you do not have: cycles, bound, error, against XLA.
 
-    With --timings, estimate measured kernels and say how far the estimates are off.
+    Exit 4: a kernel has no time, because it does not compile or cannot be followed. With
+    --timings, estimate measured kernels and say how far the estimates are off.
     """
     start()
     from ..errors import TPUValidationError
@@ -120,8 +121,8 @@ def bench(
     )
     if json:
         show(result, json=True)
-    if all(row.time_s is None for row in result.rows):
-        raise typer.Exit(4)
+    if not result.is_timed:
+        raise typer.Exit(NOTHING_SCORED)
 
 
 @app.command()

@@ -203,12 +203,12 @@ def read_values(
 @contextmanager
 def counted(total: int | None) -> "Generator[Progress]":
     """A function that says on standard error what is compiled now, and how far it is."""
-    from rich import progress
-    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
     from ..runtime.progress import Counted
+    from ..terminal import open_console, text_column
 
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     if not console.is_terminal:
         lines = 0
 
@@ -221,7 +221,8 @@ def counted(total: int | None) -> "Generator[Progress]":
 
         yield line
         return
-    with progress.Progress(console=console, transient=True) as drawn:
+    columns = (text_column("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as drawn:
         task = drawn.add_task("starting", total=total)
 
         def bar(text: str) -> None:

@@ -53,20 +53,20 @@ class PlainView:
 @contextmanager
 def watching(steps: int | None, *, to_stderr: bool = False) -> Generator[View]:
     """Show entries: above a bar where standard error is a terminal, else as plain lines."""
-    from rich.console import Console
+    from ..terminal import open_console, text_column
 
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     if not console.is_terminal:
         yield PlainView(steps, to_stderr=to_stderr)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
     from rich.text import Text
 
     columns = (
-        TextColumn("{task.description}"),
+        text_column("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
+        text_column("{task.fields[loss]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as bar:

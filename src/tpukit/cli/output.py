@@ -42,10 +42,11 @@ def print_whole(renderable: Any) -> None:
 
     Names that a person copies, or a script reads, stay whole there.
     """
-    from rich.console import Console
     from rich.measure import Measurement
 
-    console = Console()
+    from ..terminal import open_console
+
+    console = open_console()
     if not console.is_terminal:
         options = console.options.update(width=_LIMITLESS)
         needed = Measurement.get(console, options, renderable).maximum
@@ -75,11 +76,13 @@ class Written(Shown):
 @contextmanager
 def working(what: str) -> Generator[None]:
     """Say on standard error that something slow is under way: a spinner, or a plain line."""
-    from rich.console import Console
+    from rich.text import Text
 
-    console = Console(stderr=True)
+    from ..terminal import open_console
+
+    console = open_console(stderr=True)
     if console.is_terminal:
-        with console.status(what):
+        with console.status(Text(what)):
             yield
     else:
         sys.stderr.write(f"{what} ...\n")

@@ -47,10 +47,11 @@ class PlainView:
 @contextmanager
 def watching() -> Generator[View]:
     """Show stages: above a spinner where standard error is a terminal, else as plain lines."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True)
+    from ..terminal import open_console
+
+    console = open_console(stderr=True)
     if not console.is_terminal:
         yield PlainView()
         return

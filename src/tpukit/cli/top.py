@@ -31,11 +31,10 @@ def top(
     ] = None,
 ) -> None:
     """Show chips, hosts and the run: live on a terminal, one plain table elsewhere."""
-    from rich.console import Console
-
     from ..observe.top.feed import Feed
+    from ..terminal import open_console
 
-    console = Console()
+    console = open_console()
     is_live = console.is_terminal and not once and not json
     asked = [one.strip() for one in (hosts or "").split(",") if one.strip()]
     feed = Feed(run, hosts=asked, recording=replay, at_once=not is_live)

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -12,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FlagError, TPUError, TPUOutOfMemoryError, XLACompilationError
+from ..errors import TPUError, TPUOutOfMemoryError, XLACompilationError
 from ..hardware import Slice
 from ..runtime.child import ChildError, offline_environment, watch_child
 from ..runtime.files import temporary_folder
@@ -20,6 +19,7 @@ from ..runtime.progress import Progress, silent
 from .cache import CompileCache
 from .compiled import CompiledStep, Stage, Until
 from .dump import Dump, KernelDump
+from .failures import explain_failure, ran_out_of_hbm
 from .program.lowered import Program
 from .program.request import (
     CompileRequest,
@@ -36,9 +36,6 @@ DEFAULT_TIMEOUT_S = 1800.0
 # An 8B training step was measured at 0.8 GB up to its schedule, 1.2 GB through code generation.
 CHILD_MEMORY_BYTES = 2 * 2**30
 LARGEST_WRITTEN_OUT = 16 * 2**20  # bytes of a lowered program whose constants are listed
-_MEMORY = re.compile(r"\(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)")
-_USED_OF = re.compile(r"[Uu]sed ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm")
-_UNKNOWN_OPTION = re.compile(r"No such compile option: '?\"?([\w-]+)")
 
 
 def compile_for(
@@ -287,29 +284,3 @@ def room_for_workers() -> int:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(cores or 1, psutil.virtual_memory().available // CHILD_MEMORY_BYTES))
-
-
-def ran_out_of_hbm(error: ChildError) -> bool:
-    """Whether the compiler refused the program because it does not fit."""
-    text = str(error)
-    return "RESOURCE_EXHAUSTED" in text and bool(_MEMORY.search(text) or _USED_OF.search(text))
-
-
-def explain_failure(error: ChildError, name: str, target: object) -> TPUError:
-    """The error a user is shown for what the child reported."""
-    text = str(error)
-    memory = _MEMORY.search(text) or _USED_OF.search(text)
-    if ran_out_of_hbm(error) and memory:
-        return TPUOutOfMemoryError(
-            f"{name} does not fit on {target}: the compiler needs {memory[1]} of HBM per device "
-            f"and has {memory[2]}. Use a smaller batch, more rematerialization, more sharding "
-            'or a larger slice; compile_for(..., until="memory").memory says what takes it.'
-        )
-    unknown = _UNKNOWN_OPTION.search(text)
-    if unknown:
-        return FlagError(
-            f"the TPU compiler does not know the option {unknown[1]!r}; "
-            "`tpukit flags explain` finds the nearest one it knows."
-        )
-    first = next((line for line in text.splitlines() if line.strip()), "no message")
-    return XLACompilationError(f"compiling {name} for {target} failed ({error.kind}): {first}")

@@ -63,20 +63,20 @@ class SettingsView(Shown):
 
     def __rich__(self) -> Any:
         """Show a table by section; values that were set stand out from defaults."""
-        from rich.markup import escape
         from rich.table import Table
+        from rich.text import Text
 
         table = Table("setting", "value", "from", "meaning", box=None, pad_edge=False)
         section = ""
         for one in self.settings:
             if one.section != section:
                 section = one.section
-                table.add_row(f"[bold]{section}[/]")
-            shown = "—" if one.value is None else escape(str(one.value))
+                table.add_row(Text(section, style="bold"))
+            shown = "—" if one.value is None else str(one.value)
             name = one.name.removeprefix(f"{section}.")
             style = "dim" if one.origin == "default" else "bold"
-            meaning = f"[dim]{escape(one.meaning)}[/]"
-            table.add_row(f"  {name}", shown, escape(one.origin), meaning, style=style)
+            meaning = Text(one.meaning, style="dim")
+            table.add_row(f"  {name}", shown, one.origin, meaning, style=style)
         return table
 
 

@@ -99,8 +99,8 @@ class CostReport(Shown):
 
     def __rich__(self) -> Any:
         from rich.console import Group
-        from rich.markup import escape
         from rich.table import Table
+        from rich.text import Text
 
         table = Table("run", "pods", "hours", "USD", "price from", box=None, pad_edge=False)
         for run in self.runs:
@@ -113,7 +113,7 @@ class CostReport(Shown):
                 usd,
                 total.reason if total.value is None else _origin([total]),
             )
-        unseen = [f"[yellow]{escape(run.unseen)}[/]" for run in self.runs if run.unseen]
+        unseen = [Text(run.unseen, style="yellow") for run in self.runs if run.unseen]
         return Group(table, self.summary, *unseen)
 
 

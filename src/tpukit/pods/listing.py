@@ -86,8 +86,8 @@ class PodListing(Shown):
 
     def __rich__(self) -> Any:
         from rich.console import Group
-        from rich.markup import escape
         from rich.table import Table
+        from rich.text import Text
 
         heads = ("name", "pod", "slice", "provider", "zone", "state", "age", "$/h", "step")
         table = Table(*heads, box=None, pad_edge=False)
@@ -104,7 +104,7 @@ class PodListing(Shown):
                 "–" if price is None else f"{price:.2f}",
                 "–" if row.steps is None else str(row.steps),
             )
-        problems = [f"[yellow]{escape(problem)}[/]" for problem in self.problems]
+        problems = [Text(problem, style="yellow") for problem in self.problems]
         return Group(table if self.rows else "no pods", *problems)
 
 

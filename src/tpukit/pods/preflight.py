@@ -7,7 +7,7 @@ from typing import Any
 from ..runtime.doctor.finding import Finding
 from ..shown import Shown
 
-_MARKS = {"ok": "[green]ok[/]", "info": "info", "warning": "[yellow]warning[/]"}
+_STYLES = {"ok": "green", "info": "", "warning": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class PreflightReport(Shown):
             ],
         }
 
-    def __rich__(self) -> str:
-        from rich.markup import escape
+    def __rich__(self) -> Any:
+        from rich.text import Text
 
-        lines = [f"[bold]{self.slice} from {self.provider}[/]"]
+        lines = [Text(f"{self.slice} from {self.provider}", style="bold")]
         for one in self.findings:
-            mark = _MARKS.get(one.severity, "[red]error[/]")
-            fix = f"\n  → {escape(one.fix)}" if one.fix else ""
-            lines.append(f"{mark}  {escape(one.seen)}{fix}")
-        return "\n".join(lines)
+            mark = one.severity if one.severity in _STYLES else "error"
+            fix = f"\n  → {one.fix}" if one.fix else ""
+            lines.append(Text.assemble((mark, _STYLES.get(mark, "red")), f"  {one.seen}{fix}"))
+        return Text("\n").join(lines)

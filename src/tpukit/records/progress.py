@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.text import Text
+
+from ..terminal import open_console, text_column
 
 LINE_EVERY_S = 5.0
 # Steps that the bar's figures are the mean of: one alone jumps, as its completion is seen late.
@@ -36,7 +38,7 @@ class ProgressView(Protocol):
 
 def make_progress(enabled: bool = True) -> ProgressView:
     """A bar where standard error is a terminal, plain lines elsewhere, nothing if not `enabled`."""
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     if not enabled:
         return NoProgress()
     return Bar(console) if console.is_terminal else Lines(console)
@@ -119,7 +121,7 @@ class Lines:
         """Nothing to close."""
 
     def _write(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, soft_wrap=True)
 
 
 class Bar:
@@ -127,7 +129,7 @@ class Bar:
 
     def __init__(self, console: Console) -> None:
         self._bar = _BarAndFigures(
-            TextColumn("training"),
+            text_column("training"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -151,7 +153,7 @@ class Bar:
 
     def note(self, text: str) -> None:
         """Write a line above the bar."""
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._bar.console.print(text, highlight=False)
 
     def close(self) -> None:
         """Leave the bar as it is."""

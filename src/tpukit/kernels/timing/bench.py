@@ -82,6 +82,14 @@ class KernelBench(Shown):
             return None
         return min(plain) / row.time_s
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether every kernel has a time, or, where no kernel was asked for, anything has one."""
+        kernels = [row for row in self.rows if row.implementation not in PLAIN]
+        if kernels:
+            return all(row.time_s is not None for row in kernels)
+        return any(row.time_s is not None for row in self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data; every figure has origin `model`."""
         return {

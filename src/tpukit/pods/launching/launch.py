@@ -155,11 +155,14 @@ class Launch(Shown):
             "notes": list(self.notes),
         }
 
-    def __rich__(self) -> str:
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
         zones = ", ".join(self.config.zones) or "any zone"
-        return (
-            f"[bold]{self.name}[/]: {self.config.slice} {self.config.tier} from "
-            f"{self.manager.opened.name} in {zones}\nships {', '.join(sorted(self.bundle.files))}"
+        return Text.assemble(
+            (self.name, "bold"),
+            f": {self.config.slice} {self.config.tier} from {self.manager.opened.name} in {zones}\n"
+            f"ships {', '.join(sorted(self.bundle.files))}",
         )
 
 

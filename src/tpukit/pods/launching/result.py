@@ -80,15 +80,15 @@ class LaunchResult(Shown):
             "cost": self.cost.to_dict(),
         }
 
-    def __rich__(self) -> str:
-        from rich.markup import escape
+    def __rich__(self) -> Any:
+        from rich.text import Text
 
         said = self.entry.data
         reason = f" ({said['reason']})" if said.get("reason") else ""
-        lines = [f"[bold]{self.name}[/]: {escape(self.entry.text + reason)}"]
+        lines = [Text.assemble((self.name, "bold"), f": {self.entry.text}{reason}")]
         if attempts := len(said.get("attempts", ())):
             lost = sum(one["lost_steps"] for one in said["losses"])
             down_s = sum(one["downtime_s"] or 0.0 for one in said["losses"])
             again = f", {lost} steps done again, {down_s:.1f} s down" if attempts > 1 else ""
-            lines.append(f"{attempts} attempt{'s' * (attempts > 1)}{again}")
-        return "\n".join([*lines, escape(self.cost.summary)])
+            lines.append(Text(f"{attempts} attempt{'s' * (attempts > 1)}{again}"))
+        return Text("\n").join([*lines, Text(self.cost.summary)])

@@ -8,10 +8,10 @@ from ...runtime.doctor.finding import Finding, Severity
 from ...shown import Shown
 
 _MARKS = {
-    "error": "[red]✗[/]",
-    "warning": "[yellow]![/]",
-    "info": "[blue]i[/]",
-    "ok": "[green]✓[/]",
+    "error": ("✗", "red"),
+    "warning": ("!", "yellow"),
+    "info": ("i", "blue"),
+    "ok": ("✓", "green"),
 }
 _ORDER = ("error", "warning", "info", "ok")
 
@@ -52,14 +52,16 @@ class LintReport(Shown):
         """Plain data."""
         return {"ok": self.is_ok, "findings": [asdict(one) for one in self.findings]}
 
-    def __rich__(self) -> str:
-        from rich.markup import escape
+    def __rich__(self) -> Any:
+        from rich.text import Text
 
         if not self.findings:
-            return "[green]✓[/] nothing to object to"
-        return "\n".join(
-            f"{_MARKS[one.severity]} {escape(one.seen)}"
-            + (f"\n  → {escape(one.fix)}" if one.fix else "")
-            + f" [dim]({one.id})[/]"
+            return Text.assemble(_MARKS["ok"], " nothing to object to")
+        return Text("\n").join(
+            Text.assemble(
+                _MARKS[one.severity],
+                f" {one.seen}" + (f"\n  → {one.fix}" if one.fix else ""),
+                (f" ({one.id})", "dim"),
+            )
             for one in self.findings
         )

@@ -119,11 +119,15 @@ class Verification(Shown):
             "elapsed_s": self.elapsed_s,
         }
 
-    def __rich__(self) -> str:
-        verdict = "good" if self.good else f"[red]not good[/red]: {self.problem}"
-        return (
-            f"step {self.step}: {verdict} ({self.files} files, "
-            f"{self.size_bytes / DECIMAL_GB:.3f} GB, {self.elapsed_s:.2f} s, measured)"
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        verdict = [("good", "")] if self.good else [("not good", "red"), (f": {self.problem}", "")]
+        return Text.assemble(
+            f"step {self.step}: ",
+            *verdict,
+            f" ({self.files} files, {self.size_bytes / DECIMAL_GB:.3f} GB, "
+            f"{self.elapsed_s:.2f} s, measured)",
         )
 
 
