@@ -174,9 +174,10 @@ def _refuse_failed(folder: Path, code: int) -> None:
     tail = "\n".join(line for line in log.splitlines()[-_LINES_SHOWN:] if line.strip())
     if not result.exists():
         reason = (
-            "it ended with code "
-            f"{code} before a program was recorded, and jax was not imported in a way that "
-            "the capture sees (python -I and -E ignore PYTHONPATH)"
+            f"the program ended with code {code} before it imported jax"
+            if code
+            else "the program ended, and jax was not imported in a way that the capture sees "
+            "(python -I and -E ignore PYTHONPATH)"
         )
         raise CaptureError(f"nothing was captured: {reason}. Its last lines:\n{tail or '(none)'}")
     failure: str = json.loads(result.read_text(encoding="utf-8"))["failure"]

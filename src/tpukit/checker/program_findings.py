@@ -76,8 +76,8 @@ def _kernels(
     seconds: defaultdict[str, float] = defaultdict(float)
     for span in prediction.spans:
         if span.track == "core" and span.cause == "kernel":
-            name = span.op_name.rsplit("/", 1)[-1] or span.name
-            seconds[name] += span.duration_s * span.times
+            # XLA names a call after its kernel, and numbers the calls.
+            seconds[span.name.rstrip("0123456789").rstrip(".")] += span.duration_s * span.times
     for name, spent in seconds.items():
         share = spent / prediction.step_time_s
         yield ProgramFinding("kernel", f"{name}, {share:.0%} of the step", spent)

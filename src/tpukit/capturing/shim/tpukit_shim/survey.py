@@ -35,6 +35,7 @@ _ELEMENTWISE = frozenset(
     (
         *("add", "sub", "mul", "div", "neg", "max", "min", "select_n", "clamp", "add_any", "sign"),
         *("convert_element_type", "sharding_constraint", "optimization_barrier", "copy", "copy_p"),
+        *("reshape", "squeeze", "broadcast_in_dim", "expand_dims", "pvary"),
         *("sqrt", "rsqrt", "integer_pow", "square", "exp", "log", "reshard", "mesh_cast", "name"),
     )
 )
@@ -199,7 +200,7 @@ def _origins(
     numbers: dict[Any, int],
     known: dict[tuple[int, int], set[int]],
 ) -> set[int]:
-    shape, found, seen = result.aval.shape, set(), {result}
+    elements, found, seen = prod(result.aval.shape), set(), {result}
     waiting = [result]
     while waiting:
         var = waiting.pop()
@@ -220,7 +221,7 @@ def _origins(
                     continue
                 before += [eqn.invars[offset + one] for one in updates_of(inner, known)[place]]
         for one in before:
-            if not hasattr(one, "val") and one not in seen and one.aval.shape == shape:
+            if not hasattr(one, "val") and one not in seen and prod(one.aval.shape) == elements:
                 seen.add(one)
                 waiting.append(one)
     return found
