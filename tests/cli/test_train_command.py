@@ -101,7 +101,11 @@ def test_diverging_has_an_exit_code_of_its_own(run, job, tmp_path):
         (["missing.yaml"], ConfigError, "missing.yaml cannot be read"),
         (["tiny", "--steps", "2"], ConfigError, "no data to train on"),
         (["tiny", "--data", "nowhere.npy", "--steps", "2"], TPUValidationError, "nowhere.npy"),
-        (["tiny", "--sequence", "4096", "--steps", "2"], TPUModelError, "max_seq_len=128"),
+        (
+            ["tiny", "--sequence", "4096", "--steps", "2", "--data", "nowhere.npy"],
+            TPUModelError,
+            "max_seq_len=128",
+        ),
         (["tiny", "--mesh", "fsdp"], TPUValidationError, "write fsdp=8,tensor=4"),
     ],
 )

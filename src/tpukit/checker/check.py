@@ -1,6 +1,7 @@
 """`check`: does a job fit and how long is a step, from the real compiler, on no TPU."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def check(
     if not memory_only:
         prediction, reason = predict(
             compiled,
-            tokens_per_step=whole.tokens_per_step,
+            tokens_per_step=whole.tokens_per_step if whole.reads_tokens else None,
+            examples_per_step=None if whole.reads_tokens else whole.examples,
             model_flops=whole.model_flops,
             progress=progress,
         )
@@ -159,6 +161,7 @@ def predict(
     compiled: CompiledStep,
     *,
     tokens_per_step: int | None = None,
+    examples_per_step: int | None = None,
     model_flops: float | None = None,
     one_turn: bool = False,
     progress: Progress = silent,
@@ -175,4 +178,4 @@ def predict(
         )
     except TPUError as error:
         return None, str(error)
-    return found, ""
+    return replace(found, examples_per_step=examples_per_step), ""

@@ -63,6 +63,14 @@ Sequence = Annotated[
         "--sequence-length", "--sequence", help="Tokens in an example.", callback=within(COUNT)
     ),
 ]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Tokens, text, .npz, a folder of them or of images per class, gs://…, or "
+        "file.py:function that gives batches."
+    ),
+]
+Steps = Annotated[int | None, typer.Option(help="Steps of the whole run.", callback=within(COUNT))]
 Mesh = Annotated[str | None, typer.Option(help="fsdp=8,tensor=4; -1 for the rest.")]
 Strategy = Annotated[str | None, typer.Option(help="fsdp, fsdp+megatron, …")]
 Remat = Annotated[str | None, typer.Option(help="none, minimal, full, offload=…")]

@@ -29,6 +29,8 @@ DryRun = Annotated[
 
 def launch(
     target: options.Target,
+    data: options.Data = None,
+    steps: options.Steps = None,
     on: options.On = None,
     provider: Provider = None,
     spot: Spot = None,
@@ -49,7 +51,8 @@ def launch(
     from ..pods.launching.launch import prepare_launch, run_name
     from .output import Announcer, show
 
-    job = read_job(target, options.changes(set_, on=on, launch__spot=spot))
+    asked = options.changes(set_, on=on, launch__spot=spot, train__data=data, train__steps=steps)
+    job = read_job(target, asked)
     stem = Path(target).stem if is_job_file(target) else str(job.model)
     ready = prepare_launch(
         job, provider=provider, name=name or run_name(stem, job), progress=Announcer()

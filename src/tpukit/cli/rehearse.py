@@ -29,6 +29,7 @@ DryRun = Annotated[
 
 def rehearse(
     target: Target = None,
+    data: options.Data = None,
     on: options.On = None,
     set_: options.Set = None,
     steps: Steps = 120,
@@ -49,7 +50,7 @@ def rehearse(
     from .output import show
     from .rehearse_view import watching
 
-    asked = options.changes(set_, on=on)
+    asked = options.changes(set_, on=on, train__data=data)
     job = read_job(target, asked) if target is not None else default_job().replace(asked)
     if dry_run:
         refuse_other_folder(output)

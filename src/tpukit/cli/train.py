@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..runtime.ranges import COUNT, INDEX, SCALE, SEED
+from ..runtime.ranges import INDEX, SCALE, SEED
 from . import job_options as options
 from .values import output_folder, within
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..job.job import Job
     from ..records.hooks import TrainingHook
 
-Data = Annotated[str | None, typer.Option(help="Tokens, text, a folder of them, or gs://…")]
-Steps = Annotated[int | None, typer.Option(help="Steps of the whole run.", callback=within(COUNT))]
 RunDir = Annotated[
     Path | None,
     typer.Option(help="The run's folder; the same again resumes.", callback=output_folder),
@@ -40,8 +38,8 @@ Debug = Annotated[bool, typer.Option(help="No jit, stop at the first NaN or Inf.
 
 def train(
     target: options.Target,
-    data: Data = None,
-    steps: Steps = None,
+    data: options.Data = None,
+    steps: options.Steps = None,
     run_dir: RunDir = None,
     on: options.On = None,
     batch: options.Batch = None,

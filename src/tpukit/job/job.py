@@ -294,6 +294,13 @@ class Job(Limits):
         return min(DEFAULT_SEQUENCE_LENGTH, longest)
 
     @property
+    def reads_tokens(self) -> bool:
+        """Whether examples are made of tokens; those of a workload without sequences are not."""
+        if self.sequence_length is not None or not self._is_built:
+            return True
+        return self._built("sequence_length") is not None
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens in a step over all devices."""
         return self.examples * self.tokens_per_example

@@ -64,7 +64,9 @@ PathOrBucket = Annotated[str, BeforeValidator(_path_or_bucket)]
 class DataFields(Section):
     """What is learnt from."""
 
-    data: str | None = Field(default=None, description="token file, folder, text, or gs://…")
+    data: str | None = Field(
+        default=None, description="tokens, text, .npz, images, file.py:function, or gs://…"
+    )
     eval_data: str | None = Field(default=None, description="the same, for the evaluation loss")
     tokenizer: str | None = Field(default=None, description="for text: a tokenizer.json")
     text_key: str = Field(default="text", description="the field of a JSON line that is read")

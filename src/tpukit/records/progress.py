@@ -50,6 +50,8 @@ def describe(record: Mapping[str, Any], *, goodput: float | None) -> str:
     parts.append(f"{_number(record.get('step_time_s'), '.3f')} s/step")
     if record.get("tokens_per_s_per_chip") is not None:
         parts.append(f"{record['tokens_per_s_per_chip']:,.0f} tokens/s/chip")
+    elif record.get("examples_per_s_per_chip") is not None:
+        parts.append(f"{record['examples_per_s_per_chip']:,.0f} examples/s/chip")
     if record.get("mfu") is not None:
         parts.append(f"MFU {record['mfu']:.1%}")
     parts.append(f"goodput {_number(goodput, '.0%')}")
@@ -61,7 +63,7 @@ def averaged(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     seen = list(records)
     last = dict(seen[-1])
     mean = sum(record["step_time_s"] for record in seen) / len(seen)
-    for rate in ("tokens_per_s_per_chip", "mfu"):
+    for rate in ("tokens_per_s_per_chip", "examples_per_s_per_chip", "mfu"):
         if last.get(rate) is not None and mean > 0:
             last[rate] *= last["step_time_s"] / mean
     return {**last, "step_time_s": mean}

@@ -1,4 +1,4 @@
-"""Tokens a second and model FLOP utilization of a step, with the convention they are counted by."""
+"""Tokens or examples per second and MFU of a step, with the convention they are counted by."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ class Throughput:
         chips: What they are on; as many as devices where nothing else is known.
         tokens_per_step: Over all devices; None when the batch is not made of sequences.
         flops_per_step: Of the model, over all devices; a figure of origin `model`.
+        examples_per_step: Over all devices, where the batch is not made of sequences; else None.
         mfu_peak: The peak that MFU is a share of: by the formats of the products, or "the given".
         peak_tflops: That peak, of all devices together.
     """
@@ -37,6 +38,7 @@ class Throughput:
     flops_per_step: Figure
     peak_tflops: Figure
     mfu_peak: str = "bf16"
+    examples_per_step: int | None = None
 
     @classmethod
     def of(
@@ -67,6 +69,7 @@ class Throughput:
             flops_per_step=flops,
             peak_tflops=peak,
             mfu_peak=name,
+            examples_per_step=work.examples if work.tokens_per_step is None else None,
         )
 
     def tokens_per_s_per_chip(self, step_time_s: float) -> float | None:
@@ -74,6 +77,12 @@ class Throughput:
         if self.tokens_per_step is None or step_time_s <= 0:
             return None
         return self.tokens_per_step / step_time_s / self.chips
+
+    def examples_per_s_per_chip(self, step_time_s: float) -> float | None:
+        """Examples per second and chip, where they are not made of tokens."""
+        if self.examples_per_step is None or step_time_s <= 0:
+            return None
+        return self.examples_per_step / step_time_s / self.chips
 
     def mfu(self, step_time_s: float) -> float | None:
         """Model FLOPs over those of `mfu_peak`; None where either is not known."""
@@ -97,6 +106,7 @@ class Throughput:
             "chips": self.chips,
             "device_kind": self.device_kind,
             "tokens_per_step": self.tokens_per_step,
+            "examples_per_step": self.examples_per_step,
             "flops_per_step": self.flops_per_step.to_dict(),
             "peak_tflops": self.peak_tflops.to_dict(),
             "mfu_convention": self.mfu_convention,

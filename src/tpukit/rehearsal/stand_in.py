@@ -19,6 +19,7 @@ from ..job.yaml_text import write_yaml
 from ..models.transformer.config import TransformerConfig
 from ..runtime.files import write_text
 from ..shown import Shown
+from ..training.data.sources import is_data_function
 
 MOST_PARAMETERS = 5_000_000
 MOST_TOKENS_PER_STEP = 1 << 14
@@ -111,6 +112,11 @@ def make_stand_in(job: Job, *, steps: int, folder: Path) -> StandIn:
         said = _scaled_down(job, config, said, differences)
         data = None
     corpus = folder / "corpus.jsonl" if data is None else None
+    if data is None and not job.reads_tokens:
+        raise ConfigError(
+            f"{job.model} reads no tokens, so no text can stand in for its data; give its own: "
+            "--data file.py:function, an .npz file, or a folder with a folder of images per class."
+        )
     if data is None:
         data = {"data": str(corpus), **BYTES}
         differences.append("it learns the text of tpukit's own source, as bytes")
@@ -198,6 +204,8 @@ def _smaller_batch(job: Job, differences: list[str]) -> dict[str, Any]:
 def _own_data(job: Job) -> dict[str, Any] | None:
     """Return where a job's own data is, where that is on this machine."""
     data = job.train.data
+    if data is not None and is_data_function(data):
+        return {"data": data}  # shipped from here, as the model's own file is
     if data is None or not Path(data).exists():
         return None
     kept = ("tokenizer", "text_key", "packing")

@@ -201,6 +201,9 @@ class TrainingLoop:
             "mfu": parts.throughput.mfu(took),
             "time": time.time(),
         }
+        examples = parts.throughput.examples_per_s_per_chip(took)
+        if examples is not None:
+            record["examples_per_s_per_chip"] = examples
         self._write(record)
         parts.progress.update(record, goodput=parts.ledger.goodput().share)
 

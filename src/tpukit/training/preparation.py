@@ -10,12 +10,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import dtypes
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..checker.compiling import known_compile
 from ..errors import ConfigError, TPUError
 from ..hardware import Figure
 from ..job.job import Job
+from ..job.model_source import is_own_model, load_model
 from ..job.step import build_step
 from ..job.train import Optimization, TrainingSettings
 from ..parallel.mesh.axes import count_batch_ways
@@ -26,6 +28,8 @@ from ..step.workload import Workload
 from .batches import data_share, look_ahead
 from .data import TokenData, open_data
 from .data.opening import as_array
+from .data.sources import batch_size_parameter, named_data
+from .data.tables import ArrayTable, ExampleShape, ImageTable
 from .data.tokenizer_files import tokenizer_of
 
 
@@ -112,7 +116,8 @@ def prepare(job: Job, *, mesh: Mesh, train_data: Any, eval_data: Any) -> Prepare
             "there is no data to train on; give train_data (--data, or data in train:)."
         )
     settings = job.train
-    sized, train_data = _with_batch(job, as_array(train_data), axis_sizes(mesh))
+    named, train_data = _named(job, train_data, axis_sizes(mesh))
+    sized, train_data = _with_batch(named, train_data, axis_sizes(mesh))
     step = build_step(sized)
     work, config = step.work, step.work.config
     # Rows are loaded whole, also where a ring splits their sequences.
@@ -129,6 +134,10 @@ def prepare(job: Job, *, mesh: Mesh, train_data: Any, eval_data: Any) -> Prepare
         "process_count": share[1],
         "num_workers": settings.num_workers,
         "prefetch": settings.prefetch,
+        "shapes": {
+            name: ExampleShape(one.shape[1:], np.dtype(one.dtype))
+            for name, one in work.batch_shapes().items()
+        },
     }
     data = open_data(
         train_data,
@@ -154,6 +163,47 @@ def prepare(job: Job, *, mesh: Mesh, train_data: Any, eval_data: Any) -> Prepare
     )
 
 
+def _named(job: Job, source: Any, mesh: Mapping[str, int]) -> tuple[Job, Any]:
+    """Return the data that a name stands for, and the job.
+
+    Its own model is built where the batch that it reads decides how data are read.
+    """
+    parameter = batch_size_parameter(source)
+    if parameter is not None:
+        job = _built(job)
+    size = job.batch_size or (job.model.examples if isinstance(job.model, Workload) else None)
+    if parameter is not None and parameter.default is parameter.empty and size is None:
+        size = count_batch_ways(mesh) * job.microbatches
+        job = job.replace(batch_size=size)
+    found = as_array(
+        named_data(
+            source,
+            batch_size=size,
+            seed=job.train.seed,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+    )
+    if isinstance(found, ArrayTable | ImageTable):
+        job = _built(job)
+        if not (isinstance(job.model, Workload) and job.model.batch is not None):
+            size = job.batch_size or count_batch_ways(mesh) * job.microbatches
+            shapes = {
+                name: jax.ShapeDtypeStruct((size, *one.shape), dtypes.canonicalize_dtype(one.dtype))
+                for name, one in found.shapes.items()
+            }
+            length = job.sequence_length or _length(shapes)
+            job = job.replace(sequence_length=length, parts={**job.parts, "batch": shapes})
+    return job, found
+
+
+def _built(job: Job) -> Job:
+    """Return the job with the model that its builder makes; others stay as they are named."""
+    if not isinstance(job.model, str) or not is_own_model(job.model):
+        return job
+    return job.replace(model=load_model(job.model, job.model_changes))
+
+
 def _with_batch(job: Job, source: Any, mesh: Mapping[str, int]) -> tuple[Job, Any]:
     """Return the job with the size of its batch stated, and the data unread.
 
@@ -162,7 +212,7 @@ def _with_batch(job: Job, source: Any, mesh: Mapping[str, int]) -> tuple[Job, An
     """
     built = isinstance(job.model, Workload)
     shaped = "batch" in job.parts or (built and job.model.batch is not None)
-    if shaped or isinstance(source, str | Path | np.ndarray | None):
+    if shaped or isinstance(source, str | Path | np.ndarray | ArrayTable | ImageTable | None):
         if shaped or built or job.batch_size is not None:
             return job, source
         return job.replace(batch_size=count_batch_ways(mesh) * job.microbatches), source

@@ -89,6 +89,15 @@ class TrainingResult(Shown):
             return Figure.missing("tokens/s/chip", step.reason or "a batch is no set of sequences")
         return Figure.derived(value, "tokens/s/chip", inputs=(step,))
 
+    @property
+    def examples_per_s_per_chip(self) -> Figure:
+        """Examples per second and chip in the median step, where they are not made of tokens."""
+        step = self.step_time_s
+        value = None if step.value is None else self.throughput.examples_per_s_per_chip(step.value)
+        if value is None:
+            return Figure.missing("examples/s/chip", step.reason or "examples are made of tokens")
+        return Figure.derived(value, "examples/s/chip", inputs=(step,))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {
@@ -100,6 +109,7 @@ class TrainingResult(Shown):
             "step_time_s": self.step_time_s.to_dict(),
             "predicted_step_s": self.predicted_step_s.to_dict(),
             "tokens_per_s_per_chip": self.tokens_per_s_per_chip.to_dict(),
+            "examples_per_s_per_chip": self.examples_per_s_per_chip.to_dict(),
             "mfu": self.mfu.to_dict(),
             "stopped": self.stopped,
             "run_dir": self.run_dir,
@@ -124,7 +134,9 @@ class TrainingResult(Shown):
         for evaluation in self.evaluations[-1:]:
             table.add_row("evaluation", str(evaluation))
         table.add_row("step", f"{self.step_time_s}; predicted {self.predicted_step_s}")
-        table.add_row("speed", str(self.tokens_per_s_per_chip))
+        has_tokens = self.throughput.examples_per_step is None
+        speed = self.tokens_per_s_per_chip if has_tokens else self.examples_per_s_per_chip
+        table.add_row("speed", str(speed))
         mfu = self.mfu
         shown = f"{mfu.value:.1%} ({mfu.source})" if mfu.value is not None else str(mfu)
         table.add_row("MFU", shown)

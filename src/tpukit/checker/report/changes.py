@@ -19,6 +19,7 @@ _ELSEWHERE = ("options", "slice")  # of a job: the report has them itself
 _TIMES: tuple[tuple[str, Unit], ...] = (
     ("step_time_s", "s"),
     ("tokens_per_s_per_chip", "count"),
+    ("examples_per_s_per_chip", "count"),
     ("mfu", "share"),
 )
 _NAMES = {
@@ -29,6 +30,7 @@ _NAMES = {
     "usable_bytes": "HBM the compiler may use",
     "step_time_s": "step",
     "tokens_per_s_per_chip": "tokens/s/chip",
+    "examples_per_s_per_chip": "examples/s/chip",
     "mfu": "MFU",
 }
 

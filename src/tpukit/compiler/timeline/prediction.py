@@ -61,6 +61,7 @@ class StepPrediction(Shown):
         spans: What runs when, for a timeline; a loop's body is shown once.
         caveats: What the model could not see; empty when it saw everything.
         product_formats: Of the operands of its products.
+        examples_per_step: Of a batch that is not made of tokens; else None.
     """
 
     slice: Slice
@@ -75,6 +76,7 @@ class StepPrediction(Shown):
     tokens_per_step: int | None = None
     model_flops: float | None = None
     product_formats: frozenset[str] = frozenset()
+    examples_per_step: int | None = None
 
     @property
     def tokens_per_s_per_chip(self) -> float | None:
@@ -82,6 +84,13 @@ class StepPrediction(Shown):
         if self.tokens_per_step is None:
             return None
         return self.tokens_per_step / self.step_time_s / self.slice.chips
+
+    @property
+    def examples_per_s_per_chip(self) -> float | None:
+        """Throughput, when the batch is not made of tokens."""
+        if self.examples_per_step is None:
+            return None
+        return self.examples_per_step / self.step_time_s / self.slice.chips
 
     @property
     def mfu(self) -> float | None:
@@ -124,6 +133,7 @@ class StepPrediction(Shown):
             "seconds_by_cause": {cause: self.seconds_by_cause.get(cause, 0.0) for cause in CAUSES},
             "transfer_s": self.transfer_s,
             "tokens_per_s_per_chip": self.tokens_per_s_per_chip,
+            "examples_per_s_per_chip": self.examples_per_s_per_chip,
             "mfu": self.mfu,
             "mfu_convention": mfu_convention(self.mfu_peak),
             "hardware_flops_per_device": self.hardware_flops.to_dict(),
@@ -140,6 +150,8 @@ class StepPrediction(Shown):
         line = f"step {self.step_time_s:.4g} s ({self.low_s:.3g} to {self.high_s:.3g})"
         if self.tokens_per_s_per_chip is not None:
             line += f", {self.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+        if self.examples_per_s_per_chip is not None:
+            line += f", {self.examples_per_s_per_chip:,.0f} examples/s/chip"
         if self.mfu is not None:
             line += f", MFU {self.mfu:.1%} of {self.mfu_peak} peak"
         shares = Table(box=None, show_header=False, pad_edge=False)

@@ -55,6 +55,7 @@ class RunSummary(Shown):
     step_time_p50_s: Measured
     step_time_p99_s: Measured
     tokens_per_s_per_chip: Measured
+    examples_per_s_per_chip: Measured
     mfu: Measured
     mfu_convention: str
     predicted_step_s: Measured
@@ -94,6 +95,13 @@ class RunSummary(Shown):
             f"{self.step_time_p50_s:.4g} s/step, goodput {self.goodput:.1%}"
         )
 
+    @property
+    def speed_in_words(self) -> str:
+        """Tokens per second and chip, or examples where they are not made of tokens."""
+        if not isinstance(self.examples_per_s_per_chip, Missing):
+            return f"{self.examples_per_s_per_chip:,.0f} examples/s/chip"
+        return f"{self.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+
     def __rich__(self) -> Table:
         table = Table(title=f"{self.name}: {self.state_in_words}", show_header=False)
         table.title_justify = "left"
@@ -102,7 +110,7 @@ class RunSummary(Shown):
         table.add_row("loss", f"{self.loss:.4f}")
         times = f"{self.step_time_p50_s:.4g} s (p50), {self.step_time_p99_s:.4g} s (p99)"
         table.add_row("step time", f"{times}; predicted {self.predicted_step_s:.4g} s")
-        table.add_row("speed", f"{self.tokens_per_s_per_chip:,.0f} tokens/s/chip")
+        table.add_row("speed", self.speed_in_words)
         table.add_row("MFU", f"{self.mfu:.1%} {self.mfu_convention}")
         table.add_row("goodput", f"{self.goodput:.1%} over {self.attempts} attempts")
         return table
@@ -142,6 +150,7 @@ def summarise(
         step_time_p50_s=statistics.median(times) if times else not_yet,
         step_time_p99_s=times[int(0.99 * (len(times) - 1))] if times else not_yet,
         tokens_per_s_per_chip=_mean(steps, "tokens_per_s_per_chip"),
+        examples_per_s_per_chip=_mean(steps, "examples_per_s_per_chip"),
         mfu=_mean(steps, "mfu", why=str(about.get("no_mfu") or "")),
         mfu_convention=str(about.get("mfu_convention") or ""),
         predicted_step_s=_predicted(about),

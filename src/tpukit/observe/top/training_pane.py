@@ -44,7 +44,7 @@ def _lines(training: Training, *, ascii_only: bool) -> Iterator[Text]:
     loss = Text(f"loss {now.loss:.4f}")
     drawn = sparkline(training.losses, LOSSES, ascii_only=ascii_only)
     loss.append(f" {drawn}" if drawn else "")
-    loss.append(f"{dot}{now.tokens_per_s_per_chip:,.0f} tokens/s/chip")
+    loss.append(f"{dot}{now.speed_in_words}")
     yield loss.append(f"{dot}MFU {now.mfu:.1%}")
     if not isinstance(now.mfu, Missing) and now.mfu_convention:
         yield _line(f"MFU: {now.mfu_convention}", style="dim")
@@ -69,10 +69,11 @@ def step_text(training: Training, dot: str) -> str:
 def _missing(training: Training) -> dict[str, list[str]]:
     """Return what has no figure, by the reason."""
     now = training.summary
+    examples = now.examples_per_s_per_chip
     found: dict[str, list[str]] = {}
     for name, value in {
         "loss": now.loss,
-        "tokens/s/chip": now.tokens_per_s_per_chip,
+        "tokens/s/chip": now.tokens_per_s_per_chip if isinstance(examples, Missing) else examples,
         "MFU": now.mfu,
         "step": now.step_time_p50_s,
         "prediction": now.predicted_step_s,

@@ -21,6 +21,7 @@ from ...job.model_source import is_huggingface, is_own_model
 from ...job.torch_source import PREFIX
 from ...job.yaml_text import write_yaml
 from ...runtime.files import write_bytes
+from ...training.data.sources import is_data_function
 from .secrets import looks_like_credentials
 
 JOB_FILE = "job.yaml"
@@ -87,7 +88,7 @@ def make_bundle(job: Job, *, folder: Path | None = None) -> Bundle:
         if path.is_file():
             named.add(path.relative_to(folder).as_posix())
         found |= _files_below(path, folder)
-    for text in (*_model_files(job, folder), *_data_files(job)):
+    for text in (*_model_files(job, folder), *_data_files(job, folder)):
         found |= _files_below(_inside(text, folder, "the job"), folder)
     if JOB_FILE in found:
         raise ConfigError(
@@ -148,12 +149,17 @@ def _is_shipped(path: Path, folder: Path, bundle: Bundle) -> bool:
 def _model_files(job: Job, folder: Path) -> list[str]:
     model = str(job.model)
     if is_own_model(model):
-        module = model.removeprefix(PREFIX).rpartition(":")[0]
-        if module.endswith(".py"):
-            return [module]
-        there = _module_path(module, folder)  # else it is installed, here and there
-        return [] if there is None else [there.relative_to(folder).as_posix()]
+        return _code_files(model.removeprefix(PREFIX), folder)
     return [model] if is_huggingface(model) else []
+
+
+def _code_files(name: str, folder: Path) -> list[str]:
+    """Return the file, or the package of the folder, that `file.py:function` names."""
+    module = name.rpartition(":")[0]
+    if module.endswith(".py"):
+        return [module]
+    there = _module_path(module, folder)  # else it is installed, here and there
+    return [] if there is None else [there.relative_to(folder).as_posix()]
 
 
 def _module_path(module: str, folder: Path) -> Path | None:
@@ -166,14 +172,12 @@ def _module_path(module: str, folder: Path) -> Path | None:
     return package if (package / "__init__.py").is_file() else file if file.is_file() else None
 
 
-def _data_files(job: Job) -> list[str]:
+def _data_files(job: Job, folder: Path) -> list[str]:
     """Return local files of data and tokenizers; absolute paths are the hosts' own."""
     said = (job.train.data, job.train.eval_data, job.train.tokenizer)
-    return [
-        text
-        for text in said
-        if text and "://" not in text and not Path(text).is_absolute() and Path(text).exists()
-    ]
+    own = [text for text in said if text and "://" not in text and not Path(text).is_absolute()]
+    code = [file for text in own if is_data_function(text) for file in _code_files(text, folder)]
+    return [*code, *(text for text in own if Path(text).exists())]
 
 
 def _inside(text: str, folder: Path, who: str) -> Path:

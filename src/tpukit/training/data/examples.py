@@ -1,7 +1,6 @@
 """Tokens cut into examples of one length: batches by number, in any order."""
 
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
@@ -11,16 +10,6 @@ from .stream import Batch
 from .token_store import TokenStore
 
 IGNORED_TARGET = -1  # losses leave out positions with a negative target
-
-
-class Examples(Protocol):
-    """A fixed number of examples that can be read by number."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, numbers: np.ndarray) -> list[Batch]:
-        """A batch for each row of `numbers`, of the examples it names."""
-        ...
 
 
 class ConcatenatedExamples:

@@ -33,7 +33,7 @@ class IteratedData:
     @property
     def name(self) -> str:
         """Its name in messages."""
-        return f"a {type(self.source).__name__}"
+        return getattr(self.source, "name", None) or f"a {type(self.source).__name__}"
 
     def describe(self) -> DataDescription:
         """What can be known without drawing from it."""
@@ -217,7 +217,7 @@ def as_batch(element: Any, name: str) -> Batch:
     if isinstance(element, Mapping):
         found = cast("Mapping[str, Any]", element)
         return {str(key): np.asarray(value) for key, value in found.items()}
-    if isinstance(element, tuple) and len(cast("tuple[Any, ...]", element)) == 2:
+    if _is_pair(element):
         inputs, targets = cast("tuple[Any, Any]", element)
         return {"inputs": np.asarray(inputs), "targets": np.asarray(targets)}
     tokens = np.asarray(element)
@@ -233,6 +233,13 @@ def as_batch(element: Any, name: str) -> Batch:
         f"{name} gave a {type(element).__name__} of shape {tokens.shape} and dtype {tokens.dtype}; "
         "a batch is a mapping of arrays, a pair (inputs, targets), or integer tokens (B, S + 1)."
     )
+
+
+def _is_pair(element: Any) -> bool:
+    """Whether this is (inputs, targets); torch's DataLoader gives a list of two tensors."""
+    if not isinstance(element, tuple | list) or len(cast("list[Any]", element)) != 2:
+        return False
+    return isinstance(element, tuple) or all(hasattr(one, "shape") for one in element)  # pyright: ignore[reportUnknownVariableType]
 
 
 def _method(iterator: Any, *names: str) -> Callable[..., Any] | None:

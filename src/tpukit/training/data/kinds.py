@@ -56,7 +56,8 @@ def kind_of(location: Location) -> Kind:
             f"{location.path} holds no data of a known kind ({', '.join(names[:3])}"
             f"{', …' if len(names) > 3 else ''}); known are .npy and .bin tokens, .jsonl, .txt, "
             ".array_record, a folder of Hugging Face datasets, and what 'tpukit data prepare' "
-            "writes."
+            "writes; for models that read no tokens, an .npz file, a folder with one folder of "
+            "images per class, and file.py:function."
         )
     if len(found) > 1:
         raise TPUValidationError(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import ConfigError, TPUValidationError, did_you_mean
 from ...runtime.files import cache_folder, private_folder
 from .examples import vocabulary_overflow
+from .indexed import IndexedData
 from .iterated import BatchIterable, IteratedData
 from .kinds import Kind, kind_of
 from .locations import Location, look_at
@@ -28,8 +29,10 @@ from .manifest import (
 from .prepare import prepare_tokens
 from .read_ahead import NUM_WORKERS, PREFETCH
 from .shards import ArrayShard, TokenShard, check_token_dtype
+from .sources import named_data
 from .stored import StoredData
 from .stream import DataDescription, DataStream
+from .tables import ArrayTable, ExampleShape, ImageTable, TableData
 from .token_store import TokenStore
 from .tokenizer import Tokenizer, load_tokenizer, tokenizer_key
 
@@ -37,7 +40,7 @@ PACKINGS = ("concat", "documents")
 _FILES_AT_ONCE = 16
 
 
-DataSource: TypeAlias = str | Path | np.ndarray | BatchIterable
+DataSource: TypeAlias = str | Path | np.ndarray | ArrayTable | ImageTable | BatchIterable
 
 
 class TokenData(Protocol):
@@ -69,13 +72,16 @@ def open_data(
     num_epochs: int | None = None,
     num_workers: int = NUM_WORKERS,
     prefetch: int = PREFETCH,
+    shapes: Mapping[str, ExampleShape] | None = None,
 ) -> TokenData:
     """Open training data.
 
     Args:
         source: A token file (.npy, .bin), a folder of them, what `tpukit data prepare` wrote,
             text (.txt, .jsonl, ArrayRecord, a Hugging Face data set on disk), the same at
-            gs://…, an array of tokens, an iterable of batches or a function that starts one.
+            gs://…, an array of tokens, an iterable of batches or a function that starts one;
+            "file.py:function", an .npz file of arrays with one row per example, or a folder of
+            images with a subfolder per class.
         sequence_length: Tokens in an example; None is for iterables only.
         batch_size: Examples in a batch, over all processes.
         vocab_size: Token numbers from here on are refused: at once where the largest is known
@@ -92,6 +98,8 @@ def open_data(
         num_epochs: Times through the data; None goes on forever.
         num_workers: Threads that read tokens ahead; an iterable is drawn from as it comes.
         prefetch: Reads that are under way, or done before they are asked for.
+        shapes: The entries of an example that a model reads, to which arrays and images are
+            fitted; as they are when left out.
 
     Raises:
         TPUValidationError: The data are missing, damaged, too few or not for this model.
@@ -107,7 +115,21 @@ def open_data(
 
         process_index, process_count = jax.process_index(), jax.process_count()
     _check_settings(batch_size, seed, packing, process_index, process_count, num_epochs)
-    source = as_array(source)
+    offered = {"process_index": process_index, "process_count": process_count, "seed": seed}
+    source = as_array(named_data(source, batch_size=batch_size, **offered))
+    if isinstance(source, ArrayTable | ImageTable):
+        data = TableData(
+            table=source if shapes is None else source.fitted(shapes),
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            process_index=process_index,
+            process_count=process_count,
+            num_epochs=num_epochs,
+            num_workers=num_workers,
+            prefetch=prefetch,
+        )
+        return _with_batches(data, f"{len(source)} examples")
     if not isinstance(source, str | Path | np.ndarray):
         return IteratedData(
             source=source,
@@ -119,8 +141,11 @@ def open_data(
             num_epochs=num_epochs,
         )
     if sequence_length is None or sequence_length < 1:
+        where = "the array" if isinstance(source, np.ndarray) else look_at(source).path
         raise ConfigError(
-            f"sequence_length is {sequence_length}; data made of tokens need one from 1 on."
+            f"{where} is read as tokens, and sequence_length is {sequence_length}: give one from 1 "
+            "on, or, for a model that reads no tokens, an .npz file, a folder with a folder of "
+            "images per class, or file.py:function."
         )
     store = open_tokens(source, tokenizer=tokenizer, text_key=text_key, dtype=dtype)
     _check_content(store, vocab_size)
@@ -144,11 +169,15 @@ def open_data(
             f"sequence_length={sequence_length} and the token after it; shorten the sequence or "
             "add data."
         )
+    return _with_batches(data, f"{len(data.examples)} examples of {sequence_length} tokens")
+
+
+def _with_batches(data: IndexedData, what: str) -> IndexedData:
+    """Refuse data that do not fill one batch."""
     if data.num_batches == 0:
         raise TPUValidationError(
-            f"{store.path} has {len(data.examples)} examples of {sequence_length} tokens, which "
-            f"in {num_epochs} epochs is less than one batch of {batch_size}; lower batch_size or "
-            "sequence_length, or raise num_epochs."
+            f"{data.path} has {what}, which in {data.num_epochs} epochs is less than one batch of "
+            f"{data.batch_size}; lower batch_size or sequence_length, or raise num_epochs."
         )
     return data
 

@@ -1,64 +1,43 @@
-"""Batches out of a token store through grain: shuffled by number, read ahead by threads."""
+"""Tokens of a store, cut into examples that are read by number."""
 
-import sys
-from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from ...errors import TPUValidationError
-from .examples import ConcatenatedExamples, DocumentExamples, Examples
-from .permutation import permute
-from .read_ahead import NUM_WORKERS, PREFETCH, ReadAhead
-from .stream import Batch, DataDescription, Stopwatch, check_same
+from .examples import ConcatenatedExamples, DocumentExamples
+from .indexed import Examples, IndexedData
+from .stream import DataDescription
 from .token_store import TokenStore
-
-ORDER = 1  # raise it when the same settings come to give another order
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StoredData:
-    """Tokens cut into examples, and the order in which every process gets its rows.
-
-    Example number p of the run (p counts on through the epochs) is row `p % batch_size` of batch
-    `p // batch_size`; process i of n has the i-th n-th of the rows of each. So the order is the
-    same for any number of processes, and a position is one number.
-    """
+class StoredData(IndexedData):
+    """Tokens cut into examples; see `IndexedData` for their order."""
 
     store: TokenStore
     sequence_length: int
-    batch_size: int
     vocab_size: int | None
-    seed: int
-    shuffle: bool
     packing: str
-    process_index: int
-    process_count: int
-    num_epochs: int | None
-    num_workers: int = NUM_WORKERS
-    prefetch: int = PREFETCH
 
-    @cached_property
+    @property
     def examples(self) -> Examples:
         """The tokens, cut."""
+        return self._cut
+
+    @cached_property
+    def _cut(self) -> Examples:
         cut = DocumentExamples if self.packing == "documents" else ConcatenatedExamples
         return cut(self.store, self.sequence_length, self.vocab_size)
 
     @property
-    def rows(self) -> range:
-        """The rows of each batch that belong to this process."""
-        count = self.batch_size // self.process_count
-        return range(self.process_index * count, (self.process_index + 1) * count)
+    def path(self) -> str:
+        """Where the tokens are."""
+        return self.store.path
 
     @property
-    def num_batches(self) -> int | None:
-        """Batches in all epochs; None when they go on forever."""
-        if self.num_epochs is None:
-            return None
-        return self.num_epochs * len(self.examples) // self.batch_size
+    def example_size(self) -> int:
+        """Tokens in an example."""
+        return self.sequence_length
 
     def describe(self) -> DataDescription:
         """What the data are."""
@@ -79,104 +58,11 @@ class StoredData:
             fingerprint=self.store.fingerprint,
         )
 
-    def stream(self) -> "StoredStream":
-        """Batches from the start."""
-        return StoredStream(self)
-
-    def batches(self, first_example: int, count: int) -> list[Batch]:
-        """This process's rows of `count` batches, from this example of the run on."""
-        starts = first_example + self.batch_size * np.arange(count, dtype=np.int64)
-        positions = starts[:, None] + np.asarray(self.rows, np.int64)
-        epochs, numbers = np.divmod(positions, len(self.examples))
-        if self.shuffle:
-            for epoch in range(int(epochs[0, 0]), int(epochs[-1, -1]) + 1):
-                at = epochs == epoch
-                numbers[at] = permute(
-                    numbers[at], size=len(self.examples), seed=self.seed, epoch=epoch
-                )
-        return self.examples.read(numbers)
-
-
-class StoredStream:
-    """Batches of `StoredData`, read ahead by threads of grain."""
-
-    def __init__(self, data: StoredData) -> None:
-        self._data = data
-        self._consumed = 0  # examples, over all processes and epochs
-        self._waiting = Stopwatch()
-        self._reader: ReadAhead | None = None
-        self._ready: deque[Batch] = deque()
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds `next` took in all, waiting for batches."""
-        return self._waiting.total_s
-
-    def __iter__(self) -> "StoredStream":
-        return self
-
-    def __next__(self) -> Batch:
-        with self._waiting:
-            if not self._ready:
-                if self._reader is None:
-                    self._reader = self._start()
-                self._ready.extend(next(self._reader))
-            batch = self._ready.popleft()
-        self._consumed += self._data.batch_size
-        return batch
-
-    def state(self) -> dict[str, Any]:
-        """The position after the last batch drawn, and what it is a position in."""
-        return {"consumed_examples": self._consumed, **self._identity()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state` was taken, on any number of processes and with any batch size.
-
-        Raises:
-            TPUValidationError: It was taken on other data, or cut or shuffled otherwise.
-        """
-        check_same(state, self._identity(), path=self._data.store.path)
-        consumed = state.get("consumed_examples")
-        if not isinstance(consumed, int) or consumed < 0:
-            raise TPUValidationError(
-                f"this position in the data says consumed_examples={consumed!r}; it must be a "
-                "number from 0. The checkpoint's data state is damaged."
-            )
-        self.close()
-        self._consumed = consumed
-
-    def close(self) -> None:
-        """Stop reading ahead; drawing again starts anew from the position."""
-        self._ready.clear()
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-
-    def _start(self) -> ReadAhead:
-        data, begin, last = self._data, self._consumed, sys.maxsize
-        if data.num_epochs is not None:
-            last = data.num_epochs * len(data.examples)
-
-        def read(first: int, count: int) -> list[Batch]:
-            return data.batches(begin + first * data.batch_size, count)
-
-        return ReadAhead(
-            read,
-            num_batches=max(0, (last - begin) // data.batch_size),
-            rows=len(data.rows),
-            tokens=len(data.rows) * data.sequence_length,
-            num_workers=data.num_workers,
-            prefetch=data.prefetch,
-        )
-
-    def _identity(self) -> dict[str, Any]:
-        data = self._data
+    def identity(self) -> dict[str, Any]:
+        """What a position depends on."""
         return {
             "kind": "tokens",
-            "order": ORDER,
-            "fingerprint": data.store.fingerprint,
-            "sequence_length": data.sequence_length,
-            "packing": data.packing,
-            "shuffle": data.shuffle,
-            "seed": data.seed,
+            "fingerprint": self.store.fingerprint,
+            "sequence_length": self.sequence_length,
+            "packing": self.packing,
         }

@@ -75,6 +75,8 @@ def _cards(report: Report) -> list[Markup]:
         return [card("Predicted step", "–", _why_no_step(report)), bound]
     low, high = seconds_text(prediction["low_s"]), seconds_text(prediction["high_s"])
     rate, mfu = prediction.get("tokens_per_s_per_chip"), prediction.get("mfu")
+    examples = prediction.get("examples_per_s_per_chip")
+    unit, rate = ("Tokens", rate) if examples is None else ("Examples", examples)
     not_tokens = "the program does not say how many tokens a step has"
     no_flops = "the program does not say how many FLOPs its model has"
     return [
@@ -84,9 +86,9 @@ def _cards(report: Report) -> list[Markup]:
         card("MFU", f"{mfu:.1%}", prediction["mfu_convention"], "model")
         if mfu is not None
         else card("MFU", "–", no_flops),
-        card("Tokens/s/chip", f"{rate:,.0f}", _chips_words(report), "model")
+        card(f"{unit}/s/chip", f"{rate:,.0f}", _chips_words(report), "model")
         if rate is not None
-        else card("Tokens/s/chip", "–", not_tokens),
+        else card(f"{unit}/s/chip", "–", not_tokens),
         bound,
     ]
 

@@ -1,0 +1,124 @@
+"""Data that a command names: a path, an .npz file, a folder of images, or `file.py:function`."""
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...compiler.program.entry import errors_of, load_object
+from ...errors import ConfigError, TPUValidationError
+from .remote import remote_url
+from .tables import ArrayTable, ImageTable, is_image_folder
+
+_FUNCTION = re.compile(r"(?:.*\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
+OFFERED = ("batch_size", "seed", "process_index", "process_count")
+
+
+def is_data_function(source: object) -> bool:
+    """Whether data are named as `file.py:function` or `module:function`."""
+    return isinstance(source, str) and bool(_FUNCTION.fullmatch(source))
+
+
+def batch_size_parameter(source: object) -> inspect.Parameter | None:
+    """Return the parameter `batch_size` of a data function; None if it takes none."""
+    if not isinstance(source, str) or not is_data_function(source):
+        return None
+    found = load_object(source)
+    return _parameters(found).get("batch_size") if callable(found) else None
+
+
+def named_data(source: Any, **offered: Any) -> Any:
+    """Return what a name stands for: a table, an array, an iterable, or the path as it is.
+
+    Args:
+        source: The name; anything else is returned as it is.
+        **offered: Arguments for a function that takes some of `OFFERED`.
+
+    Raises:
+        TPUValidationError: The file, folder or function gives no data.
+        ConfigError: The function takes other arguments.
+    """
+    if not isinstance(source, str | Path):
+        return source
+    if isinstance(source, str) and is_data_function(source):
+        return _from_function(source, offered)
+    if remote_url(source) is not None:
+        return source
+    path = Path(source).expanduser()
+    if str(path).endswith(".npz") and os.path.isfile(path):
+        return ArrayTable.from_npz(path)
+    return ImageTable(path) if is_image_folder(path) else source
+
+
+class NamedBatches:
+    """Batches of a user's function, which is called to start them; its errors name their line."""
+
+    def __init__(self, name: str, function: Callable[[], Any]) -> None:
+        self.name, self._function = name, function
+
+    def __call__(self) -> Iterator[Any]:
+        """Start the batches."""
+        with errors_of(self.name):
+            batches = iter(self._function())
+        return batches if hasattr(batches, "get_state") else self._drawn(batches)
+
+    def _drawn(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            with errors_of(self.name):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+
+def _from_function(name: str, offered: Mapping[str, Any]) -> Any:
+    found = load_object(name)
+    if not callable(found):
+        return _as_data(name, found, None)
+    parameters = _parameters(found)
+    given = {key: value for key, value in offered.items() if key in parameters}
+    missing = [
+        key
+        for key, one in parameters.items()
+        if one.default is one.empty
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        and given.get(key) is None
+    ]
+    if missing:
+        raise ConfigError(
+            f"'{name}' takes {', '.join(missing)}, which nothing gives it; a function that makes "
+            f"batches may take {', '.join(OFFERED)} (batch_size: --batch-size)."
+        )
+    function = partial(found, **{key: one for key, one in given.items() if one is not None})
+    with errors_of(name):
+        made = function()
+    return _as_data(name, made, function)
+
+
+def _as_data(name: str, made: Any, function: Callable[[], Any] | None) -> Any:
+    if isinstance(made, Mapping):
+        return ArrayTable(made, name)  # pyright: ignore[reportUnknownArgumentType]  anything
+    if isinstance(made, str | Path):
+        return named_data(made)
+    if hasattr(made, "__array__"):
+        return np.asarray(made)
+    try:
+        is_iterator = iter(made) is made
+    except TypeError:
+        raise TPUValidationError(
+            f"'{name}' returned {type(made).__name__}; expected batches (a generator or another "
+            "iterable), a mapping of arrays with one row per example, or a path."
+        ) from None
+    return NamedBatches(name, function) if is_iterator and function is not None else made
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # of something built in
+        return {}
