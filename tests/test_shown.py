@@ -140,7 +140,7 @@ def test_fields_are_named_by_kind_and_number():
     assert text.startswith(
         "Whole(parts=[2 Part], where=v6e-8, speed=2.5 s (measured), weights=float32[3, 4], "
     )
-    assert "by_name={1: …}" in text
+    assert "by_name={'a': 1}" in text
     assert "secret" not in text
     assert repr(Part(1)) == str(Part(1)) == "Part(number=1)"
     assert Part(1)._repr_html_() is None

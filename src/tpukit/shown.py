@@ -110,8 +110,12 @@ def _brief(held: object) -> str:
     shape, dtype = getattr(held, "shape", None), getattr(held, "dtype", None)
     if shape is not None and dtype is not None:
         return f"{dtype}{list(shape)}"
-    if isinstance(held, Mapping | Set):
-        return f"{{{len(held)}: …}}"
+    if isinstance(held, float):
+        return f"{held:.6g}"
+    if isinstance(held, Mapping):
+        # Texts may be secrets, as those of environment variables are.
+        numbers = all(isinstance(one, int) for one in held.values())
+        return repr(dict(held)) if numbers and len(held) < 6 else f"{{{len(held)}: …}}"
     if isinstance(held, Sequence) and not _has_own_text(held):
         if len(repr(held)) <= LONGEST_VALUE and not any(map(_is_large, held)):
             return repr(held)

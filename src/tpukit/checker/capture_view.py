@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..hardware import Figure, Slice, public_prices
 from ..hardware.figure import bytes_text, seconds_text
+from ..shown import Shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -128,7 +129,7 @@ def capture_line(captured: "Captured") -> str:
     )
 
 
-class ProgramTable:
+class ProgramTable(Shown):
     """The programs of a capture as a list."""
 
     def __init__(self, captured: "Captured") -> None:
@@ -164,7 +165,7 @@ def _by_flops(one: "ListedProgram") -> float:
     return one.flops
 
 
-class SliceComparison:
+class SliceComparison(Shown):
     """One captured program on several slices."""
 
     def __init__(self, rows: "Sequence[tuple[Slice, CheckResult | str]]") -> None:

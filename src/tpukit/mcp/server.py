@@ -31,7 +31,9 @@ INSTRUCTIONS = (
 """What a client tells its model of the server."""
 Answer = dict[str, Any]
 Model = Annotated[str, Field(description="a preset such as llama3.1-8b, or a config.json")]
-Target = Annotated[str, Field(description="a preset, or the path of a job.yaml")]
+ModelOrJob = Annotated[
+    str, Field(description="a preset such as llama3.1-8b, a config.json, or a job.yaml")
+]
 On = Annotated[str, Field(description="a slice such as v6e-8 or 2xv6e-256")]
 Chips = Annotated[str, Field(description="generations such as v6e or v5e,v5p,v6e,7x")]
 Settings = Annotated[
@@ -91,7 +93,7 @@ def make_server(access: Access | None = None) -> MCPServer[Any]:
 
     @server.tool(annotations=reads)
     def check(
-        target: Target,
+        model: ModelOrJob,
         context: Context[Any],
         on: On | None = None,
         settings: Settings | None = None,
@@ -104,7 +106,7 @@ def make_server(access: Access | None = None) -> MCPServer[Any]:
         """Compile a training step with the real TPU compiler: does it fit, how long is a step."""
         with in_one_sentence():
             return tools.check(
-                *(allowed, target),
+                *(allowed, model),
                 on=on,
                 settings=settings,
                 memory_only=memory_only,

@@ -1,10 +1,15 @@
-"""The tools: plain functions over the public ones, each returning what `--json` prints."""
+"""The tools: plain functions over the public ones, each returning what matters most of `--json`.
 
+Answers are short (`brief.fit`), because a client's model reads all of them. The command with
+`--json` prints everything.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..checker.check import check as check_job
 from ..errors import TPUKernelError
-from ..hardware import Slice, get_chip, public_prices
+from ..hardware import PriceBook, Slice, get_chip, public_prices
 from ..hardware.listings import GenerationListing
 from ..job.job import Job
 from ..job.reading import read_job
@@ -16,10 +21,19 @@ from ..runtime.flags import FlagRegistry, explain_flag, inspect_flags
 from ..runtime.flags.record import FlagListing
 from ..runtime.progress import Progress, silent
 from .access import Access
+from .brief import fit
 
-BULK = ("spans", "live_memory")
-"""Keys of a check that hold every op and every moment: a hundred kilobytes and more."""
+BULK = ("spans", "live_memory", "slice")
+"""Keys of a check that hold every op and every moment, a hundred kilobytes and more, and what the
+tool `slice` returns."""
 MOST_FLAGS = 50
+_OF_A_CHOICE = (
+    *("slice", "mesh", "memory_bytes", "memory_origin", "usable_bytes", "step_time_s"),
+    *("step_origin", "tokens_per_s_per_chip", "mfu", "days", "usd", "verified", "job"),
+)
+_OF_ANOTHER = ("slice", "mesh", "days", "usd")
+_OF_A_GENERATION = ("name", "chips_per_host", "pod_chips", "torus_dims")
+_FIGURES = ("peak_bf16_tflops", "hbm_usable_bytes", "hbm_gbps", "ici_link_gbps")
 
 
 def plan(
@@ -32,17 +46,24 @@ def plan(
     progress: Progress = silent,
     **asked: Any,
 ) -> dict[str, Any]:
-    """Return what `tpukit plan --json` prints; `asked` is anything else that `plan` takes."""
+    """Return what matters most of `tpukit plan --json`; `asked` is anything else `plan` takes."""
     access.check_name(model)
     stated = {name: value for name, value in asked.items() if value is not None}
     stated.setdefault("on", GENERATIONS)
     found = find_plan(model, tokens=tokens, top=top, verify=verify, progress=progress, **stated)
-    return found.to_dict()
+    answer = found.to_dict()
+    choices = [_some(choice, _OF_A_CHOICE) for choice in answer["choices"]]
+    others = {
+        name: [_some(choice, _OF_ANOTHER) for choice in answer[name]]
+        for name in ("pareto_front", "unpriced")
+    }
+    rejected = [{**row, "slices": ", ".join(row["slices"][:4])} for row in answer["rejected"]]
+    return fit({**answer, "choices": choices, **others, "rejected": rejected})
 
 
 def check(
     access: Access,
-    target: str,
+    model: str,
     *,
     on: str | None = None,
     settings: dict[str, Any] | None = None,
@@ -51,27 +72,42 @@ def check(
     whole: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Return what `tpukit check --json` prints.
+    """Return what `tpukit check --json` prints: all of it with `whole`, else what matters most.
 
-    Without `whole` the keys of `BULK` are left out, and named in `left_out`.
+    Args:
+        access: What the client may have done.
+        model: A preset, a config.json, or the path of a job file.
+        on: The slice, where the job names none.
+        settings: Keys of the job.
+        memory_only: Whether to stop at the verdict on memory.
+        fix: Whether to prove fixes.
+        whole: Whether every op and live memory over time are returned too.
+        progress: Called with each stage as it is reached.
     """
-    access.check_name(target)
-    job = read_job(target, {**(settings or {}), **({} if on is None else {"on": on})})
+    access.check_name(model)
+    job = read_job(model, {**(settings or {}), **({} if on is None else {"on": on})})
     access.check_name(str(job.model))  # a job file may name code, too
     configure_tpu_environment()  # or jax would look for a TPU, slowly, in this process
     found = check_job(job, memory_only=memory_only, fix=fix, progress=progress).to_dict()
     if whole:
         return found
     kept = {key: value for key, value in found.items() if key not in BULK}
-    return {**kept, "left_out": [key for key in BULK if key in found]}
+    kept["memory"] = {key: value for key, value in found["memory"].items() if key != "curve"}
+    return fit(kept)
 
 
 def kernels() -> dict[str, Any]:
-    """Return what `tpukit kernel list --json` prints."""
+    """Return what `tpukit kernel list --json` prints, of each case its name alone."""
     configure_tpu_environment()
     from ..kernels.registry.listing import OpListing
 
-    return OpListing.of_registry().to_dict()
+    listed = OpListing.of_registry().to_dict()
+    return fit(
+        {
+            name: {**op, "cases": ", ".join(case["name"] for case in op["cases"])}
+            for name, op in listed.items()
+        }
+    )
 
 
 def kernel(
@@ -90,38 +126,49 @@ def kernel(
     found = get_tpu_op(op)
     if case is None and not found.cases:
         raise TPUKernelError(f"{op} has no cases of its own; time it with tpukit kernel bench.")
-    return bench_op(
+    benched = bench_op(
         found,
         [get_chip(part.strip()).name for part in on.split(",")],
         cases=[found.cases[0] if case is None else found.case(case)],
         direction="backward" if backward else "forward",
         progress=progress,
-    ).to_dict()
+    )
+    return fit(benched.to_dict())
 
 
 def slices(generation: str | None = None) -> dict[str, Any]:
-    """Return what `tpukit slices --json` prints."""
+    """Return the generations with their main figures, or one with its slices, a line for each."""
     book = public_prices()
     if generation is None:
-        return dict(GenerationListing.of(book).to_dict())
+        return fit({"generations": [_generation(row) for row in _generations(book)]})
     chip = get_chip(generation)
-    return dict((chip if chip.rules is None else list_slices(chip.name, book)).to_dict())
+    if chip.rules is None:
+        return fit(chip.to_dict())
+    listed = list_slices(chip.name, book).to_dict()
+    rows: list[dict[str, Any]] = listed["slices"]
+    return fit(
+        {
+            "generation": _generation(listed["generation"]),
+            "usd_per_hour_origin": rows[0]["usd_per_hour"].get("origin"),
+            "slices": [_line(row) for row in rows],
+        }
+    )
 
 
 def slice_info(name: str) -> dict[str, Any]:
     """Return what `tpukit slice --json` prints."""
-    return dict(Slice.parse(name).to_dict())
+    return fit(Slice.parse(name).to_dict())
 
 
 def check_flags(flags: str) -> dict[str, Any]:
     """Return what `tpukit flags check --json` prints."""
-    return dict(inspect_flags(flags, registry=FlagRegistry.installed()).to_dict())
+    return fit(inspect_flags(flags, registry=FlagRegistry.installed()).to_dict())
 
 
 def flag(name: str) -> dict[str, Any]:
     """Return what `tpukit flags explain --json` prints."""
     found = explain_flag(name.partition("=")[0], registry=FlagRegistry.installed())
-    return dict(found.to_dict())
+    return fit(found.to_dict())
 
 
 def flags(pattern: str) -> dict[str, Any]:
@@ -129,7 +176,7 @@ def flags(pattern: str) -> dict[str, Any]:
     registry = FlagRegistry.installed()
     found = registry.search(pattern, parser=None)
     listed = dict(FlagListing(tuple(found[:MOST_FLAGS]), registry.described).to_dict())
-    return {**listed, "matching": len(found)}
+    return fit({**listed, "matching": len(found)})
 
 
 def write_job(access: Access, name: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -138,3 +185,22 @@ def write_job(access: Access, name: str, job: dict[str, Any]) -> dict[str, Any]:
     made = Job.from_dict(job)
     made.to_yaml(path)
     return {"path": str(path), "job": made.to_dict(), "next_command": f"tpukit check {path}"}
+
+
+def _some(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: row[name] for name in names if name in row}
+
+
+def _generations(book: PriceBook) -> list[dict[str, Any]]:
+    return GenerationListing.of(book).to_dict()["generations"]
+
+
+def _generation(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_some(row, _OF_A_GENERATION), **_some(row["figures"], _FIGURES)}
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    price = row["usd_per_hour"]["value"]
+    paid = "no price" if price is None else f"{price:.2f} USD/h"
+    shape = "x".join(map(str, row["topology"]))
+    return f"{row['name']}: {row['chips']} chips, {shape}, {row['hosts']} hosts, {paid}"

@@ -16,6 +16,7 @@ from rich.table import Table
 from ...errors import TPUError, TPUOutOfMemoryError, TPUValidationError
 from ...hardware import Slice, list_chips, list_slices
 from ...hardware.missing import Measured, Missing, plain
+from ...shown import rendered_html
 
 if TYPE_CHECKING:
     from ...job.job import Job
@@ -94,6 +95,9 @@ class OptimalBatchSize(int):
             "speed_origin": "model",
             "probes": [probe.to_dict() for probe in self.probes],
         }
+
+    def _repr_html_(self) -> str:
+        return rendered_html(self)  # its text stays that of a number
 
     def __rich__(self) -> Table:
         headings = ("batch", "GiB a device\n(compiler)", "examples/s\n(model)", "MFU\n(model)", "")
