@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 STOPPED_WITHIN_S = 40.0
+HEARD_S = 3.0
+"""By when a supervisor has heard that it is to stop, and begins nothing more."""
 IN_THE_WAY = 1
 Run = Annotated[str, typer.Argument(help="Name of a run or a pod.")]
 MaybeRun = Annotated[str | None, typer.Argument(help="Name of a run; all when left out.")]
@@ -51,6 +53,12 @@ def _is_supervised(store: "Store", row: "WantedPod") -> bool:
     from ..pods.store.locks import is_held
 
     return row.keeper is not None and is_held(store.folder / KEEPERS / row.keeper)
+
+
+def _has_attempt(store: "Store", row: "WantedPod") -> bool:
+    """Whether an attempt at the run is under way."""
+    attempts = store.attempts(row.name)
+    return bool(attempts) and attempts[-1].ending is None
 
 
 @app.command("ls")
@@ -103,6 +111,8 @@ def get_pod(
 @app.command("down")
 def give_pod_back(name: Run, json: options.Json = False) -> None:
     """Let the run on a pod save and end, if there is one, and give the pod back."""
+    import time
+
     from ..errors import ProviderError, TPUError
     from ..pods.allocation import wait_until_gone
     from ..pods.launching.background import BackgroundRun
@@ -115,7 +125,13 @@ def give_pod_back(name: Run, json: options.Json = False) -> None:
     row = _find(store, name)
     if _is_supervised(store, row):
         with working(f"letting {row.name} save and end, {STOPPED_WITHIN_S:g} s at most"):
-            BackgroundRun.find(store, row.name).stop(wait_s=STOPPED_WITHIN_S)
+            sure_at = time.monotonic() + HEARD_S
+
+            def is_enough() -> bool:
+                # Its processes have ended; what its supervisor does then may wait for a provider.
+                return time.monotonic() > sure_at and not _has_attempt(store, row)
+
+            BackgroundRun.find(store, row.name).stop(STOPPED_WITHIN_S, is_enough=is_enough)
     store.wanted.release(row.name)
     with working(f"giving {row.pod_name} back"):
         try:

@@ -264,7 +264,7 @@ def test_what_to_know_is_said_before(here, store):
     lines = []
     ready = prepare_launch("job.yaml", name="run", state=store, progress=lines.append)
     assert isinstance(ready, Launch)
-    assert any("checkpoints go with the pod" in line for line in lines)
+    assert any("are lost with the pod" in line for line in lines)
     assert lines[-1].startswith("run: ships 1 file, ")
 
 

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from .run_log import FILE, POLL_S, Entry, read_log
 MODULE = "tpukit.pods.launching.runner"
 PID_FILE = "pid"
 ERRORS = "errors.txt"
+STARTED_S = 60.0
+"""How long a supervisor may take to write its first entry, on a machine that is very busy."""
 KEPT_LOGS = 200
 """Of runs that have ended; older ones go when another run begins."""
 
@@ -127,30 +129,40 @@ class BackgroundRun:
             )
 
     def begin(self, wait_s: float) -> Entry | None:
-        """Wait until the run makes a step or ends, `wait_s` at most, and return how it stands.
+        """Wait until the run makes a step or ends, and return how it stands.
+
+        Args:
+            wait_s: How long to look, from the supervisor's first entry on.
 
         Returns:
-            The last entry about the run as a whole; None where there is none yet.
+            The last entry about the run as a whole; None where there is none after `STARTED_S`.
         """
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + STARTED_S
 
         def goes_on() -> bool:
             return self.is_running and time.monotonic() < deadline
 
         last: Entry | None = None
         for entry in read_log(self.folder, is_running=goes_on, follow=True):
+            if last is None:
+                deadline = time.monotonic() + wait_s
             last = last if entry.kind == "line" else entry
             if entry.is_final or entry.kind == "step":
                 return last
         return last if self.is_running else [*self.entries()][-1]
 
-    def stop(self, wait_s: float) -> bool:
-        """Let the job save and end, and tell whether it has within `wait_s`."""
+    def stop(self, wait_s: float, *, is_enough: Callable[[], bool] = lambda: False) -> bool:
+        """Let the job save and end, and tell whether it has within `wait_s`.
+
+        Args:
+            wait_s: How long to wait for its supervisor to end.
+            is_enough: Asked meanwhile whether to wait no longer.
+        """
         with contextlib.suppress(ProcessLookupError, ValueError, FileNotFoundError):
             if self.is_running:
                 os.kill(int((self.folder / PID_FILE).read_text()), signal.SIGTERM)
         deadline = time.monotonic() + wait_s
-        while self.is_running and time.monotonic() < deadline:
+        while self.is_running and time.monotonic() < deadline and not is_enough():
             time.sleep(POLL_S)
         return not self.is_running
 

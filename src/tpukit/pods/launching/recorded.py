@@ -66,12 +66,16 @@ class RecordedProvider:
     def get(self, name: str, *, zone: str) -> Pod | None:
         """Return a pod as it is now, or None where there is none."""
         pod = self._inner.get(name, zone=zone)
-        row = self._row()
-        if row.pod_name == name:
+        row = self._find()
+        if row is not None and row.pod_name == name:
             if pod is not None and pod.state.is_lost and pod != row.pod:
                 self._observer.lost(row, zone, ending_of(pod).cause, pod.reason)
             self._observer.seen(row, pod)
-        self._observer.store.wanted.keep(self._run)
+        store, provider = self._observer.store, self._observer.provider_id
+        store.wanted.keep(self._run)
+        store.wanted.answered(provider, is_silent=False)
+        if pod is not None:
+            store.spend.seen(provider, name)
         return pod
 
     def list(self, *, owner: str | None = None) -> list[Pod]:
@@ -82,7 +86,8 @@ class RecordedProvider:
         """Remove a pod."""
         self._inner.delete(name, zone=zone)
         self._observer.deleted(self._run, zone=zone, pod=name)
-        if self._row().pod_name == name:
+        row = self._find()
+        if row is not None and row.pod_name == name:
             self._observer.store.wanted.observe(self._run, None)
 
     def start(self, pod: Pod, command: Command, *, attempt: int) -> Gang:
@@ -93,7 +98,11 @@ class RecordedProvider:
         """Say what would stand in the way of a pod."""
         return self._inner.preflight(config)
 
+    def _find(self) -> WantedPod | None:
+        """Return what is wanted; None where `pods down` was quicker than the supervisor's end."""
+        return self._observer.store.wanted.find(self._run)
+
     def _row(self) -> WantedPod:
-        row = self._observer.store.wanted.find(self._run)
+        row = self._find()
         assert row is not None, self._run  # `launch` wants it before and forgets it after
         return row

@@ -80,11 +80,12 @@ class SpendLedger:
             *(to_json(price.to_dict()), self.now(), self.now()),
         )
 
-    def seen(self, provider: str) -> None:
-        """A provider has answered: its pods that are counted were there just now."""
+    def seen(self, provider: str, pod: str | None = None) -> None:
+        """A provider has answered: its pods that are counted, or one of them, were there now."""
         self.database.write(
-            "UPDATE spend SET seen_at = ? WHERE provider = ? AND released_at IS NULL",
-            *(self.now(), provider),
+            "UPDATE spend SET seen_at = ?"
+            " WHERE provider = ? AND released_at IS NULL AND pod = coalesce(?, pod)",
+            *(self.now(), provider, pod),
         )
 
     def end(self, provider: str, *, zone: str, pod: str) -> None:
