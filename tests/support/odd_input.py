@@ -44,6 +44,7 @@ RIGHT = {
     "pods preflight": ["--on", "v6e-1", "--provider", "local"],
     "pods ssh": ["run"],
     "pods up": ["run", "--on", "v6e-1", "--provider", "local"],
+    "presets": ["llama"],
     "prices": ["v6e"],
     "profile": ["one_op.xplane.pb"],
     "quantize": ["run", "--calibration", "text.jsonl", "--format", "int8"],

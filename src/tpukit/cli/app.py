@@ -21,6 +21,7 @@ from . import (
     mcp,
     plan,
     pods,
+    presets,
     profile,
     quantize,
     rehearse,
@@ -85,6 +86,7 @@ app.command("doctor")(doctor.doctor)
 app.command("slices")(slices.slices)
 app.command("slice")(slices.slice_info)
 app.command("prices")(slices.prices)
+app.command("presets")(presets.presets)
 app.command("plan")(plan.plan)
 app.command("check", cls=ProgramCommand)(check.check)
 app.command("compile")(compile_command.compile_function)

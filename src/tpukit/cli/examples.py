@@ -4,7 +4,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": ("tpukit doctor", "tpukit doctor --deep --json"),
     "slices": ("tpukit slices", "tpukit slices v6e"),
     "slice": ("tpukit slice v5p-128", "tpukit slice 2xv6e-256 --json"),
-    "prices": ("tpukit prices v6e --region us-east5", "tpukit prices v5p --tier spot"),
+    "prices": (
+        "tpukit prices v6e --region us-east5",
+        "tpukit prices v5p --region europe --tier spot",
+    ),
+    "presets": ("tpukit presets", "tpukit presets qwen3 --json"),
     "plan": (
         "tpukit plan llama3.1-70b --tokens 1e12 --deadline 30d --no-verify",
         "tpukit plan llama3.1-8b --tokens 1e11 --on v6e,v5p -o job.yaml",
@@ -23,6 +27,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "compile": (
         "tpukit compile my_model.py:step --on v6e-8 --arg 'bf16[8,4096]'",
+        "tpukit compile my_model.py:step --on v6e-8 --arg 'bf16[8@fsdp,4096]'",
         "tpukit compile my_model.py:build --on v6e-8 --hlo step.hlo",
     ),
     "train": (

@@ -73,7 +73,7 @@ def get_preset(name: str, **changes: Any) -> TransformerConfig:
     found = presets().get(name)
     if found is None:
         raise TPUModelError(
-            f"no preset is called '{name}'; `list_presets()` names them all."
+            f"no preset is called '{name}'; `list_presets()` or `tpukit presets` names them all."
             + did_you_mean(name, presets())
         )
     return found.config.replace(**changes) if changes else found.config

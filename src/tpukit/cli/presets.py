@@ -1,0 +1,23 @@
+"""`tpukit presets`: the models that have a name."""
+
+from typing import Annotated
+
+import typer
+
+from .job_options import Json, presets_like
+from .output import show
+
+
+def presets(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Part of a name, e.g. llama3; all when left out.", autocompletion=presets_like
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the models that commands know by name: size, layers, experts, context, source."""
+    from ..models.preset_listing import PresetListing
+
+    show(PresetListing.of(name), json=json)
