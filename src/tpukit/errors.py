@@ -172,6 +172,9 @@ class TPUKernelError(TPUValidationError):
     """A kernel was asked for an implementation, blocks, a dtype or a shape it has not."""
 
 
+LONGEST_MESSAGE = 4000
+"""Characters of a message that are shown; the longest of tpukit's own has 900."""
+
 # The documents use both names for the one condition, and for the root.
 OutOfMemory = TPUOutOfMemoryError
 TpuError = TPUError
@@ -179,6 +182,21 @@ _Value = TypeVar("_Value")
 TpuResult = Annotated[_Value, TPUError]
 """Type of a result in signatures. Rust returns an error and Python raises it, so
 `TpuResult[float]` is a float."""
+
+
+def in_few_words(error: Exception) -> str:
+    """Return an error's message as a terminal can show it.
+
+    A message may quote a file of anyone's: what is long is shortened in its middle, and characters
+    that would steer the terminal are written as escapes.
+    """
+    text = str(error)
+    if len(text) > LONGEST_MESSAGE:
+        half = LONGEST_MESSAGE // 2
+        text = f"{text[:half]} […] {text[-half:]}"
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
+    )
 
 
 def did_you_mean(

@@ -183,6 +183,15 @@ def test_a_disk_that_refuses_is_a_users_error(monkeypatch, tmp_path, capsys):
     assert (code, said) == (2, "error: /data/x: Permission denied.\n")
 
 
+def test_what_a_message_quotes_is_shortened_and_steers_no_terminal(monkeypatch, tmp_path, capsys):
+    error = TPUError("no such key '\x1b[2J" + "x" * 100_000 + "'; remove it.\nOr rename it.")
+    code, said = run_main(error, monkeypatch, tmp_path, capsys)
+    assert code == 2
+    assert said.startswith(r"error: no such key '\x1b[2Jxxx")
+    assert said.endswith("xxx'; remove it.\nOr rename it.\n")
+    assert len(said) < 4100
+
+
 def test_a_name_that_is_no_text_can_be_shown(tmp_path):
     program = "from tpukit.cli.main import run; run()"
     words = [sys.executable, "-c", program, "config", "show", b"\xff.yaml"]

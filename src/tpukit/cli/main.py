@@ -3,7 +3,7 @@
 import os
 import sys
 
-from ..errors import TPUError
+from ..errors import TPUError, in_few_words
 from ..runtime.interruption import end_on_ctrl_c, exit_code, was_interrupted
 
 UNEXPECTED = 1
@@ -40,7 +40,7 @@ def tell(error: Exception) -> int:
     shown = bool(os.environ.get("TPUKIT_TRACEBACK"))
     match error:
         case TPUError():
-            message, code = str(error), USER_ERROR
+            message, code = in_few_words(error), USER_ERROR
         # A disk, a permission, a name: nobody's fault here, wherever it was met.
         case OSError(filename=str(), strerror=str()):
             message, code = f"{error.filename}: {error.strerror}.", USER_ERROR

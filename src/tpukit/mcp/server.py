@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .. import __version__
-from ..errors import MissingExtraError, TPUError
+from ..errors import MissingExtraError, TPUError, in_few_words
 from ..runtime.progress import Progress
 from . import tools
 from .access import Access
@@ -193,7 +193,7 @@ def in_one_sentence() -> Generator[None]:
     try:
         yield
     except TPUError as error:
-        raise ToolError(str(error)) from error
+        raise ToolError(in_few_words(error)) from error
     except OSError as error:
         if error.filename is None or error.strerror is None:
             raise

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
-from .kinds import JSON_ATTACKS, kind
+import numpy as np
+
+from .kinds import JSON_ATTACKS, command, kind
 
 
 def _transformer_in(name):
@@ -51,6 +53,8 @@ _USUAL = {
 def _every_config(_=None):
     for name in sorted(_HUGGINGFACE):
         yield _transformer_in(f"{name}.json")
+    for name in ("llama", "deepseek_v3", "gemma3_text"):
+        yield command("plan", f"{name}.json", "--tokens", "1e9", "--on", "v6e-4", "--no-verify")
 
 
 def _damaged_configs():
@@ -92,10 +96,8 @@ def _weights(folder):
 
     from tpukit.models.adapters.transformer import TransformerAdapter
     from tpukit.models.huggingface.weights import export_huggingface
-    from tpukit.models.presets import get_preset
 
-    config = get_preset("tiny", d_model=16, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16,
-                        vocab_size=32, n_layers=2)  # fmt: skip
+    config = _small()
     params = TransformerAdapter(config).init(jax.random.key(3)).params
     export_huggingface(params, config, folder / "one")
     export_huggingface(params, config, folder / "several", max_shard_bytes=4000)
@@ -263,3 +265,52 @@ def _listings(folder):
         text = (data / f"host_computation_{name}.txt").read_text()
         (folder / f"{name}.txt").write_text(text)
     (folder / "loop.txt").write_text(_LOOP)
+
+
+@kind("saved program", lambda: _read_saved(), known=[("program.zip", b"PK\x05\x06" + b"\0" * 18)])
+def _saved_program(folder):
+    import hashlib
+
+    from tpukit.compiler.executable.file import ExecutableHeader, write_executable
+
+    code = b"a program" * 20
+    header = ExecutableHeader(
+        name="f", platform="cpu", device_kind="cpu", slice=None, versions={"jax": "0.10.2"},
+        host="", devices=((0,),), mesh_axes=(), arguments=(), results=(), code_bytes=len(code),
+        checksum=hashlib.sha256(code).hexdigest(),
+    )  # fmt: skip
+    write_executable(folder / "program.zip", header, code)
+
+
+def _read_saved():
+    from tpukit.compiler.executable.file import read_executable, read_header
+
+    read_header("program.zip").to_dict()
+    read_executable(Path("program.zip"))
+
+
+def _read_adapter():
+    from tpukit.models.lora.peft_files import read_peft
+
+    read_peft("adapter", _small())
+
+
+@kind("adapter", _read_adapter)
+def _adapter(folder):
+    from tpukit.models.lora.peft_files import write_peft
+    from tpukit.models.lora.spec import LoraSpec
+
+    rank, config = 2, _small()
+    path = next(name for name in config.parameter_shapes() if name.endswith("q_proj/kernel"))
+    *stack, inputs, outputs = config.parameter_shapes()[path]
+    thin = {"a": np.ones((*stack, inputs, rank)), "b": np.ones((*stack, rank, outputs))}
+    for word in reversed(path.split("/")):
+        thin = {word: thin}
+    write_peft(thin, LoraSpec(rank=rank, alpha=4.0, targets=(path,)), config, folder / "adapter")
+
+
+def _small():
+    from tpukit.models.presets import get_preset
+
+    sizes = {"d_model": 16, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "d_ff": 16}
+    return get_preset("tiny", **sizes, vocab_size=32, n_layers=2)

@@ -1,6 +1,8 @@
 """Records: run directories, reports of checks, traces."""
 
+import gzip
 import json
+from pathlib import Path
 
 from .kinds import JSON_ATTACKS, command, kind
 
@@ -52,3 +54,23 @@ def _trace(folder):
 
     (folder / "one.xplane.pb").write_bytes(ONE_OP)
     (folder / "several.xplane.pb").write_bytes(ONE_OP + ONE_OP.replace(b"TPU:0", b"TPU:1"))
+
+
+def _read_timings():
+    from tpukit.kernels.timing.measured import read_timings
+
+    for row in read_timings(Path("timings.json")).rows:
+        _ = row.describe(), row.program_key, row.chip
+
+
+@kind(
+    "measured kernels",
+    _read_timings,
+    known=[("timings.json", attack) for attack in (*JSON_ATTACKS, gzip.compress(bytes(1 << 28)))],
+)
+def _timings(folder):
+    row = {"id": "a", "device": "v6e", "op": "gemm", "impl": "pallas", "measured_us": 3.5,
+           "shapes": {"x": [8, 128], "y": [128, 8]}, "dtypes": {"x": "bfloat16", "y": "bfloat16"},
+           "dims": {"m": 8, "n": 8}, "config": {"block": 8}, "static_args": {"causal": True},
+           "num_devices": 1, "timing_method": "xplane", "source_date": "2026-01"}  # fmt: skip
+    (folder / "timings.json").write_text(json.dumps([row] * 3))

@@ -39,6 +39,7 @@ launch:
     command("config", "show", "job.yaml", "--json"),
     command("config", "check", "job.yaml"),
     command("launch", "job.yaml", "--provider", "local", "--dry-run"),
+    command("train", "job.yaml", "--dry-run"),
     only="*.yaml",
     known=[("job.yaml", content) for content in YAML_ATTACKS],
 )

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from ...errors import TPUValidationError
 from ...hardware.figure import format_quantity
-from ...plain_data import parse_json
+from ...plain_data import DAMAGE, MOST_BYTES, parse_json
 from ...runtime.files import whole_file
 from ...shown import Shown
 
@@ -153,7 +154,8 @@ def read_executable(path: Path) -> tuple[ExecutableHeader, bytes]:
 def _read(path: Path, *, with_code: bool) -> tuple[ExecutableHeader, bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
-            data = parse_json(archive.read(_HEADER))
+            with archive.open(_HEADER) as header:
+                data = parse_json(header.read(MOST_BYTES + 1))
             seen = data.get("format") if isinstance(data, dict) else None
             if seen != FORMAT:
                 raise TPUValidationError(
@@ -165,7 +167,8 @@ def _read(path: Path, *, with_code: bool) -> tuple[ExecutableHeader, bytes]:
         raise TPUValidationError(f"{path} cannot be read ({error.strerror}).") from error
     except TPUValidationError:
         raise
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError) as error:
+    # A RuntimeError is what zipfile raises of encrypted files and of unknown compressions.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, *DAMAGE) as error:
         raise TPUValidationError(
             f"{path} is no saved program, or is cut short or damaged "
             f"({type(error).__name__}); save it again with save_executable."

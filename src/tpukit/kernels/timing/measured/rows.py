@@ -24,7 +24,7 @@ from pydantic import (
 
 from ....errors import SliceError, TPUValidationError
 from ....hardware import get_chip
-from ....plain_data import parse_json
+from ....plain_data import MOST_BYTES, parse_json
 
 GZIP_MAGIC = b"\x1f\x8b"
 # Sources say how a time was taken; these clocks also count dispatch, or may.
@@ -172,9 +172,10 @@ def read_timings(path: Path) -> Timings:
 
 def _read_list(path: Path) -> list[Any]:
     try:
-        content = path.read_bytes()
-        text = gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
-        listed = parse_json(text)
+        with path.open("rb") as file:
+            packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        with gzip.open(path) if packed else path.open("rb") as file:
+            listed = parse_json(file.read(MOST_BYTES + 1))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise TPUValidationError(f"{path} is a damaged gzip file ({error}).") from error
     except OSError as error:
