@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -151,3 +152,33 @@ def test_after_import_it_still_counts_and_after_devices_it_says_too_late():
     assert late["after"] is None
     assert "call this before anything uses jax" in late["why"]
     assert environment is None
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "from tpukit import TPUTrainer; TPUTrainer(model='tiny', progress=False)",
+        "from tpukit import create_mesh; create_mesh(mesh_shape=(1,), axis_names=('data',))",
+        "from tpukit.torch import TPUBackend; TPUBackend()",
+    ],
+)
+def test_libtpu_prints_nothing_on_a_machine_without_tpu(script):
+    """The compiler's libtpu is installed here, and jax would load it to look for chips."""
+    pytest.importorskip("libtpu")
+    pytest.importorskip("torch")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("JAX_PLATFORMS", "XLA_FLAGS")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "libtpu" not in done.stderr
+    assert "hostname" not in done.stderr

@@ -169,6 +169,20 @@ def configure_tpu_environment(
     return EnvironmentReport(found, evidence, state, tuple(changes))
 
 
+def open_devices() -> list[Any]:
+    """Return jax's devices; its platform is chosen first, unless somebody has chosen one.
+
+    Left alone, jax loads libtpu on machines without a TPU too, which prints a page of errors about
+    worker hostnames.
+    """
+    import jax
+
+    chosen = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]  made at run time
+    if not chosen and jax_state() != "initialised":
+        configure_tpu_environment()
+    return jax.devices()
+
+
 def _tell_imported_jax(platforms: str) -> None:
     # jax read the variable when it was imported; its own setting still counts until a device opens.
     import jax

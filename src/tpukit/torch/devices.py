@@ -11,6 +11,7 @@ from ..annotations import Device
 from ..errors import TPUNotAvailableError
 from ..hardware.detect import Kind, detect_accelerators
 from ..models.adapters.torch_module.environment import torch_tpu_is_installed
+from ..runtime.environment import open_devices
 from ..runtime.versions import installed_version
 from .config import TorchTPUConfig, tpu_settings
 
@@ -55,6 +56,7 @@ def find_device(settings: TorchTPUConfig) -> FoundDevice:
     import jax
 
     try:
+        open_devices()
         device = jax.local_devices()[0]
     except RuntimeError as error:
         raise TPUNotAvailableError(

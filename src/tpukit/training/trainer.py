@@ -21,7 +21,7 @@ from ..records.hooks import TrainingHook, make_hooks
 from ..records.ledger import Ledger
 from ..records.progress import NoProgress, ProgressView, make_progress
 from ..records.throughput import count_chips
-from ..runtime.environment import jax_state
+from ..runtime.environment import jax_state, open_devices
 from ..step.parts import TrainState
 from ..step.workload import Workload
 from .arguments import job_of_arguments
@@ -148,7 +148,7 @@ class TPUTrainer:
         self.workload: Workload | None = None
         self._hooks, self._progress = tuple(hooks), progress
         self._notes: list[str] = []
-        self.devices = list(jax.devices() if devices is None else devices)
+        self.devices = list(open_devices() if devices is None else devices)
         sizes, note = dict(job.mesh), None
         if job.on is not None:
             sizes, note = fit_mesh(job.mesh, len(self.devices), planned_for=job.on)

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from ...annotations import AnyMesh, Device
 from ...errors import MeshError
 from ...runtime.device_grid import arrange_devices
+from ...runtime.environment import open_devices
 from ...shown import Shown
 from .axes import check_axis_names
 
@@ -101,7 +101,7 @@ def create_mesh(
         MeshError: Shape, names and devices do not fit together.
     """
     config = _one_config(mesh_config, mesh_shape, axis_names, devices, dcn_mesh_shape)
-    chosen = list(jax.devices() if config.devices is None else config.devices)
+    chosen = list(open_devices() if config.devices is None else config.devices)
     grid = arrange_devices(config.resolve(len(chosen)), chosen, dcn_shape=config.dcn_mesh_shape)
     # Auto is asked for by name: the default of jax differs between its versions, and layouts
     # here are made of constraints that only Auto axes take.

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from ...annotations import Device
 from ...errors import MeshError
 from ...parallel.mesh.mesh import create_mesh
+from ...runtime.environment import open_devices
 from .sums import DCN, ICI
 
 
@@ -21,7 +21,7 @@ def devices_by_pod(pods: int, devices: Sequence[Device] | None = None) -> list[l
     Raises:
         MeshError: There are fewer slices, processes or devices than pods, or they do not divide.
     """
-    found = list(jax.devices() if devices is None else devices)
+    found = list(open_devices() if devices is None else devices)
     slices = sorted({slice_of(device) for device in found})
     processes = sorted({device.process_index for device in found})
     if len(slices) > 1:

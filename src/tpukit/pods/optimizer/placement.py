@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from ...annotations import AnyMesh, Device
 from ...errors import PodUnavailable
 from ...hardware import Slice
+from ...runtime.environment import open_devices
 from ..causes import Cause
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def devices_here(on: Slice, provider: str, devices: Sequence[Device] | None = No
     Raises:
         PodUnavailable: This process does not run on the pod.
     """
-    found = list(jax.devices() if devices is None else devices)
+    found = list(open_devices() if devices is None else devices)
     if len(found) >= on.devices:
         return found[: on.devices]
     if provider == LOCAL:
