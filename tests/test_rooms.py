@@ -27,7 +27,7 @@ ROOMS = [
     *("step", "quantization", "job", "checker", "planner", "records", "training", "observe"),
     *("pods", "torch", "rehearsal", "mcp", "cli"),
 ]
-FRONT_DOORS = ("__init__", "__main__", "adaptive_kernels", "tpu_config")
+FRONT_DOORS = ("__init__", "__main__", "adaptive_kernels", "pytest_plugin", "tpu_config")
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

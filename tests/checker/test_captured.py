@@ -1,6 +1,7 @@
 """The verdict on an unmodified program is the verdict on the step it contains."""
 
 import json
+import subprocess
 import sys
 
 import jax
@@ -103,6 +104,36 @@ def test_the_command_lists_compares_keeps_and_writes(tmp_path):
 
 def first_memory(table):
     return table["slices"][0]["report"]["memory"]
+
+
+def test_what_is_worse_than_before_is_named(tmp_path):
+    report = json.loads(run("--on", "v6e-8", "--json").stdout)
+    path = tmp_path / "before.json"
+    path.write_text(json.dumps(report))
+    assert run("--on", "v6e-8", "--baseline", "before.json").exit_code == 0
+    report["capture"]["step_time_s"]["value"] *= 0.9
+    path.write_text(json.dumps(report))
+    worse = run("--on", "v6e-8", "--baseline", "before.json")
+    assert worse.exit_code == 5
+    assert "+11.1%, 5% allowed" in worse.stderr
+    report["slice"]["name"] = "v6e-4"
+    path.write_text(json.dumps(report))
+    other = run("--on", "v6e-8", "--baseline", "before.json")
+    assert "is a check on v6e-4" in str(other.exception)
+
+
+@pytest.mark.slow
+def test_a_team_has_it_as_a_fixture(tmp_path):
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["tpukit.pytest_plugin"]')
+    (tmp_path / "test_step.py").write_text(
+        "import sys\ndef test_it(tpukit_check):\n"
+        "    tpukit_check([sys.executable, 'one.py'], on='v6e-8', baseline='kept.json')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "test_step.py"]
+    first = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert "was written" in first.stdout
+    second = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert second.returncode == 0, second.stdout
 
 
 def test_options_of_a_job_are_refused():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .program_findings import ProgramFinding
     from .report import Report
 
-FITS, DOES_NOT_FIT, COULD_NOT_TELL = 0, 3, 4
+FITS, DOES_NOT_FIT, COULD_NOT_TELL, WORSE = 0, 3, 4, 5
 
 
 @dataclass(frozen=True)

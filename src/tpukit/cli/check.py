@@ -12,7 +12,7 @@ from .check_decode import check_decode, write_pages
 from .check_toolchains import TypedCheck, check_toolchains
 from .modes import refuse, refuse_all_but
 from .output import Announcer, print_whole, refusals_as_exit_codes
-from .program import AskedProgram, check_command, command_behind
+from .program import AskedProgram, check_command, command_behind, end_check
 from .values import output_file, output_folder, within
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ OF_DECODE = ("prompt_length", "weights", "kv")
 OF_PROGRAM = ("program", "list_programs", "per_step", "network", "keep")
 BESIDE_PROGRAM = (
     *("on", "flags", "memory_only", "html", "perfetto", "no_cache", "dump", "timeout", "json"),
+    "baseline",
     *OF_PROGRAM,
 )
 OF_ONE_CHECK = ("decode", "fix", "perfetto", "handover", "dump")
@@ -116,6 +117,13 @@ def check(
             callback=output_folder,
         ),
     ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            help="An earlier report (--json): exit 5 where it fitted before, or a step was 5 % "
+            "faster."
+        ),
+    ] = None,
     no_cache: options.NoCache = False,
     dump: Annotated[
         Path | None, typer.Option(help="Keep the compiler's files here.", callback=output_folder)
@@ -150,6 +158,7 @@ def check(
             on,
             say,
             json=json,
+            baseline=baseline,
             write=lambda result: _write(result, html, perfetto, say),
             options=options.compiler_options(flags) if flags else {},
             per_step=per_step,
@@ -244,11 +253,7 @@ def check(
         with refusals_as_exit_codes():
             written = write_handover(result, handover)
         say(f"wrote {written.plan} and {written.script}")
-    if json:
-        show(result, json=True)
-    else:
-        print_whole(result.details())
-    raise typer.Exit(result.exit_code)
+    end_check(result, json=json, baseline=baseline)
 
 
 def _refuse_handover(target: str, asked: dict[str, Any], *, is_function: bool) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -13,6 +13,7 @@ from .output import Announcer, print_whole, refusals_as_exit_codes, show
 
 if TYPE_CHECKING:
     from ..capturing.captured import Captured
+    from ..checker.result import CheckResult
     from ..compiler.memory import MemoryReport
 
 COMMAND = "tpukit.command"
@@ -110,6 +111,7 @@ def check_command(
     say: Announcer,
     *,
     json: bool,
+    baseline: Path | None,
     write: Any,
     **how: Any,
 ) -> None:
@@ -134,8 +136,19 @@ def check_command(
         raise typer.Exit(table.exit_code)
     (result,) = found.values()
     write(result)
+    end_check(result, json=json, baseline=baseline)
+
+
+def end_check(result: "CheckResult", *, json: bool, baseline: Path | None) -> NoReturn:
+    """Show a result, name what is worse than in an earlier report, and exit."""
+    from ..checker.baseline import find_regressions
+    from ..checker.result import WORSE
+
     if json:
         show(result, json=True)
     else:
         print_whole(result.details())
-    raise typer.Exit(result.exit_code)
+    worse = [] if baseline is None else find_regressions(result, baseline)
+    for sentence in worse:
+        typer.secho(f"worse than {baseline}: {sentence}", fg=typer.colors.RED, err=True)
+    raise typer.Exit(WORSE if worse else result.exit_code)
