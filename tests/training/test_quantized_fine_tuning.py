@@ -108,3 +108,14 @@ def test_a_rounded_base_takes_the_bytes_of_its_format():
     wide = base_bytes()
     assert base_bytes(base="int8") == pytest.approx(wide / 2, rel=0.01)
     assert base_bytes(base="int4") == pytest.approx(wide * 4.25 / 16, rel=0.01)
+
+
+def test_an_export_says_that_it_widens(small, tmp_path):
+    written = export_run(small, tmp_path / "wide")
+    assert any("widened to" in note for note in written.notes)
+    before = sum(file.stat().st_size for file in small.iterdir())
+    assert written.size_bytes > before
+    again = export_run(tmp_path / "wide", tmp_path / "again")
+    assert again.notes == ()
+    wide = dense_parameters(load_trained(small).params)
+    np.testing.assert_allclose(logits(load_trained(tmp_path / "wide").params), logits(wide))

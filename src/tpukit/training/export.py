@@ -166,7 +166,7 @@ def _export_own(run: Path, target: Path, step: int | None) -> Export:
     count = sum(int(np.prod(array.shape)) for array in arrays.params.values())
     return replace(
         _written(target, str(run), found.step, count),
-        framework=record.framework,
+        framework=record.framework_name,
         needs=record.needs,
         opened_by=opened_by,
     )
@@ -193,7 +193,8 @@ def _words_of(run: Path, about: Mapping[str, Any]) -> str | None:
 
 def _read_me(record: ModelRecord, opened_by: str, run: Path, step: int) -> str:
     return (
-        f"# {record.code}\n\nA {record.framework} model, from step {step} of the run {run}.\n\n"
+        f"# {record.code}\n\n"
+        f"A {record.framework_name} model, from step {step} of the run {run}.\n\n"
         f"The code it needs: {record.needs}.\n\n"
         f"With `model` as that code builds it, and `folder` as the path of this folder:\n\n"
         f"```python\n{opened_by}\n```\n"
@@ -231,7 +232,7 @@ def _written(target: Path, source: str, step: int | None, parameters: int) -> Ex
         step=step,
         folder=str(target),
         files=tuple(file.name for file in files),
-        size_bytes=sum(file.stat().st_size for file in files),
+        size_bytes=sum(file.stat().st_size for file in target.rglob("*") if file.is_file()),
         parameters=parameters,
     )
 

@@ -35,6 +35,11 @@ class ModelRecord:
     details: Mapping[str, Any]
 
     @property
+    def framework_name(self) -> str:
+        """The framework's name, whether a model was given or a function that makes one."""
+        return self.framework.removesuffix(" function")
+
+    @property
     def needs(self) -> str:
         """The code without which the files are arrays and no model."""
         where = "" if self.file is None else f" in {self.file}"

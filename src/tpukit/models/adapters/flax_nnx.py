@@ -91,9 +91,10 @@ def _write(record: Mapping[str, Any], arrays: TrainedArrays, folder: Path) -> st
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((folder / STATE_FOLDER).absolute(), nested(kept))
     return (
-        "import orbax.checkpoint as ocp\nfrom flax import nnx\n\n"
+        "import os\n\nimport orbax.checkpoint as ocp\nfrom flax import nnx\n\n"
         "state = nnx.state(model)\n"
-        f'saved = ocp.StandardCheckpointer().restore(folder + "/{STATE_FOLDER}")\n'
+        f'path = os.path.abspath(folder + "/{STATE_FOLDER}")\n'
+        "saved = ocp.StandardCheckpointer().restore(path)\n"
         "nnx.replace_by_pure_dict(state, saved)\n"
         "nnx.update(model, state)"
     )

@@ -45,12 +45,13 @@ class Launch:
     def beside(self) -> Sequence[Beside]:
         """Tokens, losses, checkpoints, and steps of two machines."""
         run = self.run
+        unit = "tokens" if run.job.reads_tokens else "examples"
         found = [
             Beside(
-                what="tokens in a step",
-                predicted=Figure(run.job.tokens_per_step, "tokens", "model", "the job"),
+                what=f"{unit} in a step",
+                predicted=Figure(run.job.tokens_per_step, unit, "model", "the job"),
                 predicted_of="any machine",
-                measured=measured(run.records[-1]["weight"], "tokens", "metrics.jsonl of the run"),
+                measured=measured(run.records[-1]["weight"], unit, "metrics.jsonl of the run"),
                 is_comparable=True,
             ),
             Beside(
