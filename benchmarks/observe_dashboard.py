@@ -1,17 +1,27 @@
-"""How soon the dashboard shows a run of a million steps, and what fifty viewers cost its server.
+"""How soon the dashboard shows one run of a million steps and many runs, to how many viewers.
 
     python benchmarks/observe_dashboard.py [--steps 1000000] [--viewers 50] [--seconds 20]
+    python benchmarks/observe_dashboard.py --only many [--runs 200] [--run-steps 100000]
+    python benchmarks/observe_dashboard.py --only half [--half-requests 1100]
 
 The server is `tpukit dashboard` in a process of its own, whose CPU seconds are counted: on a busy
 machine they mean more than a clock. Paint is what Chromium itself says (`performance`, type paint);
 "charts drawn" is when all charts of the run stand with their points. A viewer is a stream of events
 and, like the page, a question for all curves whenever the stream says that the run changed, at most
 every two seconds; the run is written to all the while, two steps a second.
+
+Many runs are hard links to one run's files, which are read as if each had its own. "Cold" is a
+server that has just started: the list of runs is asked for first, then four viewers open runs that
+nobody opened before, all five charts each. Half-sent requests are connections that send the first
+lines of a request and then nothing, to a server that may open 1024 files.
 """
 
 import argparse
 import asyncio
 import json
+import os
+import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -32,23 +42,38 @@ CHARTS = "loss,step_time_s,mfu,goodput,memory_used"
 STEP_S = 0.5
 ASKED_AT_MOST_EVERY_S = 2.0
 LOADS = 7
+OPEN_FILES = (1024, 1024)  # of the server, as most machines have it
+COLD_VIEWERS, COLD_RUNS = 4, 100
+HALF_REQUEST = b"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
 class Server:
-    """`tpukit dashboard` over a folder."""
+    """`tpukit dashboard` over a folder, and what it writes to standard error."""
 
     def __init__(self, folder):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tpukit", "dashboard", str(folder), "--port", "0"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.said = folder / "stderr.txt"
+        with self.said.open("wb") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tpukit", "dashboard", str(folder), "--port", "0"],
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES),
+            )
         self.url = self.process.stdout.readline().split()[0].rstrip("/")
         self.port = int(self.url.rpartition(":")[2])
 
     def cpu_s(self):
         spent = psutil.Process(self.process.pid).cpu_times()
         return spent.user + spent.system
+
+    def peak_mb(self):
+        """Return the most memory it ever held."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) / 1e3
+
+    def said_bytes(self):
+        return self.said.stat().st_size
 
     def close(self):
         self.process.terminate()
@@ -139,6 +164,123 @@ async def watch(server, run, steps, viewers, seconds):
     return waits, told
 
 
+def million(folder, steps, viewers, seconds):
+    run = make_run(folder / RUN, steps=steps, hosts=1, chips=4)
+    server = Server(folder)
+    try:
+        read_s = seconds_until_read(server, steps)
+        read_cpu_s = server.cpu_s()
+        paint, contentful, drawn = page_loads(server)
+        load_cpu_s = (server.cpu_s() - read_cpu_s) / LOADS
+        before = server.cpu_s()
+        waits, told = asyncio.run(watch(server, run, steps, viewers, seconds))
+        viewers_cpu = (server.cpu_s() - before) / seconds
+    finally:
+        server.close()
+    count = f"{steps:.0e} points".replace("e+0", "e")
+    return (
+        Claim(f"{count}, read once at the start", read_s, "s"),
+        Claim("CPU of the server until then", read_cpu_s, "s"),
+        Claim(f"{count}, first paint", paint / 1e3, "s", at_most=1.0),
+        Claim(f"{count}, first contentful paint", contentful / 1e3, "s", at_most=1.0),
+        Claim(f"{count}, all charts drawn", drawn / 1e3, "s", at_most=1.0),
+        Claim("CPU of the server for one load of the page", load_cpu_s, "s"),
+        Claim(f"{viewers} viewers, CPU of the server", viewers_cpu, "cores"),
+        Claim(f"{viewers} viewers, all curves, p50", share(waits, 0.5), "s"),
+        Claim(f"{viewers} viewers, all curves, p99", share(waits, 0.99), "s"),
+        Claim(f"{viewers} viewers, written to told, p50", share(told, 0.5), "s"),
+        Claim(f"{viewers} viewers, written to told, p99", share(told, 0.99), "s"),
+    )
+
+
+def make_many(folder, runs, steps):
+    """Make one run, and others of the same files."""
+    first = make_run(folder / "run-0", steps=steps, hosts=1, chips=4)
+    for number in range(1, runs):
+        for file in (one for one in first.rglob("*") if one.is_file()):
+            path = folder / f"run-{number}" / file.relative_to(first)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.link(file, path)
+
+
+async def open_cold(port, names):
+    """Return the seconds that the list of runs and each run took."""
+    waits = []
+
+    async def timed(path):
+        began = time.monotonic()
+        await ask(port, path)
+        waits.append(time.monotonic() - began)
+
+    async def viewer(own):
+        for name in own:
+            await timed(f"/api/runs/{name}/series?metrics={CHARTS}&by=time&points=1000")
+
+    await timed("/api/runs")
+    await asyncio.gather(*(viewer(names[at::COLD_VIEWERS]) for at in range(COLD_VIEWERS)))
+    return waits
+
+
+def many_runs(folder, runs, steps):
+    make_many(folder, runs, steps)
+    names = [f"run-{number}" for number in range(runs)]
+    random.Random(0).shuffle(names)
+    server = Server(folder)
+    try:
+        before = server.cpu_s()
+        waits = asyncio.run(open_cold(server.port, names[:COLD_RUNS]))
+        cpu_s = server.cpu_s() - before
+        time.sleep(5)  # whatever it reads on its own
+        peak = server.peak_mb()
+    finally:
+        server.close()
+    count = f"{runs} runs of {steps:.0e} steps".replace("e+0", "e")
+    return (
+        Claim(f"{count}, cold: list of runs", waits[0], "s"),
+        Claim(f"{count}, cold: p50", share(waits, 0.5), "s"),
+        Claim(f"{count}, cold: p99", share(waits, 0.99), "s", at_most=2.0),
+        Claim(f"{count}, cold: CPU of the server for a run", cpu_s / COLD_RUNS, "s"),
+        Claim(f"{count}, peak memory", peak, "MB", at_most=400),
+    )
+
+
+async def half_requests(port, count):
+    """Return how long viewers wait while others hold connections without asking for anything."""
+    held = []
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HALF_REQUEST)
+        held.append((reader, writer))
+    waits = []
+    for _ in range(50):
+        began = time.monotonic()
+        try:
+            await asyncio.wait_for(ask(port, "/api/runs"), 10)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+            waits.append(float("inf"))
+            break
+        waits.append(time.monotonic() - began)
+        await asyncio.sleep(0.1)
+    for _, writer in held:
+        writer.close()
+    return waits
+
+
+def half_sent(folder, count):
+    make_run(folder / RUN, steps=100, hosts=1, chips=4)
+    server = Server(folder)
+    try:
+        waits = asyncio.run(half_requests(server.port, count))
+        said = server.said_bytes()
+    finally:
+        server.close()
+    return (
+        Claim(f"{count} half-sent requests, a viewer waits, p99", share(waits, 0.99), "s",
+              at_most=1.0),
+        Claim(f"{count} half-sent requests, lines of log", said / 1e3, "kB", at_most=10),
+    )  # fmt: skip
+
+
 def share(values, part):
     return sorted(values)[int(part * (len(values) - 1))]
 
@@ -148,36 +290,22 @@ def main():
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--viewers", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--only", choices=("million", "many", "half"))
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--run-steps", type=int, default=100_000)
+    parser.add_argument("--half-requests", type=int, default=1100)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        run = make_run(Path(folder) / RUN, steps=options.steps, hosts=1, chips=4)
-        server = Server(folder)
-        try:
-            read_s = seconds_until_read(server, options.steps)
-            read_cpu_s = server.cpu_s()
-            paint, contentful, drawn = page_loads(server)
-            load_cpu_s = (server.cpu_s() - read_cpu_s) / LOADS
-            before = server.cpu_s()
-            waits, told = asyncio.run(
-                watch(server, run, options.steps, options.viewers, options.seconds)
-            )
-            viewers_cpu = (server.cpu_s() - before) / options.seconds
-        finally:
-            server.close()
-    count = f"{options.steps:.0e} points".replace("e+0", "e")
-    report(
-        Claim(f"{count}, read once at the start", read_s, "s"),
-        Claim("CPU of the server until then", read_cpu_s, "s"),
-        Claim(f"{count}, first paint", paint / 1e3, "s", at_most=1.0),
-        Claim(f"{count}, first contentful paint", contentful / 1e3, "s", at_most=1.0),
-        Claim(f"{count}, all charts drawn", drawn / 1e3, "s", at_most=1.0),
-        Claim("CPU of the server for one load of the page", load_cpu_s, "s"),
-        Claim(f"{options.viewers} viewers, CPU of the server", viewers_cpu, "cores"),
-        Claim(f"{options.viewers} viewers, all curves, p50", share(waits, 0.5), "s"),
-        Claim(f"{options.viewers} viewers, all curves, p99", share(waits, 0.99), "s"),
-        Claim(f"{options.viewers} viewers, written to told, p50", share(told, 0.5), "s"),
-        Claim(f"{options.viewers} viewers, written to told, p99", share(told, 0.99), "s"),
-    )
+    parts = {
+        "million": lambda folder: million(folder, options.steps, options.viewers, options.seconds),
+        "many": lambda folder: many_runs(folder, options.runs, options.run_steps),
+        "half": lambda folder: half_sent(folder, options.half_requests),
+    }
+    claims = []
+    for name, measure in parts.items():
+        if options.only in (None, name):
+            with tempfile.TemporaryDirectory() as folder:
+                claims += measure(Path(folder))
+    report(*claims)
 
 
 if __name__ == "__main__":

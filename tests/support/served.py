@@ -30,9 +30,9 @@ class Answer:
 class Served:
     """A dashboard that runs until the block ends."""
 
-    def __init__(self, folders, *, port=0, **options):
+    def __init__(self, folders, *, port=0, connections=None, **options):
         self.library = Library(folders)
-        self.server = make_server(make_app(self.library, **options))
+        self.server = make_server(make_app(self.library, **options), connections)
         self._listening = listening(LOOPBACK, port)
 
     def __enter__(self):

@@ -22,6 +22,10 @@ TokenText = Annotated[
         help="What viewers must know, 16 characters or more.", envvar="TPUKIT_DASHBOARD_TOKEN"
     ),
 ]
+NoToken = Annotated[
+    bool,
+    typer.Option("--no-token", help="Make none on a machine that several people use."),
+]
 Live = Annotated[
     list[str] | None, typer.Option("--live", help="host:port of a monitor to watch; repeat.")
 ]
@@ -33,6 +37,7 @@ def dashboard(
     port: Port = 8780,
     host: Host = "127.0.0.1",
     token: TokenText = None,
+    no_token: NoToken = False,
     live: Live = None,
     open_browser: Open = False,
 ) -> None:
@@ -44,6 +49,7 @@ def dashboard(
         host=host,
         port=port,
         token=token,
+        no_token=no_token,
         open_browser=open_browser,
         fleet=_fleet,
         live=live or (),

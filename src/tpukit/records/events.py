@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from ..runtime.plain_files import read_plain
+from ..runtime.run_tail import is_number, is_time
 from ..shown import Shown
 from .lines import AppendedLines
 
@@ -48,15 +50,16 @@ class Event(Shown):
     def from_dict(cls, line: Mapping[str, Any]) -> "Event | None":
         """Read what `to_dict` wrote; None when it is no event."""
         at, event = line.get("time"), line.get("event")
-        if not isinstance(event, str) or not isinstance(at, int | float):
+        if not isinstance(event, str) or not is_time(at):
             return None
-        rest = {name: value for name, value in line.items() if name not in ("time", "event")}
+        rest = dict(line)
+        del rest["time"], rest["event"]
         return cls(float(at), event, rest)
 
     def number(self, name: str) -> float | None:
-        """Return a number of the line; None when it has none of that name."""
+        """Return a finite number of the line; None when it has none of that name."""
         value = self.data.get(name)
-        return float(value) if isinstance(value, int | float) else None
+        return float(value) if is_number(value) else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as in the file."""
@@ -99,7 +102,7 @@ def good_saves(events: Iterable[Event]) -> list[Event]:
 def read_events(path: Path) -> list[Event]:
     """Return the events of a file; none when it is not there."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_plain(path).split(b"\n")
     except OSError:
         return []
     return list(parse_events(lines))

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic_core import from_json
+
+from ..runtime.run_tail import is_number, is_time
 from .lines import AppendedLines, read_end
 
 FLUSH_EVERY_S = 1.0
@@ -105,7 +108,7 @@ def read_newest_steps(run_dir: Path, process: int, *, since: float) -> list[Host
     """Return the steps that a process recorded after a time, as far as a few megabytes reach."""
     size, path = _TAIL, steps_file(run_dir, process)
     while True:
-        lines, is_whole = read_end(path, size)
+        lines, is_whole = read_end(path, size, inside=run_dir)
         steps = list(parse_steps(lines))
         if is_whole or size >= _LONGEST_TAIL or (steps and steps[0].time <= since):
             return [step for step in steps if step.time > since]
@@ -116,8 +119,8 @@ def parse_steps(lines: list[bytes]) -> Iterator[HostStep]:
     """Yield the steps that lines hold; those that are cut short are passed over."""
     for line in lines:
         try:
-            data: Any = json.loads(line)
-        except (ValueError, RecursionError):
+            data: Any = from_json(line)
+        except ValueError:
             continue
         if isinstance(data, dict):
             step = _step(cast("dict[str, Any]", data))
@@ -127,7 +130,7 @@ def parse_steps(lines: list[bytes]) -> Iterator[HostStep]:
 
 def _step(data: dict[str, Any]) -> HostStep | None:
     values = [data.get("time"), data.get("step"), *(data.get(name, 0.0) for name in NUMBERS)]
-    if not all(isinstance(value, int | float) for value in values):
+    if not all(map(is_number, values)) or not is_time(values[0]):
         return None
     at, step, took, waited, stalled, saved, dispatched = cast("list[float]", values)
     host = str(data.get("host", ""))

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ..runtime.files import open_private
+from ..runtime.plain_files import open_plain
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +68,14 @@ class AppendedLines:
         return file
 
 
-def read_end(path: Path, size: int) -> tuple[list[bytes], bool]:
+def read_end(path: Path, size: int, *, inside: Path | None = None) -> tuple[list[bytes], bool]:
     """Return the whole lines in the last `size` bytes of a file, and whether that is all of it.
 
-    A file that is not there, or cannot be read, has no lines. A last line that is still being
-    written waits.
+    A file that is not there, cannot be read, is no regular file or is a link out of the folder
+    `inside` has no lines. A last line that is still being written waits.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path, inside=inside) as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - size))
             lines = file.read(size).split(b"\n")[:-1]

@@ -18,6 +18,8 @@ RUNS = "runs"
 METRICS, EVENTS, IDENTITY = "metrics.jsonl", "events.jsonl", "run.json"
 # A record takes a few hundred bytes; one that is far longer is looked for further up.
 TAIL_BYTES = (8 * 1024, 1024 * 1024)
+_MOST = sys.float_info.max
+LATEST = 2.0**36  # unix seconds: the year 4147
 RECENT = 32
 """Steps that count as now, where one alone would be noisy."""
 
@@ -156,7 +158,13 @@ class RunTailReader:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value of a record is a finite number, as those that were written all are."""
-    return type(value) in (int, float) and abs(cast("float", value)) <= sys.float_info.max
+    kind = type(value)
+    return (kind is float or kind is int) and -_MOST <= cast("float", value) <= _MOST
+
+
+def is_time(value: object) -> TypeGuard[float]:
+    """Whether a value of a record is a time in unix seconds that a calendar has."""
+    return is_number(value) and 0 <= value < LATEST
 
 
 def _rate(amount: float | None, seconds: float) -> float | None:

@@ -1,11 +1,14 @@
 """Who is answered: the token, names of this machine, sizes, and no file that was not found."""
 
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor as Pool
 
 import pytest
 from served import Served
 
 from tpukit.errors import ConfigError, TPUValidationError
+from tpukit.observe.dashboard import access, serving
 from tpukit.observe.dashboard.access import LARGEST_BODY, LONGEST_QUERY, Token
 from tpukit.observe.dashboard.serving import serve
 from tpukit.runtime.address import is_loopback
@@ -21,7 +24,11 @@ PATHS = (
 
 @pytest.fixture(scope="module")
 def guarded(folder):
-    with Served([folder], token=Token(TOKEN), only_loopback=False) as one:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Served([folder], token=Token(TOKEN), only_loopback=False) as one,
+    ):
+        patch.setattr(access, "WRONG_TOKEN_S", 0.0)
         yield one
 
 
@@ -50,6 +57,48 @@ def test_the_token_is_known_by_header_and_by_cookie(guarded):
     assert guarded.ask("/api/runs", cookie=held).status == 200
     assert guarded.ask("/api/runs", cookie=held[:-1] + "0").status == 401
     assert guarded.ask("/api/runs", cookie='odd="; =\x7f').status == 401
+
+
+def test_wrong_tokens_wait_for_each_other_and_the_right_one_does_not(folder, monkeypatch):
+    monkeypatch.setattr(access, "WRONG_TOKEN_S", 0.4)
+    monkeypatch.setattr(access, "MOST_WAITING", 4)
+    with Served([folder], token=Token(TOKEN), only_loopback=False) as one, Pool(8) as pool:
+
+        def guess(number):
+            if number % 2:
+                return one.ask("/api/runs", authorization=f"Bearer wrong-{number}-of-length").status
+            return one.ask("/login", method="POST", body=b"token=wrong-token-of-length").status
+
+        began = time.monotonic()
+        guesses = [pool.submit(guess, number) for number in range(8)]
+        while one.ask("/api/runs").status != 401:  # without any token there is no wait
+            pass
+        assert one.ask("/api/runs", authorization=f"Bearer {TOKEN}").status == 200
+        codes = sorted(guess.result() for guess in guesses)
+        assert time.monotonic() - began >= 4 * 0.4
+        assert set(codes) == {401, 429}
+        assert codes.count(401) >= 4
+
+
+@pytest.mark.parametrize(("others", "options", "asks"), [
+    ({1000, 1001}, {}, True),
+    ({1000}, {}, False),
+    ({1000, 1001}, {"no_token": True}, False),
+])  # fmt: skip
+def test_a_machine_that_others_use_gets_a_token_by_default(
+    folder, monkeypatch, others, options, asks
+):
+    said, apps = [], []
+    monkeypatch.setattr(serving, "people", lambda: others)
+    monkeypatch.setattr(serving, "run_server", lambda app, listener: apps.append(app))
+    serve([folder], port=0, progress=said.append, **options)
+    (app,) = apps
+    assert (app._token is not None) == asks
+    assert ("login#" in " ".join(said)) == asks
+    if asks:
+        token = said[1].rpartition("#")[2]
+        assert app._token.equals(token)
+        assert len(token) >= 32
 
 
 def test_the_page_that_asks_for_the_token_is_whole_without_it(guarded):

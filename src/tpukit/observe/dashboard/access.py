@@ -5,6 +5,7 @@ border, and only names of that machine are answered, since a web page elsewhere 
 its own at 127.0.0.1. On any other address every page and every number needs the token.
 """
 
+import asyncio
 import hashlib
 import hmac
 from collections.abc import Mapping
@@ -26,6 +27,9 @@ LONGEST_QUERY = 2048
 LARGEST_BODY = 4096
 LARGEST_HEADERS = 32 << 10
 SHORTEST_TOKEN = 16
+BODY_S = 10.0
+WRONG_TOKEN_S = 0.5
+MOST_WAITING = 20
 LOGIN = "/login"
 # What the page that asks for the token is made of; nothing else is answered without one.
 WITHOUT_TOKEN = frozenset((LOGIN, "/assets/login.css", "/assets/login.js"))
@@ -64,8 +68,7 @@ class Token:
 
     def is_known_by(self, headers: Mapping[str, str]) -> bool:
         """Whether a request comes with the token or with the cookie that was given for it."""
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self.equals(given.strip()):
+        if self.equals(_bearer(headers)):
             return True
         try:
             held = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
@@ -89,6 +92,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, token: Token | None, only_loopback: bool) -> None:
         self._app, self._token, self._only_loopback = app, token, only_loopback
+        self._wrong = WrongTokens()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -135,6 +139,8 @@ class Guard:
             return None
         if scope["path"] in WITHOUT_TOKEN - {LOGIN}:
             return None
+        if _bearer(headers) and not await self._wrong.wait():
+            return _too_many()
         if scope["path"].startswith(("/api/", "/assets/")):
             way_out = "send it as `Authorization: Bearer TOKEN`, or sign in at /login"
             return refusal(401, "this needs the token the dashboard was started with", way_out)
@@ -142,9 +148,18 @@ class Guard:
 
     async def _signed_in(self, request: Request) -> Response:
         """Trade the token for a cookie."""
-        body = (await request.body()).decode("ascii", errors="replace")
-        given = parse_qs(body, max_num_fields=2).get("token", [""])[0]
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = (await request.body()).decode("ascii", errors="replace")
+        except TimeoutError:
+            return refusal(408, f"the body did not come within {BODY_S:g} s", "send it again")
+        try:
+            given = parse_qs(body, max_num_fields=2).get("token", [""])[0]
+        except ValueError:  # more fields
+            given = ""
         if self._token is not None and not self._token.equals(given):
+            if not await self._wrong.wait():
+                return _too_many()
             return refusal(401, "that is not the token", "look where the dashboard was started")
         answer = RedirectResponse("/", status_code=303)
         if self._token is not None:
@@ -152,6 +167,39 @@ class Guard:
                 self._token.cookie, self._token.session, httponly=True, samesite="strict"
             )
         return answer
+
+
+class WrongTokens:
+    """Makes requests with a wrong token wait, one after the other: so guesses are few.
+
+    A request with the right token never waits.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    async def wait(self) -> bool:
+        """Wait for a turn and a while; return False at once where too many wait already."""
+        if self._waiting >= MOST_WAITING:
+            return False
+        self._waiting += 1
+        try:
+            async with self._turn:
+                await asyncio.sleep(WRONG_TOKEN_S)
+        finally:
+            self._waiting -= 1
+        return True
+
+
+def _too_many() -> Response:
+    return refusal(429, "too many wrong tokens came at once", "wait a minute and sign in again")
+
+
+def _bearer(headers: Mapping[str, str]) -> str:
+    """Return the token that a request names; "" for none."""
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    return given.strip() if kind.lower() == "bearer" else ""
 
 
 def _same(given: str, expected: str) -> bool:

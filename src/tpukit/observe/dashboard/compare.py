@@ -4,8 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from ...plain_data import read_json
+from ...plain_data import parse_json
+from ...runtime.plain_files import read_plain
 from ..runs import Run
+from ..runs.summary import LARGEST_IDENTITY
 from .figures import summary_view
 
 COMPARED = (
@@ -49,7 +51,8 @@ def _ratio(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
 def settings_of(run: Run) -> dict[str, str]:
     """Return what run.json says, each value under the path of its keys; {} if damaged."""
     try:
-        document: Any = read_json(run.path / "run.json")
+        text = read_plain(run.path / "run.json", inside=run.path, at_most=LARGEST_IDENTITY)
+        document: Any = parse_json(text)
     except (OSError, ValueError):
         return {}
     if not isinstance(document, dict):

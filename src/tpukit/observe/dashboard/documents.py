@@ -7,10 +7,11 @@ from ...checker.report.html import render_html
 from ...checker.report.schema import as_report
 from ...errors import TPUValidationError
 from ...job.hidden import hide_in_object
-from ...plain_data import read_json
+from ...plain_data import parse_json
 from ...planner.answer.page import render_page
 from ...planner.answer.recorded import RecordedPlan
-from .library import Document
+from ...runtime.plain_files import read_plain
+from .library import LARGEST_DOCUMENT, Document
 
 
 def read_document(document: Document) -> dict[str, Any]:
@@ -20,7 +21,9 @@ def read_document(document: Document) -> dict[str, Any]:
         TPUValidationError: It cannot be read.
     """
     try:
-        data: Any = read_json(document.path, object_hook=hide_in_object)
+        path = document.path
+        text = read_plain(path, inside=path.parent, at_most=LARGEST_DOCUMENT)
+        data: Any = parse_json(text, object_hook=hide_in_object)
     except (OSError, ValueError) as error:
         raise TPUValidationError(f"{document.path.name} cannot be read ({error}).") from None
     if not isinstance(data, dict):

@@ -7,6 +7,8 @@ from ...hardware.figure import seconds_text
 from ...hardware.missing import Measured, Missing, plain
 from ...records.events import good_saves
 from ..runs import Run, RunSummary
+from ..runs.goodput import goodput_of
+from ..runs.summary import summarise
 
 
 def shown(
@@ -48,6 +50,25 @@ def summary_view(name: str, run: Run) -> dict[str, Any]:
         "problem": found.problem,
         "saved_at": _saved_at(run),
         "figures": {one["key"]: one for one in _figures(found)},
+    }
+
+
+def problem_view(name: str, path: Path, problem: str) -> dict[str, Any]:
+    """Return a run of which nothing can be told but what is wrong with it."""
+    nothing = summarise(path, (), (), goodput_of(()), now=0.0, problem=problem, steps=())
+    return {
+        "name": name,
+        "path": _from_here(path),
+        "state": nothing.state,
+        "state_in_words": nothing.state_in_words,
+        "last_seen": None,
+        "slice": None,
+        "device_kind": "",
+        "chips": None,
+        "attempts": 0,
+        "problem": problem,
+        "saved_at": None,
+        "figures": {one["key"]: one for one in _figures(nothing)},
     }
 
 

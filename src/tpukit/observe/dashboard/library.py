@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 from ...checker.report.schema import SCHEMA as CHECK_SCHEMA
 from ...errors import did_you_mean
 from ...planner.answer.recorded import SCHEMA as PLAN_SCHEMA
-from ..runs import Run
+from ...runtime.plain_files import open_plain
 from ..runs.run import is_run
-from .answers import encoded
+from .memory import Memory, Reader
 
 POLL_S = 1.0
-LARGEST_DOCUMENT = 256 << 20
-MOST_ANSWERS = 64
+LARGEST_DOCUMENT = 64 << 20
 _USUAL_FOLDER = "runs"
 _GROWING = ("run.json", "metrics.jsonl", "events.jsonl", "train.log", "check.json")
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"([^"]{1,64})"')
@@ -34,26 +33,6 @@ class NotFound(Exception):
     """Nothing of that name was found."""
 
 
-class Reader:
-    """A run that is read by one thread at a time, and what was last said of it."""
-
-    def __init__(self, path: Path) -> None:
-        self.run = Run(path)
-        self.lock = threading.Lock()
-        self._answers: dict[Hashable, tuple[int, bytes]] = {}
-
-    def answer(self, what: Hashable, version: int, make: Callable[[Run], Any]) -> bytes:
-        """Return an answer about the run as JSON, made once for each version of its files."""
-        with self.lock:
-            kept = self._answers.pop(what, None)
-            if kept is None or kept[0] != version:
-                kept = version, encoded(make(self.run))
-            self._answers[what] = kept  # at the end: what was not asked for longest is first
-            while len(self._answers) > MOST_ANSWERS:
-                del self._answers[next(iter(self._answers))]
-            return kept[1]
-
-
 class WatchedRun:
     """A run of the library.
 
@@ -62,14 +41,17 @@ class WatchedRun:
         version: Goes up whenever its files were written.
         stamp: When that was, and what it is told by.
         ends: Reads the ends of its files, which is quick however long they are.
-        whole: Reads all of them; the first time may take seconds, which nothing else waits for.
+        whole: Reads all of them; the first time may take a second, which nothing else waits for.
+        is_running: Whether its last summary said so; another one is not made until it is written.
+        is_reported: Whether the log has the error that its summary ended in.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: Memory) -> None:
         self.path = path
         self.version = 0
+        self.is_running, self.is_reported = True, False
         self.stamp: tuple[float, int] = (0.0, 0)
-        self.ends, self.whole = Reader(path), Reader(path)
+        self.ends, self.whole = Reader(path, memory), Reader(path, memory)
 
 
 @dataclass(frozen=True)
@@ -94,6 +76,7 @@ class Library:
     ) -> None:
         self.folders = tuple(folder.absolute() for folder in folders)
         self._clock = clock
+        self._memory = Memory()
         self._polled: float | None = None
         self._lock = threading.Lock()
         self._runs: dict[str, WatchedRun] = {}
@@ -138,7 +121,7 @@ class Library:
         known = {one.path: one for one in self._runs.values()}
         folders = [inside for one in self.folders for inside in (one, one / _USUAL_FOLDER)]
         paths = dict.fromkeys(path for folder in folders for path in _runs_in(folder))
-        found = [known.get(path) or WatchedRun(path) for path in paths]
+        found = [known.get(path) or WatchedRun(path, self._memory) for path in paths]
         for one in found:
             stamp = _stamp_of_run(one.path)
             if stamp != one.stamp:
@@ -180,16 +163,9 @@ def _named(found: dict[str, Found], name: str, what: str) -> Found:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    if _is_run(folder):
+    if is_run(folder):
         return [folder]
-    return [path for name in _names(folder) if _is_run(path := folder / name)]
-
-
-def _is_run(path: Path) -> bool:
-    try:
-        return is_run(path)
-    except OSError:  # not ours to look into
-        return False
+    return [path for name in _names(folder) if is_run(path := folder / name)]
 
 
 def _stamp_of_run(path: Path) -> tuple[float, int]:
@@ -226,12 +202,12 @@ def _stat(path: Path) -> tuple[int, float, int] | None:
 def _document(path: Path, before: Document | None) -> Document | None:
     """Return the document that a file holds, told by the key that both kinds begin with."""
     stamp = _stat(path)
-    if stamp is None or not path.is_file() or not 0 < stamp[0] <= LARGEST_DOCUMENT:
+    if stamp is None or not 0 < stamp[0] <= LARGEST_DOCUMENT:
         return None
     if before is not None and before.stamp == stamp:
         return before
     try:
-        with path.open("rb") as file:
+        with open_plain(path, inside=path.parent) as file:
             said = _SCHEMA.search(file.read(256))
     except OSError:
         return None

@@ -1,16 +1,19 @@
 """What can be asked of one run: for each name, which settings it takes and what it shows."""
 
+import logging
 import time
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any
 
 from ..runs import Run
+from .answers import encoded
 from .chips import chips_view
-from .figures import summary_view
+from .figures import problem_view, summary_view
 from .library import Library, WatchedRun
 from .queries import Query
-from .run_views import events_view, log_view, series_view
+from .run_views import curve_view, events_view, log_view, series_view
+
+logger = logging.getLogger(__name__)
 
 LOOKED_AT_LEAST_EVERY_S = 15
 
@@ -19,13 +22,30 @@ View = Callable[[Run], Any]
 
 def summary(name: str, one: WatchedRun) -> bytes:
     """Return how a run is doing, as JSON; a run that falls silent writes nothing that says so."""
-    moment = int(time.monotonic() / LOOKED_AT_LEAST_EVERY_S)
-    return one.ends.answer(("summary", moment), one.version, partial(summary_view, name))
+
+    def make(run: Run) -> dict[str, Any]:
+        found = summary_view(name, run)
+        one.is_running = found["state"] == "running"
+        return found
+
+    moment = int(time.monotonic() / LOOKED_AT_LEAST_EVERY_S) if one.is_running else None
+    return one.ends.answer("summary", (one.version, moment), make)
 
 
 def look(library: Library) -> dict[str, bytes]:
-    """Return how every run is doing, as JSON by name."""
-    return {name: summary(name, one) for name, one in library.runs().items()}
+    """Return how every run is doing, as JSON by name; one that cannot be read has its problem."""
+    return {name: _summary_or_problem(name, one) for name, one in library.runs().items()}
+
+
+def _summary_or_problem(name: str, one: WatchedRun) -> bytes:
+    try:
+        return summary(name, one)
+    except Exception as error:
+        if not one.is_reported:  # one odd run must not take the others down, nor fill the log
+            one.is_reported = True
+            logger.warning("the run %s cannot be summarised", name, exc_info=error)
+        why = f"it cannot be summarised: unexpected {type(error).__name__}"
+        return encoded(problem_view(name, one.path, why))
 
 
 def answer_about(one: WatchedRun, what: str, query: Query) -> bytes:
@@ -47,6 +67,12 @@ def _chips(query: Query) -> tuple[Hashable, View]:
     return metric, lambda run: chips_view(run, metric)
 
 
+def _curve(query: Query) -> tuple[Hashable, View]:
+    query.only("metric")
+    metric = query.needed("metric")
+    return metric, lambda run: curve_view(run, metric)
+
+
 def _plain(view: View) -> Callable[[Query], tuple[Hashable, View]]:
     def asked(query: Query) -> tuple[Hashable, View]:
         query.only()
@@ -57,6 +83,7 @@ def _plain(view: View) -> Callable[[Query], tuple[Hashable, View]]:
 
 RUN_VIEWS: dict[str, Callable[[Query], tuple[Hashable, View]]] = {
     "series": _series,
+    "curve": _curve,
     "events": _plain(events_view),
     "goodput": _plain(lambda run: run.goodput().to_dict()),
     "chips": _chips,

@@ -10,12 +10,15 @@ from ...errors import TPUValidationError
 from ...records.attempts import Attempt, attempts_of
 from ...records.events import Event
 from ...records.lines import read_end
+from ...runtime.run_tail import is_number
 from ..readings import METRICS
 from ..runs import Run
 from ..runs.goodput import goodput_of
+from ..runs.sampling import sample_records
 from ..runs.series import Axis, Numbers, make_series
 
 GOODPUT = "goodput"
+CURVE_POINTS = 48
 MOST_GOODPUTS = 80
 MOST_EVENTS = 2000
 LOG_BYTES, LOG_LINES = 16 << 10, 40
@@ -50,6 +53,23 @@ def series_view(run: Run, metrics: Sequence[str], window: Window) -> dict[str, A
         "by": window.by,
         "series": [_series(run, metric, window) for metric in metrics],
         "metrics": [*run.metrics(), GOODPUT],
+    }
+
+
+def curve_view(run: Run, metric: str) -> dict[str, Any]:
+    """Return a few values of a metric from all over a run, in a time that its length is no part of.
+
+    Extremes between them are not seen, which `series_view` has.
+    """
+    records = sample_records(run.path / "metrics.jsonl", CURVE_POINTS, inside=run.path)
+    points = [(record.get("step"), record.get(metric)) for record in records]
+    known = [(step, value) for step, value in points if is_number(step) and is_number(value)]
+    return {
+        "metric": metric,
+        "x": [step for step, _ in known],
+        "y": [value for _, value in known],
+        "origin": "measured",
+        "sampled": True,
     }
 
 
@@ -131,7 +151,7 @@ def steps_at(run: Run, times: Numbers) -> Numbers:
 
 def log_view(run: Run) -> dict[str, Any]:
     """Return the newest lines of train.log."""
-    lines, _ = read_end(run.path / "train.log", LOG_BYTES)
+    lines, _ = read_end(run.path / "train.log", LOG_BYTES, inside=run.path)
     return {"lines": [line.decode(errors="replace") for line in lines[-LOG_LINES:]]}
 
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-CHUNK = 4 << 20
+from ...runtime.plain_files import open_plain
+
+CHUNK = 1 << 20
+LONGEST_LINE = 16 << 20
 # Bytes before a place that are compared to see whether the file is still the same: lines of ours
 # end with a time to the microsecond, so that no two lines are alike.
 COMPARED = 200
@@ -48,28 +51,42 @@ class GrowingFile:
 
     Args:
         path: The file; it need not be there yet.
+        inside: The folder that it must be in, links followed; None for any.
 
     Attributes:
         error: Why the file could not be read the last time, or "".
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, inside: Path | None = None) -> None:
+        self.path, self.inside = path, inside
         self.error = ""
         self._marks = [_START]
         self._stamp: tuple[int, int, int, int] | None = None
 
+    def check(self) -> None:
+        """Find out whether the file can be read, without reading it."""
+        try:
+            open_plain(self.path, inside=self.inside).close()
+            self.error = ""
+        except FileNotFoundError:
+            self.error = ""
+        except OSError as error:
+            self.error = self._why(error)
+
     def poll(self) -> Iterator[Piece]:
         """Yield what is new since the last call, in pieces of some megabytes."""
         try:
-            with self.path.open("rb") as file:
+            with open_plain(self.path, inside=self.inside) as file:
                 self.error = ""
                 yield from self._read(file)
         except FileNotFoundError:
             self.error = ""
             yield from self._back_to([_START])
         except OSError as error:
-            self.error = f"{self.path.name} cannot be read: {error.strerror or error}"
+            self.error = self._why(error)
+
+    def _why(self, error: OSError) -> str:
+        return f"{self.path.name} cannot be read: {error.strerror or error}"
 
     def _read(self, file: BinaryIO) -> Iterator[Piece]:
         about = os.fstat(file.fileno())
@@ -87,6 +104,8 @@ class GrowingFile:
             while chunk and not end and (more := file.read(CHUNK)):  # a line longer than a chunk
                 chunk += more
                 end = chunk.rfind(b"\n") + 1
+                if len(chunk) > LONGEST_LINE:
+                    raise OSError(f"a line has more than {LONGEST_LINE:,} bytes")
             if not end:
                 return
             lines = chunk[: end - 1].split(b"\n")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...records.lines import read_end
+from ...runtime.run_tail import is_number, is_time
 from ..readings import Reading
 from ..stragglers.chip_signs import is_typical
 from .growing_file import GrowingFile
@@ -15,14 +16,21 @@ from .records_table import parse_records
 from .series import Numbers
 
 TAIL = 512 << 10  # bytes of the newest readings: minutes of one a second
+MOST_CHIPS = 1 << 16  # that a host may have
 LEAST = 16 << 10  # bytes, in which there is one reading of a host with many chips
 
 
 class HostReadings:
-    """Readings of one process, read on as its monitor writes them."""
+    """Readings of one process, read on as its monitor writes them.
 
-    def __init__(self, path: Path) -> None:
-        self._file = GrowingFile(path)
+    Args:
+        path: The file.
+        inside: The run directory, which links must not lead out of.
+    """
+
+    def __init__(self, path: Path, *, inside: Path) -> None:
+        self._inside = inside
+        self._file = GrowingFile(path, inside=inside)
         self._lines = 0
         self._samples: dict[tuple[str, int | None], tuple[array[float], array[float]]] = {}
 
@@ -46,6 +54,11 @@ class HostReadings:
         at, place = np.unique(times, return_inverse=True)
         return at, np.bincount(place, values) / np.bincount(place)
 
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of all times and values."""
+        return sum(8 * 2 * len(times) for times, _ in self._samples.values())
+
     def metrics(self) -> list[str]:
         """Return the metrics that were ever read."""
         self._poll()
@@ -54,7 +67,7 @@ class HostReadings:
     def _poll(self) -> None:
         for piece in self._file.poll():
             if piece.keep < self._lines:  # monitors only append, so it is another file
-                self.__init__(self._file.path)
+                self.__init__(self._file.path, inside=self._inside)
                 self._poll()
                 return
             self._lines += len(piece.lines)
@@ -75,9 +88,15 @@ def share_of(most: int, files: int) -> int:
     return max(LEAST, min(TAIL, most // max(1, files)))
 
 
-def newest_readings(path: Path, size: int = TAIL) -> list[Reading]:
-    """Return the readings in the last `size` bytes of a file, oldest first."""
-    lines, _ = read_end(path, size)
+def newest_readings(path: Path, size: int = TAIL, *, inside: Path | None = None) -> list[Reading]:
+    """Return the readings in the last `size` bytes of a file, oldest first.
+
+    Args:
+        path: The file.
+        size: Bytes to read.
+        inside: The run directory, which links must not lead out of; None follows every link.
+    """
+    lines, _ = read_end(path, size, inside=inside)
     found = (as_reading(record) for record in parse_records(lines))
     return [reading for reading in found if reading is not None]
 
@@ -88,12 +107,17 @@ def as_reading(record: Mapping[str, Any] | None) -> Reading | None:
         return None
     try:
         reading = Reading.from_dict(record)
-        for sample in reading.samples:
-            if not isinstance(sample.value, int | float) or not isinstance(sample.metric, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                return None
-        return reading if isinstance(reading.time, int | float) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     except (KeyError, TypeError, AttributeError):
         return None
+    named = type(reading.host) is str and type(reading.process) is int
+    chips = (sample.chip for sample in reading.samples)
+    makes_sense = (
+        named
+        and is_time(reading.time)
+        and all(is_number(sample.value) for sample in reading.samples)
+        and all(chip is None or (type(chip) is int and 0 <= chip < MOST_CHIPS) for chip in chips)
+    )
+    return reading if makes_sense else None
 
 
 def _arrays(times: "array[float]", values: "array[float]") -> tuple[Numbers, Numbers]:

@@ -4,12 +4,16 @@ Training steps, evaluations and steps whose loss is not finite write different n
 table of its own, so that a metric which a line does not speak of is no gap in its series.
 """
 
-import json
+import threading
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from pydantic_core import from_json  # three times as fast as json.loads
 
+# Parsed lines take tens of times their bytes: threads that read several files take turns.
+PARSING = threading.Lock()
 Column = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
@@ -32,6 +36,11 @@ class RecordsTable:
             return [having[0].column(name) for name in names]
         order = np.argsort(np.concatenate([table.rows() for table in having]), kind="stable")
         return [np.concatenate([table.column(name) for table in having])[order] for name in names]
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(table.loaded_bytes for table in self._tables.values())
 
     def cut(self, rows: int) -> None:
         """Forget the lines from `rows` on."""
@@ -76,6 +85,10 @@ class _Table:
     def column(self, name: str) -> Column:
         return self._columns[self.names.index(name)][: self._length]
 
+    @property
+    def loaded_bytes(self) -> int:
+        return 8 * self._length * (1 + len(self.names))
+
     def rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         return self._rows[: self._length]
 
@@ -85,7 +98,9 @@ class _Table:
     def _block(self, records: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
         if self._is_pure:
             try:
-                return np.array([list(record.values()) for record in records], dtype=np.float64)
+                values = chain.from_iterable(map(dict[str, Any].values, records))
+                shape = len(records), len(self.names)
+                return np.fromiter(values, np.float64, shape[0] * shape[1]).reshape(shape)
             except (TypeError, ValueError, OverflowError):
                 pass  # some of them are no numbers after all
         values = [[as_number(record[name]) for name in self.names] for record in records]
@@ -109,18 +124,18 @@ def parse_records(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
     All at once is faster than one by one, and works unless one of them is damaged.
     """
     try:
-        parsed = json.loads(b"[" + b",".join(lines) + b"]")
+        parsed = from_json(b"[" + b",".join(lines) + b"]", cache_strings="keys")
         if len(parsed) != len(lines):
             raise ValueError("a line holds more than one value")
-    except (ValueError, RecursionError):
+    except ValueError:
         parsed = [_parse(line) for line in lines]
     return [one if isinstance(one, dict) else None for one in parsed]
 
 
 def _parse(line: bytes) -> Any:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return from_json(line)
+    except ValueError:
         return None
 
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from ...errors import TPUValidationError, did_you_mean
 from ...records.attempts import Attempt, attempts_of, read_attempts
-from ...records.events import EVENTS, Event, parse_events
+from ...records.events import EVENTS, Event
 from ..readings import METRICS, Reading
 from ..stragglers.detection import HostRecords, detect_stragglers, read_host_steps
 from ..stragglers.report import StragglerReport
 from .goodput import RunGoodput, goodput_of
 from .growing_file import GrowingFile
-from .host_readings import HostReadings, newest_readings, share_of
-from .records_table import RecordsTable
+from .host_readings import TAIL, HostReadings, newest_readings, share_of
+from .records_table import PARSING, RecordsTable, parse_records
 from .series import Axis, Numbers, Series, make_series
 from .summary import RunSummary, summarise
 
@@ -51,13 +51,17 @@ class Run:
                 "`tpukit train --run-dir` wrote."
             )
         self.name = self.path.resolve().name
-        self._metrics_file = GrowingFile(self.path / "metrics.jsonl")
+        self._lock = threading.RLock()
+        self.unload()
+
+    def unload(self) -> None:
+        """Forget everything that was read, so that the next call reads it again."""
+        self._metrics_file = GrowingFile(self.path / "metrics.jsonl", inside=self.path)
         self._table = RecordsTable()
-        self._events_file = GrowingFile(self.path / EVENTS)
+        self._events_file = GrowingFile(self.path / EVENTS, inside=self.path)
         self._events: list[Event] = []
         self._event_lines: list[int] = []
         self._hosts: dict[int, HostReadings] = {}
-        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -69,6 +73,8 @@ class Run:
             now: Unix seconds to tell ages from; the time of this call by default.
         """
         events, attempts = self.events(), self.attempts()
+        if not self._metrics_file.error:
+            self._metrics_file.check()
         return summarise(
             self.path,
             events,
@@ -115,6 +121,12 @@ class Run:
             read = (name for process in self.processes() for name in self._host(process).metrics())
             return list(dict.fromkeys([*own, *read]))
 
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of numbers that are kept of its files."""
+        hosts = sum(host.loaded_bytes for host in self._hosts.values())
+        return self._table.loaded_bytes + hosts
+
     def events(self) -> Sequence[Event]:
         """Return what happened, in order."""
         with self._lock:
@@ -122,9 +134,10 @@ class Run:
                 if piece.keep < len(self._event_lines):
                     kept = self._event_lines[piece.keep]
                     del self._events[kept:], self._event_lines[piece.keep :]
-                for line in piece.lines:
+                for record in parse_records(piece.lines):
                     self._event_lines.append(len(self._events))
-                    self._events += parse_events([line])
+                    event = Event.from_dict(record) if record else None
+                    self._events += [event] if event else []
             return tuple(self._events)
 
     def attempts(self) -> list[Attempt]:
@@ -147,7 +160,7 @@ class Run:
         """Return the latest reading of each process and source."""
         found: dict[tuple[int, str], Reading] = {}
         for process in self.processes():
-            for reading in newest_readings(self.readings_file(process)):
+            for reading in self.newest_readings(process):
                 found[process, reading.source] = reading
         return found
 
@@ -162,7 +175,7 @@ class Run:
         hosts: list[HostRecords] = []
         for process in processes:
             steps = read_host_steps(self.path, process, size=step_bytes, since=since)
-            readings = newest_readings(self.readings_file(process), reading_bytes)
+            readings = self.newest_readings(process, reading_bytes)
             hosts.append(HostRecords(process, steps, [r for r in readings if r.time >= since]))
         return detect_stragglers(hosts)
 
@@ -185,8 +198,12 @@ class Run:
 
     def _host(self, process: int) -> HostReadings:
         if process not in self._hosts:
-            self._hosts[process] = HostReadings(self.readings_file(process))
+            self._hosts[process] = HostReadings(self.readings_file(process), inside=self.path)
         return self._hosts[process]
+
+    def newest_readings(self, process: int, size: int = TAIL) -> list[Reading]:
+        """Return what a process's monitor wrote into the last `size` bytes of its file."""
+        return newest_readings(self.readings_file(process), size, inside=self.path)
 
     def readings_file(self, process: int) -> Path:
         """Return where a process's monitor writes."""
@@ -202,13 +219,17 @@ class Run:
 
     def _poll_metrics(self) -> None:
         for piece in self._metrics_file.poll():
-            self._table.cut(piece.keep)
-            self._table.add(piece.lines, first_row=piece.keep)
+            with PARSING:
+                self._table.cut(piece.keep)
+                self._table.add(piece.lines, first_row=piece.keep)
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's."""
-    return (path / IDENTITY).is_file()
+    """Whether a folder is a run's; one that may not be looked into is none."""
+    try:
+        return (path / IDENTITY).is_file()
+    except OSError:
+        return False
 
 
 def find_runs(folder: str | Path) -> list[Run]:

@@ -1,24 +1,29 @@
 """The state of a run in a few figures, from the ends of its files, however long they are."""
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from rich.table import Table
 
 from ...hardware.missing import Measured, Missing, plain
-from ...plain_data import read_json
+from ...plain_data import parse_json
 from ...records.attempts import Attempt
 from ...records.events import Event, good_saves
 from ...records.lines import read_end
+from ...runtime.plain_files import read_plain
+from ...runtime.run_tail import is_number, is_time
 from ...shown import Shown
 from .goodput import RunGoodput
 from .records_table import as_number, parse_records
 
 State = Literal["running", "ended", "silent"]
+MOST = 2**63  # that a count may be
+LARGEST_IDENTITY = 1 << 20  # bytes of run.json
 TAIL = 256 << 10  # bytes of metrics.jsonl, about a thousand steps
 SILENT_AFTER_S = 60.0
 # Before the first step there is nothing to write: a large model restores and compiles for long.
@@ -124,17 +129,19 @@ def summarise(
     *,
     now: float,
     problem: str = "",
+    steps: Sequence[Mapping[str, Any]] | None = None,
 ) -> RunSummary:
-    """Make the summary of a run directory."""
-    steps = newest_records(path / "metrics.jsonl")
+    """Make the summary of a run directory; `steps` are its newest records, read by default."""
+    steps = newest_records(path) if steps is None else steps
     newest = steps[-1] if steps else {}
     last = attempts[-1] if attempts else None
     about = dict(last.about) if last else {}
     times = sorted(_numbers(steps, "step_time_s"))
-    step = max(int(newest.get("step") or 0), last.step if last else 0)
+    recorded, written = newest.get("step"), newest.get("time")
+    step = max(int(recorded) if is_number(recorded) else 0, last.step if last else 0)
     if last is not None and last.step < step and last.reason is None and not _began(last, newest):
         step = last.step  # lines of an attempt whose steps this one takes again
-    seen = [one for one in (newest.get("time"), last.newest if last else None) if one]
+    seen = [one for one in (written, last.newest if last else None) if is_time(one)]
     last_seen = max(seen) if seen else None
     saved = good_saves(events)
     not_yet = Missing("no step has completed yet")
@@ -166,9 +173,9 @@ def summarise(
     )
 
 
-def newest_records(file: Path) -> list[Mapping[str, Any]]:
-    """Return the last training records of a metrics file, those of evaluations left out."""
-    lines, _ = read_end(file, TAIL)
+def newest_records(run_dir: Path) -> list[Mapping[str, Any]]:
+    """Return the last training records of a run, those of evaluations left out."""
+    lines, _ = read_end(run_dir / "metrics.jsonl", TAIL, inside=run_dir)
     return [record for record in parse_records(lines) if record and "step_time_s" in record]
 
 
@@ -187,17 +194,19 @@ def _state(last: Attempt | None, seen: float | None, times: list[float], now: fl
 
 
 def _numbers(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    found = (as_number(record.get(name)) for record in records)
-    return [value for value in found if value == value]
+    found = (record.get(name) for record in records)
+    return [float(value) for value in found if is_number(value)]
 
 
 def _last(records: Sequence[Mapping[str, Any]], name: str) -> Measured:
     if not records:
         return Missing("no step has completed yet")
-    odd = cast("Mapping[str, Any]", records[-1].get("not_finite") or {})
-    if name in odd:
-        return Missing(f"it is {odd[name]}")
+    odd = records[-1].get("not_finite")
+    if isinstance(odd, Mapping) and name in odd:
+        return Missing(f"it is {odd[name]!s:.20}")
     value = as_number(records[-1].get(name))
+    if math.isinf(value):
+        return Missing(f"it is {value}")
     return value if value == value else Missing("the run does not record it")
 
 
@@ -211,21 +220,22 @@ def _mean(records: Sequence[Mapping[str, Any]], name: str, *, why: str = "") -> 
 
 
 def _predicted(about: Mapping[str, Any]) -> Measured:
-    value = as_number(about.get("predicted_step_s"))
-    if value == value:
-        return value
+    value = about.get("predicted_step_s")
+    if is_number(value):
+        return float(value)
     return Missing(str(about.get("no_prediction") or "the job was not checked"))
 
 
 def _count(value: Any) -> int | None:
     """Return a whole number of a line that may hold anything."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and abs(value) < MOST else None
 
 
 def _planned_steps(path: Path) -> int | None:
     try:
-        document = read_json(path / "run.json")
+        text = read_plain(path / "run.json", inside=path, at_most=LARGEST_IDENTITY)
+        document = parse_json(text)
         steps = document["settings"]["steps"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return steps if isinstance(steps, int) else None
+    return _count(steps)

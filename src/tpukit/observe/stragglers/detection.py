@@ -63,7 +63,7 @@ def read_host_steps(
     run_dir: Path, process: int, *, size: int, since: float = 0.0
 ) -> list[HostStep]:
     """Return the steps in the last bytes of a process's records, none of before a time."""
-    lines, _ = read_end(steps_file(run_dir, process), size)
+    lines, _ = read_end(steps_file(run_dir, process), size, inside=run_dir)
     return [step for step in parse_steps(lines) if step.time >= since]
 
 

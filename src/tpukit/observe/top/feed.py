@@ -130,7 +130,7 @@ class Feed:
 
     def _train(self, run: Run, now: float) -> Training:
         attempts = run.attempts()
-        losses = [as_number(one.get("loss")) for one in newest_records(run.path / "metrics.jsonl")]
+        losses = [as_number(one.get("loss")) for one in newest_records(run.path)]
         last = attempts[-1] if attempts else None
         if self._stragglers is None or now - self._stragglers[0] >= STRAGGLERS_EVERY_S:
             self._stragglers = now, run.stragglers()
@@ -158,10 +158,10 @@ class Feed:
 
     def _recorded(self) -> list[Reading]:
         """What monitors wrote into run directories: a minute at first, then what is newest."""
-        files = [run.readings_file(process) for run in self._runs for process in run.processes()]
+        hosts = [(run, process) for run in self._runs for process in run.processes()]
         most = NEWEST_BYTES if self._told else FIRST_BYTES
-        size = share_of(most, len(files))
-        return [reading for file in files for reading in newest_readings(file, size)]
+        size = share_of(most, len(hosts))
+        return [one for run, process in hosts for one in run.newest_readings(process, size)]
 
     def _as_process(self, reading: Reading) -> Reading:
         """Return a reading of this machine as one of the process of the run that is on it."""

@@ -1,4 +1,10 @@
 "use strict";
+// The address that the command prints ends with the token, which browsers do not send to servers.
+const given = location.pathname === "/login" ? decodeURIComponent(location.hash.slice(1)) : "";
+if (given) {
+  history.replaceState(null, "", "/login");
+  document.getElementById("token").value = given;
+}
 // Without this script the form works too, and leads to the first page instead of the one asked for.
 document.querySelector("form").addEventListener("submit", async (event) => {
   event.preventDefault();
@@ -11,3 +17,4 @@ document.querySelector("form").addEventListener("submit", async (event) => {
   if (location.pathname === "/login") location.assign("/");
   else location.reload();
 });
+if (given) document.querySelector("form").requestSubmit();

@@ -112,8 +112,8 @@ export function fleetPage() {
   async function curve(name) {
     curves.set(name, h("span"));
     try {
-      const { series } = await ask(ofRun(name, "series"), { metrics: "loss", points: 48 });
-      fill(curves.get(name), spark(series[0].y, `loss of ${name}`));
+      const { y } = await ask(ofRun(name, "curve"), { metric: "loss" });
+      fill(curves.get(name), spark(y, `loss of ${name}, sampled`));
     } catch {
       curves.delete(name); // shown again with the next change
     }
