@@ -200,8 +200,9 @@ class ComputeService:
         raise not_found(path)
 
     def _get_guest_attributes(self, call: Call) -> Json:
-        self._get_instance(call)
-        keys = self._cloud.host_keys()
+        facts = self._get_instance(call)["metadata"]["items"]
+        is_enabled = {"key": "enable-guest-attributes", "value": "TRUE"} in facts
+        keys = self._cloud.host_keys() if is_enabled else []
         if not keys:
             raise not_found(call.query.get("queryPath", ""))
         items = [{"namespace": "hostkeys", "key": kind, "value": text} for kind, text in keys]

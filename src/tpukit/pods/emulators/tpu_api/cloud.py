@@ -138,8 +138,9 @@ class Cloud:
 
     def host_keys(self, name: str) -> list[tuple[str, str]]:
         """Return the keys that the hosts of a node have published."""
-        self.get_node(name)
-        return [] if self._machines is None else [self._machines.host_key]
+        node, _, _ = self.get_node(name)
+        is_enabled = node.asked.metadata.get("enable-guest-attributes") == "TRUE"
+        return [self._machines.host_key] if self._machines is not None and is_enabled else []
 
     def names(self, parent: str) -> list[str]:
         """Return names of queued resources in a zone, or in all of them for the zone `-`."""
