@@ -15,6 +15,7 @@ def test_a_notebook_runs(name, tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat", reason="the docs extra runs notebooks")
     nbclient = pytest.importorskip("nbclient", reason="the docs extra runs notebooks")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / ".ipython"))  # and not in the home folder
     book = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     nbformat.validate(book)
     where = {"metadata": {"path": str(tmp_path)}}

@@ -10,7 +10,7 @@ from enum import Enum
 from io import StringIO
 from typing import Any
 
-from .terminal import open_console
+from .terminal import open_console, width_for
 
 LONGEST_REPR = 240
 LONGEST_VALUE = 48
@@ -45,8 +45,9 @@ class Shown:
 
 
 def rendered_text(result: object) -> str:
-    """Return what a terminal of this width shows of a result, without colours."""
-    console = open_console(file=StringIO(), color_system=None)
+    """Return what a command would print of a result here, without colours."""
+    width = width_for(open_console(), result)
+    console = open_console(file=StringIO(), color_system=None, width=width)
     with console.capture() as captured:
         console.print(result, crop=False)
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TextColumn
 
+_LIMITLESS = 100_000
+_WIDE = 200
+
 
 def open_console(*, stderr: bool = False, **options: Any) -> "Console":
     """Return a console on standard output or standard error.
@@ -22,6 +25,21 @@ def open_console(*, stderr: bool = False, **options: Any) -> "Console":
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, emoji=False, **options)
+
+
+def width_for(console: "Console", renderable: Any) -> int:
+    """Return the columns to print in: those of a terminal, and on a pipe as many as are needed.
+
+    Names that a person copies, or a script reads, stay whole there.
+    """
+    from rich.measure import Measurement
+
+    if console.is_terminal:
+        return console.width
+    options = console.options.update(width=_LIMITLESS)
+    needed = Measurement.get(console, options, renderable).maximum
+    # Something that fills every width, as `top` does, gets a wide one.
+    return max(console.width, needed if needed < _LIMITLESS else _WIDE)
 
 
 def text_column(template: str) -> "TextColumn":

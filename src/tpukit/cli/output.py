@@ -14,9 +14,6 @@ import typer
 
 from ..shown import Shown
 
-_LIMITLESS = 100_000
-_WIDE = 200
-
 
 class Presentable(Protocol):
     """A result that can show itself to a person and to a machine."""
@@ -38,20 +35,11 @@ def show(result: Presentable, *, json: bool = False) -> None:
 
 
 def print_whole(renderable: Any) -> None:
-    """Write to standard output: folded to a terminal's width, never folded or cut on a pipe.
-
-    Names that a person copies, or a script reads, stay whole there.
-    """
-    from rich.measure import Measurement
-
-    from ..terminal import open_console
+    """Write to standard output: folded to a terminal's width, never folded or cut on a pipe."""
+    from ..terminal import open_console, width_for
 
     console = open_console()
-    if not console.is_terminal:
-        options = console.options.update(width=_LIMITLESS)
-        needed = Measurement.get(console, options, renderable).maximum
-        # Something that fills every width, as `top` does, gets a wide one.
-        console.width = max(console.width, needed if needed < _LIMITLESS else _WIDE)
+    console.width = width_for(console, renderable)
     console.print(renderable, crop=False)  # what cannot be folded is left to the terminal
 
 
