@@ -61,6 +61,12 @@ def test_slices_of_more_chips_than_allowed_are_left_out():
     assert not few.usd_per_million.value
     (enough,) = plan_serving("llama3.1-70b", **asked, max_chips=8).choices
     assert enough.chips == 8
+    (none,) = plan_serving(
+        "llama3.1-8b", generations=["v5p"], max_chips=1, formats=["bf16"]
+    ).choices
+    assert none.reason == (
+        "needs 16 GiB, its smallest slice, v5p-8, has 4 chips, and max_chips is 1"
+    )
     with pytest.raises(
         ConfigError, match=r"v6e-8, .*, has 8 chips, but max_chips is 4; name a smaller"
     ):

@@ -166,6 +166,9 @@ def _slices(generation: str, max_chips: int | None) -> _Offered:
     if max_chips is None:
         return _Offered(generation, found, "its largest slice has")
     few = [on for on in found if on.chips <= max_chips]
+    if not few:
+        least = f"its smallest slice, {found[0]}, has {found[0].chips:,} chips"
+        return _Offered(generation, [], f"{least}, and max_chips is {max_chips:,}")
     return _Offered(generation, few, f"its largest slice of {max_chips:,} chips or fewer has")
 
 
@@ -205,8 +208,10 @@ def _choose(
                 usd_per_chip_hour=price,
                 region=region,
             )
-    largest = max((room_bytes(on) * on.devices for on in offered.slices), default=0.0)
-    room = f"{offered.most} room for {largest / 2**30:,.0f}"
+    room = offered.most
+    if offered.slices:
+        largest = max(room_bytes(on) * on.devices for on in offered.slices)
+        room += f" room for {largest / 2**30:,.0f}"
     return ServingChoice(
         generation=offered.name,
         formats=formats,
