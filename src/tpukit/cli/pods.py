@@ -63,7 +63,7 @@ def _has_attempt(store: "Store", row: "WantedPod") -> bool:
 
 @app.command("ls")
 def list_pods(json: options.Json = False) -> None:
-    """List pods after one look at their providers; what is nobody's is deleted."""
+    """List pods as their providers show them now, and delete those that no run wants any more."""
     from ..pods.listing import PodListing
     from ..pods.reconciler import Reconciler
     from ..pods.store import Store
