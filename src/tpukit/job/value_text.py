@@ -18,7 +18,7 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
-_FORM = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
+_FORM = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?|\.\d{1,20})\s*([a-z]*)\s*", re.IGNORECASE)
 _LARGEST_BYTES = 2**63
 
 
@@ -45,7 +45,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
-        if not equals or not name or not re.fullmatch(r"-1|[0-9]+", size):
+        if not equals or not name or not re.fullmatch(r"-1|[0-9]{1,9}", size):
             raise MeshError(f"mesh '{text}': '{part}' is not a size; write fsdp=8,tensor=4.")
         if name in sizes:
             raise MeshError(f"mesh '{text}' names '{name}' twice; give each axis one size.")

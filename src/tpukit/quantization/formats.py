@@ -105,6 +105,10 @@ VQ_FORMATS: dict[str, VQFormat] = {
 }
 
 
+def _is_size(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10
+
+
 def parse_vq_format(spelling: str | float | VQFormat) -> VQFormat:
     """The format of a name or of a number of bits.
 
@@ -120,11 +124,11 @@ def parse_vq_format(spelling: str | float | VQFormat) -> VQFormat:
         if spelling in VQ_FORMATS:
             return VQ_FORMATS[spelling]
         kind, _, entries = spelling.partition(":")
-        if kind in TRELLIS_BITS and entries.isdecimal():
+        if kind in TRELLIS_BITS and _is_size(entries):
             return VQFormat(length=1, entries=int(entries), trellis=TRELLIS_BITS[kind])
         if spelling.startswith("vq:"):
             sizes = spelling.removeprefix("vq:").split("x")
-            if len(sizes) == 3 and all(size.isdecimal() for size in sizes):
+            if len(sizes) == 3 and all(map(_is_size, sizes)):
                 stages, entries, length = map(int, sizes)
                 return VQFormat(length=length, entries=entries, stages=stages)
         raise TPUValidationError(

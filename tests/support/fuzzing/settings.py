@@ -1,6 +1,7 @@
 """Settings, and words as they are typed: jobs, flags, slices, rates, manifests, MCP requests."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -114,8 +115,28 @@ def _flags(folder):
     (folder / "flags.txt").write_text("\n".join(lines))
 
 
-def _words():
-    """Functions that read a word, and words that they take."""
+WORDS = [
+    "2xv6e-256",
+    "v5p:4x4x8",
+    "tpu7x-16",
+    "fsdp=8,tensor=4",
+    "bf16[8,128]",
+    "31.25GiB",
+    "2 weeks",
+    "1.5T",
+    "$50,000",
+    "fsdp+megatron",
+    "vq:2x16x2",
+    "4x4x8",
+    "int8",
+    "bfloat16",
+    "jax0.11",
+    "train.z_loss=1e-4",
+]
+
+
+def _readers():
+    """Return the function that reads each word."""
     from tpukit.compiler.program.entry import parse_argument
     from tpukit.hardware import Slice, parse_format
     from tpukit.hardware.cache_formats import parse_cache_format
@@ -128,23 +149,38 @@ def _words():
     from tpukit.runtime.toolchains.toolchain import parse_toolchains
 
     return [
-        (Slice.parse, "2xv6e-256"), (Slice.parse, "v5p:4x4x8"), (Slice.parse, "tpu7x-16"),
-        (parse_mesh, "fsdp=8,tensor=4"), (parse_argument, "bf16[8,128]"), (parse_bytes, "31.25GiB"),
-        (parse_days, "2 weeks"), (parse_tokens, "1.5T"), (parse_usd, "$50,000"),
-        (parse_strategy, "fsdp+megatron"), (parse_vq_format, "vq:2x16x2"), (parse_shape, "4x4x8"),
-        (parse_cache_format, "int8"), (parse_format, "bfloat16"), (parse_toolchains, "jax0.11"),
-        (lambda text: parse_assignments([text]), "train.z_loss=1e-4"),
-    ]  # fmt: skip
+        Slice.parse,
+        Slice.parse,
+        Slice.parse,
+        parse_mesh,
+        parse_argument,
+        parse_bytes,
+        parse_days,
+        parse_tokens,
+        parse_usd,
+        parse_strategy,
+        parse_vq_format,
+        parse_shape,
+        parse_cache_format,
+        parse_format,
+        parse_toolchains,
+        lambda text: parse_assignments([text]),
+    ]
 
 
 def _read_words():
-    readers = [reader for reader, _ in _words()]
-    _each_line("words.txt", *readers)()
+    _each_line("words.txt", *_readers())()
 
 
-@kind("words", _read_words, _read_words, command("slice", "v6e-8"))
+def _long_words():
+    """Every word with a number of more digits than Python reads."""
+    words = "\n".join(WORDS)
+    return [re.sub("[0-9]+", digits, words).encode() for digits in ("9" * 5000, "0" * 5000, "٣")]
+
+
+@kind("words", _read_words, known=[("words.txt", words) for words in _long_words()])
 def _words_file(folder):
-    (folder / "words.txt").write_text("\n".join(w for _, w in _words()))
+    (folder / "words.txt").write_text("\n".join(WORDS))
 
 
 @kind(
@@ -234,10 +270,13 @@ def _ask():
     FlagRegistry.installed = classmethod(lambda cls, **_: registry)
     mcp_server.telling = lambda context: silent  # no client is there to be told
     server = mcp_server.make_server(Access(folder=Path("jobs")))
+    whole = {json.dumps(one).encode() for one in _REQUESTS}
     for request in Path("requests.jsonl").read_bytes().splitlines():
+        if request in whole and _ask.warm:
+            continue  # only what is damaged is asked again
         try:
             tool, arguments = json.loads(request)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             continue  # the SDK's to refuse
         if not isinstance(tool, str) or tool not in _TOOLS or not isinstance(arguments, dict):
             continue
@@ -248,7 +287,10 @@ def _ask():
         except ToolError:
             continue
 
+    _ask.warm = True
 
+
+_ask.warm = False
 _TOOLS = {tool for tool, _ in _REQUESTS}
 
 
