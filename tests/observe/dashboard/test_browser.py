@@ -298,6 +298,16 @@ def test_a_viewer_signs_in_once(browser, folder):
         opened(browser, served, "chips?run=first", PAGES["chips?run=first"])
 
 
+def test_the_address_that_the_command_prints_signs_in(browser, folder):
+    token = "another-token-for-the-browser"
+    with Served([folder], token=Token(token)) as served:
+        browser.open(f"{served.url}/login#{token}")
+        browser.wait_until("location.pathname === '/'")
+        browser.wait_until("document.querySelectorAll('table a').length")
+        browser.wait_until("document.querySelector('svg.spark[aria-label$=sampled]')")
+        assert token not in browser.run("location.href")
+
+
 def type_token(browser, text):
     browser.run(
         "document.getElementById('token').value = ''; document.getElementById('token').focus()"
