@@ -138,7 +138,10 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
 
 def test_nobody_else_replaces_files():
     found = []
+    shim = SOURCE / "capturing" / "shim"  # runs in users' processes and imports nothing of ours
     for path in SOURCE.rglob("*.py"):
+        if path.is_relative_to(shim):
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func)
