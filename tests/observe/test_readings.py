@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpukit.observe.readings import METRICS, Reading, ReadingBuilder, Sample
+from tpukit.observe.sources.replay import read_readings
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 SAMPLES = st.builds(
@@ -64,3 +65,18 @@ def test_gke_names_are_those_of_gke():
         "memory_used",
         "tensorcore_utilization",
     }
+
+
+@pytest.mark.parametrize(
+    "change", [{"host": 3}, {"process": "0"}, {"process": [0]}, {"source": None}, {"chip": [1]}]
+)
+def test_a_damaged_line_is_no_reading(tmp_path, change):
+    whole = {"time": 1.0, "host": "a", "process": 0, "source": "jax"}
+    sample = {"metric": "duty_cycle", "value": 0.5, "chip": 0}
+    lines = [
+        {**whole, "samples": [sample]},
+        {**whole, **change, "samples": [{**sample, **change}]},
+    ]
+    file = tmp_path / "readings.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [one.host for one in read_readings(file)] == ["a"]

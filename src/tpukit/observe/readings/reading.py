@@ -42,10 +42,11 @@ class Sample(Shown):
         Raises:
             KeyError, TypeError: It is something else.
         """
-        metric, labels = data["metric"], data.get("labels", {})
-        if not isinstance(metric, str) or not isinstance(labels, Mapping):
+        metric, labels, chip = data["metric"], data.get("labels", {}), data.get("chip")
+        counted = chip is None or (type(chip) is int and chip >= 0)
+        if not isinstance(metric, str) or not isinstance(labels, Mapping) or not counted:
             raise TypeError(f"{data!r:.60} is no sample")
-        return cls(metric, data["value"], data.get("chip"), labels)
+        return cls(metric, data["value"], chip, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +91,14 @@ class Reading(Shown):
         Raises:
             KeyError, TypeError: It is something else.
         """
-        missing = data.get("missing", {})
-        if not isinstance(data["source"], str) or not isinstance(missing, Mapping):
+        missing, process = data.get("missing", {}), data["process"]
+        named = isinstance(data["source"], str) and isinstance(data["host"], str)
+        if not named or type(process) is not int or not isinstance(missing, Mapping):
             raise TypeError(f"{data!r:.60} is no reading")
         return cls(
             time=data["time"],
             host=data["host"],
-            process=data["process"],
+            process=process,
             source=data["source"],
             samples=tuple(Sample.from_dict(one) for one in data["samples"]),
             missing=missing,
