@@ -17,6 +17,9 @@ from .subject import Subject, as_batch, make_subject
 
 _OF_BITS = {8: "int8", 4: "int4", 16: "bf16"}
 
+_WRONG_INPUTS = (TypeError, ValueError, AttributeError, IndexError)
+"""What a model raises for inputs that it does not read."""
+
 
 def quantize_for_tpu(
     model: object,
@@ -78,8 +81,11 @@ def _subject(model: Any, params: PyTree, inputs: Any) -> tuple[Subject, Any]:
             subject = make_subject(model, params, guess)
             batch = subject.batch(guess)
             jax.eval_shape(subject.apply, subject.params, batch)
-        except (TypeError, ValueError, AttributeError, IndexError):
+        except _WRONG_INPUTS:
             continue
+        except TPUModelError as error:  # the same, with the line of the user's file
+            if not isinstance(error.__cause__, _WRONG_INPUTS):
+                raise
         else:
             return subject, batch
     raise TPUModelError(
