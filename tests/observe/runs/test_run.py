@@ -162,9 +162,9 @@ def test_threads_may_share_a_run_that_is_written(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run", 1, steps=50)
     run, add = Run(folder), RecordsTable.add
 
-    def add_slowly(table, lines, *, first_row):
+    def add_slowly(table, piece):
         time.sleep(0.002)  # so that the others come in between
-        add(table, lines, first_row=first_row)
+        add(table, piece)
 
     monkeypatch.setattr(RecordsTable, "add", add_slowly)
     written = threading.Event()

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from ...runtime.plain_files import open_plain
 
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 LONGEST_LINE = 16 << 20
 # Bytes before a place that are compared to see whether the file is still the same: lines of ours
 # end with a time to the microsecond, so that no two lines are alike.
@@ -27,11 +29,18 @@ class Piece:
 
     Attributes:
         keep: Lines of those given before that still hold; the others are gone from the file.
-        lines: Those that come after them.
+        text: The lines that come after them, each with its line break.
+        count: How many lines those are.
     """
 
     keep: int
-    lines: list[bytes]
+    text: bytes
+    count: int
+
+    @property
+    def lines(self) -> list[bytes]:
+        """The lines of the text, without line breaks."""
+        return self.text.split(b"\n")[:-1]
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ class GrowingFile:
             self.error = self._why(error)
 
     def poll(self) -> Iterator[Piece]:
-        """Yield what is new since the last call, in pieces of some megabytes."""
+        """Yield what is new since the last call, in pieces of about `CHUNK` bytes."""
         try:
             with open_plain(self.path, inside=self.inside) as file:
                 self.error = ""
@@ -108,21 +117,23 @@ class GrowingFile:
                     raise OSError(f"a line has more than {LONGEST_LINE:,} bytes")
             if not end:
                 return
-            lines = chunk[: end - 1].split(b"\n")
-            mark = _Mark(last.offset + end, last.lines + len(lines), chunk[:end][-COMPARED:])
+            text = chunk[:end]
+            # bytes.count takes four times as long.
+            count = int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("\n")))
+            mark = _Mark(last.offset + end, last.lines + count, text[-COMPARED:])
             # A poll that adds a few lines moves the last mark, or there would be one a second.
             if len(self._marks) > 1 and mark.offset - self._marks[-2].offset < CHUNK:
                 self._marks[-1] = mark
             else:
                 self._marks.append(mark)
-            yield Piece(last.lines, lines)
+            yield Piece(last.lines, text, count)
             file.seek(mark.offset)
 
     def _back_to(self, marks: list[_Mark]) -> Iterator[Piece]:
         gone = marks[-1].lines < self._marks[-1].lines
         self._marks = marks
         if gone:
-            yield Piece(marks[-1].lines, [])
+            yield Piece(marks[-1].lines, b"", 0)
 
 
 def _holds(file: BinaryIO, mark: _Mark) -> bool:

@@ -70,7 +70,7 @@ class HostReadings:
                 self.__init__(self._file.path, inside=self._inside)
                 self._poll()
                 return
-            self._lines += len(piece.lines)
+            self._lines += piece.count
             for reading in map(as_reading, parse_records(piece.lines)):
                 if reading is not None:
                     self._add(reading)

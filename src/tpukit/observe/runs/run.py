@@ -220,8 +220,7 @@ class Run:
     def _poll_metrics(self) -> None:
         for piece in self._metrics_file.poll():
             with PARSING:
-                self._table.cut(piece.keep)
-                self._table.add(piece.lines, first_row=piece.keep)
+                self._table.add(piece)
 
 
 def is_run(path: Path) -> bool:
