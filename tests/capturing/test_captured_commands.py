@@ -72,8 +72,9 @@ def test_a_named_program_and_a_branch_on_a_value(capture):
         ("import jax\njax.jit(lambda x: x + 1)(1.0)", {}, "no jitted function of it was large"),
         ("import jax\njax.jit(lambda x: x + 1)(1.0)", {"program": "step"}, "called 'step'"),
         ("import jax, time\ntime.sleep(60)", {"timeout_s": 3}, "within 3 s"),
-        (ONE_STEP, {"flags": ("-I",)}, "ignore PYTHONPATH"),
+        ("import jax", {"flags": ("-I",)}, "ignore PYTHONPATH"),
     ],
+    ids=["raises", "no jax", "small", "no such program", "too long", "without the path"],
 )
 def test_failure_is_one_sentence_with_the_way_out(capture, text, how, words):
     with pytest.raises(CaptureError, match=words):

@@ -189,6 +189,7 @@ AS_KEYS = {
 }
 AS_TYPED = {"target", "torch", "arg", "donate", "flags", "memory_only", "no_cache", "timeout"}
 REFUSED = {"fix", "perfetto", "handover", "dump", "decode", "prompt_length", "kv", "weights"}
+REFUSED |= {"baseline", "program", "list_programs", "per_step", "network", "keep"}
 OWN = {"toolchain", "html", "json"}
 
 

@@ -29,7 +29,7 @@ OUTPUTS = [
 # Files that are read: who reads them says what they should hold.
 READ = {
     *("files", "nodes", "after", "before", "file", "predicted", "rates", "recording", "report"),
-    *("folders", "replay", "run", "timings"),
+    *("folders", "replay", "run", "timings", "baseline"),
 }
 # The planner gives its own numbers their ranges, in Python too.
 RANGES_ELSEWHERE = {"plan"}

@@ -56,6 +56,7 @@ TYPED = {
     "pods preflight": ("--on v6e-1 --provider local", 0.5),
     "pods ssh": ("run", 0.4),
     "pods up": ("pod --on v6e-1 --provider local", 0.6),
+    "presets": ("", 0.4),
     "prices": ("", 0.4),
     "profile": ("run", 0.4),
     "quantize": ("run --calibration short.jsonl --tokenizer bytes --format int4", 8),

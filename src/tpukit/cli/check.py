@@ -26,7 +26,7 @@ BESIDE_PROGRAM = (
     "baseline",
     *OF_PROGRAM,
 )
-OF_ONE_CHECK = ("decode", "fix", "perfetto", "handover", "dump")
+OF_ONE_CHECK = ("decode", "baseline", "fix", "perfetto", "handover", "dump")
 
 
 def check(

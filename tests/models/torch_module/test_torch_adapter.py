@@ -236,7 +236,7 @@ def test_the_line_is_named_in_whatever_folder_the_users_file_is(tmp_path, file):
     exec(compile(path.read_text(), str(path), "exec"), names)
     module = type("Branching", (nn.Module,), {"forward": names["forward"]})()
     work = work_for(module, {"inputs": np.ones((2, 4), np.float32)})
-    with pytest.raises(TPUModelError, match=rf"\({path.name}:2: return x if"):
+    with pytest.raises(TPUModelError, match=rf"{path.name}:2: return x if"):
         jax.eval_shape(work.train_step, work.state_shapes(), work.batch_shapes())
 
 
