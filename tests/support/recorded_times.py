@@ -26,7 +26,7 @@ class RecordedTimes:
 
     def __init__(self, config):
         self.file = None if hasattr(config, "workerinput") else config.getoption("times").absolute()
-        self.started, self.found = {}, {}
+        self.started, self.found, self.bad = {}, {}, set()
 
     def pytest_runtest_logstart(self, nodeid):
         self.started[nodeid] = processor_seconds()
@@ -40,7 +40,9 @@ class RecordedTimes:
         return report
 
     def pytest_runtest_logreport(self, report):
-        if report.when == "teardown":
+        if not report.passed:  # only times of cases that passed are kept
+            self.bad.add(report.nodeid)
+        elif report.when == "teardown" and report.nodeid not in self.bad:
             seconds = dict(report.user_properties)["processor_seconds"]
             self.found[plain(report.nodeid)] = seconds
 

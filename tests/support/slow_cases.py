@@ -29,12 +29,15 @@ def share(text):
 def pytest_addoption(parser):
     group = parser.getgroup("tpukit")
     group.addoption("--share", type=share, metavar="K/N", help="run one of N equal shares")
+    group.addoption(
+        "--recorded", action="store_true", help="of a share: only cases that `make slow-times` has"
+    )
 
 
 def pytest_configure(config):
     config.pluginmanager.register(SlowCases())
     if (asked := config.getoption("share")) is not None:
-        config.pluginmanager.register(Share(*asked))
+        config.pluginmanager.register(Share(*asked, recorded=config.getoption("recorded")))
 
 
 class SlowCases:
@@ -46,14 +49,17 @@ class SlowCases:
 
 
 class Share:
-    def __init__(self, number, count):
-        self.number, self.count = number, count
+    def __init__(self, number, count, *, recorded=False):
+        self.number, self.count, self.recorded = number, count, recorded
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
         """Keep a share of what the other options have left."""
+        times = read_times(TIMES)
         names = [plain(item.nodeid) for item in items]
-        kept = split(names, read_times(TIMES), self.count)[self.number - 1]
+        if self.recorded:
+            names = [name for name in names if name in times]
+        kept = split(names, times, self.count)[self.number - 1]
         left_out = [item for item in items if plain(item.nodeid) not in kept]
         items[:] = [item for item in items if plain(item.nodeid) in kept]
         config.hook.pytest_deselected(items=left_out)
