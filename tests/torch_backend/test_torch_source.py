@@ -147,7 +147,7 @@ def test_a_workload_of_a_module_is_taken_as_it_is(folder):
         ("number", "returned an int; --torch takes a function that returns an nn.Module"),
         ("nothing", "returned None"),
         ("no_tensor", "gives input as a str"),
-        ("fails", "raised KeyError: 'q' in line"),
+        ("fails", r"raised KeyError: 'q' \(builders.py:\d+: raise"),
     ],
 )
 def test_what_is_no_module_is_refused(folder, function, said):

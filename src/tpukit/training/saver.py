@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import TPUStorageError
 from ..records.attempt_recorder import AttemptRecorder
 from ..runtime.multihost import said_by_first
+from ..runtime.progress import Progress
 from ..step.parts import TrainState
 from .state_keeper import StateKeeper
 
@@ -26,7 +27,7 @@ class Saver:
     Args:
         keeper: What saves.
         patience_s: How long saves may fail, from the first failure on.
-        say: Tells the log and the person.
+        progress: Tells the log and the person.
         recorder: Where events go.
 
     Attributes:
@@ -38,11 +39,11 @@ class Saver:
         keeper: StateKeeper,
         *,
         patience_s: float,
-        say: Callable[[str], None],
+        progress: Progress,
         recorder: AttemptRecorder,
     ) -> None:
         self._keeper, self._patience_s = keeper, patience_s
-        self._say, self._recorder = say, recorder
+        self._say, self._recorder = progress, recorder
         self._failing_since: float | None = None
         self.failed: dict[int, str] = {}
 

@@ -284,7 +284,7 @@ class Session:
         return Saver(
             keeper,
             patience_s=self._settings.save_patience_s,
-            say=self.say,
+            progress=self.say,
             recorder=self._recorder,
         )
 

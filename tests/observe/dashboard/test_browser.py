@@ -301,7 +301,8 @@ def test_a_viewer_signs_in_once(browser, folder):
 def test_the_address_that_the_command_prints_signs_in(browser, folder):
     token = "another-token-for-the-browser"
     with Served([folder], token=Token(token)) as served:
-        browser.open(f"{served.url}/login#{token}")
+        # Not `open`, which waits for a page that stays: this one goes on to the list.
+        browser.call("Page.navigate", url=f"{served.url}/login#{token}")
         browser.wait_until("location.pathname === '/'")
         browser.wait_until("document.querySelectorAll('table a').length")
         browser.wait_until("document.querySelector('svg.spark[aria-label$=sampled]')")

@@ -183,10 +183,11 @@ class JobSetGang:
             return
         self._attempt += 1
         event, streams = Restarted(self._attempt, ending), list(self._streams.values())
-        self._handover = threading.Thread(
+        handover = threading.Thread(
             target=self._hand_over, args=(streams, event), name="tpukit-restart", daemon=True
         )
-        self._handover.start()
+        handover.start()
+        self._handover = handover  # only now: other threads join what they find here
 
     def _hand_over(self, streams: Sequence[LogStream], event: Restarted) -> None:
         """Say that a new attempt runs when the last line of the one before was read."""
