@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from chromium import BROWSERS, Browser, find_browser
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["leftovers", "recorded_times", "skips", "slow_cases"]
 
@@ -42,6 +43,10 @@ os.environ.update(
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# A full machine is no fault of a test: hypothesis judges how long examples take by the clock.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 # Collecting tests makes only what stays: a sixth of its time went into looking for garbage.
 gc.disable()

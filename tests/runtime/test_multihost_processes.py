@@ -1,26 +1,16 @@
 """Real processes on loopback: hosts that meet compute together, hosts that cannot get an error."""
 
-import contextlib
 import json
 import os
-import random
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 WORKER = Path(__file__).with_name("multihost_worker.py")
-
-
-def free_port():
-    # Below the range the kernel hands out, or another test's connection could take it meanwhile.
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are in use")
 
 
 def start_host(host, *, num_hosts, address, timeout_s=60, arguments=(), **environment):

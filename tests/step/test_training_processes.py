@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 from functools import cache
@@ -13,20 +11,12 @@ from pathlib import Path
 import jax
 import optax
 import pytest
+from free_ports import free_port
 
 from tpukit.models.presets import get_preset
 from tpukit.step.workload import Workload
 
 WORKER = Path(__file__).with_name("training_worker.py")
-
-
-def free_port():
-    # Below the range the kernel hands out, or another test's connection could take it meanwhile.
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are in use")
 
 
 @contextlib.contextmanager

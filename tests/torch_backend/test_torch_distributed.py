@@ -1,11 +1,8 @@
 """Collectives between real processes on loopback and between the devices of one."""
 
-import contextlib
 import copy
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 import torch
+from free_ports import free_port
 from jax.sharding import NamedSharding
 from torch import nn
 from torch_worker import LEARNING_RATE, WIDE, model_and_batches, numbers
@@ -31,15 +29,6 @@ pytestmark = pytest.mark.xdist_group("test_torch_distributed")  # they share wha
 
 WORKER = Path(__file__).parents[1] / "support" / "torch_worker.py"
 RANKS = (0, 1)
-
-
-def free_port():
-    # Below the range the kernel hands out, or another test's connection could take it meanwhile.
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are in use")
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,14 @@
 """The hand-over to torch_tpu: the plan, and its script run on CPU by two processes of torch."""
 
-import contextlib
 import importlib.util
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 
 import pytest
 import torch
+from free_ports import free_port
 from jax.sharding import PartitionSpec
 from torch import nn
 from typer.testing import CliRunner
@@ -71,15 +69,6 @@ def builder(tmp_path_factory):
 
 def job_of(builder, **changes):
     return Job(model=f"torch:{builder}:build", **{**SHAPE, **changes})
-
-
-def free_port():
-    # Below the range the kernel hands out, or another test's connection could take it meanwhile.
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are in use")
 
 
 def run_script(script, *arguments):

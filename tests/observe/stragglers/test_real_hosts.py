@@ -1,9 +1,6 @@
 """Real processes that train together, one of them slow at its input."""
 
-import contextlib
 import os
-import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -11,21 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from free_ports import free_port
 
 from tpukit.observe import Run
 from tpukit.observe.stragglers.detection import read_host_steps
 
 PROCESS = Path(__file__).with_name("slow_host_process.py")
 STEPS, SLOW_S = 60, 0.15
-
-
-def free_port():
-    # Below the range the kernel hands out, or another test's connection could take it meanwhile.
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are in use")
 
 
 @pytest.mark.parametrize("hosts", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +10,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from free_ports import free_port
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run_processes(count):

@@ -1,10 +1,7 @@
 """Signals stop training after a whole step, in one process and in several."""
 
-import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from tpukit.training.failure import PreemptionGuard
 
@@ -72,14 +70,6 @@ def test_other_threads_say_that_they_catch_nothing(caplog):
     thread.join()
     assert answers == [False]
     assert "main thread" in caplog.text
-
-
-def free_port():
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are in use")
 
 
 @pytest.mark.parametrize(
