@@ -28,8 +28,8 @@ from tpukit.compiler.kernel_traces import trace_kernels
 from tpukit.compiler.timeline import Machine, StepPrediction, predict_step
 from tpukit.compiler.timeline.kernels import has_own_model
 from tpukit.errors import TPUError
+from tpukit.hardware.mesh_sizes import parse_mesh
 from tpukit.hardware.scored_steps import ScoredSteps
-from tpukit.job.value_text import parse_mesh
 
 BAR = 0.95
 # What a user of tpukit may keep instead, by what the published run keeps.

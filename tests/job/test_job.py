@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tpukit.checker.fixes import JobShape
 from tpukit.errors import ConfigError, MeshError, SliceError, TPUModelError, TPUValidationError
+from tpukit.hardware.mesh_sizes import parse_mesh
 from tpukit.job import Job, build_step
 from tpukit.job.model_source import is_huggingface, refuse_unknown_model
 from tpukit.job.train import LoraSettings
-from tpukit.job.value_text import parse_mesh
 from tpukit.models import get_preset
 from tpukit.models.huggingface.config import config_to_huggingface
 

@@ -20,7 +20,7 @@ from tpukit.hardware import get_chip
 from tpukit.job import TrainingSettings
 from tpukit.job.yaml_text import read_yaml
 from tpukit.parallel.mesh.axes import name_axes
-from tpukit.parallel.mesh.mesh import create_mesh, fit_mesh, mesh_here
+from tpukit.parallel.mesh.mesh import create_mesh, mesh_here
 from tpukit.records import WandbHook, read_metrics
 from tpukit.records.ledger import Ledger
 from tpukit.records.metrics import MetricsFile
@@ -156,16 +156,12 @@ def test_meshes_from_numbers_and_plans():
     assert name_axes((8, 8)) == {"fsdp": 8, "tensor": 8}
     with pytest.raises(MeshError, match="give them names"):
         name_axes((2, 2, 2, 2))
-    assert fit_mesh({"fsdp": -1, "tensor": 2}, 8, planned_for=None)[1] is None
     mesh = mesh_here({"fsdp": -1, "tensor": 2}, jax.devices())
     assert dict(mesh.shape) == {"fsdp": 4, "tensor": 2}
     with pytest.raises(MeshError, match=r"axis 'fsdp' of .* cannot be cut"):
         mesh_here({"fsdp": 8}, jax.devices(), dcn_mesh_shape=(3,))
     with pytest.raises(MeshError, match="give each axis its factor"):
         mesh_here({"fsdp": 8}, jax.devices(), dcn_mesh_shape=(2, 1))
-    sizes, note = fit_mesh({"fsdp": 32, "tensor": 2}, 4, planned_for="v6e-64")
-    assert sizes == {"fsdp": 4, "tensor": 1}
-    assert "for v6e-64 does not fit 4 devices" in note
 
 
 def test_rates_of_a_tpu():

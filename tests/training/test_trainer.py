@@ -147,7 +147,7 @@ def test_trains_a_reference_transformer_from_a_plan(tmp_path, tokens):
         f"  run_dir: {tmp_path / 'run'}\n  checkpoint_every: 0\n  peak_tflops: 0.1\n"
     )
     trainer = TPUTrainer.from_job(Job.from_yaml(path), devices=jax.devices()[:2], progress=False)
-    assert dict(trainer.mesh.shape) == {"fsdp": 2, "tensor": 1}
+    assert dict(trainer.mesh.shape) == {"fsdp": 1, "tensor": 2}
     result = trainer.train()
     assert result.losses[-1] < result.losses[0]
     step = result.step_time_s.value
@@ -155,7 +155,7 @@ def test_trains_a_reference_transformer_from_a_plan(tmp_path, tokens):
     assert result.mfu.value == pytest.approx(flops / step / 0.2e12)
     assert "not checked yet" in result.predicted_step_s.reason
     log = (tmp_path / "run" / "train.log").read_text()
-    assert "mesh fsdp=4 x tensor=2 for v6e-8 does not fit 2 devices" in log
+    assert "8 devices of v6e-8, fsdp=4,tensor=2; here are 2: fsdp=1,tensor=2" in log
     assert result.to_dict()["mfu"]["origin"] == "user"  # a measured step over the peak given
 
 

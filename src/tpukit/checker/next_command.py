@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from ..hardware.mesh_sizes import write_mesh
 from ..job.hidden import is_hidden
 from ..job.torch_source import is_torch_source
-from ..job.value_text import write_mesh
 from ..job.yaml_text import write_yaml
 
 if TYPE_CHECKING:

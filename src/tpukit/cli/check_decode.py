@@ -37,7 +37,7 @@ def check_decode(
     from ..checker.check import as_job
     from ..checker.decoding import check_decoding
     from ..errors import ConfigError
-    from ..job.value_text import read_mesh
+    from ..hardware.mesh_sizes import read_mesh
 
     wrong = [key for key in asked if key not in _ASKED and not key.startswith("model")]
     wrong += [f"--{name}" for name, value in refused.items() if value]

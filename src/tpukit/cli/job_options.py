@@ -133,7 +133,7 @@ def changes(assignments: list[str] | None, **typed: Any) -> dict[str, Any]:
 
 def mesh_here(text: str) -> "DeviceMesh":
     """Return the mesh that was typed, over the devices of this process."""
-    from ..job.value_text import parse_mesh
+    from ..hardware.mesh_sizes import parse_mesh
     from ..parallel import create_mesh
 
     sizes = parse_mesh(text)
@@ -183,7 +183,7 @@ def lower_function(
     from ..compiler.program.sharded_arguments import sharded_arguments
     from ..errors import ConfigError
     from ..hardware import Slice
-    from ..job.value_text import parse_mesh
+    from ..hardware.mesh_sizes import parse_mesh
     from ..runtime.environment import configure_tpu_environment
 
     only_for_jobs = [name for name in asked if name not in ("on", "options", "mesh")]

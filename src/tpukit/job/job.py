@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic import model_validator as checks_all
 
-from ..compiler.program.request import default_mesh, fill_mesh
 from ..errors import ConfigError, TPUValidationError
 from ..frameworks import model_name
 from ..hardware import Slice
+from ..hardware.mesh_sizes import default_mesh, fill_mesh, read_mesh
 from ..runtime.files import write_output
 from .document import Document, Origin
 from .hidden import shown_values
@@ -34,7 +34,6 @@ from .model_source import (
 from .sections import CompileSettings, Count, LaunchSettings, Limits, ObserveSettings
 from .settings import as_config_error
 from .train import PROGRAM_FIELDS, TrainingSettings
-from .value_text import read_mesh
 from .yaml_text import write_yaml
 
 if TYPE_CHECKING:

@@ -7,16 +7,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..compiler.program.request import fill_mesh, refilled_mesh
 from ..errors import MeshError
 from ..hardware import Slice
+from ..hardware.mesh_sizes import fit_mesh, read_mesh, refill_mesh, write_mesh
 from .config.tpu import TPUConfig
 from .document import Document, Origin
 from .hidden import warn_of_literal_secrets
 from .job import Job, new_document
 from .model_source import refuse_unknown_model
 from .torch_source import PREFIX, is_torch_source
-from .value_text import read_mesh, write_mesh
 
 logger = logging.getLogger(__name__)
 
@@ -92,18 +91,18 @@ def _follow_slice(document: Document) -> None:
         return
     slice_, mesh = Slice.parse(document.values["on"]), read_mesh(document.values["mesh"])
     try:
-        fill_mesh(mesh, slice_)
+        fitted = fit_mesh(mesh, slice_.devices)
     except MeshError:
-        refilled = refilled_mesh(mesh, slice_)
-        if refilled is None:
-            return  # told as an error, with a mesh that would do
-        document.values["mesh"] = refilled
+        return  # told with its place, as whatever else is wrong in a job
+    if any(size not in (-1, fitted[axis]) for axis, size in mesh.items()):
+        # A -1 lets it follow yet another slice.
+        document.values["mesh"] = refill_mesh(mesh, slice_.devices) or fitted
         logger.warning(
             "the mesh %s of %s is for another number of devices; on %s it is %s",
             write_mesh(mesh),
             document.origins["mesh"].name,
             slice_,
-            write_mesh(fill_mesh(refilled, slice_)),
+            write_mesh(fitted),
         )
     if prod(document.values.get("dcn_mesh") or (slice_.num_slices,)) != slice_.num_slices:
         del document.values["dcn_mesh"]

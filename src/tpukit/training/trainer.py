@@ -10,13 +10,14 @@ import optax
 
 from ..annotations import Device
 from ..errors import ConfigError, TPUModelError
+from ..hardware.mesh_sizes import fit_mesh, write_mesh
 from ..hardware.target import current_target
 from ..job.compiler_flags import compiler_options
 from ..job.config import TPUConfig
 from ..job.job import Job
 from ..job.train import TrainingSettings
 from ..parallel.mesh.axes import MeshShape, name_axes
-from ..parallel.mesh.mesh import axis_sizes, fit_mesh, mesh_here
+from ..parallel.mesh.mesh import axis_sizes, mesh_here
 from ..records.hooks import TrainingHook, make_hooks
 from ..records.ledger import Ledger
 from ..records.progress import NoProgress, ProgressView, make_progress
@@ -149,13 +150,15 @@ class TPUTrainer:
         self._hooks, self._progress = tuple(hooks), progress
         self._notes: list[str] = []
         self.devices = list(open_devices() if devices is None else devices)
-        sizes, note = dict(job.mesh), None
-        if job.on is not None:
-            sizes, note = fit_mesh(job.mesh, len(self.devices), planned_for=job.on)
+        here, note = len(self.devices), None
+        sizes = dict(job.mesh) if job.on is None else fit_mesh(job.mesh, here)
         planned = None if job.on is None else job.slice.devices
-        elsewhere = planned not in (None, len(self.devices))
-        if elsewhere and note is None:
-            note = f"the job is for the {planned} devices of {job.on}; here are {len(self.devices)}"
+        elsewhere = planned not in (None, here)
+        if elsewhere:
+            note = (
+                f"the job is for the {planned} devices of {job.on}, {write_mesh(job.mesh_sizes)}; "
+                f"here are {here}: {write_mesh(sizes)}"
+            )
         self.mesh = mesh_here(sizes, self.devices, dcn_mesh_shape=None if elsewhere else dcn_mesh)
         self._notes += [note] if note else []
         # The slice it runs on, not the one it was planned for.

@@ -140,9 +140,10 @@ def _readers():
     from tpukit.compiler.program.entry import parse_argument
     from tpukit.hardware import Slice, parse_format
     from tpukit.hardware.cache_formats import parse_cache_format
+    from tpukit.hardware.mesh_sizes import parse_mesh
     from tpukit.hardware.topology import parse_shape
     from tpukit.job.document import parse_assignments
-    from tpukit.job.value_text import parse_bytes, parse_mesh
+    from tpukit.job.value_text import parse_bytes
     from tpukit.parallel.sharding.strategy import parse_strategy
     from tpukit.planner.answer.amounts import parse_days, parse_tokens, parse_usd
     from tpukit.quantization.formats import parse_vq_format

@@ -11,7 +11,7 @@ from rich.text import Text
 from ...compiler.memory.view import memory_details, verdict_line
 from ...hardware import Slice
 from ...hardware.figure import format_quantity
-from ...job.value_text import write_mesh
+from ...hardware.mesh_sizes import write_mesh
 from ...shown import Shown
 from ..result import DOES_NOT_FIT, FITS, CheckResult
 

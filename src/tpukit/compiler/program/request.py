@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from ... import __version__
 from ...errors import FlagError, MeshError, MissingExtraError
 from ...hardware import Slice
+from ...hardware.mesh_sizes import fill_mesh
 from ...hardware.target import target_chip
 from ...runtime.progress import Progress, silent
 from ...runtime.versions import NOT_INSTALLED, installed_versions
@@ -164,47 +165,6 @@ def as_abstract_mesh(mesh: "Mapping[str, int] | AnyMesh | None", target: Slice) 
     return AbstractMesh(
         tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
     )
-
-
-def fill_mesh(mesh: Mapping[str, int], target: Slice) -> dict[str, int]:
-    """The sizes with a -1 filled in for the devices of a slice."""
-    known = prod(size for size in mesh.values() if size != -1)
-    written = ", ".join(f"{name}={size}" for name, size in mesh.items())
-    if any(size < 1 and size != -1 for size in mesh.values()) or [*mesh.values()].count(-1) > 1:
-        raise MeshError(
-            f"the mesh {written} has a size that is none; use whole numbers, and -1 at most once."
-        )
-    left = target.devices // known if -1 in mesh.values() and known else 1
-    sizes = {name: left if size == -1 else size for name, size in mesh.items()}
-    if prod(sizes.values()) != target.devices:
-        fitting = refilled_mesh(mesh, target) or default_mesh(target)
-        proposed = ",".join(f"{name}={size}" for name, size in fill_mesh(fitting, target).items())
-        raise MeshError(
-            f"the mesh {written} has {prod(sizes.values())} devices, but {target} has "
-            f"{target.devices}; write {proposed}, or -1 for all that is left."
-        )
-    return sizes
-
-
-def default_mesh(target: Slice) -> dict[str, int]:
-    """The mesh where nobody names one: fsdp over a slice, data over several of them.
-
-    Weights that are gathered over the network between slices in every step are a choice for
-    models that fill a slice, and numbers of slices often divide no dimension of a model.
-    """
-    return {"fsdp": -1} if target.num_slices == 1 else {"data": target.num_slices, "fsdp": -1}
-
-
-def refilled_mesh(mesh: Mapping[str, int], target: Slice) -> dict[str, int] | None:
-    """The same axes on another slice: fsdp, or else data, takes what the others leave.
-
-    None where there is neither, or the others leave no whole number.
-    """
-    free = next((axis for axis in ("fsdp", "data") if axis in mesh), None)
-    kept = prod(size for axis, size in mesh.items() if axis != free)
-    if free is None or kept < 1 or target.devices % kept:
-        return None
-    return {axis: -1 if axis == free else size for axis, size in mesh.items()}
 
 
 def cut_across_slices(

@@ -8,8 +8,9 @@ from typing import Any
 
 from ...errors import MeshError, TPUValidationError, did_you_mean
 from ...hardware import Slice
+from ...hardware.mesh_sizes import fill_mesh
 from .entry import parse_argument
-from .request import as_abstract_mesh, fill_mesh
+from .request import as_abstract_mesh
 
 EXAMPLE = "bf16[8192@fsdp,4096]"
 _SHAPE = re.compile(r"(.*)\[(.*)\]\s*", re.DOTALL)

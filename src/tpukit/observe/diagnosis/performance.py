@@ -7,9 +7,9 @@ import jax
 
 from ...annotations import PyTree
 from ...compiler import compile_for
-from ...compiler.program.request import fill_mesh
 from ...errors import TPUModelError, TPUValidationError
 from ...hardware import Slice, detect_accelerators
+from ...hardware.mesh_sizes import fill_mesh
 from ...job.job import Job
 from ...job.step import build_step
 from ...job.torch_source import mean_of_first_output

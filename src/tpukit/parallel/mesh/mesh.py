@@ -243,22 +243,3 @@ def mesh_here(
         devices=list(devices),
         dcn_mesh_shape=across if max(across) > 1 else None,
     )
-
-
-def fit_mesh(
-    sizes: Mapping[str, int], device_count: int, *, planned_for: str | None
-) -> tuple[dict[str, int], str | None]:
-    """A plan's mesh on the devices here, and what was changed, in words.
-
-    A plan for a slice that is not here is run on what is: all axes keep their names, the first
-    takes every device and the others have size 1.
-    """
-    known = math.prod(size for size in sizes.values() if size != -1)
-    covers = device_count % known == 0 if -1 in sizes.values() else known == device_count
-    if covers:
-        return dict(sizes), None
-    fitted = {name: device_count if index == 0 else 1 for index, name in enumerate(sizes)}
-    planned = " x ".join(f"{name}={size}" for name, size in sizes.items())
-    where = f" for {planned_for}" if planned_for else ""
-    here = " x ".join(f"{name}={size}" for name, size in fitted.items())
-    return fitted, f"the plan's mesh {planned}{where} does not fit {device_count} devices: {here}"

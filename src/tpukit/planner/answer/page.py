@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...hardware.figure import bytes_text, seconds_text
+from ...hardware.mesh_sizes import write_mesh
 from ...pages.charts import Mark, Piece, stacked_bar
 from ...pages.frame import Page
 from ...pages.markup import Child, Markup, join, tag
@@ -28,7 +29,6 @@ from .report import (
     batch_text,
     chips_text,
     front_words,
-    mesh_text,
     mfu_text,
     money_text,
     price_text,
@@ -128,7 +128,7 @@ def _choices(title: str, choices: Sequence[Choice], result: "AnyPlan") -> Sectio
             seconds_text(choice.step_time_s),
             f"{choice.tokens_per_s_per_chip:,.0f}",
             join(bytes_text(choice.memory_bytes), " ", badge(choice.hbm.origin or "")),
-            f"{mesh_text(choice)}, batch {batch_text(choice)}, {remat_text(choice)}",
+            f"{write_mesh(choice.mesh)}, batch {batch_text(choice)}, {remat_text(choice)}",
         )
         for choice in choices
     ]
@@ -207,7 +207,8 @@ def _front(result: "AnyPlan") -> Section:
         Column("how"),
     )
     rows: list[Sequence[Child]] = [
-        (_slice(one), days_text(one.days), money_text(one), mesh_text(one)) for one in result.front
+        (_slice(one), days_text(one.days), money_text(one), write_mesh(one.mesh))
+        for one in result.front
     ]
     words = f"Nothing is both faster and cheaper than these{front_words(result)}."
     return section("Pareto front", table(columns, rows, caption="Fastest first"), intro=words)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...hardware.figure import seconds_text
+from ...hardware.mesh_sizes import write_mesh
 from ..cost.step_variant import CAUSES
 from ..search.verification import is_compiled
 from .amounts import days_text
@@ -102,7 +103,7 @@ def verdict_words(result: "AnyPlan") -> tuple[str, str]:
     verified = best.verified is not None and best.verified.memory_bytes is not None
     origin = "compiler-verified" if verified else "by the model"
     words = (
-        f"{best.slice} ({chips_text(best)}), {mesh_text(best)}: "
+        f"{best.slice} ({chips_text(best)}), {write_mesh(best.mesh)}: "
         f"{days_text(best.days)}, {money_text(best)}, "
         f"{best.tokens_per_s_per_chip:,.0f} tokens/s/chip"
         f"{mfu_text(best)}, {origin}."
@@ -125,7 +126,7 @@ def _choices(result: "PlanResult", choices: Sequence[Choice]) -> Table:
     for choice in choices:
         row: list[RenderableType] = [
             f"{choice.slice}\n{chips_text(choice)}",
-            f"{mesh_text(choice)}\nbatch {batch_text(choice)}, {remat_text(choice)}",
+            f"{write_mesh(choice.mesh)}\nbatch {batch_text(choice)}, {remat_text(choice)}",
             Group(Text(seconds_text(choice.step_time_s)), split_bar(choice)),
             f"{choice.memory_bytes / choice.usable_bytes:.0%}\n{choice.hbm.origin}",
             f"{days_text(choice.days)}\n",
@@ -142,7 +143,7 @@ def _front(result: "PlanResult") -> Table:
             f"  {choice.slice}",
             days_text(choice.days),
             money_text(choice),
-            mesh_text(choice),
+            write_mesh(choice.mesh),
             "compiled" if is_compiled(choice) else "",
         )
     return table
@@ -182,11 +183,6 @@ def mfu_text(choice: Choice) -> str:
         return ""
     beyond = " (more than any published step)" if choice.extrapolates else ""
     return f", MFU {choice.mfu:.1%} of {choice.mfu_peak} peak{beyond}"
-
-
-def mesh_text(choice: Choice) -> str:
-    """fsdp=64,tensor=4."""
-    return ",".join(f"{axis}={size}" for axis, size in choice.mesh.items())
 
 
 def chips_text(choice: Choice) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ...compiler.program.request import refilled_mesh
 from ...hardware import Slice
 from ...hardware.formats import spelled_as
+from ...hardware.mesh_sizes import refill_mesh
 from ...hardware.rates import Accuracy
 from ...job.job import Job
 from ...models.transformer.config import OPERANDS
@@ -268,7 +268,7 @@ def choice_at(
         model_changes=changes,
         on=str(on),
         # So that the job can be asked about another slice; its own has the same mesh as before.
-        mesh=refilled_mesh(mesh.joined_sizes, on) or mesh.joined_sizes,
+        mesh=refill_mesh(mesh.joined_sizes, on.devices) or mesh.joined_sizes,
         dcn_mesh=mesh.dcn_mesh,
         batch_size=int(candidates.examples[index]),
         sequence_length=subject.sequence_length,

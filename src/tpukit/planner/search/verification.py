@@ -14,6 +14,7 @@ from ...compiler.compiled import CompiledStep
 from ...errors import TPUError, TPUNotAvailableError
 from ...hardware import Slice
 from ...hardware.figure import format_quantity
+from ...hardware.mesh_sizes import write_mesh
 from ...job.job import Job
 from ...runtime.progress import Progress
 from ..answer.amounts import days_text
@@ -130,8 +131,8 @@ class Verifier:
         if sort_key(objective, other) >= sort_key(objective, kept):
             return kept
         self.notes.append(
-            f"{kept.slice}: the model prefers {_mesh(kept.job)}, the compiled schedule "
-            f"{_mesh(other.job)}"
+            f"{kept.slice}: the model prefers {write_mesh(kept.job.mesh_sizes)}, "
+            f"the compiled schedule {write_mesh(other.job.mesh_sizes)}"
         )
         return other
 
@@ -146,7 +147,7 @@ class Verifier:
         if left <= 0 or not jobs:
             return
         for job in jobs:
-            how = f"{_mesh(job)} batch {job.examples} remat {job.remat}"
+            how = f"{write_mesh(job.mesh_sizes)} batch {job.examples} remat {job.remat}"
             self.progress(f"compiling {job.on} {how}")
         answers = self.compile(jobs, timeout_s=left, progress=self.progress)
         for job, answer in zip(jobs, answers, strict=True):
@@ -172,10 +173,6 @@ class Verifier:
 def is_compiled(choice: Choice) -> bool:
     """Whether its step is that of a compiled schedule."""
     return choice.verified is not None and bool(choice.verified.step_time_s)
-
-
-def _mesh(job: Job) -> str:
-    return ",".join(f"{axis}={size}" for axis, size in job.mesh_sizes.items())
 
 
 def _name(job: Job) -> str:

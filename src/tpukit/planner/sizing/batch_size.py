@@ -272,7 +272,7 @@ def _step_flops(job: "Job") -> float | None:
 
 def _examples_per_step(mesh: Mapping[str, int], where: Slice) -> int:
     """Count the examples of a step in which each device that shares a batch has one."""
-    from ...compiler.program.request import fill_mesh
+    from ...hardware.mesh_sizes import fill_mesh
     from ...parallel.mesh.axes import count_batch_ways
 
     return count_batch_ways(fill_mesh(mesh, where))
